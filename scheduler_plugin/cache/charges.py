@@ -58,6 +58,27 @@ class Tombstone:
     until_s: float
 
 
+class ChargedCards(NamedTuple):
+    """Cards that a charge counts on, and what that followed from.
+
+    Attributes:
+        charge: The charge.
+        uuids: The node's cards then, see `NodeRecord`.
+        sizes: Likewise.
+        units: By card position; None where the cards do not agree with the charge.
+    """
+
+    charge: Charge
+    uuids: tuple[str, ...]
+    sizes: tuple[int, ...]
+    units: Mapping[int, int] | None
+
+    def follows_from(self, charge: Charge, record: "NodeRecord") -> bool:
+        """Tell whether nothing has changed since: the very same objects, none of which ever changes."""
+        same_charge = self.charge.request is charge.request and self.charge.assigned is charge.assigned
+        return same_charge and self.uuids is record.uuids and self.sizes is record.sizes
+
+
 @dataclass(slots=True)
 class NodeRecord:
     """NodeRecord is the state of one node name. A record outlives the Node while pods are bound to the name.
@@ -82,6 +103,7 @@ class NodeRecord:
         claims: What claims are allocated of its cards, by the claim's UID.
         held_claims: Units by card position of the claims that the words certainly contain, by UID.
         claim_tombstones: What claims had that vanished before the words contained them, by UID and version.
+        charged_cards: What was found out of the charges that count now, by UID of the pod.
         kubelet_sums: Units and percent that its kubelet offers over all cards, None where the Node does not
             say.
         cpu_milli: Thousandths of a core that its bound pods of any kind request.
@@ -107,6 +129,7 @@ class NodeRecord:
     claims: dict[str, AllocatedClaim] = field(default_factory=dict)
     held_claims: Mapping[str, ByPosition] = field(default_factory=dict)
     claim_tombstones: dict[tuple[str, int], ClaimTombstone] = field(default_factory=dict)
+    charged_cards: dict[str, ChargedCards] = field(default_factory=dict)
     kubelet_sums: tuple[int | None, int | None] = (None, None)
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -208,7 +231,7 @@ class ChargeRules:
         """Tell whether a pod changed while unbound: its Binding's resourceVersion will be refused."""
         return not pod.node and pod.version > assumed.pod.version and not assumed.awaits_claim
 
-    def charge_assigned_cards(self, record: NodeRecord, charge: Charge) -> dict[int, int] | None:
+    def charge_assigned_cards(self, record: NodeRecord, charge: Charge) -> Mapping[int, int] | None:
         """Find the cards that the Binding names, if the node's cards and the request agree with it.
 
         Returns:
@@ -216,7 +239,12 @@ class ChargeRules:
         """
         if charge.assigned is None:
             return None
-        return charged_units(charge.request, charge.assigned, record.uuids, record.sizes)
+        known = record.charged_cards.get(charge.uid)
+        if known is None or not known.follows_from(charge, record):
+            units = charged_units(charge.request, charge.assigned, record.uuids, record.sizes)
+            known = ChargedCards(charge, record.uuids, record.sizes, units)
+            record.charged_cards[charge.uid] = known
+        return known.units
 
     def charge_every_card(self, record: NodeRecord, charge: Charge) -> dict[int, int]:
         """Charge every card that is large enough. Returns units by card position."""
@@ -246,4 +274,9 @@ class ChargeRules:
                 totals[card] += units
         for card, units in self.charges_of_claims(record):
             totals[card] += units
+        if len(record.charged_cards) > len(charges):
+            counted = {charge.uid for charge in charges}
+            record.charged_cards = {
+                uid: known for uid, known in record.charged_cards.items() if uid in counted
+            }
         return totals

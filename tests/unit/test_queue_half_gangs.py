@@ -168,3 +168,50 @@ def test_of_a_half_bound_gang_of_bare_pods_the_rest_waits_again_and_joins(world:
     assert world.queue.queues["a"].units == 16
     world.pod("small", 8, created=1)
     assert release(world) == ["g1"]
+
+
+def test_of_a_gang_that_could_not_be_taken_back_the_rest_may_join_until_it_is_asked_again(
+    world: QueueWorld,
+) -> None:
+    """A PodDisruptionBudget may let a bound pod go later: it is asked each time that `gangWithin` is over."""
+    uids = gang(world, 4)
+    release(world, uids[3])
+    bind(world, *uids[:3])
+    for world.now in (WITHIN_S, 2 * WITHIN_S):
+        assert {each.queued_pod.uid for each in world.take_back()} == set(uids[:3])
+        assert release(world) == [], "they may be going"
+        world.queue.record_refused_removal(uids[0])
+        assert release(world, uids[3]) == []
+        assert world.queue.queued_pods[uids[3]].phase is Phase.GATED
+    world.now += 400
+    world.queue.record_refused_removal(uids[0])
+    assert release(world) == ["g3"]
+    bind(world, uids[3])
+    world.now = 5000
+    assert world.take_back() == []
+
+
+def test_a_gang_that_lost_a_pod_before_all_were_bound_is_not_whole(world: QueueWorld) -> None:
+    """What is made again finds no room: so the others go too."""
+    uids = gang(world, 4, 8)
+    release(world)
+    bind(world, *uids[:3])
+    world.delete(uids[0])
+    bind(world, uids[3])
+    assert not world.queue.gangs.get("gang default/G").is_whole  # type: ignore[union-attr]
+    world.now = WITHIN_S
+    assert world.take_back() == [], "nobody waits: the pod may have had its reasons"
+    world.pod("other", 8, queue="", gates=())
+    world.change("uid-other", spec={"nodeName": "n1"})
+    world.pod("again", 8, gang="G", size=4, created=300)
+    world.now = 2 * WITHIN_S
+    assert {each.queued_pod.uid for each in world.take_back()} == set(uids[1:])
+
+
+def test_a_gang_is_whole_when_the_rest_is_bound_after_one_has_succeeded(world: QueueWorld) -> None:
+    uids = gang(world, 4)
+    release(world)
+    bind(world, *uids[:3])
+    world.change(uids[0], status={"phase": "Succeeded"})
+    bind(world, uids[3])
+    assert world.queue.gangs.get("gang default/G").is_whole  # type: ignore[union-attr]

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.queue_world import TWO_QUEUES, QueueWorld
 
@@ -16,12 +18,15 @@ class Lender:
         self.made = 0
         self.lends = True
         self.refuses = True
+        self.denies = False
 
     def borrow(self) -> None:
         """Pods of a take what is free, those of b what is theirs, as far as kube-scheduler lets them."""
         world = self.world
         for name in world.admitted():
-            if name.startswith("b") and self.refuses:
+            if name.startswith("b") and self.denies:
+                world.queue.record_refused_admission(f"uid-{name}", world.now, "a policy says no")
+            elif name.startswith("b") and self.refuses:
                 condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
                 world.change(f"uid-{name}", status={"conditions": [{**condition, "message": str(world.now)}]})
             else:
@@ -69,3 +74,19 @@ def test_a_pod_that_kube_scheduler_refuses_costs_others_less_and_less() -> None:
 
 def test_so_does_a_gang() -> None:
     check(gang="G", size=1)
+
+
+@pytest.mark.parametrize("more", [{}, {"gang": "G", "size": 1}])
+def test_so_does_what_the_api_server_refuses_to_let_go(more: dict[str, Any]) -> None:
+    """It is tried again and again; for each try a pod that has borrowed would have to go."""
+    lender = Lender()
+    lender.refuses, lender.denies = False, True
+    evictions(lender, 2)
+    lender.world.pod("b0", 8, queue="b", created=10, **more)
+    assert evictions(lender, 290) == 1
+    assert evictions(lender, 3600) <= 4, "fewer and fewer"
+    lender.denies = False
+    assert evictions(lender, 3600) == 1
+    assert lender.world.objects["uid-b0"]["spec"].get("nodeName") == "n1"
+    lender.world.pod("b1", 8, queue="b", created=20, **more | ({"gang": "H"} if more else {}))
+    assert evictions(lender, 60) == 1, "one that nobody has refused"

@@ -4,6 +4,7 @@ import pytest
 
 from allocator.names import POD_PLANNED
 from scheduler_plugin.queue.cache.lending import SlotMatch
+from scheduler_plugin.queue.controller.status import explain_waiting
 from tests.queue_world import ONE_QUEUE, UNSCHEDULABLE, QueueWorld
 
 SLOTS = f"{ONE_QUEUE}\nslots: {{per: node, local: {{count: 1}}, free: {{count: 1}}}}"
@@ -134,3 +135,27 @@ def test_a_slot_stays_with_a_release_until_that_is_taken_back() -> None:
     assert world.admitted() == []
     world.take_back()
     assert world.admitted() == ["p2"]
+
+
+def test_where_cards_are_kept_for_a_pod_a_slot_is_kept_too() -> None:
+    """Small pods that come and go take the cards beside it, and would take the slot that it needs."""
+    world = QueueWorld(f"{ONE_QUEUE}\nslots: {{per: node, local: {{count: 2}}, free: {{count: 1}}}}")
+    world.node("n1", (16, 16))
+    small = [world.pod(f"s{number}", 8, created=number) for number in range(3)]
+    assert world.admitted() == ["s0", "s1", "s2"]
+    for uid in small:
+        world.bind(uid)
+    large = world.pod("large", 16, created=3)
+    world.pod("late", 8, created=4)
+    world.now = 600.0
+    assert [pod.uid for pod, _ in world.queue.update_reservations(world.now)] == [large]
+    (kept,) = world.queue.capacity.reservations.get_by_pod(large)[large].cards
+    record = world.state.node_records["n1"]
+    on_kept = {uid for uid in small if record.uuids[kept] in str(record.pods[uid].assigned)}
+    world.delete(next(uid for uid in small if uid not in on_kept))
+    assert world.admitted() == [], "a slot is idle, and late would fit on the other card"
+    waits = {each.name: each.message for each in explain_waiting(world.queue, world.now)}
+    assert waits["late"] == "the slots that it would take are kept free for pods that wait longer"
+    for uid in on_kept:
+        world.delete(uid)
+    assert world.admitted() == ["large", "late"], "the slot was kept until the card was free, and no longer"

@@ -8,9 +8,10 @@ queue lends it to itself (cases 3 and 4), and when a queue further down is the o
 one.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from heapq import heapify, heappop
 from typing import Any, Generic, Protocol, TypeVar
 
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WaitingWorkloads, WorkloadGroup
@@ -82,7 +83,6 @@ def pick_workload(
     *,
     is_near: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
     can_run: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
-    among: Collection[W] | None = None,
     locality: bool = True,
 ) -> SlotChoice[W] | None:
     """Choose the workload for a free slot on a node.
@@ -92,7 +92,6 @@ def pick_workload(
         queues: In the order of `sort_by_share`.
         is_near: Whether the data of a queue's group of local workloads is on the node or in its rack.
         can_run: Whether a queue's workloads of a group can run on the node now.
-        among: Needs of workloads that could be chosen; no other workloads are looked at. None: all.
         locality: Ask first for workloads whose data is near.
 
     Returns:
@@ -101,8 +100,7 @@ def pick_workload(
     for relaxed in (False, True) if locality else (True,):
         for queue in queues:
             found = [
-                _find_oldest(queue, kind, is_near, can_run, among, relaxed=relaxed)
-                for kind in _list_preferred(slot)
+                _find_oldest(queue, kind, is_near, can_run, relaxed=relaxed) for kind in _list_preferred(slot)
             ]
             able = [group for group in found if group is not None]
             if not able:
@@ -143,19 +141,20 @@ def _find_oldest(
     kind: SlotType,
     is_near: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
     can_run: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
-    among: Collection[W] | None,
     *,
     relaxed: bool,
 ) -> WorkloadGroup[W] | None:
     """The group of the queue's longest waiting workload of a class that may run, None when there is none."""
-    best: WorkloadGroup[W] | None = None
-    for group in queue.waiting.list_groups(kind, among):
-        if best is not None and best.get_oldest().age_key < group.get_oldest().age_key:
-            continue
+    # Whether a group can run costs more than its age does: it is asked of the oldest first.
+    groups = {group.get_oldest().age_key: group for group in queue.waiting.list_groups(kind)}
+    ages = list(groups)
+    heapify(ages)
+    while ages:
+        group = groups[heappop(ages)]
         bound = kind is SlotType.LOCAL and bool(group.key.data)
         if (relaxed or not bound or is_near(queue, group)) and can_run(queue, group):
-            best = group
-    return best
+            return group
+    return None
 
 
 def _match_slot(slot: SlotType, workload: SlotType) -> SlotMatch:

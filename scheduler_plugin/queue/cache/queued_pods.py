@@ -173,9 +173,10 @@ class Gang:
         waiting_since: Since when the pods wait that go together, the first of them.
         template: What it has in common with other gangs, see `EquivalenceBackoff`.
         binding: It was admitted, and not all of its pods have been bound since; for `EquivalenceBackoff`.
-        is_whole: After its admission all pods were bound, those that were left; what is made again joins
-            them.
+        is_whole: After its admission all pods were bound at once, but for those that had succeeded; what is
+            made again joins them.
         is_broken: It was requeued, and some of its pods are still bound.
+        succeeded: Pods that have succeeded since its admission.
         unbound: UIDs of those that were admitted, or were to be with the others, and are not bound.
         waiting_queue: Queue in whose queue its workload waits, empty for none.
         wait_start: When the first of the pods that wait began to, seconds, see `QueuedPod.wait_start`.
@@ -192,6 +193,7 @@ class Gang:
     binding: bool = False
     is_whole: bool = False
     is_broken: bool = False
+    succeeded: int = 0
     waiting_queue: str = ""
     wait_start: float = 0.0
     fault: str = ""

@@ -1,6 +1,6 @@
 """Waiting workloads of one queue, grouped by requirements, and the stages of their jobs. Pure."""
 
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
@@ -225,20 +225,9 @@ class WaitingWorkloads(Generic[W]):
         group = self._groups[workload.kind].get(workload.requirements, {}).get(workload.data)
         return group is not None and group.get_oldest().uid == workload.uid
 
-    def list_groups(self, kind: SlotType, among: Collection[W] | None = None) -> Iterator[WorkloadGroup[W]]:
-        """The eligible workloads of a class; only those with some of these needs, where they are given."""
-        groups = self._groups[kind]
-        if among is None:
-            found: Iterable[dict[frozenset[str], WorkloadGroup[W]]] = groups.values()
-        elif len(among) < len(groups):
-            found = [groups[requirements] for requirements in among if requirements in groups]
-        else:
-            found = [by_data for requirements, by_data in groups.items() if requirements in among]
-        return chain.from_iterable(by_data.values() for by_data in found)
-
-    def list_requirements(self) -> Iterator[W]:
-        """The needs of eligible workloads; some of them twice."""
-        return chain(*self._groups.values())
+    def list_groups(self, kind: SlotType) -> Iterator[WorkloadGroup[W]]:
+        """The eligible workloads of a class."""
+        return chain.from_iterable(by_data.values() for by_data in self._groups[kind].values())
 
     def _add_to_group(self, workload: QueuedWorkload[W]) -> None:
         by_data = self._groups[workload.kind].setdefault(workload.requirements, {})

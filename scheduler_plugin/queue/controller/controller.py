@@ -325,6 +325,8 @@ class Controller:
         if answer.written in {WriteOutcome.REFUSED, WriteOutcome.UNKNOWN}:
             stays = answer.written is WriteOutcome.REFUSED
             self._reclaimer.record_refusal(lender, pod.uid, self._clock(), stays=stays)
+            if stays:
+                self.queue.record_refused_removal(pod.uid)
             log.warning("not removed", pod=_describe_pod(pod), queue=pod.queue_info.queue, why=answer.why)
             if stays and answer.why:
                 message = f"the API server refuses to remove it: {answer.why}"

@@ -31,6 +31,7 @@ MAX_STAGE_PODS: Final = 64
 
 KEPT: Final = "the cards that it would fit on are kept free for pods that wait longer"
 KEPT_QUOTA: Final = "the quota that it needs is kept for pods that wait longer"
+KEPT_SLOTS: Final = "the slots that it would take are kept free for pods that wait longer"
 EVEN_EMPTY: Final = "even if all other pods ended, as nodes and cards are now"
 BY_RULES: Final = ", on a node that its rules,"
 BY_SUM: Final = (
@@ -367,7 +368,7 @@ def _explain_missing_cards(
         ):
             return KEPT
         return _explain_no_capacity(queue, requirements) + _describe_reservation(queue, pod)
-    return _explain_missing_slots(queue, fits) if queue.config.slots is not None else ""
+    return _explain_missing_slots(queue, pod, requirements, fits) if queue.config.slots is not None else ""
 
 
 def _explain_not_admitted(queue: Queue, pod: QueuedPod, workload: QueuedWorkload[Needs]) -> str:
@@ -383,12 +384,17 @@ def _explain_not_admitted(queue: Queue, pod: QueuedPod, workload: QueuedWorkload
     return at_once + _describe_reservation(queue, pod)
 
 
-def _explain_missing_slots(queue: Queue, fits: BoolArray) -> str:
+def _explain_missing_slots(
+    queue: Queue, pod: QueuedPod, requirements: PodRequirements, fits: BoolArray
+) -> str:
     """Say which slots a pod lacks, empty for none."""
     slots, names = queue.slots, queue.state.nodes.names
-    if any(slots.count_idle(names[row], kind) for row in np.flatnonzero(fits).tolist() for kind in SlotType):
-        return ""
-    return "no node that it fits on has an idle slot"
+    rows = np.flatnonzero(fits).tolist()
+    idle = [row for row in rows if any(slots.count_idle(names[row], kind) for kind in SlotType)]
+    if not idle:
+        return "no node that it fits on has an idle slot"
+    left = queue.admission.mask_fits(requirements, pod.gang or pod.uid)
+    return "" if left[idle].any() else KEPT_SLOTS
 
 
 def _explain_quota(cohort: Cohort, queue: QueueState, needs: int) -> str:

@@ -258,7 +258,7 @@ class AdmissionScheduler:
         self, requirements: PodRequirements, choice: SlotChoice[Needs], cycle: "AdmissionCycle"
     ) -> BoolArray:
         """Find the rows where a pod of a choice may be placed: bool[R]."""
-        fits = self.capacity.mask_fits(requirements, holder=choice.workload.uid)
+        fits = self.mask_fits(requirements, choice.workload.uid)
         if self.config.slots is not None:
             fits = fits & cycle.mask_idle_slots()
         if self._is_near(choice):
@@ -268,6 +268,27 @@ class AdmissionScheduler:
     def _is_near(self, choice: SlotChoice[Needs]) -> bool:
         """Tell whether a workload was chosen for a place that its data is near to."""
         return bool(choice.workload.data) and not choice.relaxed and self.config.locality.enabled
+
+    def mask_fits(self, requirements: PodRequirements, holder: str) -> BoolArray:
+        """Tell where a pod fits now: where room is kept for others, they keep a slot too.
+
+        Args:
+            requirements: The pod's needs.
+            holder: UID of the workload that asks, empty where nothing is kept for it.
+
+        Returns:
+            bool[R]. Read it before anything changes.
+        """
+        fits = self.capacity.mask_fits(requirements, holder=holder)
+        if self.config.slots is None:
+            return fits
+        nodes, reservations = self.capacity.state.nodes, self.capacity.reservations
+        for name in reservations.node_names:
+            row = nodes.rows.get(name)
+            if row is not None and fits[row]:
+                kept = reservations.sum_others(holder, name, nodes.uuids[row]).pods
+                fits[row] = kept == 0 or self.slots.count_left(name) > kept
+        return fits
 
     def place_pod(self, uid: str, requirements: PodRequirements, now: float) -> str:
         """Take a pod's cards on the best node that has them; the node's name, empty for none."""
@@ -305,9 +326,6 @@ class AdmissionCycle:
     Args:
         admission: Whose decision.
         order: The queues, in order.
-
-    Attributes:
-        able_requirements: Needs of eligible workloads that fit somewhere.
     """
 
     def __init__(self, admission: AdmissionScheduler, order: Sequence[QueueState]) -> None:
@@ -316,25 +334,23 @@ class AdmissionCycle:
         self._fits: dict[tuple[PodRequirements, str, int | None], tuple[BoolArray, bool]] = {}
         self._near_somewhere: dict[tuple[PodRequirements, frozenset[str], str, int | None], bool] = {}
         self._strict: dict[str, WorkloadGroup[Needs] | None] = {}
+        self._able: dict[Needs, bool] = {}
         self._reserved_uids = frozenset(admission.capacity.reservations.workload_uids)
-        self.able_requirements = self._find_able()
-
-    def _find_able(self) -> set[Needs]:
-        """Find the needs that fit somewhere; also those for which room is kept, fit or not."""
-        admission = self._admission
-        needs = (
-            set().union(*(queue.waiting.list_requirements() for queue in self._order)) - admission.unplaced
-        )
-        able: set[Needs] = {
-            each for each in needs if self._find_fitting_rows(self._get_first_requirements(each), "", None)[1]
+        self._reserved = {
+            workload.requirements
+            for queue in (order if self._reserved_uids else ())
+            for workload in queue.waiting.list_known(self._reserved_uids)
         }
-        for queue in self._order if self._reserved_uids else ():
-            reserved_workloads = queue.waiting.list_known(self._reserved_uids)
-            able.update(
-                workload.requirements
-                for workload in reserved_workloads
-                if workload.requirements not in admission.unplaced
+
+    def _is_able(self, needs: Needs) -> bool:
+        """Tell whether workloads with these needs fit somewhere, or room is kept for one, fit or not."""
+        able = self._able.get(needs)
+        if able is None:
+            reserved, admission = needs in self._reserved, self._admission
+            able = needs not in admission.unplaced and (
+                reserved or self._find_fitting_rows(self._get_first_requirements(needs), "", None)[1]
             )
+            self._able[needs] = able
         return able
 
     def pick_workload(self, slot: SlotType | None, row: int | None) -> SlotChoice[Needs] | None:
@@ -342,6 +358,8 @@ class AdmissionCycle:
         name = "" if row is None else self._admission.capacity.state.nodes.names[row]
 
         def can_run(queue: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
+            if not self._is_able(group.key.requirements):
+                return False
             fits, somewhere = self._find_rows(queue.name, group)
             return bool(somewhere if row is None else fits[row]) and self._is_admissible(queue.name, group)
 
@@ -367,7 +385,6 @@ class AdmissionCycle:
             self._order,
             is_near=is_near,
             can_run=can_run,
-            among=self.able_requirements,
             locality=locality,
         )
 
@@ -397,7 +414,9 @@ class AdmissionCycle:
         seen: set[tuple[WorkloadGroupKey[Needs], int | None]] = set()
         for queue in self._order:
             for kind in SlotType:
-                for group in queue.waiting.list_groups(kind, self.able_requirements):
+                for group in queue.waiting.list_groups(kind):
+                    if not self._is_able(group.key.requirements):
+                        continue
                     group_key = (group.key, self._compute_most(queue.name, group))
                     known = group_key in seen and not self._admission.capacity.reservations
                     if not known and self._is_admissible(queue.name, group):
@@ -461,7 +480,7 @@ class AdmissionCycle:
     ) -> tuple[BoolArray, bool]:
         found = self._fits.get((requirements, holder, most))
         if found is None:
-            fits = self._admission.capacity.mask_fits(requirements, holder=holder)
+            fits = self._admission.mask_fits(requirements, holder)
             fits = self._admission.quota_usage.mask_within(requirements, fits, most)
             found = self._fits[requirements, holder, most] = (fits, bool(fits.any()))
         return found

@@ -1,7 +1,7 @@
 """Keyed backoff: refusals, and pauses that grow with each of them. Pure."""
 
 import math
-from collections.abc import Container, Hashable
+from collections.abc import Container, Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -22,6 +22,9 @@ class KeyedBackoff(Generic[K]):
         self._until: dict[K, float] = {}
         self._why: dict[K, str] = {}
         self._next = math.inf
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._refusals)
 
     @property
     def next_end_s(self) -> float:
@@ -57,6 +60,10 @@ class KeyedBackoff(Generic[K]):
     def explain_pause(self, key: K) -> str:
         """Say why a key pauses; empty when it does not."""
         return self._why[key] if key in self._until else ""
+
+    def get_last_reason(self, key: K) -> str:
+        """Say why a key was refused at last; empty where it never was, or nobody said."""
+        return self._why.get(key, "")
 
     def pop_due(self, now: float) -> list[K]:
         """End the pauses that are over, and tell which."""

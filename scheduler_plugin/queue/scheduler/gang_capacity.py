@@ -239,7 +239,8 @@ class GangPlacer:
         if view is None:
             return None
         uids = self._list_gone(node, gone)
-        if self._places_left is not None and self._places_left(node) + len(uids) < len(pods):
+        reserved = self._sum_reserved(node)
+        if self._places_left is not None and self._places_left(node) + len(uids) < len(pods) + reserved.pods:
             return None
         left = (view.pods[uid] for uid in uids if uid in view.pods)
         freed = reduce(
@@ -247,9 +248,7 @@ class GangPlacer:
             (HostRequest(p.cpu_milli, p.memory_bytes, p.other_resources) for p in left),
             NO_HOST_REQUEST,
         )
-        needs = reduce(
-            HostRequest.add, (requirements.host for _, requirements in pods), self._sum_reserved(node).host
-        )
+        needs = reduce(HostRequest.add, (requirements.host for _, requirements in pods), reserved.host)
         return (
             self._place_on_cards(self._get_cards_without(node, view, uids), pods)
             if fits_host(nodes, needs, row, freed)

@@ -62,11 +62,12 @@ class Gangs:
         if pod.gang and pod.queue_info.gang != gang:
             self.remove_pod(pod)
 
-    def remove_pod(self, pod: QueuedPod) -> None:
-        """Take a pod out of its gang."""
+    def remove_pod(self, pod: QueuedPod, *, succeeded: bool = False) -> None:
+        """Take a pod out of its gang, which has gone, or succeeded: nobody makes it again then."""
         gang = self._known.get(pod.gang)
         if gang is None:
             return
+        gang.succeeded += succeeded
         gang.members.pop(pod.uid, None)
         gang.ready_uids.discard(pod.uid)
         gang.unbound.discard(pod.uid)
@@ -122,33 +123,41 @@ class Gangs:
         )
 
     def find_half_bound(self, now: float, within_s: float) -> Iterator[tuple[list[QueuedPod], str]]:
-        """Pods of gangs that are not bound whole so long after their admission, and why they must go."""
+        """Pods of gangs that are not bound whole so long after their admission, and why they must go.
+
+        They are named each time that so long has passed: the API server may have refused to let them go.
+        """
         for gang in list(self._known.values()):
             if gang.admitted_at is None or now - gang.admitted_at < within_s:
                 continue
             gang.admitted_at = now
             pods = [self._queued_pods[uid] for uid in gang.members]
             late = [pod for pod in pods if pod.phase is Phase.ADMITTED]
-            behind = [] if gang.is_whole else [pod for pod in pods if pod.uid in gang.unbound]
-            if gang.is_broken or not (late or behind):
-                # Whoever should have gone could not; so it stays, and what waits joins it.
-                gang.is_broken = False
-                self._update_waiting(gang)
-                continue
             admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
+            behind = late if gang.is_whole else [pod for pod in pods if pod.phase is not Phase.BOUND]
             bound = sum(pod.phase is Phase.BOUND for pod in pods)
             size = pods[0].queue_info.gang_size
             # A bound pod that nobody makes again would be lost; it keeps its room, and nothing is said of it.
             going = [
                 each
-                for each in (late if gang.is_whole else admitted)
-                if each.queue_info.has_controller or _has_room(each)
+                for each in (late if gang.is_whole else admitted if behind else [])
+                if (each.queue_info.has_controller and not each.queue_info.ending) or _has_room(each)
             ]
             gang.is_broken = any(each.phase is Phase.BOUND for each in going)
             if going:
                 self._record_gang_refusal(gang, now)
                 why = f"{bound} of {size} pods of its gang are bound {within_s:g} s after its admission"
                 yield going, why
+            else:
+                # Whoever should have gone could not, or goes already: what waits joins those that stay.
+                self._update_waiting(gang)
+
+    def record_refused_removal(self, pod: QueuedPod) -> None:
+        """The API server lets a bound pod not go: until it is asked again, what waits may join its gang."""
+        gang = self._known.get(pod.gang)
+        if gang is not None and gang.is_broken:
+            gang.is_broken = False
+            self._update_waiting(gang)
 
     def _record_gang_refusal(self, gang: Gang, now: float) -> None:
         if self.equivalence_backoff.record_refusal(gang, now):
@@ -174,13 +183,14 @@ class Gangs:
         """Let a gang wait as one workload when all of its pods can; of a whole gang only those made again."""
         pods = [self._queued_pods[uid] for uid in gang.members]
         admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
+        size = pods[0].queue_info.gang_size if pods else 0
         if not admitted:
             gang.admitted_at, gang.is_whole, gang.is_broken = None, False, False
             gang.unbound.clear()
-        elif not gang.is_broken and not gang.unbound and gang.uid not in self._found:
+            gang.succeeded = 0
+        elif not gang.is_broken and len(admitted) + gang.succeeded >= size and gang.uid not in self._found:
             gang.is_whole = gang.is_whole or all(pod.phase is Phase.BOUND for pod in admitted)
         gang.fault = gang.explain_disagreement(pods)
-        size = pods[0].queue_info.gang_size if pods else 0
         # What is made again in the place of pods that end comes before they have.
         count = sum(not pod.queue_info.ending for pod in pods)
         if not gang.fault and count > size:

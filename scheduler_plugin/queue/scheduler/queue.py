@@ -160,9 +160,10 @@ class Queue:
             queue_info = replace(queue_info, queue=queued_pod.charged_queue)
         concerns = queue_info.gated or (queue_info.queue and (record.charged is not None or record.error))
         if not concerns or record.ended:
-            self._forget_pod(uid, now)
+            succeeded = pod.status.phase == "Succeeded"
+            self._forget_pod(uid, now, succeeded=succeeded)
             if record.ended:
-                self.job_stages.end_pod(record, queue_info, succeeded=pod.status.phase == "Succeeded")
+                self.job_stages.end_pod(record, queue_info, succeeded=succeeded)
             else:
                 self.job_stages.forget_pod(uid)
             return
@@ -237,6 +238,12 @@ class Queue:
             pod.phase, pod.capacity_freed = Phase.GATED, False
             self.refusals.record_refusal(uid, now, why)
             self._place_in_queue(pod)
+
+    def record_refused_removal(self, uid: str) -> None:
+        """The API server lets a pod not go that was to be removed."""
+        pod = self.queued_pods.get(uid)
+        if pod is not None and pod.gang:
+            self.gangs.record_refused_removal(pod)
 
     @property
     def known_uids(self) -> Iterator[str]:
@@ -413,7 +420,7 @@ class Queue:
                 self.slots.vacate(uid)
                 self.unplaced.add(uid)
 
-    def _forget_pod(self, uid: str, now: float) -> None:
+    def _forget_pod(self, uid: str, now: float, *, succeeded: bool = False) -> None:
         """Forget a pod that has ended or is gone."""
         self._estimated.discard(uid)
         self.unplaced.discard(uid)
@@ -427,7 +434,7 @@ class Queue:
         self._remove_waiting(pod)
         self._end_charges(pod, now)
         self.equivalence_backoff.remove(pod)
-        self.gangs.remove_pod(pod)
+        self.gangs.remove_pod(pod, succeeded=succeeded)
         self.queues.forget_if_unused(pod.queue_info.queue)
 
     def _count_node(self, name: str, facts: NodeFacts | None) -> None:

@@ -32,6 +32,9 @@ IN_VAIN_S: Final = (60.0, 3600.0)
 REFUSED_S: Final = (600.0, 86_400.0)
 """Shortest and longest pause of workloads like one that kube-scheduler refused, until one is bound."""
 
+DENIED_S: Final = (300.0, 86_400.0)
+"""Shortest and longest pause of a workload that the API server has refused to let go, until it lets it."""
+
 MOST_CANDIDATES: Final = 64
 """Borrowed pods of a node that are considered, the youngest ones."""
 
@@ -87,6 +90,7 @@ class Reclaimer:
         self._rounds: dict[str, int] = {}
         self._in_vain: KeyedBackoff[str] = KeyedBackoff(*IN_VAIN_S)
         self._refused: KeyedBackoff[Hashable] = KeyedBackoff(*REFUSED_S)
+        self._denied: KeyedBackoff[str] = KeyedBackoff(*DENIED_S)
 
     @property
     def has_more(self) -> bool:
@@ -153,12 +157,15 @@ class Reclaimer:
             template = self._get_refused_template(reclaim.uid)
             if template is not None:
                 self._refused.record_refusal(template, now)
+            if self._is_denied(reclaim.uid):
+                self._denied.record_refusal(reclaim.uid, now)
 
     def _end_finished(self, now: float) -> None:
         """End what has led to an admission, and what has not though everybody went."""
         queues, going = self._queue.queues, self._borrowed.pending
         self._in_vain.pop_due(now)
         self._refused.pop_due(now)
+        self._denied.pop_due(now)
         self._refused.forget_others(
             {
                 *self._queue.equivalence_backoff.refused_templates,
@@ -177,6 +184,7 @@ class Reclaimer:
         waiting = {uid for uid in self._rounds if any(uid in queue.waiting for queue in queues)}
         self._rounds = {uid: self._rounds[uid] for uid in waiting}
         self._in_vain.forget_others(waiting)
+        self._denied.forget_others({uid for uid in self._denied if self._is_denied(uid)})
 
     def _list_searches(self, queue: QueueState, now: float) -> Iterator["_VictimSearch"]:
         """Workloads of a queue that lack what others borrowed of its own quota, the oldest first."""
@@ -190,7 +198,7 @@ class Reclaimer:
         for workload in _list_in_order(queue):
             if (queue.name, _make_shape(workload)) in self._passed or self._in_vain.is_paused(workload.uid):
                 continue
-            if self._was_refused(workload.uid, now):
+            if self._was_refused(workload.uid, now) or self._was_denied(workload.uid, now):
                 continue
             search = _VictimSearch(
                 self._queue, self._borrowed, queue.name, cohort, workload, borrowed, leaving, ended
@@ -204,6 +212,18 @@ class Reclaimer:
         if template is not None and not self._refused.count_refusals(template):
             self._refused.record_refusal(template, now)
         return template is not None and self._refused.is_paused(template)
+
+    def _was_denied(self, uid: str, now: float) -> bool:
+        """Tell whether nobody goes yet for a workload that the API server has refused to let go."""
+        if self._is_denied(uid) and not self._denied.count_refusals(uid):
+            self._denied.record_refusal(uid, now)
+        return self._denied.is_paused(uid)
+
+    def _is_denied(self, uid: str) -> bool:
+        """Tell whether the API server has refused to let a pod of a workload go, and said why."""
+        gang = self._queue.gangs.get(uid)
+        pods = [uid] if gang is None else gang.members
+        return any(self._queue.refusals.get_last_reason(pod) for pod in pods)
 
     def _get_refused_template(self, uid: str) -> Hashable:
         """Get the template of a workload if a unit of it was refused, else None."""
@@ -268,7 +288,7 @@ class _VictimSearch:
             return False
         if isinstance(self._workload.requirements, GangRequirements):
             return True
-        fits = self._queue.capacity.mask_fits(self._workload.requirements, holder=self._workload.uid)
+        fits = self._queue.admission.mask_fits(self._workload.requirements, self._workload.uid)
         if self._queue.slots.form is not None:
             names, left = self._queue.state.nodes.names, self._queue.slots.count_left
             fits = fits & np.array([left(name) > 0 for name in names], dtype=np.bool_)

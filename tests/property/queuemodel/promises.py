@@ -35,7 +35,7 @@ ADMISSIONS: Final = 4
 """Times that a pod may be admitted within a minute: pauses after refusals are 10 s, 20 s and so on."""
 
 IN_VAIN: Final = 2
-"""Rounds of evictions within ten minutes for a pod that kube-scheduler refuses."""
+"""Rounds of evictions within ten minutes for a pod that kube-scheduler or the API server refuses."""
 
 
 class BrokenError(AssertionError):
@@ -423,14 +423,16 @@ class Promises:
             pods = [self.world.pods.get(pod.name) for pod in each.job.pods]
             waits = [pod for pod in pods if pod is not None and pod.waits]
             stays = [pod for pod in self.world.pods.values() if pod.uid in each.victims]
-            if waits and not stays and alike(waits[0]) not in self._refused:
+            denied = not self.world.forbidden.isdisjoint(each.job.uids)
+            if waits and not stays and alike(waits[0]) not in self._refused and not denied:
                 older = [pod for pod in self.world.pods.values() if _began_since(pod, each)]
                 if not older:
                     raise BrokenError(f"{each.victims} were evicted for {each.job.uid}, which waits still")
         for each in self.rounds:
             same = [other for other in self.rounds if other.job.key == each.job.key]
             near = [other for other in same if 0 <= other.at - each.at < 600 and each.at > self.calm_since]
-            if len(near) > IN_VAIN and all(is_blocked(self.world, pod) for pod in each.job.pods):
+            refused = all(is_blocked(self.world, pod) for pod in each.job.pods)
+            if len(near) > IN_VAIN and (refused or not self.world.forbidden.isdisjoint(each.job.uids)):
                 raise BrokenError(f"{len(near)} rounds of evictions for {each.job.key}, which is refused")
 
     def _check_said(self) -> None:
