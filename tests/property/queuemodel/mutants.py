@@ -193,13 +193,13 @@ MUTANTS = (
     Mutant(
         "a gang is not whole while some of its pods wait",
         gangs,
-        "elif not gang.is_broken and len(admitted) + gang.succeeded >= size and (gang.uid not in self._found):\n",
-        "elif not gang.is_broken and (gang.uid not in self._found):\n",
+        "and len(admitted) + gang.succeeded >= size",
+        "",
         of_gangs,
         1000,
     ),
     Mutant(
-        "a gang that could not be taken back is asked to go each time that its time is over",
+        "a gang that the API server did not let go is removed again each time that its time is over",
         gangs,
         "            gang.admitted_at = now\n            pods =",
         "            gang.admitted_at = now + within_s\n            pods =",

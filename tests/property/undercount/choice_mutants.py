@@ -193,7 +193,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: a card has room for as many percent as the kubelet offers",
         choice,
-        "offered = card.size_units if offered >= each else 0",
+        "offered = card.size_units if offered >= units_each else 0",
         "offered = card.size_units",
         cards_change,
         119,
