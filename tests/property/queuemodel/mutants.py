@@ -185,8 +185,8 @@ MUTANTS = (
     Mutant(
         "the rest of a gang joins it",
         gangs,
-        "goes = goes and (len(gang.ready_uids) == size or self._can_join(gang, pods, admitted))",
-        "goes = goes and len(gang.ready_uids) == size",
+        "goes = goes and (is_complete or self._can_join(gang, pods, admitted))",
+        "goes = goes and is_complete",
         of_gangs,
         1001,
     ),
