@@ -1,5 +1,6 @@
 """The coscheduling plugin's PodGroup on a real API server: its pods go together, of the size that it says."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, POD_GROUPS_PAT
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
-from tests.cluster.harness.daemons import REPOSITORY, QueueController
+from tests.cluster.harness.daemons import REPOSITORY, Dashboard, QueueController
 from tests.cluster.harness.manifests import apply_all, build
 from tests.cluster.harness.rest import ApiError
 
@@ -108,3 +109,25 @@ def test_pods_of_a_group_go_together_once_it_says_how_many(
     for at in range(3):
         cluster.wait_running(f"g{at}", timeout_s=60)
     assert running.status()["pods"] == []
+
+
+def test_the_dashboard_knows_groups_by_the_rights_of_its_manifests(cluster: Cluster) -> None:
+    objects = build(REPOSITORY / "manifests" / "components" / "dashboard")
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
+    apply_all(cluster.api, [each for each in objects if each["kind"] in kinds])
+    kubeconfig = cluster.use_identity("dashboard", cluster.token("gpupack-system", "gpupack-dashboard"))
+    pod = w.pod("wide-0", w.container(gib=4), schedulingGates=[{"name": "example.com/held"}])
+    pod["metadata"]["labels"] = {GROUP_LABELS[0]: "wide"}
+    cluster.create(pod)
+    body = {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": {"name": "wide"}}
+    cluster.api.post(GROUPS, {**body, "spec": {"minMember": 9}})
+    dashboard = Dashboard(kubeconfig, cluster.home, *free_ports(1))
+    dashboard.start()
+    try:
+        pending = lambda: json.loads(dashboard.http("/api/state"))["pending"]["pods"]  # noqa: E731
+        until(lambda: [each["gang"] for each in pending()] == ["wide (9)"], "its gang is shown")
+        (shown,) = pending()
+        assert "its gang starts together, and 1 of its 9 pods fit at once now" in shown["text"]
+        assert json.loads(dashboard.http("/api/state"))["problems"] == []
+    finally:
+        dashboard.stop()
