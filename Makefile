@@ -8,7 +8,7 @@ PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack ben
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint prose test-unit test-random mutants test-cluster kube-version bench lock proto reference clean python
+.PHONY: help demo docs test lint prose bytecode test-unit test-random mutants test-cluster kube-version bench lock proto reference clean python
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -54,7 +54,13 @@ prose: $(VENV)/.dev ## Record that files have fewer faults of prose than before
 test-unit: $(VENV)/.dev ## Unit, property and integration tests
 	@$(PYTEST) tests/unit tests/property tests/integration -n 4 --dist worksteal -q
 
-test: lint test-unit ## Everything that needs no root and no cluster (under 4 minutes)
+# Beside lint, which mostly takes one core: else each of the four would rewrite the assertions of all tests.
+bytecode: $(VENV)/.dev
+	@$(PYTEST) tests/unit tests/property tests/integration --collect-only -qq >/dev/null || true
+
+test: ## Everything that needs no root and no cluster (under 4 minutes)
+	@$(MAKE) --no-print-directory -j 2 lint bytecode
+	@$(MAKE) --no-print-directory test-unit
 
 # Examples and histories that nobody has seen; SEED=N runs those of an earlier run again.
 test-random: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))

@@ -126,7 +126,7 @@ def test_ctrl_c_while_simulate_loads_prints_no_traceback(module):
     assert (done.returncode, done.stderr.strip()) == (130, "")
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.2, 0.4, 0.8, 1.6])
+@pytest.mark.parametrize("after_s", [0.0, 0.2, 0.8])
 def test_ctrl_c_while_the_processes_of_simulate_load_prints_no_traceback(tmp_path, after_s):
     """A terminal sends the signal to all of them, and each printed a traceback of its own."""
     (tmp_path / "nodes.csv").write_text("sn,cpu_milli,memory_mib,gpu,model\nn,64000,65536,4,T4\n")

@@ -169,9 +169,8 @@ def two_hours(seed: int, **more) -> tuple[Cloud, int]:
     return cloud, len(stranded)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_two_hours_in_which_pods_come_and_end(seed):
-    cloud, stranded = two_hours(seed)
+def test_two_hours_in_which_pods_come_and_end():
+    cloud, stranded = two_hours(0)
     assert not stranded, "a node went whose pods had no cards elsewhere"
     for machine in cloud.removed:
         if machine.bought >= 0:
