@@ -3,12 +3,13 @@
 The names of a claim's fields in the API stand here and nowhere else, but for the body of a new claim.
 """
 
+import uuid
 from typing import Any, Final
 
 import msgspec
 
 from allocator.errors import QuantityError
-from allocator.names import CLAIM_LABEL, DRA_API, DRA_DRIVER, DRA_MEMORY
+from allocator.names import DRA_API, DRA_DRIVER, DRA_MEMORY
 from allocator.quantity import parse_bytes
 
 CLAIMS_PATH: Final = f"{DRA_API}/resourceclaims"
@@ -49,6 +50,16 @@ class AllocatedDevice(msgspec.Struct, rename="camel"):
     device: str
     share_id: str = msgspec.field(default="", name="shareID")
     consumed_capacity: dict[str, Any] | None = None
+
+    def make_share_id(self, pod_uid: str) -> str:
+        """Make the ID of this share as the extender gives it to a pod: another one for each amount and card.
+
+        Raises:
+            QuantityError: the amount is none.
+        """
+        amount = parse_bytes((self.consumed_capacity or {}).get(DRA_MEMORY, ""))
+        text = f"{pod_uid}/{self.pool}/{self.request}/{self.device}/{amount}"
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, text))
 
     def count_units(self, unit_mib: int) -> int | None:
         """Count the units of memory, a part of a unit as a whole one; None means all of the device.
@@ -131,8 +142,15 @@ class ClaimObject(msgspec.Struct):
 
     @property
     def is_for_limits(self) -> bool:
-        """Return True if the extender wrote it for a pod that asks by its limits: that pod is charged."""
-        owners = self.metadata.owner_references or ()
-        return (self.metadata.labels or {}).get(CLAIM_LABEL) == "true" and any(
-            owner.kind == "Pod" for owner in owners
-        )
+        """Return True if the extender allocated it for a pod that asks by its limits: that pod is charged.
+
+        The IDs of the shares tell: only a scheduler writes them, and kube-scheduler's are random. Label,
+        owner and name are anybody's who may create claims.
+        """
+        results, uid = self.results, self.owner_pod_uid
+        try:
+            return bool(uid and results) and all(
+                result.share_id == result.make_share_id(uid) for result in results or ()
+            )
+        except QuantityError:
+            return False

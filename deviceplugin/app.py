@@ -170,7 +170,9 @@ class Daemon:
         pods = (
             OwnPods(account, settings.resource, relist_wanted.set)
             if prepared is None
-            else OwnPods(account, settings.resource, relist_wanted.set, prepared.read_request)
+            else OwnPods(
+                account, settings.resource, relist_wanted.set, prepared.read_request, prepared.awaits_claim
+            )
         )
         metrics = Metrics()
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from allocator.claims import ClaimObject
+from allocator.claims import AllocatedDevice, ClaimObject
 from allocator.ids import device_names
 from allocator.names import (
     CLAIM_LABEL,
@@ -168,6 +168,7 @@ def claim_object(
     names = device_names([uuid(node, card) for card in range(16)])
     results = []
     for card, amount in shares:
+        result: dict[str, object]
         result = {"request": "r", "driver": driver, "pool": node, "device": names[uuid(node, card)]}
         given = f"{amount}Gi" if isinstance(amount, int) else amount
         results.append(result | ({} if given is None else {"consumedCapacity": {DRA_MEMORY: given}}))
@@ -178,6 +179,9 @@ def claim_object(
         "resourceVersion": str(version),
     }
     if of_pod is not None:
+        for result in results:
+            share = msgspec.convert(result, AllocatedDevice)
+            result["shareID"] = share.make_share_id(f"uid-{of_pod}")
         owner = {"apiVersion": "v1", "kind": "Pod", "name": of_pod, "uid": f"uid-{of_pod}"}
         metadata |= {"labels": {CLAIM_LABEL: "true"}, "ownerReferences": [owner]}
     reserved = [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods]

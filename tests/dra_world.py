@@ -11,7 +11,9 @@ from typing import Any
 
 import aiohttp
 import grpc
+import msgspec
 
+from allocator.claims import AllocatedDevice
 from allocator.ids import device_names
 from allocator.names import CLAIM_LABEL
 from deviceplugin.kubelet.wire import dra_pb2 as pb
@@ -109,7 +111,7 @@ class DraWorld(NodeWorld):
     ) -> str:
         """Create a claim with shares (card, GiB), a request for each, and a bound pod that has it.
 
-        With `label` it looks as those that the extender writes. `uuids` are the cards by number, where
+        With `label` it is as those that the extender writes. `uuids` are the cards by number, where
         they are not those of a test's own.
 
         Returns:
@@ -134,6 +136,8 @@ class DraWorld(NodeWorld):
             }
             for at, (number, gib) in enumerate(shares)
         ]
+        for result in results if label else ():
+            result["shareID"] = msgspec.convert(result, AllocatedDevice).make_share_id("u")
         use = {"name": "main", "image": "x", "resources": {"claims": [{"name": "c"}]}}
         spec = {
             "resourceClaims": [{"name": "c", "resourceClaimName": name}],

@@ -43,6 +43,7 @@ class Pod:
         admitted: status says that the kubelet has admitted exactly this UID.
         has_run: a container of it has run: there was a cgroup.
         terminal: phase Succeeded or Failed.
+        awaits_claim: the claim of its limits is not prepared, and others of its claims are.
         sizes: units of this node's cards by UUID, which the ledger fills in for a pod that asks for percent.
     """
 
@@ -55,6 +56,7 @@ class Pod:
     admitted: bool = False
     has_run: bool = False
     terminal: bool = False
+    awaits_claim: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -138,7 +140,7 @@ class PodAccount:
     def is_complete(self) -> bool:
         """True once the charge contains all that the pod will ever ask for."""
         known = self.admitted or not self.unserved_containers
-        return self.ended_at_s is not None or (self.bound and known)
+        return self.ended_at_s is not None or (self.bound and known and not self.pod.awaits_claim)
 
     @property
     def current_ids(self) -> dict[str, frozenset[str]]:

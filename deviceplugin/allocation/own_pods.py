@@ -1,9 +1,12 @@
 """Follows this node's pods with a reflector."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
+from allocator.errors import AllocatorError
+from allocator.ledger import Pod
 from allocator.request import PodRequest
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
@@ -22,6 +25,7 @@ class OwnPods:
         resource: Name of our extended resource that counts units.
         relist: Asks the reflector for a complete list.
         read_claims: Says what a pod has by claims, by the UID under which the kubelet runs it.
+        awaits_claim: Tells, of a pod that asks by its limits, whether it has other claims and not yet theirs.
 
     Attributes:
         seen_version: resourceVersion of the newest event that the ledger has.
@@ -36,6 +40,7 @@ class OwnPods:
         resource: str,
         relist: Callable[[], None],
         read_claims: Callable[[str], PodRequest | None] = lambda _: None,
+        awaits_claim: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._account = account
         self._resource = resource
@@ -44,6 +49,7 @@ class OwnPods:
         self._relisting = self._again = False
         self._living: set[str] | None = None
         self._read_claims = read_claims
+        self._awaits_claim = awaits_claim
         self._with_claims: dict[str, PodObject] = {}
         self._claims: dict[str, PodRequest] = {}
         self._missed = False
@@ -66,7 +72,7 @@ class OwnPods:
         """Read a pod again whose claims have changed; one that no watch has shown yet comes with it."""
         item = self._with_claims.get(runtime_uid)
         if item is not None:
-            pod, _ = item.to_ledger_pod(self._resource, self._find_claims(runtime_uid))
+            pod, _ = self._read_pod(item)
             if pod is not None:
                 self._keep(item)
                 self._account.ledger.apply_pod(pod, self._account.now_s())
@@ -101,7 +107,7 @@ class OwnPods:
         self._claims = {uid: request for uid, request in self._claims.items() if uid in self._with_claims}
         self._living = {item.runtime_uid for item in items if not item.status.is_terminal}
         for item in items:
-            pod, problem = item.to_ledger_pod(self._resource, self._find_claims(item.runtime_uid))
+            pod, problem = self._read_pod(item)
             self._complain(item, problem)
             if pod is not None:
                 pods.append(pod)
@@ -116,6 +122,13 @@ class OwnPods:
         if self._again:
             self.request_list()
         self._account.notify_subscribers()
+
+    def _read_pod(self, item: PodObject) -> tuple[Pod | None, AllocatorError | None]:
+        claimed = self._find_claims(item.runtime_uid)
+        pod, problem = item.to_ledger_pod(self._resource, claimed)
+        if pod is not None and pod.request is not claimed and self._awaits_claim(item.runtime_uid):
+            pod = replace(pod, awaits_claim=True)
+        return pod, problem
 
     def _find_claims(self, runtime_uid: str) -> PodRequest | None:
         """Say what a pod has, or had, by claims: the kubelet unprepares them before the API shows the end."""
@@ -135,7 +148,7 @@ class OwnPods:
             self._with_claims[item.runtime_uid] = item
         else:
             self._with_claims.pop(item.runtime_uid, None)
-        pod, problem = item.to_ledger_pod(self._resource, self._find_claims(item.runtime_uid))
+        pod, problem = self._read_pod(item)
         if pod is None:
             self._complain(item, problem)
             self._advance(resource_version)

@@ -16,8 +16,8 @@ PREFIX: Final = "gpupack.io-claim_"
 
 
 def device_of(claim_uid: str, request: str) -> str:
-    """Name the CDI device of one request of a claim."""
-    return f"{claim_uid}-{request.replace('/', '-')}"
+    """Name the CDI device of one request of a claim; no name of a request has an underscore."""
+    return f"{claim_uid}-{request.replace('/', '_')}"
 
 
 def edits_of(grant: ContainerGrant) -> dict[str, Any]:

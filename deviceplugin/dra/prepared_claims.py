@@ -142,6 +142,11 @@ class PreparedClaims:
             return None
         return PodRequest(tuple(ContainerRequest(name, count, "main") for name, count in units.items()))
 
+    def awaits_claim(self, pod_uid: str) -> bool:
+        """Tell whether a pod has prepared claims, and none that the extender wrote for its limits."""
+        claims = self.of_pod(pod_uid)
+        return bool(claims) and not any(claim.is_for_limits for claim in claims)
+
     def read(self) -> ClaimEntries:
         """Return all as the kubelet's checkpoint would have it; the same object until something changes."""
         return self._entries

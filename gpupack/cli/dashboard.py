@@ -60,7 +60,7 @@ def dashboard(**options: Any) -> None:
 def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) -> None:
     from gpupack.dashboard.app import serve_cluster, serve_file
     from gpupack.dashboard.browser import can_open_browser, open_browser
-    from gpupack.whatif.objects import load_nodes_and_pods
+    from gpupack.whatif.objects import load_objects
 
     settings = Settings(**options)
 
@@ -73,6 +73,6 @@ def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) 
         run_daemon(lambda stop: serve_cluster(settings, stop=stop, started=started))
         return
     raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
-    nodes, pods = load_nodes_and_pods(raw)
+    found = load_objects(raw)
     name = "standard input" if filename == "-" else filename
-    run_daemon(lambda stop: serve_file(settings, nodes, pods, name, stop=stop, started=started))
+    run_daemon(lambda stop: serve_file(settings, found, name, stop=stop, started=started))

@@ -15,8 +15,8 @@ From the cluster:            gpupack snapshot --out before
 Without names:               gpupack snapshot --out before --hash
 Policies on it:              gpupack simulate --nodes before/nodes.csv --pods before/pods.csv
 
-Pods that ask for GPU memory are written, with their arrival, start and end where the API server still knows
-them, and nodes with cards. See docs/ask.md.
+Pods that ask for GPU memory, or have it by claims, are written, with their arrival, start and end where the
+API server still knows them, and nodes with cards. See docs/ask.md.
 """
 
 

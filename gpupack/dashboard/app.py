@@ -30,7 +30,7 @@ from gpupack.usage.sampling import UsageSampler
 from gpupack.usage.store import HistoryFile, MemoryStore
 from gpupack.usage.times import parse_span
 from gpupack.whatif.fetching import DEFAULT
-from gpupack.whatif.objects import KubeNode, KubePod
+from gpupack.whatif.objects import KubeObjects
 from kubeapi.client import KubeClient
 from kubeapi.errors import Forbidden, KubeApiError
 from kubeapi.serving import start_serving
@@ -336,19 +336,17 @@ async def _answer_members(
 
 async def serve_file(
     settings: Settings,
-    nodes: Sequence[KubeNode],
-    pods: Sequence[KubePod],
+    found: KubeObjects,
     name: str,
     *,
     stop: asyncio.Event,
     started: Callable[[str], None],
 ) -> None:
-    """Serve the page of nodes and pods that were read from a file, until `stop` is set.
+    """Serve the page of objects that were read from a file, until `stop` is set.
 
     Args:
         settings: how to run.
-        nodes: of the file.
-        pods: of the file.
+        found: in the file.
         name: of the file.
         stop: ends it.
         started: called once with the URL.
@@ -359,8 +357,9 @@ async def serve_file(
     settings.check()
     async with AsyncExitStack() as stack:
         dashboard = Dashboard(settings, name, live=False)
-        dashboard.board.replace_nodes(nodes)
-        dashboard.board.replace_pods(pods)
+        dashboard.board.replace_nodes(found.nodes)
+        dashboard.board.replace_pods(found.pods)
+        dashboard.board.replace_claims(found.claims)
         dashboard.flush_changes()
         with dashboard.hub.open_page():  # somebody will look
             await dashboard.refresh_advice()

@@ -46,13 +46,14 @@ def apply_changes(
     gone = frozenset(without)
     nodes = {name: node for name, node in cluster.nodes.items() if name not in gone}
     pods = {uid: pod for uid, pod in cluster.pods.items() if pod.spec.node_name not in gone}
+    with_claims = {uid for claim in cluster.claims.values() if claim.results for uid in claim.pods}
     for name in sorted(gone):
         there = [
             pod
-            for pod in cluster.pods.values()
+            for uid, pod in cluster.pods.items()
             if pod.spec.node_name == name
             and not is_terminal(pod.status.phase)
-            and read_requested_unit(pod) is not None
+            and (read_requested_unit(pod) is not None or uid in with_claims)
         ]
         if there:
             notes.append(

@@ -20,6 +20,7 @@ from allocator.request import PodRequest
 from gpupack.errors import InputError
 from gpupack.whatif.objects import KubeNode, KubePod, is_placeholder, load_objects
 from gpupack.whatif.unknown_requests import drop_unknown_policies
+from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudget, DisruptionBudgets
@@ -244,7 +245,21 @@ class Cluster:
                 f"{_are(len(without), len(self.nodes))} left out: "
                 f"no gpupack daemon has published cards there{first}"
             )
+        if self._lacks_claims:
+            notes.append(
+                "ResourceClaims were not read: what is allocated and not prepared yet is not counted; "
+                "allowed: the right to list them, or `kubectl get nodes,pods,resourceclaims -A -o json`"
+            )
         return (*notes, *self.policies.warnings)
+
+    @property
+    def _lacks_claims(self) -> bool:
+        """Whether there must be claims on nodes that serve them, and none were read."""
+        if self.claims or not any(record.serves_claims for record in self.state.node_records.values()):
+            return False
+        return any(
+            pod.spec.resource_claims and not is_terminal(pod.status.phase) for pod in self.pods.values()
+        )
 
     def _list_excluded(self, reason: Exclusion) -> tuple[str, ...]:
         nodes = self.state.nodes

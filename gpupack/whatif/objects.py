@@ -191,12 +191,6 @@ class KubeObjects:
     claims: list[KubeClaim]
 
 
-def load_nodes_and_pods(text: str | bytes) -> tuple[list[KubeNode], list[KubePod]]:
-    """Read the output of `kubectl get nodes,pods -A -o json`; raises as `load_objects`."""
-    found = load_objects(text)
-    return found.nodes, found.pods
-
-
 def load_objects(text: str | bytes) -> KubeObjects:
     """Read `kubectl get nodes,pods -A -o json`; PodDisruptionBudgets and ResourceClaims may be in it too.
 

@@ -165,12 +165,14 @@ class _Warnings:
         cluster, unit_mib = self.scenario.cluster, self.scenario.unit_mib
         pod = next(pod for pod in cluster.pods.values() if pod.full_name == name)
         request = cluster.read_request(pod)
-        asked = format_demands(request.demands, cluster.unit_mib) if request is not None else "no"
+        asked = "the shares of its claims"
+        if request is not None:
+            asked = f"{format_demands(request.demands, cluster.unit_mib)} of GPU memory"
         cpu_milli, memory_bytes = sum_host_requests(pod)
         besides = f"{cpu_milli / 1000:g} CPU and {format_memory(-(-memory_bytes // _MIB), 1)} of memory"
         unit = "" if unit_mib == cluster.unit_mib else f", in units of {format_memory(1, unit_mib)},"
         return (
-            f" asks for {asked} of GPU memory, {besides}: that{unit} fits on no node even when it is empty; "
+            f" asks for {asked}, {besides}: that{unit} fits on no node even when it is empty; "
             "the pod is kept and will fail"
         )
 

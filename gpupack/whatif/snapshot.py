@@ -4,21 +4,22 @@ import csv
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Final
 
 from allocator.names import QUEUE_NAME
-from allocator.request import WHOLE, PodRequest
+from allocator.request import WHOLE, ContainerRequest, PodRequest
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster, read_requested_unit
 from gpupack.whatif.objects import KubePod
 from gpupack.whatif.unknown_requests import drop_unknown_policies
 from kubeapi.metadata import parse_time
 from kubeapi.podstate import is_terminal
-from scheduler_plugin.cache.claim_charges import read_claim
+from scheduler_plugin.cache.charges import NodeRecord
+from scheduler_plugin.cache.claim_charges import read_claim, sum_shares
 from scheduler_plugin.cache.pods import parse_pod_request, sum_host_requests, sum_other_requests
 from scheduler_plugin.simulator.trace import (
     CARD,
@@ -64,10 +65,15 @@ _NO_MODEL: Final = (
     "pod admits",
     "no model that is there, and in the file any model",
 )
-_CLAIMS: Final = (
-    "ResourceClaims with shares of cards are",
-    "ResourceClaim with shares of cards is",
-    "left out: pods ask by limits in these files",
+_CLAIMS_LEFT_OUT: Final = (
+    "ResourceClaims are",
+    "ResourceClaim is",
+    "left out: of no pod, or of one that also asks by limits",
+)
+_BY_CLAIMS: Final = (
+    "pods with ResourceClaims ask",
+    "pod with ResourceClaims asks",
+    "in the file by limits for as much, of any model",
 )
 
 _MIB: Final = 1 << 20
@@ -132,16 +138,14 @@ def make_snapshot(
     notes: Counter[_Note] = Counter()
     models = {model for model in _models(cluster) if model}
     usual = _usual(cluster, scale)
+    claimed = _read_claims(cluster, notes)
     rows = [
         (*row, *(dict(sum_other_requests(pod)).get(name, 0) for name in others))
-        for pod in cluster.pods.values()
-        if (row := _pod(cluster, pod, name_of, scale, usual, models, notes))
+        for uid, pod in cluster.pods.items()
+        if (row := _pod(cluster, pod, claimed.get(uid), name_of, scale, usual, models, notes))
     ]
     rows.sort(key=lambda row: (row[POD_HEADER.index(CREATED_COLUMN)], row[0]))
-    for claim in cluster.claims.values():
-        if read_claim(claim, cluster.unit_mib):
-            notes[_CLAIMS] += 1
-    written = tuple(_nodes(cluster, name_of, scale, notes, others))
+    written = tuple(_nodes(cluster, claimed, name_of, scale, notes, others))
     told = tuple(
         f"{count} {one if count == 1 else many} {text}" for (many, one, text), count in sorted(notes.items())
     )
@@ -187,8 +191,37 @@ def _usual(cluster: Cluster, scale: _Scale) -> int:
     return max(1, scale.card(max(counts, key=lambda size: (counts[size], size)))) if counts else 1
 
 
+def _read_claims(cluster: Cluster, notes: Counter[_Note]) -> dict[str, PodRequest]:
+    """Read what pods have by claims as if they asked for it by limits, a container for each share, by UID.
+
+    A claim that several pods share is the first one's.
+    """
+    shares: dict[str, list[int]] = {}
+    for claim in cluster.claims.values():
+        allocated = read_claim(claim, cluster.unit_mib)
+        uid = next((uid for uid in claim.pods if uid in cluster.pods), None)
+        if not allocated:
+            continue
+        if uid is None or read_requested_unit(cluster.pods[uid]) is not None:
+            notes[_CLAIMS_LEFT_OUT] += 1
+            continue
+        for node, mine in allocated.items():
+            record = cluster.state.node_records.get(node, NodeRecord(node))
+            for share in mine.shares:
+                units = max(sum_shares((share,), record.uuids, record.sizes).values(), default=share[1] or 0)
+                shares.setdefault(uid, []).extend([units] if units else [])
+    if shares:
+        notes[_BY_CLAIMS] = len(shares)
+    return {
+        uid: PodRequest(tuple(ContainerRequest(str(at), count, "main") for at, count in enumerate(units)))
+        for uid, units in shares.items()
+        if units
+    }
+
+
 def _nodes(
     cluster: Cluster,
+    claimed: Mapping[str, PodRequest],
     name_of: Callable[[str, str], str],
     scale: _Scale,
     notes: Counter[_Note],
@@ -196,7 +229,7 @@ def _nodes(
 ) -> list[Row]:
     """A row for each node with cards; one whose cards differ in model or size becomes several."""
     arrays = cluster.state.nodes
-    besides = _besides(cluster, others)
+    besides = _besides(cluster, claimed, others)
     rows: list[Row] = []
     for name in arrays.sorted_names:
         row = arrays.rows[name]
@@ -220,7 +253,9 @@ def _nodes(
     return rows
 
 
-def _besides(cluster: Cluster, others: Sequence[str]) -> dict[str, list[int]]:
+def _besides(
+    cluster: Cluster, claimed: Mapping[str, PodRequest], others: Sequence[str]
+) -> dict[str, list[int]]:
     """Count what pods without cards leave of every node: thousandths of a core, MiB, further resources."""
     cluster.state.set_other_resources(others)
     arrays = cluster.state.nodes
@@ -233,7 +268,8 @@ def _besides(cluster: Cluster, others: Sequence[str]) -> dict[str, list[int]]:
         for name, row in arrays.rows.items()
     }
     for uid, record in cluster.state.pods.items():
-        if record.node in left and not record.ended and record.charged is None and uid in cluster.pods:
+        is_written = record.charged is not None or uid in claimed
+        if record.node in left and not record.ended and not is_written and uid in cluster.pods:
             amounts = dict(record.other_resources)
             uses = (record.cpu_milli, record.memory_bytes, *(amounts.get(name, 0) for name in others))
             left[record.node] = [has - use for has, use in zip(left[record.node], uses, strict=True)]
@@ -243,17 +279,17 @@ def _besides(cluster: Cluster, others: Sequence[str]) -> dict[str, list[int]]:
 def _pod(
     cluster: Cluster,
     pod: KubePod,
+    claimed: PodRequest | None,
     name_of: Callable[[str, str], str],
     scale: _Scale,
     usual: int,
     models: set[str],
     notes: Counter[_Note],
 ) -> Row | None:
-    """A row of a pod, None where it asks for no cards that can be given."""
-    unit = read_requested_unit(pod)
-    if unit is None:
+    """A row of a pod, None where it asks for no cards that can be given; `claimed`: what it has by claims."""
+    if claimed is None and read_requested_unit(pod) is None:
         return None
-    request = parse_pod_request(drop_unknown_policies(pod), cluster.state.resource).request
+    request = claimed or parse_pod_request(drop_unknown_policies(pod), cluster.state.resource).request
     if request is None:
         notes[_LEFT_OUT] += 1
         return None

@@ -133,7 +133,7 @@ class ClaimWriter:
             return
         for found, claim in claims:
             uid = claim.owner_pod_uid
-            if claim.share_ids and self._is_pending(uid):
+            if claim.is_for_limits and self._is_pending(uid):
                 async with self._lock(uid):
                     await self._deallocate(found)
 

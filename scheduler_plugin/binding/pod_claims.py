@@ -4,7 +4,6 @@ Kubernetes knows such claims (KEP-5004): the kubelet serves a container by the c
 names, in place of the device plugin. It obeys that status whoever wrote it.
 """
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -101,12 +100,13 @@ def claim_of(
             driver=DRA_DRIVER,
             pool=node,
             device=device_names(sizes)[card],
-            share_id=str(uuid.uuid5(uuid.NAMESPACE_URL, f"{pod.uid}/{node}/{name}/{card}/{units}")),
             consumed_capacity={DRA_MEMORY: canonical(f"{units * unit_mib}Mi")},
         )
         for name, cards in shares.items()
         for card, units in cards
     ]
+    for result in results:
+        result.share_id = result.make_share_id(pod.uid)
     if len(results) > MOST_RESULTS:
         raise CommitError(
             f"pod {pod.namespace}/{pod.name} asks for {len(results)} shares of cards: "

@@ -7,11 +7,15 @@ import signal
 import sys
 
 import aiohttp
+import msgspec
 import pytest
 
+from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from benchmarks.dashboard import shown
 from benchmarks.fleet import Fleet
 from gpupack.cli.app import main
+from gpupack.dashboard.records import NodeTile
+from tests.cluster_builders import claim_object, node_object
 
 
 @pytest.fixture
@@ -51,6 +55,19 @@ async def test_a_file_is_shown_until_ctrl_c(command, session):
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 0
     assert await process.stderr.read() == b""
+
+
+async def test_a_file_is_shown_with_what_claims_have(command, session):
+    node = node_object("n", (16, 16), extra={NODE_SERVES: SERVES_CLAIMS}, allocatable_units=0)
+    items = [node | {"kind": "Node"}, claim_object("c", (0, 10), pods=["x"])]
+    text = json.dumps({"kind": "List", "items": items}).encode()
+    process = await command("-f", "-", "--port", 0, stdin=text, end=False)
+    line = (await process.stdout.readline()).decode()
+    async with session.get(f"{line.split()[2]}api/state") as answer:
+        (tile,) = msgspec.convert((await answer.json())["nodes"], list[NodeTile])
+    assert [card.free for card in tile.cards] == [6, 16]
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 0
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from gpupack.cli.app import cli
 from gpupack.dashboard.advice import explain_pods, list_waiting_pods
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.embedded import EmbeddedCluster, wait_until
-from gpupack.whatif.objects import load_nodes_and_pods
+from gpupack.whatif.objects import load_objects
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.controller.settings import QueueSettings
@@ -270,9 +270,9 @@ def test_advise_moves_pods_that_name_them():
 @pytest.mark.usefixtures("installed")
 def test_the_dashboard_knows_them():
     board = ClusterBoard()
-    nodes, pods = load_nodes_and_pods(TEXT)
-    board.replace_nodes(nodes)
-    board.replace_pods(pods)
+    found = load_objects(TEXT)
+    board.replace_nodes(found.nodes)
+    board.replace_pods(found.pods)
     cluster = board.get_cluster()
     (answer,) = explain_pods(cluster, list_waiting_pods(cluster), board.find_queued)
     assert (answer.state, answer.notes) == ("fits", ())

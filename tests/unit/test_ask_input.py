@@ -12,7 +12,7 @@ from gpupack.cli.app import cli
 from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_empty, advise_start
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
-from gpupack.whatif.objects import load_nodes_and_pods
+from gpupack.whatif.objects import load_objects
 from tests.ask_world import EXAMPLE, Node, Pod, World
 
 
@@ -74,7 +74,7 @@ def test_a_pod_as_kubectl_and_our_own_answers_write_it():
 )
 def test_a_file_of_something_else(text, said):
     with pytest.raises(InputError) as raised:
-        load_nodes_and_pods(text)
+        load_objects(text)
     assert said in str(raised.value)
     assert "kubectl get nodes,pods -A -o json" in str(raised.value)
 

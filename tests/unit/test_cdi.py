@@ -22,6 +22,7 @@ from deviceplugin.containers.device_lists import (
     DeviceListStrategies,
 )
 from deviceplugin.containers.device_nodes import DeviceNodes
+from deviceplugin.dra.cdi_files import device_of
 from deviceplugin.gpus.api.vendor import UNNAMED
 from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.profile import load_profile
@@ -343,3 +344,8 @@ def test_a_specification_is_parsed_once_as_long_as_it_stays(
     found.refresh(CARDS)
     assert parsing.call_count == 3
     assert found.name_cards(UUIDS) == (f"{KIND}={UUIDS[0]}", f"gpupack.io/gpu={UUIDS[1]}")
+
+
+def test_every_request_of_a_claim_has_a_device_of_its_own() -> None:
+    assert device_of("uid", "card") == "uid-card"
+    assert device_of("uid", "card/large") != device_of("uid", "card-large")

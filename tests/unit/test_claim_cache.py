@@ -91,6 +91,21 @@ def test_a_claim_that_the_extender_wrote_for_a_pod_is_that_pods_charge() -> None
     assert assumed(state) == [0, 0]
 
 
+def test_a_claim_that_only_looks_as_if_the_extender_had_written_it_counts() -> None:
+    """Whoever may create claims writes label, owner and name; the IDs of shares he does not."""
+    state = state_of_claims()
+    written = claim("c", (0, 10), of_pod="p", pods=["p"])
+    for share_id in ("", "7d0a3c5e-5d3f-4b0e-9a39-2f6d2f0c5a11"):
+        (result,) = written.results or ()
+        result.share_id = share_id
+        state.claims.apply(written, 0)
+        assert assumed(state) == [10, 0]
+    (result,) = written.results or ()
+    result.share_id = result.make_share_id("uid-another")
+    state.claims.apply(written, 0)
+    assert assumed(state) == [10, 0]
+
+
 def test_claims_of_other_drivers_and_unknown_devices_have_none_of_our_cards() -> None:
     state = state_of_claims()
     state.claims.apply(claim("c", (0, 10), driver="gpu.nvidia.com"), 0)

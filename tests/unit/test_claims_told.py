@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from allocator.names import CLAIM_LABEL, NODE_SERVES, SERVES_CLAIMS
+import gpupack
+from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.diagnose.why import explain_pod
 from gpupack.inventory.objects import load_nodes
@@ -14,8 +15,8 @@ from gpupack.whatif.changes import apply_changes
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion, answer_fit
 from gpupack.whatif.objects import KubeClaim, KubeNode
-from gpupack.whatif.snapshot import make_snapshot
-from tests.cluster_builders import claim, claim_object, node_object, pod_object
+from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER, make_snapshot
+from tests.cluster_builders import claim, claim_object, container, node_object, pod_object
 from tests.unit.test_claim_cache import state_of_claims
 
 
@@ -70,6 +71,11 @@ def test_changed_clusters_keep_their_claims() -> None:
         assert each.state.nodes.free[each.state.nodes.rows["n"], :2].tolist() == [6, 11]
 
 
+def test_pods_with_claims_are_told_to_go_with_their_node() -> None:
+    _, told = apply_changes(with_claim_pod((0, 10)), ["n"], [])
+    assert told[0].startswith("2 pods that run on n are gone with it")
+
+
 def test_words_without_a_pod_still_contain_the_claims() -> None:
     made = node_object("n", (16, 16), (10, 0), holds=["uid-p"], claims={"uid-one": {0: 10}})
     node = json.dumps({"items": [made | {"kind": "Node"}]})
@@ -109,11 +115,60 @@ def test_claims_of_a_file_are_read_by_their_kind() -> None:
     assert all(isinstance(each, KubeClaim) for each in Cluster.from_json(items()).claims.values())
 
 
-def test_a_snapshot_says_how_many_claims_its_files_leave_out() -> None:
-    """Those that the extender wrote belong to pods that are in the files."""
-    told = "ResourceClaims with shares of cards are left out: pods ask by limits in these files"
-    assert make_snapshot(Cluster.from_json(items())).notes == (f"2 {told}",)
+ONE_LEFT_OUT = "1 ResourceClaim is left out: of no pod, or of one that also asks by limits"
+TWO_LEFT_OUT = "2 ResourceClaims are left out: of no pod, or of one that also asks by limits"
+WRITTEN = "1 pod with ResourceClaims asks in the file by limits for as much, of any model"
+
+
+def with_claim_pod(*shares: tuple[int, int | str | None], **changes: object) -> Cluster:
+    """A cluster with a pod x that has the claim one."""
     found = json.loads(items())
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": "w", "uid": "uid-w", "controller": True}
-    found["items"][2]["metadata"] |= {"labels": {CLAIM_LABEL: "true"}, "ownerReferences": [owner]}
-    assert make_snapshot(Cluster.from_json(json.dumps(found))).notes == (f"1 {told}",)
+    found["items"][2] = claim_object("one", *shares, version=1, pods=["x", "y"])
+    spec: dict[str, object] = {"resourceClaims": [{"name": "card", "resourceClaimName": "one"}]}
+    plain = [{"name": "main", "resources": {"requests": {"cpu": "2"}}}]
+    for name in ("x", "y"):
+        options = {"containers": plain, "node": "n", "spec": spec, **changes}
+        found["items"].append(pod_object(name, **options) | {"kind": "Pod"})  # type: ignore[arg-type]
+    return Cluster.from_json(json.dumps(found))
+
+
+def test_a_snapshot_has_pods_with_claims_with_what_they_have() -> None:
+    cluster = with_claim_pod((0, 10), (1, None))
+    found = make_snapshot(cluster)
+    assert found.notes == (ONE_LEFT_OUT, WRITTEN)
+    pods = {row[0]: dict(zip(POD_HEADER, row, strict=True)) for row in found.pods}
+    assert pods.keys() == {"default/w", "default/x"}, "y shares the claim of x"
+    row = pods["default/x"]
+    assert (row["num_gpu"], row["gpu_units"], row["gpu_milli"], row["cpu_milli"]) == (2, "10|16", 812, 2000)
+    (node,) = found.nodes
+    # x is in the list of pods; y, which has no card of its own, takes two cores besides.
+    assert dict(zip(NODE_HEADER, node, strict=True))["cpu_milli"] == 38_000
+    assert make_snapshot(cluster, unit_mib=2048).pods[1][POD_HEADER.index("gpu_units")] == "5|8"
+
+
+def test_a_snapshot_has_pods_that_ask_by_limits_once() -> None:
+    """Claims that the extender wrote belong to pods that ask by limits."""
+    assert make_snapshot(Cluster.from_json(items())).notes == (TWO_LEFT_OUT,)
+    found = json.loads(items())
+    found["items"][2] = claim_object("one", (0, 10), version=1, pods=["w"], of_pod="w")
+    assert make_snapshot(Cluster.from_json(json.dumps(found))).notes == (ONE_LEFT_OUT,)
+    besides = with_claim_pod((0, 10), containers=[container("main", 4)])
+    assert make_snapshot(besides).notes == (TWO_LEFT_OUT,)
+    assert [row[POD_HEADER.index("gpu_units")] for row in make_snapshot(besides).pods] == [8, 4, 4]
+
+
+def test_the_simulator_runs_pods_with_claims() -> None:
+    means = gpupack.simulate(with_claim_pod((0, 10), (1, None)), inflation=1e-6)
+    (mean,) = means.values()
+    assert mean["pods"] == 2
+
+
+def test_a_file_without_the_claims_that_must_be_there_says_so() -> None:
+    found = with_claim_pod((0, 10))
+    assert not found.list_omissions()
+    without = Cluster(found.nodes, found.pods, found.unit_mib)
+    (told,) = without.list_omissions()
+    assert told.startswith("ResourceClaims were not read")
+    assert answer_fit(without, FitQuestion(6)).notes == (told,)
+    ended = with_claim_pod((0, 10), phase="Succeeded")
+    assert not Cluster(ended.nodes, ended.pods, ended.unit_mib).list_omissions()

@@ -1,7 +1,8 @@
 """The own Node and its pods as reflectors deliver them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject, PodObject
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
+from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
 from deviceplugin.publishing.allocations import list_allocations
 from kubeapi.errors import Unreachable
 from kubeapi.podstate import MIRROR_ANNOTATION
@@ -31,7 +33,15 @@ def pods(of: LedgerService, relist: Callable[[], None] = lambda: None) -> OwnPod
     return OwnPods(of, GIB, relist)
 
 
-def pod(uid: str, version: int, *, units: int = 3, phase: str = "Pending", **annotations: str) -> PodObject:
+def pod(
+    uid: str,
+    version: int,
+    *,
+    units: int = 3,
+    phase: str = "Pending",
+    claims: Sequence[str] = (),
+    **annotations: str,
+) -> PodObject:
     manifest = {
         "metadata": {
             "name": f"pod-{uid}",
@@ -40,7 +50,10 @@ def pod(uid: str, version: int, *, units: int = 3, phase: str = "Pending", **ann
             "resourceVersion": str(version),
             "annotations": annotations,
         },
-        "spec": {"containers": [{"name": "main", "resources": {"limits": {GIB: units}}}]},
+        "spec": {
+            "containers": [{"name": "main", "resources": {"limits": {GIB: units}}}],
+            "resourceClaims": [{"name": name} for name in claims],
+        },
         "status": {"phase": phase},
     }
     return msgspec.json.decode(json.dumps(manifest), type=PodObject)
@@ -53,6 +66,31 @@ def node(version: int, **annotations: str) -> NodeObject:
         "status": {"capacity": words, "allocatable": words},
     }
     return msgspec.json.decode(json.dumps(manifest), type=NodeObject)
+
+
+def test_a_pod_that_also_has_claims_is_accounted_once_the_claim_of_its_limits_is_prepared() -> None:
+    """Until then the scheduler counts its limits: a claim that is there says nothing of them."""
+    prepared = PreparedClaims(Path("unused"), GIB)
+    of = LedgerService(Ledger(cards(8, 8)), prepared.read, GIB)
+    view = OwnPods(of, GIB, lambda: None, prepared.read_request, prepared.awaits_claim)
+    view.replace([pod("a", 4, claims=["c"])], "5")
+
+    def prepare(name: str, ids_: Collection[str], *, is_for_limits: bool) -> dict[str, dict[int, int]]:
+        mine = {"main": list(ids_)}
+        prepared.add(PreparedClaim(name, "ns", name, "a", "pod-a", mine, (), {}, is_for_limits))
+        of.read_checkpoint()
+        view.claims_changed("a")
+        return of.ledger.published_holds()
+
+    assert prepare("c", ids("c0", 0, 1), is_for_limits=False) == {}
+    assert of.ledger.used() == (2, 0)
+    assert prepare("of-a", ids("c1", 0, 1, 2), is_for_limits=True) == {"a": {0: 2, 1: 3}}
+
+    prepared.remove("of-a")
+    prepared.remove("c")
+    of.read_checkpoint()
+    view.event("MODIFIED", pod("a", 6, claims=["c"]), "6")
+    assert of.ledger.published_holds() == {"a": {0: 2, 1: 3}}, "let go, and not ended yet"
 
 
 def test_pods_come_by_list_and_by_events():

@@ -288,6 +288,18 @@ async def test_the_sweep_leaves_claims_of_bound_and_of_unknown_pods() -> None:
     assert len(api.allocated) == 1
 
 
+async def test_the_sweep_leaves_a_claim_that_kube_scheduler_allocated_whatever_its_label_says() -> None:
+    api = Claims()
+    world = World(api)
+    await world.binder.bind(*ARGS)
+    (found,) = api.claims.values()
+    found["status"]["allocation"]["devices"]["results"][0]["shareID"] = "7d0a3c5e-5d3f-4b0e-9a39-2f6d2f0c5a11"
+    other = World(api)
+    assert other.state.is_pending("uid-p")
+    await other.claims.sweep()
+    assert len(api.allocated) == 1
+
+
 async def test_a_claim_of_that_name_of_another_pod_is_left_alone() -> None:
     api = Claims()
     world = World(api)

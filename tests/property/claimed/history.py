@@ -5,6 +5,7 @@ ordinary pods. The kubelet has them prepared. Claims and pods are deleted by for
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ import msgspec
 
 from allocator.claims import ClaimObject
 from allocator.ids import device_names
-from allocator.names import POD_ASSIGNED
+from allocator.names import CLAIM_LABEL, POD_ASSIGNED
 from allocator.records import load_assigned
 from deviceplugin.errors import AllocationRefusedError
 from scheduler_plugin.binding.committer import Committer, PendingBinding
@@ -24,7 +25,7 @@ from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.property.undercount.scene import ViolationError
 
-from .api import NODE, Json, ModelApi, units_by_device
+from .api import NODE, Json, ModelApi
 from .node import RESOURCE, UNIT_MIB, ModelDaemon
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Extender:
             claim = msgspec.convert(item, type=ClaimObject)
             before = self.heard.get(claim.metadata.uid)
             if before is not None and before.results and (gone or not claim.results):
-                self.had[claim.metadata.uid] = now, units_by_device(before)
+                self.had[claim.metadata.uid] = now, self.api.units_by_device(before)
             if gone:
                 self.heard.pop(claim.metadata.uid, None)
                 state.claims.delete(claim, version, now)
@@ -241,41 +242,54 @@ class History:
         return self.random.choice(items) if items else None
 
     def _create(self) -> None:
-        """An ordinary pod, one with a claim of its own, or one that shares a claim."""
+        """An ordinary pod, one with a claim of its own, one that has both, or one that shares a claim."""
         if len(self.api.pods) >= MAX_PODS:
             return
         number = next(self.numbers)
         name, uid, units = f"p{number}", f"u{number}", self.random.randint(1, 5)
         container: Json = {"name": "main"}
         spec: Json = {"containers": [container]}
-        kind = self.random.choice(("limits", "own", "shared"))
+        kind = self.random.choice(("limits", "limits", "own", "own", "shared", "shared", "both"))
         pod = {"metadata": {"name": name, "namespace": "default", "uid": uid}, "spec": spec}
-        if kind == "limits":
-            container["resources"] = {"limits": {RESOURCE: str(units)}, "requests": {RESOURCE: str(units)}}
-        else:
-            claim = f"c{number}" if kind == "own" else f"s{self.random.randrange(2)}"
-            container["resources"] = {"claims": [{"name": "card"}]}
+        amounts: Json = {}
+        if kind in ("limits", "both"):
+            amounts = {"limits": {RESOURCE: str(units)}, "requests": {RESOURCE: str(units)}}
+            container["resources"] = amounts
+        if kind != "limits":
+            claim = f"s{self.random.randrange(2)}" if kind == "shared" else f"c{number}"
+            container["resources"] = {**amounts, "claims": [{"name": "card"}]}
             spec["resourceClaims"] = [{"name": "card", "resourceClaimName": claim}]
             if all(each["metadata"]["name"] != claim for each in self.api.claims.values()):
                 metadata: Json = {"name": claim, "namespace": "default", "uid": f"{claim}-{number}"}
                 metadata["annotations"] = {"units": str(units)}
-                if kind == "own":
+                if kind != "shared":
+                    # Some look as if the extender had written them.
+                    metadata["labels"] = {CLAIM_LABEL: "true"} if number % 2 else {}
                     metadata["ownerReferences"] = [{"kind": "Pod", "name": name, "uid": uid}]
                 self.api.put("claims", {"metadata": metadata})
         self._say(f"create {name} {kind} {units}")
         self.api.put("pods", {**pod, "status": {"phase": "Pending"}})
 
-    def _waiting(self, *, ordinary: bool) -> list[Json]:
+    def _waiting(self) -> list[Json]:
         return [
             pod
             for pod in self.api.pods.values()
-            if not pod["spec"].get("nodeName")
-            and pod["status"]["phase"] == "Pending"
-            and ("resourceClaims" in pod["spec"]) != ordinary
+            if not pod["spec"].get("nodeName") and pod["status"]["phase"] == "Pending"
         ]
 
+    def _are_allocated(self, pod: Json) -> bool:
+        """Whether the claims that a pod names are allocated; once it is bound, also that of its limits."""
+        names = {each["resourceClaimName"] for each in pod["spec"].get("resourceClaims") or ()}
+        if pod["spec"].get("nodeName") and asks(pod):
+            names.add((pod["status"].get("extendedResourceClaimStatus") or {}).get("resourceClaimName"))
+        found = [claim for claim in self.api.claims_of(pod) if claim["metadata"]["name"] in names]
+        return len(found) == len(names) and all(
+            (claim.get("status") or {}).get("allocation") for claim in found
+        )
+
     def _schedule(self) -> None:
-        pod = self._pick(self._waiting(ordinary=True))
+        """kube-scheduler has the extender bind a pod that asks by its limits, with its claims allocated."""
+        pod = self._pick([pod for pod in self._waiting() if asks(pod) and self._are_allocated(pod)])
         if pod is not None and pod["metadata"]["uid"] in self.extender.state.pods:
             before = len(self.extender.under_way)
             self.extender.schedule(pod)
@@ -289,7 +303,7 @@ class History:
         """Units of each device that claims have, as kube-scheduler sees it."""
         units: dict[str, int] = {}
         for item in self.api.claims.values():
-            for device, count in units_by_device(msgspec.convert(item, type=ClaimObject)).items():
+            for device, count in self.api.units_by_device(msgspec.convert(item, type=ClaimObject)).items():
                 units[device] = units.get(device, 0) + count
         return units
 
@@ -297,9 +311,10 @@ class History:
         """A claim that is not allocated, with a pod that waits for it."""
         found = [
             (claim, pod)
-            for pod in self._waiting(ordinary=False)
+            for pod in self._waiting()
             for claim in self.api.claims_of(pod)
-            if not (claim.get("status") or {}).get("allocation")
+            if "units" in (claim["metadata"].get("annotations") or {})
+            and not (claim.get("status") or {}).get("allocation")
         ]
         return self._pick(found)  # type: ignore[no-any-return]
 
@@ -328,11 +343,10 @@ class History:
 
     def _bind(self) -> None:
         """Bind a pod whose claims are allocated, after it is among those that may use them."""
-        pod = self._pick(self._waiting(ordinary=False))
-        claims = self.api.claims_of(pod) if pod is not None else []
-        if not claims or not all((claim.get("status") or {}).get("allocation") for claim in claims):
+        pod = self._pick([pod for pod in self._waiting() if not asks(pod) and self._are_allocated(pod)])
+        if pod is None:
             return
-        uid = pod["metadata"]["uid"]
+        claims, uid = self.api.claims_of(pod), pod["metadata"]["uid"]
         for claim in claims:
             status = claim["status"]
             users = [one["uid"] for one in status.get("reservedFor") or ()]
@@ -356,8 +370,7 @@ class History:
             self.daemon.publish()
 
     def _answer(self) -> None:
-        if self.daemon.up:
-            self.daemon.slow.answer()
+        if self.daemon.up and self.daemon.slow.answer():
             self.daemon.pump()
             self._gather()
 
@@ -382,9 +395,13 @@ class History:
         if pod is None or pod["metadata"]["uid"] in self.admitting:
             return
         uid, claims = pod["metadata"]["uid"], self.api.claims_of(pod)
-        ready = claims and all(
-            uid in {one["uid"] for one in (claim.get("status") or {}).get("reservedFor") or ()}
-            for claim in claims
+        ready = (
+            self._are_allocated(pod)
+            and claims
+            and all(
+                uid in {one["uid"] for one in (claim.get("status") or {}).get("reservedFor") or ()}
+                for claim in claims
+            )
         )
         if not ready:
             return
@@ -508,6 +525,8 @@ class History:
         if counted is None:
             return
         due = self._due(prepared)
+        for uuid, units in self._bound(prepared):
+            due[uuid] = due.get(uuid, 0) + units
         for number, card in enumerate(self.daemon.cards):
             units = min(card.size_units, due.get(card.uuid, 0))
             if counted[number] < units:
@@ -523,13 +542,13 @@ class History:
         due: dict[str, int] = {}
         shares = dict(prepared)
         for uid, claim in self.extender.heard.items():
-            if not claim.is_for_limits and uid not in shares:
-                shares[uid] = {uuids[name]: count for name, count in units_by_device(claim).items()}
+            if not uid.startswith("of-") and uid not in shares:
+                shares[uid] = {uuids[name]: count for name, count in self.api.units_by_device(claim).items()}
         for uid, mine in shares.items():
             if uid in prepared and not uid.startswith("of-"):
                 told_s, had = self.extender.had.get(uid, (now, {}))
                 heard = self.extender.heard.get(uid)
-                known = units_by_device(heard) if heard is not None and heard.results else had
+                known = self.api.units_by_device(heard) if heard is not None and heard.results else had
                 # A claim that is allocated anew has other cards, of which it may not have heard yet.
                 if {uuids[name]: count for name, count in known.items()} != mine:
                     continue
@@ -545,6 +564,14 @@ class History:
             for uuid, count in mine.items():
                 due[uuid] = due.get(uuid, 0) + count
         return due
+
+    def _bound(self, prepared: dict[str, dict[str, int]]) -> Iterator[tuple[str, int]]:
+        """Give cards with units of pods that the extender has seen bound, and whose claim is not prepared."""
+        for uid, pod in self.extender.state.pods.items():
+            if not pod.node or pod.ended or pod.assigned is None or f"of-{uid}" in prepared:
+                continue
+            if self.api.is_live(uid):  # the words may have seen an end of which the extender has not heard
+                yield from pod.assigned["main"]
 
     def rest(self) -> None:
         """Deliver everything, give time to everything, and compare all views."""
@@ -582,8 +609,7 @@ class History:
         for uid, pod in list(self.api.pods.items()):
             if not pod["spec"].get("nodeName") or not self.api.is_live(uid) or uid in self.running:
                 continue
-            claims = self.api.claims_of(pod)
-            if not claims or not all((claim.get("status") or {}).get("allocation") for claim in claims):
+            if not self._are_allocated(pod):
                 self.api.delete("pods", uid)
 
     def _compare(self) -> None:
@@ -604,10 +630,10 @@ class History:
         cards = {self.devices[card.uuid]: card for card in self.daemon.cards}
         found = []
         for uid, item in self.api.claims.items():
-            claim = msgspec.convert(item, type=ClaimObject)
-            if claim.is_for_limits:
+            if uid.startswith("of-"):
                 continue
-            for name, units in units_by_device(claim).items():
+            claim = msgspec.convert(item, type=ClaimObject)
+            for name, units in self.api.units_by_device(claim).items():
                 card = cards[name]
                 given = prepared.get(uid, {}).get(card.uuid, 0)
                 found.append({card.uuid: max(0, min(units, card.size_units) - given)})
@@ -641,6 +667,11 @@ class History:
         raise ViolationError(
             "\n".join([*self.trace[-60:], text, f"now {self.api.now:.2f}, step {self.steps}"])
         )
+
+
+def asks(pod: Json) -> bool:
+    """Whether a pod asks by its limits, with claims besides or without."""
+    return "limits" in pod["spec"]["containers"][0]["resources"]
 
 
 def run(seed: int, steps: int, trouble: float = 1.0, vanish: float = 1.0) -> int:

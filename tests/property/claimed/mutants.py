@@ -1,7 +1,8 @@
 """Each rule of claims taken out, one at a time: some history must break that passes with the rule."""
 
+from allocator import claims as claim_objects
 from deviceplugin.allocation import own_pods
-from deviceplugin.dra import claim_service
+from deviceplugin.dra import claim_service, prepared_claims
 from scheduler_plugin.cache import charges, claim_charges, claims
 from tests.property.undercount.mutant import Mutant
 
@@ -43,7 +44,7 @@ MUTANTS = (
         "left = units - held.get(card, 0)",
         "left = 0 if held else units",
         troubled,
-        1395,
+        2133,
     ),
     Mutant(
         "extender: a claim that vanished unheld leaves a tombstone",
@@ -78,6 +79,14 @@ MUTANTS = (
         0,
     ),
     Mutant(
+        "extender: a claim that only looks as if it had written it counts",
+        claim_objects,
+        "result.share_id == result.make_share_id(uid)",
+        "(self.metadata.labels or {}).get('gpupack.io/pod-claim') == 'true'",
+        troubled,
+        0,
+    ),
+    Mutant(
         "node: a claim takes no more than the card has",
         claim_service,
         "if others + before + units > card.size_units:",
@@ -100,6 +109,14 @@ MUTANTS = (
         "pass",
         troubled,
         0,
+    ),
+    Mutant(
+        "node: a pod with other claims is accounted once that of its limits is prepared",
+        prepared_claims,
+        "return bool(claims) and (not any((claim.is_for_limits for claim in claims)))",
+        "return False",
+        troubled,
+        11,
     ),
     Mutant(
         "node: what a pod had by claims is known until it ends",

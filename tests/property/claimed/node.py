@@ -93,19 +93,21 @@ class SlowApi:
         self.asked.append((future, path))
         return await future
 
-    def answer(self) -> None:
+    def answer(self) -> bool:
+        """Answer one question; False: nobody asks."""
         if not self.asked:
-            return
+            return False
         future, path = self.asked.pop(self.random.randrange(len(self.asked)))
         if future.done():
-            return
+            return True
         if self.random.random() < 0.03:
             future.set_exception(KubeApiError("away"))
-            return
+            return True
         try:
             future.set_result(self.api.read(path))
         except NotFound as error:
             future.set_exception(error)
+        return True
 
 
 class ModelDaemon:
@@ -123,6 +125,7 @@ class ModelDaemon:
         self.cards = tuple(Card(i, f"GPU-{NODE}-{i}", "A100", size, 0) for i, size in enumerate(sizes))
         self.disk: dict[str, bytes] = {}
         self.cdi: dict[str, object] = {}
+        self._told: dict[str, tuple[PreparedClaim, dict[str, int]]] = {}
         self.revision = 0
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(InlineExecutor(1))
@@ -136,7 +139,13 @@ class ModelDaemon:
         self.prepared = DiskClaims(self.disk)
         self.ledger = Ledger(self.cards)
         self.account = LedgerService(self.ledger, self.prepared.read, RESOURCE, clock=lambda: self.api.now)
-        self.pods = OwnPods(self.account, RESOURCE, lambda: None, self.prepared.read_request)
+        self.pods = OwnPods(
+            self.account,
+            RESOURCE,
+            lambda: None,
+            self.prepared.read_request,
+            self.prepared.awaits_claim,
+        )
         self.slow = SlowApi(self.api, self.random)
         self.service = ClaimService(
             self.account,
@@ -161,8 +170,12 @@ class ModelDaemon:
 
     def pump(self) -> None:
         """Let everything go on that waits for nothing."""
-        for _ in range(12):
-            self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.run_until_complete(self._idle())
+
+    async def _idle(self) -> None:
+        await asyncio.sleep(0)
+        while self.loop._ready:  # type: ignore[attr-defined]  # noqa: ASYNC110 - no event tells that all wait
+            await asyncio.sleep(0)
 
     def begin_prepare(self, name: str, uid: str) -> "asyncio.Task[PreparedClaim]":
         task = self.loop.create_task(self.service.prepare("default", name, uid))
@@ -229,10 +242,14 @@ class ModelDaemon:
         """Units by card that containers were told of, by the UID of their claim."""
         found: dict[str, dict[str, int]] = {}
         for claim in self.prepared:
+            if (known := self._told.get(claim.uid)) is not None and known[0] is claim:
+                found[claim.uid] = known[1]
+                continue
             (device,) = claim.spec["devices"]
             told = dict(text.split("=", 1) for text in device["containerEdits"]["env"])["GPUPACK_CARDS"]
             pairs = (pair.rpartition(":") for pair in told.split(","))
             found[claim.uid] = {card: int(units) for card, _, units in pairs}
+            self._told[claim.uid] = claim, found[claim.uid]
         return found
 
 
