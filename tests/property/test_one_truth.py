@@ -10,6 +10,8 @@ finds (`onetruth.truth`). Asked is
 3. which nodes take a pod that waits, and what is in the way on the others, in filter's words,
 4. what the end of a pod frees, and that no less is free once it has ended.
 
+On nodes that serve claims pods that ask by limits share cards with pods whose claims others allocated.
+
 Where answers differ on purpose:
 
 - A Binding on its way is known to the extender alone, as are tombstones of pods that vanished unheld and room
@@ -24,6 +26,8 @@ Where answers differ on purpose:
 - Filter refuses a pod that waits in its queue again on every node; what it says here is said of the pod once
   it is released.
 - What others use beyond a card that is full of pods nobody but its node knows: words stop at the card's size.
+- A pod with claims is on its cards once the words hold it; before that only what is free is less. `why`,
+  `advise` and preemption move and evict pods that ask by limits.
 - In the simulator nobody runs when it begins, cards that are out of use are cards, cards of several kinds
   on a node are several nodes, and of containers that share a card only the sum is known.
 """

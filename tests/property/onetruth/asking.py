@@ -18,6 +18,7 @@ from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, format_e
 
 from . import truth
 from .agreeing import agree
+from .claimhost import ClaimHost
 from .host import UNIT_MIB, request_of
 from .places import Places
 from .scene import NOT_READY, Scene
@@ -114,10 +115,14 @@ def check_kubelet(scene: Scene, places: Places, name: str, node: str) -> None:
     if any(truth.lives(pod) and not truth.is_held(scene, pod) for pod in scene.on(node)):
         return
     host = scene.hosts[node].copy()
-    pod = places.with_cards(name, node)
+    pod, claim = places.with_cards(name, node)
     host.hear(pod)
-    given = host.admit(pod)
-    units = host.ledger.allocated_units_by_pod() if given is not None else {}
+    if isinstance(host, ClaimHost):
+        assert claim is not None
+        is_served = host.prepare(claim, pod)
+    else:
+        is_served = host.admit(pod) is not None
+    units = host.ledger.allocated_units_by_pod() if is_served else {}
     uuids = truth.uuids(scene.nodes[node])
     found = {
         (node, uuids.index(uuid)): by_uid[f"uid-{name}"]

@@ -3,7 +3,8 @@
 from random import Random
 from typing import Any
 
-from allocator.names import POD_ALLOCATION
+from allocator.names import NODE_HOLDS, POD_ALLOCATION
+from allocator.records import load_holds
 
 from . import truth
 from .agreeing import agree
@@ -18,8 +19,10 @@ def check(scene: Scene) -> None:
     places = Places(scene)
     check_words(scene)
     for pod in scene.pods.values():
-        if truth.lives(pod):
+        if truth.lives(pod) and truth.asks(pod):
             check_cards(scene, places, pod)
+        elif truth.lives(pod):
+            check_claim_cards(scene, places, pod)
     for node in places.usable:
         check_free(scene, places, node)
     check_under_way(scene, places)
@@ -83,6 +86,16 @@ def check_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:
         agree(f"what the end of {name} on {node} frees", places.freed_by(name))
 
 
+def check_claim_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:
+    """The cards that a pod has by claims are shown as the words hold them; before that they are nobody's."""
+    name, node = pod["metadata"]["name"], pod["spec"]["nodeName"]
+    cards = places.top[node].cards
+    annotations = scene.nodes[node]["metadata"]["annotations"]
+    held = load_holds(annotations[NODE_HOLDS]).units.get(pod["metadata"]["uid"], {})
+    told = {(node, at): units for at, units in held.items() if cards[at].size_units}
+    agree(f"the cards of {name} on {node}", {"holds": told, **places.shown_cards(name)})
+
+
 def _charged(places: Places, uid: str, node: str) -> Units | None:
     """What the extender counts of a pod that the words of its node do not have yet; None: on any card."""
     state = places.extender.state
@@ -142,7 +155,9 @@ def check_end(scene: Scene, places: Places) -> None:
     able = [
         pod
         for pod in scene.pods.values()
-        if truth.lives(pod) and pod["spec"]["nodeName"] in scene.clean.intersection(places.usable)
+        if truth.lives(pod)
+        and truth.asks(pod)
+        and pod["spec"]["nodeName"] in scene.clean.intersection(places.usable)
     ]
     if not able:
         return
@@ -165,5 +180,7 @@ def check_end(scene: Scene, places: Places) -> None:
     assert all(a <= b for a, b in zip(told, free, strict=True)), (name, told, free)
     units, freed = places.cards_of(name)["ways out"], places.freed_by(name)["preempt"]
     known = truth.is_held(scene, pod) or truth.assigned_units(scene, pod) is not None
+    # Preemption reckons with what the pod has by its limits.
+    known = known and "resourceClaims" not in pod["spec"]
     if known and units == freed and host.tells_units:
         agree(f"what is free on {node} once {name} has ended", {"preempt": told, "truth": free})

@@ -17,12 +17,18 @@ LATER_S = 100.0
 """Longer than the ledger waits for anything."""
 
 
-def request_of(pod: dict[str, Any]) -> PodRequest:
-    """What the node reads of a pod."""
+def find_request(pod: dict[str, Any]) -> PodRequest | None:
+    """What the node reads of a pod; None where it asks for nothing by its limits."""
     spec = pod["spec"]
     request, _ = parse_admitted(
         pod["metadata"]["annotations"], spec["initContainers"], spec["containers"], MEMORY
     )
+    return request
+
+
+def request_of(pod: dict[str, Any]) -> PodRequest:
+    """What the node reads of a pod that asks by its limits."""
+    request = find_request(pod)
     assert request is not None
     return request
 
@@ -41,6 +47,7 @@ class Host:
         cards: In word order.
 
     Attributes:
+        serves_claims: Whether pods get their cards by claims.
         cards: The cards as the driver has them now; one that has gone is in none.
         sick: UUIDs of cards that the kubelet does not offer.
         withheld: UUIDs of cards that were not promised, likewise.
@@ -53,6 +60,8 @@ class Host:
         cpu: Cores.
         tells_units: Whether its holds have units, which an older version did not write.
     """
+
+    serves_claims = False
 
     def __init__(self, name: str, cards: list[Card]) -> None:
         self.name = name
@@ -75,20 +84,32 @@ class Host:
 
     def hear(self, pod: dict[str, Any]) -> None:
         """The daemon learns of a pod that was bound here, or has changed."""
-        phase = pod["status"]["phase"]
+        phase, request = pod["status"]["phase"], self.read_request(pod)
+        if request is None:
+            return
         self.ledger.apply_pod(
             Pod(
                 uid=pod["metadata"]["uid"],
                 namespace=pod["metadata"]["namespace"],
                 name=pod["metadata"]["name"],
-                request=request_of(pod),
+                request=request,
                 assigned=assigned_to(pod),
                 admitted=phase == "Running",
                 has_run=phase == "Running",
                 terminal=phase in ("Succeeded", "Failed"),
+                awaits_claim=self._awaits_claim(pod),
             ),
             self.now,
         )
+
+    def read_request(self, pod: dict[str, Any]) -> PodRequest | None:
+        """What the daemon knows that a pod asks for, or has."""
+        return find_request(pod)
+
+    def _awaits_claim(self, pod: dict[str, Any]) -> bool:
+        """Whether a pod that asks by its limits has other claims and not yet theirs."""
+        del pod
+        return False
 
     def admit(self, pod: dict[str, Any]) -> dict[str, frozenset[str]] | None:
         """The kubelet hands devices to each container of a pod; None where it cannot, and the pod fails."""
@@ -136,8 +157,11 @@ class Host:
         self.ledger.remove_pod(uid, self.now)
         self.forget(uid)
         self.now += LATER_S
-        alive = {uid for uid, _ in self.book}
-        self.ledger.record_cgroup_probe(self.ledger.pods_to_probe(), alive, self.now)
+        self.ledger.record_cgroup_probe(self.ledger.pods_to_probe(), self._alive(), self.now)
+
+    def _alive(self) -> set[str]:
+        """UIDs of the pods with containers."""
+        return {uid for uid, _ in self.book}
 
     def _know(self) -> None:
         self.now += 1.0
@@ -178,7 +202,7 @@ class Host:
         cards = self.ledger.installed
         healthy = [card for card in cards if card.healthy and card.size_units]
         holds = self.ledger.published_holds()
-        told = Holds(version, frozenset(holds), holds if self.tells_units else {})
+        told = Holds(version, frozenset(holds), holds if self.tells_units else {}, self._held_claims())
         made: dict[str, Any] = node_object(
             self.name,
             [card.size_units for card in cards],
@@ -200,9 +224,13 @@ class Host:
         made["metadata"]["labels"] = {}
         return made
 
+    def _held_claims(self) -> dict[str, dict[int, int]]:
+        """Units by card position of the claims that the words contain, by UID."""
+        return {}
+
     def copy(self) -> "Host":
         """A host that goes on by itself, from what the kubelet and the API server show."""
-        other = Host.__new__(Host)
+        other = type(self).__new__(type(self))
         vars(other).update(vars(self))
         other.book = dict(self.book)
         other.ledger = Ledger(self.cards)

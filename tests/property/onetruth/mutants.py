@@ -2,19 +2,23 @@
 
 from typing import Final
 
+from allocator import claims as claim_objects
 from allocator import podcards
-from gpupack.dashboard import records
+from gpupack.dashboard import board, records
 from gpupack.inventory import pod_cards
-from gpupack.whatif import node_results
+from gpupack.whatif import cluster, node_results, snapshot
 from kubeapi import selectors
-from scheduler_plugin.cache import charges, kubelet_sums, published_nodes
+from scheduler_plugin.cache import charges, claim_charges, kubelet_sums, published_nodes
 from scheduler_plugin.cache import pod_cards as freed
 from scheduler_plugin.scheduling import filtering
 from tests.property.undercount.mutant import Mutant
 
 from .checks import ask_everybody
 
-RARE: Final = {"a pod is where it is charged until the words have it": 2068}
+RARE: Final = {
+    "a pod is where it is charged until the words have it": 2068,
+    "a card that has lost its units counts for nobody": 598,
+}
 """Scenes of mutants that few scenes show, by the mutant's name."""
 
 MUTANTS = tuple(
@@ -61,6 +65,54 @@ MUTANTS = tuple(
             records,
             "free = card.free_units if",
             "free = max(0, card.size_units - card.used_units) if",
+        ),
+        (
+            "a claim counts from its allocation",
+            charges,
+            "for claim in record.claims.values():",
+            "for claim in ():",
+        ),
+        (
+            "what the words contain of a claim counts once",
+            claim_charges,
+            "left = units - held.get(card, 0)",
+            "left = units",
+        ),
+        (
+            "a claim that was just allocated counts in top",
+            pod_cards,
+            "claims={claim.uid: claim for claim in claims}",
+            "claims={}",
+        ),
+        (
+            "a claim that was just allocated counts in the dashboard",
+            board,
+            "claims = list(self._claims_on_node.get(name, {}).values())",
+            "claims = []",
+        ),
+        (
+            "a claim that was just allocated counts in why, fit and advise",
+            cluster,
+            "self.state.claims.replace(list(self.claims.values()), '', 0.0)",
+            "pass",
+        ),
+        (
+            "a claim that the extender wrote counts by its pod",
+            claim_objects,
+            "return bool(uid and results) and",
+            "return False and",
+        ),
+        (
+            "a claim that only looks as if the extender had written it counts",
+            claim_objects,
+            "result.share_id == result.make_share_id(uid)",
+            "(self.metadata.labels or {}).get('gpupack.io/pod-claim') == 'true'",
+        ),
+        (
+            "a pod with claims is in the simulator with what it has",
+            snapshot,
+            "shares.setdefault(uid, []).extend([units] if units else [])",
+            "pass",
         ),
         (
             "the taint of a cordon counts without the cordon",

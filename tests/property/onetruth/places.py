@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from allocator.claims import ClaimObject
 from allocator.names import POD_ASSIGNED, POD_REQUEUED
 from allocator.request import ContainerRequest, PodRequest
 from gpupack.dashboard.advice import PendingPod, explain_pending_pod
@@ -37,7 +38,7 @@ from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
-from .scene import Scene
+from .scene import Scene, make_claim
 
 Units = dict[tuple[str, int], int]
 """Units by node and position of the card."""
@@ -56,6 +57,7 @@ class Places:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self._items = list(scene.nodes.values()), list(scene.pods.values())
+        self._claims = [msgspec.convert(claim, ClaimObject) for claim in scene.claims.values()]
 
     # The places.
 
@@ -67,6 +69,7 @@ class Places:
         state = ClusterState()
         state.replace_nodes([msgspec.convert(each, NodeLite) for each in nodes], "", 0.0)
         state.replace_pods([msgspec.convert(each, PodLite) for each in pods], "", 0.0)
+        state.claims.replace(self._claims, "", 0.0)
         state.expire_tombstones(LATER_S)
         return Extender(state, ClusterPolicies(), 0)
 
@@ -89,6 +92,7 @@ class Places:
         state.replace_nodes([msgspec.convert(each, QueueNode) for each in nodes], "", 0.0)
         lites = [msgspec.convert(each, QueuePod) for each in pods]
         state.replace_pods(lites, "", 0.0)
+        state.claims.replace(self._claims, "", 0.0)
         state.expire_tombstones(LATER_S)
         queue = Queue(parse_config("queues.yaml", "queues: [{name: a}]"), state, ClusterPolicies())
         for each in nodes:
@@ -104,16 +108,19 @@ class Places:
 
     @cached_property
     def board(self) -> ClusterBoard:
-        """The dashboard; it hears of the last node and the last pod later than of the others."""
+        """The dashboard; it hears of the last node, pod and claim later than of the others."""
         nodes, pods = self._items
         board = ClusterBoard()
         board.replace_nodes([msgspec.convert(each, KubeNode) for each in nodes[:-1]])
         board.replace_pods([msgspec.convert(each, KubePod) for each in pods[:-1]])
+        board.replace_claims(self._claims[:-1])
         board.get_cluster()
         for each in nodes[-1:]:
             board.put_node(msgspec.convert(each, KubeNode))
         for each in pods[-1:]:
             board.put_pod(msgspec.convert(each, KubePod))
+        for claim in self._claims[-1:]:
+            board.put_claim(claim)
         board.refresh()
         return board
 
@@ -136,23 +143,8 @@ class Places:
         uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
         told = explain_pod(self.cluster, "default", name)
         positions = {card.uuid: at for at, card in enumerate(self.top[node].cards)}
-        detail = self.board.make_detail(node)
-        assert detail is not None
-        found = {
-            "top": _units(
-                (node, at, each.units)
-                for at, card in enumerate(self.top[node].cards)
-                for each in card.pods
-                if each.uid == uid
-            ),
-            "why": _units((node, positions[card.uuid], card.promised_units) for card in told.cards),
-            "dashboard": _units(
-                (node, at, each.units)
-                for at, card in enumerate(detail.cards)
-                for each in card.pods
-                if each.uid == uid
-            ),
-        }
+        found = self.shown_cards(name)
+        found["why"] = _units((node, positions[card.uuid], card.promised_units) for card in told.cards)
         if node in self.usable:
             record = self.cluster.state.pods[uid]
             found["ways out"] = _on(node, self.held.get_units(record))
@@ -160,6 +152,23 @@ class Places:
                 if mover.uid == uid:
                     found["advise"] = _on(node, mover.units)
         return found
+
+    def shown_cards(self, name: str) -> dict[str, Units]:
+        """On which cards a pod that has a node is shown."""
+        pod = self.scene.pods[name]
+        uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
+        detail = self.board.make_detail(node)
+        assert detail is not None
+        by_place = {"top": self.top[node].cards, "dashboard": detail.cards}
+        return {
+            place: _units(
+                (node, at, each.units)
+                for at, card in enumerate(cards)
+                for each in card.pods
+                if each.uid == uid
+            )
+            for place, cards in by_place.items()
+        }
 
     def freed_by(self, name: str) -> dict[str, Units]:
         """What the end of a pod frees, as every place says that reckons with it."""
@@ -237,8 +246,8 @@ class Places:
         state.forget(found.assumed, LATER_S)
         return "", {(node, at): units for at, units in enumerate(charged.tolist()) if units}
 
-    def with_cards(self, name: str, node: str) -> dict[str, Any]:
-        """A pod that waits as it would be once it is bound."""
+    def with_cards(self, name: str, node: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """A pod that waits as it would be once it is bound, and its claim on a node that serves claims."""
         state = self.extender.state
         found = Committer(state, self.extender.policies).assume("default", name, f"uid-{name}", node, LATER_S)
         assert found.assumed is not None
@@ -246,7 +255,7 @@ class Places:
         pod = copy.deepcopy(released(self.scene.pods[name]))
         pod["spec"]["nodeName"] = node
         pod["metadata"]["annotations"][POD_ASSIGNED] = found.assigned
-        return pod
+        return pod, None if found.claim is None else make_claim(found.claim)
 
     def preempted(self, name: str, node: str, proposed: list[str]) -> list[str] | None:
         """UIDs of the victims that the verb preempt names on a node; None: it names the node not at all."""

@@ -2,7 +2,7 @@
 
 Pods are bound by the shipped extender and committer, served by a small kubelet with the shipped ledger, and
 then cards go, shrink, fall sick or are cordoned, nodes are closed, and pods end, of all of which the API
-server may have heard or not.
+server may have heard or not. On nodes that serve claims there are also pods whose claims others allocated.
 """
 
 import json
@@ -13,8 +13,12 @@ from typing import Any, Final
 import msgspec
 
 from allocator.cards import Card
-from allocator.ids import SEPARATOR
+from allocator.claims import ClaimObject
+from allocator.ids import SEPARATOR, device_names
 from allocator.names import (
+    CLAIM_LABEL,
+    DRA_DRIVER,
+    DRA_MEMORY,
     NODE_CORDON,
     POD_ALLOCATION,
     POD_ASSIGNED,
@@ -29,19 +33,22 @@ from allocator.names import (
 from allocator.records import Assignment, dump_allocation, dump_assigned
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.binding.pod_claims import BoundPodClaim
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import container, in_percent, pod_object
 
-from .host import Host, assigned_to, request_of
+from .claimhost import ClaimHost
+from .host import Host, assigned_to, find_request, request_of
 
 MODELS: Final = ("NVIDIA A100", "NVIDIA L40S")
 TAINT: Final = "team"
 NOT_READY: Final = "node.kubernetes.io/not-ready"
 """Kubernetes has this taint on a node that is not Ready; kube-scheduler looks at it, not at the condition."""
 
+OF_POD: Final = "of-"
 ENDED: Final = frozenset({"Succeeded", "Failed"})
 CONTROLLER: Final = {"kind": "ReplicaSet", "name": "app", "uid": "rs", "controller": True}
 PRIORITY: Final = 5
@@ -58,6 +65,7 @@ class Scene:
         hosts: Nodes as they are, by name.
         nodes: Nodes as the API server has them.
         pods: Pods likewise, by name.
+        claims: ResourceClaims likewise, by UID; those of the extender begin with `OF_POD`.
         asking: Names of those that wait and are asked about.
         clean: Names of the nodes of which the API server has all that there is to know.
         under_way: Name and node of a pod whose Binding is on its way, which only the extender knows.
@@ -70,6 +78,7 @@ class Scene:
         self.hosts: dict[str, Host] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
         self.pods: dict[str, dict[str, Any]] = {}
+        self.claims: dict[str, dict[str, Any]] = {}
         self.asking: list[str] = []
         self.clean: set[str] = set()
         self.under_way: tuple[str, str] | None = None
@@ -82,6 +91,11 @@ class Scene:
                 self._bind()
             else:
                 self._happen()
+            for host in self.hosts.values():
+                # Drawn aside, so that scenes without such nodes stay as they are.
+                aside = Random(f"{random.getstate()[1][-3:]} {host.name} claims")
+                if isinstance(host, ClaimHost) and aside.random() < 0.4:
+                    self._claim(host, aside)
         for _ in range(random.randint(1, 2)):
             self._ask()
         if random.random() < 0.2:
@@ -104,7 +118,8 @@ class Scene:
             Card(at, f"GPU-{name}-{at}", models[at], size_units=size, used_units=0)
             for at, size in enumerate(sizes)
         ]
-        self.hosts[name] = Host(name, cards)
+        aside = Random(f"{random.getstate()[1][-3:]} {name} serves")
+        self.hosts[name] = (ClaimHost if aside.random() < 0.35 else Host)(name, cards)
         self.hosts[name].cpu = random.choice((40, 40, 6))
         self.publish(name)
 
@@ -132,6 +147,23 @@ class Scene:
         pod["metadata"]["resourceVersion"] = str(self._next())
         self.pods[pod["metadata"]["name"]] = pod
         self.scheduler.apply_pod(msgspec.convert(pod, PodLite), 0.0)
+
+    def send_claim(self, claim: dict[str, Any]) -> None:
+        """The API server has a claim, or another version of it."""
+        claim["metadata"]["resourceVersion"] = str(self._next())
+        self.claims[claim["metadata"]["uid"]] = claim
+        self.scheduler.claims.apply(msgspec.convert(claim, ClaimObject), 0.0)
+
+    def _drop_claims(self, pod: dict[str, Any]) -> None:
+        """The claims of a pod that is over go, too."""
+        for claim in self.claims_of(pod):
+            del self.claims[claim["metadata"]["uid"]]
+            self.scheduler.claims.delete(msgspec.convert(claim, ClaimObject), str(self._next()), 0.0)
+
+    def claims_of(self, pod: dict[str, Any]) -> list[dict[str, Any]]:
+        """The claims that a pod may use."""
+        reserved = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        return [claim for claim in self.claims.values() if reserved in claim["status"]["reservedFor"]]
 
     def _pod(self, name: str, priority: int) -> dict[str, Any]:
         """A pod that asks for something."""
@@ -192,6 +224,9 @@ class Scene:
         made = self._pod(f"p{len(self.pods)}", random.randint(0, PRIORITY))
         self.send(made)
         name = random.choice(sorted(self.hosts))
+        aside, host = Random(f"{random.getstate()[1][-3:]} both"), self.hosts[name]
+        if isinstance(host, ClaimHost) and aside.random() < 0.2:
+            self._allocate(made, host, aside)
         if random.random() < 0.06:
             made["spec"]["nodeName"] = name
         else:
@@ -200,10 +235,13 @@ class Scene:
                     "default", made["metadata"]["name"], made["metadata"]["uid"], name, 0.0
                 )
             except CommitError:
+                self._drop_claims(made)
                 self.scheduler.delete_pod(msgspec.convert(made, PodLite), str(self._next()), 0.0)
                 del self.pods[made["metadata"]["name"]]
                 return
             made["spec"]["nodeName"] = name
+            if commitment.claim is not None:
+                self.send_claim(make_claim(commitment.claim))
             if commitment.assigned is not None:
                 made["metadata"]["annotations"][POD_ASSIGNED] = commitment.assigned
         self.send(made)
@@ -216,7 +254,14 @@ class Scene:
         random, name = self.random, pod["spec"]["nodeName"]
         host = self.hosts[name]
         host.hear(pod)
-        given = host.admit(pod)
+        given: dict[str, frozenset[str]] | None = {}
+        if isinstance(host, ClaimHost):
+            if find_request(pod) is not None and f"{OF_POD}{pod['metadata']['uid']}" not in self.claims:
+                given = None
+            elif not all(host.prepare(claim, pod) for claim in self.claims_of(pod)):
+                return  # it waits
+        else:
+            given = host.admit(pod)
         if given is None:
             pod["status"]["phase"] = "Failed"
             self.send(pod)
@@ -225,7 +270,7 @@ class Scene:
         pod["status"]["phase"] = "Running"
         host.hear(pod)
         if random.random() < 0.7:
-            got = self._got(pod, given)
+            got = assigned_to(pod) if host.serves_claims else self._got(pod, given)
             if got is not None:
                 text = dump_allocation(pod["metadata"]["uid"], got)
                 pod["metadata"]["annotations"][POD_ALLOCATION] = text
@@ -242,6 +287,69 @@ class Scene:
             uuids = sorted({text.partition(SEPARATOR)[0] for text in given[each.name]})
             found[each.name] = tuple((uuid, request.units_of(each, sizes[uuid])) for uuid in uuids)
         return found
+
+    def _claim(self, host: ClaimHost, random: Random) -> None:
+        """A pod with a claim that kube-scheduler, or a person, allocated; the node may have prepared it."""
+        name = f"k{self._next()}"
+        made: dict[str, Any] = pod_object(
+            name,
+            version=self._next(),
+            node=host.name,
+            containers=[{"name": "main", "resources": {"requests": {"cpu": "1"}}}],
+            spec={"priority": random.randint(0, PRIORITY), "tolerations": []},
+        )
+        made["kind"] = "Pod"
+        if not self._allocate(made, host, random):
+            return
+        self.send(made)
+        self.clean.discard(host.name)
+        if random.random() < 0.7:
+            self._serve(made)
+
+    def _allocate(self, pod: dict[str, Any], host: ClaimHost, random: Random) -> bool:
+        """Give a pod a claim that is allocated cards of a node; False where they have no room."""
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        devices = device_names([card.uuid for card in host.cards])
+        results = []
+        for card in random.sample(host.cards, min(len(host.cards), random.choice((1, 1, 2)))):
+            device = devices[card.uuid]
+            left = card.size_units - self._allocated(host.name, device)
+            most = left if random.random() < 0.8 else card.size_units
+            if most > 0:
+                units = random.choice((random.randint(1, most), random.randint(1, most), most))
+                result: dict[str, Any]
+                result = {"request": "gpu", "driver": DRA_DRIVER, "pool": host.name, "device": device}
+                if units < card.size_units or random.random() < 0.5:
+                    result["consumedCapacity"] = {DRA_MEMORY: f"{units}Gi"}
+                results.append({**result, "shareID": f"{name}-{device}"})
+        if not results:
+            return False
+        owner = {"kind": "Pod", "name": name, "uid": uid}
+        as_if_ours = {"ownerReferences": [owner], "labels": {CLAIM_LABEL: "true"}}
+        self.send_claim(
+            {
+                "kind": "ResourceClaim",
+                "metadata": {"name": name, "namespace": "default", "uid": f"claim-{name}"}
+                | (as_if_ours if random.random() < 0.3 else {}),
+                "status": {
+                    "allocation": {"devices": {"results": results}},
+                    "reservedFor": [{"resource": "pods", "name": name, "uid": uid}],
+                },
+            }
+        )
+        pod["spec"]["resourceClaims"] = [{"name": "card", "resourceClaimName": name}]
+        pod["spec"]["containers"][0]["resources"]["claims"] = [{"name": "card"}]
+        return True
+
+    def _allocated(self, node: str, device: str) -> int:
+        """Units of a card that claims have, as kube-scheduler sees it."""
+        found = [msgspec.convert(claim, ClaimObject) for claim in self.claims.values()]
+        return sum(
+            result.count_units(1024) or 1000
+            for claim in found
+            for result in claim.results or ()
+            if (result.pool, result.device) == (node, device)
+        )
 
     def _happen(self) -> None:
         """Something happens to a card, a node or a pod."""
@@ -294,7 +402,7 @@ class Scene:
         elif what == "no shares":
             host.shares = False
         else:
-            host.tells_units = False
+            host.tells_units = host.serves_claims  # the release before served none
 
     def _taint(self, host: Host, *taints: tuple[str, str]) -> None:
         more = [{"key": key, "effect": effect} for key, effect in taints]
@@ -320,7 +428,9 @@ class Scene:
         elif what == "gone":
             del self.pods[pod["metadata"]["name"]]
             self.scheduler.delete_pod(msgspec.convert(pod, PodLite), str(self._next()), 0.0)
-        elif what == "moved" and POD_ALLOCATION not in pod["metadata"]["annotations"]:
+        if what in ("over", "gone") and Random(uid).random() < 0.7:
+            self._drop_claims(pod)
+        if what == "moved" and POD_ALLOCATION not in pod["metadata"]["annotations"]:
             self._say_otherwise(pod, host)
 
     def _say_otherwise(self, pod: dict[str, Any], host: Host) -> None:
@@ -376,13 +486,28 @@ class Scene:
         vars(then).update({key: value for key, value in vars(self).items() if key != "text"})
         then.nodes = {**self.nodes, name: made}
         then.pods = {key: each for key, each in self.pods.items() if each is not pod}
+        left = self.claims_of(pod)
+        then.claims = {key: each for key, each in self.claims.items() if each not in left}
         return then
 
     @cached_property
     def text(self) -> str:
-        """The output of `kubectl get nodes,pods -A -o json`."""
-        return json.dumps({"kind": "List", "items": [*self.nodes.values(), *self.pods.values()]})
+        """The output of `kubectl get nodes,pods,resourceclaims -A -o json`."""
+        items = [*self.nodes.values(), *self.pods.values(), *self.claims.values()]
+        return json.dumps({"kind": "List", "items": items})
 
     def on(self, node: str) -> list[dict[str, Any]]:
         """Pods that have a node."""
         return [pod for pod in self.pods.values() if pod["spec"].get("nodeName") == node]
+
+
+def make_claim(claim: BoundPodClaim) -> dict[str, Any]:
+    """The claim that the extender writes for a pod, allocated."""
+    return {
+        **claim.body,
+        "metadata": {**claim.body["metadata"], "uid": f"{OF_POD}{claim.pod_uid}"},
+        "status": {
+            "allocation": claim.allocation,
+            "reservedFor": [{"resource": "pods", "name": claim.pod, "uid": claim.pod_uid}],
+        },
+    }

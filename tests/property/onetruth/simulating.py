@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from allocator.cards import Card
+from allocator.ids import device_names
+from allocator.names import DRA_MEMORY
 from allocator.selector import ANY_CARD
 from gpupack.whatif.simulation import make_trace
 from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER
@@ -20,6 +22,7 @@ from .agreeing import agree
 from .host import request_of
 from .places import Places
 from .scene import Scene
+from .truth import MANY
 
 
 def check_simulator(scene: Scene, places: Places) -> None:
@@ -45,6 +48,7 @@ def check_simulator(scene: Scene, places: Places) -> None:
     nodes, pods = map(str, taken.write(Path(_folder().name)))
     cluster = Simulated(read_nodes(nodes, _unsaid))
     traced = {pod.name: pod for pod in read_pods(pods, (), _unsaid)}
+    _check_claims(scene, places, {name: str(row["gpu_units"]) for name, row in asked.items()})
     for name in scene.asking:
         request = request_of(scene.pods[name])
         if f"default/{name}" not in traced:
@@ -72,6 +76,24 @@ def check_simulator(scene: Scene, places: Places) -> None:
             if truth.fits(_empty_cards(node), request) and int(node["cpu_milli"]) >= cpu
         }
         agree(f"empty nodes that take {name}", {"truth": expected, "simulator": found})
+
+
+def _check_claims(scene: Scene, places: Places, asked: dict[str, str]) -> None:
+    """Pods with claims ask for what these have of the cards that are there."""
+    for pod in scene.pods.values():
+        if truth.asks(pod):
+            continue
+        name, units = pod["metadata"]["name"], []
+        for claim in scene.claims_of(pod):
+            for result in claim["status"]["allocation"]["devices"]["results"]:
+                cards = places.top[result["pool"]].cards
+                devices = device_names([card.uuid for card in cards if card.uuid is not None])
+                size = {devices[card.uuid]: card.size_units for card in cards if card.uuid is not None}
+                amount = result.get("consumedCapacity", {}).get(DRA_MEMORY, "0Gi")
+                count = int(amount[:-2])
+                units.append(min(count or MANY, size.get(result["device"], count)))
+        told = "|".join(str(count) for count in units if count)
+        agree(f"what {name} has", {"truth": told, "simulator": asked.get(f"default/{name}", "")})
 
 
 def _empty_cards(node: dict[str, Any]) -> list[Card]:

@@ -5,20 +5,28 @@ from itertools import combinations
 from typing import Any
 
 from allocator.cards import Card
-from allocator.names import NODE_CARDS, NODE_HOLDS, PERCENT_RESOURCE
+from allocator.ids import device_names
+from allocator.names import DRA_MEMORY, NODE_CARDS, NODE_HOLDS, PERCENT_RESOURCE
 from allocator.packing import read_node
 from allocator.records import load_cards, load_holds
 from allocator.request import Demand, PodRequest
 from kubeapi.selectors import UNSCHEDULABLE
 from tests.cluster_builders import MEMORY
 
-from .host import assigned_to, request_of
-from .scene import ENDED, NOT_READY, Scene
+from .host import assigned_to, find_request, request_of
+from .scene import ENDED, NOT_READY, OF_POD, Scene
+
+MANY = 1 << 30
 
 
 def lives(pod: dict[str, Any]) -> bool:
     """Whether a pod has a node and is not over."""
     return bool(pod["spec"].get("nodeName")) and pod["status"]["phase"] not in ENDED
+
+
+def asks(pod: dict[str, Any]) -> bool:
+    """Whether a pod asks by its limits; the others have claims alone."""
+    return find_request(pod) is not None
 
 
 def is_held(scene: Scene, pod: dict[str, Any]) -> bool:
@@ -88,8 +96,10 @@ def free_on(scene: Scene, name: str, out: Sequence[bool]) -> list[int] | None:
     words = read_node(node["status"]["allocatable"])
     assert words is not None
     used = dict(zip(uuids(node), words.used, strict=True))
+    for card, count in unheld_claims(scene, name):
+        used[card] += count
     for pod in scene.on(name):
-        if lives(pod) and not is_held(scene, pod):
+        if lives(pod) and asks(pod) and not is_held(scene, pod):
             units = assigned_units(scene, pod)
             if units is None:
                 return None
@@ -99,6 +109,26 @@ def free_on(scene: Scene, name: str, out: Sequence[bool]) -> list[int] | None:
         0 if is_out else max(0, size - count)
         for is_out, size, count in zip(out, words.sizes, used.values(), strict=True)
     ]
+
+
+def unheld_claims(scene: Scene, name: str) -> Iterator[tuple[str, int]]:
+    """Give cards with the units that claims were allocated there, and that the words do not have."""
+    node = scene.nodes[name]
+    words = read_node(node["status"]["allocatable"])
+    assert words is not None
+    held = load_holds(node["metadata"]["annotations"][NODE_HOLDS]).claims
+    cards = uuids(node)
+    sizes, named = dict(zip(cards, words.sizes, strict=True)), device_names(cards)
+    for uid, claim in scene.claims.items():
+        if uid.startswith(OF_POD):
+            continue
+        for at, uuid in enumerate(cards):
+            units = sum(
+                min(sizes[uuid], int(result.get("consumedCapacity", {}).get(DRA_MEMORY, "1000Gi")[:-2]))
+                for result in claim["status"]["allocation"]["devices"]["results"]
+                if (result["pool"], result["device"]) == (name, named[uuid])
+            )
+            yield uuid, max(0, units - held.get(uid, {}).get(at, 0))
 
 
 def fits(cards: Sequence[Card], request: PodRequest) -> bool:
@@ -161,6 +191,8 @@ def cpu_of(pod: dict[str, Any]) -> int:
 
 def sum_left(scene: Scene, name: str, *, percent: bool) -> int:
     """What kube-scheduler's count of a node's units, or percent, leaves."""
+    if scene.hosts[name].serves_claims:
+        return MANY  # kube-scheduler does not look at it
     resource = PERCENT_RESOURCE if percent else MEMORY
     asked = sum(
         request.effective_units
