@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.harness import versions
@@ -39,8 +40,88 @@ BUILD_TIMEOUT_S = 3600
 AUTOSCALER_SOURCES = "https://github.com/kubernetes/autoscaler"
 AUTOSCALER_COMMIT = "a16f0ae8b5578f09604371c75e0cad29ed794e59"
 """Of the branch cluster-autoscaler-release-1.37."""
-KARPENTER_MODULE = "sigs.k8s.io/karpenter@v1.13.0"
-"""With its kwok provider; later versions ask for a later patch of Go."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A program that the Go module proxy has the sources of, kept with manifests of its module.
+
+    Attributes:
+        name: Of the program.
+        module: With its version.
+        package: Within the module; empty where its manifests alone are wanted.
+        manifests: Patterns of its CRDs and webhooks, within the module.
+    """
+
+    name: str
+    module: str
+    package: str
+    manifests: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept, or `GPUPACK_NAME_BIN`."""
+        named = os.environ.get(f"GPUPACK_{self.name.upper().replace('-', '_')}_BIN")
+        return Path(named) if named else _cache() / f"{self.name}-{self.module.rpartition('@')[2]}"
+
+    def build(self) -> None:
+        """Build it where it is not there."""
+        if self.folder.is_dir():
+            return
+        unfinished = self.folder.with_name(f"{self.folder.name}.part")
+        unfinished.mkdir(parents=True, exist_ok=True)
+        downloaded = json.loads(_go("mod", "download", "-json", self.module, cwd=unfinished))
+        sources = Path(downloaded["Dir"])
+        if self.package:
+            flags = ["-trimpath", "-ldflags", "-s -w"]
+            _go("build", *flags, "-o", str(unfinished / self.name), self.package, cwd=sources)
+        for manifest in [path for pattern in self.manifests for path in sources.glob(pattern)]:
+            (unfinished / manifest.name).write_bytes(manifest.read_bytes())
+        unfinished.rename(self.folder)
+
+
+KARPENTER = Published(
+    # With its kwok provider; later versions ask for a later patch of Go.
+    "karpenter",
+    "sigs.k8s.io/karpenter@v1.13.0",
+    "./kwok",
+    ("pkg/apis/crds/*.yaml", "kwok/apis/crds/*.yaml"),
+)
+JOBSET = Published(
+    "jobset",
+    "sigs.k8s.io/jobset@v0.10.1",
+    ".",
+    ("config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml"),
+)
+LEADER_WORKER_SET = Published(
+    "lws",
+    "sigs.k8s.io/lws@v0.8.0",
+    "./cmd",
+    ("config/crd/bases/*.yaml", "config/webhook/manifests.yaml"),
+)
+TRAINING_OPERATOR = Published(
+    "training-operator",
+    "github.com/kubeflow/training-operator@v1.9.3",
+    "./cmd/training-operator.v1",
+    ("manifests/base/crds/kubeflow.org_*.yaml", "manifests/base/webhook/manifests.yaml"),
+)
+POD_GROUPS = Published(
+    "scheduler-plugins",
+    "sigs.k8s.io/scheduler-plugins@v0.34.1-devel",
+    "",
+    ("config/crd/bases/*podgroups.yaml",),
+)
+TRAINER = Published(
+    "trainer",
+    "github.com/kubeflow/trainer/v2@v2.1.0",
+    "./cmd/trainer-controller-manager",
+    ("manifests/base/crds/trainer*.yaml", "manifests/base/webhook/manifests.yaml"),
+)
+KUBERAY = Published(
+    "kuberay", "github.com/ray-project/kuberay/ray-operator@v1.5.0", ".", ("config/crd/bases/*.yaml",)
+)
+CONTROLLERS = (JOBSET, LEADER_WORKER_SET, TRAINING_OPERATOR, POD_GROUPS, TRAINER, KUBERAY)
+"""Those that make gangs."""
 
 
 def obstacle() -> str | None:
@@ -73,7 +154,10 @@ def build() -> None:
     if os.environ.get("GPUPACK_AUTOSCALER") == "1":
         _build_autoscaler()
     if os.environ.get("GPUPACK_KARPENTER") == "1":
-        _build_karpenter()
+        KARPENTER.build()
+    if os.environ.get("GPUPACK_CONTROLLERS") == "1":
+        for controller in CONTROLLERS:
+            controller.build()
 
 
 def programs() -> Path:
@@ -181,35 +265,6 @@ def _build_autoscaler() -> None:
         _go("build", *flags, "-o", str(unfinished / "cluster-autoscaler"), ".", cwd=main)
         shutil.copy(main / "cloudprovider/externalgrpc/protos/externalgrpc.proto", unfinished)
         unfinished.rename(folder)
-
-
-def karpenter() -> Path | None:
-    """The folder with Karpenter, its kwok provider within, and its CRDs; None where it is not built.
-
-    It takes minutes, so it is built on request alone: `make test-cluster KARPENTER=1`.
-    """
-    folder = _karpenter_folder()
-    return folder if (folder / "karpenter").exists() else None
-
-
-def _karpenter_folder() -> Path:
-    named = os.environ.get("GPUPACK_KARPENTER_BIN")
-    return Path(named) if named else _cache() / KARPENTER_MODULE.rpartition("/")[2].replace("@", "-")
-
-
-def _build_karpenter() -> None:
-    folder = _karpenter_folder()
-    if (folder / "karpenter").exists():
-        return
-    unfinished = folder.with_suffix(".part")
-    unfinished.mkdir(parents=True, exist_ok=True)
-    downloaded = json.loads(_go("mod", "download", "-json", KARPENTER_MODULE, cwd=unfinished))
-    sources = Path(downloaded["Dir"])
-    flags = ["-trimpath", "-ldflags", "-s -w"]
-    _go("build", *flags, "-o", str(unfinished / "karpenter"), "./kwok", cwd=sources)
-    for crd in [*sources.glob("pkg/apis/crds/*.yaml"), *sources.glob("kwok/apis/crds/*.yaml")]:
-        (unfinished / crd.name).write_bytes(crd.read_bytes())
-    unfinished.rename(folder)
 
 
 def _run(*command: str) -> None:

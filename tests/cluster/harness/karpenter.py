@@ -15,7 +15,7 @@ import yaml
 
 from allocator.names import STARTUP_TAINT
 from tests.cluster.harness.autoscaler import TICK_S, TYPE, publish_cards, write_status
-from tests.cluster.harness.binaries import karpenter
+from tests.cluster.harness.binaries import KARPENTER
 from tests.cluster.harness.cluster import NODES
 from tests.cluster.harness.manifests import apply_all
 from tests.cluster.harness.processes import Process
@@ -57,9 +57,7 @@ class MachineType:
 
 def install(api: Api) -> None:
     """Apply the CRDs."""
-    built = karpenter()
-    assert built is not None
-    apply_all(api, [yaml.safe_load(crd.read_text()) for crd in sorted(built.glob("*.yaml"))])
+    apply_all(api, [yaml.safe_load(crd.read_text()) for crd in sorted(KARPENTER.folder.glob("*.yaml"))])
 
 
 def make_pool(api: Api, types: Sequence[MachineType], *, tainted: bool = True) -> None:
@@ -93,8 +91,6 @@ class Karpenter:
     def __init__(
         self, api: Api, kubeconfig: Path, types: Sequence[MachineType], log_dir: Path, ports: Sequence[int]
     ) -> None:
-        built = karpenter()
-        assert built is not None
         self.api = api
         self.types = {each.name: each for each in types}
         self.words = 2.0
@@ -111,7 +107,8 @@ class Karpenter:
             "batch-max-duration": "3s",
             "log-level": "debug",
         }
-        self._command = [str(built / "karpenter"), *(f"--{key}={value}" for key, value in flags.items())]
+        program = str(KARPENTER.folder / "karpenter")
+        self._command = [program, *(f"--{key}={value}" for key, value in flags.items())]
         self._environment = {"KUBECONFIG": str(kubeconfig), "SYSTEM_NAMESPACE": "default"}
         self.log = log_dir / "karpenter.log"
         self._process: Process | None = None
