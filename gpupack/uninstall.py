@@ -17,6 +17,7 @@ from allocator.names import (
     DOMAIN,
     GPU_PREFIX,
     NODE_KEPT,
+    NODE_SERVES,
     PLACEHOLDER_LABEL,
     PLACEHOLDER_SCHEDULER,
     QUEUE_GATE,
@@ -263,7 +264,8 @@ class Uninstaller:
 
     Args:
         client: may list nodes and pods, get nodes and patch nodes/status; delete pods where there are
-            placeholders, patch nodes where there are startup taints.
+            placeholders, patch nodes where there are startup taints, list resourceclaims where nodes serve
+            claims.
         dry_run: change nothing.
         force: clean also Nodes where pods hold GPU memory.
     """
@@ -272,6 +274,7 @@ class Uninstaller:
         self._client = client
         self._dry_run = dry_run
         self._force = force
+        self._claims_hidden = False
 
     async def list_pods(self) -> list[InstalledPod]:
         users = await self._list_claim_users()
@@ -285,7 +288,7 @@ class Uninstaller:
         return pods
 
     async def _list_claim_users(self) -> set[str]:
-        """List UIDs of the pods that may use claims with cards of ours; none where there are no claims."""
+        """List UIDs of the pods that may use claims with cards of ours; none where they cannot be listed."""
         try:
             return {
                 uid
@@ -294,7 +297,10 @@ class Uninstaller:
                 if claim.results
                 for uid in claim.pods
             }
-        except (Forbidden, NotFound):
+        except NotFound:
+            return set()
+        except Forbidden:
+            self._claims_hidden = True
             return set()
 
     async def list_nodes(self, names: Sequence[str] = ()) -> list[str]:
@@ -361,6 +367,10 @@ class Uninstaller:
             traces = find_traces(node)
             if not traces:
                 return None
+            if self._claims_hidden and not self._force and NODE_SERVES in (node.metadata.annotations or {}):
+                why = why or (
+                    "its pods may hold GPU memory by claims, and there is no right to list resourceclaims"
+                )
             if why or self._dry_run:
                 return CleanOutcome(name, traces, cleaned=not why, why=why)
             try:

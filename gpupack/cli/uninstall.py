@@ -22,7 +22,7 @@ all the same; the pods run on). The kubelet forgets a stopped plugin after five 
 writes its resource again: run the command once more then. Exit status 1 says that something is left.
 
 Needed rights: list nodes and pods, get nodes, patch nodes/status; delete pods where there are placeholders,
-patch nodes where there are startup taints.
+patch nodes where there are startup taints, list resourceclaims where nodes serve claims.
 """
 
 

@@ -7,6 +7,7 @@ import pytest
 from aiohttp import ClientSession, web
 from click.testing import CliRunner
 
+from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from gpupack.cli.app import cli
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import claim_object
@@ -124,6 +125,30 @@ async def test_pods_with_claims_of_our_cards_keep_their_node_back(api, uninstall
     assert (code, len(lines)) == (1, 1)
     assert lines[0].startswith("node n1 stays as it is")
     assert "team/claims" in lines[0]
+
+
+async def test_where_claims_cannot_be_listed_a_node_that_serves_them_is_kept_back(api, uninstall):
+    add_node(api, "n1")
+    api.add_node("n2", LABELS, {**WORDS, "cpu": 8}, {**ANNOTATIONS, NODE_SERVES: SERVES_CLAIMS})
+
+    async def intercept(request):
+        if not request.path.endswith("/resourceclaims"):
+            return None
+        said = "resourceclaims is forbidden"
+        return web.json_response(
+            {"kind": "Status", "code": 403, "reason": "Forbidden", "message": said}, status=403
+        )
+
+    api.http.intercept = intercept
+    status, out, _ = await uninstall()
+    assert (status, out[0]) == (1, CLEAN[0])
+    assert out[1] == (
+        "node n2 stays as it is: its pods may hold GPU memory by claims, and there is no right to list "
+        "resourceclaims"
+    )
+    status, out, _ = await uninstall("--force")
+    assert (status, len(out)) == (0, 1)
+    assert "removed" in out[0]
 
 
 async def test_pods_that_have_ended_keep_nothing_back(api, uninstall):
