@@ -39,6 +39,11 @@ def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.Monk
     assert found.value.__notes__[0].startswith(AGAIN)
 
 
+@pytest.mark.parametrize("seed", [11, 617, 2611260130])
+def test_histories_that_failed_once(seed: int) -> None:
+    troubled(seed)
+
+
 @pytest.mark.histories
 def test_invariant_holds_where_no_trouble_comes() -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + 10):

@@ -40,7 +40,7 @@ class Extender:
 
     Attributes:
         heard: claims as its watch has brought them, by UID.
-        had: when it heard that a claim it had known as allocated was so no more, and what that had, by UID.
+        had: when it heard that a claim it had known as allocated was so no more, and that claim, by UID.
         under_way: Bindings with the number of writes that were made.
     """
 
@@ -54,7 +54,7 @@ class Extender:
         self.committer = Committer(self.state, ClusterPolicies())
         self.under_way: list[list[Any]] = []
         self.heard: dict[str, ClaimObject] = {}
-        self.had: dict[str, tuple[float, dict[str, int]]] = {}
+        self.had: dict[str, tuple[float, ClaimObject]] = {}
         self.gone: dict[str, float] = {}
         self.cursor = {what: len(self.api.events) for what in self.api.objects}
         version, now = str(self.api.version), self.api.now
@@ -98,7 +98,7 @@ class Extender:
             claim = msgspec.convert(item, type=ClaimObject)
             before = self.heard.get(claim.metadata.uid)
             if before is not None and before.results and (gone or not claim.results):
-                self.had[claim.metadata.uid] = now, self.api.units_by_device(before)
+                self.had[claim.metadata.uid] = now, before
             if gone:
                 self.heard.pop(claim.metadata.uid, None)
                 state.claims.delete(claim, version, now)
@@ -545,15 +545,9 @@ class History:
             if not uid.startswith("of-") and uid not in shares:
                 shares[uid] = {uuids[name]: count for name, count in self.api.units_by_device(claim).items()}
         for uid, mine in shares.items():
+            units = mine
             if uid in prepared and not uid.startswith("of-"):
-                told_s, had = self.extender.had.get(uid, (now, {}))
-                heard = self.extender.heard.get(uid)
-                known = self.api.units_by_device(heard) if heard is not None and heard.results else had
-                # A claim that is allocated anew has other cards, of which it may not have heard yet.
-                if {uuids[name]: count for name, count in known.items()} != mine:
-                    continue
-                if known is had and now >= told_s + TOMBSTONE_S:
-                    continue
+                units = self._known_of(uid, mine, uuids)
             if uid.startswith("of-"):
                 pod = uid.removeprefix("of-")
                 record = state.pods.get(pod)
@@ -561,9 +555,21 @@ class History:
                 told = self.extender.gone.get(pod)
                 if not bound and (told is None or now >= told + TOMBSTONE_S):
                     continue
-            for uuid, count in mine.items():
+            for uuid, count in units.items():
                 due[uuid] = due.get(uuid, 0) + count
         return due
+
+    def _known_of(self, uid: str, prepared: dict[str, int], uuids: dict[str, str]) -> dict[str, int]:
+        """Units by card of a prepared claim, as far as the extender has heard of its allocation."""
+        told_s, before = self.extender.had.get(uid, (0.0, None))
+        heard = self.extender.heard.get(uid)
+        now_has = heard if heard is not None and heard.results else None
+        known = now_has or before
+        if known is not None and known.share_ids == self.daemon.share_ids(uid):
+            return prepared if now_has is not None or self.api.now < told_s + TOMBSTONE_S else {}
+        # It was allocated anew: the extender may not have heard of it, or the node has what it had before.
+        found = self.api.units_by_device(now_has) if now_has is not None else {}
+        return {uuids[name]: count for name, count in found.items()}
 
     def _bound(self, prepared: dict[str, dict[str, int]]) -> Iterator[tuple[str, int]]:
         """Give cards with units of pods that the extender has seen bound, and whose claim is not prepared."""

@@ -238,6 +238,11 @@ class ModelDaemon:
             },
         )
 
+    def share_ids(self, uid: str) -> frozenset[str]:
+        """IDs of the shares that a claim is prepared with."""
+        claim = self.prepared.get(uid)
+        return frozenset(device.share_id for device in claim.devices) if claim is not None else frozenset()
+
     def units(self) -> dict[str, dict[str, int]]:
         """Units by card that containers were told of, by the UID of their claim."""
         found: dict[str, dict[str, int]] = {}
