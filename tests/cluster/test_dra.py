@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from allocator.names import CLAIM_LABEL
 from scheduler_plugin.binding.pod_claims import claim_of
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import read_pod
@@ -405,7 +406,9 @@ def test_claims_and_ordinary_pods_fill_one_card_together(cluster: Cluster) -> No
     kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
     on_small = f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'
     spec = claim("x", 6, on_small)["spec"]
-    cluster.api.post(path, {**kind, "metadata": {"name": "small-six"}, "spec": {"spec": spec}})
+    # Its claims look as if the extender had written them.
+    template = {"metadata": {"labels": {CLAIM_LABEL: "true"}}, "spec": spec}
+    cluster.api.post(path, {**kind, "metadata": {"name": "small-six"}, "spec": template})
     try:
         use = {"resources": {"claims": [{"name": "card"}]}}
         claims = [{"name": "card", "resourceClaimTemplateName": "small-six"}]
@@ -424,6 +427,20 @@ def test_claims_and_ordinary_pods_fill_one_card_together(cluster: Cluster) -> No
         cluster.wait_used([16, 6] if assigned(cluster, "fills") == {"main": [[SMALL, 5]]} else [11, 11])
     finally:
         cluster.api.delete(f"{path}/small-six", grace_s=0)
+
+
+def test_a_container_may_ask_by_limits_and_use_a_claim(cluster: Cluster) -> None:
+    cluster.api.post(CLAIMS, claim("c8", 8, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
+    both = workload.container(gib=20)
+    both["resources"]["claims"] = [{"name": "card"}]
+    claims = [{"name": "card", "resourceClaimName": "c8"}]
+    cluster.create(workload.pod("both", both, resourceClaims=claims))
+    cluster.wait_running("both")
+    cluster.wait_used([8, 20])
+    cluster.create(workload.pod("fits", workload.container(gib=12)))
+    cluster.wait_running("fits")
+    assert assigned(cluster, "fits") == {"main": [[LARGE, 12]]}
+    cluster.wait_used([8, 32])
 
 
 def test_a_claim_allocated_by_hand_counts_for_the_extender_though_no_pod_has_it(cluster: Cluster) -> None:
