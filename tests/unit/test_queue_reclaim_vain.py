@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from allocator.names import BATCH_SCHEDULER
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.queue_world import TWO_QUEUES, QueueWorld
 
@@ -90,3 +91,25 @@ def test_so_does_what_the_api_server_refuses_to_let_go(more: dict[str, Any]) -> 
     assert lender.world.objects["uid-b0"]["spec"].get("nodeName") == "n1"
     lender.world.pod("b1", 8, queue="b", created=20, **more | ({"gang": "H"} if more else {}))
     assert evictions(lender, 60) == 1, "one that nobody has refused"
+
+
+@pytest.mark.parametrize(("refusals", "plans"), [(1, 1), (2, 0)])
+def test_in_batch_mode_one_refusal_may_be_of_a_moment(refusals: int, plans: int) -> None:
+    """The committer did not know the pod yet, say, and another one took the room meanwhile."""
+    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict\nmode: batch")
+    world.queue.batch.enabled = True
+    world.node("n1", (16, 16), allocatable_units=32)
+    spec = {"schedulerName": BATCH_SCHEDULER}
+    b0 = world.pod("b0", 8, queue="b", gates=(), spec=spec)
+    world.queue.set_batch_spec(b0, {**spec, "containers": [{"name": "main"}]})
+    for _ in range(refusals):
+        world.now += 3
+        assert world.admitted() == ["b0"]
+        world.queue.record_refused_admission(b0, world.now, "it is tried again")
+    for number in range(4):
+        world.pod(f"a{number}", 8)
+    for name in world.admitted():
+        world.bind(f"uid-{name}")
+    world.now += 3
+    world.decide()
+    assert len(Reclaimer(world.queue).find_plans(world.now)) == plans

@@ -220,10 +220,17 @@ class Reclaimer:
         return self._denied.is_paused(uid)
 
     def _is_denied(self, uid: str) -> bool:
-        """Tell whether the API server has refused to let a pod of a workload go, and said why."""
-        gang = self._queue.gangs.get(uid)
-        pods = [uid] if gang is None else gang.members
-        return any(self._queue.refusals.get_last_reason(pod) for pod in pods)
+        """Tell whether the API server has refused to let a pod of a workload go, and said why.
+
+        Of a pod in batch mode the committer speaks first, and once that may be of a moment only.
+        """
+        gang, refusals = self._queue.gangs.get(uid), self._queue.refusals
+        uids = [uid] if gang is None else gang.members
+        pods = (pod for uid in uids if (pod := self._queue.queued_pods.get(uid)) is not None)
+        return any(
+            refusals.get_last_reason(pod.uid) and refusals.count_refusals(pod.uid) > pod.queue_info.is_batch
+            for pod in pods
+        )
 
     def _get_refused_template(self, uid: str) -> Hashable:
         """Get the template of a workload if a unit of it was refused, else None."""
