@@ -6,6 +6,7 @@ understood; a float would lose units silently.
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 from typing import Final, Literal
 
@@ -93,6 +94,12 @@ def parse_bytes(value: str | int) -> int:
     """
     whole = _quick(value, _ONES)
     return ceil(parse_quantity(value)) if whole is None else whole
+
+
+recall_integer: Final = lru_cache(maxsize=1024)(parse_integer)
+recall_milli: Final = lru_cache(maxsize=4096)(parse_milli)
+recall_bytes: Final = lru_cache(maxsize=4096)(parse_bytes)
+"""The same for amounts of nodes and pods, of which a cluster has few different ones."""
 
 
 def canonical(value: str | int) -> str:

@@ -1,8 +1,8 @@
 """Calls device plugins as the kubelet does, from a process that does nothing else, with a stop-watch.
 
-The kubelet is a Go program: the goroutine that calls a plugin does not wait for those that write its book
-and read its watches. The stand-in's Python process has one interpreter lock for all of that, and what waits
-for it would count as the plugin's. So the stand-in passes each call to a process, `python -m
+The kubelet is a Go program: the goroutine that calls a plugin does not wait for those that write its
+checkpoint and read its watches. The stand-in's Python process has one interpreter lock for all of that, and
+what waits for it would count as the plugin's. So the stand-in passes each call to a process, `python -m
 benchmarks.caller`, which makes it by gRPC's blocking client and tells how long it took. That is from the
 request to the answer, with sockets, gRPC and all that the plugin does meanwhile.
 

@@ -2,7 +2,7 @@
 
 The node's enforcer with simulated limits and real inotify. Another process makes pods and their containers'
 cgroups, as a container runtime does: on the kernel's own cgroup file system where it may, else as plain
-folders. Each pod is written into the book just before, as the kubelet writes it. The node has other pods
+folders. Each pod is written into the checkpoint before, as the kubelet writes it. The node has other pods
 already. A limit counts from when the driver has it; the time that NVIDIA's driver itself takes is not
 in it. The last line is JSON.
 """
@@ -77,31 +77,31 @@ class Driver(SimulatedLimits):
 
 
 @dataclass
-class Book:
-    """The kubelet's book; `entries` is replaced at each write."""
+class WrittenCheckpoint:
+    """The kubelet's checkpoint; `entries` is replaced at each write."""
 
     entries: tuple[CheckpointEntry, ...] = ()
 
-    def read(self) -> "Book":
+    def read(self) -> "WrittenCheckpoint":
         """Return a new object for each version."""
         return self
 
-    def with_pod(self, number: int, cards: Sequence[Card]) -> "Book":
+    def with_pod(self, number: int, cards: Sequence[Card]) -> "WrittenCheckpoint":
         """Add a pod that got one unit."""
         card = cards[number % len(cards)]
         ids = frozenset({device_id(card.uuid, number // len(cards))})
-        return Book((*self.entries, CheckpointEntry(uid(number), "main", RESOURCE, ids)))
+        return WrittenCheckpoint((*self.entries, CheckpointEntry(uid(number), "main", RESOURCE, ids)))
 
 
 class Written:
     """What the kubelet wrote last."""
 
     def __init__(self) -> None:
-        self.book = Book()
+        self.checkpoint = WrittenCheckpoint()
 
-    def read(self) -> Book:
+    def read(self) -> WrittenCheckpoint:
         """Return it."""
-        return self.book
+        return self.checkpoint
 
 
 def uid(number: int) -> str:
@@ -192,7 +192,7 @@ async def measure(root: Path, others: int, timed: int) -> list[float]:
     )
     for number in range(others):
         container(root, number).mkdir(parents=True)
-        written.book = written.book.with_pod(number, cards)
+        written.checkpoint = written.checkpoint.with_pod(number, cards)
     account.read_checkpoint()
     await supports.start()
     freeze_garbage_collector()
@@ -201,8 +201,8 @@ async def measure(root: Path, others: int, timed: int) -> list[float]:
 
     async def written_by_kubelet() -> AsyncIterator[Path]:
         for number in range(others, others + timed):
-            written.book = written.book.with_pod(number, cards)
-            # The daemon reads the book when it is written, before the kubelet makes the pod's cgroup.
+            written.checkpoint = written.checkpoint.with_pod(number, cards)
+            # The daemon reads the checkpoint when it is written, before the kubelet makes the pod's cgroup.
             account.read_checkpoint()
             yield container(root, number)
 

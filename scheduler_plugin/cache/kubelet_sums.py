@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from allocator.errors import QuantityError
 from allocator.names import PERCENT_RESOURCE
-from allocator.quantity import parse_integer
+from allocator.quantity import recall_integer
 from scheduler_plugin.cache.charges import NodeRecord
 
 
@@ -26,7 +26,7 @@ def _share_sums(units: int | None, percent: int | None) -> tuple[int | None, int
 
 def _read_sum(value: str | int | None) -> int | None:
     try:
-        return None if value is None else parse_integer(value)
+        return None if value is None else recall_integer(value)
     except QuantityError:
         return 0
 

@@ -128,9 +128,7 @@ class NodeRecords:
 
 def read_other_amounts(allocatable: Mapping[str, str | int]) -> tuple[tuple[str, str | int], ...]:
     """Read what a Node has of further resources; nodes that have the same share one tuple."""
-    return _share_amounts(
-        tuple((name, value) for name, value in allocatable.items() if is_other_resource(name))
-    )
+    return _share_amounts(tuple([item for item in allocatable.items() if is_other_resource(item[0])]))
 
 
 @lru_cache(maxsize=1024)

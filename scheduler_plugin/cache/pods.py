@@ -8,7 +8,7 @@ from typing import Final
 from allocator.errors import QuantityError, RequestError
 from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED, POD_REQUEUED
 from allocator.packing import MAX_CARDS
-from allocator.quantity import parse_bytes, parse_milli
+from allocator.quantity import recall_bytes, recall_milli
 from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_admitted
 from kubeapi.metadata import parse_resource_version, parse_time
@@ -24,10 +24,6 @@ from scheduler_plugin.cache.objects import (
 _OWN_PREFIX: Final = "gpupack.io/"
 _STATUS_ANNOTATIONS: Final = frozenset({POD_ASSIGNED, POD_ALLOCATION, POD_PLANNED, POD_REQUEUED})
 """Annotations that gpupack writes; a pod asks for the same with or without them."""
-
-_milli = lru_cache(maxsize=4096)(parse_milli)
-_bytes = lru_cache(maxsize=4096)(parse_bytes)
-
 
 ResourceAmounts = tuple[tuple[str, int], ...]
 """Whole amounts of resources, by name, in the order of the names."""
@@ -253,7 +249,7 @@ def sum_host_requests(pod: PodLite) -> tuple[int, int]:
     Main containers and sidecars add up; an ordinary init container runs beside the sidecars before it; the
     larger counts, plus the overhead. Requests of the pod as a whole go before those of its containers.
     """
-    return sum_requests(pod, "cpu", _milli), sum_requests(pod, "memory", _bytes)
+    return sum_requests(pod, "cpu", recall_milli), sum_requests(pod, "memory", recall_bytes)
 
 
 def sum_other_requests(pod: PodLite) -> ResourceAmounts:
@@ -265,10 +261,11 @@ def sum_other_requests(pod: PodLite) -> ResourceAmounts:
     names = {name for amounts in lists for name in amounts or () if is_other_resource(name)}
     if not names:
         return ()
-    found = ((name, sum_requests(pod, name, _bytes)) for name in sorted(names))
+    found = ((name, sum_requests(pod, name, recall_bytes)) for name in sorted(names))
     return tuple((name, amount) for name, amount in found if amount)
 
 
+@lru_cache(maxsize=1024)
 def is_other_resource(name: str) -> bool:
     """Return True for a further resource: not cpu, memory, the number of pods, or GPU memory."""
     return name not in STANDARD_RESOURCES and not name.startswith(_OWN_PREFIX)

@@ -25,7 +25,7 @@ from allocator.names import (
 )
 from allocator.packing import NodeWords, read_node
 from allocator.podcards import ByPosition
-from allocator.quantity import parse_integer
+from allocator.quantity import recall_integer
 from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds, read_links
 from scheduler_plugin.cache.node_arrays import MAX_UNITS, Exclusion
 from scheduler_plugin.cache.objects import NodeLite
@@ -153,7 +153,7 @@ def _offers_none(node: NodeLite, resource: str) -> bool:
     """Return True if the kubelet says that it has nothing of a resource to give."""
     allocatable = (node.status.allocatable or {}).get(resource)
     try:
-        return allocatable is not None and parse_integer(allocatable) <= 0
+        return allocatable is not None and recall_integer(allocatable) <= 0
     except QuantityError:
         return False
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from allocator.names import resource_name
-from allocator.quantity import parse_bytes, parse_milli
+from allocator.quantity import recall_bytes, recall_milli
 from allocator.records import Assignment
 from kubeapi.metadata import parse_resource_version
 from scheduler_plugin.cache.charges import TOMBSTONE_S, AssumedPod, Charge, ChargeRules, NodeRecord, Tombstone
@@ -150,8 +150,8 @@ class ClusterState:
         allocatable = node.status.allocatable or {}
         self.nodes.set_capacity(
             record.row,
-            _read_quantity(allocatable, "cpu", parse_milli),
-            _read_quantity(allocatable, "memory", parse_bytes),
+            _read_quantity(allocatable, "cpu", recall_milli),
+            _read_quantity(allocatable, "memory", recall_bytes),
         )
         record.allocatable = read_other_amounts(allocatable)
         offered = read_kubelet_sums({} if serves_claims(node) else allocatable, self.resource)

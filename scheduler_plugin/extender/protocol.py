@@ -162,15 +162,20 @@ class Candidates:
         if self._quoted is None:
             known = nodes.quoted
             self._quoted = [known[row] for row in rows.tolist()]
-            for i in np.flatnonzero(rows < 0).tolist():
-                self._quoted[i] = self.quote(nodes, i)
+            for position in np.flatnonzero(rows < 0).tolist():
+                self._quoted[position] = self._quote_unknown(position)
         return self._quoted
 
-    def quote(self, nodes: NodeArrays, position: int) -> bytes:
-        """One name as JSON text."""
-        row = int(self.rows(nodes)[position])
-        if row >= 0:
-            return nodes.quoted[row]
+    def quote_chosen(self, nodes: NodeArrays, chosen: Sequence[int]) -> list[bytes]:
+        """The names at some positions as JSON texts."""
+        rows = self.rows(nodes)[np.fromiter(chosen, np.intp, len(chosen))].tolist()
+        return [
+            nodes.quoted[row] if row >= 0 else self._quote_unknown(position)
+            for row, position in zip(rows, chosen, strict=True)
+        ]
+
+    def _quote_unknown(self, position: int) -> bytes:
+        """Write the name of a node without a row as JSON text."""
         return self._cut.quoted(position) if self._cut else msgspec.json.encode(self._names[position])
 
 
@@ -338,7 +343,7 @@ def encode_passed(candidates: Candidates, nodes: NodeArrays, chosen: Sequence[in
             b'{"Nodes":{"metadata":{},"items":[%b]},"NodeNames":null,"FailedNodes":{},'
             b'"FailedAndUnresolvableNodes":{},"Error":""}' % items
         )
-    names = b",".join([candidates.quote(nodes, i) for i in chosen])
+    names = b",".join(candidates.quote_chosen(nodes, chosen))
     return (
         b'{"Nodes":null,"NodeNames":[%b],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}' % names
     )

@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 
-from allocator.card_rules import NO_RULES
 from allocator.exact import fit_together
 from allocator.place import Placement, place
 from allocator.selector import Selector
@@ -131,7 +130,7 @@ def _fit_on_one_model(
     """
     ask = query.policy_request
     decided: BoolArray = np.zeros(len(rows), dtype=np.bool_)
-    if not ask.rules.same_model:
+    if not ask.rules.same_model or not nodes.mixed_models.any():
         return decided
     decided |= fits & nodes.mixed_models[rows]
     left = np.flatnonzero(decided)
@@ -407,7 +406,7 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
     codes: CodeArray = np.full(len(rows), FilterReason.NOT_FREE, dtype=np.int8)
     could = _could_fit(nodes, query, rows)
     codes[~could] = FilterReason.TOO_SMALL
-    if query.policy_request.rules != NO_RULES:
+    if ask.rules.apart or (ask.rules.same_model and nodes.mixed_models[rows].any()):
         free = without_rules(query)
         codes[~could & _could_fit(nodes, free, rows)] = FilterReason.CARD_RULES
         codes[filter_nodes(nodes, free, rows)] = FilterReason.CARD_RULES

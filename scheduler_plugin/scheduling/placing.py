@@ -95,7 +95,8 @@ def score_nodes(
     Raises:
         PolicyError: what the policy gives is no scores.
     """
-    if query.request.rules.same_model and (mixed := nodes.mixed_models[rows]).any():
+    rules = query.policy_request.rules
+    if rules.same_model and nodes.mixed_models.any() and (mixed := nodes.mixed_models[rows]).any():
         scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
         if not mixed.all():
             scores[~mixed] = score_nodes(policy, nodes, query, rows[~mixed])
@@ -131,7 +132,8 @@ def compute_scores(policy: NodePolicy, view: ClusterView, ask: PolicyRequest, ro
         raise _make_error(policy, f"scores cannot be had: {one_line(error)}") from error
     if scores.shape != rows.shape:
         raise _make_error(policy, f"scores of shape {scores.shape} for {len(rows)} nodes")
-    if np.isnan(scores).any():
+    # The smallest of numbers with a nan is nan.
+    if len(scores) and np.isnan(scores.min()):
         raise _make_error(policy, f"score of a node is nan, of {len(rows)} nodes")
     return scores
 

@@ -23,15 +23,14 @@ def rank_best(scores: FloatArray, name_ranks: LongArray, limit: int) -> RowArray
     """
     if limit == 1:
         return _rank_best_one(scores, name_ranks)
-    positions = np.flatnonzero(scores < np.inf)
+    last = np.partition(scores, limit - 1)[limit - 1] if len(scores) > limit else np.inf
+    positions = np.flatnonzero(scores <= last if last < np.inf else scores < np.inf)
     if positions.size > limit:
         kept = scores[positions]
-        last = np.partition(kept, limit - 1)[limit - 1]
         sure = positions[kept < last]
         ties = positions[kept == last]
         wanted = limit - sure.size
-        if ties.size > wanted:
-            ties = ties[np.argpartition(name_ranks[ties], wanted - 1)[:wanted]]
+        ties = ties[np.argpartition(name_ranks[ties], wanted - 1)[:wanted]]
         positions = np.concatenate((sure, ties))
     order = np.lexsort((name_ranks[positions], scores[positions]))
     return positions[order]

@@ -55,7 +55,7 @@ async def test_what_was_allocated_is_its_pods_before_the_checkpoint_says_so():
         facts = world.daemon.account.ledger.accounts
         given: list[tuple[str, str]] = []
         world.daemon.account.subscribe(
-            lambda: given.extend((one["pod"], one["container"]) for one in explain_node(facts)["given"])
+            lambda: given.extend((one["pod"], one["container"]) for one in explain_node(facts)["pending"])
         )
         first = await world.run("first", 8, on=1)
         last = await world.run("last", 8, on=0, init=8)

@@ -311,9 +311,10 @@ def _others(view: ClusterView, rows: RowArray) -> FloatArray:
         (view.memory_capacity, view.memory_used),
         (view.gpu_capacity, view.gpu_used),
     ):
+        # At most 3 / 3.1 together.
         share += (capacity - used)[rows] / (3.1 * max(1, int(capacity.max())))
-    np.clip(share, 0.0, 0.999, out=share)
-    return np.round(share, DECIMALS, out=share)
+    np.maximum(share, 0.0, out=share)
+    return share.round(DECIMALS, out=share)
 
 
 def _feasible(view: ClusterView, ask: PolicyRequest) -> Callable[[int], bool]:

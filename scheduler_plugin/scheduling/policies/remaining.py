@@ -36,25 +36,17 @@ def compute_tightest(
         rows: intp[m].
     """
     units, cards = demand
-    if cards == 1 and admits is None and 2 * len(rows) > view.free_order.shape[1]:
-        # To look at all rows takes less time than to gather the cards of most of them.
-        return _compute_tightest_card(view.free_order, units)[rows]
-    free = (
-        view.free_order.take(rows, axis=1)
-        if admits is None
-        else np.where(admits[rows], view.free[rows], -1).T
-    )
-    if cards == 1:
-        return _compute_tightest_card(free, units)
-    if admits is not None:
-        free = np.sort(free, axis=0)[::-1]
-    fitting = (free >= units).sum(axis=0)
-    column = np.arange(len(rows))
-    total: LongArray = np.zeros(len(rows), dtype=np.int64)
-    for number in range(1, cards + 1):
-        total += free[np.maximum(fitting - number, 0), column]
-    total[fitting < cards] = NO_SET
-    return total
+    # To look at all rows takes less time than to gather the cards of a quarter of them.
+    everywhere = admits is None and 4 * len(rows) > view.free_order.shape[1]
+    if everywhere:
+        free = view.free_order
+    elif admits is None:
+        free = view.free_order.take(rows, axis=1)
+    else:
+        free = np.where(admits[rows], view.free[rows], -1).T
+        free = np.sort(free, axis=0)[::-1] if cards > 1 else free
+    least = _compute_tightest_card(free, units) if cards == 1 else _compute_tightest_cards(free, units, cards)
+    return least[rows] if everywhere else least
 
 
 def _compute_tightest_card(free: IntArray, units: int) -> LongArray:
@@ -70,6 +62,29 @@ def _compute_tightest_card(free: IntArray, units: int) -> LongArray:
     least: LongArray = rest.astype(np.int64) + units
     least[rest > _MAX_REST] = NO_SET
     return least
+
+
+def _compute_tightest_cards(free: IntArray, units: int, cards: int) -> LongArray:
+    """Compute what the fullest cards with the units have free together: int64[m], `NO_SET` where too few are.
+
+    Args:
+        free: int32[K, m], free units of each node from largest to smallest, -1 where a card may not be used.
+        units: That each card must have.
+        cards: Cards, 2 or more.
+    """
+    count, width = free.shape
+    if cards > count:
+        return np.full(width, NO_SET)
+    fitting = (free >= units).sum(axis=0, dtype=np.int64)
+    flat = free.ravel()
+    # Positions of each node's last card that fits; where none does, of some card.
+    at = (fitting - 1) * width + np.arange(width)
+    total: LongArray = flat.take(at).astype(np.int64)
+    for _ in range(cards - 1):
+        at -= width
+        total += flat.take(at)
+    total[fitting < cards] = NO_SET
+    return total
 
 
 def mask_feasible(view: ClusterView, ask: PolicyRequest, rows: RowArray) -> BoolArray:
