@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _NAMED: Final = 5
 _COMPARED: Final = 2000
 """Names at most that are compared with one that is not there."""
+MOST_VIEWS: Final = 4
+"""Views in other units that are kept: who may create pods may ask in millions of units."""
 
 
 @dataclass(repr=False)
@@ -140,15 +142,17 @@ class Cluster:
         """Make a view of the cluster as pods see it that ask in units of so many MiB."""
         if unit_mib == self.unit_mib:
             return self
-        if unit_mib not in self._views:
-            self._views[unit_mib] = Cluster(
-                self.nodes, self.pods, unit_mib, self.budgets, self.source, self.claims
-            )
-        return self._views[unit_mib]
+        view = self._views.pop(unit_mib, None)
+        if view is None:
+            view = Cluster(self.nodes, self.pods, unit_mib, self.budgets, self.source, self.claims)
+        self._views[unit_mib] = view
+        if len(self._views) > MOST_VIEWS:
+            del self._views[next(iter(self._views))]
+        return view
 
     @cached_property
     def _views(self) -> "dict[int, Cluster]":
-        """What `in_unit` made since the last change: a large cluster takes a second."""
+        """What `in_unit` made since the last change, the last used ones: a large cluster takes a second."""
         return {}
 
     # Changes, for those who watch; `now` is in seconds of a clock that only grows, None: the machine's.

@@ -1,7 +1,9 @@
 """`gpupack why` without a pod, and of a workload: which pods, and a line of each."""
 
+import gc
 import json
 import re
+import weakref
 
 import msgspec
 import pytest
@@ -67,6 +69,15 @@ def test_pods_that_ask_in_another_unit_are_listed() -> None:
     gone = cluster.find_pod("default", "other")
     cluster.drop_pod(gone, "9")
     assert [line.pod for line in list_waiting(cluster, NOW).pods] == ["ours"]
+
+
+def test_pods_in_many_units_keep_few_views_of_the_cluster() -> None:
+    cluster = cluster_of()
+    views = [weakref.ref(cluster.in_unit(unit)) for unit in range(1, 20)]
+    gc.collect()
+    kept = [view for each in views if (view := each()) is not None]
+    assert [view.unit_mib for view in kept] == [16, 17, 18, 19]
+    assert cluster.in_unit(19) is kept[-1]
 
 
 def test_pods_of_one_template_are_answered_alike_and_others_are_not() -> None:
