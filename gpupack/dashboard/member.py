@@ -20,7 +20,7 @@ from gpupack.dashboard.queues import explain_no_queues
 from gpupack.dashboard.records import CardSums, NodeDetail, NodeTile, PodDetail, sum_cards
 from gpupack.dashboard.trend import Trend, make_trend_point
 from gpupack.errors import InputError
-from gpupack.teams.answers import hide_names, name_others
+from gpupack.teams.answers import hide_names, list_namespaces, name_others
 from gpupack.teams.asking import TOKEN_S, ask_as_member, make_member_token
 from gpupack.whatif.cluster import Cluster
 from kubeapi.client import KubeClient
@@ -78,7 +78,7 @@ class MemberPages:
         return kept[1]
 
     async def _make_page(self, cluster: Cluster, namespace: str) -> MemberPage:
-        board = self._board
+        board, before = self._board, list_namespaces(cluster)
         places: dict[str, list[str]] = {}
         for node, pods in board.pod_memory.items():
             own = sorted({pod.name for pod in pods if pod.namespace == namespace})
@@ -95,7 +95,7 @@ class MemberPages:
             await asyncio.sleep(0)
         tiles = [board.tiles[name] for name in sorted(board.tiles)]
         texts = _Texts(pending, {tile.name: tile.remark for tile in tiles if tile.remark})
-        texts = hide_names(texts, cluster, namespace)
+        texts = hide_names(texts, cluster, namespace, before)
         told = [_hide_labels(tile, texts.remarks.get(tile.name, "")) for tile in tiles]
         return MemberPage(told, places, texts.pending, len(waiting) - len(pending), fits)
 

@@ -1,6 +1,7 @@
 """What a member of a namespace is told: its own pods in full, of others only sums."""
 
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -102,9 +103,21 @@ def name_others(count: int) -> str:
     return HIDDEN if count == 1 else f"{count} pods of other namespaces"
 
 
-def hide_names(answer: T, cluster: Cluster, namespace: str) -> T:
-    """Replace every NAMESPACE/NAME of another namespace's pod in the texts of an answer."""
-    foreign = {pod.metadata.namespace for pod in cluster.pods.values()} - {namespace}
+def list_namespaces(cluster: Cluster) -> set[str]:
+    """List the namespaces that have pods."""
+    return {pod.metadata.namespace for pod in cluster.pods.values()}
+
+
+def hide_names(answer: T, cluster: Cluster, namespace: str, before: Collection[str] = ()) -> T:
+    """Replace every NAMESPACE/NAME of another namespace's pod in the texts of an answer.
+
+    Args:
+        answer: The answer.
+        cluster: The cluster.
+        namespace: Whose member asks.
+        before: Namespaces that had pods when the first text was written.
+    """
+    foreign = list_namespaces(cluster).union(before) - {namespace}
 
     def hide(match: re.Match[str]) -> str:
         # The namespace may stand behind other words, as in `pod/team-b/train`.

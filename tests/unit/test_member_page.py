@@ -1,5 +1,6 @@
 """The dashboard of a namespace's member: own pods, sums of the others, and no names."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 
@@ -108,6 +109,18 @@ async def test_names_of_others_are_hidden_in_what_pods_are_told(cluster: InClust
     assert any(
         f"cards are kept for pods that others are evicted for: {HIDDEN}" in note for note in waits.notes
     )
+
+
+async def test_names_of_others_that_end_meanwhile_are_hidden_too(cluster: InCluster) -> None:
+    pod = Pod("evictor", 16, namespace="team-d").object()
+    pod["status"] |= {"nominatedNodeName": "n1"}
+    evictor = msgspec.convert(pod, KubePod)
+    cluster.board.put_pod(evictor)
+    cluster.board.get_cluster()
+    asyncio.get_running_loop().call_soon(cluster.board.drop_pod, evictor)
+    (waits,) = (await cluster.page()).pending
+    assert any(HIDDEN in note for note in waits.notes)
+    assert not any("evictor" in note for note in waits.notes)
 
 
 @pytest.fixture
