@@ -147,7 +147,8 @@ class BatchCommitter:
             if why:
                 continue
             try:
-                return self._binder.begin(pod.namespace, pod.name, pod.uid, candidate.node)
+                cards = pod.cards if node == pod.nodes[0].node else ()
+                return self._binder.begin(pod.namespace, pod.name, pod.uid, node, cards)
             except CommitError as error:
                 why = str(error)
         return why

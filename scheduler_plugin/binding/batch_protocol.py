@@ -35,12 +35,15 @@ class PodCandidates(msgspec.Struct, frozen=True):
         name: Of the pod.
         uid: Of the pod.
         nodes: Where it may be bound, in the order in which to try.
+        cards: UUIDs of the cards that the queue planned for it on the first node; preferred where they are
+            free.
     """
 
     namespace: str
     name: str
     uid: str
     nodes: tuple[NodeCandidate, ...]
+    cards: tuple[str, ...] = ()
 
 
 class CommitCall(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Bind: assume the cards, send the Binding, and find out its outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Protocol
@@ -140,15 +140,24 @@ class Binder:
             return "this gpupack scheduler has not listed the pods since it may bind"
         return await self._send_or_resolve_later(commitment)
 
-    def begin(self, namespace: str, name: str, uid: str, node: str) -> PendingBinding:
+    def begin(
+        self, namespace: str, name: str, uid: str, node: str, cards: Collection[str] = ()
+    ) -> PendingBinding:
         """Assume the cards of one pod of several, after `wait_for_fence` and before `finish`.
+
+        Args:
+            namespace: Of the pod.
+            name: Of the pod.
+            uid: Of the pod.
+            node: Where it is to be bound.
+            cards: UUIDs of the cards that were planned for it, see `Committer.assume`.
 
         Raises:
             CommitError: the pod cannot be bound there, or this process may not bind now.
         """
         if self._is_stopped or self._get_term() != self._fenced_term:
             raise CommitError("this gpupack scheduler may not bind now; it is tried again")
-        return self.committer.assume(namespace, name, uid, node, self.clock())
+        return self.committer.assume(namespace, name, uid, node, self.clock(), cards)
 
     def abandon(self, commitment: PendingBinding) -> None:
         """Forget the cards of a pod whose Binding was not sent."""

@@ -5,6 +5,7 @@ still fits is all that counts, and choosing its cards answers it, whether or not
 filter looked. `two_tier` has the committer for lists of nodes.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,8 +60,19 @@ class Committer:
         self.state = state
         self.policies = policies
 
-    def assume(self, namespace: str, name: str, uid: str, node: str, now: float) -> PendingBinding:
+    def assume(
+        self, namespace: str, name: str, uid: str, node: str, now: float, cards: Collection[str] = ()
+    ) -> PendingBinding:
         """Check that a pod fits on a node now, and assume it there.
+
+        Args:
+            namespace: Of the pod.
+            name: Of the pod.
+            uid: Of the pod.
+            node: Where it is to be bound.
+            now: Seconds.
+            cards: UUIDs of the cards that the queue planned for it, preferred where they are free; empty:
+                those that the pod's annotation names.
 
         Raises:
             CommitError: it cannot be bound there, in words.
@@ -79,7 +91,7 @@ class Committer:
         try:
             query = self.policies.make_request(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
             with self.state.reservations.charged_against(self.state.nodes, uid, pod.priority):
-                placement = self._place_pod(pod, query, node, row)
+                placement = self._place_pod(query, node, row, cards or pod.planned_uuids)
         except (RequestError, *POLICY_FAULTS) as error:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
         assigned = self._make_assignment(placement, row)
@@ -125,13 +137,15 @@ class Committer:
             )
         return pod
 
-    def _place_pod(self, pod: PodRecord, query: SchedulingRequest, node: str, row: int) -> Placement:
+    def _place_pod(
+        self, query: SchedulingRequest, node: str, row: int, planned: Collection[str]
+    ) -> Placement:
         """Choose the cards on the node's latest record.
 
         Raises:
             CommitError: the pod does not fit there any more.
         """
-        placement = self._as_planned(pod, query, row) or self._choose(query, row)
+        placement = self._place_as_planned(planned, query, row) or self._choose(query, row)
         if placement is None:
             reason = FilterReason.from_code(
                 int(explain_rejections(self.state.nodes, query, np.array([row], dtype=np.intp))[0])
@@ -140,16 +154,18 @@ class Committer:
             raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
         return placement
 
-    def _as_planned(self, pod: PodRecord, query: SchedulingRequest, row: int) -> Placement | None:
+    def _place_as_planned(
+        self, planned: Collection[str], query: SchedulingRequest, row: int
+    ) -> Placement | None:
         """Choose among the cards that the queue planned; None where it planned none, or they are not free.
 
         Pods that it admitted together fit together on their cards, and need not in another order of binding.
         """
         nodes = self.state.nodes
-        if not pod.planned_uuids or not nodes.usable[row]:
+        if not planned or not nodes.usable[row]:
             return None
         cards = [
-            card if card.uuid in pod.planned_uuids else replace(card, used_units=card.size_units)
+            card if card.uuid in planned else replace(card, used_units=card.size_units)
             for card in build_cards(nodes, row)
         ]
         return place(cards, query.request, query.policy_request.card_policy)

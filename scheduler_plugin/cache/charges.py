@@ -34,6 +34,15 @@ class AssumedPod:
     assigned: Assignment | None
     awaits_claim: bool = False
 
+    def counts_as(self, bound: PodRecord) -> bool:
+        """Tell whether the pod, seen bound, counts on the node exactly as it did while it was assumed."""
+        pod = self.pod
+        return (bound.node, bound.charged, bound.assigned) == (self.node, pod.charged, self.assigned) and (
+            bound.cpu_milli,
+            bound.memory_bytes,
+            bound.other_resources,
+        ) == (pod.cpu_milli, pod.memory_bytes, pod.other_resources)
+
 
 class Charge(NamedTuple):
     """Units that a pod has on a node, and that the node's words may not show yet."""

@@ -297,19 +297,28 @@ class ClusterState:
         if pod.charged is not None and (pod.node or pod.ended) and (old is None or not old.node):
             self.pod_resolved(pod)
         assumed = self._assumed.get(pod.uid)
+        if assumed is not None and not pod.ended and assumed.counts_as(pod):
+            # One in place of the other: the node's row stays as it is.
+            self._end_assumption(assumed)
+            self._add_bound(pod)
+            return
         if assumed is not None and (pod.node or pod.ended or self.rules.is_binding_stale(assumed, pod)):
             self._drop_assumed(assumed)
         if not pod.node:
             return
         if not pod.ended:
-            record = self._records.get_or_add(pod.node)
-            record.count_requests(pod, 1)
-            if pod.charged is not None:
-                record.pods[pod.uid] = pod
+            self._add_bound(pod)
             self._records.mark_changed(pod.node)
         elif old is None or not old.ended:
             self.claims.note_end(pod.uid, pod.node, pod.version)
             self._record_vanished(pod, pod.node, pod.assigned, pod.version, now)
+
+    def _add_bound(self, pod: PodRecord) -> None:
+        """Take a bound pod into its node's record."""
+        record = self._records.get_or_add(pod.node)
+        record.count_requests(pod, 1)
+        if pod.charged is not None:
+            record.pods[pod.uid] = pod
 
     def _remove_pod(self, uid: str, node: str, version: int, now: float) -> None:
         """Remove a pod that vanished at `version`; if it was assumed, its Binding may have been done."""
@@ -413,9 +422,13 @@ class ClusterState:
         self._records.update_arrays(now, expire=True)
 
     def _drop_assumed(self, assumed: AssumedPod) -> None:
+        self._end_assumption(assumed)
+        self._records.mark_changed(assumed.node)
+
+    def _end_assumption(self, assumed: AssumedPod) -> None:
+        """Take an assumed pod out of its node's record."""
         del self._assumed[assumed.pod.uid]
         self._records.get_or_add(assumed.node).assumed.pop(assumed.pod.uid, None)
-        self._records.mark_changed(assumed.node)
 
 
 class QuantityParser(Protocol):

@@ -5,6 +5,7 @@ import json
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 
 from allocator.names import POD_ASSIGNED
@@ -41,6 +42,22 @@ async def test_what_one_pod_takes_the_next_one_of_the_call_sees() -> None:
     results = await world.commit(*lists)
     assert Counter(result.node for result in results) == {"n": 2, "m": 2}
     assert {result.outcome for result in results} == {CommitOutcome.BOUND}
+
+
+@pytest.mark.parametrize("planned", [0, 1])
+async def test_the_cards_that_the_queue_planned_are_taken_while_they_are_free(planned: int) -> None:
+    """Each process learns its own weights: without that the two would choose other cards."""
+    world = BatchWorld()
+    uuid = world.state.node_records["n"].uuids[planned]
+    for name in "pq":
+        world.pod(name, 12)
+    lists = [[msgspec.structs.replace(world.candidates(name, "n"), cards=(uuid,))] for name in "pq"]
+    assert [result.outcome for result in await world.commit(*lists)] == [CommitOutcome.BOUND] * 2
+    first, second = (
+        json.loads(world.api.objects[name]["metadata"]["annotations"][POD_ASSIGNED])["main"] for name in "pq"
+    )
+    assert first == [[uuid, 12]]
+    assert second != first, "it is taken by now"
 
 
 async def test_the_next_node_is_taken_where_the_first_is_refused_and_the_reason_told_where_none_is_left() -> (

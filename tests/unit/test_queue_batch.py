@@ -12,7 +12,7 @@ from benchmarks import floors
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.capacity.reservation_planner import ReservationPlanner
-from scheduler_plugin.queue.controller.controller import Controller, list_planned_cards
+from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.writer import PodWriter, make_admission_patch
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node, pod
@@ -37,7 +37,7 @@ def test_what_is_released_is_bound_in_any_order(seed: int) -> None:
     }
     members = [member for release in world.decide() for member in release.members]
     assert len(members) > 8
-    plans = {member.uid: ",".join(list_planned_cards(world.queue, member.uid)) for member in members}
+    plans = {member.uid: ",".join(world.queue.list_planned_cards(member.uid)) for member in members}
     committer = Committer(state, ClusterPolicies("fragmentation"))
     rng.shuffle(members)
     for version, member in enumerate(members, start=2):

@@ -132,6 +132,9 @@ async def test_pods_of_a_gang_are_handed_over_together_and_gated_ones_are_not() 
         others += [member.uid for member in rest]
     await handover.commit_groups(groups)
     assert [[pod.uid for pod in group] for group in client.calls[0].groups] == [gang]
+    planned = [list(pod.cards) for group in client.calls[0].groups for pod in group]
+    assert planned == [world.queue.list_planned_cards(uid) for uid in gang]
+    assert all(len(cards) == 1 for cards in planned)
     assert others == [gated]
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from allocator.names import POD_CARDS
 from scheduler_plugin.queue.controller import status
-from scheduler_plugin.queue.controller.controller import list_planned_cards
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
@@ -30,7 +29,7 @@ def test_a_pod_counts_for_what_it_has_of_the_card_that_it_gets() -> None:
     uid = ask(world, "half", 50)
     assert world.admitted() == ["half"]
     assert used(world) == 40
-    assert list_planned_cards(world.queue, uid) == ["GPU-large-0"]
+    assert world.queue.list_planned_cards(uid) == ["GPU-large-0"]
     world.bind(uid)
     assert used(world) == 40
     world.delete(uid)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_ASSIGNED
-from scheduler_plugin.cache.charges import TOMBSTONE_S, ChargeRules
+from scheduler_plugin.cache.charges import TOMBSTONE_S, Charge, ChargeRules, NodeRecord
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import container, node, pod, uuid
@@ -253,3 +253,26 @@ def test_a_node_whose_words_break_is_excluded_and_comes_back() -> None:
     assert int(state.nodes.version[row]) == version
     state.apply_node(node("n", (16, 16), version=8), 0)
     assert assumed(state) == [0, 8]
+
+
+def test_a_pod_that_is_seen_bound_as_it_was_assumed_leaves_the_row_as_it_is() -> None:
+    """Each Binding would cost the sum over the node's pods twice."""
+    sums: list[str] = []
+
+    class Counted(ChargeRules):
+        def sum_by_card(self, record: NodeRecord, charges: list[Charge]) -> list[int]:
+            sums.append(record.name)
+            return super().sum_by_card(record, charges)
+
+    for card, cpu, again in ((1, "1", 0), (0, "1", 1), (1, "2", 1)):
+        state = ClusterState(rules=Counted())
+        state.apply_node(node("n", (16, 16)), 0)
+        state.apply_pod(pod("a", containers=[container(units=8)]), 0)
+        state.assume("uid-a", "n", {"main": ((uuid("n", 1), 8),)}, 0)
+        sums.clear()
+        seen = [container(units=8, cpu=cpu)]
+        state.apply_pod(pod("a", node="n", version=7, containers=seen, annotations=assigned(card, 8)), 0)
+        assert len(sums) == again
+        assert assumed(state) == ([8, 0] if card == 0 else [0, 8])
+        assert state.get_assumed("uid-a") is None
+        assert state.nodes.cpu_used[0] == 1000 * int(cpu)

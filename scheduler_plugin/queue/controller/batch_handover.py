@@ -47,14 +47,15 @@ class Handover:
     def __init__(self, queue: Queue, client: BatchCommitClient | None) -> None:
         self._queue = queue
         self._client = client
-        self._candidates: dict[str, tuple[NodeCandidate, ...]] = {}
+        self._candidates: dict[str, tuple[tuple[NodeCandidate, ...], tuple[str, ...]]] = {}
 
     def record_candidates(self, admitted: AdmittedWorkload) -> None:
-        """Remember the candidate nodes of an admission and their versions, before the next pod is placed."""
+        """Remember the candidate nodes of an admission, their versions and its cards, before the next one."""
         for member in admitted.members if self._client is not None else ():
             pod = self._queue.queued_pods.get(member.uid)
             if pod is not None and pod.queue_info.is_batch:
-                self._candidates[member.uid] = self._list_candidates(member)
+                cards = tuple(self._queue.list_planned_cards(member.uid))
+                self._candidates[member.uid] = self._list_candidates(member), cards
 
     def split_admission(self, admitted: AdmittedWorkload) -> tuple[list[Handed], list[AdmittedPod]]:
         """Split an admission: the pods that the committer binds, and those that lose their gate."""
@@ -100,8 +101,8 @@ class Handover:
             pod = self._queue.queued_pods.get(each.member.uid)
             if pod is None:
                 return ()
-            nodes = self._candidates[pod.uid]
-            pods.append(PodCandidates(pod.record.namespace, pod.record.name, pod.uid, nodes))
+            nodes, cards = self._candidates[pod.uid]
+            pods.append(PodCandidates(pod.record.namespace, pod.record.name, pod.uid, nodes, cards))
         return tuple(pods)
 
     def _list_candidates(self, member: AdmittedPod) -> tuple[NodeCandidate, ...]:

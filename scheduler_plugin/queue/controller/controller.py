@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Final
 
 import structlog
@@ -220,7 +219,7 @@ class Controller:
             return
         node = member.node if admitted.names_node or self.queue.config.mode == "batch" else ""
         async with self._turns:
-            cards = list_planned_cards(self.queue, member.uid)
+            cards = self.queue.list_planned_cards(member.uid)
             answer = await self._writer.admit_pod(pod, node, cards, member.others)
         self._record_result(admitted, member, pod, answer)
 
@@ -335,15 +334,6 @@ class Controller:
     def _send_event(self, pod: QueuedPod, type_: EventType, reason: str, message: str) -> None:
         record = pod.record
         self._recorder.event(make_pod_ref(record.namespace, record.name, record.uid), type_, reason, message)
-
-
-def list_planned_cards(queue: Queue, uid: str) -> list[str]:
-    """UUIDs of the cards that are taken for an admitted pod, in order."""
-    assumed = queue.state.get_assumed(uid)
-    shares = (
-        chain.from_iterable(assumed.assigned.values()) if assumed is not None and assumed.assigned else ()
-    )
-    return sorted({uuid for uuid, _ in shares})
 
 
 def format_decision(admitted: AdmittedWorkload, member: AdmittedPod) -> str:

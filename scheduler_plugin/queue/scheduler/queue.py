@@ -278,6 +278,12 @@ class Queue:
             self.gangs.record_admission(admitted.workload.uid, now)
             yield admitted
 
+    def list_planned_cards(self, uid: str) -> list[str]:
+        """UUIDs of the cards that are taken for an admitted pod, in order."""
+        assumed = self.state.get_assumed(uid)
+        assigned = assumed.assigned if assumed is not None else None
+        return sorted({uuid for uuid, _ in chain.from_iterable((assigned or {}).values())})
+
     def find_requeues(self, now: float) -> list[Requeue]:
         """Take back what was admitted and is not bound in time."""
         again = [pod for pod in self.queued_pods.values() if pod.is_gated_again(now)]

@@ -14,7 +14,6 @@ from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 from scheduler_plugin.queue.config.queues import QueueConfig
-from scheduler_plugin.queue.controller.controller import list_planned_cards
 from scheduler_plugin.queue.controller.watching import QueueFeed
 from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome, WriteResult
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
@@ -142,7 +141,7 @@ class Replica:
                 pod = self.queue.queued_pods[member.uid]
                 node = member.node if self.config.mode == "batch" else ""
                 self._begin(
-                    self.writer.admit_pod(pod, node, list_planned_cards(self.queue, member.uid)), member.uid
+                    self.writer.admit_pod(pod, node, self.queue.list_planned_cards(member.uid)), member.uid
                 )
 
     def tick(self) -> None:
