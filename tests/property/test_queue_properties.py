@@ -216,11 +216,13 @@ class History(QueueWorld):
                 continue
             if near and workload.data and not self.queue.locality.is_near(name, workload.data):
                 continue
-            kept = self.queue.capacity.reservations.sum_others(
+            others = self.queue.capacity.reservations.sum_others(
                 workload.uid, name, self.state.nodes.uuids[row]
-            ).cards
+            )
+            if self.slots and others.pods and self.queue.slots.count_left(name) <= others.pods:
+                continue
             cards = [
-                replace(card, used_units=card.size_units) if card.index in kept else card
+                replace(card, used_units=card.size_units) if card.index in others.cards else card
                 for card in build_cards(self.state.nodes, row)
             ]
             fits = place(cards, workload.requirements.request, "least-used") is not None
