@@ -16,9 +16,8 @@ from scheduler_plugin.queue.controller.config_file import MAX_BYTES
 CONFIG_KEY: Final = "queues.yaml"
 """The key of the ConfigMap that the manifests mount."""
 
-
-KUSTOMIZATION: Final = "kustomization.yaml"
-"""Where a folder is given, as to `kubectl apply -k`."""
+KUSTOMIZATIONS: Final = ("kustomization.yaml", "kustomization.yml", "Kustomization")
+"""What `kubectl apply -k` looks for in a folder."""
 
 
 class CheckedConfig(msgspec.Struct, frozen=True):
@@ -67,7 +66,12 @@ def _read(file: str) -> str:
             raw = sys.stdin.buffer.read(MAX_BYTES + 1)
         else:
             path = Path(file)
-            with (path / KUSTOMIZATION if path.is_dir() else path).open("rb") as stream:
+            if path.is_dir():
+                there = [path / name for name in KUSTOMIZATIONS if (path / name).is_file()]
+                if not there:
+                    raise InputError(f"{file}: a folder without {KUSTOMIZATIONS[0]}")
+                path = there[0]
+            with path.open("rb") as stream:
                 raw = stream.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise InputError(f"{file}: more than {MAX_BYTES} bytes, which the queue refuses")

@@ -92,12 +92,15 @@ def test_the_overlay_of_the_documents(tmp_path: Path) -> None:
         0,
         "-: ConfigMap gpupack-queues, queues.yaml: 2 queues, no fault\n",
     )
-    (tmp_path / "kustomization.yaml").write_text(overlay)
     done = check(str(tmp_path))
-    assert (done.exit_code, done.output) == (
-        0,
-        f"{tmp_path}: ConfigMap gpupack-queues, queues.yaml: 2 queues, no fault\n",
-    )
+    assert (done.exit_code, done.stderr) == (2, f"gpupack: {tmp_path}: a folder without kustomization.yaml\n")
+    for name in ("Kustomization", "kustomization.yaml"):
+        (tmp_path / name).write_text(overlay)
+        done = check(str(tmp_path))
+        assert (done.exit_code, done.output) == (
+            0,
+            f"{tmp_path}: ConfigMap gpupack-queues, queues.yaml: 2 queues, no fault\n",
+        )
     done = check("-", text=overlay.replace("nominalQuota: 640", "nominalQuota: -1"))
     assert done.exit_code == 1
     assert "queues[1].nominalQuota" in done.output

@@ -258,6 +258,7 @@ def test_a_gang_that_is_made_again_whole_waits_for_the_end_of_the_one_before(wor
     assert world.admitted() == []
     messages = {why.message for why in explain_waiting(world.queue, world.now)}
     assert messages == {"all 2 pods of its gang are ready, and 2 earlier ones still end"}
-    for uid in gang:
-        world.delete(uid)
+    world.delete(gang[0])
+    assert "and 1 earlier one still ends" in explain_waiting(world.queue, world.now)[0].message
+    world.delete(gang[1])
     assert sorted(world.admitted()) == ["again-0", "again-1"]

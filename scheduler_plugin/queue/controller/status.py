@@ -353,7 +353,9 @@ def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
 def _explain_incomplete_gang(pod: QueuedPod, gang: Gang) -> str:
     size, ready = pod.queue_info.gang_size, len(gang.ready_uids)
     if ready == size < len(gang.members):
-        return f"all {size} pods of its gang are ready, and {len(gang.members) - size} earlier ones still end"
+        earlier = len(gang.members) - size
+        end = "1 earlier one still ends" if earlier == 1 else f"{earlier} earlier ones still end"
+        return f"all {size} pods of its gang are ready, and {end}"
     return f"{ready} of {size} pods of its gang are ready"
 
 

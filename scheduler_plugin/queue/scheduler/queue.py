@@ -285,7 +285,7 @@ class Queue:
         return sorted({uuid for uuid, _ in chain.from_iterable((assigned or {}).values())})
 
     def find_requeues(self, now: float) -> list[Requeue]:
-        """Take back what was admitted and is not bound in time."""
+        """Find what was admitted and is not bound in time."""
         again = [pod for pod in self.queued_pods.values() if pod.is_gated_again(now)]
         for pod in again:
             self.record_refused_admission(pod.uid, now)
