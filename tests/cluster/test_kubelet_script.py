@@ -17,6 +17,8 @@ from tests.scripts.kubelet_play import RESOURCE, ScriptPod
 pytestmark = pytest.mark.telling
 
 PODS = "/api/v1/namespaces/default/pods"
+# Does not end when asked to, as when the answers were recorded.
+SLEEP = ("/bin/sleep", "1000000")
 
 
 class RealKubelet:
@@ -71,9 +73,9 @@ class RealKubelet:
 
 
 def manifest(pod: ScriptPod) -> dict[str, Any]:
-    command = ("/bin/true",) if pod.ends else w.SLEEP
+    command = ("/bin/true",) if pod.ends else SLEEP
     init = [
-        w.container(f"i{index}", command=w.SLEEP, sidecar=True, limits={RESOURCE: one[0]})
+        w.container(f"i{index}", command=SLEEP, sidecar=True, limits={RESOURCE: one[0]})
         if isinstance(one, tuple)
         else w.container(f"i{index}", command=("/bin/true",), limits={RESOURCE: one})
         for index, one in enumerate(pod.init)

@@ -6,7 +6,9 @@ from typing import Any
 from tests.cluster.harness.controlplane import RESOURCE
 from tests.cluster.harness.images import SHELL
 
-SLEEP = ("/bin/sleep", "1000000")
+SLEEP = ("/bin/sh", "-c", "trap exit TERM; sleep 1000000 & wait")
+"""Sleeps until it is asked to end: a first process without a trap is not, and is killed two seconds later."""
+
 SHOW_ENVIRONMENT = ("/bin/sh", "-c", "env")
 
 
