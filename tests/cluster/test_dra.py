@@ -113,8 +113,13 @@ def test_a_slice_that_somebody_deletes_or_changes_is_published_again(cluster: Cl
     )
     (after,) = slices(cluster)
     assert after["spec"]["devices"] == before["spec"]["devices"]
-    spec = {**after["spec"], "devices": after["spec"]["devices"][:1]}
-    cluster.api.put(f"{path}/{after['metadata']['name']}", {**after, "spec": spec})
+
+    def change() -> Any:
+        (one,) = slices(cluster)
+        spec = {**one["spec"], "devices": one["spec"]["devices"][:1]}
+        return cluster.api.put(f"{path}/{one['metadata']['name']}", {**one, "spec": spec})
+
+    until(change, "a change that meets none of the daemon")
     until(lambda: slices(cluster)[0]["spec"]["devices"] == before["spec"]["devices"], "all of its devices")
 
 
