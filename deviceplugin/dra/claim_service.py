@@ -230,7 +230,9 @@ class ClaimService:
         charged = charge_cards(accounts)
         own = accounts.pods.get(item.runtime_uid)
         mine = charge_pod(accounts, own) if own is not None else {}
-        held = own.units if own is not None else {}
+        # What it had by claims that the kubelet has let go it may have again.
+        kept = own.checkpoint_ids.values() if own is not None else ()
+        held = accounts.units_by_card({text for ids in kept for text in ids})
         for uuid, units in _units(shares).items():
             card = accounts.cards[uuid]
             if not card.healthy:
@@ -249,7 +251,7 @@ class ClaimService:
     def _make(
         self, claim: ClaimObject, pod: ClaimPod, item: PodObject, shares: Sequence[ClaimShare]
     ) -> PreparedClaim:
-        ids = self._ids(shares)
+        ids = self._ids(item.runtime_uid, shares)
         containers = shares_by_container(pod, claim.metadata.name, shares)
         uid = claim.metadata.uid
         grants = {
@@ -282,13 +284,13 @@ class ClaimService:
             is_for_limits=claim.is_for_limits,
         )
 
-    def _ids(self, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
-        """Name the lowest units of each card that nobody has."""
+    def _ids(self, runtime_uid: str, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
+        """Name the lowest units of each card that nobody has, but for what the pod has let go itself."""
         accounts = self._account.ledger.accounts
         taken = {
             text
-            for account in accounts.pods.values()
-            for ids in (*account.known_ids.values(), *account.pending_ids.values())
+            for uid, account in accounts.pods.items()
+            for ids in (account.checkpoint_ids if uid == runtime_uid else account.known_ids).values()
             for text in ids
         }
         found: dict[ClaimShare, list[str]] = {}

@@ -177,6 +177,20 @@ async def test_holds_names_the_claims_that_the_words_contain() -> None:
         assert uid in load_holds(world.api.node(NODE)["metadata"]["annotations"][NODE_HOLDS]).uids
 
 
+async def test_a_claim_that_was_let_go_is_prepared_again_for_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for the second pod of a shared claim, where the first one ended before the second had started."""
+    monkeypatch.setattr(claim_service.ClaimService.__init__, "__kwdefaults__", {"room_wait_s": 0.1})
+    async with dra_world(8) as world:
+        await world.claim("a", (0, 5))
+        await world.prepare("a")
+        await until(lambda: world.used == [5], "used 5")
+        await world.unprepare("a")
+        assert not (await world.prepare("a"))["a"].error
+        await world.claim("b", (0, 3))
+        assert not (await world.prepare("b"))["b"].error
+        await until(lambda: world.used == [8], "used 8")
+
+
 async def test_a_claim_beyond_the_card_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_service.ClaimService.__init__, "__kwdefaults__", {"room_wait_s": 0.1})
     async with dra_world(8) as world:

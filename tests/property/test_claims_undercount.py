@@ -39,9 +39,13 @@ def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.Monk
     assert found.value.__notes__[0].startswith(AGAIN)
 
 
-@pytest.mark.parametrize("seed", [11, 617, 2611260130])
+@pytest.mark.parametrize("seed", [11, 617, 2611260130, 2611261734])
 def test_histories_that_failed_once(seed: int) -> None:
     troubled(seed)
+
+
+def test_a_pod_whose_claim_another_one_of_its_name_replaced_keeps_no_units() -> None:
+    vanishing(2611261701)
 
 
 @pytest.mark.histories

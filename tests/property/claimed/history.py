@@ -615,7 +615,11 @@ class History:
         for uid, pod in list(self.api.pods.items()):
             if not pod["spec"].get("nodeName") or not self.api.is_live(uid) or uid in self.running:
                 continue
-            if not self._are_allocated(pod):
+            reserved = [
+                {one["uid"] for one in (claim.get("status") or {}).get("reservedFor") or ()}
+                for claim in self.api.claims_of(pod)
+            ]
+            if not self._are_allocated(pod) or not all(uid in uids for uids in reserved):
                 self.api.delete("pods", uid)
 
     def _compare(self) -> None:
