@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 _NAMED: Final = 5
 _COMPARED: Final = 2000
 """Names at most that are compared with one that is not there."""
-MOST_VIEWS: Final = 4
-"""Views in other units that are kept: who may create pods may ask in millions of units."""
 
 
 @dataclass(repr=False)
@@ -142,17 +140,26 @@ class Cluster:
         """Make a view of the cluster as pods see it that ask in units of so many MiB."""
         if unit_mib == self.unit_mib:
             return self
-        view = self._views.pop(unit_mib, None)
-        if view is None:
-            view = Cluster(self.nodes, self.pods, unit_mib, self.budgets, self.source, self.claims)
-        self._views[unit_mib] = view
-        if len(self._views) > MOST_VIEWS:
-            del self._views[next(iter(self._views))]
-        return view
+        if unit_mib not in self._units:
+            # Who creates pods may ask in millions of units: one that no node publishes costs no look at all.
+            view = Cluster({}, {}, unit_mib, self.budgets, self.source)
+            view.nodes, view.pods, view.claims = self.nodes, self.pods, self.claims
+            view.unreadable_nodes = self.unreadable_nodes
+            return view
+        if unit_mib not in self._views:
+            self._views[unit_mib] = Cluster(
+                self.nodes, self.pods, unit_mib, self.budgets, self.source, self.claims
+            )
+        return self._views[unit_mib]
+
+    @cached_property
+    def _units(self) -> frozenset[int]:
+        """Units that nodes publish, MiB."""
+        return UnitCounter(self.nodes.values()).units
 
     @cached_property
     def _views(self) -> "dict[int, Cluster]":
-        """What `in_unit` made since the last change, the last used ones: a large cluster takes a second."""
+        """What `in_unit` made since the last change: a large cluster takes a second."""
         return {}
 
     # Changes, for those who watch; `now` is in seconds of a clock that only grows, None: the machine's.
@@ -195,7 +202,7 @@ class Cluster:
 
     def _expire_and_forget(self, now: float | None) -> None:
         self.state.expire_tombstones(_at(now))
-        for name in ("kube_checks", "rows", "unreadable_nodes", "_views"):
+        for name in ("kube_checks", "rows", "unreadable_nodes", "_units", "_views"):
             self.__dict__.pop(name, None)
 
     # Questions.
@@ -361,6 +368,11 @@ class UnitCounter:
         unit = self._unit_by_node.pop(name, None)
         if unit is not None:
             self._counts[unit] -= 1
+
+    @property
+    def units(self) -> frozenset[int]:
+        """All of them, MiB."""
+        return frozenset(+self._counts)
 
     @property
     def most_common_mib(self) -> int | None:

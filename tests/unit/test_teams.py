@@ -23,6 +23,7 @@ from gpupack.teams.handlers import NAMESPACE_BURST, MemberHandlers, read_fit_que
 from gpupack.teams.reviews import NAMESPACE_BURST as REVIEW_BURST
 from gpupack.teams.reviews import REMEMBERED_S, TOTAL_BURST, MemberReviewer, TooManyReviewsError
 from gpupack.whatif import Cluster, FitQuestion
+from gpupack.whatif.cluster import UnitCounter
 from gpupack.whatif.rendering import format_why
 from kubeapi.errors import Unreachable
 from tests.ask_world import Node, Pod
@@ -103,6 +104,7 @@ def test_a_list_reads_the_cluster_once_for_each_other_unit(monkeypatch: pytest.M
         read(view)
 
     monkeypatch.setattr(Cluster, "__post_init__", count)
+    monkeypatch.setattr(UnitCounter, "units", frozenset({256, 512}))
     assert len(list_own_pods(cluster, TEAM, "rs/app", NOW, None).pods) == 5
     assert sorted(units) == [256, 512]
 

@@ -1,9 +1,7 @@
 """`gpupack why` without a pod, and of a workload: which pods, and a line of each."""
 
-import gc
 import json
 import re
-import weakref
 
 import msgspec
 import pytest
@@ -15,6 +13,7 @@ from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubePod
 from gpupack.whatif.rendering import format_why
+from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 from tests.ask_world import Node, Pod, World
 
@@ -71,13 +70,23 @@ def test_pods_that_ask_in_another_unit_are_listed() -> None:
     assert [line.pod for line in list_waiting(cluster, NOW).pods] == ["ours"]
 
 
-def test_pods_in_many_units_keep_few_views_of_the_cluster() -> None:
-    cluster = cluster_of()
-    views = [weakref.ref(cluster.in_unit(unit)) for unit in range(1, 20)]
-    gc.collect()
-    kept = [view for each in views if (view := each()) is not None]
-    assert [view.unit_mib for view in kept] == [16, 17, 18, 19]
-    assert cluster.in_unit(19) is kept[-1]
+def test_a_unit_that_no_node_publishes_costs_no_view_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody who creates pods may ask in millions of units."""
+    others = pods_of(*(Pod(f"p{unit}", 4) for unit in range(1, 20)))
+    for unit, other in enumerate(others, start=1):
+        other["spec"]["containers"][0]["resources"] = {"limits": {resource_name(unit): "4"}}
+    others[0]["spec"]["nodeName"] = "n1"
+    cluster = cluster_of(*others)
+    read: list[object] = []
+    monkeypatch.setattr(ClusterState, "replace_pods", lambda _state, pods, *_: read.extend(pods))
+    lines = list_waiting(cluster, NOW).pods
+    assert not read
+    assert {line.state for line in lines} == {"pending"}
+    assert explain_pod(cluster, "default", "p1").state == "running"
+    assert explain_pod(cluster, "default", "p7").text == (
+        "waits: none of the 1 nodes of the file offers GPU memory in units of 7 MiB; is gpupack node running "
+        "on them? See docs/troubleshooting.md"
+    )
 
 
 def test_pods_of_one_template_are_answered_alike_and_others_are_not() -> None:
