@@ -26,7 +26,9 @@ LONGEST = (
     "test_limits",
     "test_dra_installed",
     "test_queue",
+    "test_teams",
     "test_kubelet_checkpoint",
+    "test_identity",
     "test_autoscale",
     "test_repartition",
 )
