@@ -239,7 +239,7 @@ BOOK_STEPS = (
     Step("restart: the checkpoint stays", restart_keeps_the_checkpoint),
     Step("restart: a pod bound meanwhile is refused for an ended pod's entry", restart_before_cleaning),
     Step("restart: a pod bound meanwhile runs where the checkpoint was cleaned", restart_after_cleaning),
-    Step("restart with the checkpoint lost", spoilt(_lost, "lost")),
+    Step("restart with the checkpoint lost: the next one", spoilt(_lost, "lost")),
     Step("restart with the checkpoint torn", spoilt(_torn, "torn")),
     Step("restart with a checkpoint that fails its checksum", spoilt(_changed, "changed")),
     Step("a checkpoint that is deleted comes back whole with the next message", lost_while_running),
