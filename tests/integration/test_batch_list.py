@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from allocator.names import POD_ASSIGNED
+from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import in_percent
 from tests.extender_client import Client, extender, until
@@ -130,3 +130,33 @@ async def test_where_slots_decide_the_node_is_the_only_one(tmp_path: Path) -> No
         async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch\n{slots}") as running:
             await running.admitted("p")
         assert len(listed(api.pod("default", "p"))) == 1
+
+
+async def test_metrics_count_what_became_of_each_pod_of_a_call(tmp_path: Path) -> None:
+    """One is bound, one the API server refuses, and of one nobody knows."""
+    async with ApiServer(seed=1) as api, extender(tmp_path, api, commit=True) as client:
+        client.make_node("n1", (16, 16, 16), allocatable_units=48)
+        uids = {}
+        for name in ("bound", "refused", "unknown"):
+            uids[name] = client.make_pod(name, 4, spec={"schedulerName": BATCH_SCHEDULER})["metadata"]["uid"]
+            await client.knows(uids[name])
+        await until(client.ready)
+
+        async def answer(request: web.Request) -> web.StreamResponse | None:
+            if request.path.endswith("/refused/binding"):
+                return aiohttp.web.json_response({"kind": "Status", "message": "not so"}, status=403)
+            if "/pods/unknown" in request.path:
+                return aiohttp.web.json_response({"kind": "Status", "message": "down"}, status=500)
+            return None
+
+        api.http.intercept = answer
+        lists = [
+            [{"namespace": "default", "name": name, "uid": uid, "nodes": [{"node": "n1"}]}]
+            for name, uid in uids.items()
+        ]
+        status, reply = await client.post("/commit", {"groups": lists})
+        assert status == 200
+        assert [result["outcome"] for result in reply["results"]] == list(uids), reply
+        _, metrics = await client.get("/metrics")
+        for outcome in uids:
+            assert f'gpupack_extender_batch_pods_total{{outcome="{outcome}"}} 1.0' in metrics
