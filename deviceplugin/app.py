@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
@@ -25,6 +25,7 @@ from deviceplugin.card_source import make_source
 from deviceplugin.container_memory import ContainerMemoryService
 from deviceplugin.container_responses import ContainerResponses
 from deviceplugin.dra.node_kind import NodeKindMark
+from deviceplugin.dra.prepared_claims import PreparedClaims
 from deviceplugin.dra.serving import ClaimServing, check_no_claims, make_prepared_claims
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
@@ -155,6 +156,18 @@ class Daemon:
             log.warning("the cards' driver does not answer", waited_s=CLOSE_S)
         self._driver.end()
 
+    def _make_own_pods(
+        self,
+        account: LedgerService,
+        nodes: OwnNode,
+        relist: Callable[[], None],
+        prepared: PreparedClaims | None,
+    ) -> OwnPods:
+        make = partial(OwnPods, account, self._settings.resource, relist, holds_pod=nodes.holds_pod)
+        if prepared is None:
+            return make()
+        return make(read_claims=prepared.read_request, awaits_claim=prepared.awaits_claim)
+
     async def _serve(self, client: KubeClient, stack: AsyncExitStack, stop: asyncio.Event) -> None:
         settings = self._settings
         gpus = tuple(self._source.cards())
@@ -167,18 +180,12 @@ class Daemon:
             ledger, (checkpoint_reader if prepared is None else prepared).read, settings.resource
         )
         relist_wanted = asyncio.Event()
-        pods = (
-            OwnPods(account, settings.resource, relist_wanted.set)
-            if prepared is None
-            else OwnPods(
-                account, settings.resource, relist_wanted.set, prepared.read_request, prepared.awaits_claim
-            )
-        )
         metrics = Metrics()
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
         models = {card.uuid: card.model for card in cards}
         notices = NodeEvents(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
         nodes = OwnNode(account, settings.node_name, notices.record_wrong_cordon, self._parents)
+        pods = self._make_own_pods(account, nodes, relist_wanted.set, prepared)
         self._pods, self._node_view = pods, nodes
         limit_capability = LimitCapability(
             account,

@@ -77,7 +77,7 @@ class Bench:
         )
         self.ledger = self.account.ledger
         self.nodes = OwnNode(self.account, "n1")
-        self.pods = OwnPods(self.account, GIB, lambda: None)
+        self.pods = OwnPods(self.account, GIB, lambda: None, holds_pod=self.nodes.holds_pod)
         self.publisher = NodePublisher(
             self.api,
             self.account,

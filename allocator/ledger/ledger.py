@@ -365,6 +365,11 @@ class Ledger:
         """Tell whether accounts change without any event: a pod has ended or is unknown."""
         return any(not account.is_live for account in self._accounts.pods.values())
 
+    def has_live_pod(self, uid: str) -> bool:
+        """Tell whether a pod that asks for cards is known, and neither gone nor ended."""
+        account = self._accounts.pods.get(uid)
+        return account is not None and account.is_live
+
     def unpublished_pods(self) -> frozenset[str]:
         """Return the UIDs of live pods that `used` does not contain yet."""
         pods = self._accounts.pods.values()

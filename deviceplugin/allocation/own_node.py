@@ -78,6 +78,11 @@ class OwnNode:
     def disconnected(self, error: KubeApiError) -> None:
         """The Node is taken to be as it was."""
 
+    def holds_pod(self, uid: str) -> bool:
+        """Tell whether the Node's words contain a pod, by its UID."""
+        holds = None if self.node is None else self.node.read_accounted_pods()
+        return holds is not None and uid in holds.uids
+
     def apply_node(self, node: NodeObject) -> None:
         """Apply a state of the Node, from the watch or the answer to a patch; an older one is ignored."""
         if self.node is not None and node.version < self.node.version:

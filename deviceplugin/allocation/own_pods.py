@@ -26,6 +26,7 @@ class OwnPods:
         relist: Asks the reflector for a complete list.
         read_claims: Says what a pod has by claims, by the UID under which the kubelet runs it.
         awaits_claim: Tells, of a pod that asks by its limits, whether it has other claims and not yet theirs.
+        holds_pod: Tells whether the Node's words contain a pod, by its UID.
 
     Attributes:
         seen_version: resourceVersion of the newest event that the ledger has.
@@ -41,6 +42,7 @@ class OwnPods:
         relist: Callable[[], None],
         read_claims: Callable[[str], PodRequest | None] = lambda _: None,
         awaits_claim: Callable[[str], bool] = lambda _: False,
+        holds_pod: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._account = account
         self._resource = resource
@@ -50,6 +52,7 @@ class OwnPods:
         self._living: set[str] | None = None
         self._read_claims = read_claims
         self._awaits_claim = awaits_claim
+        self._holds_pod = holds_pod
         self._with_claims: dict[str, PodObject] = {}
         self._claims: dict[str, PodRequest] = {}
         self._missed = False
@@ -153,7 +156,8 @@ class OwnPods:
             self._complain(item, problem)
             self._advance(resource_version)
             return
-        waited_for = uid in ledger.unpublished_pods()
+        # The ledger may have it already, and the words not yet: gains are published a moment later.
+        waited_for = ledger.has_live_pod(uid) and not self._holds_pod(uid)
         if kind == "DELETED":
             self._claims.pop(item.runtime_uid, None)
             self.pods_by_uid.pop(uid, None)

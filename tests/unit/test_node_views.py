@@ -132,6 +132,22 @@ def test_a_pod_that_vanishes_unheld_is_owed():
     assert view.pods_by_uid == {}
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_pod_that_vanishes_before_the_node_said_that_it_has_it_is_owed(held):
+    """Its IDs are known by then, and its gain would have been published a moment later."""
+    of = account()
+    own = OwnNode(of, "n1")
+    own.replace(
+        [node(3, **{NODE_HOLDS: '{"seen":"1","uids":["a"]}' if held else '{"seen":"1","uids":[]}'})], "3"
+    )
+    view = OwnPods(of, GIB, lambda: None, holds_pod=own.holds_pod)
+    view.replace([pod("a", 4)], "7")
+    of.ledger.apply_checkpoint([CheckpointEntry("a", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
+    assert of.ledger.unpublished_pods() == frozenset()
+    view.event("DELETED", pod("a", 9), "9")
+    assert view.owed_version == (0 if held else 9)
+
+
 def test_a_list_after_a_disconnection_owes_what_may_have_happened_unseen():
     view = pods(account())
     view.disconnected(Unreachable("not there yet"))

@@ -24,7 +24,7 @@ def vanishing(seed: int) -> None:
 MUTANTS = (
     Mutant(
         "extender: a claim counts from its allocation",
-        charges,
+        charges.ChargeRules.charges_of_claims,
         "for claim in record.claims.values():",
         "for claim in ():",
         troubled,
@@ -32,7 +32,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: what the words contain of a claim counts once",
-        claim_charges,
+        claim_charges.HeldClaims.find_missing,
         "left = units - held.get(card, 0)",
         "left = units",
         troubled,
@@ -40,7 +40,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: words that contain what a claim had before do not contain what it has now",
-        claim_charges,
+        claim_charges.HeldClaims.find_missing,
         "left = units - held.get(card, 0)",
         "left = 0 if held else units",
         troubled,
@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a claim that vanished unheld leaves a tombstone",
-        charges,
+        charges.ChargeRules.charges_of_claims,
         "for tombstone in record.claim_tombstones.values():",
         "for tombstone in ():",
         vanishing,
@@ -56,7 +56,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a tombstone of a claim stays until the words have seen its pods end",
-        claim_charges,
+        claim_charges.ClaimTombstone.is_over,
         "return all((held.seen_version >= end for end in self.ends.values()))",
         "return True",
         vanishing,
@@ -64,7 +64,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a pod that has not ended keeps its claim's tombstone",
-        claims,
+        claims.ClaimCache._vanish,
         "NOT_ENDED if end is None else end",
         "0 if end is None else end",
         vanishing,
@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a claim that it wrote for a pod is charged by that pod",
-        claim_charges,
+        claim_charges.read_claim,
         "() if claim.is_for_limits else claim.results or ()",
         "claim.results or ()",
         troubled,
@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a claim that only looks as if it had written it counts",
-        claim_objects,
+        claim_objects.ClaimObject.is_for_limits,
         "result.share_id == result.make_share_id(uid)",
         "(self.metadata.labels or {}).get('gpupack.io/pod-claim') == 'true'",
         troubled,
@@ -88,7 +88,7 @@ MUTANTS = (
     ),
     Mutant(
         "node: a claim takes no more than the card has",
-        claim_service,
+        claim_service.ClaimService._problem,
         "if others + before + units > card.size_units:",
         "if False:",
         troubled,
@@ -96,7 +96,7 @@ MUTANTS = (
     ),
     Mutant(
         "node: a claim is counted before its file is written",
-        claim_service,
+        claim_service.ClaimService._take,
         "self._prepared.add(prepared)",
         "pass",
         troubled,
@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         "node: a claim that is let go counts no more",
-        claim_service,
+        claim_service.ClaimService.unprepare,
         "self._prepared.remove(uid)",
         "pass",
         troubled,
@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "node: a pod with other claims is accounted once that of its limits is prepared",
-        prepared_claims,
+        prepared_claims.PreparedClaims.awaits_claim,
         "return bool(claims) and (not any((claim.is_for_limits for claim in claims)))",
         "return False",
         troubled,
@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     Mutant(
         "node: what a pod had by claims is known until it ends",
-        own_pods,
+        own_pods.OwnPods._find_claims,
         "return self._claims.get(runtime_uid)",
         "return request",
         troubled,

@@ -49,7 +49,7 @@ def under_load(seed: int) -> None:
 MUTANTS = (
     Mutant(
         "slots: a release has its slot until it is taken back",
-        queue,
+        queue.Queue._free_capacity,
         "            self.state.forget(assumed, now)\n        pod.capacity_freed = True\n",
         "            self.state.forget(assumed, now)\n        self.slots.vacate(pod.uid)\n"
         "        pod.capacity_freed = True\n",
@@ -58,7 +58,7 @@ MUTANTS = (
     ),
     Mutant(
         "slots: pods of a gang go where a slot is idle",
-        admission,
+        admission.AdmissionScheduler._mask_rows,
         "            fits = fits & cycle.mask_idle_slots()\n",
         "            pass\n",
         of_slots,
@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         "data: a gang that has no room near it as a whole goes elsewhere",
-        admission,
+        admission.AdmissionScheduler._admit_next,
         "            if not self._is_near(choice):\n",
         "            if True:\n",
         of_slots,
@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         "data: who is chosen for a place near it goes there",
-        admission,
+        admission.AdmissionScheduler._mask_rows,
         "            fits = fits & cycle.mask_near(choice.workload.data)\n",
         "            pass\n",
         of_slots,
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     Mutant(
         "a pod whose Binding is in doubt keeps its quota",
-        controller,
+        controller.Controller._commit_groups,
         "if pod is not None and answer.written is WriteOutcome.UNKNOWN:",
         "if False:",
         of_batch_mode,
@@ -90,7 +90,7 @@ MUTANTS = (
     ),
     Mutant(
         "reclaim: quota is topped up where room needs fewer victims",
-        reclaim,
+        reclaim._VictimSearch._find_on_nodes,
         "            victims = self._add_quota_victims(placer, victims)\n",
         "            pass\n",
         reclaims,
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "reclaim: who can never run does not hold up those behind it",
-        reclaim,
+        reclaim._list_in_order,
         "return workloads[:1] if strict else workloads",
         "return workloads[:1]",
         reclaims,
@@ -106,7 +106,7 @@ MUTANTS = (
     ),
     Mutant(
         "reclaim: nobody is left out without whom the others are not enough",
-        reclaim,
+        reclaim._VictimSearch._reduce_victims,
         "            if self._is_enough(placer, fewer):\n                remaining = fewer\n",
         "            if fewer:\n                remaining = fewer\n",
         reclaims,
@@ -114,21 +114,21 @@ MUTANTS = (
     ),
     Mutant(
         "reclaim: who need not go is found beside those who are left, not beside all",
-        reclaim,
+        reclaim._VictimSearch._reduce_victims,
         "if self._is_enough(placer, fewer):\n                remaining = fewer\n",
         "if self._is_enough(placer, [other for other in victims if other is not victim]):\n"
         "                remaining = fewer\n",
         reclaims,
         1000,
         also=(
-            reclaim,
+            reclaim._VictimSearch._add_quota_victims,
             "chosen.append(best)\n            rest.remove(best)",
             "chosen.extend(rest)\n            rest.clear()",
         ),
     ),
     Mutant(
         "reclaim: a victim gives back what its queue had borrowed",
-        borrowed,
+        borrowed.BorrowedPods.sum_freed,
         "freed.get(name, 0) + min(units, left)",
         "freed.get(name, 0) + units",
         reclaims,
@@ -136,7 +136,7 @@ MUTANTS = (
     ),
     Mutant(
         "reclaim: of equally many the youngest of the smallest priority go",
-        borrowed,
+        borrowed.make_eviction_key,
         "    return (pod.record.priority, -pod.waiting_since, pod.uid)\n",
         "    return (0, pod.waiting_since, pod.uid)\n",
         reclaims,
@@ -144,7 +144,7 @@ MUTANTS = (
     ),
     Mutant(
         "reclaim: nobody goes again and again for who is refused",
-        reclaim,
+        reclaim.Reclaimer._list_searches,
         "if self._was_refused(workload.uid, now) or",
         "if",
         refused,
@@ -152,7 +152,7 @@ MUTANTS = (
     ),
     Mutant(
         "those like one that finds no node are tried one at a time, after pauses",
-        equivalence_backoff,
+        equivalence_backoff.EquivalenceBackoff.is_held_back,
         "        if group is None or unit.uid in group.tried_uids:\n            return False\n",
         "        if True:\n            return False\n",
         refused,
@@ -160,7 +160,7 @@ MUTANTS = (
     ),
     Mutant(
         "what the API server refuses is tried after pauses",
-        queue,
+        queue.Queue.record_refused_admission,
         "            self.refusals.record_refusal(uid, now, why)\n",
         "",
         of_gangs,
@@ -168,7 +168,7 @@ MUTANTS = (
     ),
     Mutant(
         "a release that finds no node is requeued",
-        requeue,
+        requeue.RequeueFinder._find_lost,
         "            if not self._requeues.is_paused(pod.uid):",
         "            if False:",
         refused,
@@ -176,7 +176,7 @@ MUTANTS = (
     ),
     Mutant(
         "who is requeued waits in its queue",
-        queue,
+        queue.Queue._find_phase,
         "            if requeued or pod.phase is Phase.BOUND:",
         "            if pod.phase is Phase.BOUND:",
         under_load,
@@ -184,7 +184,7 @@ MUTANTS = (
     ),
     Mutant(
         "the rest of a gang joins it",
-        gangs,
+        gangs.Gangs._update_waiting,
         "goes = goes and (is_complete or self._can_join(gang, pods, admitted))",
         "goes = goes and is_complete",
         of_gangs,
@@ -192,7 +192,7 @@ MUTANTS = (
     ),
     Mutant(
         "a gang is not whole while some of its pods wait",
-        gangs,
+        gangs.Gangs._update_waiting,
         "and len(admitted) + gang.succeeded >= size",
         "",
         of_gangs,
@@ -200,7 +200,7 @@ MUTANTS = (
     ),
     Mutant(
         "a gang that the API server did not let go is removed again each time that its time is over",
-        gangs,
+        gangs.Gangs.find_half_bound,
         "            gang.admitted_at = now\n            pods =",
         "            gang.admitted_at = now + within_s\n            pods =",
         of_gangs,
@@ -208,7 +208,7 @@ MUTANTS = (
     ),
     Mutant(
         "where room is kept for a pod a slot is kept too",
-        admission,
+        admission.AdmissionScheduler.mask_fits,
         "fits[row] = kept == 0 or self.slots.count_left(name) > kept",
         "pass",
         of_slots,
@@ -216,7 +216,7 @@ MUTANTS = (
     ),
     Mutant(
         "a gang of which a part waits is taken back",
-        gangs,
+        gangs.Gangs.find_half_bound,
         "behind = late if gang.is_whole else [pod for pod in pods if pod.phase is not Phase.BOUND]",
         "behind = late",
         of_gangs,
@@ -224,7 +224,7 @@ MUTANTS = (
     ),
     Mutant(
         "of a gang that another process released in part the rest is known",
-        gangs,
+        gangs.Gangs._adopt_admission,
         "pod.phase is not Phase.BOUND and pod.queue_info.created <= first",
         "pod.phase is Phase.ADMITTED",
         of_gangs,
@@ -232,7 +232,7 @@ MUTANTS = (
     ),
     Mutant(
         "how long a pod has run the queue has seen, whatever its node's clock says",
-        queue,
+        queue.Queue.apply_pod,
         "            phase = self._find_phase(queued_pod, queue_info, phase, now)\n",
         "            phase = self._find_phase(queued_pod, queue_info, phase, now)\n"
         "            if record.node:\n"
@@ -243,7 +243,7 @@ MUTANTS = (
     ),
     Mutant(
         "room is kept for who waits long",
-        reservation_delay,
+        reservation_delay.ReservationDelay.list_overdue,
         "        limit = now - config.keep_room_after_s\n",
         "        limit = -1e9\n",
         under_load,
@@ -251,7 +251,7 @@ MUTANTS = (
     ),
     Mutant(
         "no room stays kept for a borrower whose quota its lender needs",
-        reservation_manager,
+        reservation_manager.ReservationManager._is_reservation_useful,
         "admission.queues.allows_units(queue.name, units, uid)",
         "cohort.allows_units(queue.name, units)",
         under_load,
@@ -259,7 +259,7 @@ MUTANTS = (
     ),
     Mutant(
         "while nothing changes little is decided",
-        controller,
+        controller.Controller.run,
         "if not self._is_idle or self._clock() >= next_check:",
         "if True:",
         mixed,
@@ -267,7 +267,7 @@ MUTANTS = (
     ),
     Mutant(
         "while nothing changes reasons are found out rarely",
-        explainer,
+        explainer.Explainer.begin_round,
         "every = now >= self._next_s and (self._changed or now - self._began_s >= UNCHANGED_S)",
         "every = True",
         reclaims,
@@ -275,7 +275,7 @@ MUTANTS = (
     ),
     Mutant(
         "names that people are told are short and printable",
-        pods,
+        pods._read_name,
         "    if len(name) <= MAX_NAME and name.isprintable():\n",
         "    if True:\n",
         mixed,
@@ -283,7 +283,7 @@ MUTANTS = (
     ),
     Mutant(
         "of an annotation that makes no sense a part is told",
-        pods,
+        pods.read_gang,
         'seen = "missing" if text is None else shown(text)',
         'seen = "missing" if text is None else text',
         mixed,
@@ -291,7 +291,7 @@ MUTANTS = (
     ),
     Mutant(
         "quotas are asked before a release",
-        admission,
+        admission.AdmissionCycle._is_admissible,
         "return self._admission.queues.allows_units(queue, least, group.get_oldest().uid)",
         "return True",
         reclaims,
@@ -299,7 +299,7 @@ MUTANTS = (
     ),
     Mutant(
         "who is gone counts no more",
-        queue,
+        queue.Queue._forget_pod,
         "        self._end_charges(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         "        self._free_capacity(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         mixed,

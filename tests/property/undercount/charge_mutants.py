@@ -25,7 +25,7 @@ from .mutant import Mutant
 CHARGE_MUTANTS = (
     Mutant(
         "node: what the book showed stays until the pod has ended",
-        ledger,
+        ledger.Ledger.apply_checkpoint,
         "known_ids=account.known_ids | mine, ended_at_s=over",
         "known_ids=mine, ended_at_s=over",
         mixed,
@@ -33,17 +33,17 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: what a container was given before counts no more",
-        ledger,
+        ledger.Ledger.apply_checkpoint,
         "known_ids=account.known_ids | mine, ended_at_s=over",
         "known_ids=account.known_ids"
         " | {c: i | account.known_ids.get(c, frozenset()) for c, i in mine.items()}, ended_at_s=over",
         forgets_and_hears_late,
         4224,
-        also=(ledger, "if other != name}", "}"),
+        also=(ledger.Ledger.allocate, "if other != name}", "}"),
     ),
     Mutant(
         "node: what the kubelet lost of one container and gives to another one counts twice",
-        ledger,
+        ledger.Ledger.allocate,
         " if other in account.current_ids or had.isdisjoint(wanted)",
         "",
         served_again,
@@ -51,7 +51,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: an Allocate is its pod's before the book shows it",
-        ledger,
+        ledger.Ledger.allocate,
         "pending_ids=account.pending_ids | {name: wanted}",
         "pending_ids=account.pending_ids",
         lingering,
@@ -59,7 +59,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: a kubelet that restarted asks again for what it had not written",
-        ledger,
+        ledger.Ledger.apply_kubelet_restart,
         "pending_ids={}, known_ids=account.known_ids | account.pending_ids",
         "known_ids=account.known_ids | account.pending_ids",
         dense,
@@ -67,7 +67,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: what the kubelet forgot when it restarted counts",
-        ledger,
+        ledger.Ledger.apply_kubelet_restart,
         "pending_ids={}, known_ids=account.known_ids | account.pending_ids",
         "pending_ids={}",
         told_late,
@@ -75,7 +75,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: what holds said before the start is charged",
-        ledger,
+        ledger.Ledger.restore_published,
         "previously_published={uuid: count for uuid, count in said.items() if count}",
         "previously_published=None",
         forgetful,
@@ -83,7 +83,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: what holds said before the start was admitted",
-        ledger,
+        ledger.Ledger._update,
         "pod.admitted or account.previously_published is not None",
         "pod.admitted",
         told_late,
@@ -91,7 +91,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: a pod that nobody lists, and that holds had, is charged",
-        charges,
+        charges._besides,
         "(account.previously_published or {}).items()",
         "()",
         forgetful,
@@ -99,7 +99,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: an admitted pod without entries is charged",
-        charges,
+        charges._besides,
         "not account.admitted and",
         "True and",
         mixed,
@@ -107,7 +107,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: a pod that is over before it was served is charged",
-        charges,
+        charges._besides,
         "(account.ended_at_s is None or account.pod.terminal)",
         "True",
         heard_late,
@@ -115,7 +115,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: it is charged with what the node wrote down",
-        charges,
+        charges._besides,
         "(account.previously_published, account.pod.assigned_costs)",
         "(account.pod.assigned_costs,)",
         forgetful,
@@ -123,7 +123,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: it is charged with what the scheduler said",
-        charges,
+        charges._besides,
         "(account.previously_published, account.pod.assigned_costs)",
         "(account.previously_published,)",
         dense,
@@ -131,7 +131,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: containers of a pod that have IDs in common count them once",
-        accounts,
+        accounts.NodeAccounts.units_of_containers,
         "groups = [*apart, ids.union(*(group for group in groups if not group.isdisjoint(ids)))]",
         "groups.append(ids)",
         plain,
@@ -139,7 +139,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: IDs of two pods count for both",
-        charges,
+        charges.charge_cards,
         "add(total, charge_pod(accounts, account))",
         "total.update({u: max(n, total.get(u, 0)) for u, n in charge_pod(accounts, account).items()})",
         plain,
@@ -147,7 +147,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: each container's share is rounded down by itself",
-        accounts,
+        accounts.NodeAccounts.units_of_containers,
         "groups = [*apart, ids.union(*(group for group in groups if not group.isdisjoint(ids)))]",
         "groups = [ids.union(*groups)]",
         percent,
@@ -155,7 +155,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: a pod enters holds with its last container",
-        pods,
+        pods.PodAccount.is_complete,
         "or not self.unserved_containers",
         "or bool(self.units)",
         calm,
@@ -163,20 +163,20 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: a card out of use is full",
-        charges,
+        charges.used_units,
         "if not card.healthy or card.cordoned",
         "if False",
         plain,
         3016,
         also=(
-            published_nodes,
+            published_nodes.read_published,
             "out = _find_out_of_service(inventory, annotations.get(NODE_CORDON))",
             "out = frozenset()",
         ),
     ),
     Mutant(
         "node: cgroups must be gone",
-        ledger,
+        ledger.Ledger.record_cgroup_probe,
         "cgroups_gone_at_s=None if runs else began_s",
         "cgroups_gone_at_s=began_s",
         forgetful,
@@ -184,7 +184,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: only a look that began after the end shows it",
-        release,
+        release.are_cgroups_gone,
         " and (account.cgroups_gone_at_s >= account.ended_at_s + after_s)",
         "",
         about_to_start,
@@ -192,7 +192,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: the book must lack the pod",
-        release,
+        release.can_release,
         "return not account.checkpoint_ids and are_cgroups_gone(",
         "return are_cgroups_gone(",
         dense,
@@ -200,7 +200,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: the kubelet is made to clean its book",
-        release,
+        release.needs_checkpoint_purge,
         "return bool(account.checkpoint_ids) and are_cgroups_gone(account)",
         "return False",
         plain,
@@ -208,7 +208,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: a failed pod is charged with its IDs only",
-        charges,
+        charges._besides,
         "(account.ended_at_s is None or account.pod.terminal)",
         "account.ended_at_s is None",
         percent,
@@ -216,7 +216,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: where nobody said, a pod counts on every card",
-        charges,
+        charges._besides,
         "add(total, accounts.eligible_cards(account.pod.request, demand))",
         "pass",
         forgetful,
@@ -224,7 +224,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: holds names pods that are over until their charge ends",
-        charges,
+        charges.charge_published_pods,
         "if (units := charge_pod(accounts, account)) or account.is_live",
         "if account.is_live and ((units := charge_pod(accounts, account)) or True)",
         percent,
@@ -232,7 +232,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: a container about to start gets time",
-        release,
+        release.can_release,
         "0.0 if account.has_run else CGROUP_GRACE_S",
         "0.0",
         about_to_start,
@@ -240,7 +240,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: that the book lacks the pod is news of its end",
-        ledger,
+        ledger.Ledger.apply_checkpoint,
         "over = account.ended_at_s if mine or account.ended_at_s is None else now_s",
         "over = account.ended_at_s",
         about_to_start,
@@ -248,7 +248,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: a pod whose charge has ended does not come again",
-        ledger,
+        ledger.Ledger._update,
         "if pod.terminal and words is None and (pod.key not in accounts.pods):",
         "if False:",
         slow_looks,
@@ -256,15 +256,15 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: what is known of a pod and what was said of it count once",
-        charges,
+        charges.charge_pod,
         "max((d.get(uuid, 0) for d in (account.units, besides)))",
         "sum(d.get(uuid, 0) for d in (account.units, besides))",
         lingering,
-        3110,
+        4231,
     ),
     Mutant(
         "node: another list does not move a pod's end",
-        ledger,
+        ledger.Ledger.apply_pod_list,
         "ended_at_s=now_s if account.ended_at_s is None else account.ended_at_s))",
         "ended_at_s=now_s))",
         plain,
@@ -272,7 +272,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: a pod that has finished is over",
-        ledger,
+        ledger.Ledger._update,
         "ended_at_s=(now_s if account.ended_at_s is None else account.ended_at_s) if pod.terminal else None",
         "ended_at_s=account.ended_at_s",
         calm,
@@ -280,7 +280,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: pods that nobody has seen running are looked for",
-        ledger,
+        ledger.Ledger.pods_to_probe,
         "or (account.bound and (not account.has_run)))",
         ")",
         told_late,
@@ -288,7 +288,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: an Allocate of nobody known is whose the book shows it to be",
-        ledger,
+        ledger.Ledger.apply_checkpoint,
         "if shown.get(ids, (uid, c)) == (uid, c)",
         "if True",
         mute,
@@ -296,7 +296,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: where the cards change, what pods have is counted again",
-        accounts,
+        accounts.NodeAccounts.set_cards,
         "self.replace_pod(replace(account, pod=self.with_sizes(account.pod)))",
         "self.pods[account.pod.key] = replace(account, pod=self.with_sizes(account.pod))",
         cards_change,
@@ -304,7 +304,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: holds names who lives and has nothing on a card that is there",
-        charges,
+        charges.charge_published_pods,
         "or account.is_live}",
         "}",
         cards_change,
@@ -312,7 +312,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: what is written of a card that is gone is no record of where a pod is",
-        charges,
+        charges._besides,
         "if record and record.keys() <= accounts.cards.keys():",
         "if record:",
         cards_change,
@@ -320,7 +320,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: what holds said of a card that is gone is not charged",
-        charges,
+        charges._besides,
         " if uuid in accounts.cards}",
         "}",
         cards_change,
@@ -328,7 +328,7 @@ CHARGE_MUTANTS = (
     ),
     Mutant(
         "node: holds has no card on which a pod has no units",
-        accounts,
+        accounts.NodeAccounts.units_of_containers,
         "if total.get(uuid)}",
         "if uuid in total}",
         cards_change,

@@ -24,7 +24,7 @@ from .mutant import Mutant
 CHOICE_MUTANTS = (
     Mutant(
         "node: the kubelet asks for a pod that it has taken up",
-        choice,
+        choice.AllocationRequest._may_be_of,
         "return self.kubelet_pods is None or",
         "return True or",
         dense,
@@ -32,7 +32,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: of several containers that start again none is known to ask",
-        choice,
+        choice.AllocationRequest.find_container,
         "if not waiting or (waiting[0][0].has_run and waiting[0][0] is not waiting[-1][0]):",
         "if not waiting:",
         start_again,
@@ -40,7 +40,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: a container that starts again asks last",
-        choice,
+        choice.AllocationRequest.find_container,
         "(found[0].has_run, not found[0].is_live)",
         "(not found[0].is_live,)",
         forgetful,
@@ -48,7 +48,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: who lives asks before who is gone",
-        choice,
+        choice.AllocationRequest.find_container,
         "(found[0].has_run, not found[0].is_live)",
         "(found[0].has_run,)",
         heard_late,
@@ -56,7 +56,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: who has been served does not ask",
-        choice,
+        choice.AllocationRequest.find_container,
         "container.name not in account.current_ids and",
         "container.name not in account.checkpoint_ids and",
         forgetful,
@@ -64,7 +64,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: a pod that is over does not ask where another may",
-        choice,
+        choice.AllocationRequest.is_expected,
         "if found is None or not found[0].is_live:",
         "if found is None:",
         deleted_and_behind,
@@ -72,7 +72,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: a pod that had devices does not ask where another may",
-        choice,
+        choice.AllocationRequest.is_expected,
         "return not (account.admitted or account.has_run or container.name in account.known_ids)",
         "return True",
         forgets_behind,
@@ -80,7 +80,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: a pod of the book that nobody knows means that pods are to be listed",
-        choice,
+        choice.AllocationRequest.is_unambiguous,
         " and (not self.accounts.has_unlisted_pods)",
         "",
         plain,
@@ -88,7 +88,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: where nobody said on which card, pods are to be listed",
-        choice,
+        choice.AllocationRequest.is_unambiguous,
         " and bool(self.target_cards())",
         "",
         plain,
@@ -96,7 +96,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: before a pod is refused pods are to be listed",
-        choice,
+        choice.AllocationRequest.is_unambiguous,
         " and self.has_room()",
         "",
         plain,
@@ -104,7 +104,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: the scheduler's card is taken",
-        choice,
+        choice.AllocationRequest.target_cards,
         "if (target := (tuple(cards) or accounts.assigned_cards(account.pod, demand))):",
         "if (target := tuple(cards)):",
         mixed,
@@ -112,7 +112,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: nobody belongs on a card that is gone",
-        accounts,
+        accounts.NodeAccounts.assigned_cards,
         " or (not costs.keys() <= self.cards.keys())",
         "",
         cards_change,
@@ -120,7 +120,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: what is charged is not given out again",
-        choice,
+        choice.AllocationRequest._room,
         "card.size_units - taken[uuid])",
         "card.size_units)",
         mixed,
@@ -128,7 +128,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: the charge of the pod that asks is no hindrance",
-        choice,
+        choice.AllocationRequest._room,
         "if pod is account or (belongs",
         "if (belongs",
         percent,
@@ -136,7 +136,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: a pod that has devices on a card gets more there",
-        choice,
+        choice.AllocationRequest.target_cards,
         "cards = accounts.units_of_containers(account.id_sets(demand.containers))",
         "cards = ()",
         foreign_forgotten,
@@ -144,7 +144,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: what the kubelet has for the pod that asks counts",
-        choice,
+        choice.AllocationRequest._room,
         "if pod is account or (belongs",
         "if pod is account:\n                continue\n            if (belongs",
         percent,
@@ -152,7 +152,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: who was sent there may have what the kubelet dropped",
-        choice,
+        choice.AllocationRequest._room,
         "if pod is account or (belongs and gone):",
         "if pod is account:",
         mute,
@@ -160,7 +160,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: what other pods wait for is not given out",
-        choice,
+        choice.AllocationRequest._by_policy,
         "if pod is not account and pod.bound and (not pod.is_complete):",
         "if False:",
         others_bind,
@@ -168,7 +168,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: what is charged besides what containers have is not given out",
-        choice,
+        choice.AllocationRequest._room,
         "add(taken, charges.charge_pod(accounts, pod))",
         "add(taken, pod.units)",
         foreign_lost,
@@ -176,7 +176,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: who asks waits for a container of that size",
-        choice,
+        choice.AllocationRequest.find_container,
         "container.units == self.size and container.name not in account.current_ids",
         "container.name not in account.current_ids",
         mute,
@@ -184,7 +184,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: who asks for percent does not ask for units",
-        choice,
+        choice.AllocationRequest._may_be_of,
         "if account.pod.request.percent != self.percent:",
         "if False:",
         alike,
@@ -192,7 +192,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: a card has room for as many percent as the kubelet offers",
-        choice,
+        choice.AllocationRequest._room,
         "offered = card.size_units if offered >= units_each else 0",
         "offered = card.size_units",
         cards_change,
@@ -200,7 +200,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: a card that fell sick is not given out before the kubelet has heard of it",
-        choice,
+        choice.AllocationRequest._room,
         " if card.healthy else 0",
         "",
         cards_change,
@@ -208,7 +208,7 @@ CHOICE_MUTANTS = (
     ),
     Mutant(
         "node: the cards that are sick are those of the newest list",
-        ledger,
+        ledger.Ledger.set_cards,
         'self.set_unavailable("unhealthy", (card.uuid for card in cards if not card.healthy))',
         "pass",
         cards_change,

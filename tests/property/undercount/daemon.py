@@ -125,8 +125,8 @@ class ModelDaemon(Plugin):
         self.look: tuple[frozenset[str], frozenset[str], float] | None = None
         self.ledger = Ledger(self.cards)
         self.account = LedgerService(self.ledger, self.read, RESOURCE, clock=lambda: self.now)
-        self.pods = OwnPods(self.account, RESOURCE, self._ask_for_pods)
         self.own = OwnNode(self.account, self.node)
+        self.pods = OwnPods(self.account, RESOURCE, self._ask_for_pods, holds_pod=self.own.holds_pod)
         for index in self.sick:
             self.ledger.set_healthy(self.every[index].uuid, healthy=False)
         self.cursor = len(self.world.pod_events)

@@ -1,7 +1,8 @@
-"""A rule taken out of the shipped code: a line of it is changed, and a history that passes must then fail."""
+"""A rule taken out of a shipped function: some of its code is changed, and a history must then fail."""
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, ModuleType
@@ -11,8 +12,6 @@ import pytest
 
 from .histories import Kind
 
-_PARTS = ("co_code", "co_consts", "co_names", "co_varnames")
-
 
 @dataclass(frozen=True)
 class Mutant:
@@ -20,35 +19,36 @@ class Mutant:
 
     Attributes:
         name: the rule.
-        module: where the shipped code has it.
-        line: what stands there, once.
+        function: the shipped function or property that has it.
+        code: what stands in it, once, as `ast.unparse` writes it.
         instead: what stands in its place.
         kind: of the histories that break without it.
         seed: of one that does.
-        also: the same rule at its second place, where extender and node both keep it: module, line, instead.
+        also: function, code, instead at the second place, where extender and node both keep the rule.
     """
 
     name: str
-    module: ModuleType
-    line: str
+    function: Any
+    code: str
     instead: str
     kind: Kind
     seed: int
-    also: tuple[ModuleType, str, str] | None = None
+    also: tuple[Any, str, str] | None = None
 
     @property
     def modules(self) -> tuple[ModuleType, ...]:
         """Shipped modules that the mutant changes."""
-        return (self.module, self.also[0]) if self.also is not None else (self.module,)
+        functions = (self.function, self.also[0]) if self.also is not None else (self.function,)
+        return tuple(sys.modules[_unwrap(function).__module__] for function in functions)
 
     @property
     def definition(self) -> str:
         """Text that differs whenever the mutant is another one."""
-        return repr((self.line, self.instead, self.kind.__name__, self.seed, self.also and self.also[1:]))
+        return repr((self.code, self.instead, self.kind.__name__, self.seed, self.also and self.also[1:]))
 
     def take_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the rule out of the shipped code."""
-        change(monkeypatch, self.module, self.line, self.instead)
+        change(monkeypatch, self.function, self.code, self.instead)
         if self.also is not None:
             change(monkeypatch, *self.also)
 
@@ -63,14 +63,26 @@ def plain(text: str) -> str:
     return text.replace('"', "'")
 
 
-def change(monkeypatch: pytest.MonkeyPatch, module: ModuleType, line: str, instead: str) -> None:
-    """Have the functions of a module run as if its source had other text."""
-    source, line, instead = plain_source(module), plain(line), plain(instead)
-    assert source.count(line) == 1, f"{source.count(line)} times in {module.__name__}: {line}"
-    before = dict(_functions(compile(source, module.__name__, "exec")))
-    for name, code in _functions(compile(source.replace(line, instead), module.__name__, "exec")):
-        if any(getattr(code, part) != getattr(before[name], part) for part in _PARTS):
-            monkeypatch.setattr(_function(module, name), "__code__", code)
+def change(monkeypatch: pytest.MonkeyPatch, function: Any, code: str, instead: str) -> None:
+    """Have a function run as if its source had other text."""
+    function, code, instead = _unwrap(function), plain(code), plain(instead)
+    name = function.__qualname__
+    lines = plain_source(sys.modules[function.__module__]).splitlines(keepends=True)
+    node = dict(_definitions(ast.parse("".join(lines))))[name]
+    before, after = "".join(lines[: node.lineno - 1]), "".join(lines[node.end_lineno :])
+    source = "".join(lines[node.lineno - 1 : node.end_lineno])
+    assert source.count(code) == 1, f"{source.count(code)} times in {function.__module__}.{name}: {code}"
+    changed = compile(f"{before}{source.replace(code, instead)}{after}", function.__module__, "exec")
+    monkeypatch.setattr(function, "__code__", dict(_functions(changed))[name])
+
+
+def _definitions(node: ast.AST, *within: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Functions and methods in a module's code by their qualified names."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ".".join((*within, each.name)), each
+        else:
+            yield from _definitions(each, *within, *([each.name] if isinstance(each, ast.ClassDef) else []))
 
 
 def _functions(code: CodeType) -> Iterator[tuple[str, CodeType]]:
@@ -83,10 +95,8 @@ def _functions(code: CodeType) -> Iterator[tuple[str, CodeType]]:
                 yield from _functions(each)
 
 
-def _function(module: ModuleType, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        found = vars(found)[part]
-    for inner in ("fget", "func", "__func__"):
-        found = getattr(found, inner, found)
-    return found
+def _unwrap(function: Any) -> Any:
+    """Return the plain function of a property, a cached property or a method."""
+    for inner in ("fget", "func", "__func__", "__wrapped__"):
+        function = getattr(function, inner, function)
+    return function

@@ -11,7 +11,7 @@ from .mutant import Mutant
 MUTANTS = (
     Mutant(
         "extender: a bound pod counts until its node holds it",
-        charges,
+        charges.ChargeRules.charges_of_bound,
         "pod.charged is not None and (not self.is_confirmed(record, uid)):",
         "False:",
         plain,
@@ -19,7 +19,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a commitment counts before it is seen bound",
-        charges,
+        charges.ChargeRules.charges_of_assumed,
         "if assumed.pod.charged is not None and",
         "if False and",
         mixed,
@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a pod that vanished unheld leaves a tombstone",
-        charges,
+        charges.ChargeRules.needs_tombstone,
         "return not self.is_confirmed(record, uid) and record.seen_version < version",
         "return False",
         busy,
@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a tombstone stays until the node has seen the end",
-        charges,
+        charges.ChargeRules.is_tombstone_over,
         "return record.seen_version >= tombstone.version or",
         "return True or",
         busy,
@@ -43,7 +43,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: claims outlive the Node object",
-        charges,
+        charges.ChargeRules.keeps_charges_without_node,
         "        return True\n",
         "        return False\n",
         mixed,
@@ -51,7 +51,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a Binding without an answer counts",
-        extender,
+        extender.ModelExtender._doubt,
         "self.unheard.append(binding)",
         "self._roll_back(binding.commitment)",
         percent,
@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a pod bound without us counts on every card",
-        charges,
+        charges.ChargeRules.charge_every_card,
         "if size >= units:",
         "if False:",
         others_bind,
@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: only the node's own holds confirm",
-        charges,
+        charges.ChargeRules.is_confirmed,
         "return uid in record.holds",
         "return True",
         plain,
@@ -75,7 +75,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: one that starts lists nodes after pods",
-        extender,
+        extender.ModelExtender._open,
         "            self.read_words_anew()\n",
         "",
         deaf_extender,
