@@ -185,6 +185,8 @@ def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(clu
     for name in ("ordinary", "p4"):
         cluster.wait_gone(name, 60)
     cluster.api.delete(f"{dra.CLAIMS}/c4", grace_s=0)
+    # The API server may forget a pod before the kubelet has its claim let go.
+    until(lambda: not dra.cdi_files(cluster), "claims let go", 60)
     cluster.daemon.stop()
     check_nothing_is_left(cluster)
 
