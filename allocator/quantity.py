@@ -99,7 +99,7 @@ def parse_bytes(value: str | int) -> int:
 recall_integer: Final = lru_cache(maxsize=1024)(parse_integer)
 recall_milli: Final = lru_cache(maxsize=4096)(parse_milli)
 recall_bytes: Final = lru_cache(maxsize=4096)(parse_bytes)
-"""The same for amounts of nodes and pods, of which a cluster has few different ones."""
+"""`recall_milli`, `recall_bytes` and `recall_integer` remember amounts: a cluster has few different ones."""
 
 
 def canonical(value: str | int) -> str:

@@ -17,7 +17,7 @@ CONFIG_KEY: Final = "queues.yaml"
 """The key of the ConfigMap that the manifests mount."""
 
 KUSTOMIZATIONS: Final = ("kustomization.yaml", "kustomization.yml", "Kustomization")
-"""What `kubectl apply -k` looks for in a folder."""
+"""Names of files: `kubectl apply -k` looks for one of them in a folder."""
 
 
 class CheckedConfig(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from tests.ledger_world import RESOURCE
 
 
 class Contents:
-    """One version of the checkpoint."""
+    """The entries of one version of the checkpoint."""
 
     def __init__(self, entries: list[CheckpointEntry]) -> None:
         self.entries = tuple(entries)

@@ -20,7 +20,7 @@ ROOM_WAIT_S: Final = 5.0
 """How long it waits for room, where containers that end may make some or the API may say more."""
 
 BOOK_WAIT_S: Final = 5.0
-"""How long the first container waits for a torn checkpoint: the kubelet is writing it."""
+"""The first container waits so long for a torn checkpoint: the kubelet is writing it."""
 
 AGAIN: Final = "delete this pod, what made it makes another"
 NOT_OURS: Final = (

@@ -14,7 +14,7 @@ from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.option_values import PUBLISH_GAP_S
 
 SETTLE_S: Final = 1.0
-"""How long a gain waits for the checkpoint to show whose it is, so that words and holds change together."""
+"""A gain waits so long for the checkpoint to show whose it is, so that words and holds change together."""
 
 LAST_REVISION: Final = (1 << PAYLOAD_BITS) - 2
 """The highest that is written or kept: one more still fits, so that it shows what came to the end."""

@@ -159,7 +159,7 @@ class Cluster:
 
     @cached_property
     def _views(self) -> "dict[int, Cluster]":
-        """What `in_unit` made since the last change: a large cluster takes a second."""
+        """Clusters that `in_unit` has made since the last change: a large one takes a second."""
         return {}
 
     # Changes, for those who watch; `now` is in seconds of a clock that only grows, None: the machine's.
@@ -265,7 +265,7 @@ class Cluster:
 
     @property
     def _lacks_claims(self) -> bool:
-        """Whether there must be claims on nodes that serve them, and none were read."""
+        """Tell whether there must be claims on nodes that serve them, and none were read."""
         if self.claims or not any(record.serves_claims for record in self.state.node_records.values()):
             return False
         return any(

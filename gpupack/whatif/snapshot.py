@@ -49,7 +49,7 @@ POD_HEADER: Final = (
 )
 
 _Note = tuple[str, str, str]
-"""What of many is so, what of one, and the rest of the sentence."""
+"""A sentence in three parts: its beginning for several, its beginning for one, and the rest."""
 _SEVERAL_KINDS: Final = (
     "nodes have",
     "node has",

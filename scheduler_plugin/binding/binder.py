@@ -145,12 +145,7 @@ class Binder:
     ) -> PendingBinding:
         """Assume the cards of one pod of several, after `wait_for_fence` and before `finish`.
 
-        Args:
-            namespace: Of the pod.
-            name: Of the pod.
-            uid: Of the pod.
-            node: Where it is to be bound.
-            cards: UUIDs of the cards that were planned for it, see `Committer.assume`.
+        Arguments are those of `Committer.assume`.
 
         Raises:
             CommitError: the pod cannot be bound there, or this process may not bind now.

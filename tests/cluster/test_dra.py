@@ -113,7 +113,7 @@ def test_a_slice_that_somebody_deletes_or_changes_is_published_again(cluster: Cl
     )
 
     def devices() -> list[Any]:
-        """What is on offer, in whichever order: first come those that pods have begun to fill."""
+        """List the devices by name: the daemon offers those first that pods have begun to fill."""
         (one,) = slices(cluster)
         return sorted(one["spec"]["devices"], key=lambda device: device["name"])
 

@@ -32,7 +32,7 @@ CLUSTER_WIDE: Final = (
 
 
 class Way(NamedTuple):
-    """How gpupack is installed, and how it is taken away again."""
+    """A way to install gpupack and to take it away again."""
 
     install: Callable[[Cluster], object]
     remove: Callable[[Cluster], object]

@@ -63,7 +63,7 @@ class Gangs:
             self.remove_pod(pod)
 
     def remove_pod(self, pod: QueuedPod, *, succeeded: bool = False) -> None:
-        """Take a pod out of its gang, which has gone, or succeeded: nobody makes it again then."""
+        """Take a pod out of its gang; one that succeeded counts on as bound, for nobody makes it again."""
         gang = self._known.get(pod.gang)
         if gang is None:
             return
@@ -153,7 +153,7 @@ class Gangs:
                 self._update_waiting(gang)
 
     def record_refused_removal(self, pod: QueuedPod) -> None:
-        """The API server lets a bound pod not go: until it is asked again, what waits may join its gang."""
+        """Record that the API server refused to remove a bound pod: until the next try others may join it."""
         gang = self._known.get(pod.gang)
         if gang is not None and gang.is_broken:
             gang.is_broken = False

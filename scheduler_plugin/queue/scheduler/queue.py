@@ -240,7 +240,7 @@ class Queue:
             self._place_in_queue(pod)
 
     def record_refused_removal(self, uid: str) -> None:
-        """The API server lets a pod not go that was to be removed."""
+        """Record that the API server refused to remove a pod."""
         pod = self.queued_pods.get(uid)
         if pod is not None and pod.gang:
             self.gangs.record_refused_removal(pod)

@@ -60,7 +60,7 @@ class Published:
 
     @property
     def folder(self) -> Path:
-        """Where it is kept, or `GPUPACK_NAME_BIN`."""
+        """Return the folder that keeps the controller: `GPUPACK_NAME_BIN` where that is set."""
         named = os.environ.get(f"GPUPACK_{self.name.upper().replace('-', '_')}_BIN")
         return Path(named) if named else _cache() / f"{self.name}-{self.module.rpartition('@')[2]}"
 
@@ -121,7 +121,7 @@ KUBERAY = Published(
     "kuberay", "github.com/ray-project/kuberay/ray-operator@v1.5.0", ".", ("config/crd/bases/*.yaml",)
 )
 CONTROLLERS = (JOBSET, LEADER_WORKER_SET, TRAINING_OPERATOR, POD_GROUPS, TRAINER, KUBERAY)
-"""Those that make gangs."""
+"""Controllers that make gangs."""
 
 
 def obstacle() -> str | None:
