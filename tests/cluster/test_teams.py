@@ -141,6 +141,7 @@ def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
     kubeconfig = cluster.use_identity("dashboard", cluster.token(SYSTEM, SERVICE))
     started = Dashboard(kubeconfig, cluster.home, page, *extra)
     started.start()
+    until(lambda: ask(cluster, started, "", TEAM)[0] != 503, "the proxy leads to the dashboard")
     try:
         yield started
     finally:
@@ -331,11 +332,12 @@ def test_the_proxy_takes_authorization_away_and_passes_our_header(cluster: Clust
     thread.start()
     try:
         publish_endpoint(cluster, host_address(), server.server_port)
-        assert _get(cluster, "", {TOKEN_HEADER: "mine"})[0] == 200
+        # Until the API server has seen the change, its proxy goes where it went before.
+        until(lambda: _get(cluster, "", {TOKEN_HEADER: "mine"})[0] == 200, "the proxy leads here")
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-    (headers,) = seen
+    headers = seen[0]
     assert "Authorization" not in headers
     assert headers["X-Gpupack-Token"] == "mine"
