@@ -1,11 +1,11 @@
-"""One card of a node as the placement code sees it."""
+"""A card of a node as the placement code sees it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One GPU, or one instance of a partitioned GPU, at one moment.
+    """Card is a GPU, or an instance of a partitioned GPU, at one moment.
 
     Attributes:
         index: the driver's number of the card.

@@ -1,12 +1,12 @@
 """Find cards for all containers of a pod where taking them one after the other, as the policy prefers, fails.
 
-Whether demands fit together is a packing problem: cards are bins, and a demand of several cards takes so much
-of each of several different ones. The search is depth first, the largest demand first. Cards of one size with
-as much free are one choice. A state of the free amounts that was tried before is not tried again, and one
-where a bound says that the rest cannot fit is left. With few containers and cards that is complete.
+Whether demands fit together is a packing problem: cards are bins. A demand of several cards takes so much of
+each of several different ones. The search is depth first, the largest demand first. Cards of one size with as
+much free are one choice. A state of the free amounts that was tried before is not tried again. A state where
+a bound says that the rest cannot fit is left. With few containers and cards the search is complete.
 
-Invariant: what is found depends on the multiset of (size, model, free), on the demands and on the pod's card
-rules alone, not on policy, order of cards or caller. So filter, bind and everybody else agree, also where the
+Invariant: the result depends on the multiset of (size, model, free), the demands and the pod's card rules. It
+does not depend on policy, order of cards or caller. So filter, bind and everybody else agree, also where the
 search was cut off.
 """
 

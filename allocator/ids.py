@@ -1,8 +1,8 @@
 """Device IDs: what the kubelet hands out, one for each unit of a card, and one for each percent.
 
 An ID is `<card uuid>::<slot>`, slots counted from 0 in decimal; `<card uuid>::p<slot>` is a percent.
-The kubelet accepts at most 63 characters and wants every ID to be unique over all resources of a node, which
-the UUID and the letter see to.
+The kubelet accepts at most 63 characters. It wants every ID to be unique over all resources of a node: the
+UUID and the letter see to that.
 """
 
 import re

@@ -2,8 +2,8 @@
 
 What the node published of the pod in `holds` comes first. A pod that the node does not hold yet is where the
 extender charges it: where all of `assigned` can be true, there. Else it is where its `allocation` says, else
-on what is left of `assigned`. Cards that the node has no more, or that have no units any more, are nobody's:
-what the pod has on its other cards stays.
+on what is left of `assigned`. A card that the node no longer has, or that has no units any longer, drops out.
+What the pod has on its other cards stays.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,15 +79,15 @@ def unheld_units(
 ) -> dict[int, int]:
     """Read the units of a pod that its node does not hold yet; empty where nobody says them.
 
-    Where the extender charges the pod its end frees units, and nowhere else, whatever `allocation` says: a
-    node that has given it other cards says so in its next words.
+    The pod's end frees units where the extender charges it, whatever `allocation` says. A node that has given
+    it other cards says so in its next words.
 
     Args:
         request: What the pod asks for.
         assigned: The cards of its Binding, None where they are not known.
-        allocated: Those that the node wrote, likewise.
-        uuids: As of `assigned_units`.
-        sizes: Likewise.
+        allocated: The cards that the node wrote, None where they are not known.
+        uuids: As `assigned_units` takes them.
+        sizes: As `assigned_units` takes them.
     """
     due = None if assigned is None else charged_units(request, assigned, uuids, sizes)
     if due is not None:

@@ -1,6 +1,6 @@
 """Chooses the cards of one node that serve a request: the one choice that scheduler and node share.
 
-A policy gives one cost per card from the node's cards and the units asked of each card; cards that fit are
+A policy gives one cost per card from the node's cards and the units asked of each card. Cards that fit are
 taken in order of (cost, position). Among cards of equal cost those are taken that lie nearest to each other
 and to those that the pod has, see `topology`. Policies never see that, so it can only break ties.
 """

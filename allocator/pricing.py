@@ -5,10 +5,13 @@ Packing demands of sizes g_m, n_m of each, on as few cards of one size as possib
     minimise sum_p x_p  subject to  sum_p a_mp x_p >= n_m,   p: a way to fill a card with a_mp of size g_m.
 
 Its dual prices pi_m say what share of a card one demand of that size costs when all fit together well. The
-hole value V(f) = max { sum_m a_m pi_m : sum_m a_m g_m <= f } is then the share of a card that a free part of
-f units can still serve, and f - size * V(f) the part of it that is lost. Columns are generated (Gilmore and
-Gomory): the next way to fill a card is the best one at the prices so far. Standard library only, because
-the node daemon chooses cards with it too.
+hole value V(f) is the share of a card that a free part of f units can still serve:
+
+    V(f)  =  max { sum_m a_m pi_m : sum_m a_m g_m <= f }
+
+What is lost of the free part is f - size * V(f). Columns are generated (Gilmore and Gomory): the next way to
+fill a card is the best one at the prices so far. Standard library only, because the node daemon chooses cards
+with it too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -104,8 +107,8 @@ def improve(
         inverse: float[n][n], inverse of the first basis; changed in place, as the next two are.
         amounts: float[n], its basic values, 0 or more.
         costs: float[n], cost of each basic column.
-        entering_for: Finds for the prices float[n] of the rows a column that lowers the cost, with its own
-            cost; a column of zeros at the end.
+        entering_for: Finds a column that lowers the cost at the prices float[n] of the rows, and its cost.
+            At the end it returns a column of zeros.
         steps: Exchanges at most.
 
     Returns:

@@ -1,7 +1,7 @@
 """Kubernetes quantities, read exactly.
 
-The API server prints quantities in a canonical form (1000 comes back as "1k"), so every suffix has to be
-understood; a float would lose units silently.
+The API server prints quantities in a canonical form: 1000 comes back as "1k". So every suffix has to be
+understood. A float would lose units silently.
 """
 
 import re
@@ -105,8 +105,8 @@ recall_bytes: Final = lru_cache(maxsize=4096)(parse_bytes)
 def canonical(value: str | int) -> str:
     """Write a quantity as the API server does: "1000" is "1k", "0.5" is "500m", "1024Mi" is "1Gi".
 
-    What is finer than a billionth is rounded up, away from zero. The largest suffix that leaves a whole
-    number is taken, of the family in which the value was written; a binary suffix only from 1024 on.
+    What is finer than a billionth is rounded up, away from zero. The suffix is the largest one that leaves a
+    whole number, of the family in which the value was written. A binary suffix is used only from 1024 on.
 
     Raises:
         QuantityError: as `parse_quantity`.

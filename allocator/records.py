@@ -69,9 +69,9 @@ class Holds:
         uids: pods whose units the words certainly contain.
         units: by those pods' UIDs: units by position of the card in the words. Empty where a daemon of a
             version that did not write them wrote the annotation.
-        claims: units by position of the card of the ResourceClaims that the words certainly contain, by UID;
-            without those that the extender writes for a pod: of these the pod's UID tells. A claim that is
-            allocated anew has other cards.
+        claims: by UID of the ResourceClaims that the words certainly contain: units by position of the card.
+            Claims that the extender writes for a pod are not among them: the pod's UID stands for those. A
+            claim that is allocated anew has other cards.
     """
 
     seen: int
@@ -97,7 +97,7 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
         mib: schedulable MiB.
         numa: NUMA node, None where unknown.
         healthy: whether pods can have it.
-        links: NVLinks to each card of the node in the order of the words, one digit of base 36 each; empty
+        links: NVLinks to each card of the node in the order of the words, one digit of base 36 each. Empty
             where there are none, and then not written. Readers that do not know it pass it over.
         held: what limits its containers' memory: `driver`, `mps`, `accounted`, or what a later version knows.
             Empty where a daemon of a version without the field wrote the record, and then not written.
@@ -133,7 +133,7 @@ class _Holds(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class _Annotation(Generic[T]):
-    """One annotation on the wire: its decoder, the error that its rubbish raises, and what is allowed."""
+    """An annotation on the wire: its decoder, the error that its rubbish raises, and what is allowed."""
 
     name: str
     error: type[AllocatorError]

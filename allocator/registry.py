@@ -1,10 +1,10 @@
 """Policies by name: the one place that knows which there are, makes them, and says what they are for.
 
-A policy of gpupack is one `Entry` in the list of its registry. Those of other packages come through the
-registry's entry-point group, see `allocator.installed`. A registry looks for them by itself when it is first
-asked for a name that is not gpupack's own, or for all names: so no command has to remember it, and one that
-needs none loses no time. A package that cannot be used is then named wherever a name is unknown. Commands
-whose options name policies look when they start, and end there with what is wrong.
+A policy of gpupack is one `Entry` in the list of its registry. Policies of other packages come through the
+registry's entry-point group, see `allocator.installed`. A registry looks for them when it is first asked for
+all names, or for a name that is not gpupack's own. So no command has to remember it, and one that needs none
+loses no time. A package that cannot be used is then named wherever a name is unknown. Commands whose options
+name policies look when they start, and end there with what is wrong.
 """
 
 import re
@@ -26,7 +26,7 @@ NAME: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[P_co]):
-    """One policy that can be had by its name.
+    """Entry is a policy that can be had by its name.
 
     Attributes:
         name: What settings and pod annotations say: lower case letters and digits, `-` between them.

@@ -1,8 +1,8 @@
 """Reads what a pod asks for from its containers and annotations, once, with errors made for people.
 
 The messages become scheduler events, and an event that differs between attempts re-queues the pod at once.
-So a message depends on the pod alone, and the first mistake in a fixed order is the one reported:
-containers in the order of the kubelet, then annotations.
+So a message depends on the pod alone. The first mistake in a fixed order is reported: containers in the order
+of the kubelet, then annotations.
 """
 
 import re
@@ -46,7 +46,7 @@ _CARDS: Final = re.compile(r"[1-9][0-9]?")
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """One container that asks: its name, units (1 or more, the total over its cards) and kind.
+    """ContainerRequest is a container that asks: its name, units (1 or more, over all its cards) and kind.
 
     In a `PodRequest` in percent, percent of a card stand in place of units.
     """
@@ -58,7 +58,7 @@ class ContainerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One choice of cards: so much on each of several different cards, for these containers.
+    """Demand is so much on each of several different cards, for one or more containers.
 
     Attributes:
         containers: their names.
@@ -66,8 +66,8 @@ class Demand:
         cards: how many.
         percent: the request is for shares of cards, whatever their size.
         least: with `percent`, the smallest share of a container on a card.
-        shares: with `percent`, the share of each container on a card, where several have shares of their own
-            on the same card; each is rounded down by itself.
+        shares: with `percent`, the share of each container on a card, each rounded down by itself. Set where
+            several containers have shares of their own on the same card.
     """
 
     containers: tuple[str, ...]
@@ -251,9 +251,9 @@ def parse_admitted(
 ) -> tuple[PodRequest | None, RequestError | None]:
     """Read a pod's request as it counts once a kubelet has the pod, which does not look at annotations.
 
-    Node and scheduler must read it alike. A card policy that is not known is left out: the package may be
-    installed on the other of the two only, and the pod has its cards as its other annotations say. A pod with
-    any other mistake is taken as if it had no annotations.
+    Node and scheduler must read it alike. A card policy that is not known is left out: its package may be
+    installed on one of the two only. The pod has its cards as its other annotations say. A pod with any other
+    mistake is taken as if it had no annotations.
 
     Args:
         metadata_annotations: as of `parse_pod`, like the others.

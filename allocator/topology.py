@@ -1,9 +1,9 @@
 """Finds which of equally good cards lie nearest to each other: on few NUMA nodes, then with many NVLinks.
 
-A policy says what cards cost. Where several cost the same, a container that gets more than one is better off
-with cards of one NUMA node, and among those with cards that are linked, because that is what its processes
-talk over. Of sets that are equal in both the one with the first positions is taken, so that scheduler and
-node choose alike.
+A policy says what cards cost. Several cards may cost the same. A container that gets more than one should
+have them on one NUMA node, and among those linked ones: its processes talk over the links.
+Of sets that are equal in both the one with the first positions is taken. Scheduler and node choose alike by
+that.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
@@ -127,8 +127,8 @@ def rearranged(
 ) -> tuple[tuple[int, ...], ...]:
     """Exchange chosen cards for others that are just as full, where these lie nearer to each other.
 
-    For a choice that was made without a look at where cards lie. What is left on the node has the same
-    amounts on cards of the same size and model, so every later demand finds what it would have found.
+    For a choice that was made without a look at where cards lie. The node is left with the same amounts on
+    cards of the same size and model. So every later demand finds what it would have found.
 
     Args:
         cards: all cards of one node, in the order of its words, before the choice.

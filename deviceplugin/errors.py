@@ -69,9 +69,14 @@ class LimitError(DevicePluginError):
     """A memory limit that does not hold, or cannot be read.
 
     Args:
-        kind: `gone` (so is the cgroup: nothing to do), `unset` (a read found none: set it), `unsupported`
-            (never on this card), `forbidden` (not by this process), `refused` (not with
-            this value), `failed` (try again).
+        kind: one of these:
+
+            - `gone`: the cgroup is gone too, nothing to do.
+            - `unset`: a read found none; set it.
+            - `unsupported`: never on this card.
+            - `forbidden`: not by this process.
+            - `refused`: not with this value.
+            - `failed`: try again.
         message: which limit, and what is wrong.
     """
 

@@ -1,7 +1,7 @@
 """Kubernetes Events about a node, which people read in `kubectl describe node`, by their reasons.
 
-Faults of applications make no Event. A pod that fails again and again would use up the Node's budget, and
-Events that matter would be held back. /metrics counts such faults.
+Faults of applications make no Event: a pod that fails again and again would use up the Node's budget. Events
+that matter would then be held back. The metrics count such faults.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -90,9 +90,15 @@ class Conflict(KubeApiError):
     """409.
 
     Attributes:
-        cause: "stale" (resourceVersion), "uid" (another object of that name), "bound" (the pod has a
-            node), "gated" (scheduling gates), "terminating" (being deleted), "exists" (create of what is
-            there), "other".
+        cause: one of these:
+
+            - "stale": the resourceVersion is not the newest.
+            - "uid": another object has that name.
+            - "bound": the pod has a node.
+            - "gated": the pod has scheduling gates.
+            - "terminating": the object is being deleted.
+            - "exists": the object that is to be created exists.
+            - "other": none of these.
     """
 
     def __init__(

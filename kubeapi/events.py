@@ -1,10 +1,10 @@
 """Kubernetes Events about any object, written beside the work: never a wait, never a failure for the caller.
 
-Core v1 Events with a count, as the kubelet writes them: `kubectl describe` and `kubectl get events` sort by
-their last time and show "x7 over 5m", which for events.k8s.io's series they do in part only.
+Core v1 Events with a count, as the kubelet writes them. `kubectl describe` and `kubectl get events` sort them
+by their last time and show "x7 over 5m". For events.k8s.io's series they do that in part only.
 
-An Event is a note to people. So what cannot be written in time is dropped and counted: when the queue is
-full, when an API server is away for longer than the tries last, when the rights are missing.
+An Event is a note to people. So what cannot be written in time is dropped and counted. The queue may be full,
+the API server away for longer than the tries last, or the rights missing.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 Three scopes of failure, one method each: `run` (endless) > `_list` or `_watch` (one request) > `_line` (one
 event). Whatever fails inside ends its own scope only; `run` itself ends by cancellation alone.
 
-An API server restored from an older state accepts a watch from a version that it has not reached, and is
+An API server restored from an older state accepts a watch from a version that it has not reached. It is
 silent until it gets there. So after an interruption its newest version is asked for before a watch resumes.
 """
 
@@ -38,7 +38,7 @@ class Sink(Protocol[S_contra]):
     def replace(self, items: Sequence[S_contra], resource_version: str) -> None:
         """Take a complete list; whatever is not in it is gone.
 
-        A version lower than one that this sink was given before says that the API server was restored from
+        A version may be lower than one that this sink was given before. Then the API server was restored from
         an older state: the list is the truth, and versions of before mean nothing any more.
         """
 

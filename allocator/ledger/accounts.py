@@ -107,8 +107,8 @@ class NodeAccounts:
     def units_of_containers(self, sets: Iterable[frozenset[str]]) -> Units:
         """Add up units by card of the IDs of containers, each ID once, in word order.
 
-        The share of each container is rounded down by itself, as the scheduler counts it, but containers that
-        have IDs in common, init's and main's, have one share.
+        The share of each container is rounded down by itself, as the scheduler counts it. An init and a main
+        container that have IDs in common have one share.
         """
         groups: list[frozenset[str]] = []
         for ids in sets:

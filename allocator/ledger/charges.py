@@ -7,10 +7,12 @@ from allocator.ledger.pods import PodAccount, Units, add
 def charge_pod(accounts: NodeAccounts, account: PodAccount) -> Units:
     """Return the units by card that one pod is charged with, empty for none.
 
-    The union of its IDs: main containers are given those of init containers again. A pod that the scheduler
-    does not count, or no more, and of which not all IDs are known, is on those cards too where the node wrote
-    that it is, or else the scheduler said so, where that is more: the kubelet has lost its checkpoint, or the
-    pod was deleted before it was served and the kubelet has not heard of it.
+    On each card the larger of two amounts counts:
+
+    - The union of its IDs: main containers are given those of init containers again.
+    - What the node wrote of it, or else what the scheduler assigned. Only for a pod that the scheduler does
+      not count and whose IDs are not all known. Either the kubelet has lost its checkpoint. Or the pod was
+      deleted before it was served, and the kubelet has not heard of that.
     """
     besides = _besides(accounts, account)
     return {uuid: max(d.get(uuid, 0) for d in (account.units, besides)) for uuid in account.units | besides}
@@ -40,8 +42,8 @@ def _besides(accounts: NodeAccounts, account: PodAccount) -> Units:
 def charge_cards(accounts: NodeAccounts) -> Units:
     """Return the units by card that containers have or may have.
 
-    Over pods the sum, which may exceed a card's size: a kubelet that lost its checkpoint, or whose pod was
-    deleted by force, gives out IDs again while a container still runs with them. Both count.
+    The sum over pods may exceed a card's size. After a kubelet lost its checkpoint, or a pod was deleted by
+    force, it gives out IDs again while a container still runs with them. Both count.
     """
     total: Units = dict.fromkeys(accounts.cards, 0)
     for account in accounts.pods.values():

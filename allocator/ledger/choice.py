@@ -158,10 +158,11 @@ class AllocationRequest:
     def _room(self, account: PodAccount | None, units_each: int, *, belongs: bool) -> Units:
         """Units by card that the container can have beside what others have or may have.
 
-        The kubelet must offer them, of percent as many as are asked for: what units they stand for it does
-        not know. What it has for the pod that asks counts, what it had does not. Only where a container
-        `belongs` it may have what the kubelet offers again of pods that are over and not known to run: it
-        drops them before it asks, and writes its checkpoint after that.
+        The kubelet must offer them. Of percent it must offer as many as are asked for, since it does not know
+        their units. What it has for the pod that asks counts, what it had does not.
+
+        A container that `belongs` may have what the kubelet offers again of pods that ended and are not known
+        to run. The kubelet drops those before it asks, and writes its checkpoint after that.
         """
         accounts, counts = self.accounts, self.accounts.count_ids(self.offered)
         taken: Units = dict.fromkeys(accounts.cards, 0)

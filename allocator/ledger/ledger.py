@@ -1,7 +1,7 @@
 """The ledger of a node: records what happens, keeps the accounts, and answers by the functions on them.
 
-Invariant: the units that the words show plus those that the scheduler assumes are never less than the units
-that the kubelet holds or will hold for pods that are bound.
+Invariant: the kubelet never has more units for bound pods, now or later, than the words and what the
+scheduler assumes add up to.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ _SHOWN_IDS: Final = 4
 
 
 class Ledger:
-    """One node's accounts. Pure and synchronous: everything that happens is a call with its time in seconds.
+    """Ledger keeps a node's accounts. Pure and synchronous: what happens is a call with its time in seconds.
 
     Args:
         cards: every card in word order, `used_units` 0.

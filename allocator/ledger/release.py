@@ -11,10 +11,14 @@ CGROUP_GRACE_S: Final = 10.0
 def can_release(account: PodAccount) -> bool:
     """Tell whether the pod's units may be given to another pod.
 
-    Three conditions hold then: the pod has ended in the API, the kubelet's checkpoint lacks it, and a probe
-    of the cgroups that began after both found none. The checkpoint matters since a kubelet that restarts
-    admits pods against it, and since a kubelet that has not heard of the end may still start the pod. A pod
-    that never ran gets `CGROUP_GRACE_S` more: the kubelet may be about to start its container.
+    Three conditions must hold:
+
+    1. The pod has ended in the API.
+    2. The kubelet's checkpoint lacks it. A kubelet that restarts admits pods against the checkpoint. One that
+       has not heard of the end may still start the pod.
+    3. A probe of the cgroups that began after both found none.
+
+    A pod that never ran gets `CGROUP_GRACE_S` more: the kubelet may be about to start its container.
     """
     return not account.checkpoint_ids and are_cgroups_gone(
         account, 0.0 if account.has_run else CGROUP_GRACE_S

@@ -9,22 +9,22 @@ from allocator.cards import Card
 class CardPolicy(Protocol):
     """Costs of cards; those that fit are taken in order of (cost, not near, position).
 
-    `costs` is all that a policy needs. The scheduler, which asks about thousands of nodes, is faster with one
-    of two more attributes, each of which must agree with `costs`:
+    `costs` is all that a policy needs. Two more attributes make the scheduler faster, which asks about
+    thousands of nodes. Each must agree with `costs`:
 
-        array_costs(size, free, units): the same for numpy arrays int64[m, K] of sizes and free units, for
-            policies that look at nothing else; operators will do, so numpy need not be imported here.
-        by_fill = True: the cost depends on a card's size and free units and on the request alone, so it is
-            asked once for each and then looked up.
+    - array_costs(size, free, units): `costs` for numpy arrays int64[m, K] of sizes and free units. Only for
+      policies that look at nothing else. Operators will do, so numpy need not be imported here.
+    - by_fill = True: the cost depends on the request and on a card's size and free units alone. The scheduler
+      asks once for each and looks it up after that.
 
-    Where kube-scheduler chooses, the first card that fits in a ResourceSlice is taken:
+    Where kube-scheduler chooses, it takes the first card that fits in a ResourceSlice:
 
-        spreads = True: the card with the most room stands first there, in place of the fullest one.
+    - spreads = True: the card with the most room stands first there, in place of the fullest one.
 
-    One says who chooses:
+    The last one says who chooses:
 
-        node_policy_chooses = True: a node policy that chooses cards itself does so, with more than a card
-            policy is told; `costs` counts where there is none, on the node for one.
+    - node_policy_chooses = True: a node policy that chooses cards itself does so, because it knows more than
+      a card policy is told. `costs` counts where no node policy chooses, as on the node.
     """
 
     def costs(self, cards: Sequence[Card], units: int, /) -> Sequence[float]:

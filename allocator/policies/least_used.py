@@ -17,7 +17,7 @@ class LeastUsed:
         return [card.used_units for card in cards]
 
     def array_costs(self, size: Any, free: Any, _units: int) -> Any:
-        """The same of arrays."""
+        """Return `costs` of arrays."""
         return size - free
 
 

@@ -15,7 +15,7 @@ class MostUsed:
         return [-card.used_units for card in cards]
 
     def array_costs(self, size: Any, free: Any, _units: int) -> Any:
-        """The same of arrays."""
+        """Return `costs` of arrays."""
         return free - size
 
 

@@ -98,8 +98,8 @@ class AllocationService:
     ) -> Collection[str]:
         """Choose `size` of the available IDs.
 
-        Waits a little for a fresh list of pods where the pod that asks is not in view, may be another one, or
-        has no assigned cards. Where ended pods leave no room, waits for their containers to end.
+        Waits a little for a fresh list of pods where the pod that asks is not in view, or lacks assigned
+        cards, or may be another one. Also waits for containers of ended pods to end where they leave no room.
 
         Raises:
             RefusedError: no card has room.

@@ -21,9 +21,9 @@ log = structlog.get_logger(__name__)
 class CardList:
     """CardList is the node's list of cards, which follows the source's.
 
-    A card that stays keeps its charges. A card that is gone is not offered any more, and its pods are named
-    in Events. So are pods on a card that stays and has fewer units than they were given: its instances may
-    be offered instead, or the driver has lost it. All this happens between two answers to the kubelet.
+    A card that stays keeps its charges. A card that is gone is not offered any more, and Events name its
+    pods. Events also name the pods of a card that stays with fewer units than they were given. Its instances
+    may be offered instead, or the driver has lost it. All this happens between two answers to the kubelet.
 
     Cards may change while no daemon runs, as where another layout takes effect with a reboot. A daemon that
     starts names the pods of such cards once it has read the kubelet's checkpoint and a list of pods.

@@ -137,9 +137,9 @@ class OwnPodStatus(msgspec.Struct, rename="camel"):
     def is_admitted(self) -> bool:
         """Whether the kubelet has admitted the pod.
 
-        startTime alone does not say so: the kubelet (1.36.3, measured) may write it, and no condition, some
-        10 s before it says that it has refused the pod. Of an admitted pod it always writes conditions; of
-        one that failed in any case, so a pod that failed is not known to have been admitted.
+        startTime alone does not say so. The kubelet (1.36.3, measured) may write it, and no condition, some
+        10 s before it says that it has refused the pod. Of an admitted pod it always writes conditions. Of a
+        failed pod it writes them too, so nobody knows whether that was admitted.
         """
         by_kubelet = any(condition.type != SCHEDULED for condition in self.conditions or ())
         return self.start_time is not None and by_kubelet and self.phase != _FAILED

@@ -38,8 +38,8 @@ class OtherUnitPods:
         Args:
             asked: their UIDs, from `pods`.
             running: those of them that have a container left.
-            living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on
-                this node; None while it has not been heard.
+            living: UIDs, as the kubelet knows them, of the pods on this node that have not ended by the API
+                server. None while it has not been heard.
 
         Raises:
             UnitInUseError: one of them has not ended.

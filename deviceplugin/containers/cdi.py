@@ -1,9 +1,9 @@
 """CDI: by which names a container runtime knows the cards, and a specification of ours where there is none.
 
 The vendor's toolkit writes a specification (nvidia-ctk: nvidia.yaml) with all that a container needs, driver
-libraries included. Where there is none we write one of device nodes alone, of a kind of our own: two files
-that define the same device make it unusable, and the vendor's may come later. It stays from then on, for the
-kubelet remembers the names of containers that run.
+libraries included. Where there is none we write one of device nodes alone. It is of a kind of our own: two
+files that define the same device make it unusable, and the vendor's may come later. It stays from then on,
+because the kubelet remembers the names of containers that run.
 
 Form: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
@@ -181,9 +181,9 @@ def _nodes_of(device: Mapping[str, Any]) -> frozenset[str]:
 def match_device_names(cards: Sequence[GpuCard], devices: Devices, vendor: Vendor) -> dict[str, str]:
     """Name cards by the devices that the vendor's specifications have: UUIDs, else indexes.
 
-    An index is the driver's as of when the specification was written, often at boot: where a card has gone
-    since, it is another one's by now. So the device is taken that has the card's own node. A device without
-    nodes of cards is taken by the index, and so is any where the card's own node is not known.
+    An index is the driver's from when the specification was written, often at boot. Where a card has gone
+    since, the index is another card's by now. So the device is taken that has the card's own node. The index
+    decides where a device has no nodes of cards, or the card's own node is not known.
 
     Indexes are not used where a card is partitioned: ours count the instances.
     """

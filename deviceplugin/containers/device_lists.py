@@ -27,8 +27,8 @@ class DeviceListStrategies:
         vendor: of the cards.
         strategies: at least one of STRATEGIES.
         names: the cards' CDI names, needed for the strategies that use them.
-        nodes: give the kubelet the cards' device nodes as well: it tells the runtime again which devices a
-            container may use whenever it changes its cpus, and takes away what it does not know of.
+        nodes: give the kubelet the cards' device nodes as well. Whenever it changes a container's cpus it
+            tells the runtime which devices that may use. What it does not know of is taken away.
     """
 
     def __init__(

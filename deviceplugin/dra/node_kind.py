@@ -22,8 +22,8 @@ WRITE_TIMEOUT_S: Final = 10.0
 class NodeKindMark:
     """Keeps one annotation of the own Node right, and on a node of claims the allocatable resources at 0.
 
-    A kubelet takes no notice of a resource that its Node lacks: a pod that asks for it and has no claim would
-    start without a card. Of a resource that the Node has none of, it refuses the pod.
+    A kubelet takes no notice of a resource that its Node lacks. A pod that asks for it and has no claim would
+    start without a card. Where the Node has 0 of the resource, the kubelet refuses the pod.
 
     Args:
         client: API server.

@@ -6,8 +6,8 @@
                                    file of the claim, CDI file
 ```
 
-The files take the place that the kubelet's checkpoint has for a device plugin: they say who has what, also
-after a restart of the daemon or the machine.
+The files are what the kubelet's checkpoint is for a device plugin. They say who has what, also after a
+restart of the daemon or the machine.
 """
 
 import os

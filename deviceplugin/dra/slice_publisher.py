@@ -57,8 +57,8 @@ class SliceObject(msgspec.Struct):
 class SlicePublisher:
     """Publishes the cards, in the order in which kube-scheduler is to try them.
 
-    The kubelet deletes the slices of its node when it starts, and those of a driver that stays away: a watch
-    tells, and they are written again.
+    The kubelet deletes the slices of its node when it starts, and those of a driver that stays away. A watch
+    shows it, and they are written again.
 
     Args:
         client: the API server.

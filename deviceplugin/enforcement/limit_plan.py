@@ -1,9 +1,9 @@
 """Plans which limit a container's cgroup gets on each card; pure.
 
 A cgroup appears before anybody says which container of its pod it is. Until then it gets the least that any
-container of the pod was given on the card: never more than it may have, whoever it is, and never another
-pod's. A limit that is one of the pod's own amounts is left alone so long: the vendor's toolkit, which knows
-the container, may have set it.
+container of the pod was given on the card. That is never more than it may have, and never another pod's.
+Until then a limit that is one of the pod's own amounts is left alone. The vendor's toolkit may have set it,
+which knows the container.
 """
 
 from collections.abc import Mapping

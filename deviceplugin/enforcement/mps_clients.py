@@ -1,8 +1,8 @@
 """Cards on which a service beside the driver holds containers to their shares, where the driver cannot.
 
 A container of one card, with less than all of it, becomes a client of the service. Others use their cards
-without it: one process has one service, so several cards would need one together, and who has a card alone
-needs none. The service takes so many clients: a card that has them all counts as full.
+without it. A process has one service, so several cards would need one together; a container that has a card
+alone needs none. The service takes so many clients: a card that has them all counts as full.
 """
 
 import asyncio

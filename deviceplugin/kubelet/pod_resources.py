@@ -1,12 +1,12 @@
 """Asks the kubelet's PodResources service which pods it has admitted, which also cleans its checkpoint.
 
-It takes up one pod after the other: a pod is listed from the moment before it is admitted, and while the
-plugin is asked for its devices nothing else is taken up. So the list says whose devices are asked for, which
-the question itself does not.
+The kubelet takes up one pod after the other. A pod is listed from the moment before it is admitted, and while
+the plugin is asked for its devices nothing else is taken up. So the list says whose devices are asked for,
+which the question itself does not.
 
 Left alone the kubelet drops the entries of pods that ended at its next allocation only. Measured on 1.36.3: a
-List drops them from its memory and writes nothing, a ListAndWatch message writes the checkpoint and drops
-nothing; so first the one, then the other (docs/kubelet-checkpoint.md).
+List drops them from its memory and writes nothing. A ListAndWatch message writes the checkpoint and drops
+nothing. So first the one, then the other (docs/kubelet-checkpoint.md).
 """
 
 import asyncio

@@ -3,11 +3,11 @@
 What the kubelet does, and what follows for us:
 
 - It dials our socket and asks for our options before it answers Register: serve first, register then.
-- On its start it deletes every socket in the folder, then it listens: both sockets are watched, from before
+- On its start it deletes every socket in the folder, then it listens. Both sockets are watched from before
   Register, and once we are connected ours must still be there.
 - Up to 1.36 it knows a plugin by its resource only. When it sees the end of an old ListAndWatch stream after
-  a new registration, it takes the new one down: our old stream must be over, and the kubelet must have
-  noticed, before we register. Should it still happen, our new stream ends, and we register again.
+  a new registration, it takes the new one down. So before we register our old stream must be over, and the
+  kubelet must have noticed. Should it still happen, our new stream ends, and we register again.
 - From 1.37 on it knows a plugin by its socket too: see `name_of_our_own`.
 """
 
@@ -84,8 +84,8 @@ def _end_if_cancelled() -> None:
 class Registrar:
     """Serves a plugin on its socket and keeps it registered, until `run` is cancelled.
 
-    Each turn of its loop looks at the sockets and the streams as they are and takes the next step, so no
-    order of events can confuse it; events only wake it up.
+    Each turn of its loop looks at the sockets and the streams as they are and takes the next step. So no
+    order of events can confuse it: events only wake it up.
 
     Args:
         plugin: the servicer.
@@ -328,7 +328,7 @@ class Registrar:
     async def _connect(self, channel: Any) -> None:
         """Connect to the kubelet, or find out that nobody is there: the next call then says so at once.
 
-        Looks again and again instead of waiting for a change: a connection that opens and closes between two
+        Looks again and again instead of waiting for a change. A connection that opens and closes between two
         looks leaves the channel as idle as it was.
         """
         with suppress(TimeoutError):

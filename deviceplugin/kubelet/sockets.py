@@ -86,8 +86,8 @@ def clear_left_over(folder: Path, endpoint: str) -> None:
 class FolderWatch:
     """Calls back when anything in a folder changed, and once a second besides.
 
-    The second look is for what no watch can promise: lost events, a folder that was deleted and created
-    again, a folder that does not exist yet, a kernel that has no watch left.
+    The second look is for what no watch can promise: lost events, or a kernel that has no watch left. The
+    folder may not exist yet, or be deleted and created again.
 
     Args:
         folder: what to watch, without its sub-folders.

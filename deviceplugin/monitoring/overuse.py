@@ -108,8 +108,8 @@ class OverUseWatcher:
     async def check_rows(self, rows: Sequence[ContainerUse]) -> None:
         """Compare use with promises once.
 
-        Of a container that nobody measures nothing is told, and its time of grace begins again: only what
-        was measured at both ends of that time evicts a pod.
+        A container that nobody measures is passed over, and its time of grace begins again. A pod is evicted
+        only for use that was measured at both ends of that time.
         """
         now_s = self._clock()
         present = {(row.uid, row.container, row.uuid) for row in rows}

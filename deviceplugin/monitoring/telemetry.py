@@ -46,8 +46,8 @@ class CardActivity:
 class TelemetryHistory:
     """TelemetryHistory keeps the measurements of each physical card.
 
-    Invariant: it has at most `HISTORY_S / every_s` measurements of a card, at least half of `every_s` apart,
-    and only of cards that the newest list of cards has.
+    Invariant: a card has at most `HISTORY_S / every_s` measurements, at least half of `every_s` apart. Only
+    cards of the newest list have any.
 
     Args:
         every_s: seconds between two measurements.

@@ -9,10 +9,10 @@ what others use adds up with it.
   pods use less than promised, the present difference hides foreign use, hence the mark. It comes down for one
   reason only: nobody can use more than is measured, so the mark is never above the present measurement. A
   card whose pods have all ended therefore shows exactly what is measured.
-- Where the operating system manages a card's memory, as on GH200 and GB200 in NUMA mode, pages stay there
+- The operating system manages the memory of some cards, as on GH200 and GB200 in NUMA mode. Pages stay there
   after their process has ended, and files are cached there. What no process uses is then `residue`, and
   counts for nobody: the kernel takes it back for who allocates. It is known as such only where all processes
-  can be told apart and tell what they use; else it counts as on other cards.
+  can be told apart and tell what they use. Else it counts as on other cards.
 - Dead band: without any foreign process, up to 256 MiB in all cost nothing (the context of an idle card).
 """
 

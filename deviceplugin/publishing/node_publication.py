@@ -62,7 +62,7 @@ def publish_reason(wanted: NodePublication, node: NodeObject, owed: int) -> str 
     Returns:
         None when the Node says it all, else the most urgent of these:
 
-        - `lost`: words are missing, corrupt, of other cards, or have no revision after theirs; or `seen` has
+        - `lost`: words are missing, corrupt, of other cards, or have no revision after theirs. Or `seen` has
           versions that are still to come, as after an etcd restore.
         - `released`: units or pods are gone, or a pod vanished that the scheduler still counts.
         - `gained`: anything else.

@@ -7,10 +7,10 @@ need no heartbeat:
 - The annotation names the owner: the kubelet that it serves (`host`), that machine's boot (`boot`) and its
   pod. A daemon that starts again finds itself in it, whatever ended it, and goes on at once.
 - A daemon that finds another there puts a claim beside it. An owner that is alive strikes the claim out as
-  soon as it sees it: then the claimant waits and says so, and asks again later. An owner that does not answer
+  soon as it sees it. Then the claimant waits and says so, and asks again later. An owner that does not answer
   within `CLAIM_S` has lost the Node.
-- The Node's own status says on which boot of which machine its kubelet runs. Where it is the claimant's, and
-  not the owner's, the claimant need not ask: the machine was booted again, or the owner's --node-name is
+- The Node's own status says on which boot of which machine its kubelet runs. Where that is the claimant's and
+  not the owner's, the claimant need not ask. The machine was booted again, or the owner's --node-name is
   wrong.
 
 Every write names the resourceVersion that it is based on, so of two at the same time one is refused. Ordinary

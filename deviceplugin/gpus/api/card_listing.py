@@ -1,9 +1,9 @@
 """Keeps a node's list of cards as the driver shows them, reading after reading; pure.
 
-- A card that is lost, or cannot be told for the moment, stays in the list as it was, with its instances: it
+- A card that is lost, or cannot be read for the moment, stays in the list as it was, with its instances. It
   may be back, and pods may run on it. Its samples say that it fails.
-- Instances of a card that can be told are those that are there: a card that is partitioned anew loses the old
-  ones for good.
+- A card that can be read has the instances that are there. One that is partitioned anew loses the old ones
+  for good.
 """
 
 from collections.abc import Iterable, Sequence

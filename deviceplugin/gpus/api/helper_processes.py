@@ -1,8 +1,8 @@
 """A source of cards that leaves helpers of our own out of its measurements.
 
 A process that serves the containers of a card uses a little of its memory. That is nobody's use. Without its
-line among the processes it counts as what no process uses, which costs nothing as long as it is as little as
-an idle card's context.
+line among the processes it counts as what no process uses. That costs nothing while it is as little as an
+idle card's context.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -1,7 +1,7 @@
 """Memory of one card as its driver states it, and how much of it processes use; pure.
 
 NVIDIA's documents do not agree whether `used` of `nvmlDeviceGetMemoryInfo_v2` has the driver's reserved part
-in it. The NVML API Reference says so of the call (R525's also of `nvmlMemory_v2_t`); the struct of later
+in it. The NVML API Reference says so of the call (R525's also of `nvmlMemory_v2_t`). The struct of later
 releases calls it allocated memory, and drivers were seen that leave reserved out. So `free` decides.
 """
 

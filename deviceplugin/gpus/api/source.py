@@ -1,7 +1,7 @@
 """Interface to a source of cards: the boundary to NVML and to simulated cards.
 
 Everything behind the Protocol may block (a driver call can take seconds), so the daemon calls it in a thread.
-Trouble with one card is data (`error`), so that it cannot take the other cards down; only trouble with the
+Trouble with one card is data (`error`), so that it cannot take the other cards down. Only trouble with the
 whole source (no driver) is an exception, `GpuError`.
 """
 
@@ -89,9 +89,9 @@ class GpuSample:
         processes: who uses it, one entry a pid; None when processes cannot be told.
         error: why the card could not be measured, None when it could; then used_mib means nothing.
         memory_errors: what the card counts of its memory's errors, by kind, for the metrics.
-        keeps_pages: the operating system manages the card's memory, so that used_mib may have pages that no
+        keeps_pages: the operating system manages the card's memory. So used_mib may have pages that no
             process uses: those of processes that ended, and cached files.
-        telemetry: what the card does, of an instance what the card does that it is part of.
+        telemetry: what the card does; for an instance, what its card does.
     """
 
     uuid: str
@@ -109,8 +109,8 @@ class HealthEvent:
 
     Attributes:
         uuid: the card.
-        healthy: False with the reason, True when its source knows that it is mended, None for a fault that
-            says nothing of the card (the application's).
+        healthy: False with the reason, or True when its source knows that it is mended. None for a fault
+            that says nothing of the card (the application's).
         reason: for people.
         code: number of the fault that this is (`Vendor.fault`), None where it is none.
         count: how often it came.

@@ -6,17 +6,17 @@ Older drivers lack the calls, MIG instances and cgroup v1 are not supported: the
 Sources: NVML API Reference, `nvmlDeviceSetMemoryLimits_v1`, `nvmlDeviceGetMemoryLimits_v1` and their structs;
 NVIDIA's "MPS v3 Memory Partitioning" (docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html).
 
-- A read answers NOT_FOUND where there is no limit for this card and cgroup (reference of the Get call);
-  NOT_SUPPORTED is what other backends answer there. Both say that there is none, not that none can be set.
+- A read answers NOT_FOUND where there is no limit for this card and cgroup (reference of the Get call). Other
+  backends answer NOT_SUPPORTED there. Both say that there is none, not that none can be set.
 - With the kernel's dmem controller, setting a limit on a cgroup without dmem files answers NOT_FOUND too.
   A read there tells the limit of a cgroup above ("Setting on a leaf versus a parent").
-- Setting limits is for the administrator, reading them for everybody (reference of the two calls). NVIDIA's
-  kernel module takes for that whoever has CAP_SYS_ADMIN (open-gpu-kernel-modules, `NV_IS_SUSER` in
+- Setting limits is for the administrator, reading them for everybody (reference of the two calls). For
+  NVIDIA's kernel module that is any process with CAP_SYS_ADMIN (open-gpu-kernel-modules, `NV_IS_SUSER` in
   kernel-open/common/inc/nv-linux.h). So only a limit that was set and read back proves that limits hold. One
   is tried beside the pods' cgroups: with the dmem controller what is above a cgroup decides as well.
 - A soft limit is added to `dmem.min` of every cgroup above, and stays there when its cgroup is deleted
-  ("Ancestor reservation propagation"). So it is 0, also where the toolkit sets it; its hook takes any whole
-  number of MiB up to the limit (nvidia-container-toolkit, cmd/nvidia-cdi-hook, cuda-memory-limits).
+  ("Ancestor reservation propagation"). So it is 0, also where the toolkit sets it. The toolkit's hook takes
+  any whole number of MiB up to the limit (nvidia-container-toolkit, cmd/nvidia-cdi-hook, cuda-memory-limits).
 """
 
 from collections.abc import Callable, Mapping

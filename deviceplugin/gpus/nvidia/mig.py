@@ -1,7 +1,7 @@
 """Finds which MIG instances fit on a card, and where: the geometry of A100, H100 and H200; pure.
 
 Source: NVIDIA's Multi-Instance GPU User Guide, "Supported MIG Profiles". A card has 8 slices of memory and 7
-of compute units; an instance of each profile takes memory slices that begin at certain ones only. So
+of compute units. An instance of each profile takes memory slices that begin at certain ones only. So
 3g.40gb + 3g.40gb fill an H100, and 7 of 1g.10gb leave one slice of memory to nobody.
 
 A GPU instance can be divided into compute instances, which share its memory ("MIG Device Names"):
@@ -9,7 +9,7 @@ A GPU instance can be divided into compute instances, which share its memory ("M
 same GPU instance as long as they fit.
 
 The memory of an instance is the driver's to say. Here it is the card's by slices, which is 1 to 3 % more than
-drivers were seen to give, and for the H200 the 16 GiB a slice that they give.
+drivers were seen to give. For the H200 it is the 16 GiB a slice that they give.
 """
 
 import re

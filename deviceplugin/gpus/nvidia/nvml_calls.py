@@ -131,9 +131,9 @@ class MigDevice:
 def list_mig_devices(handle: Any) -> list[MigDevice]:
     """List a card's MIG instances, those too of which the driver refuses handle or UUID.
 
-    An instance that was made after the container of this process is refused, with NO_PERMISSION, unless the
-    container was given access to all of them (k8s-device-plugin, issues 399 and 992; gpu-feature-discovery,
-    issue 6). So what is refused is trouble of that instance, unless nothing of the card can be had.
+    An instance made after this process' container is refused with NO_PERMISSION, unless the container may
+    access all of them. So a refusal is trouble of that instance, unless nothing of the card can be had. Seen
+    in k8s-device-plugin, issues 399 and 992, and gpu-feature-discovery, issue 6.
 
     Raises:
         NVMLError: the card does not say, for the moment.
@@ -180,11 +180,11 @@ def read_compute_instance(handle: Any) -> int | None:
 def find_memory_node(handle: Any, nodes: Path) -> int | None:
     """Find the NUMA node that a card's own memory is; None where the driver manages it.
 
-    GPU memory of GH200, GB200 and GB300 is a node of the system unless the driver manages it (NVIDIA's
-    "Understanding Memory Management on Hardware-Coherent Platforms", NUMA and CDMM). The call that names the
-    node is for such platforms only (NVML API Reference, nvmlDeviceGetNumaNodeId), and libraries were seen
-    that name the card's nearest node on others. A node of GPU memory has no CPUs; where the kernel does not
-    show that, the card's addressing mode decides.
+    GPU memory of GH200, GB200 and GB300 is a node of the system unless the driver manages it. See NVIDIA's
+    "Understanding Memory Management on Hardware-Coherent Platforms", NUMA and CDMM. The call that names the
+    node is for such platforms only (NVML API Reference, nvmlDeviceGetNumaNodeId). On others libraries were
+    seen to name the card's nearest node. A node of GPU memory has no CPUs. Where the kernel does not show
+    that, the card's addressing mode decides.
 
     Args:
         handle: of the whole card.

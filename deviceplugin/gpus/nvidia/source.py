@@ -216,8 +216,8 @@ class NvmlGpus:
     def detach(self) -> None:
         """Let the library go until the next sample.
 
-        `nvmlDeviceSetMigMode` answers NVML_ERROR_IN_USE for a device that is not idle (NVML API Reference),
-        and a reset fails while a client has the driver open (mig-parted, issue 19; gpu-operator, issue 118).
+        `nvmlDeviceSetMigMode` answers NVML_ERROR_IN_USE for a device that is not idle (NVML API Reference). A
+        reset fails while a client has the driver open (mig-parted, issue 19; gpu-operator, issue 118).
         """
         with self._sampling:
             self._stop()

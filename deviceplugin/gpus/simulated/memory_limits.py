@@ -53,8 +53,8 @@ class LimitBehaviour:
         backend: with `dmem` all limits above a process hold it; soft limits are added to the cgroups above,
             and stay there when theirs is deleted. With `misc` the nearest limit holds it alone, and a read
             of a cgroup without one tells that of the nearest limited cgroup above.
-        files: with `dmem`: only cgroups that have a file `dmem.max` can have a limit; of others the limit of
-            the nearest one above that has the file is read.
+        files: with `dmem`: only cgroups that have a file `dmem.max` can have a limit. A read of others tells
+            the limit of the nearest one above that has the file.
         step_mib: limits are rounded up to multiples of this.
         set: what setting one says: that it is `allowed`, or `no_permission`, as to a process without the
             right. Reading stays allowed.

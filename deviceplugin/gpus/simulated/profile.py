@@ -1,7 +1,7 @@
 """Profiles of simulated GPUs: YAML in the form of NVIDIA's `nvml-mock`, read into typed values.
 
-What the form has beyond our needs (clocks, fans, ...) is passed over. Of every part of a profile the first
-fault of form is reported, with its path; where there is none, everything that does not fit together.
+What the form has beyond our needs (clocks, fans, ...) is passed over. The first fault of form in every part
+of a profile is reported, with its path. Where there is none, all that does not fit together is reported.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,9 +58,9 @@ class SimulatedFailure:
 class SimulatedCard:
     """SimulatedCard is a card of a profile, with MiB in use without any pod, who uses them, how it fails.
 
-    `instances` is None unless the card is in MIG mode; `layout` is what they were placed by. What the driver
-    calls used has the reserved part in it with `used_has_reserved`, and `residue_mib` of pages that no
-    process uses where the operating system manages the card's memory.
+    `instances` is None unless the card is in MIG mode; `layout` is what they were placed by. With
+    `used_has_reserved` the used memory that the driver tells contains the reserved part. Where the operating
+    system manages the card's memory it contains `residue_mib` of pages that no process uses.
     """
 
     card: GpuCard

@@ -1,6 +1,6 @@
 """Simulated GPUs from a profile, for laptops, clusters without GPUs and tests.
 
-What happens to the cards is told to the object, or written in the profile's `script`; a profile file that is
+What happens to the cards is told to the object, or written in the profile's `script`. A profile file that is
 changed is a changed node.
 """
 
