@@ -98,8 +98,8 @@ class AllocationService:
     ) -> Collection[str]:
         """Choose `size` of the available IDs.
 
-        Waits a little for a fresh list of pods where the pod that asks is not in view, or lacks assigned
-        cards, or may be another one. Also waits for containers of ended pods to end where they leave no room.
+        Waits briefly for a fresh list of pods where the pod that asks is not in view, lacks assigned cards
+        or may be another one. Where ended pods leave no room, waits for the end of their containers.
 
         Raises:
             RefusedError: no card has room.
