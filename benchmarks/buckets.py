@@ -1,16 +1,18 @@
 """How few nodes best-fit looks at: `python -m benchmarks.buckets [--nodes 1000,5000,15000]`.
 
-Nodes of 8 cards of 80 units, 60 % full at random, 20 request shapes in turn, mode `pick` with default
-parameters; every decision is committed, so the index changes between two of them. Printed are, a decision,
-the buckets that were looked into (probes), the cards of the index or nodes of the arrays that were looked at
-(touched), and the time. The time of a scan, which filters and scores all nodes (mode `candidates`), stands
-beside it.
-The last two columns are both times of those decisions for which more was looked at than the index gives.
+Nodes have 8 cards of 80 units, 60 % full at random. 20 request shapes come in turn, mode is `pick` with
+default parameters. Every decision is committed, so the index changes between two of them. The first table
+prints for each decision:
 
-The second table is the queue's, which makes its candidates itself: the time to place one pod on the cluster,
-and how many nodes were scored or cards of the index touched for it. `list` is mode `candidates`: all nodes
-that fit are scored for a list that pods of one kind share. `index` is mode `pick`. Pods are of 20 kinds in
-turn, or each of a kind of its own. The last line is JSON.
+- probes, the buckets that were looked into;
+- touched, the cards of the index or nodes of the arrays that were looked at;
+- the time, beside that of a scan, which filters and scores all nodes (mode `candidates`);
+- both times of those decisions for which more was looked at than the index gives.
+
+The second table is the queue's, which makes its candidates itself. It has the time to place a pod on the
+cluster, and how many nodes were scored or cards of the index touched for it. `list` is mode `candidates`: all
+nodes that fit are scored for a list that pods of one kind share. `index` is mode `pick`. Pods are of 20 kinds
+in turn, or each of a kind of its own. The last line is JSON.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """A burst of 100 pods through the two tiers: `python -m benchmarks.burst [--workers 1,2,4,100]`.
 
-Two tables. Waiting: every pre-scheduling takes 200 ms and every commit 50 ms besides the real work, which is
-the method's own example; measured with real processes beside what the model says. Working: nothing waits, the
-nodes are many, and what is measured is this machine. The last line is JSON.
+Two tables. Waiting: every pre-scheduling takes 200 ms and every commit 50 ms besides the real work, as in the
+method's own example. The table has what real processes took beside what the model says. Working: nothing
+waits, the nodes are many, and what is measured is this machine. The last line is JSON.
 """
 
 import argparse

@@ -1,11 +1,13 @@
 """The dashboard in a real browser: first paint, updates, memory; and the pictures of docs/dashboard.
 
 `python -m benchmarks.dashboard --nodes N`: the shipped command follows N nodes of eight cards, with four
-pods a node, on a stand-in of the API server in this process; Debian's Chromium opens the page.
-`first_paint_ms` is from the navigation's start to the first cards on the screen. Then a node's words change
-every 50 ms for some seconds. `update_*_ms` is from a message's arrival in the browser to the frame that shows
-it. `update_cpu_ms` is the processor time of the page's main thread for one, and `seen_*_ms` the time from the
-change in the API server to the frame. The last line is JSON.
+pods a node. The stand-in of the API server is in this process. Debian's Chromium opens the page. Then a
+node's words change every 50 ms for some seconds. The last line is JSON:
+
+- `first_paint_ms`: from the navigation's start to the first cards on the screen;
+- `update_*_ms`: from a message's arrival in the browser to the frame that shows it;
+- `update_cpu_ms`: processor time of the page's main thread for an update;
+- `seen_*_ms`: from the change in the API server to the frame.
 
 `python -m benchmarks.dashboard --screenshots FOLDER` writes the pictures instead.
 """

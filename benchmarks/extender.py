@@ -1,14 +1,16 @@
 """Latency and memory of the extender, served over HTTP.
 
-`python -m benchmarks.extender --nodes N [--policy NAME]`: the shipped server, in a process of its own,
+`python -m benchmarks.extender --nodes N [--policy NAME]`: the shipped server runs in a process of its own. It
 reads N nodes of eight 80 GiB cards, 60 % full, and two pods a node from a small API server in this one. Then
-20 request shapes are asked in turn, filter and prioritize each with the names of all nodes; between two calls
-one node's words change through the watch. Two times are taken of each call: what the server says it spent
-(header Server-Timing: from the body read to the answer made), and what this client waited, HTTP and the
-loopback included. The last line is JSON with the server's own times. `list_s` has the seconds from its first
-question for a list to being ready, and `list_cpu_s` those of processor time among them.
+20 request shapes are asked in turn, filter and prioritize each with the names of all nodes. Between two calls
+one node's words change through the watch.
 
-kube-scheduler's order of names is not the same twice when it filters in parallel; `--shuffle` sends the names
+Two times are taken of each call. The server says what it spent, from the body read to the answer made (header
+Server-Timing). This client measures what it waited, HTTP and the loopback included. The last line is JSON
+with the server's own times. `list_s` has the seconds from its first question for a list to being ready, and
+`list_cpu_s` those of processor time among them.
+
+kube-scheduler's order of names is not the same twice when it filters in parallel. `--shuffle` sends the names
 in a new order with every call, so that nothing about the list can be remembered.
 """
 

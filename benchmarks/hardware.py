@@ -1,9 +1,9 @@
 """A node of 16 cards with 7 MIG instances each and 1 000 pods, while its hardware does its worst.
 
 `python -m benchmarks.hardware [--seconds S] [--pods N]`: the real command `gpupack node` with simulated cards
-and the stand-in for the API server run in processes of their own, the stand-in for the kubelet in this one.
-All pods are bound and admitted. Then for a while one pod after the other ends, and another one takes its
-place once the node's words show it free. Meanwhile the script of the profile lets
+runs in a process of its own, as does the stand-in for the API server. The stand-in for the kubelet runs in
+this one. All pods are bound and admitted. Then for a while one pod after the other ends, and another one
+takes its place once the node's words show it free. Meanwhile the script of the profile lets
 
 - numbered errors of the driver come at 10 000 a second, of all instances in turn,
 - one call of the driver hang for a minute (a fifth of a shorter time).
@@ -14,8 +14,8 @@ Measured are
   (`benchmarks.caller` says why);
 - right after each, the same call of a plugin that does nothing, which is what this machine takes for it;
 - GetPreferredAllocation, which comes before, in the same way;
-- pods that were refused, containers that were told another card than the one they were bound to, and device
-  IDs given out twice;
+- pods that were refused, and device IDs given out twice;
+- containers that were told another card than the one they were bound to;
 - resident memory of the daemon before and after.
 
 The last line is JSON.

@@ -1,8 +1,8 @@
 """Measure what the queue costs while nothing happens: `python -m benchmarks.idle [--waiting W] [--nodes N]`.
 
 W gated pods of 20 shapes and T queues wait for N full nodes, and have for an hour. The controller runs as
-shipped, without an API server, and nothing changes for `--seconds`; then something changes ten times a second
-for as long, and nobody can be admitted by it. Printed are, in this process:
+shipped, without an API server. For `--seconds` nothing changes. Then something changes ten times a second for
+as long, and nobody can be admitted by it. Printed are, in this process:
 
 - the share of one core that the controller takes in either half;
 - the same as a ratio: how many times a second it could have found out why every pod waits, a full pass.

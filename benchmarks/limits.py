@@ -1,10 +1,10 @@
 """How long it takes from a container's cgroup to its memory limit in force: `python -m benchmarks.limits`.
 
 The node's enforcer with simulated limits and real inotify. Another process makes pods and their containers'
-cgroups, as a container runtime does: on the kernel's own cgroup file system where it may, else as plain
+cgroups, as a container runtime does. Where it may, it uses the kernel's own cgroup file system, else plain
 folders. Each pod is written into the checkpoint before, as the kubelet writes it. The node has other pods
-already. A limit counts from when the driver has it; the time that NVIDIA's driver itself takes is not
-in it. The last line is JSON.
+already. A limit counts from when the driver has it. The time that NVIDIA's driver itself takes is not in it.
+The last line is JSON.
 """
 
 import argparse

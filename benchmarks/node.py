@@ -1,14 +1,14 @@
 """Latency, memory and idle processor time of the node daemon.
 
 `python -m benchmarks.node [--idle-s S]`: the real command `gpupack node` with eight simulated H100-80 cards
-and the stand-in for the API server run in processes of their own, the stand-in for the kubelet in this one.
-Twenty pods come and go over and over through the kubelet's real gRPC calls, the kubelet restarts, and then
-nothing happens for a while with twenty pods running. Measured:
+runs in a process of its own, as does the stand-in for the API server. The stand-in for the kubelet runs in
+this one. Twenty pods come and go over and over through the kubelet's real gRPC calls. The kubelet restarts.
+Then nothing happens for a while with twenty pods running. Measured:
 
 - Allocate, from the kubelet's call to its answer, gRPC and the socket included; called from a process that
   does nothing else (`benchmarks.caller` says why);
-- the same call of a plugin that does nothing at all, right after each or right before it, by turns: what gRPC
-  in Python takes here;
+- the same call of a plugin that does nothing, by turns right before or right after: what gRPC in Python takes
+  here;
 - how many times its p50 and p99 ours are, which says more than either on a busy machine;
 - GetPreferredAllocation, which the kubelet asks before, in the same way;
 - the share of all Allocates that the daemon handled within half, one and two milliseconds, by its metrics;

@@ -1,8 +1,8 @@
 """Admission decisions of the queue: `python -m benchmarks.queue [--queues T] [--waiting W] [--nodes N]`.
 
-N nodes of 8 cards of 79 units, full of pods of T queues; W gated pods of 20 shapes wait, evenly by queue, a
-third of them in jobs of two stages. Then pods end one after the other, and after each the queue decides until
-nobody can be admitted. Measured, all in this process and without an API server:
+N nodes of 8 cards of 79 units are full of pods of T queues. W gated pods of 20 shapes wait, evenly by queue,
+a third of them in jobs of two stages. Then pods end one after the other, and after each the queue decides
+until nobody can be admitted. Measured, all in this process and without an API server:
 
 - the time of one decision: finding the pod to admit, or that there is none;
 - the time from the end of a pod to the admission of the next one, the most and the median;

@@ -2,7 +2,7 @@
 
 The folder holds `openb_node_list_gpu_node.csv` and `openb_pod_list_*.csv` with times, made from
 cluster-trace-gpu-v2023 of alibaba/clusterdata (Weng et al., USENIX ATC 2023). Pods come and end at the pace
-of the trace, at several loads; with one seed all policies get the same pods on the same nodes. Printed are
+of the trace, at several loads. With one seed all policies get the same pods on the same nodes. Printed are
 means over the seeds: GPUs allocated, pods that had to wait, how long they waited. The last line is JSON.
 """
 

@@ -12,13 +12,12 @@ of the queue, and kube-scheduler binds without the extender. With `writes` that 
 and there is no kube-scheduler. With `direct` the pods have no gate, and that client sends the Bindings alone:
 the ceiling of a scheduler with one write a pod. `claims` and `dra`: see `benchmarks.claim_sides`.
 
-A round's figure is its pods over the time from the first binding to the last. How fast that is depends on
-who else uses the machine; what does not is the processor time that each process uses meanwhile, printed
-beside the rate in milliseconds a pod. kube-scheduler, the extender and the queue work on one pod after the
-other. The pods a second that the busiest of the three allows on one core are computed of its time. So sides
-can be compared where the API server and etcd have cores of their own. They are not measured, and
-kube-scheduler, which looks at the nodes of one pod with several threads, may do better on more cores. The
-last line is JSON.
+A round's figure is its pods over the time from the first binding to the last. How fast that is depends on who
+else uses the machine. So the processor time that each process uses meanwhile is printed beside the rate, in
+milliseconds a pod. kube-scheduler, the extender and the queue work on one pod after the other. The pods a
+second that the busiest of the three allows on one core are computed from its time. So sides
+can be compared where the API server and etcd have cores of their own. They are not measured. kube-scheduler
+looks at the nodes of a pod with several threads, so it may do better on more cores. The last line is JSON.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """`gpupack uninstall`: takes what gpupack wrote off the Nodes, and says which pods still need it.
 
-What is found and what is kept back is decided on plain values; only `Uninstaller` talks to the API server. A
-Node is read and patched by itself, with its resourceVersion, so that what was decided is true when it is
-written, and so that the command can be stopped and started again at any Node.
+What is found and what is kept back is decided on plain values; only `Uninstaller` talks to the API server.
+Each Node is read and patched by itself, with its resourceVersion. So what was decided is true when it is
+written, and the command can be stopped and started again at any Node.
 """
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -263,9 +263,9 @@ class Uninstaller:
     """Cleans the Nodes of one cluster.
 
     Args:
-        client: may list nodes and pods, get nodes and patch nodes/status; delete pods where there are
-            placeholders, patch nodes where there are startup taints, list resourceclaims where nodes serve
-            claims.
+        client: may list nodes and pods, get nodes and patch nodes/status. Where there are placeholders, it
+            may delete pods; where there are startup taints, patch nodes; where nodes serve claims, list
+            resourceclaims.
         dry_run: change nothing.
         force: clean also Nodes where pods hold GPU memory.
     """

@@ -1,7 +1,7 @@
 """Node arrays in shared memory: the committer writes rows, pre-schedulers keep copies up to date.
 
-A row's version is written last and read first. A reader that meets a half-written row holds an older version
-than the one that follows, so the committer sees the difference and scores the node anew.
+A row's version is written last and read first. So a reader of a half-written row has an older version than
+the one that follows. The committer sees the difference and scores the node again.
 """
 
 from multiprocessing.shared_memory import SharedMemory

@@ -1,7 +1,7 @@
 """Batches through both tiers: pre-schedulers in processes over shared arrays, one committer.
 
-A worker takes a pod's number, brings its copy of the nodes up to date, filters, scores and answers with the
-best nodes (list 1). The committer, in the calling process, takes the lists as they come.
+A worker takes a pod's number and brings its copy of the nodes up to date. It filters, scores and answers with
+the best nodes (list 1). The committer, in the calling process, takes the lists as they come.
 """
 
 import multiprocessing

@@ -287,8 +287,8 @@ def _has_node(cluster: Cluster, kind: EquivalentPods) -> bool:
 def find_starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s: float) -> dict[str, Layout]:
     """Find the nodes that will take pods once their parts have started, with their cards where known.
 
-    Of nodes without published cards those count that are ours by the label of the DaemonSet, by the startup
-    taint, or by a label that nodes with cards have.
+    A node without published cards counts as ours with the label of the DaemonSet, the startup taint, or a
+    label that nodes with cards have.
     """
     nodes = cluster.state.nodes
     types: dict[tuple[str, str], Layout] | None = None

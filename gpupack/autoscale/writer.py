@@ -1,7 +1,7 @@
 """Writes what was planned: placeholder pods, their condition, and annotations and labels of Nodes.
 
-Every write does no harm when it is done twice: names of placeholders follow from what they ask for, and a
-deletion names a UID, a patch of a Node its version. What fails is done again in the next pass.
+No write does harm when it is done twice. Names of placeholders follow from what they ask for. A deletion
+names a UID, and a patch of a Node its version. What fails is done again in the next pass.
 """
 
 from collections import Counter

@@ -26,9 +26,9 @@ from gpupack.policies import all_policies
 def demo(seed: int, node_policy: str, card_policy: str, *, dashboard: bool, port: int, verbose: bool) -> None:
     """Run the main job on this machine: 3 simulated nodes, the extender, 20 pods, each with its card.
 
-    The parts are the real ones: node daemons speak gRPC to an embedded kubelet and HTTP to an embedded
-    API server, pods go through the extender's filter, prioritize and bind. Shows the cards before, during
-    and after, frees some, decodes a packed word, and gives the same pods to nodes by their sums, as
+    The parts are the real ones. Node daemons speak gRPC to an embedded kubelet and HTTP to an embedded
+    API server. Pods go through the extender's filter, prioritize and bind. Shows the cards before, during
+    and after, frees some, and decodes a packed word. Then gives the same pods to nodes by their sums, as
     kube-scheduler does alone. Compares all views of every card, and exits 0 only if every check held.
     """
     from gpupack.demo.play import run

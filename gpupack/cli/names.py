@@ -1,7 +1,7 @@
 """Names that a shell proposes for arguments: nodes, pods and queues of the cluster that is asked.
 
-A proposal is a help and no answer: without a cluster, without the right to list, or after `DEADLINE_S` there
-are none, and nothing is said.
+A proposal is a help and no answer. Without a cluster, without the right to list, or after `DEADLINE_S`
+nothing is proposed, and no error is shown.
 """
 
 import asyncio

@@ -113,8 +113,8 @@ class Settings(HttpAddress):
 def host_is_allowed(header: str, allowed: tuple[str, ...]) -> bool:
     """Tell whether a browser that names us so may be answered.
 
-    A page of somebody else's can make its own name stand for our address (DNS rebinding) and would then read
-    ours; it cannot do so with localhost, nor with an address.
+    A page of somebody else's can make its own name stand for our address (DNS rebinding), and then read ours.
+    With localhost or an address it cannot.
 
     Args:
         header: `Host` of the request.

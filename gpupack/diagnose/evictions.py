@@ -36,8 +36,8 @@ class EvictionSet:
 def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[str]) -> EvictionSet | None:
     """Find the fewest pods whose end lets a pod start.
 
-    Nodes are looked at in the order of what their cards lack, all sets of one pod, then of two, and so on;
-    only so many nodes and sets, so for large clusters the answer may not be the smallest there is.
+    Nodes are tried in the order of what their cards lack: all sets of one pod, then of two, and so on. The
+    number of nodes and sets is bounded, so for large clusters the answer may not be the smallest there is.
 
     Args:
         what_if: The pod.

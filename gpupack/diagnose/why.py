@@ -89,7 +89,7 @@ def explain_pod(
 
 
 class _PodExplainer:
-    """One pod."""
+    """A pod that is explained."""
 
     def __init__(
         self,

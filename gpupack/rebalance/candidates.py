@@ -142,10 +142,10 @@ class CandidateFinder:
     def compute_least_moves(self, more: int) -> int:
         """Moves that any list needs at least so that so many more pods start.
 
-        As if every pod that leaves found a place that costs nothing: each card's cheapest ways to one more,
-        two more and so on, of which the cheapest are added up. A pod on several cards helps them all. Where
-        the node's sum or its number of pods holds pods off cards that have room, a pod less there counts as
-        nothing.
+        As if every pod that leaves found a place that costs nothing. Each card has its cheapest ways to one
+        pod more, to two more and so on. The cheapest of all cards are added up. A pod on several cards helps
+        them all. A pod less counts as nothing where the node's sum or its number of pods holds pods off cards
+        that have room.
         """
         if more <= 0:
             return 0

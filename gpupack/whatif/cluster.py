@@ -42,9 +42,9 @@ _COMPARED: Final = 2000
 class Cluster:
     """Nodes and pods of one moment, and what filter knows of them.
 
-    Invariant: `state` is what the extender would have after reading the same lists, more than
-    `charges.TOMBSTONE_S` ago: pods that are over count only while their node's words still hold them. There
-    pods are without policies that are not known here, see `unknown`; `pods` has them as they are.
+    Invariant: `state` is what the extender would have if it had read the same lists more than
+    `charges.TOMBSTONE_S` ago. So pods that ended count only while their node's words still hold them. In
+    `state` pods are without policies that are not known here, see `unknown`. `pods` has them as they are.
 
     Attributes:
         nodes: By name.

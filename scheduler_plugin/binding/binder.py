@@ -70,12 +70,15 @@ class BindingOutcome(Enum):
 class Binder:
     """Binder carries out bind calls.
 
-    Invariant: cards assumed for a Binding that was sent stay assumed until the answer is a definite
-    refusal, the pod is seen bound, gone or changed, or it is read unbound after the Binding could no longer
-    take effect.
+    Invariant: once a Binding was sent its cards stay assumed until one of these:
 
-    The first Binding of a process, of a term as the leader, or after an etcd restore, waits until those of
-    the one before can no longer take effect, and until a list of pods made after that shows all that did.
+    - The answer is a definite refusal.
+    - The pod is seen bound, gone or changed.
+    - The pod is read unbound after the Binding could no longer take effect.
+
+    Bindings of the process before may still take effect when a process or a term as the leader begins, or
+    after an etcd restore. The first Binding then waits until they no longer can. Then it waits for a list of
+    pods that shows all that did.
 
     Args:
         committer: Chooses and assumes the cards.

@@ -1,8 +1,8 @@
 """The decision of bind: one pod at a time, cards are chosen on the node's latest record and assumed.
 
-kube-scheduler has chosen the node by then, so there is no list to merge and nothing to score: that the pod
-still fits is all that counts, and choosing its cards answers it, whether or not the node has changed since
-filter looked. `two_tier` has the committer for lists of nodes.
+kube-scheduler has chosen the node by then, so there is no list to merge and nothing to score. All that counts
+is whether the pod still fits. Choosing its cards answers that, even where the node has changed since filter
+looked. `two_tier` has the committer for lists of nodes.
 """
 
 from collections.abc import Collection

@@ -184,8 +184,9 @@ class NodeRecord:
 class ChargeRules:
     """The rules of "never under-count", one method each.
 
-    Invariant: for every card, the units in the words plus all charges are at least the units that the
-    kubelet has given, plus those that it will give to pods that are bound by now.
+    Invariant: on every card, words plus charges are at least what the kubelet has given to pods that are
+        bound
+    by now, or will give.
     """
 
     def is_confirmed(self, record: NodeRecord, uid: str) -> bool:

@@ -27,8 +27,8 @@ class ClaimCache:
     Args:
         records: Of the nodes.
         unit_mib: MiB a unit.
-        find_end: Tells by a pod's UID and a node at which resourceVersion the pod ended there, 0 where it has
-            another node, None where it has not ended.
+        find_end: Returns for a pod's UID and a node the resourceVersion at which the pod ended there. 0 where
+            the pod has another node, None where it has not ended.
 
     Attributes:
         is_wanted: Some node has said that it serves claims.

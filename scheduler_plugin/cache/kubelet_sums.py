@@ -1,7 +1,7 @@
 """Sums a node's GPU memory as kube-scheduler counts it: one sum for all cards together.
 
-It has less than the cards where a pod is on an unhealthy card: the kubelet no longer offers that card's
-units, and the pod counts all the same, against the units of the others. Pure.
+Where a pod is on an unhealthy card, the sum has less than the cards. The kubelet no longer offers that card's
+units, and the pod still counts, against the units of the other cards. Pure.
 """
 
 from collections.abc import Mapping

@@ -56,16 +56,20 @@ class Exclusion(IntEnum):
 
 
 class NodeArrays:
-    """Arrays over node rows. R rows, some vacant and used again; K the most cards a node has had.
+    """NodeArrays are arrays over node rows: R rows, some vacant, and K the most cards a node has had.
 
-    Invariant: `occupied = min(size, used + assumed)`, `free = size - occupied`, `free_order[:, r]` is
-    `free[r]` from largest to smallest, `gpu_capacity` and `gpu_used` are row sums of size and occupied, all
-    about cards is 0 in a row that is not usable, and every change of a row adds one to its version. Versions
-    and ranks outlive a row's node, so that a version is never seen twice with different contents.
+    Invariants:
+
+    - `occupied = min(size, used + assumed)` and `free = size - occupied`.
+    - `free_order[:, r]` is `free[r]` from largest to smallest.
+    - `gpu_capacity` and `gpu_used` are row sums of size and occupied.
+    - All about cards is 0 in a row that is not usable.
+    - Every change of a row adds one to its version. Versions and ranks outlive a row's node, so a version is
+      never seen twice with different contents.
 
     Attributes: as in `arrays.ClusterView`, and
-        used: int32[R, K], units published by the node; size where the card is unhealthy or cordoned, more
-            than that where pods have more than the card is large.
+        used: int32[R, K], units published by the node. The size where the card is unhealthy or cordoned; more
+            than the size where pods have more.
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
         percent: bool[R], shares of the row's cards can be had.

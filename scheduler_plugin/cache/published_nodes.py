@@ -1,9 +1,10 @@
 """The words, inventory and accounted pods of a node, read whole or refused with a reason.
 
 Words stay on the Node when their daemon ends, and a quiet daemon writes nothing for days, so their age says
-nothing. What tells is written by the kubelet: the resource's own allocatable is 0 as soon as it has lost the
-plugin's stream, or has restarted and waits for it; it then refuses every pod that asks for units. A Node
-without the resource is one that its kubelet has not spoken of yet: kube-scheduler, which counts the
+nothing. The kubelet's own figure does. It writes 0 as the resource's allocatable when it has lost the
+plugin's stream, or has restarted and waits for it. It then refuses every pod that asks for units.
+
+A Node without the resource is one that its kubelet has not spoken of yet. kube-scheduler, which counts the
 resource's sum, offers none of those. Whether the kubelet itself lives is kube-scheduler's business too.
 """
 

@@ -1,8 +1,7 @@
 """Cards that are reserved for pods for which others were evicted.
 
-No claim in the sense of `rules`: nothing is bound, the node knows nothing of it, and a pod of larger
-priority may have the cards all the same. So a reservation is not in the arrays but is put into them for as
-long as a pod that has to respect it is looked at.
+A reservation is no charge: nothing is bound, the node knows nothing of it, and a pod of larger priority may
+have the cards. So it is not in the arrays, but is put into them while a pod that must respect it is tried.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -44,7 +44,7 @@ class ClusterState:
     ends once its pod has ended.
 
     After an etcd restore a complete list is of another history. What is known is compared with it as if it
-    had no versions. What was bound or assumed before and is not listed counts for TOMBSTONE_S: its
+    had no versions. A pod that was bound or assumed before and is not listed counts for TOMBSTONE_S. Its
     containers may still run, and the words of its node are as old as the restored state.
 
     Attributes:

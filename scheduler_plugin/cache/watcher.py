@@ -198,8 +198,8 @@ class Watcher:
     async def refresh(self) -> None:
         """List pods anew, from now on, then nodes; return when the state has both.
 
-        A pod that was deleted before this list of pods, and that nobody here knew, counts by the words of its
-        node alone: they must not be older than the list.
+        A pod that was deleted before this list of pods, and was not known here, counts by the words of its
+        node alone. So the words must not be older than the list.
         """
         for reflector, listed in ((self.pods, self._pods_listed), (self.nodes, self._nodes_listed)):
             listed.clear()

@@ -1,9 +1,9 @@
 """Connections that carry kube-scheduler's calls, answered without a web framework in between.
 
 A framework spends more on a call than the verb itself: objects for the request, its headers, its body, the
-route and the answer. kube-scheduler always writes the same few headers and a body of known length, so calls
-of just that form are read here. Whatever else comes, from GET /metrics to rubbish, makes the connection one
-of aiohttp's server, with everything that was read of that message; it stays there.
+route and the answer. kube-scheduler always writes the same few headers and a body of known length. So calls
+of just that form are read here. Whatever else comes, from GET /metrics to rubbish, hands the connection to
+aiohttp's server, with all that was read of that message. The connection stays there.
 """
 
 import asyncio
@@ -142,7 +142,7 @@ class FastServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. One call is answered at a time, in the order in which they come."""
+    """A connection, which answers one call at a time, in the order in which they come."""
 
     def __init__(self, server: FastServer) -> None:
         self._server = server

@@ -1,7 +1,7 @@
 """From a JSON list of node names to rows without making a Python object for each name.
 
 kube-scheduler filters nodes in parallel, so the names come in another order with every call. Reading 5 000
-of them one by one walks over 5 000 objects scattered in memory; here they are cut, hashed and compared as
+of them one by one walks over 5 000 objects scattered in memory. Here they are cut, hashed and compared as
 arrays of 64-bit words. The hash only says where to look: a name counts as found when all its bytes are equal.
 """
 
@@ -48,7 +48,7 @@ class CutNames:
     ends: Positions
 
     def quoted(self, position: int) -> bytes:
-        """One name as JSON text."""
+        """Return a name as JSON text."""
         return self.text[self.starts[position] - 1 : self.ends[position] + 1]
 
 

@@ -1,7 +1,7 @@
 """The extender protocol: JSON with Go's field names in, JSON out.
 
-kube-scheduler sends all node names with every call, 100 kB and more, so a list seen before is recognised by
-comparing bytes, and what belongs to it (rows, names in JSON) is kept beside it, within bounds.
+kube-scheduler sends all node names with every call, 100 kB and more. So a list seen before is recognised by
+comparing bytes. What belongs to it (rows, names in JSON) is kept beside it, within bounds.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,12 +1,16 @@
 """Retry refused pods that kube-scheduler would leave waiting.
 
-It tries a refused pod again when something in the cluster changes. Two kinds of pods are left waiting by
-that, until the next change anywhere or for five minutes: those for which kube-scheduler read of the change
-before us, so that we refused on what was known until then (`patience` waits for such news, but not for
-long), and those whose room came free without any change that it could see, as when what was kept for another
-pod is given up. A look is no attempt: of the rounds for which a policy holds a pod back it uses none.
+kube-scheduler tries a refused pod again when something in the cluster changes. Two kinds of pods are left
+waiting by that, until the next change anywhere or for five minutes:
 
-A process that begins, or becomes the leader, does not know which pods its predecessor refused: it takes all
+- kube-scheduler read of the change before us, so we refused on old data. `stale_refusals` waits for such
+  news, but not for long.
+- Room came free without any change that kube-scheduler could see, as when a reservation for another pod is
+  given up.
+
+To look at such a pod is no attempt to place it: no round for which a policy holds it back is used up.
+
+A process that begins, or becomes the leader, does not know which pods its predecessor refused. It takes all
 that wait as refused, by any node.
 """
 
@@ -195,11 +199,12 @@ class RefusedPodRetrier:
     async def _request_retry(self, pod: PodRecord, *, known: bool) -> bool:
         """Change the pod's status, so that kube-scheduler tries it again.
 
-        Where it is not `known` that the pod was refused, the pod is asked: kube-scheduler has not come to it
-        yet, or another scheduler has it, where its status does not say so.
+        Where it is not `known` that the pod was refused, the pod's status decides. If it does not say so,
+        kube-scheduler has not come to the pod yet, or another scheduler has it.
 
-        `lastProbeTime` of the condition that says why it waits is a field that kube-scheduler leaves empty
-        and empties again: nothing of this stays. It may change the status of pods, as kube-scheduler may.
+        The write sets `lastProbeTime` of the condition that says why the pod waits. kube-scheduler leaves
+        that field empty and empties it again, so nothing of this stays. We may change the status of pods, as
+        kube-scheduler may.
 
         Returns:
             False if it did not work and may work later, else True.

@@ -1,8 +1,8 @@
 """A short wait before a second refusal, for events that kube-scheduler has seen and we have not.
 
-Both of us watch the API server, and whoever reads an event first acts first. kube-scheduler asks again for a
-pod that was refused because something changed; if that change has not reached us yet, a second refusal would
-be the last word until the next change anywhere, or for five minutes.
+Both of us watch the API server, and whoever reads an event first acts first. When something changes,
+kube-scheduler asks again for a refused pod. If that change has not reached us yet, we would refuse it again.
+That would be the last word until the next change anywhere, or for five minutes.
 """
 
 import asyncio
@@ -48,9 +48,9 @@ class WatchActivity:
 class StaleRefusalWait:
     """StaleRefusalWait decides for which refused pods a wait is worth it.
 
-    For one that comes back although nothing was brought since its refusal: its news is on the way. For one
-    that comes back among other news: perhaps, so this kind of wait rests for a while when it was in vain, and
-    never costs more than a tenth of the scheduling cycles' time.
+    A pod may come back although the watches brought nothing since its refusal. Its news is on the way, so a
+    wait is worth it. Where a pod comes back among other news that is not certain. This kind of wait rests
+    for a while when it was in vain. It never costs more than a tenth of the scheduling cycles' time.
 
     Args:
         activity: What the watches bring.

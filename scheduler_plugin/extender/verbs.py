@@ -344,8 +344,8 @@ class Extender:
         """Order nodes as filter did a moment ago.
 
         Returns:
-            Positions among the candidates, best first; None unless every candidate was in filter's answer, no
-            node has changed since, and the policy's weights have not either.
+            Positions among the candidates, best first. None where a candidate was not in filter's answer, or
+            where a node or the policy's weights have changed since.
         """
         names = candidates.few
         offer = self.filter_results.get(uid)
@@ -393,9 +393,10 @@ class Extender:
         """Answer with the reason of every node; `held` are nodes that fit but that the policy holds back.
 
         kube-scheduler dry-runs preemption on nodes that it may take for curable by that. It has passed these
-        ones itself, so it finds no victim, calls that an error (up to 1.37), and writes the errors into the
-        pod in an order that differs each time, upon which the pod is tried again at once, and so on. So all
-        of them are called incurable, save the one that is being kept for the pod: that error keeps
+        nodes itself, so it finds no victim and calls that an error (up to 1.37). It writes the errors into
+        the pod in an order that differs each time. Upon that the pod is tried again at once, and so on.
+
+        So all of them are called incurable, save the one that is being kept for the pod. That error keeps
         kube-scheduler from clearing the pod's nominatedNodeName.
         """
         codes: CodeArray = np.full(

@@ -1,8 +1,8 @@
 """The preemptor: evict pods for one that waits for a card, and reserve the card for it.
 
-kube-scheduler's own preemption comes first: a refused pod rests for a moment, and one for which
-kube-scheduler was told whom to evict is left to it. A round looks at what is being kept and at the pods
-refused lately, in that order, one after the other, so no two plans are carried out at the same time.
+kube-scheduler's own preemption comes first. A refused pod rests for a moment, and one for which
+kube-scheduler was told whom to evict is left to it. A round looks at what is being kept, then at the pods
+refused lately, one after the other. So no two plans are carried out at the same time.
 """
 
 import asyncio
@@ -80,8 +80,12 @@ class RefusedPod(NamedTuple):
 class Preemptor:
     """Preemptor makes plans and carries them out.
 
-    Invariant: a pod is evicted only for one that was refused within FRESH_S for want of cards and for nothing
-    else, that has a larger priority, for which nothing is being kept yet, and which fits once it is gone.
+    Invariant: a pod is evicted only for a preemptor
+
+    - that was refused within FRESH_S for want of cards and for nothing else,
+    - that has a larger priority,
+    - for which nothing is being kept yet,
+    - and that fits once the victim is gone.
 
     Args:
         state: The cluster.

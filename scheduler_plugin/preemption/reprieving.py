@@ -4,8 +4,8 @@ kube-scheduler's own dry run knows sums only. Its victims are kept where they fr
 they are chosen anew as its plugin DefaultPreemption chooses, with the cards in place of the sums:
 
 1. All pods of smaller priority leave.
-2. Pods come back one after the other while the cards stay free: first those whose end would violate a
-   PodDisruptionBudget, each time the most important ones first.
+2. Pods come back one after the other while the cards stay free. Those whose end would violate a
+   PodDisruptionBudget come first, the most important ones before others.
 3. The same is tried with the pods of each single card.
 4. Of these sets that one is taken which kube-scheduler would prefer if each were another node's.
 """

@@ -1,9 +1,13 @@
 """The victims of our own preemption, where kube-scheduler's preemption sees no need. Pure.
 
 kube-scheduler counts a node's units as one sum. Where the sum suffices and no card does, it looks for no
-victims at all. Here they are chosen card by card, by its order of criteria: no PodDisruptionBudget is
-violated, the largest priority among the victims is as small as can be, then the sum of their priorities,
-then their number, and of two nodes the one whose important victims started last.
+victims at all. Here they are chosen card by card, by its order of criteria:
+
+1. No PodDisruptionBudget is violated.
+2. The largest priority among the victims is as small as can be.
+3. The sum of their priorities is.
+4. Their number is.
+5. Of two nodes the one whose important victims started last.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

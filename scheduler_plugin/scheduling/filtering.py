@@ -1,9 +1,10 @@
 """Finds the nodes that can take a pod, vectorised over node rows; the scalar `allocator.place` is the oracle.
 
-A pod with one demand fits where enough cards are free: where its cards must be of one model, and a node has
-several, enough of one model. One with several is placed by the card policy, on
-all nodes at once where the policy can tell for arrays and each demand is for one card. Where that fails, or
-cannot be done, sums rule most nodes out, and the others are searched exactly, once for nodes that are alike.
+1. A pod with one demand fits where enough cards are free, of one model where its cards must be.
+2. A pod with several demands is placed by the card policy. That is done for all nodes at once where the
+   policy has array costs and each demand is for one card.
+3. Where that fails, or cannot be done, sums rule most nodes out. The others are searched exactly, once for
+   nodes that are alike.
 """
 
 from dataclasses import replace
@@ -326,7 +327,7 @@ def place_many(
 
     So does `allocator.place` at first. Where this fails the demands may still fit together.
 
-    A card is chosen by the smallest (cost, not near, position); near means on a NUMA node that the pod's
+    A card is chosen by the smallest (cost, not near, position). Near means on a NUMA node that the pod's
     earlier cards are on, kept as a bit set.
 
     Args:
@@ -398,9 +399,9 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
         rows: intp[m], none of which fits.
 
     Returns:
-        int8[m], a `FilterReason` each: of the whole node's exclusion, else NOT_ADMITTED, TOO_SMALL, NOT_FREE,
-        or CARD_RULES where there is room, but not by the pod's card rules. NO_SUCH_CARD stands for
-        NOT_ADMITTED where no card of the whole cluster is admitted, a likely typo.
+        int8[m], a `FilterReason` each. The whole node's exclusion comes first, else NOT_ADMITTED, TOO_SMALL
+        or NOT_FREE. CARD_RULES means that there is room, but not by the pod's card rules. NO_SUCH_CARD stands
+        for NOT_ADMITTED where no card of the whole cluster is admitted, a likely typo.
     """
     ask = query.policy_request
     codes: CodeArray = np.full(len(rows), FilterReason.NOT_FREE, dtype=np.int8)

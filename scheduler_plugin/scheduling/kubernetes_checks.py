@@ -1,9 +1,11 @@
 """Checks a node before a pod is bound there, by the rules of kube-scheduler. Pure.
 
-The node is ready and schedulable, and its taints are tolerated. Node selector and required node affinity
-select it. Every resource is left: allocatable, less all pods that have not ended, less what is being bound,
-less nominated pods of the same priority or a larger one. No pod's required anti-affinity keeps the pod away.
-No pod of larger priority that kube-scheduler has not tried yet would take the room.
+- The node is ready and schedulable, and its taints are tolerated.
+- Node selector and required node affinity select it.
+- Enough of every resource is left. That is allocatable, less all pods that have not ended, less what is being
+  bound, less nominated pods of at least the same priority.
+- No pod's required anti-affinity keeps the pod away.
+- No pod of larger priority that kube-scheduler has not tried yet would take the room.
 
 What this does not know (volumes, claims, spread, ports) a pod must not have, see `batch_eligibility`.
 """

@@ -1,7 +1,7 @@
 """The request of a pod for filter and policies: in units, also where the pod asks for percent of a card.
 
-What a share of a card is in units depends on the card's size. On the rows whose cards are all of one size a
-pod that asks for percent is a pod that asks for units, so filter and policies are asked once for each size:
+What a share of a card is in units depends on the card's size. On rows whose cards are all of one size, a pod
+that asks for percent is one that asks for units. So filter and policies are asked once for each size, and
 policies never see percent. Rows whose cards differ are looked at card by card.
 """
 

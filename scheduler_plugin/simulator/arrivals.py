@@ -1,12 +1,12 @@
 """Arrivals of a replay: the trace's own times, at the load asked for.
 
-Load is what the pods would ask for at a time if none of them waited, the mean over the time that counts, as a
-multiple of the cluster's GPUs. The time that counts begins when a tenth of the pods have arrived, so that the
-cluster is no longer empty, and ends with the last arrival.
+Load is what the pods would ask for at a time if none of them waited, as a multiple of the cluster's GPUs. It
+is the mean over the time that counts. That time begins when a tenth of the pods have arrived, so that the
+cluster is no longer empty. It ends with the last arrival.
 
-To change the load, pods are copied or left out at random, and every copy comes up to an hour later than its
-original, so the pace stays that of the trace. Where that takes more pods than the limit, the cluster is made
-smaller instead: nodes are drawn from it evenly over models and sizes.
+To change the load, pods are copied or left out at random. A copy comes up to an hour later than its original,
+so the pace stays that of the trace. Where that takes more pods than the limit, the cluster is made smaller
+instead: nodes are drawn from it evenly over models and sizes.
 """
 
 import random

@@ -1,7 +1,8 @@
 """Upper bound of what the pods of a run could have filled of a cluster, wherever they had been put.
 
-A placement that keeps every pod that was placed (a policy may not refuse what fits) and adds any that were
-dropped fills cards in ways p with waste w_p. The least waste is at least the value of the linear programme
+A policy may not refuse what fits. So a better placement keeps every pod that was placed and adds any that
+were dropped. It fills cards in ways p with waste w_p. The least waste is at least the value of the linear
+programme
 
     minimise sum_p w_p x_p  subject to  placed_m <= sum_p a_mp x_p <= arrived_m  for every size m < 1 card
 

@@ -32,12 +32,16 @@ def make_queue_result(replaying: QueuedReplayState, replay: Replay, config: Queu
         config: The queues.
 
     Returns:
-        `queues {name: {weight, pods, never_started, wait_s}}`, where a pod that never started counts with
-        what it waited until the end; `fairness`, the mean of Jain's index over the time that counts, of what
-        each queue has by its weight, over the queues that have or want something, None where nobody ever had
-        anything; `fairness_series [[day, index]]`, likewise; `evicted`, pods that went for
-        lenders; `room_kept`, times that cards were kept free for a pod that waited long; `quota_units` and
-        `cluster_units`, what all nominal quotas and all cards add up to.
+        A mapping with these keys:
+
+        - `queues {name: {weight, pods, never_started, wait_s}}`. A pod that never started counts with what it
+          waited until the end.
+        - `fairness`: the mean of Jain's index over the time that counts, of what each queue has by its
+          weight. Over the queues that have or want something; None where nobody ever had anything.
+        - `fairness_series [[day, index]]`: that index over time.
+        - `evicted`: pods that went for lenders.
+        - `room_kept`: times that cards were kept free for a pod that waited long.
+        - `quota_units`, `cluster_units`: what all nominal quotas and all cards add up to.
     """
     waits: dict[str, list[float]] = {name: [] for name in config.queues}
     pods, never = (dict.fromkeys(config.queues, 0) for _ in range(2))

@@ -1,8 +1,8 @@
 """A replay: pods come and end at the trace's own times; who finds no place waits.
 
-First come, first served, with backfill, as kube-scheduler does it for pods of one priority: whenever pods
-have ended, those that wait are tried in the order in which they came, and one that still does not fit keeps
-none of the later ones back. From the moment at which it is placed a pod runs as long as it did in the trace.
+First come, first served, with backfill, as kube-scheduler does it for pods of one priority. Whenever pods
+have ended, those that wait are tried in the order in which they came. One that still does not fit keeps none
+of the later ones back. From the moment at which it is placed a pod runs as long as it did in the trace.
 """
 
 import heapq

@@ -48,12 +48,18 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
         wall_s: Seconds it took.
 
     Returns:
-        `nodes, gpus, copies, pods, gpu_pods; load` (GPUs asked for at a time if none waited, as a multiple of
-        the cluster's), `allocated_percent` (mean over the time that counts), `turned_away_percent` (pods that
-        found no place when they came), `wait_s {mean, median, p95, most}`, `wait_mean_s {size: mean}`,
-        `waiting` and `waiting_most` (pods at a time), `waiting_gpus_percent` (what they ask for, of the
-        cluster's GPUs), `impossible` (pods that no empty node takes), `never_placed` (pods that waited to the
-        end), `series [[SERIES]], wall_s`. Waits are seconds, of all pods that were placed, 0 included.
+        A mapping with these keys. Waits are seconds, of all pods that were placed, 0 included.
+
+        - `nodes`, `gpus`, `copies`, `pods`, `gpu_pods`: counts.
+        - `load`: GPUs asked for at a time if none waited, as a multiple of the cluster's.
+        - `allocated_percent`: mean over the time that counts.
+        - `turned_away_percent`: pods that found no place when they came.
+        - `wait_s {mean, median, p95, most}`, `wait_mean_s {size: mean}`.
+        - `waiting`, `waiting_most`: pods at a time.
+        - `waiting_gpus_percent`: what they ask for, of the cluster's GPUs.
+        - `impossible`: pods that no empty node takes.
+        - `never_placed`: pods that waited to the end.
+        - `series [[SERIES]]`, `wall_s`.
     """
     first, last = replay.from_s, replay.until_s
     counted = [

@@ -21,11 +21,15 @@ def make_run_result(outcome: PackingOutcome, cluster: SimulatedCluster, split: d
         split: Result of `split_free_gpu`.
 
     Returns:
-        `pods, placed, allocated_percent {"100": x, "130": y}, whole_percent` (cards free as a
-        whole when half of the GPUs had been asked for, or null), `failed {reason: n},
-        free_percent, unavoidable_percent` (of all GPUs: free in every placement of the same pods; 0 where the
-        cards differ in size),
-        `fragmentation {cause: percent}, curve [[arrived, allocated, fragmented or null]], wall_s`.
+        A mapping with these keys:
+
+        - `pods`, `placed`, `failed {reason: n}`: counts.
+        - `allocated_percent {"100": x, "130": y}`.
+        - `whole_percent`: cards free as a whole when half of the GPUs had been asked for, or null.
+        - `free_percent`, and of it `unavoidable_percent`: free in every placement of the same pods. In
+          percent of all GPUs; 0 where the cards differ in size.
+        - `fragmentation {cause: percent}`.
+        - `curve [[arrived, allocated, fragmented or null]]`, `wall_s`.
     """
     whole = cluster.units
     free = 100.0 * (whole - int(cluster.arrays.gpu_used.sum())) / whole

@@ -1,7 +1,7 @@
 """Reads nodes and pods from CSV files, and draws the pods of one run.
 
-Rows that cannot be used are left out with one line that names file, line and value; what makes the whole
-file useless stops with such a line.
+A row that cannot be used is left out, with a line that names file, line and value. What makes the whole file
+useless stops with such a line.
 """
 
 import csv
@@ -79,10 +79,11 @@ UNFIT: Final = "fit on no node even when it is empty; the pod is kept and will f
 class TracePod:
     """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models, times, queue.
 
-    Where there are `gpu_units` it asks for so many units of each card, whatever that is in thousandths, or
-    with `percent` for so many percent of it: an amount for each container, over which its cards are split
-    evenly. With the names of the data that it reads, and the job that it belongs to, where there are any, and
-    what it asks of further resources. `apart`: no card serves two of its containers.
+    Where there are `gpu_units` it asks for so many units of each card, whatever that is in thousandths. With
+    `percent` it asks for so many percent of each card. There is an amount for each container, and the cards
+    are split evenly over them. `apart`: no card serves two of its containers.
+
+    It may have names of data that it reads, a job that it belongs to, and requests of further resources.
     """
 
     name: str
@@ -178,8 +179,8 @@ def read_pods(
             containers `2|2|4`). It may have `containers` (`apart` or empty), `data` (names, `A|B`), `job`.
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
-        timed: Read when pods came and ended, too, in whole seconds: columns `creation_time`, `deletion_time`
-            (empty: never), and `scheduled_time`, from which a pod ran, where there is one.
+        timed: Read when pods came and ended, too, in whole seconds. The columns are `creation_time`,
+            `deletion_time` (empty: never) and, where it exists, `scheduled_time`, from which a pod ran.
         others: Further resources, as of `read_nodes`.
 
     Raises:

@@ -120,7 +120,7 @@ def _canonical(value: Any) -> str:
 def check_amounts(path: str, amounts: JsonObject | None) -> Iterator[Cause]:
     """Whether quantities are in range.
 
-    The API server asks `MilliValue() % 1000 == 0` of extended resources, in wrapping 64-bit arithmetic:
+    The API server asks `MilliValue() % 1000 == 0` of extended resources, in wrapping 64-bit arithmetic. So
     nearly all values above 9 223 372 036 854 775 fail although they are whole.
     """
     for name, value in (amounts or {}).items():
@@ -171,8 +171,8 @@ def check_metadata(resource: Resource, item: JsonObject) -> list[Cause]:
 def check(resource: Resource, item: JsonObject) -> None:
     """Validate a whole object, quantities canonical.
 
-    A Binding is not checked like this: a bad annotation key gets onto a pod with it and makes every later
-    update of that pod fail.
+    A Binding is not checked like this. So it can bring a bad annotation key onto a pod, and every later
+    update of that pod fails.
 
     Raises:
         RefusedError: 422 with every cause.

@@ -1,8 +1,8 @@
 """An API server in this process: real HTTP on loopback, the rules of kube-apiserver 1.37, nothing on disk.
 
 The server has nodes, pods (status, binding), namespaces, events and Leases. The demo and the tests use it,
-and anybody who wants to try gpupack without a cluster. tests/scripts/apiserver_script.py holds it to the
-answers of the real one.
+and so can anybody who wants to try gpupack without a cluster. A script of the tests, `apiserver_script`,
+holds it to the answers of the real one.
 """
 
 import copy

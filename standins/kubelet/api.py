@@ -50,8 +50,8 @@ class ApiLink:
         node_name: whose pods to run.
         process: the kubelet process.
         sync_delay_s: before the first list, the time that a kubelet takes to get going.
-        zero_resources: set the Node's extended resources to 0 first, all of them, as a kubelet does that
-            finds no checkpoint; what others wrote there is lost.
+        zero_resources: set all extended resources of the Node to 0 first; what others wrote there is lost. A
+            kubelet that finds no checkpoint does so.
     """
 
     def __init__(

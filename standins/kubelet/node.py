@@ -53,7 +53,7 @@ class Kubelet:
 
     With `api_url` its pods come from that API server, as does every deletion, and statuses and capacity go
     there. Without, pods are given directly (`admit`, `delete`, `remove`), and this object plays the API
-    server's part; `api_away` then keeps a restarted kubelet from learning of its pods.
+    server's part. `api_away` then keeps a restarted kubelet from learning of its pods.
 
     Args:
         folder: everything is below it: `device-plugins/kubelet.sock`, `pod-resources/kubelet.sock`. Keep its
@@ -148,8 +148,8 @@ class Kubelet:
         """Kill the kubelet and start it again.
 
         Args:
-            lose_checkpoint: kubelet_internal_checkpoint is deleted in between: the kubelet then no longer
-                knows who holds what, lists running pods without devices, and zeroes the extended
+            lose_checkpoint: kubelet_internal_checkpoint is deleted in between. The kubelet then no longer
+                knows who holds what, and lists running pods without devices. It zeroes the extended
                 resources of its Node.
         """
         await self.kill()

@@ -2,10 +2,9 @@
 
 docs/queue.md#data-and-slots has the method.
 
-A slot belongs to a node and has a type. Queues are asked in the order of what they have by what they are
-worth. Whoever has a workload that may run there gets the slot, even if it is of the other type: then the
-queue lends it to itself (cases 3 and 4), and when a queue further down is the one, the others lend it to that
-one.
+A slot belongs to a node and has a type. Queues are asked in the order of what they have, divided by their
+weight. The first queue with a workload that may run there gets the slot. If that workload is of the other
+type, the queue lends the slot to itself (cases 3 and 4). The queues asked before it lend their turn to it.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -10,18 +10,19 @@ TOLERANCE_S: Final = 3600.0
 class QueueClock:
     """Puts pods in order by the time of their creation.
 
-    That time is written by an API server, whose clock may jump, and several have several clocks. A pod that
-    was dated to next year must not wait until all that come later are served, nor one of today while pods
-    come that are dated to yesterday. So a pod that is dated more than an hour before what those that came
-    earlier lead one to expect has its place by arrival. After a restart the order is that of creation.
+    An API server writes that time. Its clock may jump, and several servers have several clocks. A pod dated
+    to next year must not wait until all that come later are served. Nor must a pod of today wait while pods
+    come that are dated to yesterday. The pods that came earlier lead one to expect a time. A pod that is
+    dated more than an hour before that has its place by arrival. After a restart the order is that of
+    creation.
 
-    Of how long a pod has waited only this process's clock knows: a pod that was created before its time has
-    waited since the time of its creation by the clock on the wall, so a restart resets nothing. So it is with
-    how long it has run: of what was on a node before, the node's clock tells, and its creation bounds that.
+    How long a pod has waited is measured by this process's clock. A pod that was created before this process
+    has waited since its creation by the clock on the wall, so a restart resets nothing. How long a pod has
+    run is measured alike. For what was on a node before, the node's clock counts, and the creation bounds it.
 
     Args:
-        wall: Seconds since 1970 when the clock that does not jump was at 0; None: not known, then every pod
-            begins to wait when it is seen first.
+        wall: Seconds since 1970 when the clock that does not jump was at 0. None where that is not known:
+            then every pod begins to wait when it is seen first.
     """
 
     def __init__(self, wall: float | None = None) -> None:
@@ -35,8 +36,8 @@ class QueueClock:
         Args:
             created: When it was created, seconds since 1970.
             now: Seconds of a clock that does not jump.
-            live: It was created after those that came before it, whatever it says: it comes as an event, or
-                in a list that is not the first one.
+            live: The pod was created after those that came before it, whatever its time says. It comes as an
+                event, or in a list that is not the first one.
         """
         if self._ahead is None or created - now > self._ahead:
             self._ahead = created - now

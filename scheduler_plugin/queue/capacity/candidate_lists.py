@@ -1,9 +1,9 @@
 """The two-tier pre-scheduler of the queue (docs/two-tiers.md): equal pods share a list of candidates. Pure.
 
 The first tier scores all nodes for a shape once and keeps the best with their versions. The second tier, the
-one committer, tries a pod on that list: only nodes that changed since are filtered and scored again. Whoever
-is not on the list and has not changed stands behind its last; so the decision is the one that scoring all
-nodes for each pod would make.
+one committer, tries a pod on that list. Only nodes that changed since are filtered and scored again. A node
+that is not on the list and has not changed stands behind its last. So the decision is the one that scoring
+all nodes for each pod would make.
 """
 
 from dataclasses import dataclass

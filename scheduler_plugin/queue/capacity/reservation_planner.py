@@ -1,7 +1,7 @@
 """Plan reservations for pods that start together: the cards that need the least to become free. Pure.
 
-Each pod gets the cards of one node on which the fewest units of others must go, beside the pods of its
-workload that have theirs already. A single pod is a workload of one.
+Each pod gets the cards of one node on which the fewest units of others must go. What the pods of its workload
+have already counts as taken. A single pod is a workload of one.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -129,8 +129,8 @@ async def run(
 class LeadershipTerm:
     """Decides when this process may act: it leads, its view is fresh, the leader before it is silent.
 
-    What a leader, or the process before this one, had sent may take effect for a write's time more; a list
-    of pods made after that shows all that did.
+    What a leader, or the process before this one, had sent may take effect for a write's time more. A list of
+    pods made after that shows all that did.
 
     Args:
         elector: None when nobody else can be admitting.

@@ -198,7 +198,7 @@ class PodWriter:
     ) -> WriteResult:
         """See whether a patch that was refused had been done by an earlier one without an answer.
 
-        Without an answer to this either it is asked again: whoever takes a pod that was admitted for one that
+        Without an answer to this question either, it is asked again. Who takes an admitted pod for one that
         was not gives its room away.
 
         Args:
@@ -234,11 +234,11 @@ def make_admission_patch(
 
     The next nodes of its list are named beside the one, to be tried when a Binding fails.
 
-    The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
-    node as one more condition. A term without conditions selects no node, and must stay so.
+    The API server lets nobody loosen the affinity of a gated pod. So each of its terms gets the node as one
+    more condition. A term without conditions selects no node, and must stay so.
 
-    A gate never comes back, but a mark does: a patch without an answer, done again after the pod was
-    requeued, would admit it once more. So the mark goes from the version that was seen only.
+    A gate never comes back, but a mark does. A patch without an answer, done again after the pod was
+    requeued, would admit it once more. So the mark goes only from the version that was seen.
     """
     patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": pod.uid}]
     if pod.queue_info.requeued:

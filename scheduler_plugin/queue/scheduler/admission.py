@@ -1,8 +1,8 @@
 """Admit waiting pods and choose their nodes, by the queues' order, quotas, slots and capacity. Pure.
 
-One decision after the other: while there is an idle slot on a node that can take some waiting pod, the slot
-is offered (docs/queue.md#data-and-slots). Without slots there is one pool: the first queue with a pod that
-fits anywhere.
+One decision is made after the other. While a node that can take some waiting pod has an idle slot, the slot
+is offered (docs/queue.md#data-and-slots). Without slots there is one pool, and the first queue with a pod
+that fits anywhere admits it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

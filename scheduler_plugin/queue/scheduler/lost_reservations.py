@@ -5,17 +5,17 @@ from scheduler_plugin.cache.state import ClusterState
 
 
 def find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
-    """Find takes whose cards have no room for them any more, the newest first to go.
+    """Find assumed pods whose cards have no room for them any more: those assumed last are the first to go.
 
-    Such a take would count on every card of the node, for it is not known where its pod is served; and it
-    would keep others away from room that its pod cannot have.
+    Such a pod would count on every card of the node, because it is not known where it is served. So it would
+    keep others away from room that it cannot have.
 
     Args:
         record: A node.
         rules: The accounting.
 
     Returns:
-        UIDs, the oldest take first.
+        UIDs, the pod assumed first comes first.
     """
     units = list(record.used)
     for charge in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record)):
@@ -35,7 +35,7 @@ def find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
 
 
 def find_displaced_on_node(state: ClusterState, node: str) -> list[str]:
-    """Find them on a node of a cluster; on most nodes nothing can be over, and that is seen at once."""
+    """Find displaced pods on a node of a cluster. On most nodes that is none, as is seen at once."""
     record, nodes = state.node_records.get(node), state.nodes
     row = nodes.rows.get(node)
     if record is None or row is None or not record.assumed or not record.sizes:

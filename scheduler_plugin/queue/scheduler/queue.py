@@ -1,7 +1,7 @@
 """The queue: pods, nodes and namespaces come in, admissions and requeues come out. Pure.
 
-Nothing here is written anywhere: a pod that wears the gate waits, one that names a queue and wears it no more
-was admitted, one with a node sits in its slot. So everything is found again after a restart.
+Nothing of this is written anywhere. A pod that has the gate waits. A pod that names a queue and has the gate
+no longer was admitted. A pod with a node sits in its slot. So everything is found again after a restart.
 """
 
 from collections.abc import Iterator, Mapping

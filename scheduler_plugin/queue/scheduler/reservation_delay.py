@@ -15,9 +15,10 @@ AGAIN_S: Final = 10.0
 def compute_delay_s(age_s: float, least_s: float, most_s: float) -> float:
     """Find for how long a pod waits before cards are kept for it.
 
-    Pods that run will go on, on average, for about as long as they have run. So long cards that are kept
-    stand idle, while one after the other becomes free; keeping them for a pod that has not waited as long
-    takes more from others than it gives. Where pods run for minutes that is soon, where for days it is days.
+    Pods that run will go on, on average, for about as long as they have run. For so long reserved cards stand
+    idle, while one after the other becomes free. So to reserve for a pod that has not waited as long takes
+    more from others than it gives. Where pods run for minutes a reservation comes soon, where for days, after
+    days.
 
     Args:
         age_s: For how many seconds the pods that run have run, on average.

@@ -42,7 +42,7 @@ class _PlannedReservation(Enum):
 class ReservationManager:
     """Keeps room free, and gives it up where it cannot serve who waits for it.
 
-    The room of a gang is kept for all of its pods at once or not at all: no two gangs hold parts of what
+    The room of a gang is kept for all of its pods at once or not at all. So no two gangs hold parts of what
     both need.
 
     Args:

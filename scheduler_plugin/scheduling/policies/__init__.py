@@ -1,6 +1,6 @@
 """Node policies: one small pure module each, found by name through the registry.
 
-The extender, the simulator and Python users call the same code: `make_policy(name)` builds a policy, and its
+The extender, the simulator and Python users call the same code. `make_policy(name)` builds a policy, and its
 `score` ranks candidate rows of a `ClusterView`, lower is better.
 """
 

@@ -1,14 +1,16 @@
 """best-fit: the node whose card (or cpu, or memory) is left with the least, found through gradient buckets.
 
-The request's dominant class is the one of which it takes the largest share of the cluster:
-argmax(request_c / total_c), ties in the order gpu-memory, cpu, memory. Its remaining amount on a node is
-compared: of gpu-memory what the cards have that would be used, the tightest set of admitted cards
-(`remaining.tightest`).
+The request's dominant class is the one of which it takes the largest share of the cluster,
+argmax(request_c / total_c). Ties are in the order gpu-memory, cpu, memory. Nodes are compared by its
+remaining amount. Of gpu-memory that is what those cards have that would be used, the tightest set of admitted
+cards (`remaining.tightest`).
 
-Mode `pick` searches the buckets of the dominant class (`buckets.Buckets.find`) and names one node; mode
-`candidates` scores every feasible node by `remaining - request`, the order in which the buckets K..M would
-be read without a limit. Where a pod has selectors, or the first hundreds in the index lack
-something else, the same search is made over arrays.
+- Mode `pick` searches the buckets of the dominant class (`buckets.Buckets.find`) and names one node.
+- Mode `candidates` scores every feasible node by `remaining - request`. Without a limit the buckets K..M
+  would be read in that order.
+
+Where a pod has selectors, or the first hundreds in the index lack something else, the same search is made
+over arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,7 +70,7 @@ class BestFitSettings:
         bounds: Lower bounds by class, in its unit, instead of l, n and M.
         fallback: What to take beyond the limit.
         outermost: Whether the last bucket is open above. A closed one keeps nodes with more left out of the
-            index; of `bounds` the last one is its end, and M buckets cover the largest capacity.
+            index. Then the last of `bounds` is its end, and M buckets cover the largest capacity.
         order: Which class dominates among equals.
     """
 

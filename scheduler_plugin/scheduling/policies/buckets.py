@@ -1,8 +1,11 @@
 """Gradient buckets: items sorted into rings by what they have left, so that a search looks at few of them.
 
-Bucket k of M covers amounts from bound k up to bound k + 1, the last is open above unless it is closed;
-amounts below the first bound are not indexed. With equal widths `k(a) = 0 if a < l else min((a - l) // n + 1,
-M)`. Inside a bucket items are in order of (amount, rank), so the best one is found by bisection.
+Bucket k of M covers amounts from bound k up to bound k + 1; the last is open above unless it is closed.
+Amounts below the first bound are not indexed. With equal widths
+
+    k(a)  =  0 if a < l else min((a - l) // n + 1, M)
+
+Inside a bucket items are in order of (amount, rank), so the best one is found by bisection.
 """
 
 from bisect import bisect_left, bisect_right, insort

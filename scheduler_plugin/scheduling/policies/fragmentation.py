@@ -1,9 +1,12 @@
 """fragmentation: put a pod where it strands the least GPU for the typical workload.
 
-Score: the increase of `fragmentation_terms`' (1 - u) (F + 0.5 C + 3 S + 20 W) + 24.5 u B by placing the pod
-on its best cards; ties by least free GPU, then least free cpu. With a card policy other than `fragmentation`
-the score is that of the cards which that policy takes. Scores are cached by node state, so a pod of a shape
-seen before costs only the nodes that changed since.
+The score is the increase of `fragmentation_terms`' fragmentation by placing the pod on its best cards:
+
+    (1 - u) (F + 0.5 C + 3 S + 20 W)  +  24.5 u B
+
+Ties are broken by least free GPU, then least free cpu. With a card policy other than `fragmentation` the
+score is that of the cards which that policy takes. Scores are cached by node state, so a pod of a shape seen
+before costs only the nodes that changed since.
 """
 
 from collections import OrderedDict
@@ -119,7 +122,7 @@ def make(parameters: Parameters) -> FragmentationPolicy:
 
     Args:
         parameters: `workload`: path of a CSV file of pods to learn the typical workload from, columns as in
-            `fragmentation_file`; without it the policy learns from the pods that it sees.
+            `fragmentation_file`. Without it the policy learns from the pods that it sees.
 
     Raises:
         PolicyError: a file that cannot be used.

@@ -22,7 +22,7 @@ def read_workload(path: str) -> TypicalWorkload:
     """Read pods from a CSV file.
 
     The columns `cpu_milli`, `memory_mib`, `cards` and `units` (of GPU memory on each card, 0 with no card)
-    must be there; `gpu_model` (as the pod annotation writes it) and `count` (pods like this, default 1) may.
+    must be there. `gpu_model` (as the pod annotation writes it) and `count` (pods like this, default 1) may.
 
     Args:
         path: The file.

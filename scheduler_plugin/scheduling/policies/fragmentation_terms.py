@@ -10,11 +10,12 @@ For a node with `free` units on its cards and shape m (k_m cards of g_m units, c
 
     fragmentation = (1 - u) (sum_m p_m (F_m + 0.5 C_m + 3 S_m) + 20 W) + u 24.5 B
 
-F is the published measure, C and S count capacity instead of one more pod, and W prices rests by the duals of
-the cutting-stock problem (`allocator.pricing`). B keeps cards whole for pods of shapes not seen yet, whose
-share is u; without it a learner that knows nothing would break every card. What one card adds to q, F, free,
-W and B depends on its kind (model, size) and free units only, so it is a row of a table, and a node is the
-sum of its cards' rows.
+F is the published measure. C and S count capacity instead of one more pod. W prices rests by the duals of the
+cutting-stock problem (`allocator.pricing`). B keeps cards whole for pods of shapes not seen yet, whose share
+is u. Without it a learner that knows nothing would break every card.
+
+What one card adds to q, F, free, W and B depends on its kind (model, size) and free units only. So it is a
+row of a table, and a node is the sum of its cards' rows.
 """
 
 from typing import Final
@@ -42,9 +43,14 @@ _ENOUGH: Final = 1e15
 class FragmentationTerms:
     """Evaluates node states against one typical workload.
 
-    Columns of the card table, G groups of (units, cards, selector):
-        [0, G) pods of the group that the card takes; [G, 2G) 1 where it takes at least one;
-        [2G, 3G) free units lost to the group; 3G free units; 3G + 1 what W and B add to the result.
+    Columns of the card table, with G groups of (units, cards, selector):
+
+        [0, G)      pods of the group that the card takes
+        [G, 2G)     1 where it takes at least one
+        [2G, 3G)    free units lost to the group
+        3G          free units
+        3G + 1      what W and B add to the result
+
     All but the last are whole numbers in float64, so sums are exact in any order.
 
     Args:

@@ -1,10 +1,16 @@
 """Interface of node policies: what one is given, what it answers, and how it is found by name.
 
-A policy is called with a view of the cluster (numpy arrays over node rows, live and read-only to it), what
-the pod asks for, and the candidate rows, all of which can take the pod. It answers one float a candidate:
-**lower is better**, `inf` means that the policy holds the pod back from this node for now. Ties are broken
-by node name by the caller. A policy may keep state of its own as long as it is keyed by `view.version`,
-which grows by at least one whenever anything about a row changes, also when a row is given to another node.
+A policy is called with three things:
+
+- a view of the cluster: numpy arrays over node rows, live and read-only to it;
+- what the pod asks for;
+- the candidate rows, all of which can take the pod.
+
+It answers one float a candidate: **lower is better**, `inf` means that the policy holds the pod back from
+this node for now. Ties are broken by node name by the caller.
+
+A policy may keep state of its own as long as that is keyed by `view.version`. The version of a row grows by
+at least one whenever anything about the row changes, also when another node gets the row.
 """
 
 from collections.abc import Sequence
@@ -74,11 +80,11 @@ class NodePolicy(Protocol):
 
     `epoch` and `score` are all that a policy needs. More attributes:
 
-        by_row = True: while `epoch` stays, the score of a node changes with `view.version` of that node only.
-            The queue then scores again only the nodes that changed; of other policies it scores all nodes for
-            each pod.
-        ranks_plain_pods = True: it ranks nodes, also those without cards, for pods that ask for no card.
-        other_resources = ("ephemeral-storage",): further resources of nodes that it wants to see in the view.
+    - by_row = True: while `epoch` stays, the score of a node changes with `view.version` of that node only.
+      The queue then scores again only the nodes that changed. With other policies it scores all nodes for
+      each pod.
+    - ranks_plain_pods = True: it ranks nodes, also those without cards, for pods that ask for no card.
+    - other_resources = ("ephemeral-storage",): further resources of nodes that it wants to see in the view.
     """
 
     @property

@@ -4,10 +4,12 @@ Weights `w = (W0 + W1 + W2) / 3`: W0 configured, W1 the precedence chart of the 
 W2 that of the cluster's use of each. After placing a pod `d_i = (used_i + request_i) / capacity_i`,
 `m = mean(d)`, `y = sqrt(sum(w_i (d_i - m)^2))`; smaller is better. Classes with capacity 0 are dropped.
 
-Cluster use `U = mean_i(used_i / total_i)` at or above the threshold: every node, smallest y. Below it nodes
-are polled in order of their names and the first that the pod makes more level wins; if there is none, the
-smallest y (`place`), or the pod waits for some rounds (`hold`) unless a node has no GPU in use. A round is an
-attempt to place the pod; whoever only asks (`score`) changes nothing.
+The cluster's use is `U = mean_i(used_i / total_i)`:
+
+- At or above the threshold the node with the smallest y wins.
+- Below it nodes are polled in order of their names, and the first that the pod makes more level wins. If
+  there is none, the smallest y wins (`place`). Or the pod waits for some rounds (`hold`), unless a node has
+  no GPU in use. A round is an attempt to place the pod; whoever only asks (`score`) changes nothing.
 
 The classes are cpu, memory, gpu-memory and the further resources that its parameter names.
 
@@ -346,9 +348,14 @@ def make(parameters: Parameters) -> WeightedBalance:
     """Build the policy.
 
     Args:
-        parameters: `weights` (numbers that sum to 1: cpu, memory, gpu-memory and `resources`), `threshold`,
-            `parts` (some of W0,W1,W2), `on-no-improvement` (place, hold), `hold-rounds`, `rotate` (yes, no),
-            `resources`, further classes.
+        parameters: Some of these:
+
+            - `weights`: numbers that sum to 1, for cpu, memory, gpu-memory and `resources`.
+            - `threshold`, `hold-rounds`: see the module.
+            - `parts`: some of W0, W1, W2.
+            - `on-no-improvement`: place or hold.
+            - `rotate`: yes or no.
+            - `resources`: further classes.
 
     Raises:
         PolicyError: a value that is not allowed.
