@@ -17,7 +17,7 @@ PERCENT_IDS: Final = 200
 """Percent IDs of a card.
 
 A share of p percent is charged floor(p * size / 100) units, 1 or more, and so has p < 200 * units / size.
-Shares whose units fit on a card therefore need fewer than 200 IDs there, and can be more than 100 percent:
+So shares whose units fit on a card need fewer than 200 IDs there. Together they can be more than 100 percent:
 three times 34 percent of 44 units are 42 units. With 100 IDs the kubelet would refuse what has room.
 """
 

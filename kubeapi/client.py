@@ -41,7 +41,7 @@ REQUEST_TIMEOUT_S, CONNECT_TIMEOUT_S = 30.0, 5.0
 CONNECTIONS = 16
 """A burst of requests waits for one of these: a new one each would cost both sides a TLS handshake each."""
 WATCH_TIMEOUT_S = 120
-"""The server is asked to end a watch after this long: so a quiet one shows that it is alive, and load spreads
+"""The server is asked to end a watch after this long. So a quiet one shows that it is alive, and load spreads
 over API servers. Bookmarks do not: a freshly started kube-apiserver sent none in 90 s of quiet."""
 WATCH_GRACE_S = 15.0
 """A watch that is silent for this much longer than it may last is dead."""

@@ -47,11 +47,11 @@ QUEUE: Final = 1000
 
 WRITES: Final = 50
 WRITE_EACH_S: Final = 0.1
-"""All objects together get so many writes at once, then one every so many seconds: Events about thousands of
+"""All objects together get so many writes at once, then one every so many seconds. Events about thousands of
 pods must not cost the API server what the pods themselves need."""
 
 BUSY_S: Final = 1.0
-"""While the process has more urgent things to write, an Event waits for so long at least: thousands of pods
+"""While the process has more urgent things to write, an Event waits for so long at least. Thousands of pods
 that are released or bound at once get theirs afterwards."""
 
 TRIES: Final = 12

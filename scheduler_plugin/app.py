@@ -43,8 +43,8 @@ from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 from scheduler_plugin.settings import Settings
 
 SHUTDOWN_S: Final = 5.0
-"""When told to stop, calls under way get so long, and once more after those that wait for the rest of their
-body are given up; together less than the 30 s after which Kubernetes kills."""
+"""When told to stop, calls under way get so long, and once more after those without their whole body are
+given up. Together that is less than the 30 s after which Kubernetes kills."""
 
 log = structlog.get_logger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 COLLECT_AFTER: Final = (50_000, 20, 100)
-"""What the garbage collector waits for: by default it would walk over the first lists again and again while
-they are read, a third of the time that this takes."""
+"""What the garbage collector waits for. By default it would walk over the first lists again and again while
+they are read: a third of the time that the reading takes."""
 
 
 def collect_rarely() -> Callable[[], None]:

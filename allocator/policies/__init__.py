@@ -13,7 +13,7 @@ _MODULES: Final = (
     "least_used",
     "most_used",
 )
-"""Of gpupack's own policies, in this folder; each has a `POLICY`."""
+"""Modules of gpupack's own policies, in this folder; each has a `POLICY`."""
 
 CARD_POLICIES: Final[Registry[CardPolicy]] = Registry(
     "card policy", "gpupack.card_policies", CardPolicyError, lacks, installed

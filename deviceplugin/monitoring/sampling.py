@@ -31,7 +31,7 @@ EVENT_GAP_S: Final = 0.1
 """So long news are gathered: a storm of them is looked at ten times a second."""
 
 TELL_FAULT_S: Final = 10.0
-"""The same fault of the same card is logged, and told to people, once in so many seconds; all are counted."""
+"""A fault that a card repeats is logged, and told to people, once in so many seconds; all are counted."""
 
 HANGS_S: Final = 10.0
 """A call of the driver that takes longer is logged; none takes a second as a rule."""

@@ -41,7 +41,7 @@ FAILING_S: Final = 60.0
 """From the first patch that failed, this long after it, the daemon says that it is not ready."""
 
 BURST_S: Final = 0.05
-"""One event seldom comes alone: what comes within this time is looked at once, between two Allocates."""
+"""Events seldom come alone: what comes within this time is looked at once, between two Allocates."""
 
 CALM_S: Final = 60.0
 """A Node that kept what was written for so long is not disputed any more."""

@@ -50,7 +50,7 @@ LOOK_S: Final = 1.0
 ADVICE_S: Final = 1.0
 """Least time between two looks at what waits and what fits."""
 PATIENCE: Final = 8
-"""They take no more than one part in so many of the time."""
+"""Answers about waiting pods take at most one part in so many of the time."""
 
 log = structlog.get_logger(__name__)
 

@@ -26,7 +26,7 @@ from scheduler_plugin.cache.objects import PodLite
 T = TypeVar("T", InventoryNode, PodLite, ClaimObject)
 
 GAP_S: Final = 0.2
-"""One change seldom comes alone, and nobody reads faster."""
+"""Changes seldom come alone, and nobody reads faster."""
 
 LOOK_S: Final = 1.0
 """While what is shown may be old: a connection that is back need not bring news."""

@@ -6,7 +6,7 @@ docs/teams.md says who has to have which rights.
 from typing import Final
 
 AUDIENCE: Final = "gpupack"
-"""Of the tokens: one made for another audience, as for the API server, is refused."""
+"""The audience of the tokens: a token for another one, as for the API server, is refused."""
 
 TOKEN_HEADER: Final = "X-Gpupack-Token"  # noqa: S105 - its name
 """The API server's proxy takes `Authorization` away, and passes this one on."""

@@ -15,7 +15,7 @@ from kubeapi.errors import describe_unreachable, shorten
 PROMISED: Final = "gpupack_container_promised_bytes"
 USED: Final = "gpupack_container_used_bytes"
 LABELS: Final = "kube_pod_labels"
-"""Of kube-state-metrics, which must be told to have the label (--metric-labels-allowlist)."""
+"""A metric of kube-state-metrics, which must be told to have the label (--metric-labels-allowlist)."""
 
 POD: Final = "namespace, pod, exported_namespace, exported_pod"
 """A scrape configuration that sets `pod` to the daemon's own keeps ours as `exported_pod`."""

@@ -58,7 +58,7 @@ SYSTEM: Final = "node.kubernetes.io/"
 
 _REMEMBERED: Final = 3
 _FEW: Final = 10
-"""Of so many nodes one or none is asked about: then looking at all of them is not worth it."""
+"""From so many nodes on, where one or none is asked about, looking at all of them is not worth it."""
 UNKNOWN: Final = 1 << 30
 """What counts as left where a node does not say how much it has: kube-scheduler is not asked then."""
 

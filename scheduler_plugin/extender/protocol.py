@@ -22,7 +22,7 @@ _MARK: Final = b'"NodeNames":["'
 _END: Final = b'"]}'
 _KEPT_LISTS: Final = 4
 _KEPT_BYTES: Final = 32 * 2**20
-"""Of all lists together: four of 15 000 nodes take half of it."""
+"""Bound for all lists together: four of 15 000 nodes take half of it."""
 _COST_OF_A_NAME: Final = 100  # bytes kept besides its text: where it begins and ends, its row, its JSON
 _COPIES: Final = 3  # of a list's text: to recognise it, to cut it, and padded to look its names up
 _SHORT_LIST: Final = 2**15

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from scheduler_plugin.cache.arrays import FloatArray
 
 POINTS: Final = 240
-"""Of a curve; each is the mean over its part of the time that counts."""
+"""Points of a curve; each is the mean over its part of the time that counts."""
 
 _DAY_S: Final = 86_400.0
 _P95: Final = 0.95

@@ -9,7 +9,7 @@ from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.packing import PackingOutcome
 
 Run = dict[str, Any]
-"""One run, ready for JSON; see `make_run_result`."""
+"""A run, ready for JSON; see `make_run_result`."""
 
 
 def make_run_result(outcome: PackingOutcome, cluster: SimulatedCluster, split: dict[str, float]) -> Run:

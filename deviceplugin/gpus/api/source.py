@@ -15,7 +15,7 @@ from deviceplugin.gpus.api.telemetry import NO_TELEMETRY, CardTelemetry
 from deviceplugin.gpus.api.vendor import Vendor
 
 GONE_S: Final = 120.0
-"""A driver that cannot be started for so many seconds does not come back to this process: to load it anew
+"""A driver that cannot be started for so many seconds does not come back to this process. To load it again
 takes seconds, to install another one a minute or two."""
 
 ENDS: Final = "this process ends, and its container begins anew with the node's driver"

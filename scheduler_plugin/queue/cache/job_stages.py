@@ -29,15 +29,15 @@ class _StagePart(Enum):
     """The part that a pod plays in its job."""
 
     FIRST = auto()
-    """Of the first stage, and it has not ended."""
+    """A pod of the first stage that has not ended."""
     FAILED = auto()
-    """Of the first stage, and it has failed: its job waits for whatever is made in its place."""
+    """A pod of the first stage that has failed: its job waits for whatever is made in its place."""
     DONE = auto()
-    """Of the first stage, and it has succeeded."""
+    """A pod of the first stage that has succeeded."""
     WAITS = auto()
-    """Of the second stage, and it waits for its admission."""
+    """A pod of the second stage that waits for its admission."""
     REST = auto()
-    """Of the second stage, and it does not."""
+    """A pod of the second stage that does not wait."""
 
 
 _FIRST_STAGE: Final = frozenset({_StagePart.FIRST, _StagePart.FAILED, _StagePart.DONE})

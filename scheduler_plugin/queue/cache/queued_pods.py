@@ -42,11 +42,11 @@ class Phase(StrEnum):
     """Phase is where a pod is on its way, as the module's drawing shows."""
 
     GATED = "gated"
-    """It wears our gate."""
+    """The pod has our scheduling gate."""
     ADMITTED = "admitted"
     """Its gate is gone, or on its way to be; it has no node."""
     BOUND = "bound"
-    """It is on a node."""
+    """The pod is on a node."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ SLICE_S: Final = 0.02
 """Why many pods wait takes seconds to find out; so long at a time, and decisions come in between."""
 
 SHARE: Final = 0.01
-"""Of the processor's time, for pods that were told before: with more of them each is looked at less often."""
+"""Share of the processor's time for pods that were told before: with more pods each comes less often."""
 
 UNCHANGED_S: Final = 30.0
 """Where nothing has changed, a reason may have because time has passed; so often that is looked at."""

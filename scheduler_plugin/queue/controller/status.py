@@ -26,7 +26,7 @@ STAGE_NAMED: Final = 3
 """Pods of a first stage that a message names."""
 
 MAX_STAGE_PODS: Final = 64
-"""Of a first stage with more pods only the oldest are looked at."""
+"""In a first stage with more pods only the oldest are looked at."""
 
 
 KEPT: Final = "the cards that it would fit on are kept free for pods that wait longer"

@@ -27,13 +27,13 @@ class _PlannedReservation(Enum):
     """Result of planning a reservation."""
 
     NOTHING = auto()
-    """It needs nothing that could be kept."""
+    """The workload needs nothing that could be kept."""
     QUOTA = auto()
     """Its quota is to be kept; its room is when it has that."""
     ROOM = auto()
     """Its room is kept."""
     VAIN = auto()
-    """It will never have room."""
+    """The workload will never have room."""
     BEHIND = auto()
     """Only what is kept for others is in its way. They are given up after a while; if somebody younger kept
     room then, a gang that needs much would never have it."""
@@ -194,8 +194,8 @@ class ReservationManager:
         planner = ReservationPlanner(admission.capacity, workload.uid, alone=alone)
         if headroom is None or not workload.requirements.percent:
             return planner.plan_workload(pods)
-        # What shares count for depends on the node. First each pod by itself may be wherever the others leave
-        # it enough; where that is too much together, each is where it counts for the least.
+        # What shares count for depends on the node. First each pod may be wherever the others leave enough.
+        # Where that is too much together, each goes where it counts for the least.
         for left in (headroom - admission.quota_usage.compute_least_units(workload.requirements), 0):
             found = planner.plan_workload(pods, self._mask_within(left))
             if self._sum_units(pods, found) <= headroom:
@@ -237,8 +237,8 @@ class ReservationManager:
         if not (
             cohort.fits_nominal(queue.name, units) or admission.queues.allows_units(queue.name, units, uid)
         ):
-            # What is its own comes back to it when borrowers end. What it would borrow may not: its lender
-            # needs it, or it is kept for a workload of the lender, which may wait for this very room.
+            # Its own quota comes back to it when borrowers end. What it would borrow may not come back. The
+            # lender needs it, or it is kept for a workload of the lender, which may wait for this very room.
             return False
         return ReservationPlanner(admission.capacity, uid).can_serve(pods)
 

@@ -19,7 +19,7 @@ DECIMALS: Final = 12
 _FEW: Final = 8
 
 CLASSES: Final = ("cpu", "memory", "gpu-memory")
-"""Of every node; further resources come after them."""
+"""Classes that every node has; further resources come after them."""
 
 _RESOURCE: Final = re.compile(
     r"ephemeral-storage|hugepages-[0-9A-Za-z.]+|(?!gpupack\.io/)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"

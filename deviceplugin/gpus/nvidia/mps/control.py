@@ -18,7 +18,7 @@ ASK_S: Final = 10.0
 """Seconds between two questions, and the longest time for an answer."""
 
 BEGIN_S: Final = 0.1
-"""The same while the control daemon has not answered yet."""
+"""Seconds between two questions while the control daemon has not answered yet."""
 
 PATIENCE: Final = 3
 """Unanswered questions in a row after which a control daemon that runs is ended."""
