@@ -16,6 +16,7 @@ in a new order with every call, so that nothing about the list can be remembered
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import signal
@@ -179,8 +180,10 @@ class FakeCluster:
         queue: asyncio.Queue[bytes] = asyncio.Queue()
         if hears:
             self.watchers.append(queue)
-        while True:
-            await response.write(await queue.get())
+        with contextlib.suppress(ConnectionResetError):  # the extender has ended
+            while True:
+                await response.write(await queue.get())
+        return response
 
 
 def pod_object(name: str, units: int, *, cpu: str = "4", memory: str = "16Gi") -> dict[str, Any]:
