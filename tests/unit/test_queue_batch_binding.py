@@ -71,6 +71,16 @@ def test_a_pod_waits_until_its_whole_spec_was_read_and_somebody_binds() -> None:
     assert world.queue.explain_refusal(world.queue.queued_pods[batch_pod(world, "q")]) == NO_COMMITTER
 
 
+def test_a_pod_that_the_scheduler_does_not_bind_says_who_refuses() -> None:
+    world = batch_world()
+    uid = batch_pod(world, "p")
+    world.queue.set_batch_spec(uid, SPEC)
+    assert list(world.queue.admit_workloads(0))
+    world.queue.record_refused_admission(uid, 0, "node n has no room")
+    refused = world.queue.explain_refusal(world.queue.queued_pods[uid])
+    assert refused == "the scheduler does not bind it: node n has no room"
+
+
 def test_a_pod_that_slipped_through_is_told_what_to_change() -> None:
     world = batch_world()
     uid = batch_pod(world, "p")

@@ -306,7 +306,11 @@ class Queue:
         if not wrong and pod.queue_info.is_batch:
             wrong = self.batch.explain_refusal(pod.uid)
         why = self.refusals.explain_pause(pod.uid)
-        return wrong or (f"the API server refuses its admission: {why}" if why else "")
+        if wrong or not why:
+            return wrong
+        is_batch = pod.queue_info.is_batch
+        said = "the scheduler does not bind it" if is_batch else "the API server refuses its admission"
+        return f"{said}: {why}"
 
     def forget_unused(self) -> None:
         """Drop what is remembered of needs that no pod has any more, when that is most of it."""
