@@ -8,7 +8,7 @@ PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack ben
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint prose bytecode test-unit test-random mutants test-cluster kube-version bench lock proto reference clean python
+.PHONY: help demo docs test lint bytecode test-unit test-random mutants test-cluster kube-version bench lock proto reference clean python
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -46,9 +46,6 @@ lint: $(VENV)/.dev ## Format check, lint, types, import rules, class names, pros
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m tests.scripts.class_names
 	@$(BIN)/python -m tests.scripts.prose
-
-prose: $(VENV)/.dev ## Record that files have fewer faults of prose than before
-	@$(BIN)/python -m tests.scripts.prose --record
 
 # Four on two cores: half of the time a test waits for something.
 test-unit: $(VENV)/.dev ## Unit, property and integration tests

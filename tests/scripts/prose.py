@@ -1,22 +1,18 @@
-"""Checks how docstrings and pages are written: `make lint` runs it, `make prose` records a lower count.
+"""Checks how docstrings and pages are written, as part of `make lint`.
 
-Three faults are counted for each file: a docstring that begins with a word that names no subject, a sentence
-of more than 25 words, and a line of a page of more than 100 columns. The text below a constant or a member is
-a docstring too. `prose_counts.txt` has the counts of files that still have faults. A count may fall, never
-rise. A file that moves takes its count with it.
+There are three faults: a docstring that begins with a word that names no subject, a sentence of more than 25
+words, and a line of a page of more than 100 columns. The text below a constant is a docstring too.
 """
 
 import ast
 import inspect
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-COUNTS: Final = Path(__file__).with_name("prose_counts.txt")
 PACKAGES: Final = (
     "allocator",
     "benchmarks",
@@ -91,33 +87,6 @@ def find_all(root: Path) -> dict[str, list[Fault]]:
         **{path: find_in_page(path.read_text(encoding="utf-8")) for path in pages},
     }
     return {path.relative_to(root).as_posix(): faults for path, faults in sorted(found.items()) if faults}
-
-
-def compare(counts: Mapping[str, int], recorded: Mapping[str, int]) -> list[str]:
-    """Name the files that have more faults than recorded.
-
-    Files that are not recorded may have as many faults together as the recorded files that have none any
-    more: so a file can be moved without a new record.
-
-    Args:
-        counts: Faults now, by path.
-        recorded: Faults allowed, by path.
-    """
-    known = [path for path, count in counts.items() if count > recorded.get(path, count)]
-    new = [path for path in counts if path not in recorded]
-    allowed = sum(count for path, count in recorded.items() if path not in counts)
-    return sorted(known + (new if sum(counts[path] for path in new) > allowed else []))
-
-
-def parse_counts(text: str) -> dict[str, int]:
-    """Read the recorded counts: a line for each file, its count and its path."""
-    rows = (line.split(maxsplit=1) for line in text.splitlines())
-    return {path: int(count) for count, path in rows}
-
-
-def format_counts(counts: Mapping[str, int]) -> str:
-    """Write counts as `parse_counts` reads them, sorted by path."""
-    return "".join(f"{count} {path}\n" for path, count in sorted(counts.items()))
 
 
 def _prose_lines(page: str) -> Iterator[tuple[int, str]]:
@@ -195,28 +164,14 @@ def _long_sentences(blocks: Iterator[tuple[int, str]], offset: int) -> list[Faul
     return faults
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the checks; `--record` writes lower counts, `--list PATH` shows the faults below a path."""
+def main() -> int:
+    """Print the faults; return 1 where there are any."""
     faults = find_all(ROOT)
-    if arguments[:1] == ["--list"]:
-        for path, found in faults.items():
-            if path.startswith(tuple(arguments[1:]) or ""):
-                for fault in found:
-                    print(f"{path}:{fault.line}: {fault.text}")
-        return 0
-    counts = {path: len(found) for path, found in faults.items()}
-    recorded = parse_counts(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else counts
-    worse = compare(counts, recorded)
-    for path in worse:
-        print(
-            f"{path}: {counts[path]} faults of prose, recorded are {recorded.get(path, 0)}", file=sys.stderr
-        )
-        for fault in faults[path]:
-            print(f"  line {fault.line}: {fault.text}", file=sys.stderr)
-    if not worse and arguments == ["--record"]:
-        COUNTS.write_text(format_counts(Counter(counts)), encoding="utf-8")
-    return 1 if worse else 0
+    for path, found in faults.items():
+        for fault in found:
+            print(f"{path}:{fault.line}: {fault.text}", file=sys.stderr)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

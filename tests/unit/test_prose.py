@@ -119,29 +119,6 @@ def test_lines_that_cannot_be_wrapped_may_be_longer(line: str) -> None:
     assert prose.find_in_page(line) == []
 
 
-@pytest.mark.parametrize(
-    ("counts", "worse"),
-    [
-        ({"a": 2, "b": 1}, []),
-        ({"a": 1}, []),
-        ({"a": 3, "b": 1}, ["a"]),
-        ({"a": 2, "b": 1, "c": 1}, ["c"]),
-        ({"a": 2, "moved": 1}, []),
-        ({"a": 2, "moved": 2}, ["moved"]),
-        ({"a": 2, "moved": 1, "c": 1}, ["c", "moved"]),
-    ],
-)
-def test_a_count_may_fall_and_never_rise(counts: dict[str, int], worse: list[str]) -> None:
-    assert prose.compare(counts, {"a": 2, "b": 1}) == worse
-
-
-def test_a_record_is_read_as_it_is_written() -> None:
-    counts = {"b/c d.md": 12, "a.py": 1}
-    text = prose.format_counts(counts)
-    assert text == "1 a.py\n12 b/c d.md\n"
-    assert prose.parse_counts(text) == counts
-
-
 def test_every_package_and_page_is_read(tmp_path) -> None:
     """Every package and page is looked at: a fault in each of them is found."""
     for folder in (*prose.PACKAGES, "docs/howto"):
