@@ -6,12 +6,12 @@ need no heartbeat:
 
 - The annotation names the owner: the kubelet that it serves (`host`), that machine's boot (`boot`) and its
   pod. A daemon that starts again finds itself in it, whatever ended it, and goes on at once.
-- A daemon that finds another there puts a claim beside it. An owner that is alive strikes the claim out as
-  soon as it sees it. Then the claimant waits and says so, and asks again later. An owner that does not answer
-  within `CLAIM_S` has lost the Node.
-- The Node's own status says on which boot of which machine its kubelet runs. Where that is the claimant's and
-  not the owner's, the claimant need not ask. The machine was booted again, or the owner's --node-name is
-  wrong.
+- A daemon that finds another there writes itself beside it, as the challenger. An owner that is alive strikes
+  it out as soon as it sees it. Then the challenger waits and says so, and asks again later. An owner that
+  does not answer within `CHALLENGE_S` has lost the Node.
+- The Node's own status says on which boot of which machine its kubelet runs. Where that is the challenger's
+  and not the owner's, the challenger need not ask. The machine was booted again, or the owner's --node-name
+  is wrong.
 
 Every write names the resourceVersion that it is based on, so of two at the same time one is refused. Ordinary
 patches do not carry the annotation: the last one of an owner that lost the Node does not take it back.
@@ -39,11 +39,11 @@ from kubeapi.errors import Conflict, KubeApiError
 
 log = structlog.get_logger(__name__)
 
-CLAIM_S: Final = 15.0
+CHALLENGE_S: Final = 15.0
 """How long the owner has to answer; a watch that broke off is back within a few seconds."""
 
 AGAIN_S: Final = 60.0
-"""From an answer to the next claim."""
+"""From an answer to the next challenge."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -66,7 +66,7 @@ class OwnershipRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The annotation: who writes to the Node, and who wants to."""
 
     owner: DaemonIdentity
-    claim: DaemonIdentity | None = None
+    challenger: DaemonIdentity | None = None
 
 
 def identify_daemon(folder: Path) -> DaemonIdentity:
@@ -123,7 +123,7 @@ class NodeOwnership:
         self._wake = asyncio.Event()
         self._backoff = Backoff(0.2, 15.0)
         self._error: str | None = None
-        self._claimed_s: float | None = None
+        self._challenged_s: float | None = None
         self._due_s = self._turned_down_s = float("-inf")
         self._lost_to: DaemonIdentity | None = None
         self.errors = 0
@@ -160,7 +160,7 @@ class NodeOwnership:
         return reason
 
     def _belongs_to(self, owner: DaemonIdentity) -> str:
-        asked = self._claimed_s is not None
+        asked = self._challenged_s is not None
         return (
             f"Node {self._node_name} belongs to another gpupack node daemon, {owner.name or owner.host}: "
             f"{'asking whether it is alive' if asked else 'this one waits until that one is gone'}; "
@@ -168,7 +168,7 @@ class NodeOwnership:
         )
 
     async def run(self) -> None:
-        """Claim, answer and wait until cancelled."""
+        """Challenge, answer and wait until cancelled."""
         while True:
             self._wake.clear()
             wait_s = await self._step()
@@ -188,11 +188,11 @@ class NodeOwnership:
             return None
         if record is not None and record.owner.host != self._me.host:
             return await self._as_another(node, record)
-        self._lost_to = self._claimed_s = None
+        self._lost_to = self._challenged_s = None
         if record == OwnershipRecord(self._me):
             return None
         return await self._write(
-            node, OwnershipRecord(self._me), turned_down=record.claim if record else None
+            node, OwnershipRecord(self._me), turned_down=record.challenger if record else None
         )
 
     async def _as_another(self, node: NodeObject, record: OwnershipRecord) -> float | None:
@@ -201,15 +201,15 @@ class NodeOwnership:
         if node.boot_id and node.boot_id == self._me.boot != owner.boot:
             log.info("takes the Node over, its kubelet runs on this boot", was=owner.name, host=owner.host)
             return await self._write(node, OwnershipRecord(self._me))
-        if record.claim is not None and record.claim.host == self._me.host:
-            self._claimed_s = now_s if self._claimed_s is None else self._claimed_s
-            left_s = self._claimed_s + CLAIM_S - now_s
+        if record.challenger is not None and record.challenger.host == self._me.host:
+            self._challenged_s = now_s if self._challenged_s is None else self._challenged_s
+            left_s = self._challenged_s + CHALLENGE_S - now_s
             if left_s > 0:
                 return left_s
             log.warning("takes the Node over, its daemon does not answer", was=owner.name, host=owner.host)
             return await self._write(node, OwnershipRecord(self._me))
-        if self._claimed_s is not None:
-            self._claimed_s, self._due_s = None, now_s + AGAIN_S
+        if self._challenged_s is not None:
+            self._challenged_s, self._due_s = None, now_s + AGAIN_S
             self._lose(owner)
         if now_s < self._due_s:
             return self._due_s - now_s
@@ -221,13 +221,14 @@ class NodeOwnership:
             self._on_conflict(self._belongs_to(owner))
         self._lost_to = owner
 
-    def _turn_down(self, claim: DaemonIdentity) -> None:
+    def _turn_down(self, challenger: DaemonIdentity) -> None:
         note = log.debug if self.is_disputed else log.warning
-        note("another daemon wants this Node, turned down", name=claim.name, host=claim.host)
+        note("another daemon wants this Node, turned down", name=challenger.name, host=challenger.host)
         self._turned_down_s = self._account.now_s()
         self._on_conflict(
-            f"another gpupack node daemon, {claim.name or claim.host}, wants to write to this Node, which "
-            f"belongs to {self._me.name or self._me.host}: two daemons must not have the same --node-name"
+            f"another gpupack node daemon, {challenger.name or challenger.host}, wants to write to this "
+            f"Node, which belongs to {self._me.name or self._me.host}: "
+            "two daemons must not have the same --node-name"
         )
 
     async def _write(
@@ -252,8 +253,8 @@ class NodeOwnership:
             return await self._failed(f"the Node does not keep its annotation {NODE_DAEMON}")
         self._backoff.reset()
         self._error = None
-        if record.claim is not None:
-            self._claimed_s = self._account.now_s()
+        if record.challenger is not None:
+            self._challenged_s = self._account.now_s()
         if turned_down is not None:
             self._turn_down(turned_down)
         self._node_view.apply_node(written)
@@ -266,7 +267,7 @@ class NodeOwnership:
         self._error = reason
         delay_s = self._backoff.failed(at_least_s)
         note = log.warning if self._backoff.failures == 1 else log.debug
-        note("the Node cannot be claimed", error=reason, retry_s=round(delay_s, 2))
+        note("the Node cannot be taken over", error=reason, retry_s=round(delay_s, 2))
         await asyncio.sleep(delay_s)
         return 0.0
 
@@ -277,7 +278,7 @@ class NodeOwnership:
 
 __all__ = [
     "AGAIN_S",
-    "CLAIM_S",
+    "CHALLENGE_S",
     "DaemonIdentity",
     "NodeOwnership",
     "OwnershipRecord",

@@ -10,7 +10,7 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.publishing.ownership import (
     AGAIN_S,
-    CLAIM_S,
+    CHALLENGE_S,
     DaemonIdentity,
     NodeOwnership,
     OwnershipRecord,
@@ -122,7 +122,7 @@ async def test_an_owner_that_does_not_answer_loses_the_node_and_keeps_quiet_when
     await world.settle(second)
     assert not second.owns_node
     assert "asking whether it is alive" in second.problem
-    world.now_s += CLAIM_S - 1
+    world.now_s += CHALLENGE_S - 1
     await world.settle(second)
     assert not second.owns_node
     world.now_s += 1
@@ -139,7 +139,7 @@ async def test_an_answer_at_the_last_moment_is_one():
     first, second = world.daemon("a"), world.daemon("b")
     await world.settle(first)
     await world.settle(second)
-    world.now_s += CLAIM_S
+    world.now_s += CHALLENGE_S
     world.look("a")
     await first._step()
     assert await second._step() > 0.0
@@ -194,7 +194,7 @@ async def test_of_three_daemons_one_gets_the_node_of_one_that_is_gone():
     await world.settle(gone)
     for _ in range(10):
         await world.settle(second, third)
-        world.now_s += CLAIM_S
+        world.now_s += CHALLENGE_S
     assert [second.owns_node, third.owns_node].count(True) == 1
     owner = world.owner()
     for _ in range(5):
@@ -213,7 +213,7 @@ async def test_rubbish_in_the_annotation_is_nobody(text):
     assert first.owns_node
 
 
-async def test_a_node_that_was_created_again_is_claimed_again():
+async def test_a_node_that_was_created_again_is_taken_again():
     world = Daemons()
     first = world.daemon("a")
     await world.settle(first)
@@ -226,7 +226,7 @@ async def test_a_node_that_was_created_again_is_claimed_again():
     assert first.owns_node
 
 
-async def test_a_refused_claim_says_why_and_is_tried_again():
+async def test_a_refused_challenge_says_why_and_is_tried_again():
     world = Daemons()
     first = world.daemon("a")
     first._backoff._base_s = 0.001
@@ -274,4 +274,4 @@ def test_a_host_is_told_by_its_boot_and_its_folder(tmp_path):
     assert one == same
     assert one.host != two.host
     assert one.boot == two.boot
-    assert OwnershipRecord(one).claim is None
+    assert OwnershipRecord(one).challenger is None
