@@ -179,3 +179,23 @@ def test_a_group_forgets_who_left() -> None:
     (group,) = waiting.list_groups(SlotType.FREE)
     assert (group.get_oldest().uid, len(group), len(waiting)) == ("r998", 2, 2)
     assert len(group._by_age) < 64
+
+
+def test_the_oldest_of_all_groups_is_known_after_each_change() -> None:
+    waiting: WaitingWorkloads[str] = WaitingWorkloads()
+
+    def oldest() -> str:
+        first = waiting.get_oldest()
+        return first.uid if first is not None else ""
+
+    assert not oldest()
+    waiting.add(free("r1", 5.0, job="j"))
+    assert oldest() == "r1"
+    waiting.add(local("m2", "d", since=3.0))
+    assert oldest() == "m2"
+    waiting.remove("m2")
+    assert oldest() == "r1"
+    waiting.begin_first_stage("m1", "j")
+    assert not oldest(), "r1 waits for the first stage of its job"
+    waiting.finish_first_stage("m1", "j")
+    assert oldest() == "r1"

@@ -1,15 +1,12 @@
 """The queues: their waiting workloads, what they have, and what they may have. Pure."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
-from scheduler_plugin.queue.cache.waiting import WaitingWorkloads
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, WaitingWorkloads
 from scheduler_plugin.queue.capacity.dominant_share import QueueResources, find_dominant
+from scheduler_plugin.queue.capacity.requirements import Needs
 from scheduler_plugin.queue.config.queues import QueueConfig, QueueForm
 from scheduler_plugin.queue.config.quota import Cohort, QuotaState, find_cohorts
-
-if TYPE_CHECKING:
-    from scheduler_plugin.queue.capacity.requirements import Needs
 
 
 class QueueState:
@@ -59,6 +56,13 @@ class QueueState:
     def is_open(self) -> bool:
         """Tell whether its pods are admitted at all."""
         return self.form is not None and self.form.stop_policy == "None"
+
+    def is_next(self, workload: QueuedWorkload[Needs]) -> bool:
+        """Tell whether order lets a waiting workload go: a strict queue its oldest, others each group's."""
+        if self.form is not None and self.form.is_strict:
+            oldest = self.waiting.get_oldest()
+            return oldest is not None and oldest.uid == workload.uid
+        return self.waiting.is_first_of_group(workload)
 
     def charge_pod(self, uid: str, has: QueueResources) -> int:
         """Count an admitted pod; return the units added."""

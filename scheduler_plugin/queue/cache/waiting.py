@@ -127,6 +127,7 @@ class WaitingWorkloads(Generic[W]):
             SlotType.FREE: {},
         }
         self._jobs: dict[str, _WaitingJob[W]] = {}
+        self._oldest: QueuedWorkload[W] | None = None
 
     def __len__(self) -> int:
         return len(self._workloads)
@@ -225,11 +226,24 @@ class WaitingWorkloads(Generic[W]):
         group = self._groups[workload.kind].get(workload.requirements, {}).get(workload.data)
         return group is not None and group.get_oldest().uid == workload.uid
 
+    def list_oldest(self) -> Iterator[QueuedWorkload[W]]:
+        """List the oldest eligible workload of each group."""
+        for kind in SlotType:
+            for group in self.list_groups(kind):
+                yield group.get_oldest()
+
+    def get_oldest(self) -> QueuedWorkload[W] | None:
+        """The eligible workload that waits longest, None where there is none."""
+        if self._oldest is None:
+            self._oldest = min(self.list_oldest(), key=lambda workload: workload.age_key, default=None)
+        return self._oldest
+
     def list_groups(self, kind: SlotType) -> Iterator[WorkloadGroup[W]]:
         """The eligible workloads of a class."""
         return chain.from_iterable(by_data.values() for by_data in self._groups[kind].values())
 
     def _add_to_group(self, workload: QueuedWorkload[W]) -> None:
+        self._oldest = None
         by_data = self._groups[workload.kind].setdefault(workload.requirements, {})
         group = by_data.get(workload.data)
         if group is None:
@@ -240,6 +254,7 @@ class WaitingWorkloads(Generic[W]):
 
     def _remove_from_group(self, workload: QueuedWorkload[W]) -> None:
         """Take a workload out of its group, if it is in one."""
+        self._oldest = None
         by_data = self._groups[workload.kind].get(workload.requirements, {})
         group = by_data.get(workload.data)
         if group is None:

@@ -50,6 +50,11 @@ class PodRequirements:
         """Tell whether the pod asks for percent of cards: what that is in units depends on the card."""
         return self.request.percent
 
+    @property
+    def shape(self) -> "PodRequirements":
+        """Equal for pods that find capacity alike."""
+        return self
+
     def compute_units(self, size: int) -> int:
         """Units of GPU memory over all its cards, where each has so many units."""
         return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)

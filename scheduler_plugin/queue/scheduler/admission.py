@@ -7,7 +7,6 @@ that fits anywhere admits it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -333,7 +332,6 @@ class AdmissionCycle:
         self._order = order
         self._fits: dict[tuple[PodRequirements, str, int | None], tuple[BoolArray, bool]] = {}
         self._near_somewhere: dict[tuple[PodRequirements, frozenset[str], str, int | None], bool] = {}
-        self._strict: dict[str, WorkloadGroup[Needs] | None] = {}
         self._able: dict[Needs, bool] = {}
         self._reserved_uids = frozenset(admission.capacity.reservations.workload_uids)
         self._reserved = {
@@ -434,20 +432,11 @@ class AdmissionCycle:
 
     def _is_admissible(self, queue: str, group: WorkloadGroup[Needs]) -> bool:
         """Tell whether order and quota allow the group, wherever there may be room."""
-        if not self._is_next(queue, group):
+        oldest = group.get_oldest()
+        if not self._admission.queues[queue].is_next(oldest):
             return False
         least = self._admission.quota_usage.compute_least_units(group.key.requirements)
-        return self._admission.queues.allows_units(queue, least, group.get_oldest().uid)
-
-    def _is_next(self, queue: str, group: WorkloadGroup[Needs]) -> bool:
-        """Tell whether order lets a group go: a strict queue admits its oldest workload only."""
-        state = self._admission.queues[queue]
-        if state.form is None or not state.form.is_strict:
-            return True
-        if queue not in self._strict:
-            groups = chain.from_iterable(state.waiting.list_groups(kind) for kind in SlotType)
-            self._strict[queue] = min(groups, key=lambda each: each.get_oldest().age_key, default=None)
-        return self._strict[queue] is group
+        return self._admission.queues.allows_units(queue, least, oldest.uid)
 
     def _find_rows(self, queue: str, group: WorkloadGroup[Needs]) -> tuple[BoolArray, bool]:
         """Find the rows where a group's oldest workload fits, a gang by its first pod; tell if any does."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations
+from itertools import combinations
 from math import comb
 from typing import Final
 
@@ -12,7 +12,7 @@ from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.queue.cache.ended_pods import STILL_COUNTED_S
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 from scheduler_plugin.queue.cache.queues import QueueState
-from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload
 from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
 from scheduler_plugin.queue.capacity.reservations import QueueReservation
 from scheduler_plugin.queue.config.quota import Cohort
@@ -196,7 +196,9 @@ class Reclaimer:
         leaving, ended = self._borrowed.list_leaving(now), self._queue.ended_pods.sum_units(now)
         borrowed = self._borrowed.list_borrowed(cohort, queue.name, leaving)
         for workload in _list_in_order(queue):
-            if (queue.name, _make_shape(workload)) in self._passed or self._in_vain.is_paused(workload.uid):
+            if (queue.name, workload.requirements.shape) in self._passed or self._in_vain.is_paused(
+                workload.uid
+            ):
                 continue
             if self._was_refused(workload.uid, now) or self._was_denied(workload.uid, now):
                 continue
@@ -285,7 +287,7 @@ class _VictimSearch:
         self._reserved = 0 if uid == workload.uid else units
         self.leaving = leaving
         self._ended = ended
-        self.shape = _make_shape(workload)
+        self.shape = workload.requirements.shape
 
     def is_needed(self) -> bool:
         """Tell whether the lender's own quota would cover the workload, and the workload lacks something."""
@@ -464,17 +466,6 @@ def _make_order_key(victims: Collection[QueuedPod]) -> tuple[int, list[tuple[int
 
 
 def _list_in_order(queue: QueueState) -> list[QueuedWorkload[Needs]]:
-    """List the oldest workload of each kind, the oldest first; of a strict queue only the oldest of all."""
-    groups = chain.from_iterable(queue.waiting.list_groups(kind) for kind in SlotType)
-    workloads = sorted((group.get_oldest() for group in groups), key=lambda workload: workload.age_key)
-    strict = queue.form is not None and queue.form.is_strict
-    return workloads[:1] if strict else workloads
-
-
-def _make_shape(workload: QueuedWorkload[Needs]) -> Hashable:
-    """Make a key that is equal for workloads that the same victims serve."""
-    return (
-        workload.requirements
-        if isinstance(workload.requirements, PodRequirements)
-        else workload.requirements.shape
-    )
+    """List the workloads that order lets go, the oldest first."""
+    workloads = sorted(queue.waiting.list_oldest(), key=lambda workload: workload.age_key)
+    return [workload for workload in workloads if queue.is_next(workload)]

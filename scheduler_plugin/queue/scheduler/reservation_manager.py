@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from enum import Enum, auto
-from itertools import chain
 from typing import Final
 
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.queue.cache.queues import QueueState
-from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload
 from scheduler_plugin.queue.capacity.requirements import Needs, PodRequirements
 from scheduler_plugin.queue.capacity.reservation_planner import Pod, ReservationPlanner
 from scheduler_plugin.queue.capacity.reservations import QueueReservation
@@ -75,7 +74,7 @@ class ReservationManager:
         content: set[tuple[str, Hashable]] = set()
         for uid, name in self._delay.list_overdue(admission.config, admission.queues, now):
             workload = None if name in quota or name in passed else self._get_eligible(uid, name, passed)
-            group_key = (name, _make_shape(workload)) if workload is not None else None
+            group_key = (name, workload.requirements.shape) if workload is not None else None
             if workload is None or group_key is None or group_key in self._vain or group_key in content:
                 continue
             units = admission.quota_usage.compute_least_units(workload.requirements)
@@ -182,7 +181,7 @@ class ReservationManager:
             return None
         if queue.form is not None and queue.form.is_strict:
             passed.add(name)
-        return workload if _is_next(queue, workload) else None
+        return workload if queue.is_next(workload) else None
 
     def _plan_cards(
         self, workload: QueuedWorkload[Needs], headroom: int | None, *, alone: bool = False
@@ -220,9 +219,13 @@ class ReservationManager:
         )
 
     def _is_reservation_useful(self, queue: QueueState, workload: QueuedWorkload[Needs]) -> bool:
-        """Tell whether a workload's reservation can still serve it, and it lacks nothing but cards."""
+        """Tell whether a workload's reservation can still serve it, and it lacks nothing but cards.
+
+        An older one may come back after something was kept for a younger one: it was requeued, or held back.
+        Then neither would go: what is kept for the younger one is not for the older one, which goes first.
+        """
         admission, uid = self._admission, workload.uid
-        if not queue.is_open or queue.waiting.waits_for_stage(uid) or not _is_next(queue, workload):
+        if not queue.is_open or queue.waiting.waits_for_stage(uid) or not queue.is_next(workload):
             return False
         pods, reservations = (
             admission.quota_usage.list_members(workload.requirements, uid),
@@ -241,27 +244,3 @@ class ReservationManager:
             # lender needs it, or it is kept for a workload of the lender, which may wait for this very room.
             return False
         return ReservationPlanner(admission.capacity, uid).can_serve(pods)
-
-
-def _make_shape(workload: QueuedWorkload[Needs]) -> Hashable:
-    """Make a key that is equal for workloads that fit alike."""
-    return (
-        workload.requirements
-        if isinstance(workload.requirements, PodRequirements)
-        else workload.requirements.shape
-    )
-
-
-def _is_next(queue: QueueState, workload: QueuedWorkload[Needs]) -> bool:
-    """Tell whether order admits a workload: a strict queue its oldest only, others the oldest of each group.
-
-    An older one may come back after something was kept for a younger one: it was requeued, or held back. Then
-    neither would go, since what is kept for the younger one is not for the older one, which goes first.
-    """
-    if not queue.waiting.is_first_of_group(workload):
-        return False
-    if queue.form is None or not queue.form.is_strict:
-        return True
-    groups = chain.from_iterable(queue.waiting.list_groups(kind) for kind in SlotType)
-    oldest = min((group.get_oldest() for group in groups), key=lambda each: each.age_key, default=None)
-    return oldest is not None and oldest.uid == workload.uid

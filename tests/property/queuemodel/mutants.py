@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         "reclaim: who can never run does not hold up those behind it",
         reclaim._list_in_order,
-        "return workloads[:1] if strict else workloads",
+        "return [workload for workload in workloads if queue.is_next(workload)]",
         "return workloads[:1]",
         reclaims,
         1027,
@@ -292,7 +292,7 @@ MUTANTS = (
     Mutant(
         "quotas are asked before a release",
         admission.AdmissionCycle._is_admissible,
-        "return self._admission.queues.allows_units(queue, least, group.get_oldest().uid)",
+        "return self._admission.queues.allows_units(queue, least, oldest.uid)",
         "return True",
         reclaims,
         0,
