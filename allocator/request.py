@@ -35,8 +35,9 @@ ContainerPlaces = Literal["", "same-card", "apart"]
 
 MAX_CARDS: Final = 64
 MAX_UNITS: Final = 1 << 17
-"""Largest request of a container. No node can offer as many: the kubelet takes a list of device IDs of 4 MiB,
-which ends below 100 000. Less than what `1Mi` stands for, so that no amount of bytes is taken for units."""
+"""Largest request of a container, and largest card. No node can offer as many: the kubelet takes a list of
+device IDs of 4 MiB, which ends below 100 000. Less than what `1Mi` stands for, so that no amount of bytes is
+taken for units."""
 
 WHOLE: Final = 100
 """Percent of a whole card."""

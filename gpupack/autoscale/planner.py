@@ -4,7 +4,6 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final
 
 import numpy as np
@@ -41,8 +40,9 @@ from gpupack.autoscale.waiting_pods import (
 )
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
-from gpupack.whatif.objects import KubeNode, is_placeholder
+from gpupack.whatif.objects import is_placeholder
 from gpupack.whatif.what_if import WhatIf
+from kubeapi.metadata import parse_time
 from scheduler_plugin.cache.arrays import BoolArray, LongArray
 
 STARTING_S: Final = 900.0
@@ -297,7 +297,7 @@ def find_starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s:
         usable = bool(nodes.usable[nodes.rows[name]])
         if usable and node.ready is not False and not has_startup_taint(node):
             continue
-        if wall_s - _created_s(node) >= STARTING_S:
+        if wall_s - (parse_time(node.metadata.creation_timestamp) or 0.0) >= STARTING_S:
             continue
         if usable:
             starting[name] = layouts[name]
@@ -323,13 +323,6 @@ def _map_group_labels(cluster: Cluster, layouts: Mapping[str, Layout]) -> dict[t
             if key in labels and found.setdefault((key, labels[key]), layout) != layout:
                 mixed.add((key, labels[key]))
     return {pair: layout for pair, layout in found.items() if pair not in mixed}
-
-
-def _created_s(node: KubeNode) -> float:
-    try:
-        return datetime.fromisoformat(node.metadata.creation_timestamp).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return 0.0
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from allocator.errors import shown
-from allocator.request import MAX_UNITS
+from allocator.request import MAX_CARDS, MAX_UNITS
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.page_hub import PageHub, PageState, TooManyPagesError
 from gpupack.dashboard.settings import host_is_allowed
@@ -27,8 +27,6 @@ GAP_S: Final = 0.1
 """Least time between two messages to one page."""
 BEAT_S: Final = 15.0
 """After so long without news a page is told that we are there."""
-MAX_CARDS: Final = 64
-"""Cards of one container that are asked about, as `gpupack fit` allows."""
 SLOW_S: Final = 60.0
 """A page that takes nothing for so long is given up; its browser comes back."""
 

@@ -11,7 +11,7 @@ import structlog
 from aiohttp import web
 
 from allocator.errors import shown
-from allocator.request import MAX_UNITS
+from allocator.request import MAX_CARDS, MAX_UNITS
 from gpupack.errors import InputError
 from gpupack.teams import DENIED, TOKEN_HEADER
 from gpupack.teams.answers import count_fit_for_member, explain_own_pod, list_own_pods
@@ -31,7 +31,6 @@ Answer = Callable[[Cluster, str, Mapping[str, str]], Awaitable[msgspec.Struct]]
 
 NAMESPACE_BURST, NAMESPACE_REFILL_S = 10, 1.0
 """Questions of one namespace at once, and seconds for one more."""
-MAX_CARDS: Final = 64
 MAX_CONTAINERS: Final = 16
 MAX_TEXT: Final = 2048
 """Characters of a value."""

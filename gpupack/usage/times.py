@@ -1,11 +1,11 @@
 """Moments as people write them."""
 
 import re
-from datetime import UTC, datetime
 from typing import Final
 
 from allocator.errors import shown
 from gpupack.errors import InputError
+from kubeapi.metadata import parse_time
 
 _AGO: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(s|m|h|d|w)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -23,11 +23,10 @@ def parse_moment(text: str, now_s: float) -> float:
     ago = _AGO.fullmatch(text)
     if ago is not None:
         return now_s - float(ago[1]) * _SECONDS[ago[2]]
-    try:
-        read = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InputError(f"time {shown(text)}; {_ALLOWED}") from error
-    return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
+    at_s = parse_time(text)
+    if at_s is None:
+        raise InputError(f"time {shown(text)}; {_ALLOWED}")
+    return at_s
 
 
 def parse_span(since: str, until: str, now_s: float) -> tuple[float, float]:

@@ -15,9 +15,6 @@ from scheduler_plugin.errors import StateError
 if TYPE_CHECKING:
     from scheduler_plugin.cache.arrays import BoolArray, IntArray, LongArray, RowArray
 
-MAX_UNITS: Final = 1 << 17
-"""Units of a card: the kubelet takes a list of 4 MiB, and one of so many device IDs is longer."""
-
 MAX_RECENT_CHANGES: Final = 256
 """Changes of rows that are remembered one by one."""
 

@@ -28,7 +28,8 @@ from allocator.packing import NodeWords, read_node
 from allocator.podcards import ByPosition
 from allocator.quantity import recall_integer
 from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds, read_links
-from scheduler_plugin.cache.node_arrays import MAX_UNITS, Exclusion
+from allocator.request import MAX_UNITS
+from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.objects import NodeLite
 
 _MAX_ACCOUNTED: Final = 8 * MAX_UNITS

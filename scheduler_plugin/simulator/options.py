@@ -11,7 +11,7 @@ import msgspec
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.policies import CARD_POLICIES
-from scheduler_plugin.cache.node_arrays import MAX_UNITS
+from allocator.request import MAX_UNITS
 from scheduler_plugin.errors import PolicyError, QueueConfigError, SettingsError
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.controller.config_file import ConfigFile

@@ -15,7 +15,7 @@ from allocator.card_rules import CardRules
 from allocator.errors import QuantityError
 from allocator.exact import fit_together
 from allocator.quantity import parse_bytes
-from allocator.request import WHOLE, Demand
+from allocator.request import MAX_UNITS, WHOLE, Demand
 from scheduler_plugin.cache.pods import MAX_REQUESTED, ResourceAmounts
 from scheduler_plugin.errors import TraceError
 
@@ -39,7 +39,6 @@ SCHEDULED_COLUMN: Final = "scheduled_time"
 _MAX_CPU: Final = 10**8
 _MAX_MEMORY: Final = 10**9
 _MAX_CARDS: Final = 64
-_MAX_UNITS: Final = 1 << 17
 _MAX_TIME: Final = 10**12
 _SHOWN: Final = 64
 
@@ -303,14 +302,14 @@ def _read_amounts(where: str, row: Mapping[str, str | None], cards: int) -> tupl
         return (), False, ""
     parts = [part.strip() for part in text.split("|")]
     percent = all(part.endswith("%") for part in parts)
-    most = WHOLE if percent else _MAX_UNITS
+    most = WHOLE if percent else MAX_UNITS
     numbers = []
     for part in parts:
         number, fault = _parse_number(
             where, GPU_UNITS_COLUMN, part.removesuffix("%") if percent else part, most
         )
         if fault or (not number and len(parts) > 1):
-            amounts = f"whole numbers from 1 to {_MAX_UNITS}, or all of them percent from 1% to {WHOLE}%"
+            amounts = f"whole numbers from 1 to {MAX_UNITS}, or all of them percent from 1% to {WHOLE}%"
             return (), False, f"{where}: {GPU_UNITS_COLUMN} is {_quote_text(text)}; allowed: {amounts}"
         numbers.append(number)
     if cards % len(numbers):
@@ -376,7 +375,7 @@ def _parse_number(where: str, column: str, text: str, most: int) -> tuple[int, s
 
 def _read_units(where: str, column: str, row: Mapping[str, str | None]) -> tuple[int, str]:
     """Read units of a card, 0 where the file does not say."""
-    return _read_number(where, column, row, _MAX_UNITS) if (row.get(column) or "").strip() else (0, "")
+    return _read_number(where, column, row, MAX_UNITS) if (row.get(column) or "").strip() else (0, "")
 
 
 def _read_other_amounts(
