@@ -39,12 +39,13 @@ $(VENV)/.docs: requirements-docs.lock $(VENV)/.runtime
 demo: $(VENV)/.runtime ## Run the main job on embedded stand-ins: 3 nodes, 20 pods, no GPU, no cluster
 	@$(BIN)/gpupack demo
 
-lint: $(VENV)/.dev ## Format check, lint, types, import rules, class names, prose
+lint: $(VENV)/.dev ## Format check, lint, types, import rules, modules that nothing imports, class names, prose
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m tests.scripts.class_names
+	@$(BIN)/python -m tests.scripts.unimported
 	@$(BIN)/python -m tests.scripts.prose
 
 # Four on two cores: half of the time a test waits for something.

@@ -42,7 +42,8 @@ from gpupack.dashboard.member import MemberDashboard, MemberPages
 from gpupack.dashboard.records import CardDetail
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.telemetry import NodeCourse, explain_no_telemetry
-from gpupack.dashboard.trend import Trend, TrendPoint
+from gpupack.dashboard.trend import Trend
+from gpupack.usage.records import TrendPoint
 from gpupack.whatif.objects import KubeNode, KubePod
 from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, PodGroup
 from scheduler_plugin.queue.controller.status import WaitExplanation

@@ -13,7 +13,7 @@ from allocator.errors import AllocatorError
 from gpupack.cli.advise import advise
 from gpupack.cli.autoscale import autoscale
 from gpupack.cli.common import FAILED, INTERRUPTED, WRONG_USAGE, exit_with_faults, version_option
-from gpupack.cli.completion import completion
+from gpupack.cli.completion import completion, proposals
 from gpupack.cli.cordon import cordon, uncordon
 from gpupack.cli.dashboard import dashboard
 from gpupack.cli.demo import demo
@@ -60,6 +60,13 @@ def main() -> None:
             sys.stdout.close()
         exit_with_faults(error, FAILED)
     sys.exit(status)
+
+
+def complete_kubectl() -> None:
+    """Be `kubectl_complete-gpupack`: words in, the last unfinished; proposals out."""
+    *words, unfinished = sys.argv[1:] or [""]
+    for line in proposals(cli, words, unfinished):
+        click.echo(line)
 
 
 def _named(arguments: Sequence[str]) -> str:

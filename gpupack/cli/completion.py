@@ -1,6 +1,5 @@
 """`gpupack completion`: scripts for shells, and what kubectl asks to complete `kubectl gpupack`."""
 
-import sys
 from typing import Final
 
 import click
@@ -25,15 +24,6 @@ def completion(context: click.Context, shell: str) -> None:
     """Print a script that completes gpupack's commands and options."""
     made = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}[shell]
     click.echo(made(context.find_root().command, {}, "gpupack", VARIABLE).source())
-
-
-def kubectl() -> None:
-    """Be `kubectl_complete-gpupack`: words in, the last unfinished; proposals out."""
-    from gpupack.cli.app import cli
-
-    *words, unfinished = sys.argv[1:] or [""]
-    for line in proposals(cli, words, unfinished):
-        click.echo(line)
 
 
 def proposals(command: click.Command, words: list[str], unfinished: str) -> list[str]:

@@ -20,11 +20,12 @@ from gpupack.dashboard.member import MemberClient, MemberDashboard, MemberPages
 from gpupack.dashboard.page_hub import PageHub
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.telemetry import TelemetrySource, explain_no_telemetry, read_own_namespace
-from gpupack.dashboard.trend import EVERY_S, Trend, TrendPoint, make_trend_point
+from gpupack.dashboard.trend import EVERY_S, Trend, make_trend_point
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import NODES_PATH, connect
 from gpupack.teams.handlers import MemberHandlers
 from gpupack.teams.reviews import MemberReviewer
+from gpupack.usage.records import TrendPoint
 from gpupack.usage.report import UsageKey, build_report
 from gpupack.usage.sampling import UsageSampler
 from gpupack.usage.store import HistoryFile, MemoryStore

@@ -4,9 +4,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-import msgspec
-
 from gpupack.dashboard.records import CardSums
+from gpupack.usage.records import TrendPoint
 
 EVERY_S: Final = 10.0
 """Between two points of the last hours."""
@@ -14,32 +13,6 @@ FINE: Final = 720
 COARSE_S: Final = 300.0
 COARSE: Final = 2016
 """A point in five minutes for a week."""
-
-
-class TrendPoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The cluster at one moment; amounts in MiB.
-
-    Attributes:
-        at: seconds since the epoch.
-        size: of all cards.
-        allocated: to pods.
-        overuse: used beyond promises, by pods or others.
-        free: what pods could get.
-        whole_free: of that, on cards with nothing on them.
-        whole: how many such cards there are.
-        largest: the most that one card could give.
-        pending: pods that wait for cards.
-    """
-
-    at: int
-    size: int
-    allocated: int
-    overuse: int
-    free: int
-    whole_free: int
-    whole: int
-    largest: int
-    pending: int
 
 
 def make_trend_point(at_s: float, sums: CardSums, pending: int) -> TrendPoint:

@@ -1,8 +1,6 @@
-"""Records of use over time: periods, and the part of each pod."""
+"""Records of use over time: the cluster's sums at moments, periods, and the part of each pod."""
 
 import msgspec
-
-from gpupack.dashboard.trend import TrendPoint
 
 
 class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -33,6 +31,32 @@ class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if self.used_mib_s is None:
             return 0.0
         return self.promised_mib_s if self.measured_mib_s is None else self.measured_mib_s
+
+
+class TrendPoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The cluster at one moment; amounts in MiB.
+
+    Attributes:
+        at: seconds since the epoch.
+        size: of all cards.
+        allocated: to pods.
+        overuse: used beyond promises, by pods or others.
+        free: what pods could get.
+        whole_free: of that, on cards with nothing on them.
+        whole: how many such cards there are.
+        largest: the most that one card could give.
+        pending: pods that wait for cards.
+    """
+
+    at: int
+    size: int
+    allocated: int
+    overuse: int
+    free: int
+    whole_free: int
+    whole: int
+    largest: int
+    pending: int
 
 
 class Period(msgspec.Struct, frozen=True, gc=False):

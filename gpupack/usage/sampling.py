@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from gpupack.dashboard.trend import TrendPoint
-from gpupack.usage.records import Period, PodUse
+from gpupack.usage.records import Period, PodUse, TrendPoint
 
 PERIOD_S: Final = 300.0
 GAP_S: Final = 60.0

@@ -18,6 +18,7 @@ from allocator.packing import Layout
 from allocator.quantity import parse_integer
 from allocator.request import PodRequest
 from gpupack.errors import InputError
+from gpupack.whatif.kube_checks import KubeSchedulerChecks
 from gpupack.whatif.objects import KubeNode, KubePod, is_placeholder, load_objects
 from gpupack.whatif.unknown_requests import drop_unknown_policies
 from kubeapi.podstate import is_terminal
@@ -31,7 +32,6 @@ from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 if TYPE_CHECKING:
     from gpupack.inventory.records import NodeRow
-    from gpupack.whatif.kube_checks import KubeSchedulerChecks
 
 _NAMED: Final = 5
 _COMPARED: Final = 2000
@@ -214,11 +214,9 @@ class Cluster:
         return np.array([nodes.rows[name] for name in nodes.sorted_names], dtype=np.intp)
 
     @cached_property
-    def kube_checks(self) -> "KubeSchedulerChecks":
+    def kube_checks(self) -> KubeSchedulerChecks:
         """Checks of kube-scheduler besides the cards."""
-        from gpupack.whatif.kube_checks import KubeSchedulerChecks  # noqa: PLC0415 - it needs this module
-
-        return KubeSchedulerChecks(self)
+        return KubeSchedulerChecks(self.nodes, self.pods, self.state)
 
     @property
     def has_words(self) -> bool:

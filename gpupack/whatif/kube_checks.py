@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from allocator.errors import QuantityError
 from allocator.names import PERCENT_RESOURCE
 from allocator.quantity import parse_bytes
 from gpupack.whatif.affinity import InterPodAffinity
-from gpupack.whatif.objects import KubePod
+from gpupack.whatif.objects import KubeNode, KubePod
 from kubeapi.selectors import (
     UNSCHEDULABLE,
     NodeRejection,
@@ -29,10 +29,8 @@ from kubeapi.selectors import (
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.kubelet_sums import compute_sum_left
 from scheduler_plugin.cache.pods import sum_host_requests, sum_other_requests, sum_requests
+from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.pods import read_pod_node_rules
-
-if TYPE_CHECKING:
-    from gpupack.whatif.cluster import Cluster
 
 NOT_READY: Final = "NotReady"
 CORDONED: Final = "Cordoned"
@@ -133,11 +131,17 @@ class KubeSchedulerChecks:
     """KubeSchedulerChecks is kube-scheduler's checks of nodes, at one moment.
 
     Args:
-        cluster: The cluster, which must not change any more.
+        nodes: The cluster's nodes by name, which must not change any more.
+        pods: Its pods by UID, likewise.
+        state: What filter knows of both, likewise.
     """
 
-    def __init__(self, cluster: "Cluster") -> None:
-        self._cluster = cluster
+    def __init__(
+        self, nodes: Mapping[str, KubeNode], pods: Mapping[str, KubePod], state: ClusterState
+    ) -> None:
+        self._nodes = nodes
+        self._pods = pods
+        self._state = state
         self._sums: dict[str, Counter[str]] = {}
         self._left: dict[str, dict[str, int]] = {}
         self._remembered: list[tuple[HostRequirements, dict[str, Rejection]]] = []
@@ -159,7 +163,7 @@ class KubeSchedulerChecks:
         gone = frozenset(leaving)
         names = None if only is None else list(only)
         if gone or self._is_cheaper(requirements, names):
-            return self._check_nodes(requirements, gone, self._cluster.nodes if names is None else names)
+            return self._check_nodes(requirements, gone, self._nodes if names is None else names)
         known = self._find_remembered(requirements)
         return known if names is None else {name: known[name] for name in names if name in known}
 
@@ -167,11 +171,11 @@ class KubeSchedulerChecks:
         """Tell whether to look at some nodes alone, in place of all nodes once."""
         if names is None or any(each is requirements for each, _ in self._remembered):
             return False
-        return _FEW * len(names) < len(self._cluster.nodes)
+        return _FEW * len(names) < len(self._nodes)
 
     def find_lasting_rejections(self, requirements: HostRequirements) -> dict[str, Rejection]:
         """Say of every node that a pod may not run on why not, whatever runs there."""
-        rejections = ((name, self._check_node(name, requirements)) for name in self._cluster.nodes)
+        rejections = ((name, self._check_node(name, requirements)) for name in self._nodes)
         return {name: rejection for name, rejection in rejections if rejection is not None}
 
     def is_open(self, requirements: HostRequirements, name: str, gone: frozenset[str]) -> bool:
@@ -185,7 +189,7 @@ class KubeSchedulerChecks:
         for each, known in self._remembered:
             if each is requirements:
                 return known
-        known = self._check_nodes(requirements, frozenset(), self._cluster.nodes)
+        known = self._check_nodes(requirements, frozenset(), self._nodes)
         self._remembered = [*self._remembered[-_REMEMBERED:], (requirements, known)]
         return known
 
@@ -201,7 +205,7 @@ class KubeSchedulerChecks:
         for name in names:
             rejection = self._check_node(name, requirements) or self._check_capacity(name, requirements, gone)
             if rejection is None and near is not None:
-                detail = near(name, self._cluster.nodes[name])
+                detail = near(name, self._nodes[name])
                 rejection = Rejection(NEIGHBOURS, detail) if detail else None
             if rejection is not None:
                 found[name] = rejection
@@ -209,7 +213,7 @@ class KubeSchedulerChecks:
 
     def _check_node(self, name: str, requirements: HostRequirements) -> Rejection | None:
         """Check the node itself: ready, cordon, selectors, taints."""
-        node = self._cluster.nodes[name]
+        node = self._nodes[name]
         traits = NodeTraits(
             name,
             node.ready,
@@ -225,7 +229,7 @@ class KubeSchedulerChecks:
 
     def list_repelling_taints(self, name: str, requirements: HostRequirements) -> list[str]:
         """The taints of a node that keep a pod off, as kubectl writes them; also of an ended cordon."""
-        spec = self._cluster.nodes[name].spec
+        spec = self._nodes[name].spec
         return [
             _format_taint(taint)
             for taint in list_repelling_taints(spec.taints or (), unschedulable=spec.unschedulable)
@@ -236,12 +240,10 @@ class KubeSchedulerChecks:
         self, name: str, requirements: HostRequirements, gone: frozenset[str]
     ) -> Rejection | None:
         """Check what the pods of the node leave: their number, cpu, host memory, other resources, ports."""
-        nodes = self._cluster.state.nodes
+        nodes = self._state.nodes
         row = nodes.rows[name]
         pods = [
-            pod
-            for uid in gone
-            if (pod := self._cluster.pods.get(uid)) is not None and pod.spec.node_name == name
+            pod for uid in gone if (pod := self._pods.get(uid)) is not None and pod.spec.node_name == name
         ]
         back = [sum_host_requests(pod) for pod in pods]
         if self.get_pods_left(name) + len(pods) < 1:
@@ -264,13 +266,13 @@ class KubeSchedulerChecks:
 
     @cached_property
     def _free_cpu(self) -> list[int]:
-        nodes = self._cluster.state.nodes
+        nodes = self._state.nodes
         free: list[int] = (nodes.cpu_capacity - nodes.cpu_used).tolist()
         return free
 
     @cached_property
     def _free_memory(self) -> list[int]:
-        nodes = self._cluster.state.nodes
+        nodes = self._state.nodes
         free: list[int] = (nodes.memory_capacity - nodes.memory_used).tolist()
         return free
 
@@ -285,8 +287,8 @@ class KubeSchedulerChecks:
         """`compute_sum_left` of every node; very much where a node does not say how much it offers."""
         known = self._left.get(resource)
         if known is None:
-            percent, books = resource == PERCENT_RESOURCE, self._cluster.state.node_records
-            left = ((name, compute_sum_left(books[name], percent=percent)) for name in self._cluster.nodes)
+            percent, books = resource == PERCENT_RESOURCE, self._state.node_records
+            left = ((name, compute_sum_left(books[name], percent=percent)) for name in self._nodes)
             known = self._left[resource] = {name: UNKNOWN if units is None else units for name, units in left}
         return known
 
@@ -302,22 +304,22 @@ class KubeSchedulerChecks:
 
         Nodes that do not say how much they offer are left to the cards.
         """
-        resource = PERCENT_RESOURCE if percent else self._cluster.state.resource
+        resource = PERCENT_RESOURCE if percent else self._state.resource
         back: Counter[str] = Counter()
         for uid in leaving:
-            pod = self._cluster.pods.get(uid)
+            pod = self._pods.get(uid)
             if pod is not None:
                 back[pod.spec.node_name] += sum_requests(pod, resource, _whole)
         sums = self.get_sums_left(resource)
         return frozenset(
             name
-            for name in (self._cluster.nodes if only is None else only)
+            for name in (self._nodes if only is None else only)
             if sums[name] + (back[name] if back else 0) < units
         )
 
     def get_capacity(self, name: str, resource: str) -> int:
         """Return what a node offers of a resource; 0 where it says nothing that can be read."""
-        value = (self._cluster.nodes[name].status.allocatable or {}).get(resource, 0)
+        value = (self._nodes[name].status.allocatable or {}).get(resource, 0)
         try:
             return _whole(value)
         except QuantityError:
@@ -341,15 +343,15 @@ class KubeSchedulerChecks:
     @cached_property
     def inter_pod_affinity(self) -> InterPodAffinity:
         """Pods that want others near or far."""
-        return InterPodAffinity(self._cluster.nodes, self._running_pods)
+        return InterPodAffinity(self._nodes, self._running_pods)
 
     @cached_property
     def _running_pods(self) -> list[KubePod]:
         """Pods that have a node and are not over."""
-        records = self._cluster.state.pods
+        records = self._state.pods
         return [
             pod
-            for uid, pod in self._cluster.pods.items()
+            for uid, pod in self._pods.items()
             if pod.spec.node_name and (record := records.get(uid)) is not None and not record.ended
         ]
 
@@ -360,7 +362,7 @@ class KubeSchedulerChecks:
             name: self.get_capacity(name, "pods") - counts[name]
             if "pods" in (node.status.allocatable or {})
             else UNKNOWN
-            for name, node in self._cluster.nodes.items()
+            for name, node in self._nodes.items()
         }
 
     def _ports_in_use(self, name: str, gone: frozenset[str]) -> set[int]:
@@ -377,7 +379,7 @@ class KubeSchedulerChecks:
 
     def mask_offered(self, rejections: Mapping[str, Rejection]) -> BoolArray:
         """The rows of nodes that kube-scheduler offers: bool[R]."""
-        nodes = self._cluster.state.nodes
+        nodes = self._state.nodes
         mask: BoolArray = np.zeros(nodes.row_count, dtype=np.bool_)
         mask[[row for name, row in nodes.rows.items() if name not in rejections]] = True
         return mask

@@ -11,13 +11,12 @@ from scheduler_plugin.cache.arrays import FloatArray, RowArray
 from scheduler_plugin.scheduling.pending_pods import COUNT_INTERVAL_S
 from scheduler_plugin.scheduling.placing import compute_scores, score_nodes
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
-from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
+from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload, WorkloadPolicy
 from scheduler_plugin.scheduling.policies.registry import (
     AttemptCounter,
     BacklogReader,
     Learner,
     NodePolicy,
-    WorkloadPolicy,
     make_policy,
 )
 from scheduler_plugin.simulator.cluster import SimulatedCluster, SimulatedPodKind

@@ -1,6 +1,7 @@
-"""Free capacity for pods of the queue: cards, processor, host memory, labels, taints. Pure."""
+"""Free and total capacity for pods of the queue: cards, processor, host memory, labels, taints. Pure."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -12,15 +13,15 @@ from allocator.place import Placement, place
 from kubeapi.selectors import NodeRules, Taint
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
-from scheduler_plugin.cache.host_resources import fits_host, mask_host_fits
+from scheduler_plugin.cache.host_resources import fits_host, list_host_resources, mask_host_fits
 from scheduler_plugin.cache.kubelet_sums import compute_sum_left
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.capacity.dominant_share import QueueResources
 from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.queue.capacity.reservations import NodeReservations, QueueReservations
-from scheduler_plugin.queue.capacity.total_capacity import TotalCapacity
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
+from scheduler_plugin.scheduling.fit_counts import count_most_pods
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy, score_nodes
 from scheduler_plugin.scheduling.policies.registry import Picker, is_scored_by_row
 from scheduler_plugin.scheduling.ranking import rank_best
@@ -480,3 +481,61 @@ class FreeCapacity:
             for name, row in nodes.rows.items():
                 allowed[row] = self.is_allowed(requirements, name)
         return allowed
+
+
+@dataclass(slots=True)
+class _PodCounts:
+    """Pods that each row could have, and which version of each row says so."""
+
+    pods: LongArray
+    made: LongArray
+    facts: int
+
+
+class TotalCapacity:
+    """TotalCapacity counts the pods that could run at once if every other pod ended.
+
+    Args:
+        capacity: The cluster.
+    """
+
+    def __init__(self, capacity: "FreeCapacity") -> None:
+        self._capacity = capacity
+        self._known: dict[PodRequirements, _PodCounts] = {}
+
+    def count_pods(self, requirements: PodRequirements) -> int:
+        """Count the pods with such needs that the whole cluster could have at most; 0: none, ever."""
+        return int(self._count_slots(requirements).sum())
+
+    def count_missing(self, members: Iterable[PodRequirements]) -> int:
+        """Count the pods of a gang for which there is no room beside the others, whoever else goes.
+
+        Pods that need the same are counted together, others each by themselves. So a gang that lacks nothing
+        may have no room all the same.
+        """
+        lacks = (count - self.count_pods(requirements) for requirements, count in Counter(members).items())
+        return max(0, *lacks, 0)
+
+    def forget_unused(self, used: set[PodRequirements]) -> None:
+        """Drop what was remembered of needs that no waiting pod has any more."""
+        for requirements in [requirements for requirements in self._known if requirements not in used]:
+            del self._known[requirements]
+
+    def _count_slots(self, requirements: PodRequirements) -> LongArray:
+        nodes, free_capacity = self._capacity.state.nodes, self._capacity
+        known = self._known.get(requirements)
+        if known is None or len(known.made) != nodes.row_count or known.facts != free_capacity.facts_version:
+            rows = nodes.row_count
+            known = _PodCounts(
+                np.zeros(rows, np.int64), np.full(rows, -1, np.int64), free_capacity.facts_version
+            )
+            self._known[requirements] = known
+        stale = np.flatnonzero(known.made != nodes.version)
+        if stale.size:
+            most = count_most_pods(nodes, free_capacity.make_query(requirements), stale, emptied=True)
+            for needed, capacity, _ in list_host_resources(nodes, requirements.host):
+                if needed:
+                    most = np.minimum(most, capacity[stale] // needed)
+            known.pods[stale] = np.where(free_capacity.mask_allowed(requirements)[stale], most, 0)
+            known.made[stale] = nodes.version[stale]
+        return known.pods

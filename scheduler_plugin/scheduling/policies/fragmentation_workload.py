@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from allocator.selector import Selector
-from scheduler_plugin.scheduling.policies.registry import PolicyRequest
+from scheduler_plugin.scheduling.policies.registry import NodePolicy, PolicyRequest
 
 MAX_SHAPES: Final = 512
 """Shapes that are scored with; rarer ones are left out."""
@@ -100,6 +100,15 @@ def _key(shape: DemandShape) -> tuple[object, ...]:
     selector = shape.selector
     names = (selector.models, selector.excluded_models, selector.uuids, selector.excluded_uuids)
     return (shape.cpu_milli, shape.units, shape.cards, *names)
+
+
+@runtime_checkable
+class WorkloadPolicy(Protocol):
+    """WorkloadPolicy is the further interface of a node policy that ranks by a typical workload."""
+
+    def with_workload(self, workload: TypicalWorkload) -> NodePolicy:
+        """Make a copy of the policy for a workload that is known."""
+        ...
 
 
 def compute_distance(left: Mapping[DemandShape, float], right: Mapping[DemandShape, float]) -> float:

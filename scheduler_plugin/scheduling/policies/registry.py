@@ -15,7 +15,7 @@ at least one whenever anything about the row changes, also when another node get
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from allocator.card_rules import NO_RULES, CardRules
 from allocator.installed import installed
@@ -26,9 +26,6 @@ from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, Ro
 from scheduler_plugin.cache.host_resources import HostRequest
 from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.errors import PolicyError
-
-if TYPE_CHECKING:
-    from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 
 
 class CardDemand(NamedTuple):
@@ -182,15 +179,6 @@ class Picker(Protocol):
             ask: What the pod asks for.
             fits: bool[R], rows that can take the pod.
         """
-        ...
-
-
-@runtime_checkable
-class WorkloadPolicy(Protocol):
-    """WorkloadPolicy is the further interface of a node policy that ranks by a typical workload."""
-
-    def with_workload(self, workload: "TypicalWorkload") -> NodePolicy:
-        """Make a copy of the policy for a workload that is known."""
         ...
 
 
