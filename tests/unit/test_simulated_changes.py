@@ -11,8 +11,7 @@ from structlog.testing import capture_logs
 from deviceplugin.errors import DriverGoneError, GpuError, ProfileError
 from deviceplugin.gpus.api.source import GpuProcess
 from deviceplugin.gpus.nvidia.vendor import NVIDIA
-from deviceplugin.gpus.simulated.profile import parse_profile
-from deviceplugin.gpus.simulated.profile_file import ProfileFile
+from deviceplugin.gpus.simulated.profile import ProfileFile, parse_profile
 from deviceplugin.gpus.simulated.script import ProcessGrowth
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 

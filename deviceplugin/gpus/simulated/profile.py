@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
+import structlog
 import yaml
 from msgspec import Meta, Struct
 
 from deviceplugin.errors import ProfileError
+from deviceplugin.gpus.api.links import count_links
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, sysfs_bus_id
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, MigInstance, place_instances
 from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.memory_limits import LimitBehaviour
-from deviceplugin.gpus.simulated.profile_links import NvLink, add_links
 from deviceplugin.gpus.simulated.script import SimulationScript, read_script
+
+log = structlog.get_logger(__name__)
 
 VERSIONS: Final = ("1", "1.0")
 
@@ -37,6 +40,8 @@ _Uuid = Annotated[str, Meta(pattern="^[A-Z]{2,4}-[0-9A-Za-z][0-9A-Za-z-]{0,47}$"
 _BusId = Annotated[str, Meta(pattern=_PCI_ADDRESS)]
 _Total = Annotated[int, Meta(ge=_MIB, le=1 << 44)]
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
+_LinkCount = Annotated[int, Meta(ge=0, le=36)]
+_CardIndex = Annotated[int, Meta(ge=0, le=63)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +220,23 @@ class _Topology(Struct, frozen=True):
     root_complexes: tuple[_RootComplex, ...] = ()
 
 
+class _Link(Struct, frozen=True):
+    remote_index: _CardIndex | None = None
+
+
+class _LinkedDevice(Struct, frozen=True):
+    index: _CardIndex
+    links: tuple[_Link, ...] = ()
+
+
+class _NvLink(Struct, frozen=True):
+    """With switches every card reaches every other one; else it is said link by link, as with bridges."""
+
+    links_per_gpu: _LinkCount = 0
+    switches: tuple[Any, ...] = ()
+    device_links: tuple[_LinkedDevice, ...] = ()
+
+
 class _Vendor(Struct, frozen=True):
     domain: str
     visible_devices: str
@@ -262,7 +284,7 @@ def parse_profile(name: str, text: str) -> Profile:
     faults += [f"vendor.{fault}" for fault in vendor.find_faults()]
     defaults = _read(document.device_defaults or {}, _Card, "device_defaults", faults)
     topology = _read(document.pcie_topology or {}, _Topology, "pcie_topology", faults)
-    nvlink = _read(document.nvlink or {}, NvLink, "nvlink", faults)
+    nvlink = _read(document.nvlink or {}, _NvLink, "nvlink", faults)
     devices = [
         _read(one, _ProfileDevice, f"devices[{at}]", faults) for at, one in enumerate(document.devices)
     ]
@@ -280,7 +302,7 @@ def parse_profile(name: str, text: str) -> Profile:
     ]
     _check_together([each.card for each in cards], topology, faults)
     if not faults:
-        with_links = add_links([each.card for each in cards], nvlink, faults)
+        with_links = _add_links([each.card for each in cards], nvlink, faults)
         cards = [replace(each, card=card) for each, card in zip(cards, with_links, strict=True)]
     script = read_script(document.script or [], {each.card.index: each.card.uuid for each in cards}, faults)
     _check_partitions(script, {each.card.index: each.card for each in cards}, faults)
@@ -400,3 +422,68 @@ def _check_together(cards: Sequence[GpuCard], topology: _Topology, faults: list[
 
 def _repeated(what: str, values: Sequence[int | str]) -> Iterable[str]:
     return (f"{what}: {value} stands twice" for value in sorted(set(values)) if values.count(value) > 1)
+
+
+def _add_links(cards: Sequence[GpuCard], form: _NvLink, faults: list[str]) -> list[GpuCard]:
+    """Give the cards their links; links to cards that are not there are faults."""
+    uuids = {card.index: card.uuid for card in cards}
+    direct: dict[str, list[str]] = {}
+    for number, device in enumerate(form.device_links):
+        for at, link in enumerate(device.links):
+            for name, index in (("index", device.index), (f"links[{at}].remote_index", link.remote_index)):
+                if index is not None and index not in uuids:
+                    faults.append(
+                        f"nvlink.device_links[{number}].{name}: {index}; allowed: the devices' index"
+                    )
+            if link.remote_index == device.index:
+                faults.append(
+                    f"nvlink.device_links[{number}].links[{at}]: leads from card {device.index} to itself"
+                )
+            if device.index in uuids and link.remote_index in uuids:
+                direct.setdefault(uuids[device.index], []).append(uuids[link.remote_index])
+    switched = dict.fromkeys(uuids.values(), form.links_per_gpu if form.switches else 0)
+    links = count_links(uuids.values(), direct, switched)
+    return [replace(card, links=links[card.uuid]) for card in cards]
+
+
+class ProfileFile:
+    """Reads a profile again when its file has changed. What cannot be used is logged once and passed over.
+
+    Args:
+        name_or_file: as `load_profile` takes it; a shipped profile never changes.
+        vendor: of the profile so far, which cannot change.
+    """
+
+    def __init__(self, name_or_file: str, vendor: Vendor) -> None:
+        self._file = None if name_or_file in shipped_profiles() else Path(name_or_file)
+        self._vendor = vendor
+        self._stamp = self._look()
+
+    def changed(self) -> Profile | None:
+        """Return the profile if its file was changed since the last call, and can be used."""
+        stamp = self._look()
+        if self._file is None or stamp is None or stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        try:
+            profile = load_profile(str(self._file))
+        except ProfileError as error:
+            return self._refuse(str(error))
+        if profile.vendor != self._vendor:
+            return self._refuse(f"vendor: {profile.vendor.domain}; allowed: {self._vendor.domain} now")
+        log.info("the profile was changed", profile=str(self._file))
+        return profile
+
+    @staticmethod
+    def _refuse(error: str) -> None:
+        log.warning("the changed profile cannot be used, the cards stay as they were", error=error)
+
+    def _look(self) -> tuple[int, int, int] | None:
+        """Read a key that differs after a change; None while there is no file."""
+        if self._file is None:
+            return None
+        try:
+            found = self._file.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino

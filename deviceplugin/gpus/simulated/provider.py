@@ -41,8 +41,7 @@ class SimulatedProvider(NvmlProvider):
         Raises:
             ProfileError: The profile cannot be used.
         """
-        from deviceplugin.gpus.simulated.profile import load_profile  # noqa: PLC0415
-        from deviceplugin.gpus.simulated.profile_file import ProfileFile  # noqa: PLC0415
+        from deviceplugin.gpus.simulated.profile import ProfileFile, load_profile  # noqa: PLC0415
         from deviceplugin.gpus.simulated.source import SimulatedGpus  # noqa: PLC0415
 
         name = options.profile or ""
