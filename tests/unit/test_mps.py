@@ -21,10 +21,10 @@ from deviceplugin.gpus.api.helper_processes import HelperProcessFilter
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuProcess
 from deviceplugin.gpus.nvidia.generations import NvmlGenerations
-from deviceplugin.gpus.nvidia.mps.cards import MpsCard, list_mps_cards
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.nvidia.mps.grants import VOLTA, client_limit, find_obstacle
 from deviceplugin.gpus.nvidia.mps.service import MpsService
+from deviceplugin.gpus.nvidia.mps.supervisor import MpsCard, list_mps_cards
 from deviceplugin.gpus.nvidia.provider import framework_envs
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
