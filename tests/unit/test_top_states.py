@@ -11,8 +11,7 @@ from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.publishing.node_publication import make_last_patch
 from gpupack.errors import InputError
 from gpupack.inventory import build_rows, render
-from gpupack.inventory.rendering import RenderOptions, format_lines
-from gpupack.inventory.totals import sum_totals
+from gpupack.inventory.rendering import RenderOptions, format_lines, sum_totals
 from tests.kubectl_nodes import CARDS, INVENTORY, REVISION, listed, node
 
 GIB = "gpupack.io/gpu-memory-gib"
