@@ -5,11 +5,10 @@ from typing import Final
 
 from allocator.request import PodRequest
 from gpupack.errors import InputError
-from gpupack.rebalance.drain_targets import count_unowned_units, find_cards, list_pods_on_cards
 from gpupack.rebalance.goals import EmptyGoal, StartGoal
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.rebalance.moved_cluster import apply_moves, find_refused_moves
-from gpupack.rebalance.plan_state import Destination, PlanState
+from gpupack.rebalance.plan_state import Card, Destination, PlanState
 from gpupack.rebalance.planning import MovePlan, MovePlanner, SearchLimits
 from gpupack.whatif.answers import Advice, Move, NodeCards, PodCount
 from gpupack.whatif.cluster import Cluster
@@ -153,12 +152,12 @@ def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None
         InputError: there is no such card or node.
     """
     limits = limits or SearchLimits()
-    cards = find_cards(cluster, what)
+    cards = _find_cards(cluster, what)
     usage = PodCardUsage(cluster)
     movable_pods = MovablePods(cluster, usage, limits.max_priority)
-    there, stuck = list_pods_on_cards(cluster, usage, movable_pods, cards)
+    there, stuck = _list_pods_on_cards(cluster, usage, movable_pods, cards)
     notes = [f"{name} stays: {reason}" for name, reason in stuck]
-    others = count_unowned_units(cluster, usage, cards)
+    others = _count_unowned_units(cluster, usage, cards)
     if others:
         notes.append(
             f"{format_memory(others, cluster.unit_mib)} on these cards are no pod's whose card is known"
@@ -264,3 +263,64 @@ def describe_move(cluster: Cluster, movable: MovablePod, destination: Destinatio
 def _name_cards(place: NodeCards) -> str:
     cards = "card" if len(place.cards) == 1 else "cards"
     return f"node {place.node} {cards} {', '.join(map(str, place.cards))}"
+
+
+def _find_cards(cluster: Cluster, what: str) -> frozenset[Card]:
+    """Find a node's cards by its name, or one card by NODE/NUMBER or its UUID.
+
+    Raises:
+        InputError: there is no such node or card.
+    """
+    node, slash, number = what.partition("/")
+    for name, node_record in cluster.state.node_records.items():
+        if name == what and node_record.sizes:
+            return frozenset((name, card) for card in range(len(node_record.sizes)))
+        if what in node_record.uuids:
+            return frozenset({(name, node_record.uuids.index(what))})
+        if slash and name == node:
+            known = [str(index) for index in node_record.indexes or range(len(node_record.sizes))]
+            if number in known:
+                return frozenset({(name, known.index(number))})
+            raise InputError(f"node {node} has no card {number}; allowed: {', '.join(known) or 'none'}")
+    if what in cluster.nodes:
+        raise InputError(f"node {what} has no cards that gpupack knows")
+    raise InputError(f"{what} is no node and no card; allowed: a node, NODE/NUMBER, or a card's UUID")
+
+
+def _list_pods_on_cards(
+    cluster: Cluster, usage: PodCardUsage, movable_pods: MovablePods, cards: frozenset[Card]
+) -> tuple[list[MovablePod], list[tuple[str, str]]]:
+    """The pods on cards that may move, and of the others the name and why they stay."""
+    moving: list[MovablePod] = []
+    staying: list[tuple[str, str]] = []
+    for node in sorted({name for name, _ in cards}):
+        here = {card for name, card in cards if name == node}
+        able = {movable.uid: movable for movable in movable_pods.list_on_node(node)}
+        node_record = cluster.state.node_records[node]
+        for uid, record in sorted(
+            node_record.pods.items(), key=lambda item: (item[1].namespace, item[1].name)
+        ):
+            units = usage.get_units(record)
+            if not units:
+                staying.append((f"{record.namespace}/{record.name}", "nobody says on which card it is"))
+            elif here.isdisjoint(units):
+                continue
+            elif uid in able:
+                moving.append(able[uid])
+            else:
+                pod = cluster.pods[uid]
+                why = movable_pods.explain_why_fixed(pod, record) or "filter refuses it elsewhere"
+                staying.append((f"{record.namespace}/{record.name}", why))
+    return moving, staying
+
+
+def _count_unowned_units(cluster: Cluster, usage: PodCardUsage, cards: frozenset[Card]) -> int:
+    """Units that are taken on cards and that no pod has, as far as anybody says."""
+    nodes = cluster.state.nodes
+    total = 0
+    for node, card in cards:
+        row = nodes.rows[node]
+        if nodes.evictable[row, card]:
+            pods = sum(usage.get_units(record).get(card, 0) for record in usage.list_pods(node))
+            total += max(0, int(nodes.occupied[row, card]) - pods)
+    return total
