@@ -7,8 +7,11 @@ import pytest
 
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies import make_policy
-from scheduler_plugin.scheduling.policies.precedence import compute_chart
-from scheduler_plugin.scheduling.policies.weighted_balance import WeightedBalance, WeightedBalanceSettings
+from scheduler_plugin.scheduling.policies.weighted_balance import (
+    WeightedBalance,
+    WeightedBalanceSettings,
+    compute_chart,
+)
 from tests.policy_view import ask, place, view
 
 CAPACITY = (100, 1000, [10])

@@ -37,7 +37,6 @@ from scheduler_plugin.scheduling.policies.fractions import (
     parse_resources,
 )
 from scheduler_plugin.scheduling.policies.fractions import compute_mean as level
-from scheduler_plugin.scheduling.policies.precedence import average_charts, compute_chart
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 
 NAME: Final = "weighted-balance"
@@ -49,6 +48,7 @@ _NEVER_POLLED: Final = 2.0
 _ANY: Final = PolicyRequest(0, 0, ())
 """Nodes without cards are among those whose y is remembered."""
 
+_HALF: Final = Fraction(1, 2)
 _TINY: Final = 1e-300
 _HELD_PODS: Final = 65536
 _PENDING_PODS: Final = 65536
@@ -399,3 +399,30 @@ POLICY: Final = Entry(
     "keep cpu, memory and GPU memory level, the scarce class weighing more",
     ("weights", "threshold", "parts", "on-no-improvement", "hold-rounds", "rotate", "resources"),
 )
+
+
+def compute_chart(values: Sequence[Fraction | int | float]) -> tuple[Fraction, ...]:
+    """Weigh k classes: `p_ij` is 1 if v_i > v_j, 1/2 if equal, else 0; `w_i = sum_j p_ij / (k*k/2)`.
+
+    Args:
+        values: One a class, at least two.
+
+    Returns:
+        Weights that sum to 1, the larger the value the larger the weight.
+
+    Raises:
+        PolicyError: fewer than two classes.
+    """
+    count = len(values)
+    if count < 2:  # noqa: PLR2004 - nothing to compare
+        raise PolicyError(f"precedence chart of {count} classes; allowed: 2 or more")
+    scores = [
+        sum((Fraction(1) if mine > other else _HALF if mine == other else Fraction(0)) for other in values)
+        for mine in values
+    ]
+    return tuple(Fraction(score) / Fraction(count * count, 2) for score in scores)
+
+
+def average_charts(charts: Sequence[Sequence[Fraction]]) -> tuple[Fraction, ...]:
+    """Average weight vectors class by class."""
+    return tuple(sum(column, Fraction(0)) / len(charts) for column in zip(*charts, strict=True))
