@@ -34,8 +34,7 @@ from scheduler_plugin.simulator.queued_results import average_queue_runs, make_q
 from scheduler_plugin.simulator.replay import run_arrivals, run_replay
 from scheduler_plugin.simulator.replay_report import report_replays
 from scheduler_plugin.simulator.replay_results import average_replays, make_replay_result
-from scheduler_plugin.simulator.report import report_packing
-from scheduler_plugin.simulator.results import Run, average_runs, make_run_result
+from scheduler_plugin.simulator.results import Run, average_runs, make_run_result, report_packing
 from scheduler_plugin.simulator.trace import TraceNode, TracePod, draw_pods, read_nodes, read_pods
 
 Progress = Callable[[int, int], None]

@@ -11,7 +11,7 @@ from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.options import WORKLOADS, SimulationOptions
 from scheduler_plugin.simulator.packing import make_typical_workload, run_packing
 from scheduler_plugin.simulator.placer import HELD, make_simulated_policy
-from scheduler_plugin.simulator.report import report_packing
+from scheduler_plugin.simulator.results import report_packing
 from scheduler_plugin.simulator.trace import TraceNode, TracePod
 from tests.other_policies import offered
 
