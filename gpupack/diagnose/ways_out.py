@@ -16,13 +16,13 @@ from gpupack.whatif.what_if import PodCardUsage, WhatIf, list_card_numbers
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.scheduling.available import widen_patterns
-from scheduler_plugin.scheduling.reasons import FilterReason, format_memory
+from scheduler_plugin.scheduling.reasons import Cure, FilterReason, format_memory
 
 _MOST_CARDS: Final = 8
 _MODELS: Final = 3
 _NEVER_BY_ENDS: Final = frozenset(
     {SELECTOR, TAINT, CORDONED, NOT_READY, PORTS}
-    | {reason.json_name for reason in FilterReason if reason.exclusion is not None}
+    | {reason.json_name for reason in FilterReason if Cure.PODS_END not in reason.cures}
 )
 """Nodes that no pod's end opens."""
 

@@ -5,7 +5,7 @@ is queued again at once. Numbers that change belong to `gpupack why`.
 """
 
 from collections.abc import Callable, Sequence
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Final, Self
 
 from allocator.card_rules import NO_RULES, CardRules
@@ -80,6 +80,15 @@ def _name_not_admitted(demands: Sequence[Demand], _rules: CardRules, _unit_mib: 
     return f"no {cards} that the pod's gpu-model and gpu-uuid admit"
 
 
+class Cure(StrEnum):
+    """A cure is what makes a node take a pod that filter has refused."""
+
+    TIME = "time"
+    PODS_END = "the end of other pods"
+    OTHER_REQUEST = "another request"
+    DAEMON = "the node's daemon"
+
+
 class FilterReason(IntEnum):
     """Reason for which filter refuses a node. The first one is closest to taking the pod.
 
@@ -90,57 +99,82 @@ class FilterReason(IntEnum):
         event_text: Text in the pod's condition and Events, or what writes it.
         sentence: What `why` and docs/ask.md say; `{unit}` is the unit of memory. `why` says more where
             `gpupack.whatif.node_results` has numbers of the nodes.
-        exclusion: Exclusion of the whole node in the cache that is told by this reason. Where there is none
-            the end of other pods can make the node take the pod.
+        cures: What can make the node take the pod, the likeliest first. `why` looks for pods whose end helps
+            on the nodes that it can help.
+        exclusion: Exclusion of the whole node in the cache that is told by this reason; None: the cards
+            decide.
     """
 
     event_text: str | EventText
     sentence: str
+    cures: tuple[Cure, ...]
     exclusion: Exclusion | None
 
-    HELD_BACK = "held back by the node policy", "held back by the node policy for now"
-    NOT_FREE = _name_not_free, "the cards are there, and others have them"
+    HELD_BACK = "held back by the node policy", "held back by the node policy for now", (Cure.TIME,)
+    NOT_FREE = (
+        _name_not_free,
+        "the cards are there, and others have them",
+        (Cure.PODS_END, Cure.OTHER_REQUEST),
+    )
     CARD_RULES = (
         _name_card_rules,
         "there is room, but not by the pod's rules: cards of one model for each container, or of its own",
+        (Cure.OTHER_REQUEST, Cure.PODS_END),
     )
-    TOO_SMALL = _name_too_small, "no healthy card is large enough, even empty"
-    NOT_ADMITTED = _name_not_admitted, "the pod's gpu-model or gpu-uuid admits no card of the node"
+    TOO_SMALL = _name_too_small, "no healthy card is large enough, even empty", (Cure.OTHER_REQUEST,)
+    NOT_ADMITTED = (
+        _name_not_admitted,
+        "the pod's gpu-model or gpu-uuid admits no card of the node",
+        (Cure.OTHER_REQUEST,),
+    )
     NO_SUCH_CARD = (
         "no card of the cluster that the pod's gpu-model and gpu-uuid admit",
         "the pod's gpu-model or gpu-uuid admits no card of the cluster",
+        (Cure.OTHER_REQUEST,),
     )
     NO_PLUGIN = (
         "the node's kubelet has no gpupack device plugin at the moment",
         "the kubelet has no gpupack device plugin now: is the daemon running there?",
+        (Cure.DAEMON,),
         Exclusion.NO_PLUGIN,
     )
     CORRUPT_WORDS = (
         "corrupt gpupack words on the node",
         "the packed words of the node cannot be read: see gpupack top",
+        (Cure.DAEMON,),
         Exclusion.CORRUPT,
     )
     OTHER_UNIT = (
         "gpupack words of another unit on the node",
         "the node counts in another unit than {unit}",
+        (Cure.OTHER_REQUEST, Cure.DAEMON),
         Exclusion.OTHER_UNIT,
     )
     UNKNOWN_NODE = (
         "node not known to the gpupack scheduler yet",
         "the node is not known yet",
+        (Cure.TIME,),
         Exclusion.VACANT,
     )
     NO_WORDS = (
         "no gpupack words on the node",
         "no GPU memory is offered there: no gpupack daemon has published cards",
+        (Cure.DAEMON,),
         Exclusion.NO_WORDS,
     )
 
-    def __new__(cls, event_text: str | EventText, sentence: str, exclusion: Exclusion | None = None) -> Self:
+    def __new__(
+        cls,
+        event_text: str | EventText,
+        sentence: str,
+        cures: tuple[Cure, ...],
+        exclusion: Exclusion | None = None,
+    ) -> Self:
         """Number the reasons from 1, in their order."""
         reason = int.__new__(cls, number := len(cls.__members__) + 1)
         reason._value_ = number
-        reason.event_text, reason.sentence, reason.exclusion = event_text, sentence, exclusion
+        reason.event_text, reason.sentence = event_text, sentence
+        reason.cures, reason.exclusion = cures, exclusion
         return reason
 
     @classmethod

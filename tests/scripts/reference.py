@@ -109,8 +109,11 @@ def autoscale_metrics() -> str:
 
 def filter_reasons() -> str:
     """The reasons for which filter refuses a node."""
-    rows = [(f"`{reason.json_name}`", reason.sentence.format(unit="the pod")) for reason in FilterReason]
-    return _table(("`reason` in JSON", "meaning"), rows)
+    rows = [
+        (f"`{reason.json_name}`", reason.sentence.format(unit="the pod"), ", or ".join(reason.cures))
+        for reason in FilterReason
+    ]
+    return _table(("`reason` in JSON", "meaning", "what helps"), rows)
 
 
 def _filled(kind: Any, **given: Any) -> Any:

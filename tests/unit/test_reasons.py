@@ -1,12 +1,18 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from allocator.request import Demand
+from allocator.request import ContainerRequest, Demand, PodRequest
+from allocator.selector import Selector
 from gpupack.whatif.kube_checks import HostRequirements, Rejection
 from gpupack.whatif.node_results import ORDER, _Sentences
 from gpupack.whatif.what_if import make_query
-from scheduler_plugin.cache.node_arrays import Exclusion
+from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
 from scheduler_plugin.extender.metrics import _REASONS
-from scheduler_plugin.scheduling.reasons import FilterReason, format_event_text, format_memory
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
+from scheduler_plugin.scheduling.reasons import Cure, FilterReason, format_event_text, format_memory
 from tests.ask_world import Node, Pod, World
 
 ONE = (Demand((), 8, 1),)
@@ -42,7 +48,7 @@ def test_reasons_name_the_request(misfit: FilterReason, demands: tuple[Demand, .
 
 @pytest.mark.parametrize("reason", list(FilterReason))
 def test_every_reason_is_whole(reason: FilterReason) -> None:
-    """A member alone gives a text, a sentence and a place in the order of `why`, and a label of metrics."""
+    """A member alone gives a text, a sentence, a place in the order of `why`, a label of metrics, cures."""
     assert format_event_text(reason, ONE, 1024)
     cluster = World((Node("n", (16,)),), (Pod("p", 8),)).cluster
     pod = cluster.find_pod("default", "p")
@@ -53,6 +59,56 @@ def test_every_reason_is_whole(reason: FilterReason) -> None:
     assert sentences.explain(Rejection(reason.json_name), cluster.rows, None, 0)
     assert ORDER.count(reason.json_name) == 1
     assert reason.metric_label in _REASONS
+    assert reason.cures
+    assert len(set(reason.cures)) == len(reason.cures)
+
+
+def make_nodes(used: tuple[int, ...]) -> NodeArrays:
+    """Node n with two cards of one model and one of another, and a node with a card of a third model."""
+    nodes = NodeArrays()
+    n = nodes.add_node("n")
+    nodes.set_cards(n, (16, 16, 16), used, uuids=["GPU-0", "GPU-1", "GPU-2"], models=["A100", "A100", "L40S"])
+    nodes.set_cards(nodes.add_node("other"), (16,), (16,), uuids=["GPU-3"], models=["T4"])
+    return nodes
+
+
+def fits(nodes: NodeArrays, asked: PodRequest) -> bool:
+    query = ClusterPolicies().make_request(nodes, asked, 0, 0)
+    return bool(filter_nodes(nodes, query, np.array([nodes.rows["n"]]))[0])
+
+
+def request(units: int, cards: int = 1, model: str = "") -> PodRequest:
+    asked = PodRequest((ContainerRequest("main", units * cards, "main"),), cards=cards)
+    return replace(asked, selector=Selector.parse(model, None)) if model else asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (request(8), FilterReason.NOT_FREE),
+        (request(4, cards=2), FilterReason.CARD_RULES),
+        (request(17), FilterReason.TOO_SMALL),
+        (request(1, model="T4"), FilterReason.NOT_ADMITTED),
+        (request(1, model="H900"), FilterReason.NO_SUCH_CARD),
+    ],
+)
+def test_what_cures_a_reason_of_the_cards_does(asked: PodRequest, reason: FilterReason) -> None:
+    full, emptied = make_nodes((16, 12, 12)), make_nodes((0, 0, 0))
+    query = ClusterPolicies().make_request(full, asked, 0, 0)
+    assert not fits(full, asked)
+    assert explain_rejections(full, query, np.array([full.rows["n"]])).tolist() == [reason]
+    assert fits(emptied, asked) == (Cure.PODS_END in reason.cures)
+    assert fits(full, request(1)) == (Cure.OTHER_REQUEST in reason.cures)
+
+
+@pytest.mark.parametrize("reason", [reason for reason in FilterReason if reason.exclusion])
+def test_no_end_of_pods_cures_the_exclusion_of_a_node(reason: FilterReason) -> None:
+    emptied, asked = make_nodes((0, 0, 0)), request(1)
+    emptied.exclude_row(emptied.rows["n"], Exclusion(reason.exclusion or 0))
+    query = ClusterPolicies().make_request(emptied, asked, 0, 0)
+    assert explain_rejections(emptied, query, np.array([emptied.rows["n"]])).tolist() == [reason]
+    assert not fits(emptied, asked)
+    assert Cure.PODS_END not in reason.cures
 
 
 def test_every_exclusion_of_a_node_has_one_reason() -> None:
