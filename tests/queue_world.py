@@ -162,13 +162,13 @@ class QueueWorld:
                 self.change(member.uid, spec={"schedulingGates": []})
         return releases
 
-    def take_back(self) -> list[Requeue]:
-        """Let the queue take admissions back; what is requeued waits again when this returns."""
-        backs = self.queue.find_requeues(self.now)
-        for back in backs:
-            if back.requeue:
-                self.requeue(back.queued_pod.uid)
-        return backs
+    def requeue_pods(self) -> list[Requeue]:
+        """Let the queue end admissions; what is requeued waits again when this returns."""
+        ended = self.queue.find_requeues(self.now)
+        for each in ended:
+            if each.requeue:
+                self.requeue(each.queued_pod.uid)
+        return ended
 
     def requeue(self, uid: str) -> None:
         """Mark an admitted pod as one that waits again."""

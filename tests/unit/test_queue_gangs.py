@@ -27,8 +27,8 @@ def _pass_time(world: QueueWorld, seconds: float) -> None:
         world.decide()
 
 
-def _taken_back(world: QueueWorld) -> list[tuple[str, bool]]:
-    return sorted((world.name(back.queued_pod.uid), back.remove) for back in world.take_back())
+def _list_requeued(world: QueueWorld) -> list[tuple[str, bool]]:
+    return sorted((world.name(back.queued_pod.uid), back.remove) for back in world.requeue_pods())
 
 
 def test_a_gang_is_released_whole_or_not_at_all() -> None:
@@ -85,9 +85,9 @@ def test_of_a_half_bound_gang_of_bare_pods_only_those_without_a_node_lose_their_
     gang = _gang(world, 2, owned=False)
     world.bind(gang[0])
     world.now = WITHIN_S
-    assert _taken_back(world) == [("g1", False)]
+    assert _list_requeued(world) == [("g1", False)]
     world.now = 2 * WITHIN_S
-    assert _taken_back(world) == []
+    assert _list_requeued(world) == []
 
 
 def test_a_half_bound_gang_with_a_controller_is_removed_and_waits_until_it_is_whole(
@@ -97,7 +97,7 @@ def test_a_half_bound_gang_with_a_controller_is_removed_and_waits_until_it_is_wh
     gang = _gang(world, 2)
     world.bind(gang[0])
     world.now = WITHIN_S
-    assert _taken_back(world) == [("g0", True), ("g1", True)]
+    assert _list_requeued(world) == [("g0", True), ("g1", True)]
     world.delete(gang[1])
     world.pod("again-1", 4, gang="G", size=2)
     assert world.admitted() == []
@@ -166,7 +166,7 @@ def test_a_gang_that_cannot_be_bound_is_tried_less_and_less_often(world: QueueWo
         for uid in gang:
             world.change(uid, metadata=OWNED, status=UNSCHEDULABLE)
         _pass_time(world, WITHIN_S)
-        assert len(_taken_back(world)) == 2
+        assert len(_list_requeued(world)) == 2
         for uid in gang:
             world.delete(uid)
         _pass_time(world, 30)
@@ -181,13 +181,13 @@ def test_a_member_that_is_made_again_days_later_joins_the_others(world: QueueWor
     for uid in gang:
         world.bind(uid)
     world.now = 100_000.0
-    assert _taken_back(world) == []
+    assert _list_requeued(world) == []
     world.delete(gang[1])
     again = world.pod("again", 4, gang="G", size=2)
     assert world.admitted() == ["again"]
     world.bind(again)
     world.now += WITHIN_S
-    assert _taken_back(world) == []
+    assert _list_requeued(world) == []
 
 
 def test_a_member_that_joins_and_finds_no_node_goes_alone(world: QueueWorld) -> None:
@@ -200,7 +200,7 @@ def test_a_member_that_joins_and_finds_no_node_goes_alone(world: QueueWorld) -> 
     world.change(again, metadata=OWNED)
     world.admitted()
     world.now = WITHIN_S
-    assert _taken_back(world) == [("again", True)]
+    assert _list_requeued(world) == [("again", True)]
 
 
 def test_a_member_is_made_again_after_another_one_has_succeeded(world: QueueWorld) -> None:
@@ -215,7 +215,7 @@ def test_a_member_is_made_again_after_another_one_has_succeeded(world: QueueWorl
     world.bind(again)
     assert explain_waiting(world.queue, world.now) == []
     world.now = 5000.0
-    assert _taken_back(world) == []
+    assert _list_requeued(world) == []
 
 
 def test_a_gang_that_is_made_again_whole_waits_until_it_is_complete(world: QueueWorld) -> None:

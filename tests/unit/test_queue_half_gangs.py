@@ -82,7 +82,7 @@ def test_one_refused_release_of_four_is_tried_again_before_others_go(world: Queu
     bind(world, uids[2])
     assert world.queue.gangs.get("gang default/G").is_whole  # type: ignore[union-attr]
     world.now = 5000
-    assert world.take_back() == []
+    assert world.requeue_pods() == []
 
 
 def test_what_stays_refused_takes_the_gang_back_in_time(world: QueueWorld) -> None:
@@ -92,9 +92,9 @@ def test_what_stays_refused_takes_the_gang_back_in_time(world: QueueWorld) -> No
     while world.now < WITHIN_S:
         release(world, uids[2])
         bind(world, *(uid for uid in others if world.queue.queued_pods[uid].phase is Phase.ADMITTED))
-        assert world.take_back() == []
+        assert world.requeue_pods() == []
         world.now += 1
-    back = world.take_back()
+    back = world.requeue_pods()
     assert sorted((each.queued_pod.uid, each.remove) for each in back) == [(uid, True) for uid in others]
     assert back[0].why == "3 of 4 pods of its gang are bound 300 s after its admission"
     for uid in others:
@@ -111,7 +111,7 @@ def test_a_gang_that_another_process_released_in_part_is_completed(world: QueueW
     assert release(world) == ["g2", "g3"]
     bind(world, *uids[bound:])
     world.now = 5000
-    assert world.take_back() == []
+    assert world.requeue_pods() == []
 
 
 def test_of_pods_without_data_nobody_says_that_it_is_elsewhere(world: QueueWorld) -> None:
@@ -129,9 +129,9 @@ def test_one_that_finds_no_room_for_the_rest_is_taken_back_in_time(world: QueueW
     world.change("uid-other", spec={"nodeName": "n1"})
     for world.now in (0, 100, 299):
         assert release(world) == []
-        assert world.take_back() == []
+        assert world.requeue_pods() == []
     world.now = WITHIN_S
-    back = world.take_back()
+    back = world.requeue_pods()
     assert sorted((each.queued_pod.uid, each.remove) for each in back) == [(uid, True) for uid in uids[:2]]
 
 
@@ -153,7 +153,7 @@ def test_a_member_that_is_made_again_after_a_restart_joins_and_the_healthy_ones_
     fresh.pod("again", 8, gang="G", size=2, created=60)
     for fresh.now in (0, 300, 600, 900):
         assert release(fresh) == []
-        assert fresh.take_back() == []
+        assert fresh.requeue_pods() == []
     fresh.delete("uid-blocks")
     assert release(fresh) == ["again"]
 
@@ -164,7 +164,7 @@ def test_of_a_half_bound_gang_of_bare_pods_the_rest_waits_again_and_joins(world:
     assert release(world) == ["g0", "g1"]
     bind(world, uids[0])
     world.now = WITHIN_S
-    assert [(back.queued_pod.uid, back.requeue) for back in world.take_back()] == [(uids[1], True)]
+    assert [(back.queued_pod.uid, back.requeue) for back in world.requeue_pods()] == [(uids[1], True)]
     assert world.queue.queues["a"].units == 16
     world.pod("small", 8, created=1)
     assert release(world) == ["g1"]
@@ -178,7 +178,7 @@ def test_of_a_gang_that_could_not_be_taken_back_the_rest_may_join_until_it_is_as
     release(world, uids[3])
     bind(world, *uids[:3])
     for world.now in (WITHIN_S, 2 * WITHIN_S):
-        assert {each.queued_pod.uid for each in world.take_back()} == set(uids[:3])
+        assert {each.queued_pod.uid for each in world.requeue_pods()} == set(uids[:3])
         assert release(world) == [], "they may be going"
         world.queue.record_refused_removal(uids[0])
         assert release(world, uids[3]) == []
@@ -188,7 +188,7 @@ def test_of_a_gang_that_could_not_be_taken_back_the_rest_may_join_until_it_is_as
     assert release(world) == ["g3"]
     bind(world, uids[3])
     world.now = 5000
-    assert world.take_back() == []
+    assert world.requeue_pods() == []
 
 
 def test_a_gang_that_lost_a_pod_before_all_were_bound_is_not_whole(world: QueueWorld) -> None:
@@ -200,12 +200,12 @@ def test_a_gang_that_lost_a_pod_before_all_were_bound_is_not_whole(world: QueueW
     bind(world, uids[3])
     assert not world.queue.gangs.get("gang default/G").is_whole  # type: ignore[union-attr]
     world.now = WITHIN_S
-    assert world.take_back() == [], "nobody waits: the pod may have had its reasons"
+    assert world.requeue_pods() == [], "nobody waits: the pod may have had its reasons"
     world.pod("other", 8, queue="", gates=())
     world.change("uid-other", spec={"nodeName": "n1"})
     world.pod("again", 8, gang="G", size=4, created=300)
     world.now = 2 * WITHIN_S
-    assert {each.queued_pod.uid for each in world.take_back()} == set(uids[1:])
+    assert {each.queued_pod.uid for each in world.requeue_pods()} == set(uids[1:])
 
 
 def test_a_gang_is_whole_when_the_rest_is_bound_after_one_has_succeeded(world: QueueWorld) -> None:

@@ -37,7 +37,7 @@ class Lender:
         """Let a second pass; how many were evicted in it."""
         world = self.world
         world.now += 1
-        world.take_back()
+        world.requeue_pods()
         evicted = [victim.uid for each in self.reclaimer.find_plans(world.now) for victim in each.victims]
         for uid in evicted:
             world.delete(uid)

@@ -32,7 +32,7 @@ def test_what_kube_scheduler_cannot_place_gives_its_quota_back() -> None:
     for uid in lost:
         world.change(uid, status=refused())
     assert world.admitted() == [], "kube-scheduler may bind them yet: their quota is their own"
-    assert {(back.queued_pod.uid, back.requeue) for back in world.take_back()} == {
+    assert {(back.queued_pod.uid, back.requeue) for back in world.requeue_pods()} == {
         (uid, True) for uid in lost
     }
     assert [world.queue.queues[name].units for name in "ab"] == [0, 0]
@@ -49,7 +49,7 @@ def test_what_is_not_bound_in_time_gives_its_quota_back(world: QueueWorld) -> No
     uid = world.pod("p", 16)
     world.decide()
     world.now = 120
-    assert [back.requeue for back in world.take_back()] == [True]
+    assert [back.requeue for back in world.requeue_pods()] == [True]
     assert world.queue.queues["a"].units == 0
     assert world.queue.queued_pods[uid].phase is Phase.GATED
 
@@ -70,7 +70,7 @@ def test_a_pod_that_lost_its_race_goes_before_younger_ones() -> None:
         for uid in [uid for uid, end in running.items() if end <= second]:
             del running[uid]
             world.delete(uid)
-        world.take_back()
+        world.requeue_pods()
         world.queue.update_reservations(world.now)
         for name in world.admitted():
             world.bind(f"uid-{name}")
@@ -98,31 +98,31 @@ def test_what_is_known_of_a_requeued_pod_may_be_old(world: QueueWorld) -> None:
     uid = world.pod("p", 16)
     world.decide()
     world.change(uid, status=refused("first"))
-    world.take_back()
+    world.requeue_pods()
     world.now = 10
     assert len(list(world.queue.admit_workloads(world.now))) == 1
     world.change(uid, metadata={"labels": {"gpupack.io/queue-name": "a", "new": "label"}})
     assert world.queue.queued_pods[uid].phase is Phase.ADMITTED, "the release is not seen yet"
-    assert world.take_back() == []
+    assert world.requeue_pods() == []
     del world.objects[uid]["metadata"]["annotations"][POD_REQUEUED]
     world.change(uid)
-    assert world.take_back() == [], "kube-scheduler has said nothing new"
+    assert world.requeue_pods() == [], "kube-scheduler has said nothing new"
     world.change(uid, status=refused(f"0/1 nodes are available: 1 {REQUEUED}."))
-    assert world.take_back() == [], "said while it was requeued"
+    assert world.requeue_pods() == [], "said while it was requeued"
     world.change(uid, status=refused("second"))
-    assert [back.why for back in world.take_back()] == ["kube-scheduler found no node for it"]
+    assert [back.why for back in world.requeue_pods()] == ["kube-scheduler found no node for it"]
 
 
 def test_the_same_words_are_new_after_other_ones(world: QueueWorld) -> None:
     uid = world.pod("p", 16)
     world.decide()
     world.change(uid, status=refused("no card"))
-    world.take_back()
+    world.requeue_pods()
     world.change(uid, status=refused(f"0/1 nodes are available: 1 {REQUEUED}."))
     world.now = 10
     assert world.admitted() == ["p"]
     world.change(uid, status=refused("no card"))
-    assert [back.requeue for back in world.take_back()] == [True]
+    assert [back.requeue for back in world.requeue_pods()] == [True]
 
 
 def test_a_pod_that_is_bound_after_all_is_not_requeued(world: QueueWorld) -> None:
@@ -194,7 +194,7 @@ def test_in_batch_mode_a_bare_pod_waits_for_the_node_that_it_is_pinned_to() -> N
     pinned = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [pinned]}}
     world.change(uid, spec={"affinity": {"nodeAffinity": required}}, status=refused())
-    assert [(back.remove, back.requeue) for back in world.take_back()] == [(False, True)]
+    assert [(back.remove, back.requeue) for back in world.requeue_pods()] == [(False, True)]
     assert world.admitted() == [], "like others it is tried again after a pause"
     world.now = 10
     (again,) = world.decide()
@@ -216,7 +216,7 @@ def test_a_pod_that_no_quota_counts_is_let_alone(mode: str, gang: dict[str, Any]
         world.change(uid, status=refused(), metadata=metadata)
     backs = []
     for world.now in range(0, 2000, 100):
-        backs += world.take_back()
+        backs += world.requeue_pods()
     assert [back.queued_pod.uid for back in backs if back.remove or back.requeue] == []
     assert world.queue.queued_pods["uid-owned"].phase is Phase.ADMITTED
 
@@ -226,7 +226,7 @@ def test_a_pod_for_which_others_are_being_evicted_has_its_time(world: QueueWorld
     uid = world.pod("p", 16)
     world.decide()
     world.change(uid, status={**refused(), "nominatedNodeName": "n1"})
-    assert world.take_back() == []
+    assert world.requeue_pods() == []
     world.now = 60
     world.bind_to(uid, "n1")
     assert world.queue.queues["a"].units == 16
@@ -234,8 +234,8 @@ def test_a_pod_for_which_others_are_being_evicted_has_its_time(world: QueueWorld
     world.decide()
     world.change(late, status={**refused(), "nominatedNodeName": "n1"})
     world.now = 180
-    assert [(back.queued_pod.uid, back.requeue) for back in world.take_back()] == [(late, True)]
+    assert [(back.queued_pod.uid, back.requeue) for back in world.requeue_pods()] == [(late, True)]
     world.now = 200
     assert world.admitted() == ["late"]
     world.change(late, status={**refused("another"), "nominatedNodeName": ""})
-    assert [back.queued_pod.uid for back in world.take_back()] == [late]
+    assert [back.queued_pod.uid for back in world.requeue_pods()] == [late]

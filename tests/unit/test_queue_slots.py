@@ -133,7 +133,7 @@ def test_a_slot_stays_with_a_release_until_that_is_taken_back() -> None:
     assert world.admitted() == ["p0", "p1"]
     world.change(first, status=UNSCHEDULABLE)
     assert world.admitted() == []
-    world.take_back()
+    world.requeue_pods()
     assert world.admitted() == ["p2"]
 
 

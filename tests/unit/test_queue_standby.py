@@ -46,7 +46,7 @@ def test_a_standby_that_begins_to_lead_takes_back_what_was_refused_before() -> N
     uid = world.pod("last", 8)
     world.change(uid, spec={"schedulingGates": []})
     world.change(uid, status=UNSCHEDULABLE)
-    assert [(back.queued_pod.uid, back.why, back.requeue) for back in world.take_back()] == [
+    assert [(back.queued_pod.uid, back.why, back.requeue) for back in world.requeue_pods()] == [
         (uid, "kube-scheduler found no node for it", True)
     ]
 

@@ -14,7 +14,7 @@ def test_a_release_that_finds_no_card_gives_its_room_back_at_once(world: QueueWo
     world.pod("three", 15)
     world.change(uid, status=UNSCHEDULABLE)
     assert world.admitted() == ["three"]
-    (back,) = world.take_back()
+    (back,) = world.requeue_pods()
     assert (back.queued_pod.uid, back.why, back.remove) == (uid, "kube-scheduler found no node for it", False)
     assert world.queue.find_requeues(world.now) == []
     world.now = 120
@@ -63,7 +63,7 @@ def test_one_that_can_never_be_bound_is_not_tried_for_ever_in_place_of_others_li
                 bound[name] = world.now
                 world.bind(f"uid-{name}")
                 world.node("n1", (4,) * 8)
-        world.take_back()
+        world.requeue_pods()
         world.now += 1
     assert bound == {"p2": 30, "p3": 31, "p4": 31, "p5": 31}
 
