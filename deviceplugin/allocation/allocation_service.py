@@ -19,7 +19,7 @@ VIEW_WAIT_S: Final = 1.0
 ROOM_WAIT_S: Final = 5.0
 """How long it waits for room, where containers that end may make some or the API may say more."""
 
-BOOK_WAIT_S: Final = 5.0
+CHECKPOINT_WAIT_S: Final = 5.0
 """The first container waits so long for a torn checkpoint: the kubelet is writing it."""
 
 AGAIN: Final = "delete this pod, what made it makes another"
@@ -108,7 +108,7 @@ class AllocationService:
         taken_up = await self._list_admitted_pods()
         account.read_checkpoint()
         if not await account.wait_until(
-            lambda: ledger.accounts.checkpoint_read_at_s is not None, BOOK_WAIT_S
+            lambda: ledger.accounts.checkpoint_read_at_s is not None, CHECKPOINT_WAIT_S
         ):
             raise AllocationRefusedError("not-ready", f"{account.checkpoint_problem}; {AGAIN}")
         ask, asked_s = ledger.read_request(available, must_include, size, taken_up), account.now_s()

@@ -23,7 +23,7 @@ from allocator.ledger import CheckpointEntry
 from deviceplugin.errors import CheckpointError, TornCheckpointError
 from deviceplugin.kubelet.sockets import FolderWatch
 
-BOOK_NAME: Final = "kubelet_internal_checkpoint"
+CHECKPOINT_NAME: Final = "kubelet_internal_checkpoint"
 # File times come from a clock that ticks every 1 to 10 ms: a younger file may be replaced without showing it.
 _SETTLED_NS: Final = 50_000_000
 _LAYOUT: Final = "allowed: the checkpoint of Kubernetes 1.22 to 1.37"
@@ -92,7 +92,7 @@ class CheckpointReader:
 
     def __init__(self, folder: Path, *, clock: Callable[[], int] = time.time_ns) -> None:
         self._folder = folder
-        self._path = folder / BOOK_NAME
+        self._path = folder / CHECKPOINT_NAME
         self._clock = clock
         self._last_read: Checkpoint | None = None
         self._settled = False

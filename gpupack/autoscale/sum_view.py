@@ -86,11 +86,11 @@ class SumView:
         self._verdicts = verdicts
         nodes, rows = cluster.state.nodes, cluster.rows
         names = [nodes.names[row] for row in rows.tolist()]
-        books, hosts = cluster.state.node_records, cluster.kube_checks
+        records, hosts = cluster.state.node_records, cluster.kube_checks
         self.left: LongArray = np.zeros((len(names), 5), dtype=np.int64)
         for column, percent in ((UNITS, False), (PERCENT, True)):
             # A node that does not say what it offers is offered to nobody by kube-scheduler.
-            self.left[:, column] = [compute_sum_left(books[name], percent=percent) or 0 for name in names]
+            self.left[:, column] = [compute_sum_left(records[name], percent=percent) or 0 for name in names]
         self.left[:, CPU] = nodes.cpu_capacity[rows] - nodes.cpu_used[rows]
         self.left[:, MEMORY] = nodes.memory_capacity[rows] - nodes.memory_used[rows]
         self.left[:, PODS] = [min(UNKNOWN, hosts.get_pods_left(name)) for name in names]

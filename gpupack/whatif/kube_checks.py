@@ -287,8 +287,8 @@ class KubeSchedulerChecks:
         """`compute_sum_left` of every node; very much where a node does not say how much it offers."""
         known = self._left.get(resource)
         if known is None:
-            percent, books = resource == PERCENT_RESOURCE, self._state.node_records
-            left = ((name, compute_sum_left(books[name], percent=percent)) for name in self._nodes)
+            percent, records = resource == PERCENT_RESOURCE, self._state.node_records
+            left = ((name, compute_sum_left(records[name], percent=percent)) for name in self._nodes)
             known = self._left[resource] = {name: UNKNOWN if units is None else units for name, units in left}
         return known
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from deviceplugin.errors import CheckpointError
-from deviceplugin.kubelet.checkpoint import BOOK_NAME, Checkpoint, CheckpointReader
+from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointReader
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.views import grants, words_never_below
@@ -43,7 +43,7 @@ def read(cluster: Cluster) -> Checkpoint:
 
 def registered(cluster: Cluster) -> list[str]:
     """Every device ID of ours that was healthy when the checkpoint was written."""
-    data = json.loads((cluster.host.device_plugin_dir / BOOK_NAME).read_bytes())["Data"]
+    data = json.loads((cluster.host.device_plugin_dir / CHECKPOINT_NAME).read_bytes())["Data"]
     return data["RegisteredDevices"][RESOURCE]
 
 
@@ -182,18 +182,18 @@ def test_a_refused_pod_may_stand_in_the_checkpoint(cluster):
 
 
 def lose(cluster: Cluster) -> None:
-    (cluster.host.device_plugin_dir / BOOK_NAME).unlink()
+    (cluster.host.device_plugin_dir / CHECKPOINT_NAME).unlink()
 
 
 def tear(cluster: Cluster) -> None:
-    path = cluster.host.device_plugin_dir / BOOK_NAME
+    path = cluster.host.device_plugin_dir / CHECKPOINT_NAME
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="truncated"):
         read(cluster)
 
 
 def falsify(cluster: Cluster) -> None:
-    path = cluster.host.device_plugin_dir / BOOK_NAME
+    path = cluster.host.device_plugin_dir / CHECKPOINT_NAME
     changed = json.loads(path.read_bytes())
     changed["Checksum"] ^= 1
     path.write_text(json.dumps(changed))

@@ -5,13 +5,13 @@ from pathlib import Path
 import aiohttp
 
 from allocator.names import POD_GPU_UUID
-from deviceplugin.kubelet.checkpoint import BOOK_NAME
+from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME
 from deviceplugin.publishing.explain import explain_node
 from tests.integration.node_world import NodeWorld, card, node_world, until
 
 
 def checkpoint_path(world: NodeWorld) -> Path:
-    return world.kubelet.device_plugin_dir / BOOK_NAME
+    return world.kubelet.device_plugin_dir / CHECKPOINT_NAME
 
 
 async def not_ready(world: NodeWorld, session: aiohttp.ClientSession) -> str:

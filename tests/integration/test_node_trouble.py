@@ -10,7 +10,7 @@ from aiohttp import web
 
 from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import DeviceListError, NodeSettingsError, UnitInUseError
-from deviceplugin.kubelet.checkpoint import BOOK_NAME
+from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
@@ -376,7 +376,7 @@ async def test_a_unit_is_changed_on_a_node_that_was_drained_while_the_daemon_was
         await world.kill_daemon()
         world.api.delete_pod("default", "a")
         await until(lambda: not world.api.has_pod("default", "a") and not world.kubelet.running_pods())
-        assert uid in (world.kubelet.device_plugin_dir / BOOK_NAME).read_text()
+        assert uid in (world.kubelet.device_plugin_dir / CHECKPOINT_NAME).read_text()
         await world.start_daemon(unit_mib=512)
         await until(lambda: (world.words().layout.unit_mib, world.used, world.holds) == (512, [0], set()))
         assert world.words().sizes == (16,)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import grpc
 
-from deviceplugin.kubelet.checkpoint import BOOK_NAME, Checkpoint, CheckpointReader
+from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointReader
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
@@ -270,7 +270,7 @@ class Play:
 
     @property
     def checkpoint_path(self) -> Path:
-        return self.driver.plugin_dir / BOOK_NAME
+        return self.driver.plugin_dir / CHECKPOINT_NAME
 
     def written(self, name: str, checkpoint: Checkpoint | None = None) -> dict[str, frozenset[str]]:
         """What a checkpoint, that of now if none is given, says of one pod's containers; with ended pods."""

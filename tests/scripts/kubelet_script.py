@@ -17,11 +17,11 @@ from pathlib import Path
 from tests.scripts import answers
 from tests.scripts.answers import Transcript
 from tests.scripts.kubelet_play import Driver, Play, Step
-from tests.scripts.kubelet_steps_checkpoint import BOOK_STEPS
+from tests.scripts.kubelet_steps_checkpoint import CHECKPOINT_STEPS
 from tests.scripts.kubelet_steps_devices import DEVICE_STEPS
 from tests.scripts.kubelet_steps_life import LIFE_STEPS
 
-STEPS: tuple[Step, ...] = (*DEVICE_STEPS, *LIFE_STEPS, *BOOK_STEPS)
+STEPS: tuple[Step, ...] = (*DEVICE_STEPS, *LIFE_STEPS, *CHECKPOINT_STEPS)
 ANSWERS = Path(__file__).with_name("kubelet_answers.json")
 
 

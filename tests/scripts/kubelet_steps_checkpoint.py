@@ -224,7 +224,7 @@ async def listed_while_asked(here: Play) -> Answer:
     return seen
 
 
-BOOK_STEPS = (
+CHECKPOINT_STEPS = (
     Step("the checkpoint holds a container before the next one asks", written_between_containers),
     Step("the checkpoint: an init container's IDs stand again under main", init_stands_beside_main),
     Step("the checkpoint keeps a pod deleted by force until the next allocation", ended_pods_stay("forced")),

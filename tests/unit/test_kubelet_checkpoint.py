@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from deviceplugin.errors import CheckpointError, TornCheckpointError
 from deviceplugin.kubelet.checkpoint import (
-    BOOK_NAME,
+    CHECKPOINT_NAME,
     CheckpointEntry,
     CheckpointReader,
     FileVersion,
@@ -54,7 +54,7 @@ def changed(path: str, value: object) -> bytes:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / BOOK_NAME
+    return tmp_path / CHECKPOINT_NAME
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -368,14 +368,14 @@ async def test_changes_survive_a_folder_that_is_made_again(tmp_path: Path) -> No
     follower = Follower(CheckpointReader(folder))
     count = await follower.more_than(0)
     folder.mkdir()
-    replace(folder / BOOK_NAME, json.dumps(LAYOUT).encode())
+    replace(folder / CHECKPOINT_NAME, json.dumps(LAYOUT).encode())
     count = await follower.more_than(count)
     folder.rename(tmp_path / "old")
     count = await follower.more_than(count)
     folder.mkdir()
-    replace(folder / BOOK_NAME, json.dumps(LAYOUT).encode())
+    replace(folder / CHECKPOINT_NAME, json.dumps(LAYOUT).encode())
     count = await follower.more_than(count)
-    replace(folder / BOOK_NAME, changed("Checksum", 8))
+    replace(folder / CHECKPOINT_NAME, changed("Checksum", 8))
     await follower.more_than(count)
     await follower.close()
 

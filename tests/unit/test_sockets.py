@@ -129,12 +129,12 @@ async def test_watches_a_folder_that_comes_later_and_comes_again() -> None:
 async def test_tells_at_once_of_all_that_happens_in_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deviceplugin.kubelet.sockets._TICK_S", 1000.0)
     async with short_folder() as path:
-        (path / "book").write_text("old")
+        (path / "file").write_text("old")
         seen: list[int] = []
         async with FolderWatch(path, lambda: seen.append(1)):
             for change in (
-                lambda: (path / "book").write_text("new"),
-                lambda: (path / "book").rename(path / "other"),
+                lambda: (path / "file").write_text("new"),
+                lambda: (path / "file").rename(path / "other"),
                 lambda: bind(path / "s"),
                 (path / "s").unlink,
             ):

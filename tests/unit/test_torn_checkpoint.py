@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from allocator.ledger import Ledger
-from deviceplugin.allocation.allocation_service import BOOK_WAIT_S
+from deviceplugin.allocation.allocation_service import CHECKPOINT_WAIT_S
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.errors import AllocationRefusedError, CheckpointError, TornCheckpointError
-from deviceplugin.kubelet.checkpoint import BOOK_NAME, MOST_BYTES, CheckpointReader
+from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME, MOST_BYTES, CheckpointReader
 from tests.account_world import allocation_service
 from tests.checkpoint_world import FakeCheckpoint
 from tests.ledger_world import RESOURCE, cards, ids, pod
@@ -34,7 +34,7 @@ class Node:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / BOOK_NAME
+    return tmp_path / CHECKPOINT_NAME
 
 
 @pytest.mark.parametrize("data", [b"[]", b'{"Data": null, "Checksum": 7}'])
@@ -74,7 +74,7 @@ async def test_the_first_container_waits_for_a_checkpoint_that_can_be_read() -> 
 
 
 async def test_nothing_is_given_out_while_nobody_knows_what_is_in_use() -> None:
-    node = Node(step_s=BOOK_WAIT_S)
+    node = Node(step_s=CHECKPOINT_WAIT_S)
     for asked in (node.answers.choose_ids(node.free, (), 3), node.answers.allocate(("c0::3",))):
         with pytest.raises(AllocationRefusedError, match="torn; delete this pod") as caught:
             await asked

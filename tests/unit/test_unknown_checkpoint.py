@@ -10,7 +10,7 @@ from allocator.cards import Card
 from allocator.ledger import Ledger
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.errors import AllocationRefusedError
-from deviceplugin.kubelet.checkpoint import BOOK_NAME, CheckpointReader
+from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME, CheckpointReader
 from tests.account_world import allocation_service
 from tests.cluster_builders import node, uuid
 from tests.ledger_world import RESOURCE, SETTLED_S, ids, pod
@@ -23,7 +23,7 @@ class World:
     """A node of one card of 8 units, its kubelet's checkpoint file, and an extender that reads its words."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.now_s, self.known = folder / BOOK_NAME, 100.0, True
+        self.path, self.now_s, self.known = folder / CHECKPOINT_NAME, 100.0, True
         self.held: dict[str, frozenset[str]] = {}
         self.ledger = Ledger([Card(0, CARD, "M", size_units=8, used_units=0)])
         self.account = LedgerService(
