@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.harness import Cluster, binaries
+from tests.cluster.harness import Cluster, binaries, workload
 
 LIVE: list[Cluster] = []
 BUILT = "gpupack_built"
@@ -92,6 +92,20 @@ def make_cluster() -> Iterator[Any]:
     for cluster in reversed(started):
         LIVE.remove(cluster)
         cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def two_cards(make_cluster: Any) -> Cluster:
+    """A cluster of a module's own, whose node has two cards of 8 GiB."""
+    cluster: Cluster = make_cluster(workload.cards(8192, 8192))
+    return cluster
+
+
+@pytest.fixture
+def cluster(two_cards: Cluster) -> Cluster:
+    """The same without pods; modules that need another cluster have a fixture of this name."""
+    two_cards.clear()
+    return two_cards
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,17 +12,6 @@ pytestmark = pytest.mark.telling
 STATEFUL_SETS = "/apis/apps/v1/namespaces/default/statefulsets"
 
 
-@pytest.fixture(scope="module")
-def shared(make_cluster) -> Cluster:
-    return make_cluster(w.cards(8192, 8192))
-
-
-@pytest.fixture
-def cluster(shared) -> Cluster:
-    shared.clear()
-    return shared
-
-
 def whole_node_is_usable(cluster: Cluster) -> None:
     """Both cards can be filled to the last unit, so nothing is charged any more."""
     for name in ("left", "right"):

@@ -24,17 +24,6 @@ RESOURCE = "gpupack.io/gpu-memory-gib"
 STUBBORN = ("/bin/sh", "-c", "trap '' TERM; while true; do /bin/sleep 0.2; done")
 
 
-@pytest.fixture(scope="module")
-def shared(make_cluster) -> Cluster:
-    return make_cluster(w.cards(8192, 8192))
-
-
-@pytest.fixture
-def cluster(shared) -> Cluster:
-    shared.clear()
-    return shared
-
-
 def read(cluster: Cluster) -> Checkpoint:
     checkpoint = CheckpointReader(cluster.host.device_plugin_dir).read()
     assert checkpoint is not None, "there is no checkpoint"

@@ -17,17 +17,6 @@ from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.views import grants, wait_agree, words_never_below
 
 
-@pytest.fixture(scope="module")
-def shared(make_cluster) -> Cluster:
-    return make_cluster(w.cards(8192, 8192))
-
-
-@pytest.fixture
-def cluster(shared) -> Cluster:
-    shared.clear()
-    return shared
-
-
 @pytest.fixture
 def two(cluster) -> dict[str, dict[str, int]]:
     """Two running pods of 5 GiB, one a card; their grants by name."""
