@@ -41,7 +41,7 @@ class Kubelet:
     def __init__(self, ledger, cards, pick):
         self.ledger, self.pick = ledger, pick
         self.free = {percent_id(card.uuid, slot) for card in cards for slot in range(PERCENT_IDS)}
-        self.book = {}
+        self.checkpoint = {}
 
     def serve(self, pod):
         reusable = set()
@@ -52,11 +52,12 @@ class Kubelet:
                 ask = self.ledger.read_request(self.free | must, must, container.units, {("ns", pod.name)})
                 given = frozenset(ask.choose_ids())
             self.ledger.allocate(given, 1.0, {("ns", pod.name)})
-            self.book[pod.uid, container.name] = given
+            self.checkpoint[pod.uid, container.name] = given
             self.free -= given
             reusable = reusable | given if container.kind == "init" else reusable - given
             entries = [
-                CheckpointEntry(uid, name, PERCENT_RESOURCE, ids) for (uid, name), ids in self.book.items()
+                CheckpointEntry(uid, name, PERCENT_RESOURCE, ids)
+                for (uid, name), ids in self.checkpoint.items()
             ]
             self.ledger.apply_checkpoint(entries, 1.0)
 

@@ -99,13 +99,13 @@ def check_claim_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None
 def _charged(places: Places, uid: str, node: str) -> Units | None:
     """What the extender counts of a pod that the words of its node do not have yet; None: on any card."""
     state = places.extender.state
-    book = state.node_records[node]
+    record = state.node_records[node]
     found = None
     if node in places.usable:
-        for claim in state.rules.list_charges(book):
+        for claim in state.rules.list_charges(record):
             if claim.uid == uid:
-                found = state.rules.charge_assigned_cards(book, claim)
-    return None if found is None else {(node, at): units for at, units in found.items() if book.sizes[at]}
+                found = state.rules.charge_assigned_cards(record, claim)
+    return None if found is None else {(node, at): units for at, units in found.items() if record.sizes[at]}
 
 
 def check_free(scene: Scene, places: Places, node: str) -> None:

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class ClaimHost(Host):
-    """A node whose pods have their cards by claims; `prepared` takes the place of the kubelet's book."""
+    """A node whose pods have their cards by claims; `prepared` stands for the kubelet's checkpoint."""
 
     serves_claims = True
 

@@ -52,7 +52,7 @@ class Host:
         sick: UUIDs of cards that the kubelet does not offer.
         withheld: UUIDs of cards that were not promised, likewise.
         cordoned: UUIDs in the node's annotation.
-        book: The kubelet's book: device IDs by UID and container.
+        checkpoint: The kubelet's checkpoint: device IDs by UID and container.
         spec: `spec` of the Node.
         ready: Its condition.
         plugin: Whether its kubelet has the device plugin.
@@ -71,7 +71,7 @@ class Host:
         self.sick: frozenset[str] = frozenset()
         self.withheld: frozenset[str] = frozenset()
         self.cordoned: frozenset[str] = frozenset()
-        self.book: dict[tuple[str, str], frozenset[str]] = {}
+        self.checkpoint: dict[tuple[str, str], frozenset[str]] = {}
         self.spec: dict[str, Any] = {}
         self.ready = True
         self.plugin = self.shares = True
@@ -129,12 +129,12 @@ class Host:
                 return None
             given[container.name] = ids
             reusable = reusable | ids if container.kind == "init" else reusable - ids
-            self.book[uid, container.name] = ids
+            self.checkpoint[uid, container.name] = ids
         self._know()
         return given
 
     def _offered(self, *, percent: bool) -> frozenset[str]:
-        """What the kubelet would offer: everything healthy that its book does not have."""
+        """What the kubelet would offer: everything healthy that its checkpoint does not have."""
         ids = frozenset(
             text
             for card in self.cards
@@ -145,11 +145,11 @@ class Host:
                 else (device_id(card.uuid, slot) for slot in range(card.size_units))
             )
         )
-        return ids.difference(*self.book.values())
+        return ids.difference(*self.checkpoint.values())
 
     def forget(self, uid: str) -> None:
-        """The kubelet takes a pod out of its book, and nothing of it runs."""
-        self.book = {key: ids for key, ids in self.book.items() if key[0] != uid}
+        """The kubelet takes a pod out of its checkpoint, and nothing of it runs."""
+        self.checkpoint = {key: ids for key, ids in self.checkpoint.items() if key[0] != uid}
         self._know()
 
     def end(self, uid: str) -> None:
@@ -161,11 +161,11 @@ class Host:
 
     def _alive(self) -> set[str]:
         """UIDs of the pods with containers."""
-        return {uid for uid, _ in self.book}
+        return {uid for uid, _ in self.checkpoint}
 
     def _know(self) -> None:
         self.now += 1.0
-        entries = [CheckpointEntry(uid, name, MEMORY, ids) for (uid, name), ids in self.book.items()]
+        entries = [CheckpointEntry(uid, name, MEMORY, ids) for (uid, name), ids in self.checkpoint.items()]
         self.ledger.apply_checkpoint(entries, self.now)
 
     # What happens to cards.
@@ -232,7 +232,7 @@ class Host:
         """A host that goes on by itself, from what the kubelet and the API server show."""
         other = type(self).__new__(type(self))
         vars(other).update(vars(self))
-        other.book = dict(self.book)
+        other.checkpoint = dict(self.checkpoint)
         other.ledger = Ledger(self.cards)
         facts = other.ledger.accounts
         for uid, known in self.ledger.accounts.pods.items():

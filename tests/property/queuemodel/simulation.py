@@ -171,7 +171,7 @@ class Simulation:
             "quota kept": dict(queue.queues.reserved_quota),
             "unplaced": sorted(queue.unplaced),
             "takes": [
-                name for name, book in queue.state.node_records.items() if book.assumed or book.tombstones
+                name for name, node in queue.state.node_records.items() if node.assumed or node.tombstones
             ],
             "assumed": sorted(self.scheduler.assumed) if self.scheduler is not None else [],
             "specs": sorted(queue.batch._unsupported),

@@ -24,7 +24,7 @@ from .mutant import Mutant
 
 CHARGE_MUTANTS = (
     Mutant(
-        "node: what the book showed stays until the pod has ended",
+        "node: what the checkpoint showed stays until the pod has ended",
         ledger.Ledger.apply_checkpoint,
         "known_ids=account.known_ids | mine, ended_at_s=over",
         "known_ids=mine, ended_at_s=over",
@@ -50,7 +50,7 @@ CHARGE_MUTANTS = (
         15,
     ),
     Mutant(
-        "node: an Allocate is its pod's before the book shows it",
+        "node: an Allocate is its pod's before the checkpoint shows it",
         ledger.Ledger.allocate,
         "pending_ids=account.pending_ids | {name: wanted}",
         "pending_ids=account.pending_ids",
@@ -191,7 +191,7 @@ CHARGE_MUTANTS = (
         3326,
     ),
     Mutant(
-        "node: the book must lack the pod",
+        "node: the checkpoint must lack the pod",
         release.can_release,
         "return not account.checkpoint_ids and are_cgroups_gone(",
         "return are_cgroups_gone(",
@@ -199,7 +199,7 @@ CHARGE_MUTANTS = (
         30010,
     ),
     Mutant(
-        "node: the kubelet is made to clean its book",
+        "node: the kubelet is made to clean its checkpoint",
         release.needs_checkpoint_purge,
         "return bool(account.checkpoint_ids) and are_cgroups_gone(account)",
         "return False",
@@ -239,7 +239,7 @@ CHARGE_MUTANTS = (
         3326,
     ),
     Mutant(
-        "node: that the book lacks the pod is news of its end",
+        "node: that the checkpoint lacks the pod is news of its end",
         ledger.Ledger.apply_checkpoint,
         "over = account.ended_at_s if mine or account.ended_at_s is None else now_s",
         "over = account.ended_at_s",
@@ -287,7 +287,7 @@ CHARGE_MUTANTS = (
         3014,
     ),
     Mutant(
-        "node: an Allocate of nobody known is whose the book shows it to be",
+        "node: an Allocate of nobody known is whose the checkpoint shows it to be",
         ledger.Ledger.apply_checkpoint,
         "if shown.get(ids, (uid, c)) == (uid, c)",
         "if True",

@@ -79,7 +79,7 @@ CHOICE_MUTANTS = (
         4002,
     ),
     Mutant(
-        "node: a pod of the book that nobody knows means that pods are to be listed",
+        "node: a pod of the checkpoint that nobody knows means that pods are to be listed",
         choice.AllocationRequest.is_unambiguous,
         " and (not self.accounts.has_unlisted_pods)",
         "",

@@ -24,7 +24,7 @@ from deviceplugin.publishing.node_publication import (
 from kubeapi.errors import Unreachable
 
 from .kubelet import ModelKubelet
-from .plugin import Book, Plugin
+from .plugin import Checkpoint, Plugin
 from .world import RESOURCE, UNIT_MIB, World
 
 
@@ -37,7 +37,7 @@ class ModelDaemon(Plugin):
         listed: its cards when it sent the kubelet a list of devices last.
         away: nothing reaches the API server or comes from it.
         lost: the watch's place is too old for the API server: only a list tells what happened.
-        registered: the kubelet that runs has its list of devices, which it answers by writing its book.
+        registered: the kubelet that runs has its list of devices, which it answers by writing its checkpoint.
         view: a list of pods on its way.
         synced: a list of pods has arrived since the start.
         confused: it was asked for one of several pods, and could not know which.
@@ -56,9 +56,9 @@ class ModelDaemon(Plugin):
         self.sick: set[int] = set()
         self.start()
 
-    # The kubelet's book.
+    # The kubelet's checkpoint.
 
-    def read(self) -> Book | None:
+    def read(self) -> Checkpoint | None:
         """What `LedgerService` reads."""
         if self.kubelet.torn:
             raise TornCheckpointError("torn")
@@ -79,14 +79,14 @@ class ModelDaemon(Plugin):
         return explain_node(self.ledger.accounts)
 
     def refresh(self) -> None:
-        """Read the book, and make the kubelet write it where that is wanted."""
+        """Read the checkpoint, and make the kubelet write it where that is wanted."""
         self.account.read_checkpoint()
         if self.ledger.needs_checkpoint_purge() and not self.kubelet.mute:
             self.kubelet.clean()
             self.account.read_checkpoint()
 
     def register(self) -> bool:
-        """Send the kubelet that runs a list of devices, which mends a torn book; tells whether it may ask."""
+        """Send the kubelet a list of devices, which mends a torn checkpoint; tells whether it may ask."""
         torn = self.account.is_checkpoint_torn
         legible = self.account.checkpoint_problem is None or torn or self.ledger.is_complete
         if legible and not self.registered and self.kubelet.synced:
@@ -153,7 +153,7 @@ class ModelDaemon(Plugin):
                 self._catch_up(relist=True)
         if (
             ask.has_ended_pods() and not ask.has_room()
-        ):  # it waits, looks at the cgroups and has the book cleaned
+        ):  # it waits, looks at the cgroups and has the checkpoint cleaned
             self.look_at_cgroups()
             self.refresh()
             self.look_at_cgroups()

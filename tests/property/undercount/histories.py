@@ -23,7 +23,7 @@ def dense(seed: int) -> None:
 
 
 def calm(seed: int) -> None:
-    """Nothing goes wrong but the kubelet's book, which at times is an older copy."""
+    """Nothing goes wrong but the kubelet's checkpoint, which at times is an older copy."""
     run(seed, HISTORY, density=0.0)
 
 
@@ -91,7 +91,7 @@ about_to_start = odds(
     more={
         **dict.fromkeys(("create", "kubelet_hears"), 2.0),
         **dict.fromkeys(("schedule", "settle_binding", "extender_hears", "daemon_hears", "admit"), 3.0),
-        **dict.fromkeys(("publish", "read_book"), 4.0),
+        **dict.fromkeys(("publish", "read_checkpoint"), 4.0),
         "force_delete": 8.0,
         "cgroups": 24.0,
         "run": 0.4,
@@ -123,7 +123,7 @@ lingering = odds(
         "schedule": 2,
         "admit": 2,
         "publish": 4,
-        "read_book": 3,
+        "read_checkpoint": 3,
         "restart_kubelet": 0.3,
     },
 )
@@ -138,7 +138,7 @@ slow_looks = odds(
     more={
         **_QUICK,
         **_NO_RESTARTS,
-        **dict.fromkeys(("daemon_hears", "kubelet_hears", "admit", "read_book", "publish"), 4.0),
+        **dict.fromkeys(("daemon_hears", "kubelet_hears", "admit", "read_checkpoint", "publish"), 4.0),
         **dict.fromkeys(("run", "start", "force_delete"), 6.0),
         "create": 3.0,
         "cgroups": 0.15,
@@ -183,18 +183,18 @@ forgets_and_hears_late = odds(
         **_QUICK,
         "restart_kubelet": 8.0,
         "force_delete": 8.0,
-        **dict.fromkeys(("create", "publish", "read_book", "cgroups", "recover", "daemon_hears"), 3.0),
+        **dict.fromkeys(("create", "publish", "read_checkpoint", "cgroups", "recover", "daemon_hears"), 3.0),
         **dict.fromkeys(("kubelet_hears", "sleep", "run", "admit"), 0.3),
         **dict.fromkeys(("stop_daemon", "restart_extender", "away", "delete_node", "tear"), 0.0),
     }
 )
-"""Kubelets lose their book, and hear late of pods that are deleted."""
+"""Kubelets lose their checkpoint, and hear late of pods that are deleted."""
 
 long_lingering = odds(
     density=2.0,
     more={
         **dict.fromkeys(("stop_daemon", "force_delete", "recover"), 6.0),
-        **dict.fromkeys(("create", "schedule", "admit", "publish", "read_book", "run"), 3.0),
+        **dict.fromkeys(("create", "schedule", "admit", "publish", "read_checkpoint", "run"), 3.0),
         "reap": 0.02,
         "sleep": 0.1,
         **dict.fromkeys(("restart_kubelet", "restart_extender", "delete_node"), 0.2),
@@ -222,7 +222,7 @@ not_written = odds(
         **dict.fromkeys(("publish", "recover"), 7.0),
         **dict.fromkeys(("create", "schedule", "start"), 3.0),
         **dict.fromkeys(("admit", "reap", "finish"), 0.4),
-        **dict.fromkeys(("read_book", "sleep"), 0.05),
+        **dict.fromkeys(("read_checkpoint", "sleep"), 0.05),
         **dict.fromkeys(("stop_daemon", "restart_extender", "tear", "delete_node", "away"), 0.0),
     }
 )
@@ -249,13 +249,13 @@ forgets_behind = odds(
         **dict.fromkeys(("restart_extender", "delete_node", "away"), 0.1),
     }
 )
-"""Kubelets lose their book, and the daemon hears of new pods long after them."""
+"""Kubelets lose their checkpoint, and the daemon hears of new pods long after them."""
 
 deaf_extender = odds(
     more={
         "extender_hears": 0.1,
         "settle_binding": 0.3,
-        **dict.fromkeys(("publish", "daemon_hears", "read_book"), 8.0),
+        **dict.fromkeys(("publish", "daemon_hears", "read_checkpoint"), 8.0),
         **dict.fromkeys(("create", "kubelet_hears", "admit"), 2.0),
         "force_delete": 10.0,
         "reap": 0.1,
@@ -293,7 +293,7 @@ start_again = odds(
         **dict.fromkeys(("finish", "sleep", "delete_node", "restart_extender"), 0.2),
     }
 )
-"""Kubelets lose their book, and containers start again of which it had something."""
+"""Kubelets lose their checkpoint, and containers start again of which it had something."""
 
 deleted_and_behind = odds(
     density=0.0,
@@ -315,7 +315,7 @@ mute = odds(
     more={
         "hush": 60.0,
         **dict.fromkeys(("create", "force_delete", "foreign"), 3.0),
-        **dict.fromkeys(("daemon_hears", "read_book"), 0.2),
+        **dict.fromkeys(("daemon_hears", "read_checkpoint"), 0.2),
         **dict.fromkeys(("restart_extender", "delete_node", "sleep"), 0.2),
     },
     percent=0.4,

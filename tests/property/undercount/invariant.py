@@ -50,10 +50,10 @@ class Invariant(Scene):
     def _unwritten(self, node: Node) -> set[str]:
         """Pods with containers whose objects are deleted and that the words never held."""
         file = node.kubelet.file
-        book = {line.uid for line in file.entries} if file is not None and not node.kubelet.torn else set()
+        listed = {line.uid for line in file.entries} if file is not None and not node.kubelet.torn else set()
         # With the Node object all is gone that its words said.
         written = self._held(node) | (node.ever_held if self.world.words(node.name) else set())
-        return node.kubelet.truth.keys() - written - book - {pod.uid for pod in self.world.pods.values()}
+        return node.kubelet.truth.keys() - written - listed - {pod.uid for pod in self.world.pods.values()}
 
     def _unheard(self, node: Node) -> bool:
         """Whether the kubelet may still admit a pod whose object is deleted."""
@@ -61,7 +61,7 @@ class Invariant(Scene):
         return any(e.kind == "DELETED" and e.pod is not None and e.pod.node == node.name for e in events)
 
     def _unsaid(self, node: Node) -> bool:
-        """Whether the ledger counts more than the words say, or nothing yet: it has not read the book."""
+        """Whether the ledger counts more than the words say, or has not read the checkpoint yet."""
         words, ledger = self.world.words(node.name), node.daemon.ledger
         if ledger.accounts.checkpoint_read_at_s is None or node.daemon.said != node.daemon.cards:
             return True

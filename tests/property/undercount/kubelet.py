@@ -1,7 +1,7 @@
-"""The kubelet of the model: its device manager and its book, as read in its source and measured.
+"""The kubelet of the model: its device manager and its checkpoint, as read in its source and measured.
 
-Memory and file are apart: the book is written at the end of each container's allocation, a moment late at
-times, and whenever the plugin sends its list. Pods that are gone are dropped from memory at the next
+Memory and file are apart: the checkpoint is written at the end of each container's allocation, a moment late
+at times, and whenever the plugin sends its list. Pods that are gone are dropped from memory at the next
 admission, or when PodResources is asked. After a restart it knows what the file says, and its first batch of
 pods is admitted before anything is dropped.
 """
@@ -15,7 +15,7 @@ from allocator.ledger import CheckpointEntry
 from allocator.names import PERCENT_RESOURCE
 
 from .deviceids import UnitsByCard, card_of, joined
-from .plugin import Admission, Book, Plugin
+from .plugin import Admission, Checkpoint, Plugin
 from .world import RESOURCE, ModelPod, World
 
 AWAITED_S = 9.0
@@ -35,8 +35,8 @@ class ModelKubelet:
 
     Attributes:
         devices: its memory: device IDs by UID and container.
-        file: the book, None where there is none.
-        torn: the book cannot be read until it is written again.
+        file: the checkpoint, None where there is none.
+        torn: the checkpoint cannot be read until it is written again.
         truth: sets of device IDs that each pod's containers were told of, by UID, until nothing of it runs.
         running: pods with a container's cgroup.
         starting: pods that are gone and whose containers may come up all the same, until when.
@@ -47,10 +47,10 @@ class ModelKubelet:
         overdue: it gave devices to a pod of whose deletion it should have heard long ago, or that is bound
             here again under its name.
         gave: cards of which it has given devices since somebody looked.
-        mute: its PodResources does not answer; then only the book says whose an Allocate was.
+        mute: its PodResources does not answer; then only the checkpoint says whose an Allocate was.
         gone: cards that its plugin's list lacks, or calls unhealthy.
-        overwrites: how often an older copy of the book takes a newer one's place.
-        overwritten: the book is such a copy, or has been and no pod that is gone was dropped since.
+        overwrites: how often an older copy of the checkpoint takes a newer one's place.
+        overwritten: the checkpoint is such a copy, or has been and no pod that is gone was dropped since.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class ModelKubelet:
         self.admitting: Admission | None = None
         self.admitted: set[str] = set()
         self.devices: dict[str, dict[str, frozenset[str]]] = {}
-        self.file: Book | None = None
+        self.file: Checkpoint | None = None
         self.overwrites = random.choice((0.01, 0.01, 0.1))
         self.torn = self.overwritten = self.overdue = self.mute = False
-        self.unwritten: Book | None = None
+        self.unwritten: Checkpoint | None = None
         self.running: set[str] = set()
         self.to_run: list[str] = []
         self.starting: dict[str, float] = {}
@@ -88,10 +88,10 @@ class ModelKubelet:
         self.gone: set[str] = set()
         self._by_card = UnitsByCard(percent, sizes)
 
-    # Its book.
+    # Its checkpoint.
 
-    def _snapshot(self) -> Book:
-        return Book(
+    def _snapshot(self) -> Checkpoint:
+        return Checkpoint(
             tuple(
                 CheckpointEntry(uid, name, PERCENT_RESOURCE if ids & self.percent else RESOURCE, ids)
                 for uid, mine in self.devices.items()
@@ -103,8 +103,8 @@ class ModelKubelet:
         """Replace the file by what the memory says."""
         self._put(self._snapshot())
 
-    def _put(self, book: Book) -> None:
-        self.file, self.torn, self.unwritten = book, False, None
+    def _put(self, checkpoint: Checkpoint) -> None:
+        self.file, self.torn, self.unwritten = checkpoint, False, None
         self.overwritten = self.overwritten and not self.devices.keys() <= self.known.keys()
 
     def flush(self) -> None:
@@ -114,10 +114,10 @@ class ModelKubelet:
         before = self.file
         self._put(self.unwritten)
         if before is not None and self.random.random() < self.overwrites:
-            self.file, self.overwritten = Book(before.entries), True
+            self.file, self.overwritten = Checkpoint(before.entries), True
 
     def take_list(self) -> None:
-        """Take a list of devices from a plugin that registers, which always writes the book."""
+        """Take a list of devices from a plugin that registers, which always writes the checkpoint."""
         now = Counter(self._snapshot().entries)
         there = Counter(self.file.entries if self.file is not None else ())
         if self.unwritten is None and (self.torn or now != there):
@@ -219,7 +219,7 @@ class ModelKubelet:
                 self._refuse(admission.pod, str(error))
                 return True
             admission.next += 1
-        # The book is written before admission ends, and before anything of the pod runs.
+        # The checkpoint is written before admission ends, and before anything of the pod runs.
         if admission.next == len(containers) and self.unwritten is None:
             if self.random.random() < 0.01:  # refused by another predicate, which is asked after the devices
                 self._refuse(admission.pod, None)
@@ -371,7 +371,7 @@ class ModelKubelet:
 
     # Restart.
 
-    def restart(self, *, book_lost: bool) -> None:
+    def restart(self, *, checkpoint_lost: bool) -> None:
         """End, and begin with what the file says; what was not written is forgotten."""
         self.synced = False
         self.queue.clear()
@@ -386,7 +386,7 @@ class ModelKubelet:
         self.truth = {uid: ids for uid, ids in self.truth.items() if uid in self.running}
         self.admitted &= self.running
         self.devices = {}
-        if book_lost or self.torn:
+        if checkpoint_lost or self.torn:
             self.file, self.torn = None, False
         for line in self.file.entries if self.file is not None else ():
             self.devices.setdefault(line.uid, {})[line.container] = line.ids

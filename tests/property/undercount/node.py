@@ -13,9 +13,9 @@ class Node:
     Attributes:
         ever_held: pods that its words have held.
         clouded: containers run on it that nobody knows of, or did so since it was last at peace.
-        amnesia: pods that ran when the kubelet lost its book.
+        amnesia: pods that ran when the kubelet lost its checkpoint.
         excused: pods that were bound, or may have been, to a card that fell sick, or beside an older copy of
-            the kubelet's book.
+            the kubelet's checkpoint.
         sick_until: version of the Node with the words that tell of the newest sick card, or of such a copy;
             `UNSAID` before.
         rivals: when other schedulers bound pods to it, as versions of the API, by UID.

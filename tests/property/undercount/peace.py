@@ -92,7 +92,7 @@ class Peace(Invariant):
 
     @staticmethod
     def _unknowable(node: Node) -> bool:
-        """Who has what was mistaken, and the book that said so is gone."""
+        """Who has what was mistaken, and the checkpoint that said so is gone."""
         return node.clouded and bool(node.kubelet.overwritten or node.amnesia & node.kubelet.admitted)
 
     def compare(self) -> None:
@@ -125,8 +125,8 @@ class Peace(Invariant):
             }
             forgotten = node.amnesia & node.kubelet.admitted - node.kubelet.served()
             if forgotten or node.kubelet.overwritten:
-                # After the daemon forgot these too, or with an older copy of the book, nobody knows: fuller
-                # is allowed, emptier is not.
+                # After the daemon forgot these too, or with an older copy of the checkpoint, nobody knows:
+                # fuller is allowed, emptier is not.
                 full = views["ledger"]
                 if all(units <= more for units, more in zip(truth.values(), full, strict=True)):
                     views["kubelet"] = full

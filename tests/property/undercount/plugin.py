@@ -1,4 +1,4 @@
-"""What the model kubelet and the model daemon have between them: the book, and the plugin's decisions."""
+"""What the model kubelet and the model daemon share: the checkpoint, and the plugin's decisions."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from .world import ModelPod
 
 
 @dataclass(frozen=True, eq=False)
-class Book:
+class Checkpoint:
     """The file's content; a new object for each write."""
 
     entries: tuple[CheckpointEntry, ...]

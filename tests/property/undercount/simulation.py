@@ -82,7 +82,7 @@ class Simulation(Trouble):
             (14, self._start),
             (20, self._reap),
             (14, self._run),
-            (14, self._read_book),
+            (14, self._read_checkpoint),
             (40, self._publish),
             (4, self._annotate),
             (6, self._cgroups),
@@ -237,7 +237,7 @@ class Simulation(Trouble):
     def _run(self) -> None:
         self._any().kubelet.run_one()
 
-    def _read_book(self) -> None:
+    def _read_checkpoint(self) -> None:
         node = self._any()
         if self.random.random() < 0.5:
             node.kubelet.flush()

@@ -170,12 +170,12 @@ class Trouble(Peace):
         node.clouded |= any(
             one.pending_ids and not one.bound for one in node.daemon.ledger.accounts.pods.values()
         )
-        self._say(f"kubelet of {node.name} restarts, book lost {lost}, torn {node.kubelet.torn}")
-        node.kubelet.restart(book_lost=lost)
+        self._say(f"kubelet of {node.name} restarts, checkpoint lost {lost}, torn {node.kubelet.torn}")
+        node.kubelet.restart(checkpoint_lost=lost)
         self._lose(node)
 
     def _come_again(self, node: Node, uids: Iterable[str]) -> None:
-        """After an older copy of the book pods have devices again of which it had said that they are free.
+        """After an older copy of the checkpoint pods have devices again that it had called free.
 
         The node is full of them until the daemon has had the kubelet drop them.
         """
