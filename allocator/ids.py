@@ -1,6 +1,6 @@
 """Device IDs: what the kubelet hands out, one for each unit of a card, and one for each percent.
 
-An ID is `<card uuid>::<slot>`, slots counted from 0 in decimal; `<card uuid>::p<slot>` is a percent.
+An ID is `<card uuid>::<number>`, numbers counted from 0 in decimal; `<card uuid>::p<number>` is a percent.
 The kubelet accepts at most 63 characters. It wants every ID to be unique over all resources of a node: the
 UUID and the letter see to that.
 """
@@ -27,7 +27,7 @@ UUID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,59}"
 _UUID: Final = re.compile(UUID_PATTERN)
 _NOT_IN_LABELS: Final = re.compile(r"[^a-z0-9]+")
 _MOST_LABEL_CHARS: Final = 63
-_SLOT: Final = re.compile(r"0|[1-9][0-9]*")
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]*")
 
 
 def is_card_uuid(text: str) -> bool:
@@ -35,45 +35,47 @@ def is_card_uuid(text: str) -> bool:
     return _UUID.fullmatch(text) is not None
 
 
-def device_id(uuid: str, slot: int) -> str:
-    """Name the unit `slot` (0 or more) of the card `uuid`.
+def device_id(uuid: str, number: int) -> str:
+    """Name the unit `number` (0 or more) of the card `uuid`.
 
     Raises:
-        DeviceIdError: the UUID cannot be one, the slot is negative, or the ID is longer than 63 characters.
+        DeviceIdError: the UUID cannot be one, the number is negative, or the ID is longer than 63 characters.
     """
     if not is_card_uuid(uuid):
         raise DeviceIdError(f"card UUID {shown(uuid)}; allowed: 1 to 60 letters, digits and . _ / -")
-    if slot < 0:
-        raise DeviceIdError(f"slot {slot} of card {uuid}; allowed: 0 or more")
-    text = f"{uuid}{SEPARATOR}{slot}"
+    if number < 0:
+        raise DeviceIdError(f"number {number} of card {uuid}; allowed: 0 or more")
+    text = f"{uuid}{SEPARATOR}{number}"
     if len(text) > MAX_ID_LENGTH:
         raise DeviceIdError(f"device ID {text} has {len(text)} characters; allowed: {MAX_ID_LENGTH}")
     return text
 
 
-def percent_id(uuid: str, slot: int) -> str:
-    """Name the percent `slot` (0 or more) of the card `uuid`.
+def percent_id(uuid: str, number: int) -> str:
+    """Name the percent `number` (0 or more) of the card `uuid`.
 
     Raises:
         DeviceIdError: as `device_id`.
     """
-    text = device_id(uuid, slot).replace(SEPARATOR, f"{SEPARATOR}p")
+    text = device_id(uuid, number).replace(SEPARATOR, f"{SEPARATOR}p")
     if len(text) > MAX_ID_LENGTH:
         raise DeviceIdError(f"device ID {text} has {len(text)} characters; allowed: {MAX_ID_LENGTH}")
     return text
 
 
 def parse_device_id(text: str) -> tuple[str, int]:
-    """Split a device ID into its card's UUID and the slot; the exact inverse of `device_id`.
+    """Split a device ID into its card's UUID and the number; the exact inverse of `device_id`.
 
     Raises:
         DeviceIdError: the text is not an ID that `device_id` would make.
     """
-    uuid, separator, slot = text.partition(SEPARATOR)
-    well_formed = len(text) <= MAX_ID_LENGTH and separator and is_card_uuid(uuid) and _SLOT.fullmatch(slot)
+    uuid, separator, number = text.partition(SEPARATOR)
+    well_formed = (
+        len(text) <= MAX_ID_LENGTH and separator and is_card_uuid(uuid) and _NUMBER.fullmatch(number)
+    )
     if not well_formed:
-        raise DeviceIdError(f"device ID {shown(text)}; allowed: <card uuid>::<slot>, at most 63 characters")
-    return uuid, int(slot)
+        raise DeviceIdError(f"device ID {shown(text)}; allowed: <card uuid>::<number>, at most 63 characters")
+    return uuid, int(number)
 
 
 def device_names(uuids: Iterable[str]) -> dict[str, str]:

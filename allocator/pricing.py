@@ -49,11 +49,11 @@ def hole_values(size: int, demands: Mapping[int, float]) -> tuple[float, ...]:
         return tuple(free / size for free in range(size + 1))
     sizes = sorted(asked, reverse=True)
     step = reduce(gcd, sizes)
-    slots = size // step
+    length = size // step
     widths = [units // step for units in sizes]
-    prices = _prices(slots, widths, [asked[units] for units in sizes])
-    values = best_filling(slots, widths, prices)[0]
-    return tuple(values[free // step] / values[slots] for free in range(size + 1))
+    prices = _prices(length, widths, [asked[units] for units in sizes])
+    values = best_filling(length, widths, prices)[0]
+    return tuple(values[free // step] / values[length] for free in range(size + 1))
 
 
 def _merged(asked: Mapping[int, float]) -> dict[int, float]:
@@ -67,7 +67,7 @@ def _merged(asked: Mapping[int, float]) -> dict[int, float]:
     return merged
 
 
-def _prices(slots: int, widths: Sequence[int], weights: Sequence[float]) -> list[float]:
+def _prices(length: int, widths: Sequence[int], weights: Sequence[float]) -> list[float]:
     """Solve the cutting-stock problem by the revised simplex method with generated columns.
 
     Prices after a limited number of steps are used as they are: any non-negative prices give a usable V.
@@ -75,23 +75,23 @@ def _prices(slots: int, widths: Sequence[int], weights: Sequence[float]) -> list
     rows = range(len(widths))
     total = sum(weights)
     # Basis inverse and basic values; the first basis fills cards with one size each.
-    inverse = [[1.0 / (slots // widths[i]) if i == j else 0.0 for j in rows] for i in rows]
+    inverse = [[1.0 / (length // widths[i]) if i == j else 0.0 for j in rows] for i in rows]
     amounts = [weights[i] / total * inverse[i][i] for i in rows]
     costs = [1.0] * len(widths)
     steps = _STEPS_PER_SIZE * len(widths)
-    prices = improve(inverse, amounts, costs, partial(_entering, slots, widths), steps)
+    prices = improve(inverse, amounts, costs, partial(_entering, length, widths), steps)
     return [max(0.0, price) for price in prices] if any(prices) else [1.0] * len(widths)
 
 
-def _entering(slots: int, widths: Sequence[int], prices: Sequence[float]) -> tuple[list[float], float]:
+def _entering(length: int, widths: Sequence[int], prices: Sequence[float]) -> tuple[list[float], float]:
     """A column that lowers the cost, and its own cost; at the end one of zeros, which no row limits."""
     worst = min(range(len(prices)), key=prices.__getitem__)
     if prices[worst] < -_EPSILON:
         return [-1.0 if j == worst else 0.0 for j in range(len(prices))], 0.0
-    values, last = best_filling(slots, widths, prices)
-    if values[slots] <= 1 + _EPSILON:
+    values, last = best_filling(length, widths, prices)
+    if values[length] <= 1 + _EPSILON:
         return [0.0] * len(prices), 0.0
-    return read_filling(slots, widths, last), 1.0
+    return read_filling(length, widths, last), 1.0
 
 
 def improve(
@@ -149,14 +149,16 @@ def _exchange(
     amounts[leaving] = amount
 
 
-def best_filling(slots: int, widths: Sequence[int], prices: Sequence[float]) -> tuple[list[float], list[int]]:
-    """Find the best filling of every amount of slots: its value, and its last size (-1: a slot empty)."""
-    values = [0.0] * (slots + 1)
-    last = [-1] * (slots + 1)
+def best_filling(
+    length: int, widths: Sequence[int], prices: Sequence[float]
+) -> tuple[list[float], list[int]]:
+    """Find the best filling of every length up to this one: its value and its last size (-1: none)."""
+    values = [0.0] * (length + 1)
+    last = [-1] * (length + 1)
     items = [
         (width, price, m) for m, (width, price) in enumerate(zip(widths, prices, strict=True)) if price > 0
     ]
-    for free in range(1, slots + 1):
+    for free in range(1, length + 1):
         best, taken = values[free - 1], -1
         for width, price, m in items:
             if width <= free and values[free - width] + price > best + _EPSILON:
@@ -165,10 +167,10 @@ def best_filling(slots: int, widths: Sequence[int], prices: Sequence[float]) -> 
     return values, last
 
 
-def read_filling(slots: int, widths: Sequence[int], last: Sequence[int]) -> list[float]:
+def read_filling(length: int, widths: Sequence[int], last: Sequence[int]) -> list[float]:
     """Read how many of each size the best filling of a whole card holds."""
     counts = [0.0] * len(widths)
-    free = slots
+    free = length
     while free > 0:
         taken = last[free]
         if taken < 0:

@@ -104,10 +104,10 @@ class CandidateFinder:
         """Groups whose end makes room for one more on a card."""
         if not movable_pods:
             return
-        free, slots = self._goal.get_free_units(node), self._goal.get_slots(node)
+        free, fits = self._goal.get_free_units(node), self._goal.count_fits(node)
         for card, units in enumerate(self._goal.get_units_per_card(node)):
             here = sorted((m for m in movable_pods if card in m.units), key=lambda m: (-m.units[card], m.uid))
-            short = (slots[card] + 1) * units - free[card]
+            short = (fits[card] + 1) * units - free[card]
             number = _fewest([movable.units[card] for movable in here], short) if units else None
             if number is None:
                 continue
@@ -124,7 +124,7 @@ class CandidateFinder:
     ) -> Iterator[tuple[MovablePod, ...]]:
         """Groups whose end makes room on a node for one more pod of several cards."""
         free, cards = self._goal.get_free_units(node), self._goal.cards_per_pod
-        now = count_on_distinct_cards(self._goal.get_slots(node), cards)
+        now = count_on_distinct_cards(self._goal.count_fits(node), cards)
         for number in range(1, min(_MOST_TOGETHER, len(movable_pods)) + 1):
             groups = []
             for group in islice(combinations(movable_pods, number), _SETS):
@@ -132,7 +132,7 @@ class CandidateFinder:
                 for movable in group:
                     for card, units in movable.units.items():
                         left[card] += units
-                if count_on_distinct_cards(self._goal.get_slots_with(node, left), cards) > now:
+                if count_on_distinct_cards(self._goal.count_fits_with(node, left), cards) > now:
                     groups.append(group)
             if groups:
                 groups.sort(key=lambda group: Candidate(node, group).cost)
@@ -159,7 +159,7 @@ class CandidateFinder:
                 widest = max(widest, *(len(movable.units) for movable in movable_pods))
                 steps += self._compute_steps(node, movable_pods, more)
                 steps += [0.0] * min(
-                    more, max(0, sum(self._goal.get_slots(node)) - self._goal.count_on_node(node))
+                    more, max(0, sum(self._goal.count_fits(node)) - self._goal.count_on_node(node))
                 )
         steps.sort()
         return max(1, ceil(sum(steps[:more]) / widest - 1e-9))
@@ -167,14 +167,14 @@ class CandidateFinder:
     def _compute_steps(self, node: str, movable_pods: Sequence[MovablePod], most: int) -> list[float]:
         """Moves for each further pod on a node's cards, averaged so that they only grow."""
         steps: list[float] = []
-        free, slots = self._goal.get_free_units(node), self._goal.get_slots(node)
+        free, fits = self._goal.get_free_units(node), self._goal.count_fits(node)
         for card, units in enumerate(self._goal.get_units_per_card(node)):
             here = sorted((m.units[card] for m in movable_pods if card in m.units), reverse=True)
             if not units or not here:
                 continue
             costs: list[int] = []
             while len(costs) < most:
-                number = _fewest(here, (slots[card] + len(costs) + 1) * units - free[card])
+                number = _fewest(here, (fits[card] + len(costs) + 1) * units - free[card])
                 if number is None:
                     break
                 costs.append(number)

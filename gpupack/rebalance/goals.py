@@ -94,8 +94,8 @@ class StartGoal:
             left[card] -= units
         lost = 0
         if destination.node in self._open:
-            lost = sum(self._compute_slots(destination.node, free)) - sum(
-                self._compute_slots(destination.node, left)
+            lost = sum(self._count_fits(destination.node, free)) - sum(
+                self._count_fits(destination.node, left)
             )
         return lost, sum(left[card] for card in destination.placement.charge)
 
@@ -117,12 +117,12 @@ class StartGoal:
         return left.percent if self._request.percent else left.units
 
     def _count(self, node: str, free: tuple[int, ...], most: int, *, final: bool) -> int:
-        slots = self._compute_slots(node, free)
+        fits = self._count_fits(node, free)
         cards = self._demand.cards
         if cards == 1:
-            return min(most, sum(slots))
+            return min(most, sum(fits))
         if not final:
-            return min(most, count_on_distinct_cards(slots, cards))
+            return min(most, count_on_distinct_cards(fits, cards))
         arrays = self._cluster.state.nodes
         policy = self._request.card_policy or self._cluster.policies.card_policy
         row = arrays.rows[node]
@@ -132,7 +132,7 @@ class StartGoal:
         ]
         return count_fit_on_cards(now, self._request, policy, most)
 
-    def _compute_slots(self, node: str, free: tuple[int, ...] | list[int]) -> list[int]:
+    def _count_fits(self, node: str, free: tuple[int, ...] | list[int]) -> list[int]:
         """Compute how many times the demand of one card fits on each card."""
         units = self._units.get(node)
         if units is None:
@@ -165,13 +165,13 @@ class StartGoal:
         """Free units of a node's cards."""
         return self._table.get_free_units(node)
 
-    def get_slots(self, node: str) -> list[int]:
+    def count_fits(self, node: str) -> list[int]:
         """Return how many times the demand of one card fits on each card of a node now."""
-        return self._compute_slots(node, self._table.get_free_units(node))
+        return self._count_fits(node, self._table.get_free_units(node))
 
-    def get_slots_with(self, node: str, free: list[int]) -> list[int]:
-        """Get the slots of a node if so much were free."""
-        return self._compute_slots(node, free)
+    def count_fits_with(self, node: str, free: list[int]) -> list[int]:
+        """Count as `count_fits` does, if so much were free."""
+        return self._count_fits(node, free)
 
     def get_units_per_card(self, node: str) -> list[int]:
         """Units that the demand takes of each card of a node; 0 where the card is not for it."""
@@ -208,10 +208,10 @@ class EmptyGoal:
         return opened, sum(free[card] - units for card, units in destination.placement.charge.items())
 
 
-def count_on_distinct_cards(slots: list[int], cards: int) -> int:
+def count_on_distinct_cards(fits: list[int], cards: int) -> int:
     """The most pods that can each have so many different cards, if every choice is made well."""
-    low, high = 0, sum(slots) // cards
-    counts = np.array(slots, dtype=np.int64)
+    low, high = 0, sum(fits) // cards
+    counts = np.array(fits, dtype=np.int64)
     while low < high:
         middle = (low + high + 1) // 2
         if int(np.minimum(counts, middle).sum()) >= cards * middle:

@@ -43,22 +43,22 @@ def count_most_pods(
     rules = query.request.rules
     by_demand = compute_units_by_card(nodes, query, rows)
     for demand, units in zip(query.request.demands, by_demand, strict=True):
-        slots = np.where(has_cards & (units > 0), free // np.maximum(units, 1), 0)
+        fits = np.where(has_cards & (units > 0), free // np.maximum(units, 1), 0)
         if rules.same_model and nodes.mixed_models[rows].any():
             models = nodes.model[rows]
             groups = [
-                _count_card_groups(np.where(models == model, slots, 0), demand.cards)
+                _count_card_groups(np.where(models == model, fits, 0), demand.cards)
                 for model in np.unique(models).tolist()
             ]
             most = np.minimum(most, np.sum(groups, axis=0))
         else:
-            most = np.minimum(most, _count_card_groups(slots, demand.cards))
+            most = np.minimum(most, _count_card_groups(fits, demand.cards))
         total += units * demand.cards
     if rules.apart:
         # Each pod has as many different cards as its demands have together.
         fewest = np.maximum(np.minimum.reduce(by_demand), 1)
-        slots = np.where(has_cards, free // fewest, 0)
-        most = np.minimum(most, _count_card_groups(slots, sum(each.cards for each in query.request.demands)))
+        fits = np.where(has_cards, free // fewest, 0)
+        most = np.minimum(most, _count_card_groups(fits, sum(each.cards for each in query.request.demands)))
     least = np.where(has_cards, total, 1 << 40).min(axis=1, initial=1 << 40)
     most = np.minimum(most, free.sum(axis=1) // np.maximum(least, 1))
     takes = could_fit_emptied(nodes, query, rows) if emptied else filter_nodes(nodes, query, rows)
@@ -97,15 +97,15 @@ def _compute_least_units(demand: Demand, sizes: IntArray) -> int:
     return min((demand.units_on(size) for size in np.unique(sizes[sizes > 0]).tolist()), default=0)
 
 
-def _count_card_groups(slots: LongArray, cards: int) -> LongArray:
-    """Count the groups of so many different cards of a node, each card in as many groups as it has slots."""
+def _count_card_groups(fits: LongArray, cards: int) -> LongArray:
+    """Count the groups of so many different cards of a node, a card in as many groups as pods fit on it."""
     if cards == 1:
-        result: LongArray = np.minimum(slots.sum(axis=1), MOST_COUNTED)
+        result: LongArray = np.minimum(fits.sum(axis=1), MOST_COUNTED)
         return result
-    low: LongArray = np.zeros(len(slots), dtype=np.int64)
-    high = np.full(len(slots), MOST_COUNTED, dtype=np.int64)
+    low: LongArray = np.zeros(len(fits), dtype=np.int64)
+    high = np.full(len(fits), MOST_COUNTED, dtype=np.int64)
     while (low < high).any():
         middle = (low + high + 1) // 2
-        enough = np.minimum(slots, middle[:, None]).sum(axis=1) >= middle * cards
+        enough = np.minimum(fits, middle[:, None]).sum(axis=1) >= middle * cards
         low, high = np.where(enough, middle, low), np.where(enough, high, middle - 1)
     return low

@@ -47,18 +47,18 @@ def compute_unavoidable_waste(
     more = [float(dropped.get(size, 0)) for size in sizes]
     step = reduce(gcd, sizes)
     widths = [size // step for size in sizes]
-    slots = card_units // step
-    prices = _compute_prices(card_units, sizes, widths, slots, kept, more)
+    length = card_units // step
+    prices = _compute_prices(card_units, sizes, widths, length, kept, more)
     # The card's own size is part of every filling's waste: w_p = card - sum a g.
-    best = best_filling(slots, widths, [size + price for size, price in zip(sizes, prices, strict=True)])[0]
-    slack = min(0.0, card_units - best[slots])
+    best = best_filling(length, widths, [size + price for size, price in zip(sizes, prices, strict=True)])[0]
+    slack = min(0.0, card_units - best[length])
     used = sum(price * count for price, count in zip(prices, kept, strict=True))
     spared = sum(min(0.0, price) * count for price, count in zip(prices, more, strict=True))
     return max(0.0, used + spared + cards * slack)
 
 
 def _compute_prices(
-    card_units: int, sizes: list[int], widths: list[int], slots: int, kept: list[float], more: list[float]
+    card_units: int, sizes: list[int], widths: list[int], length: int, kept: list[float], more: list[float]
 ) -> list[float]:
     """Solve the programme by the revised simplex method with generated columns.
 
@@ -70,17 +70,17 @@ def _compute_prices(
     costs = [0.0] * (2 * count)
     amounts = [0.0] * (2 * count)
     for m in range(count):
-        fitting = slots // widths[m]
+        fitting = length // widths[m]
         inverse[m][m] = 1.0 / fitting
         costs[m] = float(card_units - fitting * sizes[m])
         amounts[m] = kept[m] / fitting
         amounts[count + m] = more[m]
-    entering_for = partial(_find_entering_column, card_units, sizes, widths, slots)
+    entering_for = partial(_find_entering_column, card_units, sizes, widths, length)
     return improve(inverse, amounts, costs, entering_for, _STEPS)[:count]
 
 
 def _find_entering_column(
-    card_units: int, sizes: list[int], widths: list[int], slots: int, prices: list[float]
+    card_units: int, sizes: list[int], widths: list[int], length: int, prices: list[float]
 ) -> tuple[list[float], float]:
     """A column that lowers the waste: a way to fill cards, or a slack; zeros at the end."""
     count = len(sizes)
@@ -93,9 +93,9 @@ def _find_entering_column(
         if prices[m] - prices[count + m] < -_EPSILON:
             slack[m] = -1.0
             return slack, 0.0
-    values, last = best_filling(slots, widths, [size + prices[m] for m, size in enumerate(sizes)])
-    if values[slots] <= card_units + 1e-6:
+    values, last = best_filling(length, widths, [size + prices[m] for m, size in enumerate(sizes)])
+    if values[length] <= card_units + 1e-6:
         return [0.0] * (2 * count), 0.0
-    filling = read_filling(slots, widths, last)
+    filling = read_filling(length, widths, last)
     used = sum(amount * size for amount, size in zip(filling, sizes, strict=True))
     return filling + [0.0] * count, card_units - used

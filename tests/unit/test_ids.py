@@ -34,7 +34,7 @@ def test_round_trip(uuid, slot, text):
         ("-GPU", 0, 'card UUID "-GPU"'),
         ("GPU\n", 0, r'card UUID "GPU\\n"'),
         ("a" * 61, 0, "card UUID"),
-        (UUID, -1, f"slot -1 of card {UUID}; allowed: 0 or more"),
+        (UUID, -1, f"number -1 of card {UUID}; allowed: 0 or more"),
         ("a" * 60, 10, "has 64 characters; allowed: 63"),
     ],
 )
@@ -63,7 +63,7 @@ def test_impossible_ids(uuid, slot, problem):
     ],
 )
 def test_foreign_ids(text):
-    with pytest.raises(DeviceIdError, match="allowed: <card uuid>::<slot>") as caught:
+    with pytest.raises(DeviceIdError, match="allowed: <card uuid>::<number>") as caught:
         parse_device_id(text)
     assert len(str(caught.value)) < 160
 
