@@ -357,6 +357,31 @@ def test_whole_cards_and_shares_beside_gib_are_exact_under_a_quota(cluster):
     assert wait_agree(cluster).used == [8, 8]
 
 
+@pytest.mark.nightly
+def test_after_a_reboot_the_kubelet_may_come_long_before_the_daemon(cluster):
+    """By claims a pod that was bound before waits and runs; with the device plugin it fails for good."""
+    cluster.host.running["kubelet"].freeze()
+    cluster.create(w.pod("early", w.container(gib=5)))
+    until(lambda: cluster.pod("early")["spec"].get("nodeName"), "bound", 60)
+    cluster.daemon.kill()
+    cluster.host.running["kubelet"].thaw()
+    cluster.host.restart_kubelet()
+    if cluster.serves_claims:
+        cluster.wait_event("early", "FailedPrepareDynamicResources", 90)
+        assert cluster.pod("early")["status"]["phase"] == "Pending"
+        cluster.daemon.start()
+        cluster.wait_running("early")
+        until(lambda: dra.slices(cluster), "slices published again", 60)
+        assert wait_agree(cluster).used_by_uuid == grants(cluster, "early")
+    else:
+        until(lambda: cluster.pod("early")["status"]["phase"] == "Failed", "refused by the kubelet", 90)
+        cluster.daemon.start()
+        cluster.create(w.pod("later", w.container(gib=5)))
+        cluster.wait_running("later")
+        status = cluster.pod("early")["status"]
+        assert (status["phase"], status.get("reason")) == ("Failed", "UnexpectedAdmissionError"), status
+
+
 def test_copied_allocation_and_assigned_annotations_mean_nothing(cluster):
     cluster.create(w.pod("original", w.container(gib=6)))
     cluster.wait_running("original")
