@@ -22,17 +22,18 @@ from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_l
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.controller.batch_client import open_committer_client
 from scheduler_plugin.queue.controller.batch_conditions import BatchConditions
-from scheduler_plugin.queue.controller.batch_pod_watch import BatchPodSink, watch_batch_pods
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.http import make_app
 from scheduler_plugin.queue.controller.metrics import QueueMetrics
 from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.queue.controller.watching import (
+    BatchPodSink,
     JobSink,
     NamespaceSink,
     PodGroupSink,
     QueueFeed,
+    watch_batch_pods,
     watch_jobs,
     watch_namespaces,
     watch_pod_groups,

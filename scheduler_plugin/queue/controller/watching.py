@@ -8,9 +8,11 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from allocator.names import BATCH_SCHEDULER
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError, NotFound
 from kubeapi.reflect import Kind, Reflector, Sink
+from scheduler_plugin.cache.objects import KubeStruct, LiteMetadata
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.jobs import QueueJob, read_job
 from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, GroupedPods, PodGroup
@@ -21,6 +23,9 @@ log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 60.0
 """Between two questions whether the API server has PodGroups."""
+
+BATCH_PODS: Final = f"spec.schedulerName={BATCH_SCHEDULER},spec.nodeName="
+"""The API server selects them, so that nobody reads the whole spec of every other pod."""
 
 
 class QueueFeed:
@@ -264,3 +269,56 @@ def watch_namespaces(
 ) -> Reflector[NamespaceLite]:
     """Watch namespaces."""
     return Reflector(client, "/api/v1/namespaces", NamespaceLite, sink, clock=clock)
+
+
+class WholePod(KubeStruct):
+    """A pod with everything in its spec, also what we have no name for."""
+
+    metadata: LiteMetadata
+    spec: dict[str, Any]
+
+
+class BatchPodSink:
+    """Writes the whole specs of pods that wait for batch mode into the queue.
+
+    Args:
+        queue: Takes them.
+        changed: Called after each change.
+    """
+
+    def __init__(self, queue: Queue, changed: Callable[[], None]) -> None:
+        self._queue = queue
+        self._changed = changed
+
+    def replace(self, items: Sequence[WholePod], resource_version: str) -> None:
+        """Take a complete list."""
+        del resource_version
+        self._queue.batch.forget_others([item.metadata.uid for item in items])
+        for item in items:
+            self._queue.set_batch_spec(item.metadata.uid, item.spec)
+        self._changed()
+
+    def event(self, kind: Kind, item: WholePod, resource_version: str) -> None:
+        """Take one change."""
+        del resource_version
+        if kind == "DELETED":
+            # Bound, as a rule: then it is selected no more.
+            self._queue.batch.forget_pod(item.metadata.uid)
+            return
+        self._queue.set_batch_spec(item.metadata.uid, item.spec)
+        self._changed()
+
+    def bookmark(self, resource_version: str) -> None:
+        """Nothing changed up to this version."""
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """Do nothing: while a pod waits its spec changes in nothing that an admission needs."""
+
+
+def watch_batch_pods(
+    client: KubeClient, sink: BatchPodSink, clock: Callable[[], float]
+) -> Reflector[WholePod]:
+    """Watch the pods that wait for batch mode, with their whole spec."""
+    return Reflector(
+        client, "/api/v1/pods", WholePod, sink, params={"fieldSelector": BATCH_PODS}, clock=clock
+    )

@@ -11,9 +11,8 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
-from scheduler_plugin.queue.controller.batch_pod_watch import BatchPodSink, WholePod
 from scheduler_plugin.queue.controller.controller import Controller
-from scheduler_plugin.queue.controller.watching import QueueFeed
+from scheduler_plugin.queue.controller.watching import BatchPodSink, QueueFeed, WholePod
 from scheduler_plugin.queue.controller.writer import PodWriter
 from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
