@@ -10,7 +10,7 @@ from allocator.ids import percent_id
 from allocator.ledger import CheckpointEntry, Ledger
 from allocator.names import PERCENT_RESOURCE
 from allocator.request import ContainerRequest, PodRequest
-from deviceplugin.publishing.allocations import list_allocations
+from deviceplugin.publishing.annotator import list_allocations
 from tests.ledger_world import RESOURCE, World, ids, pod
 
 

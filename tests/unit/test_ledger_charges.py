@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.ledger import Ledger, charges
-from deviceplugin.publishing.allocations import list_allocations
+from deviceplugin.publishing.annotator import list_allocations
 from deviceplugin.publishing.explain import explain_node
 from tests.ledger_world import SETTLED_S, World, cards, ids, pod
 

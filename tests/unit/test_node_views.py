@@ -17,7 +17,7 @@ from deviceplugin.allocation.objects import NodeObject, PodObject
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
-from deviceplugin.publishing.allocations import list_allocations
+from deviceplugin.publishing.annotator import list_allocations
 from kubeapi.errors import Unreachable
 from kubeapi.podstate import MIRROR_ANNOTATION
 from tests.checkpoint_world import FakeCheckpoint

@@ -12,7 +12,7 @@ from allocator.names import PERCENT_RESOURCE
 from allocator.place import place
 from allocator.records import charge
 from allocator.request import ContainerRequest, Demand, Kind, PodRequest, parse_pod
-from deviceplugin.publishing.allocations import list_allocations
+from deviceplugin.publishing.annotator import list_allocations
 from deviceplugin.publishing.explain import explain_node
 
 GIB = "gpupack.io/gpu-memory-gib"

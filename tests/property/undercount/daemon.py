@@ -13,7 +13,7 @@ from deviceplugin.allocation.objects import NodeObject, ObjectMetadata, OwnNodeS
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.errors import TornCheckpointError
-from deviceplugin.publishing.allocations import list_allocations
+from deviceplugin.publishing.annotator import list_allocations
 from deviceplugin.publishing.explain import explain_node
 from deviceplugin.publishing.node_publication import (
     NodePublication,
