@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
-from scheduler_plugin.cache.charges import AssumedPod, ChargeRules
+from scheduler_plugin.cache.charges import AssumedPod, ChargeRules, NodeRecord
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.batch_pods import BatchPods
@@ -31,7 +31,6 @@ from scheduler_plugin.queue.scheduler.admission import AdmissionScheduler, Admit
 from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
 from scheduler_plugin.queue.scheduler.equivalence_backoff import EquivalenceBackoff, make_pod_template
 from scheduler_plugin.queue.scheduler.gangs import Gangs
-from scheduler_plugin.queue.scheduler.lost_reservations import find_displaced_on_node
 from scheduler_plugin.queue.scheduler.requeue import RequeueFinder
 from scheduler_plugin.queue.scheduler.reservation_delay import ReservationDelay
 from scheduler_plugin.queue.scheduler.reservation_manager import ReservationManager
@@ -423,7 +422,7 @@ class Queue:
 
     def _place_displaced(self, node: str) -> None:
         """Let admitted pods whose cards on a node are full now find other ones."""
-        for uid in find_displaced_on_node(self.state, node):
+        for uid in _find_displaced_on_node(self.state, node):
             assumed = self.state.get_assumed(uid)
             if assumed is not None:
                 self.state.forget(assumed, 0.0)
@@ -451,3 +450,44 @@ class Queue:
         row = self.state.nodes.rows.get(name)
         self.slots.set_node(name, facts, 0 if row is None else int(self.state.nodes.cards[row]))
         self.locality.set_node(name, None if facts is None else facts.labels)
+
+
+def _find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
+    """Find assumed pods whose cards have no room for them any more: those assumed last are the first to go.
+
+    Such a pod would count on every card of the node, because it is not known where it is served. So it would
+    keep others away from room that it cannot have.
+
+    Args:
+        record: A node.
+        rules: The accounting.
+
+    Returns:
+        UIDs, the pod assumed first comes first.
+    """
+    units = list(record.used)
+    for charge in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record)):
+        for card, charged in (rules.charge_assigned_cards(record, charge) or {}).items():
+            units[card] += charged
+    displaced = []
+    for charge in rules.charges_of_assumed(record):
+        charges = rules.charge_assigned_cards(record, charge)
+        if charges is None:
+            continue
+        if any(units[card] + charged > record.sizes[card] for card, charged in charges.items()):
+            displaced.append(charge.uid)
+            continue
+        for card, charged in charges.items():
+            units[card] += charged
+    return displaced
+
+
+def _find_displaced_on_node(state: ClusterState, node: str) -> list[str]:
+    """Find displaced pods on a node of a cluster. On most nodes that is none, as is seen at once."""
+    record, nodes = state.node_records.get(node), state.nodes
+    row = nodes.rows.get(node)
+    if record is None or row is None or not record.assumed or not record.sizes:
+        return []
+    if not (nodes.used[row] + nodes.assumed[row] > nodes.size[row]).any():
+        return []
+    return _find_displaced(record, state.rules)
