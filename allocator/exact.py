@@ -5,9 +5,9 @@ each of several different ones. The search is depth first, the largest demand fi
 much free are one choice. A state of the free amounts that was tried before is not tried again. A state where
 a bound says that the rest cannot fit is left. With few containers and cards the search is complete.
 
-Invariant: the result depends on the multiset of (size, model, free), the demands and the pod's card rules. It
-does not depend on policy, order of cards or caller. So filter, bind and everybody else agree, also where the
-search was cut off.
+Invariant: the result depends on the multiset of (size, model, free), the demands and the pod's card rules.
+The result does not depend on policy, order of cards or caller. So filter, bind and everybody else agree, also
+where the search was cut off.
 """
 
 from collections.abc import Iterator, Sequence
@@ -93,7 +93,7 @@ def fit_together(
     Args:
         cards: Size and free units of each card that may be used.
         demands: Units on each card, or units by the card's size, and number of cards.
-        models: Of the cards; empty where all are of one.
+        models: Models of the cards; empty where all are of one.
         rules: What the cards have to keep together.
 
     Returns:
@@ -152,10 +152,10 @@ class _Preferring:
 
     Args:
         cards: All cards of one node.
-        demands: Of the pod.
+        demands: Demands of the pod.
         policy: The card policy.
-        selector: Of the pod.
-        rules: Of the pod.
+        selector: Selector of the pod.
+        rules: Rules of the pod.
         picks: Some placement of all demands.
     """
 
@@ -439,7 +439,7 @@ def _branches(
 ) -> Iterator[tuple[int, ...]]:
     """Give the choices of cards for a demand; of cards that are alike the first ones only.
 
-    One card: the one that is filled best first. Several cards: those with most left first, because no two
+    For one card: the fullest that has room first. For several: those with most left first, because no two
     demands may end up with the same few cards. `filtering` begins in the same way, for many nodes at once.
     """
     units, count = need

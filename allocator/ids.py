@@ -1,8 +1,8 @@
 """Device IDs: what the kubelet hands out, one for each unit of a card, and one for each percent.
 
 An ID is `<card uuid>::<number>`, numbers counted from 0 in decimal; `<card uuid>::p<number>` is a percent.
-The kubelet accepts at most 63 characters. It wants every ID to be unique over all resources of a node: the
-UUID and the letter see to that.
+The kubelet accepts at most 63 characters. The kubelet wants every ID to be unique over all resources of a
+node: the UUID and the letter see to that.
 """
 
 import re

@@ -29,7 +29,8 @@ def assigned_units(
     Args:
         request: What the pod asks for.
         assignment: Its cards, as an annotation names them.
-        uuids: Of the node's cards, in the order of the words; empty where the node publishes no inventory.
+        uuids: UUIDs of the node's cards, in the order of the words; empty where the node publishes no
+            inventory.
         sizes: Units of the node's cards, in the same order.
 
     Returns:

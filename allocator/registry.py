@@ -31,7 +31,7 @@ class Entry(Generic[P_co]):
     Attributes:
         name: What settings and pod annotations say: lower case letters and digits, `-` between them.
         make: Builds the policy from its parameters; must work without any, for pods name policies so.
-        summary: One line for `--help`.
+        summary: A line for `--help`.
         parameters: Names that `make` takes; None: only `make` knows.
         package: Whose it is, with the version; empty: gpupack's own.
     """

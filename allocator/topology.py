@@ -2,7 +2,7 @@
 
 A policy says what cards cost. Several cards may cost the same. A container that gets more than one should
 have them on one NUMA node, and among those linked ones: its processes talk over the links.
-Of sets that are equal in both the one with the first positions is taken. Scheduler and node choose alike by
+Where sets are equal in both, the one with the first positions is taken. Scheduler and node choose alike by
 that.
 """
 

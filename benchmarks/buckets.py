@@ -9,10 +9,10 @@ prints for each decision:
 - the time, beside that of a scan, which filters and scores all nodes (mode `candidates`);
 - both times of those decisions for which more was looked at than the index gives.
 
-The second table is the queue's, which makes its candidates itself. It has the time to place a pod on the
-cluster, and how many nodes were scored or cards of the index touched for it. `list` is mode `candidates`: all
-nodes that fit are scored for a list that pods of one kind share. `index` is mode `pick`. Pods are of 20 kinds
-in turn, or each of a kind of its own. The last line is JSON.
+The second table is the queue's, which makes its candidates itself. There is the time to place a pod on the
+cluster, and how many nodes were scored or cards of the index touched. `list` is mode `candidates`:
+all nodes that fit are scored for a list that pods of one kind share. `index` is mode `pick`. Pods are of 20
+kinds in turn, or each of a kind of its own. The last line is JSON.
 """
 
 import argparse
@@ -112,7 +112,7 @@ class QueueBench:
 
     Args:
         nodes: How many, filled as in `burst.cluster`.
-        mode: Of the policy.
+        mode: Mode of the policy.
     """
 
     def __init__(self, nodes: int, mode: str) -> None:

@@ -1,9 +1,9 @@
 """Latency and memory of the extender, served over HTTP.
 
-`python -m benchmarks.extender --nodes N [--policy NAME]`: the shipped server runs in a process of its own. It
-reads N nodes of eight 80 GiB cards, 60 % full, and two pods a node from a small API server in this one. Then
-20 request shapes are asked in turn, filter and prioritize each with the names of all nodes. Between two calls
-one node's words change through the watch.
+`python -m benchmarks.extender --nodes N [--policy NAME]`: the shipped server runs in a process of its own.
+The server reads N nodes of eight 80 GiB cards, 60 % full, and two pods a node from a small API server in this
+one. Then 20 request shapes are asked in turn, filter and prioritize each with the names of all nodes. Between
+two calls one node's words change through the watch.
 
 Two times are taken of each call. The server says what it spent, from the body read to the answer made (header
 Server-Timing). This client measures what it waited, HTTP and the loopback included. The last line is JSON

@@ -1,7 +1,7 @@
 """A client that decides nothing and sends the writes that each pod needs: what no scheduler can save.
 
-It takes the gate away and names a node, each in turn, as `gpupack queue` does in batch mode; with `bind` it
-sends the Binding too. Of a pod without a gate it sends the Binding alone.
+That client takes the gate away and names a node, each in turn, as `gpupack queue` does in batch mode. With
+`bind` it sends the Binding too. For a pod without a gate it sends the Binding alone.
 """
 
 import asyncio

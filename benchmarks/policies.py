@@ -3,7 +3,7 @@
 The folder holds `openb_node_list_gpu_node.csv`, `openb_pod_list_*.csv` and `published.csv`, made from
 cluster-trace-gpu-v2023 of alibaba/clusterdata (Weng et al., USENIX ATC 2023). Every policy runs every trace
 with every seed by the published protocol. Printed are GPUs allocated in percent, mean over the seeds and
-standard deviation. They count when pods asking for 100 % and for 130 % of the GPUs have arrived. The last
+standard deviation. Both count when pods asking for 100 % and for 130 % of the GPUs have arrived. The last
 line is JSON.
 
 `fragmentation, trace` knows beforehand what the whole pod list asks for, as the published FGD does.

@@ -1,10 +1,10 @@
 """What preparing a claim takes on a node, beside what Allocate takes (`python -m benchmarks.node`).
 
 `python -m benchmarks.prepare --claims N` starts the stand-in API server and `gpupack node --serve dra` in
-processes of their own. It calls NodePrepareResources and NodeUnprepareResources for one claim after the
-other, by gRPC's blocking client, and tells how long each took. The first one waits for the daemon's lists and
-does not count. Preparing includes two reads of the API server, which the daemon needs and Allocate does not,
-and two files. The last line is JSON.
+processes of their own. This process calls NodePrepareResources and NodeUnprepareResources for one claim after
+the other, by gRPC's blocking client, and tells how long each took. The first one waits for the daemon's lists
+and does not count. Preparing includes two reads of the API server, which the daemon needs and Allocate does
+not, and two files. The last line is JSON.
 """
 
 import argparse

@@ -45,7 +45,7 @@ class Bench:
     Args:
         queue_names: How many.
         nodes: How many.
-        seed: Of everything random.
+        seed: Seed of everything random.
         slots: Every card has slots.
     """
 

@@ -1,6 +1,6 @@
 """The headline of the queue's slots as a picture: `python -m benchmarks.slots FILE.png`.
 
-One queue has two local and two free slots. A job has eight local workloads, then four free ones; each
+The queue has two local and two free slots. A job has eight local workloads, then four free ones; each
 takes one round. Without borrowing a workload runs in slots of its own type only. The picture shows the
 choices of `scheduler_plugin.queue.cache.lending`. The last line is JSON.
 """

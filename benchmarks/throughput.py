@@ -16,8 +16,9 @@ A round's figure is its pods over the time from the first binding to the last. H
 else uses the machine. So the processor time that each process uses meanwhile is printed beside the rate, in
 milliseconds a pod. kube-scheduler, the extender and the queue work on one pod after the other. The pods a
 second that the busiest of the three allows on one core are computed from its time. So sides
-can be compared where the API server and etcd have cores of their own. They are not measured. kube-scheduler
-looks at the nodes of a pod with several threads, so it may do better on more cores. The last line is JSON.
+can be compared where the API server and etcd have cores of their own. The API server and etcd are not
+measured. kube-scheduler looks at the nodes of a pod with several threads, so it may do better on more cores.
+The last line is JSON.
 """
 
 import argparse

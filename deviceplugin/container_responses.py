@@ -58,7 +58,7 @@ class ContainerResponses:
             await asyncio.to_thread(self._cdi.refresh, self._source.cards())
 
     def make_grant(self, mib: Mapping[str, int]) -> ContainerGrant:
-        """Describe a container's cards to it. Of equal variables the later part's counts.
+        """Describe a container's cards to it. Where parts have the same variable, the later part's counts.
 
         Args:
             mib: MiB that it has of each card, by UUID.

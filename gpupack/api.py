@@ -91,7 +91,7 @@ def fetch(kubeconfig: str | None = None, context: str | None = None) -> Cluster:
 
     Args:
         kubeconfig: Path, None: $KUBECONFIG, ~/.kube/config, or the service account in a pod.
-        context: Of the kubeconfig, None: its current one.
+        context: Context of the kubeconfig, None: its current one.
 
     Raises:
         KubeApiError: no configuration, no server, or no right to list them.
@@ -139,8 +139,8 @@ def fit(
 
     Args:
         cluster: The cluster.
-        units: Of GPU memory over all cards of a pod; percent of a card with `percent`.
-        *more: The same of further containers of a pod.
+        units: Units of GPU memory over all cards of a pod; percent of a card with `percent`.
+        *more: Units of further containers of a pod.
         cards: Cards of each container.
         model: As the annotation gpupack.io/gpu-model.
         percent: `units` are percent of a card.
@@ -160,11 +160,11 @@ def advise(
 ) -> Advice:
     """Find the shortest list of moves with which pods of a size start, or a card or node becomes empty.
 
-    Of the pods that start nothing is known but their cards: they tolerate no taint.
+    Nothing is known of the pods that start but their cards: they tolerate no taint.
 
     Args:
         cluster: The cluster.
-        units: Of GPU memory over all cards of a pod.
+        units: Units of GPU memory over all cards of a pod.
         pods: How many are to start.
         cards: Cards of a pod.
         model: As the annotation gpupack.io/gpu-model.
@@ -187,7 +187,7 @@ def rank(
 
     Args:
         cluster: The cluster.
-        units: Of GPU memory over all cards of the pod.
+        units: Units of GPU memory over all cards of the pod.
         cards: Cards of the pod.
         model: As the annotation gpupack.io/gpu-model.
         policy: Name of a node policy.
@@ -228,7 +228,7 @@ def simulate(
         policies: Names of node policies.
         card_policy: Name of a card policy.
         inflation: GPUs to ask for, as a multiple of the cluster's.
-        seeds: Of the random draws.
+        seeds: Seeds of the random draws.
         unit_mib: MiB of a unit, as if the daemons ran with that.
 
     Returns:

@@ -113,7 +113,7 @@ def _configurations(file: str, text: str) -> Iterator[tuple[str, str]]:
 def _manifests(text: str) -> list[dict[str, Any]]:
     """Return the Kubernetes objects of a text; none where it is something else, such as a configuration.
 
-    Of a Kustomization they are the patches that it has in itself, or itself where it has none.
+    For a Kustomization they are the patches that it has in itself, or itself where it has none.
     """
     try:
         documents = [each for each in yaml.safe_load_all(text) if each is not None]

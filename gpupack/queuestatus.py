@@ -22,7 +22,7 @@ class QueueStatusAnswer(msgspec.Struct, frozen=True):
 
     Attributes:
         queues: By name.
-        pods: Those that wait, by queue and position.
+        pods: Pods that wait, by queue and position.
         trouble: Why nothing is admitted, empty for nothing.
         fault: Why the newest configuration is not in force, empty for nothing.
         warning: What about the configuration this cluster cannot keep, empty for nothing.
@@ -42,8 +42,8 @@ async def fetch(kubeconfig: str | None, context: str | None, namespace: str, ser
 
     Args:
         kubeconfig: Path, None for the usual places.
-        context: Of the kubeconfig, None for its current one.
-        namespace: Of the queue's Service.
+        context: Context of the kubeconfig, None for its current one.
+        namespace: Namespace of the queue's Service.
         service: Its name.
 
     Raises:
@@ -72,7 +72,7 @@ async def fetch_from(url: str) -> bytes:
     """Ask a queue at its own address, without the API server.
 
     Args:
-        url: Of the queue, http or https, with or without `/status`.
+        url: URL of the queue, http or https, with or without `/status`.
 
     Raises:
         InputError: a URL that is none, no answer within `TIMEOUT_S` seconds, or an answer that is no success.

@@ -43,7 +43,7 @@ def find_address_faults(name: str, address: str) -> Iterator[str]:
     """Say what is wrong with a HOST:PORT.
 
     Args:
-        name: Of the option, as its user writes it.
+        name: Name of the option, as its user writes it.
         address: Its value.
     """
     host, colon, port = address.rpartition(":")

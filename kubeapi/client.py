@@ -287,7 +287,7 @@ class KubeClient:
             **params: selectors, as in the list.
 
         Yields:
-            One JSON event a line, ERROR events included.
+            A JSON event a line, ERROR events included.
 
         Raises:
             Gone: the version is too old (as HTTP status; also comes as an ERROR event).

@@ -66,12 +66,12 @@ class LeaderLabel:
 
     Args:
         client: The API server.
-        namespace: Of the pod.
+        namespace: Namespace of the pod.
         pod: Its name.
         label: Name of the label.
         value: Its value; says which election is meant.
         leads: Whether this process leads.
-        timeout_s: Of one request; less than the time between two leaders.
+        timeout_s: Longest time of a request; less than the time between two leaders.
         clock: Monotonic seconds.
         sleep: Waits, as asyncio.sleep.
     """

@@ -1,7 +1,7 @@
 """Leader election on a coordination.k8s.io/v1 Lease, compatible with client-go's.
 
 The Lease object is changed by compare and swap on its resourceVersion, so of two candidates one gets a 409.
-Nobody compares wall clocks: a candidate waits `leaseDurationSeconds` of its own time after the last change
+Wall clocks are not compared: a candidate waits `leaseDurationSeconds` of its own time after the last change
 that it saw.
 
 Invariant: whenever `is_leader` is True, no other candidate can take the Lease for at least `gap_s` more,

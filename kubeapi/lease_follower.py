@@ -57,8 +57,8 @@ class LeaseFollower:
 
         Args:
             client: API server.
-            namespace: Of the Lease.
-            name: Of the Lease.
+            namespace: Namespace of the Lease.
+            name: Name of the Lease.
             host: Host name of the holder that this process leads with; what follows in its identity is
                 after an underscore.
             gap_s: See the attribute; more than a write of the leader may take.

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disabl
 def make_process_registry(prefix: str, distribution: str) -> CollectorRegistry:
     """Make a registry that has build_info and the process' metrics.
 
-    Counters and histograms come without their `_created` series, in the whole process. Those double what
-    Prometheus stores, and it can tell from the values when a counter began anew.
+    Counters and histograms come without their `_created` series, in the whole process. Such series double
+    what Prometheus stores, and it can tell from the values when a counter began anew.
 
     Args:
         prefix: of build_info, "gpupack" for gpupack_build_info.

@@ -65,8 +65,8 @@ class PostClient:
     """Writes with a body to one API server.
 
     Args:
-        credentials: Of the API server.
-        headers: Of every request.
+        credentials: Credentials of the API server.
+        headers: Headers of every request.
         most: Requests under way at most.
         connect_s: Longest time for a new connection.
 
@@ -98,11 +98,11 @@ class PostClient:
         """Send one request.
 
         Args:
-            method: One of `methods`.
+            method: A member of `methods`.
             path: From the root, with the query, encoded.
             data: Its body.
-            content_type: Of the body.
-            proof: Of who sends it.
+            content_type: Media type of the body.
+            proof: Headers that prove who sends it.
             within_s: How long it may take, for errors.
             ends: When it has to be over, on the event loop's clock.
 

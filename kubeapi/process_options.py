@@ -50,7 +50,7 @@ class ElectionOptions:
 
     Attributes:
         lease_s: Seconds others wait for a silent leader.
-        identity: Of this process in the election.
+        identity: Identity of this process in the election.
         pod_name: This process's pod, in the Lease's namespace. While the process leads, the pod has the label
             gpupack.io/leader, and readiness says nothing of who leads. None for no label.
     """

@@ -3,7 +3,7 @@
 Three scopes of failure, one method each: `run` (endless) > `_list` or `_watch` (one request) > `_line` (one
 event). Whatever fails inside ends its own scope only; `run` itself ends by cancellation alone.
 
-An API server restored from an older state accepts a watch from a version that it has not reached. It is
+An API server restored from an older state accepts a watch from a version that it has not reached. Then it is
 silent until it gets there. So after an interruption its newest version is asked for before a watch resumes.
 """
 

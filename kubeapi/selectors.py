@@ -123,9 +123,9 @@ class NodeRules(msgspec.Struct, frozen=True):
     """NodeRules is what a pod says of the nodes that it may run on. Hashable, equal for equal rules.
 
     Attributes:
-        selector: Of `spec.nodeSelector`, sorted.
-        terms: Of the required node affinity, one of which must hold; None: no such affinity.
-        tolerations: Of the pod.
+        selector: Labels of `spec.nodeSelector`, sorted.
+        terms: Terms of the required node affinity, one of which must hold; None: no such affinity.
+        tolerations: Tolerations of the pod.
     """
 
     selector: tuple[tuple[str, str], ...] = ()
@@ -161,11 +161,11 @@ class NodeTraits(NamedTuple):
     """NodeTraits is the labels, taints and state of a node, without its amounts.
 
     Attributes:
-        name: Of the node.
+        name: Name of the node.
         ready: Whether its condition Ready is True; None counts as ready: nothing says that it is not.
-        unschedulable: It is cordoned.
-        labels: Of the node.
-        taints: Of the node.
+        unschedulable: The node is cordoned.
+        labels: Labels of the node.
+        taints: Taints of the node.
     """
 
     name: str
@@ -182,7 +182,7 @@ def find_node_rejection(
 
     Args:
         node: The node.
-        rules: Of the pod; its tolerations are not looked at.
+        rules: Rules of the pod; its tolerations are not looked at.
         tolerates: Whether the pod tolerates a taint.
 
     Returns:

@@ -15,7 +15,7 @@ from allocator.request import WHOLE, ContainerRequest, Demand, PodRequest
 
 @dataclass(frozen=True, slots=True)
 class AllocationRequest:
-    """A request of the kubelet for one container. It never says for which one.
+    """A request of the kubelet for one container. The request does not say for which one.
 
     Attributes:
         accounts: everything that the ledger knows.
@@ -38,7 +38,8 @@ class AllocationRequest:
         """Find the container that asks, among the pods that the kubelet has listed.
 
         As a rule all but one of them have what they asked for. Else one that lives; a container that starts
-        again in a pod that runs comes last. Of several such pods none: what the others run with is in use.
+        again in a pod that runs comes last. Where there are several such pods, none is found: what the others
+        run with is in use.
         """
         waiting = [
             (account, container)
@@ -158,7 +159,7 @@ class AllocationRequest:
     def _room(self, account: PodAccount | None, units_each: int, *, belongs: bool) -> Units:
         """Units by card that the container can have beside what others have or may have.
 
-        The kubelet must offer them. Of percent it must offer as many as are asked for, since it does not know
+        The kubelet must offer them. Where percent are asked for it must offer as many, since it does not know
         their units. What it has for the pod that asks counts, what it had does not.
 
         A container that `belongs` may have what the kubelet offers again of pods that ended and are not known
@@ -186,7 +187,7 @@ class AllocationRequest:
     ) -> tuple[str, ...]:
         """Choose cards by the scheduler's policy beside what other bound pods wait for; none if none fit.
 
-        Of the cards that leave the pod's other containers room, as the kubelet asks for those later.
+        Only cards that leave the pod's other containers room count, as the kubelet asks for those later.
         """
         accounts, expected = self.accounts, Units()
         has = {} if account is None else account.current_ids

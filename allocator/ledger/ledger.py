@@ -153,9 +153,9 @@ class Ledger:
     ) -> AllocationRequest:
         """Read what the kubelet asks for: exactly `size` of the available IDs, `must_include` among them.
 
-        They are all of units or all of percent: the kubelet asks for each of its resources by itself. IDs of
-        cards that this node has no more are not offered. `taken_up` are namespace and name of the pods that
-        the kubelet had taken up when it asked.
+        The IDs are all of units or all of percent: the kubelet asks for each of its resources by itself. IDs
+        of cards that this node has no more are not offered. `taken_up` are namespace and name of the pods
+        that the kubelet had taken up when it asked.
 
         Raises:
             LedgerError: an ID that must be included is not available.
@@ -236,8 +236,8 @@ class Ledger:
     def apply_pod_list(self, pods: Iterable[Pod], began_s: float, now_s: float) -> None:
         """Apply a complete list of the pods with our resource on this node, asked for at `began_s`.
 
-        Known pods that it lacks are gone. It is believed also with lower versions than those known: then etcd
-        was restored from an older copy.
+        Known pods that it lacks are gone. The list is believed also with lower versions than those known:
+        then etcd was restored from an older copy.
         """
         accounts = self._accounts
         present = set()

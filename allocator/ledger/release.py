@@ -14,8 +14,8 @@ def can_release(account: PodAccount) -> bool:
     Three conditions must hold:
 
     1. The pod has ended in the API.
-    2. The kubelet's checkpoint lacks it. A kubelet that restarts admits pods against the checkpoint. One that
-       has not heard of the end may still start the pod.
+    2. The kubelet's checkpoint lacks it. A kubelet that restarts admits pods against the checkpoint. A
+       kubelet that has not heard of the end may still start the pod.
     3. A probe of the cgroups that began after both found none.
 
     A pod that never ran gets `CGROUP_GRACE_S` more: the kubelet may be about to start its container.

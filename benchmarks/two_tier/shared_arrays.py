@@ -31,7 +31,7 @@ class SharedRows:
 
     Args:
         nodes: The process's own arrays; rows, cards and names must stay what they are.
-        name: Of the shared memory to join; None makes it from `nodes`.
+        name: Name of the shared memory to join; None makes it from `nodes`.
     """
 
     def __init__(self, nodes: NodeArrays, name: str | None = None) -> None:

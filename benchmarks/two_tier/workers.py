@@ -1,7 +1,7 @@
 """Batches through both tiers: pre-schedulers in processes over shared arrays, one committer.
 
-A worker takes a pod's number and brings its copy of the nodes up to date. It filters, scores and answers with
-the best nodes (list 1). The committer, in the calling process, takes the lists as they come.
+A worker takes a pod's number and brings its copy of the nodes up to date. Then the worker filters, scores and
+answers with the best nodes (list 1). The committer, in the calling process, takes the lists as they come.
 """
 
 import multiprocessing
@@ -50,7 +50,7 @@ class BatchSettings:
     Attributes:
         workers: Pre-scheduling processes.
         node_policy, card_policy: For pods that name none of their own.
-        parameters: Of the node policy, text by name.
+        parameters: Parameters of the node policy, text by name.
         shortlist: Nodes in a list.
         attempts: Turns a pod gets.
         backoff_s: Wait after its first failure, doubled each time.
@@ -297,7 +297,7 @@ def prepare(
     """Tier 1 for one pod: filter, score, and the best nodes with their versions (list 1).
 
     Args:
-        policies: Of the batch.
+        policies: Policies of the batch.
         nodes: A snapshot.
         job: The pod.
         shortlist: Nodes in the list.

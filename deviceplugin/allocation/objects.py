@@ -138,8 +138,8 @@ class OwnPodStatus(msgspec.Struct, rename="camel"):
         """Whether the kubelet has admitted the pod.
 
         startTime alone does not say so. The kubelet (1.36.3, measured) may write it, and no condition, some
-        10 s before it says that it has refused the pod. Of an admitted pod it always writes conditions. Of a
-        failed pod it writes them too, so a failed pod is not known to have been admitted.
+        10 s before it says that it has refused the pod. For an admitted pod it always writes conditions. For
+        a failed pod it writes them too, so a failed pod is not known to have been admitted.
         """
         by_kubelet = any(condition.type != SCHEDULED for condition in self.conditions or ())
         return self.start_time is not None and by_kubelet and self.phase != _FAILED

@@ -33,7 +33,7 @@ PACE: Final = ReconcileIntervals()
 
 
 class CgroupProber(Protocol):
-    """CgroupProber tells which pods still run something. It blocks."""
+    """CgroupProber tells which pods still run something. Every call blocks."""
 
     def probe(self, uids: Collection[str]) -> CgroupProbe:
         """Look which of `uids` have a container left."""

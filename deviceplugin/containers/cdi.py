@@ -1,8 +1,8 @@
 """CDI: by which names a container runtime knows the cards, and a specification of ours where there is none.
 
 The vendor's toolkit writes a specification (nvidia-ctk: nvidia.yaml) with all that a container needs, driver
-libraries included. Where there is none we write one of device nodes alone. It is of a kind of our own: two
-files that define the same device make it unusable, and the vendor's may come later. It stays from then on,
+libraries included. Where there is none we write one of device nodes alone. Its kind is our own: two files
+that define the same device make it unusable, and the vendor's may come later. Our file stays from then on,
 because the kubelet remembers the names of containers that run.
 
 Form: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md

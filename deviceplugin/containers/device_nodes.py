@@ -39,7 +39,7 @@ def node_paths(card: GpuCard, vendor: Vendor, devices: Path | None, drivers: Pat
         drivers: where the kernel's drivers show their files, `/proc/driver`.
 
     Returns:
-        Those that there are. Of an instance all or nothing: with a part it could not be used.
+        The nodes that exist. For an instance all or none: with a part it could not be used.
     """
     if devices is None:
         return []

@@ -50,7 +50,7 @@ def specification(claim_uid: str, grants: Mapping[str, ContainerGrant]) -> dict[
 
     Args:
         claim_uid: of the claim.
-        grants: what a container gets by request. Of one variable a container has one value, so all shares
+        grants: what a container gets by request. A container has one value of a variable, so all shares
             of a request are in one device.
     """
     devices = [
@@ -64,7 +64,7 @@ class CdiFiles:
     """Writes and removes the files; both block.
 
     Args:
-        folders: of specifications, the later one for those that are generated. It is made where it is
+        folders: of specifications, the later one for those that are generated. The folder is made where it is
             missing: it lies below `/var/run`, and is empty after each start of the machine.
     """
 

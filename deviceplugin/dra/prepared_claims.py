@@ -6,7 +6,7 @@
                                    file of the claim, CDI file
 ```
 
-The files are what the kubelet's checkpoint is for a device plugin. They say who has what, also after a
+The files are what the kubelet's checkpoint is for a device plugin. These files say who has what, also after a
 restart of the daemon or the machine.
 """
 
@@ -109,7 +109,7 @@ class PreparedClaims:
         """Read what an earlier daemon prepared. Blocking.
 
         Raises:
-            OSError: the folder cannot be made or read. Who has what would not be known.
+            OSError: the folder cannot be made or read. Then nobody would know who has what.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(self._folder.glob("*.json")):

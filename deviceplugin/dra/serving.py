@@ -186,7 +186,7 @@ async def find_server_obstacles(client: KubeClient) -> list[str]:
 
     Raises:
         KubeApiError: The API server does not answer.
-        MsgspecError: It answers with something else.
+        MsgspecError: The answer is something else.
     """
     body = await client.get("/version", timeout_s=SERVER_TIMEOUT_S)
     version = msgspec.json.decode(body, type=_ServerVersion)

@@ -27,12 +27,12 @@ class LimitCapability:
     Args:
         account: the ledger; with `require` it offers no card on which nothing is held.
         driver: who holds limits; None: nobody.
-        mode: One of `option_values.MODES`.
+        mode: A member of `option_values.MODES`.
         notices: hear of cards that are not offered.
         on_offer: called when other cards are offered than before.
 
     Attributes:
-        driver: The same; None with mode `off`.
+        driver: Limits of the cards' driver; None with mode `off`.
     """
 
     def __init__(

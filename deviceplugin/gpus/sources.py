@@ -1,7 +1,7 @@
 """The sources of cards by their name in `--gpus`. A new vendor is a folder here and its name in `_FOLDERS`.
 
-The folder has a module `provider` with a `PROVIDER`, see `api.provider.GpuProvider`. It imports the driver's
-library only when a source is made.
+The folder has a module `provider` with a `PROVIDER`, see `api.provider.GpuProvider`. The module imports the
+driver's library only when a source is made.
 """
 
 from importlib import import_module

@@ -27,8 +27,8 @@ def parse_container_id(name: str) -> str | None:
 def parse_log_name(name: str) -> tuple[str, str] | None:
     """Read ID and name of a container out of the name of the link that the kubelet makes to its log.
 
-    It makes `<pod>_<namespace>_<container>-<id>.log` right after it started the container, a second or more
-    before it tells the API server the ID.
+    The kubelet makes `<pod>_<namespace>_<container>-<id>.log` right after it started the container, a second
+    or more before it tells the API server the ID.
     """
     found = _LOG.match(name)
     return (found[2], found[1]) if found else None

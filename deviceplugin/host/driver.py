@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 class DriverThread:
     """DriverThread makes calls in their order; a call that hangs takes this thread and nothing else.
 
-    It does not keep the process from ending.
+    The thread does not keep the process from ending.
 
     Args:
         name: of the thread.

@@ -81,9 +81,9 @@ _KEY: Final = attrgetter("uid", "container", "resource")
 class CheckpointReader:
     """CheckpointReader reads the checkpoint, and tells when it changed.
 
-    The checksum is not verified. It is a hash of how Go prints the kubelet's own types, names included. Who
-    computes it must follow each version of them. What it would show, a torn file, is no JSON. A kubelet that
-    does not believe its file begins a new one, which the next read shows.
+    The checksum is not verified. The checksum is a hash of how Go prints the kubelet's own types, names
+    included. To compute it one must follow each version of them. What it would show, a torn file, is no JSON.
+    A kubelet that does not believe its file begins a new one, which the next read shows.
 
     Args:
         folder: the device plugin folder.

@@ -55,7 +55,7 @@ class PodResources:
     async def list_admitted_pods(self) -> frozenset[tuple[str, str]] | None:
         """Namespace and name of the pods that the kubelet has taken up, None where it does not say.
 
-        It is asked again for a while, but not when the last question had no answer at all.
+        The kubelet is asked again for a while, but not when the last question had no answer at all.
         """
         if self.problem is not None and self._turn.locked():
             return None  # somebody waits for an answer already, and none has come before

@@ -2,7 +2,8 @@
 
 What the kubelet does, and what follows for us:
 
-- It dials our socket and asks for our options before it answers Register: serve first, register then.
+- The kubelet dials our socket and asks for our options before it answers Register: serve first, register
+  then.
 - On its start it deletes every socket in the folder, then it listens. Both sockets are watched from before
   Register, and once we are connected ours must still be there.
 - Up to 1.36 it knows a plugin by its resource only. When it sees the end of an old ListAndWatch stream after

@@ -6,13 +6,13 @@ what others use adds up with it.
 - beyond: for each pod `max(0, measured - promised)`, so that one pod's modesty never hides another's excess.
 - foreign: what processes of no pod of ours use, and what is measured and is no process's.
 - Where processes cannot be told apart: the high-water mark of `measured - promised`, over all pods. While the
-  pods use less than promised, the present difference hides foreign use, hence the mark. It comes down for one
-  reason only: nobody can use more than is measured, so the mark is never above the present measurement. A
-  card whose pods have all ended therefore shows exactly what is measured.
+  pods use less than promised, the present difference hides foreign use, hence the mark. The mark comes down
+  for one reason only: nobody can use more than is measured, so the mark is never above the present
+  measurement. A card whose pods have all ended therefore shows exactly what is measured.
 - The operating system manages the memory of some cards, as on GH200 and GB200 in NUMA mode. Pages stay there
   after their process has ended, and files are cached there. What no process uses is then `residue`, and
-  counts for nobody: the kernel takes it back for who allocates. It is known as such only where all processes
-  can be told apart and tell what they use. Else it counts as on other cards.
+  counts for nobody: the kernel takes it back for who allocates. Residue is known as such only where all
+  processes can be told apart and tell what they use. Else it counts as on other cards.
 - Dead band: without any foreign process, up to 256 MiB in all cost nothing (the context of an idle card).
 """
 
@@ -63,8 +63,9 @@ def measure_unaccounted_use(
     Args:
         sample: the measurement.
         owners: pid -> UID of its pod, None when it belongs to no pod; absent when that is not known.
-        promised_mib: UID -> MiB promised to that pod on this card, for every pod with a promise there. It
-            should not be older than the sample: a promise that ended meanwhile would look foreign once.
+        promised_mib: UID -> MiB promised to that pod on this card, for every pod with a promise there. The
+            mapping should not be older than the sample: a promise that ended meanwhile would look foreign
+            once.
         previous: this function's last answer for the card.
         dead_band_mib: excess that costs nothing while no foreign process is there.
 

@@ -270,7 +270,7 @@ class Prover:
         """Use memory up to the limit and beyond.
 
         Returns:
-            Who has it, None unless the limit refused more; and how many MiB.
+            The process that has it, None unless the limit refused more; and how many MiB.
         """
         what, free_mib = "limit refuses", self._provable.memory_info(card.uuid).free // MIB
         if free_mib < 2 * LIMIT_MIB:

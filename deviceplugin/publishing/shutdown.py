@@ -3,8 +3,8 @@
 A pod that is bound to a node without a device plugin fails for good. So first the words say that every card
 is full, then the kubelet is served a little longer, then the plugin goes:
 
-- What the extender binds between its last look at the words and the patch must still be served. It comes
-  into view some ms after the patch was acknowledged, later where everything is slow: `late_s`.
+- What the extender binds between its last look at the words and the patch must still be served. Such a pod
+  comes into view some ms after the patch was acknowledged, later where everything is slow: `late_s`.
 - Pods that are in view and have no devices yet are waited for, but not for long. A pod that the kubelet
   cannot take, for whatever reason, must not hold up a rollout.
 - Without an acknowledged patch there is nothing to wait for: more pods may come at any time.

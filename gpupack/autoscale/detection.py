@@ -80,11 +80,11 @@ class AutoscalerDetector:
     Args:
         api: The API server.
         named: What `--autoscaler` says.
-        timeout_s: Of one request.
+        timeout_s: Longest time of a request.
         clock: Monotonic seconds.
 
     Attributes:
-        name: Of the autoscaler, empty while it is not known.
+        name: Name of the autoscaler, empty while it is not known.
         trouble: Why it is not known, empty where it is.
     """
 

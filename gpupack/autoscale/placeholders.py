@@ -28,7 +28,7 @@ class Placeholder:
         spec: Its `spec`, as the API server takes it.
         stands_for: Namespace and name of the pods that fit on that node.
         shape: Name of the shape of the node.
-        fingerprint: Of the spec; two with the same one are alike.
+        fingerprint: Digest of the spec; two with the same one are alike.
     """
 
     spec: Mapping[str, Any]
@@ -196,9 +196,9 @@ def find_changes(wanted: Iterable[Placeholder], pods: Iterable[KubePod], namespa
     """Compare the placeholders that should be with those that are.
 
     Args:
-        wanted: Those that should be.
+        wanted: Placeholders that should be.
         pods: All pods.
-        namespace: Of the placeholders; one that is anywhere else is somebody else's.
+        namespace: Namespace of the placeholders; one that is anywhere else is somebody else's.
     """
     named: dict[str, Placeholder] = {}
     counts: dict[str, int] = {}

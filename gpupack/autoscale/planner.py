@@ -86,7 +86,7 @@ class PodOutcome:
     Attributes:
         pod: The pod.
         outcome: What is done for it, or why nothing is.
-        text: The same in a sentence.
+        text: The reason in a sentence.
     """
 
     pod: WaitingPod
@@ -342,7 +342,7 @@ class _PlaceholderMaker:
     def wanted(self, nodes: Sequence[NewNode]) -> list[NewNode]:
         """Leave out the nodes that come anyway.
 
-        Of `k` nodes that pods need by their cards, those that are starting come. So do those that the
+        Pods need `k` nodes by their cards. Nodes that are starting come anyway. So do nodes that the
         autoscaler adds for pods whose need it sees, for which it uses starting nodes first:
 
             asked for = k - max(starting, nodes for pods that are short by sums)

@@ -60,7 +60,7 @@ def find_nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> di
     """Find the nodes that must not be drained.
 
     The others can be drained all together: the pods of each find cards on nodes that stay, beside those of
-    the ones before. Those with the fewest units in use come first, and among them those that could go before.
+    the ones before. Nodes with the fewest units in use come first, and among them those that could go before.
 
     Args:
         cluster: Nodes and pods.
@@ -102,7 +102,7 @@ def find_nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[
 
     Args:
         cluster: Nodes and pods.
-        kept: Of `find_nodes_to_keep`, for the same cluster.
+        kept: Result of `find_nodes_to_keep`, for the same cluster.
 
     Returns:
         How many pods would move, by node; they find cards on nodes that stay.
@@ -185,7 +185,7 @@ class NodeChange:
     """A change of a Node's annotations.
 
     Attributes:
-        name: Of the node.
+        name: Name of the node.
         annotations: To set, or to remove where None.
         kept: Why it is kept from now on; None: it is not any more.
     """
@@ -204,7 +204,7 @@ def find_node_changes(nodes: Iterable[KubeNode], kept: Mapping[str, KeptNode]) -
 
     Args:
         nodes: All nodes.
-        kept: Those to keep, by name.
+        kept: Nodes to keep, by name.
     """
     node_changes = []
     for node in nodes:

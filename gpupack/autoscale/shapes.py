@@ -76,9 +76,9 @@ class Shape:
         name: For people, and unlike that of every other shape.
         node: Such a node, empty, as it is when all its parts have started.
         layout: Its cards.
-        offered: Units that its kubelet offers over all cards. Of a learned shape the least that a ready node
+        offered: Units that its kubelet offers over all cards. A learned shape has the least that a ready node
             of it offers: an autoscaler may take that very node for its template.
-        declared: It stands in a file.
+        declared: The shape stands in a file.
         nodes: Names of the nodes that it was learned from.
     """
 
@@ -160,9 +160,9 @@ def read_layouts(cluster: Cluster) -> dict[str, Layout]:
 def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, Layout]) -> list[Shape]:
     """Learn the shapes of the nodes that exist.
 
-    Nodes are of one shape where they have the same cards, taints and labels that matter. Those are labels
-    that waiting pods refer to, and labels that tell groups of nodes apart. A node with much cpu left beside
-    its DaemonSets stands for all of them.
+    Nodes are of one shape where they have the same cards, taints and labels that matter. What matters are
+    labels that waiting pods refer to, and labels that tell groups of nodes apart. A node with much cpu left
+    beside its DaemonSets stands for all of them.
 
     Args:
         cluster: The cluster.
@@ -334,7 +334,7 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
     Args:
         text: YAML: `shapes:` with a list of name, cards (count, model, mib), cpu, memory, labels, taints.
         unit_mib: MiB of a unit.
-        source: Of the text, for messages.
+        source: Where the text comes from, for messages.
 
     Raises:
         InputError: lists every fault, one a line, each with its path.

@@ -1,8 +1,8 @@
 """Views the cluster as a cluster autoscaler does: one sum of GPU memory a node, whatever is free on a card.
 
 Cluster Autoscaler runs kube-scheduler's plugins on nodes and on templates of nodes, and asks no extender.
-It puts the pods that are unschedulable on existing nodes first, in order of their priority, and adds nodes
-for the rest.
+The autoscaler puts the pods that are unschedulable on existing nodes first, in order of their priority, and
+adds nodes for the rest.
 """
 
 from collections.abc import Sequence

@@ -47,9 +47,9 @@ class Writer:
 
     Args:
         api: The API server.
-        namespace: Of the placeholders.
+        namespace: Namespace of the placeholders.
         may: Whether this process still leads; asked before each request.
-        timeout_s: Of one request.
+        timeout_s: Longest time of a request.
 
     Attributes:
         failed: Writes that the API server refused, or did not answer, by what they were.

@@ -83,7 +83,7 @@ async def ask_where_forbidden(
         namespace: Whose member asks; None: the one of the kubeconfig's context, else default.
         question: `why` or `fit`.
         query: What is asked besides.
-        kind: Of the answer.
+        kind: Kind of the answer.
 
     Returns:
         The answer, and the namespace.

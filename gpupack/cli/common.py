@@ -22,7 +22,7 @@ def print_lines(text: str, *, err: bool = False) -> None:
     """Write lines to the terminal, without the control sequences of those who wrote parts of them.
 
     Args:
-        text: One line or more.
+        text: Text of at least one line.
         err: On standard error.
     """
     from kubeapi.errors import make_printable
@@ -62,7 +62,7 @@ def run_daemon(
 
     Args:
         work: What to do until then.
-        *errors: Those that are the user's to mend.
+        *errors: Errors that are the user's to mend.
         new_loop: Makes the event loop, None for asyncio's own.
     """
     from gpupack.logs import log_loop_trouble
@@ -95,7 +95,7 @@ def refuse_option(name: str, why: str) -> None:
     """Refuse an option that was given and would be ignored.
 
     Args:
-        name: Of the option, as Python has it.
+        name: Name of the option, as Python has it.
         why: When it is allowed.
 
     Raises:

@@ -32,7 +32,7 @@ class PodFate:
 async def play_plain(cluster: EmbeddedCluster, shapes: Shapes, seed: int) -> dict[str, PodFate]:
     """Bind pods by the sums of nodes, one after the other, and see what the kubelets do with them.
 
-    Of the nodes that have room the one with the fewest pods is taken; chance decides between equals. So do
+    The node with room that has the fewest pods is taken; chance decides between equals. So do
     kube-scheduler's own scores for pods that ask for nothing else.
 
     A pod that fails gives its part of the sum back.

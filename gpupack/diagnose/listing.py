@@ -35,13 +35,13 @@ class PodLine(JsonAnswer, frozen=True):
     """PodLine is a pod of a list that `gpupack why` prints.
 
     Attributes:
-        namespace: Of the pod.
+        namespace: Namespace of the pod.
         pod: Its name.
         state: As of `PodExplanation`.
         asked: What it asks for, in words.
         age_s: Seconds since it was made; None where the API server did not say.
         reason: The closest reason in one word, the queue's where a queue holds the pod.
-        text: The same in a sentence.
+        text: The reason in a sentence.
         node: Where it runs, or ran.
     """
 
@@ -83,7 +83,7 @@ def list_waiting(
         cluster: The cluster.
         now_s: Seconds since the epoch.
         namespace: Only its pods; None: of all.
-        queued: Who waits in the queue, as `gpupack queue status` says; None: nobody asked.
+        queued: What waits in the queue, as `gpupack queue status` says; None: nobody asked.
         most: Pods at most; None: all.
     """
     pods = [pod for pod in cluster.list_waiting_pods() if namespace in {None, pod.metadata.namespace}]

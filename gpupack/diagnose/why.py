@@ -60,12 +60,12 @@ def explain_pod(
 
     Args:
         cluster: The cluster.
-        namespace: Of the pod.
-        name: Of the pod.
+        namespace: Namespace of the pod.
+        name: Name of the pod.
         events: What was reported of it, oldest first.
-        queued: Who waits in the queue, as `gpupack queue status` says; None: nobody asked.
+        queued: What waits in the queue, as `gpupack queue status` says; None: nobody asked.
         ways: Look for ways out, too.
-        moves: Of these also moves of other pods.
+        moves: Look for moves of other pods as ways out, too.
 
     Raises:
         InputError: there is no such pod.

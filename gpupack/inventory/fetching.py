@@ -30,7 +30,8 @@ async def fetch(
 
     Args:
         kubeconfig: path of a kubeconfig; None for the usual places.
-        names: of the nodes to read; empty for all. One by one, so the right to get a node is enough.
+        names: of the nodes to read; empty for all. Each is read by itself, so the right to get a node is
+            enough.
         pods: read pods too.
         context: of the kubeconfig; None for its current one.
 
@@ -109,7 +110,7 @@ async def list_all(client: "KubeClient", path: str, kind: type[T], what: str, **
 
     Args:
         client: The API server.
-        path: Of the list.
+        path: Path of the list.
         kind: What to read of each.
         what: The kind's name, for messages.
         **params: Query.

@@ -59,7 +59,7 @@ def read_items(
         kinds: The type of each kind that may be in it; None: items of that kind are left out.
         content: For messages.
         allowed: End of every message.
-        single: One object in place of a list is allowed.
+        single: An object in place of a list is allowed.
 
     Raises:
         InputError: not JSON, an item of another kind, or nothing but items that are left out. The message

@@ -301,8 +301,8 @@ class Totals:
 def sum_totals(rows: Sequence[NodeRow]) -> list[Totals]:
     """Add up, ordered by resource.
 
-    Only cards that a pod can get now count as free. They are healthy and not cordoned, and their node is
-    Ready, not cordoned and served by a daemon.
+    Only cards that a pod can get now count as free. Such cards are healthy and not cordoned, and their node
+    is Ready, not cordoned and served by a daemon.
     """
     return [
         _sum_rows([row for row in rows if row.resource == resource], resource)

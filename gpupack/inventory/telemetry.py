@@ -84,8 +84,8 @@ async def find_daemons(
 ) -> dict[str, DaemonPod]:
     """Find the running pods of node daemons, by node.
 
-    Whoever may create a pod may give it any label and owner. So only pods of a DaemonSet in the namespace of
-    the installation are taken. Of several on a node it is the oldest that is not terminating.
+    A user who may create a pod may give it any label and owner. So only pods of a DaemonSet in the namespace
+    of the installation are taken. Where a node has several it is the oldest that is not terminating.
 
     Args:
         client: of the API server.

@@ -97,8 +97,8 @@ def load(text: str, name: str) -> list[YamlDocument]:
     """Read every document.
 
     Args:
-        text: One or more YAML documents, or JSON.
-        name: Of the file, for messages.
+        text: YAML documents, at least one, or JSON.
+        name: Name of the file, for messages.
 
     Raises:
         InputError: not YAML, or more than MAX_VALUES values.

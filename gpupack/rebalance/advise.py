@@ -27,13 +27,13 @@ def advise_start(
 ) -> Advice:
     """Find the shortest list of moves with which so many pods of a size start.
 
-    Of the pods nothing is known but their cards: they tolerate no taint.
+    Nothing is known of the pods but their cards: they tolerate no taint.
 
     Args:
         cluster: The cluster.
         ask: The size.
         pods: How many are to start.
-        limits: Of the search.
+        limits: Limits of the search.
 
     Raises:
         InputError: something is wrong with the question.
@@ -87,8 +87,8 @@ def plan_start(
         requirements: What it asks for besides.
         before: Such pods that fit now, by node.
         pods: How many are to start.
-        movable_pods: Who may move; those that turn out not to be are noted there.
-        limits: Of the search.
+        movable_pods: Pods that may move; those that turn out not to be are noted there.
+        limits: Limits of the search.
 
     Returns:
         The moves and the cluster after them, as filter sees it; None: none was found.

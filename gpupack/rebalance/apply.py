@@ -35,7 +35,7 @@ class AppliedMove(JsonAnswer, frozen=True):
     """A move that was made.
 
     Attributes:
-        namespace: Of the pod.
+        namespace: Namespace of the pod.
         pod: That was evicted.
         new_pod: Its successor; empty: none was made (a dry run).
         node: Where the successor runs; empty likewise.
@@ -53,7 +53,7 @@ class AppliedAdvice(JsonAnswer, frozen=True):
     Attributes:
         state: `done`: every move; `stopped`: some or none; `dry-run`: each could have been made.
         made: The moves that were made, or tried out.
-        left: Those that were not.
+        left: Moves that were not made.
         text: In a sentence; why it stopped.
         cordoned: Cards that stay cordoned, as NODE/NUMBER: those that were to be emptied for good.
     """

@@ -47,7 +47,7 @@ class CandidateFinder:
 
     Args:
         goal: What is to start.
-        movable_pods: Who may move.
+        movable_pods: Pods that may move.
     """
 
     def __init__(self, goal: StartGoal, movable_pods: MovablePods) -> None:

@@ -37,7 +37,7 @@ def explain_own_pod(
     Args:
         cluster: The cluster.
         namespace: Whose member asks.
-        name: Of the pod.
+        name: Name of the pod.
         queued: What the queue says of the pod; None: nobody asked.
 
     Raises:

@@ -39,7 +39,7 @@ async def ask_as_member(
 
     Args:
         client: The API server.
-        token: Of `make_member_token`.
+        token: The token that `make_member_token` makes.
         namespace: Whose member asks.
         question: `why` or `fit`.
         query: What is asked besides.

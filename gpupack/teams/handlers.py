@@ -1,4 +1,4 @@
-"""Members' questions over HTTP. Who is denied gets the same answer, whatever the reason and the namespace."""
+"""Members' questions over HTTP. Denied members get the same answer, whatever the reason and namespace."""
 
 import asyncio
 import re

@@ -63,7 +63,7 @@ class Move(JsonAnswer, frozen=True, rename={"source": "from", "target": "to"}):
     """A pod that is ended, and started by its controller, so that it runs elsewhere.
 
     Attributes:
-        namespace: Of the pod.
+        namespace: Namespace of the pod.
         pod: Its name.
         units: Over its cards.
         source: Where it is.
@@ -86,7 +86,7 @@ class WayOut(msgspec.Struct, frozen=True, omit_defaults=True):
         kind: In one word, see docs/ask.md.
         text: In a sentence.
         node: Where the pod fits then.
-        units: Of a smaller request: per container where there are several, see `container`.
+        units: Units of a smaller request: per container where there are several, see `container`.
         container: Whose request it is.
         cards: Number of cards to ask for.
         model: A model of card that the pod fits on.
@@ -119,12 +119,12 @@ class PodCard(JsonAnswer, frozen=True):
     Attributes:
         card: The driver's number.
         uuid: None where the node publishes no inventory.
-        model: Likewise.
-        size_units: Of the card.
+        model: The product name, None where the node publishes no inventory.
+        size_units: Units of the card.
         used_units: As the words say, of all together.
         free_units: What is left.
-        promised_units: Of this pod.
-        share: Who says so, see docs/top.md.
+        promised_units: What this pod is promised of it.
+        share: Where that is from, see docs/top.md.
         neighbours: The other pods on the card.
         used_mib: What the pod used lately, None where the node has not said.
         limit_mib: What it can use at most, None where nothing refuses more.
@@ -149,10 +149,10 @@ class PodExplanation(JsonAnswer, frozen=True):
     """Why a pod is as it is.
 
     Attributes:
-        namespace: Of the pod.
+        namespace: Namespace of the pod.
         pod: Its name.
         state: In one word.
-        nodes: Of a pod that waits: every node that does not take it, in groups.
+        nodes: Nodes of a pod that waits: every node that does not take it, in groups.
         ways_out: What would let it start, each checked.
         unit_mib: MiB of a unit.
         asked: What it asks for, in words.
@@ -162,7 +162,7 @@ class PodExplanation(JsonAnswer, frozen=True):
         notes: What else was found, a sentence each.
         scheduler: What kube-scheduler wrote into the pod.
         events: What was reported of the pod, oldest first.
-        cards: Of a pod that runs.
+        cards: Cards of a pod that runs.
     """
 
     namespace: str
@@ -205,7 +205,7 @@ class FitAnswer(JsonAnswer, frozen=True):
         largest_units: The largest request that fits now, over as many cards; 0: none, or several containers.
         nodes: Where.
         asked: What one of them asks for, in words.
-        after: The same after the change that was asked about, None without one.
+        after: Numbers after the change that was asked about, None without one.
         notes: What else to know, a sentence each.
         unit_mib: MiB of a unit.
     """
@@ -232,7 +232,7 @@ class Advice(JsonAnswer, frozen=True):
         gained: Pods more that start; cards that become empty.
         moves: In this order.
         before: Pods of the size that fit now; pods on the cards that are to be empty.
-        after: The same once the moves are done.
+        after: Numbers once the moves are done.
         optimal: No shorter list reaches as much.
         at_least: Moves that any list needs at least.
         text: In a sentence.

@@ -63,8 +63,8 @@ def format_events(events: Iterable[PodEvent], uids: Collection[str]) -> tuple[st
     """Write the newest Events, the oldest of them first.
 
     Args:
-        events: Of all pods of one name, also of those before it: a StatefulSet uses names again.
-        uids: Of the pod that is asked about.
+        events: Events of all pods of one name, also of those before it: a StatefulSet uses names again.
+        uids: UIDs of the pod that is asked about.
     """
     own = [event for event in events if event.involved_object.uid in uids]
     own.sort(key=lambda event: event.last_seen_s)

@@ -30,9 +30,10 @@ class ClusterSource:
     """ClusterSource is where a cluster is read from.
 
     Attributes:
-        filename: Of the output of `kubectl get nodes,pods -A -o json`, `-`: standard input; None: a cluster.
+        filename: File with the output of `kubectl get nodes,pods -A -o json`, `-`: standard input; None: a
+            cluster.
         kubeconfig: Path, None for the usual places.
-        context: Of the kubeconfig, None for its current one.
+        context: Context of the kubeconfig, None for its current one.
         unit_mib: MiB of a unit, None: what most nodes publish.
     """
 
@@ -47,9 +48,9 @@ class PodContext:
     """PodContext is what else is known of a pod.
 
     Attributes:
-        namespace: Of the pod.
+        namespace: Namespace of the pod.
         events: What was reported of it, oldest first.
-        queued: Who waits in the queue; None where nobody asked, or nobody answered.
+        queued: What waits in the queue; None where nobody asked, or nobody answered.
     """
 
     namespace: str
@@ -89,8 +90,8 @@ async def read_cluster_and_pod(
 
     Args:
         source: Where; errors are those of `read_cluster`.
-        namespace: Of the pod, None: the one of the kubeconfig's context, else default.
-        name: Of the pod.
+        namespace: Namespace of the pod, None: the one of the kubeconfig's context, else default.
+        name: Name of the pod.
     """
     if source.filename is not None:
         return await read_cluster(source), PodContext(namespace or DEFAULT)

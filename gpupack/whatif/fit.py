@@ -37,11 +37,12 @@ class FitQuestion:
     """FitQuestion is the pods that are asked about.
 
     Attributes:
-        units: Of GPU memory over all cards of a pod, or of its first container; percent where `percent`.
+        units: Units of GPU memory over all cards of a pod, or of its first container; percent where
+            `percent`.
         cards: Cards of each container.
         model: Models of card, as in the annotation gpupack.io/gpu-model; empty: any.
         percent: `units` are percent of a card.
-        more: The same as `units` of further containers.
+        more: Units of further containers, as `units`.
         mixed_models: Cards of one container may be of several models.
         containers: Where several containers go, as in the annotation gpupack.io/containers; empty: anywhere.
     """
@@ -106,7 +107,7 @@ def answer_fit(
 ) -> FitAnswer:
     """Say how many pods fit now and where, and the largest request that fits; the same after a change.
 
-    Of the pod nothing is known but its cards: it asks for no cpu and memory, and tolerates the taints that
+    Nothing is known of the pod but its cards. So it asks for no cpu and memory, and tolerates the taints that
     people set.
 
     Args:

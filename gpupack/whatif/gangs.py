@@ -51,7 +51,7 @@ class WaitingGang:
     """WaitingGang is the pods of a gang that still wait.
 
     Attributes:
-        name: Of the gang.
+        name: Name of the gang.
         size: Pods of the whole gang.
         pods: Pods that wait and ask for the same as the one that is asked about, which is one of them. Pods
             that are not there yet are thought to ask for the same.
@@ -203,7 +203,7 @@ class _Host:
 
     Args:
         cluster: The cluster.
-        name: Of the node.
+        name: Name of the node.
         leaving: UIDs of pods that are gone.
     """
 
@@ -260,7 +260,7 @@ def count_at_once(
         cluster: The cluster.
         query: What each of the pods asks of cards.
         requirements: What each asks for besides.
-        rows: Of nodes that take one of them.
+        rows: Rows of nodes that take one of them.
         most: Where to stop.
         leaving: UIDs of pods that are gone.
     """
@@ -303,7 +303,7 @@ def bound_by_host_resources(
         cluster: The cluster.
         request: What each of the pods asks of cards.
         requirements: What each asks for besides.
-        name: Of the node.
+        name: Name of the node.
         leaving: UIDs of pods that are gone.
     """
     asked = _beside_cards(cluster, request, requirements)

@@ -66,7 +66,7 @@ class Rejection:
     """Why kube-scheduler does not offer a node.
 
     Attributes:
-        reason: One of the constants above.
+        reason: A constant of those above.
         detail: What tells two such nodes apart: the taint, the resource.
     """
 
@@ -279,7 +279,8 @@ class KubeSchedulerChecks:
     def get_sum_left(self, name: str, resource: str) -> int:
         """Return what kube-scheduler has left of a resource of GPU memory: allocatable less requests.
 
-        It counts a pod on an unhealthy card, whose units the node does not offer, against the healthy ones.
+        kube-scheduler counts a pod on an unhealthy card, whose units the node does not offer, against the
+        healthy ones.
         """
         return self.get_sums_left(resource)[name]
 

@@ -72,7 +72,7 @@ class NodeResults:
 
     Attributes:
         fits: Names of the nodes that take the pod, in order.
-        rejections: Of the others.
+        rejections: Rejections of the others.
         groups: The others, grouped.
     """
 
@@ -196,7 +196,7 @@ def find_closest_node(
 ) -> tuple[ClosestNode | None, int]:
     """Find the node whose cards lack the least, its deciding card, and what is asked of that card in units.
 
-    Of a pod that asks for c cards the deciding one is the c-th emptiest: as many have at least as much free.
+    Where a pod asks for c cards the c-th emptiest decides: as many have at least as much free.
     """
     nodes = cluster.state.nodes
     demands = query.request.demands

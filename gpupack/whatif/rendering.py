@@ -161,7 +161,7 @@ def format_advice(answer: Advice, *, planned: bool = False, colour: bool = False
 
     Args:
         answer: The moves.
-        planned: They are about to be made.
+        planned: The moves are about to be made.
         colour: Put ANSI colours in, for terminals.
     """
     reached = Style(color="green" if answer.moves or answer.gained or answer.after.pods else "yellow")

@@ -94,7 +94,7 @@ def simulate_all(
 
     Args:
         scenarios: The clusters.
-        options: Of the runs; files of nodes and pods are made here.
+        options: Options of the runs; files of nodes and pods are made here.
         out: Takes lines for people.
         warn: Takes a line for every pod that is left out or fits nowhere.
 

@@ -322,7 +322,7 @@ def _pod(
 def _cards(request: PodRequest, scale: _Scale, usual: int) -> tuple[int, str | int, int]:
     """Cards of all containers, what each container asks of its cards, and thousandths of a usual card.
 
-    Of a pod with several containers the thousandths are the mean: together they are what all cards have.
+    A pod with several containers has the mean of their thousandths: together they are what all cards have.
     """
     demands = request.demands
     cards = sum(demand.cards for demand in demands)

@@ -53,7 +53,7 @@ class Committer:
 
     Args:
         state: The cluster.
-        policies: Of the cluster.
+        policies: Policies of the cluster.
     """
 
     def __init__(self, state: ClusterState, policies: ClusterPolicies) -> None:
@@ -66,9 +66,9 @@ class Committer:
         """Check that a pod fits on a node now, and assume it there.
 
         Args:
-            namespace: Of the pod.
-            name: Of the pod.
-            uid: Of the pod.
+            namespace: Namespace of the pod.
+            name: Name of the pod.
+            uid: UID of the pod.
             node: Where it is to be bound.
             now: Seconds.
             cards: UUIDs of the cards that the queue planned for it, preferred where they are free; empty:

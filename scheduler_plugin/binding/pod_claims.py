@@ -1,7 +1,7 @@
 """The ResourceClaim of a pod that asks by its containers' limits, on a node that serves claims; pure.
 
 Kubernetes knows such claims (KEP-5004): the kubelet serves a container by the claim that the pod's status
-names, in place of the device plugin. It obeys that status whoever wrote it.
+names, in place of the device plugin. The kubelet obeys that status whoever wrote it.
 """
 
 from collections.abc import Mapping

@@ -106,7 +106,7 @@ def merge_candidates(
         offered: List 1.
         version: The node's latest version, None when it is gone.
         rescore: Filters and scores a node's latest record; None when the pod no longer fits.
-        epoch: Of the weights in force; a candidate of another epoch is scored anew.
+        epoch: Epoch of the weights in force; a candidate of another epoch is scored anew.
 
     Returns:
         Lists 2 and 4 together, by (score, name).
@@ -174,7 +174,7 @@ def commit_list(
         version: A node's latest version, None when it is gone.
         rescore: Filters and scores a node's latest record, None when the pod no longer fits.
         bind: Binds, or says no and leaves the record alone.
-        epoch: Of the weights in force.
+        epoch: Epoch of the weights in force.
         mode: `on-epoch` scores anew what was scored with other weights, `on-version` does not.
     """
     if mode == "on-version":

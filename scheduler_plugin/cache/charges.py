@@ -73,7 +73,7 @@ class ChargedCards(NamedTuple):
     Attributes:
         charge: The charge.
         uuids: The node's cards then, see `NodeRecord`.
-        sizes: Likewise.
+        sizes: Their sizes then.
         units: By card position; None where the cards do not agree with the charge.
     """
 

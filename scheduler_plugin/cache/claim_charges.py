@@ -17,7 +17,7 @@ class AllocatedClaim:
     """A claim that is allocated shares of one node's cards.
 
     Attributes:
-        uid: Of the claim.
+        uid: UID of the claim.
         version: resourceVersion of the claim.
         shares: Name of the device and units of each share; None means all of the device.
         pods: UIDs of the pods that may use it.

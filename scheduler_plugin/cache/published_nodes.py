@@ -1,8 +1,8 @@
 """The words, inventory and accounted pods of a node, read whole or refused with a reason.
 
 Words stay on the Node when their daemon ends, and a quiet daemon writes nothing for days, so their age says
-nothing. The kubelet's own figure does. It writes 0 as the resource's allocatable when it has lost the
-plugin's stream, or has restarted and waits for it. It then refuses every pod that asks for units.
+nothing. The kubelet's own figure does. The kubelet writes 0 as the resource's allocatable when it has lost
+the plugin's stream, or has restarted and waits for it. Then it refuses every pod that asks for units.
 
 A Node without the resource is one that its kubelet has not spoken of yet. kube-scheduler, which counts the
 resource's sum, offers none of those. Whether the kubelet itself lives is kube-scheduler's business too.

@@ -21,8 +21,8 @@ class Reservation:
         priority: The pod's priority; pods of the same or a smaller priority must respect the
             reservation.
         node: Name of the node.
-        units: Units by card position in `uuids`. They count from the first eviction on, while the victims
-            still have theirs.
+        units: Units by card position in `uuids`. The units count from the first eviction on, while the
+            victims still have theirs.
         uuids: The node's cards by position when the reservation was made; empty where it published none.
     """
 

@@ -11,8 +11,8 @@ MAX_DELETIONS: Final = 16384
 def is_other_history(version: int, shown: Iterable[tuple[int, int]]) -> bool:
     """Return True if a complete list cannot belong to the history that is known.
 
-    A list is consistent: it shows every object as it was at the list's version. One that shows an object
-    older than it is known from before that version was made after an older state of etcd had been restored.
+    A list is consistent: it shows every object as it was at the list's version. Where it shows an object
+    older than the object was known before that version, an older state of etcd has been restored.
 
     Args:
         version: The list's resourceVersion.

@@ -36,7 +36,7 @@ class FailedBindings:
 
         Args:
             nodes: The arrays.
-            uid: Of the pod.
+            uid: UID of the pod.
             rows: intp[m], nodes that kube-scheduler asks about; of more than a list none is left out.
             fits: bool[m].
         """

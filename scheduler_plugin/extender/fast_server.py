@@ -39,7 +39,7 @@ class VerbAnswer:
         body: The bytes.
         took_s: Seconds that handling took, None where that says nothing.
         status: HTTP status.
-        content_type: Of the body.
+        content_type: Media type of the body.
         is_last: The connection ends with it: the next call may reach another process.
     """
 

@@ -20,8 +20,8 @@ class FilterResult:
 
     Attributes:
         policy: What ranked the nodes.
-        epoch: Of the policy's weights then.
-        versions: Of the records of the nodes returned, by their names, best first.
+        epoch: Epoch of the policy's weights then.
+        versions: Versions of the records of the nodes returned, by name, best first.
     """
 
     policy: NodePolicy

@@ -155,7 +155,7 @@ class ClusterMetrics(Collector):
 
     Args:
         state: The cluster.
-        freshness: Of the state.
+        freshness: Freshness of the state.
         waiting: The pods that wait.
         events: The recorder of Events.
         leadership: None without an election: then this process always leads.

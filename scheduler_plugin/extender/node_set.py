@@ -17,8 +17,8 @@ class NodeSet:
     """NodeSet is a set of nodes; it means all nodes once nodes have come or gone, for then rows are others.
 
     Attributes:
-        bits: One for each row.
-        epoch: Of the arrays.
+        bits: A bit for each row.
+        epoch: Epoch of the arrays.
     """
 
     bits: bytes = b""

@@ -75,7 +75,7 @@ class ExtenderService:
         preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None where nobody does.
         retrier: Looks again at refused pods later; None where nobody does.
         batch: Binds pods that a queue hands over; None: no queue may.
-        standby_is_ready: Who leads is told by a label on its pod; else readiness tells.
+        standby_is_ready: A label on its pod tells who leads; else readiness tells.
     """
 
     extender: Extender
@@ -98,7 +98,7 @@ class ExtenderService:
         A standby answers no verb and ends the connection: one that a client keeps would lead to it for ever.
 
         Args:
-            path: Of the request, one of `verbs`.
+            path: Path of the request, one of `verbs`.
             body: All of it.
         """
         if self._is_standby:

@@ -50,7 +50,7 @@ class StaleRefusalWait:
 
     A pod may come back although the watches brought nothing since its refusal. Its news is on the way, so a
     wait is worth it. Where a pod comes back among other news that is not certain. This kind of wait rests
-    for a while when it was in vain. It never costs more than a tenth of the scheduling cycles' time.
+    for a while when it was in vain. Such waits never cost more than a tenth of the scheduling cycles' time.
 
     Args:
         activity: What the watches bring.

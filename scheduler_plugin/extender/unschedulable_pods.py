@@ -1,8 +1,8 @@
 """Unschedulable pods, and the reasons with their numbers, for people. Pure.
 
-kube-scheduler's own message has the reason without numbers (`scheduling.reasons`). It is written into the
-pod, and a change there would queue the pod again at once. What is said here goes into Events, logs and
-metrics.
+kube-scheduler's own message has the reason without numbers (`scheduling.reasons`). That message is written
+into the pod, and a change there would queue the pod again at once. What is said here goes into Events, logs
+and metrics.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
 """Nominations: reserved cards, from the choice of victims until the pod is bound.
 
 What is kept is in the pod's status.nominatedNodeName too: kube-scheduler counts it, and a process that
-starts finds it there. It is a hint: kube-scheduler may clear it, and sets it for its own preemptions, whose
-cards are kept in the same way.
+starts finds it there. The field is a hint: kube-scheduler may clear it, and sets it for its own preemptions,
+whose cards are kept in the same way.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,8 @@ class Nomination:
 def is_waiting(pod: PodRecord) -> bool:
     """Return True if a pod waits for cards.
 
-    It does not once it has a node, has ended, is being deleted, or waits for its turn in its queue again.
+    The pod does not once it has a node, has ended, is being deleted, or waits for its turn in its queue
+    again.
     """
     return not (pod.node or pod.ended or pod.grace_ends_at is not None or pod.is_gated)
 
@@ -77,7 +78,7 @@ class Nominations:
         state: The cluster.
         api: The API server.
         clock: Monotonic seconds.
-        eligible: Who may go now.
+        eligible: Pods that may go now.
         plan: Makes a plan for a pod on a node.
     """
 

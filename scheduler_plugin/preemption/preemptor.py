@@ -89,7 +89,7 @@ class Preemptor:
 
     Args:
         state: The cluster.
-        policies: Of the cluster.
+        policies: Policies of the cluster.
         budgets: PodDisruptionBudgets.
         api: The API server.
         clock: Monotonic seconds.

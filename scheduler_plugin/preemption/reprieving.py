@@ -4,10 +4,10 @@ kube-scheduler's own dry run knows sums only. Its victims are kept where they fr
 they are chosen anew as its plugin DefaultPreemption chooses, with the cards in place of the sums:
 
 1. All pods of smaller priority leave.
-2. Pods come back one after the other while the cards stay free. Those whose end would violate a
+2. Pods come back one after the other while the cards stay free. Pods whose end would violate a
    PodDisruptionBudget come first, the most important ones before others.
-3. The same is tried with the pods of each single card.
-4. Of these sets that one is taken which kube-scheduler would prefer if each were another node's.
+3. Then only the pods of one card leave, for each card in turn.
+4. The set is taken which kube-scheduler would prefer if each were another node's.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -37,8 +37,8 @@ class _FixedVictims:
     """Victims named by kube-scheduler that stay victims.
 
     Attributes:
-        foreign: Those that ask for no cards, or of which nothing is known.
-        unexplained: Those that are needed neither for units nor for cpu or memory: by a rule not known here.
+        foreign: Victims that ask for no cards, or of which nothing is known.
+        unexplained: Victims needed neither for units nor for cpu or memory: by a rule not known here.
         violations: How many foreign ones violate a budget.
     """
 

@@ -29,12 +29,12 @@ class PreemptionService:
 
     Args:
         state: The cluster.
-        policies: Of the cluster.
+        policies: Policies of the cluster.
         budgets: PodDisruptionBudgets.
         client: The API server.
         clock: Monotonic seconds.
         events: Takes Events.
-        view: Of the API server; `cache.watcher.Watcher` is one.
+        view: View of the API server; `cache.watcher.Watcher` is one.
         leadership: None when nobody else can be preempting.
 
     Attributes:

@@ -7,7 +7,7 @@ victims at all. Here they are chosen card by card, by its order of criteria:
 2. The largest priority among the victims is as small as can be.
 3. The sum of their priorities is.
 4. Their number is.
-5. Of two nodes the one whose important victims started last.
+5. Among nodes the one whose important victims started last.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -100,7 +100,7 @@ def plan_on_node(
         node: The node; kube-scheduler has found nothing against it but what its cards lack.
         query: What the pod asks for.
         pod: The pod.
-        eligible: Who may go.
+        eligible: Pods that may go.
     """
     room = read_node(state, node, query)
     if room is None:

@@ -16,7 +16,7 @@ def describe_available(nodes: NodeArrays, selector: Selector, rows: RowArray, mo
     Args:
         nodes: The nodes.
         selector: Admits none of the cards.
-        rows: Of the nodes to look at.
+        rows: Rows of the nodes to look at.
         most: Names to give; of the others only the number is told.
 
     Returns:
@@ -45,7 +45,7 @@ def widen_patterns(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Sel
     Args:
         nodes: The nodes.
         selector: Admits no model of theirs.
-        rows: Of the nodes to look at.
+        rows: Rows of the nodes to look at.
 
     Returns:
         None where stars would not help: a model is admitted already, or none is like a pattern.

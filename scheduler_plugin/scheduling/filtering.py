@@ -247,7 +247,7 @@ def _could_fit_by_sums(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *,
 def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> BoolArray:
     """Place the largest demand first, as `allocator.exact` begins: what fits so it finds, too.
 
-    One card: the fullest that has the units. Several cards: the emptiest.
+    For one card the fullest that has the units. Several cards: the emptiest.
     """
     free = _get_free(nodes, ask, rows, emptied=emptied)
     ok: BoolArray = np.ones(len(rows), dtype=np.bool_)

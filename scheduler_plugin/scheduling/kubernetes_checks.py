@@ -84,7 +84,7 @@ class _Pod:
             wait, or was tried.
         lite: The pod, for terms of others.
         scheduler: `spec.schedulerName`.
-        gated: It wears scheduling gates.
+        gated: The pod has scheduling gates.
     """
 
     node: str
@@ -222,8 +222,8 @@ class KubernetesChecks:
         """Say why a pod must not be bound to a node.
 
         Args:
-            uid: Of the pod.
-            name: Of the node.
+            uid: UID of the pod.
+            name: Name of the node.
             now: Seconds.
             margin: Part of the node's cpu and memory that must stay free beside the pod, 0 to 1.
 

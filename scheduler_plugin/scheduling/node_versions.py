@@ -16,7 +16,7 @@ def compute_node_version(nodes: NodeArrays, row: int, without: AssumedPod | None
 
     Args:
         nodes: The arrays.
-        row: Of the node.
+        row: Row of the node.
         without: A pod that is assumed there, and does not count.
     """
     back = without.pod if without is not None else None

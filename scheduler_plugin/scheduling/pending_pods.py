@@ -24,7 +24,7 @@ class PendingPods:
 
     Args:
         state: The cluster, with all of its pods.
-        policies: Of the cluster.
+        policies: Policies of the cluster.
     """
 
     def __init__(self, state: ClusterState, policies: ClusterPolicies) -> None:

@@ -92,8 +92,9 @@ class Cure(StrEnum):
 class FilterReason(IntEnum):
     """Reason for which filter refuses a node. The first one is closest to taking the pod.
 
-    `why`, metrics and the queue name the first one where nodes are refused for several. Whoever lists reasons
-    takes them from here, so a new one is a member, and the condition in `filtering.explain_rejections`.
+    `why`, metrics and the queue name the first one where nodes are refused for several. Code that lists
+    reasons takes them from here, so a new one is a member, and the condition in
+    `filtering.explain_rejections`.
 
     Attributes:
         event_text: Text in the pod's condition and Events, or what writes it.

@@ -92,8 +92,8 @@ def simulate(options: SimulationOptions, warn: Callable[[str], None], progress: 
 
     Returns:
         `{"runs": [...], "mean": {label: ...}}`, in the order of policies, their workloads, then seeds; the
-        label is the policy's name, with the workload where there are several. The same whatever the number
-        of processes, but for `wall_s`.
+        label is the policy's name, with the workload where there are several. The result is the same whatever
+        the number of processes, but for `wall_s`.
 
     Raises:
         SettingsError: wrong options.

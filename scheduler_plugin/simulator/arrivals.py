@@ -1,8 +1,8 @@
 """Arrivals of a replay: the trace's own times, at the load asked for.
 
-Load is what the pods would ask for at a time if none of them waited, as a multiple of the cluster's GPUs. It
-is the mean over the time that counts. That time begins when a tenth of the pods have arrived, so that the
-cluster is no longer empty. It ends with the last arrival.
+Load is what the pods would ask for at a time if none of them waited, as a multiple of the cluster's GPUs.
+Load is the mean over the time that counts. That time begins when a tenth of the pods have arrived, so that
+the cluster is no longer empty. The time ends with the last arrival.
 
 To change the load, pods are copied or left out at random. A copy comes up to an hour later than its original,
 so the pace stays that of the trace. Where that takes more pods than the limit, the cluster is made smaller
@@ -67,7 +67,7 @@ def make_replay(
         pods: The pod list, with times.
         load: GPUs asked for at a time, as a multiple of the cluster's; None: the trace as it is.
         max_pods: Pods that a run may have; the list itself may always run.
-        seed: Of the random numbers.
+        seed: Seed of the random numbers.
 
     Raises:
         TraceError: the pods ask for no GPU in the time that counts, so no number of them makes a load.

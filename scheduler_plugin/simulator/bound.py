@@ -1,8 +1,8 @@
 """Upper bound of what the pods of a run could have filled of a cluster, wherever they had been put.
 
 A policy may not refuse what fits. So a better placement keeps every pod that was placed and adds any that
-were dropped. It fills cards in ways p with waste w_p. The least waste is at least the value of the linear
-programme
+were dropped. That placement fills cards in ways p with waste w_p. The least waste is at least the value of
+the linear programme
 
     minimise sum_p w_p x_p  subject to  placed_m <= sum_p a_mp x_p <= arrived_m  for every size m < 1 card
 
@@ -35,7 +35,7 @@ def compute_unavoidable_waste(
         card_units: Units of a card.
         cards: Cards of the cluster.
         placed: Cards asked for by the pods that run, by units on each.
-        dropped: The same of the pods that were dropped.
+        dropped: Cards asked for by the pods that were dropped.
 
     Returns:
         Units, at least 0.

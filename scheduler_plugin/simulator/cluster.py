@@ -64,8 +64,8 @@ class SimulatedCluster:
         arrays: Where these nodes stand already, in their order; None: they are put into new ones.
 
     Attributes:
-        units: Of all cards together.
-        resources: Of all nodes together.
+        units: Units of all cards together.
+        resources: Resources of all nodes together.
         even: All cards have one size.
     """
 
@@ -240,7 +240,7 @@ class SimulatedCluster:
         """Choose cards as bind does on one of `filter_rows`'s rows: units by card.
 
         Args:
-            kind: Of the pod.
+            kind: Kind of the pod.
             row: Where.
             policy: That ranked the row; it may choose cards itself.
 

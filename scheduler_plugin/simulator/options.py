@@ -54,13 +54,13 @@ class SimulationOptions:
         card_policy: Card policy.
         card_policy_parameters: Its parameters, text by name.
         inflation: GPUs to ask for, as a multiple of the cluster's.
-        seeds: Of the random draws.
+        seeds: Seeds of the random draws.
         jobs: Processes.
         card_units: Units of a card; requests are rounded up to whole units. 1000: as the trace has them.
         plot: Folder for PNG files.
         json: File for everything, `-`: standard output.
-        parameters: Of node policies, text by policy and name.
-        workloads: Of WORKLOADS; `fragmentation` is run with each, unless it has parameters.
+        parameters: Parameters of node policies, text by policy and name.
+        workloads: Workloads of WORKLOADS; `fragmentation` is run with each, unless it has parameters.
         replay: Pods come and end at the times of the trace, instead of all coming and none ending.
         load: In a replay, GPUs asked for at a time, as a multiple of the cluster's; None: the trace as it is.
         max_pods: In a replay, pods for which the cluster is made smaller rather than add more.
@@ -219,7 +219,7 @@ def choose_policies(text: str | None, queues: str | None) -> tuple[str, ...]:
         queues: File with queues, or None.
 
     Returns:
-        Those that are named; else the `nodePolicy` of the queues; else the default of the extender.
+        The policies that are named; else the `nodePolicy` of the queues; else the default of the extender.
     """
     if text is not None:
         return parse_names(text)

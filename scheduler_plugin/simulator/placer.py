@@ -72,7 +72,7 @@ class Placer:
 
         Args:
             kind: What it asks for.
-            uid: Of the pod.
+            uid: UID of the pod.
         """
         row = self.find_row(kind, uid)
         if isinstance(row, str):
@@ -87,7 +87,7 @@ class Placer:
 
         Args:
             kind: What it asks for.
-            uid: Of the pod.
+            uid: UID of the pod.
         """
         cluster = self._cluster
         rows = cluster.filter_rows(kind)

@@ -46,7 +46,7 @@ def plot_packing(runs: list[Run], folder: str) -> list[Path]:
     """Draw one curve a policy, the mean of its seeds, into a PNG file for each of `FILES`.
 
     Args:
-        runs: Of all policies.
+        runs: Runs of all policies.
         folder: Made if it is not there.
 
     Returns:

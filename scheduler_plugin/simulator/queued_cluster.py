@@ -114,7 +114,7 @@ class PodObjects:
         """Make the next version of a pod.
 
         Args:
-            number: Of its arrival.
+            number: Number of its arrival.
             uid: Its UID; an evicted pod that is made again has another one.
             kind: What it asks for.
             node: Where it is bound; empty: it waits behind the queue's gate.

@@ -253,7 +253,7 @@ class QueuedReplayState(ReplayState):
                 self._start_pod(number, PlacedPod(row, charge), now)
 
     def _evict_victims(self, now: float) -> bool:
-        """Evict whoever the queue names; whether that was anybody. They are made again, and wait."""
+        """Evict whoever the queue names; whether that was anybody. The victims are made again, and wait."""
         plans = self._reclaimer.find_plans(now)
         while not plans and self._reclaimer.has_more:
             plans = self._reclaimer.find_plans(now)

@@ -1,8 +1,8 @@
 """A replay: pods come and end at the trace's own times; who finds no place waits.
 
 First come, first served, with backfill, as kube-scheduler does it for pods of one priority. Whenever pods
-have ended, those that wait are tried in the order in which they came. One that still does not fit keeps none
-of the later ones back. From the moment at which it is placed a pod runs as long as it did in the trace.
+have ended, those that wait are tried in the order in which they came. A pod that still does not fit keeps
+none of the later ones back. From the moment at which it is placed a pod runs as long as it did in the trace.
 """
 
 import heapq
@@ -33,7 +33,7 @@ class ReplayRecord:
     """Record of a replay.
 
     Attributes:
-        samples: One for each moment at which something changed, in order.
+        samples: A sample for each moment at which something changed, in order.
         placed_s: When each arrival was placed; None: never.
         turned_away: Numbers of the arrivals that found no place when they came, and waited.
         impossible: Numbers of those that no node could take even when it is empty; they do not wait.
@@ -185,7 +185,7 @@ def run_arrivals(replaying: ReplayState, kinds: Sequence[SimulatedPodKind]) -> R
 
     Args:
         replaying: With the arrivals.
-        kinds: Of each arrival.
+        kinds: Kind of each arrival.
     """
     replaying.find_placeable(kinds)
     for number, (arrival, kind) in enumerate(zip(replaying.arrivals, kinds, strict=True)):

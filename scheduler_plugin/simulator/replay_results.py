@@ -44,7 +44,7 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
     Args:
         story: What happened.
         replay: What was replayed.
-        cluster: Of the run.
+        cluster: Cluster of the run.
         wall_s: Seconds it took.
 
     Returns:

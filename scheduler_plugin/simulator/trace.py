@@ -82,7 +82,7 @@ class TracePod:
     `percent` it asks for so many percent of each card. There is an amount for each container, and the cards
     are split evenly over them. `apart`: no card serves two of its containers.
 
-    It may have names of data that it reads, a job that it belongs to, and requests of further resources.
+    The pod may have names of data that it reads, a job that it belongs to, and requests of further resources.
     """
 
     name: str
@@ -173,9 +173,9 @@ def read_pods(
     """Read the pod list, in the file's order.
 
     Args:
-        path: CSV file with the columns of `POD_COLUMNS`. It may have `gpu_spec` (models, `A|B`),
+        path: CSV file with the columns of `POD_COLUMNS`. The file may have `gpu_spec` (models, `A|B`),
             `queue`, `gpu_units` (in place of `gpu_milli` units of each card, or percent, `40%`; for several
-            containers `2|2|4`). It may have `containers` (`apart` or empty), `data` (names, `A|B`), `job`.
+            containers `2|2|4`). There may be `containers` (`apart` or empty), `data` (names, `A|B`), `job`.
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
         timed: Read when pods came and ended, too, in whole seconds. The columns are `creation_time`,
@@ -222,7 +222,7 @@ def draw_pods(pods: Sequence[TracePod], gpus: int, inflation: float, seed: int) 
         pods: The pod list.
         gpus: Cards of the cluster.
         inflation: Cards to ask for, as a multiple of the cluster's.
-        seed: Of the random numbers.
+        seed: Seed of the random numbers.
 
     Returns:
         The pods in the order in which they arrive. A list that asks for more, or for no GPU at all, is

@@ -4,7 +4,7 @@ The rules are those of kubelet 1.37 (measured, or read in its source), Topology 
 
 - A container's IDs come first from those of the pod's ordinary init containers, a random subset, without
   asking the plugin. For what is still needed GetPreferredAllocation is asked. Its answer is taken as far
-  as it is available. Fewer IDs than needed are topped up at random over all cards. Of more a random subset
+  as it is available. Fewer IDs than needed are topped up at random over all cards. From more a random subset
   is taken. An error of the plugin fails the pod.
 - Ordinary init containers' IDs stay reusable for every later container until a sidecar or a main container
   took them.
@@ -185,7 +185,7 @@ class DeviceManager:
         """Give one container all the devices it asks for, resource by resource.
 
         Args:
-            uid: the pod. One pod is admitted at a time, its containers in order.
+            uid: the pod. Pods are admitted one at a time, its containers in order.
             container: what asks.
             active: UIDs of the pods that have not ended; None while a source of pods is still missing.
             running: the container ran already when this kubelet started.

@@ -149,7 +149,7 @@ class Kubelet:
 
         Args:
             lose_checkpoint: kubelet_internal_checkpoint is deleted in between. The kubelet then no longer
-                knows who holds what, and lists running pods without devices. It zeroes the extended
+                knows who holds what, and lists running pods without devices. The kubelet zeroes the extended
                 resources of its Node.
         """
         await self.kill()

@@ -2,9 +2,9 @@
 
 As in kubelet 1.37 a plugin is known by its resource and its socket. A second registration at the same
 socket while the old stream is open is refused and does harm. The kubelet forgets the old one as well, and
-does not notice the end of its stream. It goes on offering the devices and refuses that socket until it is
-restarted. Up to 1.36 a plugin is known by its resource alone, and the end of the old stream takes the new
-one down.
+does not notice the end of its stream. The kubelet goes on offering the devices and refuses that socket until
+it is restarted. Up to 1.36 a plugin is known by its resource alone, and the end of the old stream takes the
+new one down.
 """
 
 import asyncio

@@ -45,8 +45,8 @@ class ListRateLimit:
 class PodResourcesServer(rpc.PodResourcesListerServicer):
     """Answers from the kubelet's view of its pods, which is empty until a source of pods has spoken.
 
-    One entry per device ID; sidecars are shown, ordinary init containers are not; no UID. List frees the
-    devices of pods that have ended, before it answers.
+    There is an entry per device ID; sidecars are shown, ordinary init containers are not; no UID. List frees
+    the devices of pods that have ended, before it answers.
 
     Args:
         devices: who holds what.

@@ -1,7 +1,7 @@
 """Checks how docstrings and pages are written, as part of `make lint`.
 
-There are three faults: a docstring that begins with a word that names no subject, a sentence of more than 25
-words, and a line of a page of more than 100 columns. The text below a constant is a docstring too.
+There are three faults: a sentence of more than 25 words, a line of a page of more than 100 columns, and a
+docstring that has a sentence without a subject. The text below a constant is a docstring too.
 """
 
 import ast
@@ -26,6 +26,7 @@ MAX_WORDS: Final = 25
 MAX_COLUMNS: Final = 100
 
 BANNED: Final = re.compile(r"(?:It|They|Those|Who|Whoever|One|Of|The same|Likewise|Nobody)\b")
+"""How no sentence of a docstring begins: these words name no subject."""
 _WORD: Final = re.compile(r"[\w./%+-]*\w[\w./%+-]*")
 _SMALL_NAMES: Final = "gpupack|kube|vLLM|runc|etcd"
 """Beginnings of names that are written small: a sentence may begin with them."""
@@ -56,13 +57,16 @@ def find_in_module(source: str) -> list[Fault]:
             and isinstance(node.value.value, str)
         ):
             continue
-        line, text = node.lineno, inspect.cleandoc(node.value.value)
-        banned = BANNED.match(text)
-        if banned:
-            faults.append(
-                Fault(line, f"a docstring begins with {banned[0]!r}: name the subject, or use a verb")
-            )
-        faults += _long_sentences(_docstring_blocks(text), line)
+        for line, sentence in _sentences(_docstring_blocks(inspect.cleandoc(node.value.value))):
+            banned = BANNED.match(sentence.lstrip("(\"'"))
+            if banned:
+                faults.append(
+                    Fault(
+                        node.lineno + line,
+                        f"a sentence begins with {banned[0]!r}, name the subject: {sentence[:60]}…",
+                    )
+                )
+            faults += _find_length(node.lineno + line, sentence)
     return sorted(faults)
 
 
@@ -73,7 +77,9 @@ def find_in_page(page: str) -> list[Fault]:
         for number, line in _prose_lines(page)
         if len(line) > MAX_COLUMNS and _can_be_wrapped(line)
     ]
-    return sorted(faults + _long_sentences(_page_blocks(page), 0))
+    for line, sentence in _sentences(_page_blocks(page)):
+        faults += _find_length(line, sentence)
+    return sorted(faults)
 
 
 def find_all(root: Path) -> dict[str, list[Fault]]:
@@ -149,19 +155,17 @@ def _docstring_blocks(text: str) -> Iterator[tuple[int, str]]:
             block.append(_ENTRY.sub("", _ITEM.sub("", line, count=1), count=1).strip())
 
 
-def _long_sentences(blocks: Iterator[tuple[int, str]], offset: int) -> list[Fault]:
-    faults = []
+def _sentences(blocks: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Sentences of blocks with the line of their block; code in them counts as a word."""
     for line, block in blocks:
         text = _CODE.sub("Code", _LINK.sub(r"\1", block))
-        for sentence in _END_OF_SENTENCE.split(text):
-            count = len(_WORD.findall(sentence))
-            if count > MAX_WORDS:
-                faults.append(
-                    Fault(
-                        offset + line, f"a sentence of {count} words, at most {MAX_WORDS}: {sentence[:60]}…"
-                    )
-                )
-    return faults
+        yield from ((line, sentence.strip()) for sentence in _END_OF_SENTENCE.split(text))
+
+
+def _find_length(line: int, sentence: str) -> Iterator[Fault]:
+    count = len(_WORD.findall(sentence))
+    if count > MAX_WORDS:
+        yield Fault(line, f"a sentence of {count} words, at most {MAX_WORDS}: {sentence[:60]}…")
 
 
 def main() -> int:

@@ -14,14 +14,14 @@ def module(docstring: str) -> str:
 @pytest.mark.parametrize(
     "word", ["It", "They", "Those", "Who", "Whoever", "One", "Of", "The same", "Likewise", "Nobody"]
 )
-def test_a_docstring_that_begins_without_a_subject_is_a_fault(word: str) -> None:
-    assert [fault.text for fault in prose.find_in_module(module(f"{word} is here."))] == [
-        f"a docstring begins with {word!r}: name the subject, or use a verb"
+def test_a_sentence_that_begins_without_a_subject_is_a_fault(word: str) -> None:
+    assert [fault.text for fault in prose.find_in_module(module(f"Do this. {word} is here."))] == [
+        f"a sentence begins with {word!r}, name the subject: {word} is here.…"
     ]
 
 
 def test_a_word_that_only_begins_like_a_banned_one_is_none() -> None:
-    assert prose.find_in_module(module("Items of a list. It may stand later.")) == []
+    assert prose.find_in_module(module("Items of a list. Itself or not.")) == []
 
 
 def test_docstrings_of_classes_and_functions_are_checked() -> None:

@@ -1,9 +1,9 @@
 """Keeps a node's list of cards as the driver shows them, reading after reading; pure.
 
-- A card that is lost, or cannot be read for the moment, stays in the list as it was, with its instances. It
-  may be back, and pods may run on it. Its samples say that it fails.
-- A card that can be read has the instances that are there. One that is partitioned anew loses the old ones
-  for good.
+- A card that is lost, or cannot be read for the moment, stays in the list as it was, with its instances. The
+  card may be back, and pods may run on it. Its samples say that it fails.
+- A card that can be read has the instances that are there. A card that is partitioned again loses the old
+  ones for good.
 """
 
 from collections.abc import Iterable, Sequence

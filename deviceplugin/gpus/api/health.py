@@ -1,9 +1,9 @@
 """Decides when a card is unhealthy and when it has recovered; pure, time comes in as an argument.
 
-A card turns unhealthy at once: on a health event (an XID error) or on a failed sample (the card is lost). It
-recovers when a sample succeeds and the last trouble is `quiet_s` seconds past. Where the card's source itself
-says that it is mended, the next good sample is enough. So a card that fails again and again stays unhealthy,
-and none stays so for ever.
+A card turns unhealthy at once: on a health event (an XID error) or on a failed sample (the card is lost). A
+card recovers when a sample succeeds and the last trouble is `quiet_s` seconds past. Where the card's source
+itself says that it is mended, the next good sample is enough. So a card that fails again and again stays
+unhealthy, and none stays so for ever.
 """
 
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ class MemoryInfo:
     def used_by_processes(self) -> int:
         """MiB that processes use, without `reserved`.
 
-        Of `rest` that part of `reserved` is known which is not in `used`. Where the numbers do not add up
+        The part of `reserved` that is not in `used` shows in `rest`. Where the numbers do not add up
         (`rest` is less than nothing, or more than `reserved`) all of `used` counts: never too little.
         """
         if -MIB < self.unlisted < self.reserved:

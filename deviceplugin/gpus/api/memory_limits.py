@@ -1,6 +1,6 @@
 """Interface to what limits the memory of a card's containers: a driver, MPS or a simulated one.
 
-A limit belongs to one cgroup on one card. It ends with the cgroup; nobody has to take it back.
+A limit belongs to one cgroup on one card. The limit ends with the cgroup; nobody has to take it back.
 """
 
 from collections.abc import Mapping
@@ -84,7 +84,8 @@ class MemoryLimits(Protocol):
     def support(self, uuid: str) -> LimitSupport:
         """Tell whether limits can be held on a card; cheap after the first time.
 
-        They can where one that was set has shown it, and not after a `set` that failed for want of the right.
+        A limit that was set shows that they can. A `set` that failed for want of the right shows that they
+        cannot.
         """
         ...
 

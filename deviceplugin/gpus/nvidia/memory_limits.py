@@ -12,8 +12,8 @@ NVIDIA's "MPS v3 Memory Partitioning" (docs.nvidia.com/deploy/mps/mpsv3-memory-p
   A read there tells the limit of a cgroup above ("Setting on a leaf versus a parent").
 - Setting limits is for the administrator, reading them for everybody (reference of the two calls). For
   NVIDIA's kernel module that is any process with CAP_SYS_ADMIN (open-gpu-kernel-modules, `NV_IS_SUSER` in
-  kernel-open/common/inc/nv-linux.h). So only a limit that was set and read back proves that limits hold. One
-  is tried beside the pods' cgroups: with the dmem controller what is above a cgroup decides as well.
+  kernel-open/common/inc/nv-linux.h). So only a limit that was set and read back proves that limits hold. A
+  limit is tried beside the pods' cgroups: with the dmem controller what is above a cgroup decides as well.
 - A soft limit is added to `dmem.min` of every cgroup above, and stays there when its cgroup is deleted
   ("Ancestor reservation propagation"). So it is 0, also where the toolkit sets it. The toolkit's hook takes
   any whole number of MiB up to the limit (nvidia-container-toolkit, cmd/nvidia-cdi-hook, cuda-memory-limits).

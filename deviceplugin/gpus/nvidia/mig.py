@@ -5,8 +5,8 @@ of compute units. An instance of each profile takes memory slices that begin at 
 3g.40gb + 3g.40gb fill an H100, and 7 of 1g.10gb leave one slice of memory to nobody.
 
 A GPU instance can be divided into compute instances, which share its memory ("MIG Device Names"):
-`1c.3g.40gb` is one compute slice of a 3g.40gb. Those of a layout that follow one another are put into the
-same GPU instance as long as they fit.
+`1c.3g.40gb` is one compute slice of a 3g.40gb. Compute instances of a layout that follow one another are put
+into the same GPU instance as long as they fit.
 
 The memory of an instance is the driver's to say. Here it is the card's by slices, which is 1 to 3 % more than
 drivers were seen to give. For the H200 it is the 16 GiB a slice that they give.

@@ -272,7 +272,8 @@ def find_memory_fault(now: Mapping[str, int], before: Mapping[str, int]) -> str 
     """Say why a card's memory makes it unfit for pods; None where it does not.
 
     New uncorrectable ECC errors are trouble once, at the look that finds them. A remapping that failed stays:
-    the card has no spare rows left there. One that waits for a reset does not: the bad row is out of use.
+    the card has no spare rows left there. A remapping that waits for a reset does not: the bad row is out of
+    use.
     """
     troubles = []
     errors, known = now.get("ecc_uncorrected"), before.get("ecc_uncorrected")

@@ -434,7 +434,7 @@ class NvmlGpus:
         return _NvmlDevice(card, None, entry.handle, None, instance.place, lasts=lasts)
 
     def _with_memory(self, entry: _Shown, device: _NvmlDevice) -> _NvmlDevice:
-        """Read a card's size. One that is known stays as it was where that fails; its samples tell of it."""
+        """Read a card's size. Where that fails a known size stays as it was; the samples show the fault."""
         device = replace(device, parent=entry.handle)
         if device.card.error is not None:
             return device

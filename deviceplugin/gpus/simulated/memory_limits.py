@@ -1,8 +1,8 @@
 """Memory limits of simulated cards: simulated processes that grow beyond them are refused.
 
-A limit is like the driver's: of one cgroup on one card, for every process in the cgroup and below. It ends
-with the cgroup. A limit below what is used already stops growth only. Where NVIDIA's documents allow several
-ways, a profile's `limits` chooses one (`LimitBehaviour`).
+A limit is like the driver's: of one cgroup on one card, for every process in the cgroup and below. The limit
+ends with the cgroup. A limit below what is used already stops growth only. Where NVIDIA's documents allow
+several ways, a profile's `limits` chooses one (`LimitBehaviour`).
 
 Source: NVIDIA's "MPS v3 Memory Partitioning" (docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html),
 "Hierarchy and Containers" and "dmem versus misc"; the unit of a limit is in its example of nvidia-smi.

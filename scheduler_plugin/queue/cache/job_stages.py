@@ -48,7 +48,7 @@ class _StagePod:
     """A pod that names a job.
 
     Attributes:
-        name: Of the pod, with its namespace.
+        name: Name of the pod, with its namespace.
         job: Its job, told apart by namespace.
         queue: Its queue.
         part: What it is for its job.

@@ -63,8 +63,8 @@ class PodMaker:
     """A Job, as far as it says how many pods a first stage has.
 
     Attributes:
-        uid: Of the Job.
-        name: Of the Job, with its namespace.
+        uid: UID of the Job.
+        name: Name of the Job, with its namespace.
         job: What its pods belong to by gpupack.io/job, told apart by namespace; empty for nothing.
         reads_data: Its pods name data, so they are a first stage.
         completions: Pods that must succeed; None: the Job alone knows when it is complete.

@@ -122,10 +122,11 @@ class PodQueueInfo:
     Attributes:
         queue: Name of its queue, empty when it names none.
         created: When it was created, seconds since 1970; 0 where the API server does not say.
-        gated: It waits for its admission: it has our gate, is requeued, or waits to be bound by batch mode.
-        has_gate: It has our gate.
+        gated: The pod waits for its admission: it has our gate, is requeued, or waits to be bound by batch
+            mode.
+        has_gate: The pod has our gate.
         is_batch: Batch mode binds it: it names the scheduler `gpupack-batch`, and has no gates.
-        requeued: It was requeued after an admission, see `is_requeued`.
+        requeued: The pod was requeued after an admission, see `is_requeued`.
         foreign_gates: Names of other gates that it wears.
         data: Names of the data that it reads.
         job: Its job, within its namespace.
@@ -134,14 +135,14 @@ class PodQueueInfo:
         owner: UID of the controller that would create it again; empty for none.
         maker: UID of the Job that made it; empty where none has.
         first_stage_size: Pods of the first stage of its job; None: it does not say.
-        ending: It is being deleted.
+        ending: The pod is being deleted.
         grace_s: Seconds that it may take to end, once it is being deleted.
         unschedulable: When and why kube-scheduler found no node for it, in its words; empty where it said
             nothing, or only that the pod is requeued.
         scheduled: When it was bound, seconds since 1970; 0 before.
         affinity: How much of `spec.affinity` it has, see `Affinities`.
         pinned: An admission has named the one node that it may run on.
-        annotated: It has annotations.
+        annotated: The pod has annotations.
         fault: What is wrong with it, in words, empty for nothing.
     """
 
@@ -253,8 +254,8 @@ def read_gang(
     """Read gang and size; a fault in words where they make no sense.
 
     Args:
-        annotations: Of the pod.
-        labels: Of the pod: the label of a PodGroup names a gang where no annotation does. Labels of a
+        annotations: Annotations of the pod.
+        labels: Labels of the pod: the label of a PodGroup names a gang where no annotation does. Labels of a
             LeaderWorkerSet do where neither does, and the pod says a size.
         group_size: `minMember` of that PodGroup, which counts where no annotation says a size.
         groups_fault: Why PodGroups cannot be read, empty where they can be.

@@ -36,8 +36,8 @@ class QueueClock:
         Args:
             created: When it was created, seconds since 1970.
             now: Seconds of a clock that does not jump.
-            live: The pod was created after those that came before it, whatever its time says. It comes as an
-                event, or in a list that is not the first one.
+            live: The pod was created after those that came before it, whatever its time says. Such a pod
+                comes as an event, or in a list that is not the first one.
         """
         if self._ahead is None or created - now > self._ahead:
             self._ahead = created - now

@@ -166,16 +166,17 @@ class Gang:
     """The pods of one gang.
 
     Attributes:
-        uid: Of the gang's workload.
+        uid: UID of the gang's workload.
         members: UIDs of all that exist and have not ended, in the order in which they were seen.
         ready_uids: UIDs of those that could wait in a queue.
         admitted_at: When it was admitted, seconds; None: it was not.
         waiting_since: Since when the pods wait that go together, the first of them.
         template: What it has in common with other gangs, see `EquivalenceBackoff`.
-        binding: It was admitted, and not all of its pods have been bound since; for `EquivalenceBackoff`.
+        binding: The gang was admitted, and not all of its pods have been bound since; for
+            `EquivalenceBackoff`.
         is_whole: After its admission all pods were bound at once, but for those that had succeeded; what is
             made again joins them.
-        is_broken: It was requeued, and some of its pods are still bound.
+        is_broken: The gang was requeued, and some of its pods are still bound.
         succeeded: Pods that have succeeded since its admission.
         unbound: UIDs of those that were admitted, or were to be with the others, and are not bound.
         waiting_queue: Queue in whose queue its workload waits, empty for none.
@@ -243,7 +244,7 @@ class FailedStagePod:
     """A pod of a job's first stage that has failed: the job waits for whatever is made in its place.
 
     Attributes:
-        name: Of the pod, with its namespace.
+        name: Name of the pod, with its namespace.
     """
 
     name: str
@@ -256,10 +257,10 @@ class Requeue:
     Attributes:
         queued_pod: The pod.
         why: In words.
-        remove: It is in the way where it is: whoever made it makes it again, with its gate.
-        requeue: It is to wait in its queue again.
+        remove: The pod is in the way where it is: whoever made it makes it again, with its gate.
+        requeue: The pod is to wait in its queue again.
         is_repeated: That was told before, and it is there still.
-        is_first: It was not told before of this admission.
+        is_first: The pod was not told before of this admission.
     """
 
     queued_pod: QueuedPod

@@ -28,7 +28,7 @@ def explain_refusal(pod: QueuedPod, config: QueueConfig, namespace_labels: Mappi
     Args:
         pod: The pod; it asks for cards.
         config: The configuration.
-        namespace_labels: Of the pod's namespace, None while they are not known.
+        namespace_labels: Labels of the pod's namespace, None while they are not known.
     """
     wrong = pod.fault or _explain_wrong_queue(pod, config, namespace_labels)
     if wrong:

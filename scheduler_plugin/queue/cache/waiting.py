@@ -16,7 +16,7 @@ class SlotType(StrEnum):
     LOCAL = "local"
     """Bound to data: a dataset, an image or a model on some node or rack. The first stage of a job."""
     FREE = "free"
-    """Bound to no data. It runs once the first stage of its job has ended."""
+    """Bound to no data. Such a pod runs once the first stage of its job has ended."""
 
     @property
     def other_type(self) -> "SlotType":
@@ -29,7 +29,7 @@ class QueuedWorkload(Generic[W]):
     """A pod that waits for its admission.
 
     Attributes:
-        uid: Of the pod.
+        uid: UID of the pod.
         kind: Its class.
         waiting_since: When it began to wait, seconds.
         requirements: What it needs of a node, equal for pods that are interchangeable.

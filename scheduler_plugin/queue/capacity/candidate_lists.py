@@ -45,8 +45,8 @@ class _CandidateList:
         offered: The best, in order.
         last: Place behind which everybody stands who is not offered and has not changed; None: nobody is.
         made: int64[R], versions of the nodes then.
-        epoch: Of the policy's weights.
-        rows: Of those offered.
+        epoch: Epoch of the policy's weights.
+        rows: Rows of the nodes offered.
         names: Epoch of the rows' names: after another one a row may be another node's.
     """
 
@@ -78,7 +78,7 @@ class CandidateListPlacer:
     def next_nodes(self) -> tuple[str, ...]:
         """Nodes that come next for the pod that was placed last, in order.
 
-        They are those of its list, or those that the policy would take next.
+        The nodes are those of its list, or those that the policy would take next.
         """
         return tuple(islice(self._next_nodes(), OTHERS))
 
@@ -90,7 +90,7 @@ class CandidateListPlacer:
         """Take a pod's cards on the best node that has them.
 
         Args:
-            uid: Of the pod.
+            uid: UID of the pod.
             requirements: Its needs.
             fits: bool[R], where it fits now and may be placed.
             now: Seconds.

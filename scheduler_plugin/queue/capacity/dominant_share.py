@@ -27,8 +27,8 @@ class QueueResources(NamedTuple):
 def find_dominant(has: QueueResources, total: QueueResources) -> tuple[str, float]:
     """Find the resource of which somebody has the largest part, and that part.
 
-    Of equal parts the first counts, in the order of `QueueResources`. A resource that the cluster does not
-    have does not count.
+    Where parts are equal the first counts, in the order of `QueueResources`. A resource that the cluster does
+    not have does not count.
 
     Returns:
         `gpu-memory`, `cpu` or `memory`, and a fraction; an empty name and 0 for who has nothing.

@@ -54,9 +54,9 @@ class NodeFacts:
     """Labels, taints and other facts of a node that placing needs besides its cards.
 
     Attributes:
-        labels: Of the node.
-        taints: Of the node.
-        unschedulable: It is cordoned.
+        labels: Labels of the node.
+        taints: Taints of the node.
+        unschedulable: The node is cordoned.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class _FitMask:
     """Rows where a pod fits, and the version of each row that says so.
 
     Attributes:
-        changes: Of all rows when it was made or renewed; 0: it was not.
+        changes: Changes of all rows when it was made or renewed; 0: it was not.
         beside: By node whether it fits beside what is kept there; before that versions, and who asks.
     """
 
@@ -113,7 +113,7 @@ class FreeCapacity:
 
     Args:
         state: The cluster, with what was admitted and is not bound as assumed.
-        policies: Of the cluster.
+        policies: Policies of the cluster.
 
     Attributes:
         reservations: What is kept free for pods that waited long, or for which others are evicted.
@@ -216,7 +216,7 @@ class FreeCapacity:
         """Find the row where a pod whose turn it is goes; for policies an attempt to place it.
 
         Args:
-            uid: Of the pod.
+            uid: UID of the pod.
             requirements: Its needs.
             fits: bool[R].
             now: Seconds; a pod that was held back is tried again after `ROUND_S`.
@@ -265,7 +265,7 @@ class FreeCapacity:
         """Name the nodes that the node policy would take next for a pod; no attempt to place it.
 
         Args:
-            uid: Of the pod.
+            uid: UID of the pod.
             requirements: Its needs.
             row: Where its cards were taken.
             fits: bool[R], where it did fit before.

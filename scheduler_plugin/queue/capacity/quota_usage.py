@@ -38,8 +38,8 @@ class QuotaUsage:
         """UID and needs of every pod of a workload, the hardest to place first.
 
         Args:
-            needs: Of the workload.
-            uid: Of the workload.
+            needs: Needs of the workload.
+            uid: UID of the workload.
         """
         if not isinstance(needs, GangRequirements):
             return ((uid, needs),)
@@ -52,7 +52,7 @@ class QuotaUsage:
         """The fewest units that a pod or a gang counts for, wherever it goes.
 
         Args:
-            needs: Of the pod or gang.
+            needs: Needs of the pod or gang.
             rows: bool[R], where it may go; None: on any node whose cards could serve it.
         """
         if isinstance(needs, GangRequirements):

@@ -38,8 +38,8 @@ class _PlannedPlace:
 
     Attributes:
         missing: Units that must become free first.
-        row: Of the node.
-        units: Of the pod, by card.
+        row: Row of the node.
+        units: Units of the pod, by card.
     """
 
     missing: int
@@ -69,7 +69,7 @@ class ReservationPlanner:
         """Find cards for all pods at once.
 
         Args:
-            pods: Of the workload.
+            pods: Pods of the workload.
             among: bool[R], nodes that come into question for a pod; None: all.
 
         Returns:
@@ -181,7 +181,7 @@ class ReservationPlanner:
 
         Args:
             requirements: The pod's needs.
-            row: Of the node.
+            row: Row of the node.
             among: Cards that come into question; None: all.
         """
         nodes, load = self._capacity.state.nodes, self._get_load(row)

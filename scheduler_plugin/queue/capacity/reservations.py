@@ -15,9 +15,9 @@ class QueueReservation:
     Attributes:
         workload_uid: UID of the workload that waits: the pod's, or its gang's.
         node: Its name: rows are given to other nodes when one is gone.
-        cards: Of the node, by position in `uuids`. Pods of one workload may share them, others get none of
-            them.
-        host: Of the node, beside cards.
+        cards: Cards of the node, by position in `uuids`. Pods of one workload may share them, others get none
+            of them.
+        host: Room of the node, beside cards.
         uuids: The node's cards by position when that was decided; empty where it published none.
     """
 

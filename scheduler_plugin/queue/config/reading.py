@@ -37,7 +37,7 @@ def read_form(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form 
     Args:
         raw: What the YAML says.
         form: What it should be.
-        path: Of the part, empty for the document.
+        path: Path of the part, empty for the document.
         faults: Takes what is wrong.
 
     Returns:

@@ -45,7 +45,7 @@ class CommitterClient:
     """Calls the committer over HTTP.
 
     Args:
-        url: Of the scheduler, `http://127.0.0.1:8910`.
+        url: URL of the scheduler, `http://127.0.0.1:8910`.
         timeout_s: Longest time of one Binding, see the scheduler's `--bind-timeout`.
         can_write: Whether this process may hand pods over.
     """

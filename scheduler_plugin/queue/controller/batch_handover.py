@@ -28,7 +28,7 @@ class Handed:
     """A pod that the committer is to bind.
 
     Attributes:
-        admission: Of the pod.
+        admission: Admission of the pod.
         member: The pod.
     """
 

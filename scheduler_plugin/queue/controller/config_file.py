@@ -22,7 +22,7 @@ class ConfigFile:
     """A file with a configuration.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         check_policies: Finds faults of node policies, which the text alone does not show.
 
     Attributes:

@@ -43,7 +43,7 @@ class QueueCounts:
 
     Attributes:
         admitted: Pods admitted.
-        borrowed: Of them, with quota or a turn that others lent.
+        borrowed: Pods among them with quota or a turn that others lent.
         requeued: Pods whose room was given to others again.
         reclaimed: Pods that were evicted for a lender.
     """

@@ -23,7 +23,7 @@ def make_app(
     """Make the application.
 
     Args:
-        controller: Of the queue.
+        controller: Controller of the queue.
         metrics: For Prometheus.
         unready: Why this process is not ready, empty if it is.
         trouble: Why nothing is admitted, empty for nothing.

@@ -61,8 +61,8 @@ class WaitExplanation(msgspec.Struct, frozen=True, rename="camel"):
     """The reason why one pod waits, with the words for people.
 
     Attributes:
-        namespace: Of the pod.
-        name: Of the pod.
+        namespace: Namespace of the pod.
+        name: Name of the pod.
         queue: Its queue.
         position: Its place among the workloads of its queue, from 1; 0: it is in no queue.
         reason: In one word.
@@ -91,9 +91,9 @@ class QueueReport(msgspec.Struct, frozen=True, rename="camel"):
         cohort: Its cohort, empty for none.
         weight: Its weight.
         nominal: Its own quota, None for no limit.
-        used: Of its admitted pods.
+        used: What its admitted pods have.
         borrowed: Beyond its own quota.
-        lent: Of its own quota, to others.
+        lent: What others have of its own quota.
         running: Admitted pods.
         waiting: Pods.
         oldest_wait_s: Seconds that the pod waits that waits longest.

@@ -84,7 +84,8 @@ class PodWriter:
     Args:
         api: The API server.
         can_write: Whether this process may still write; asked before each request.
-        timeout_s: Of one request, less than the time between the end of a term and the next one's beginning.
+        timeout_s: Longest time of a request, less than between the end of a term and the beginning of the
+            next.
         sleep: Waits, as asyncio.sleep.
         uniform: Draws a number between two bounds, for the pauses between tries.
     """
@@ -198,14 +199,14 @@ class PodWriter:
     ) -> WriteResult:
         """See whether a patch that was refused had been done by an earlier one without an answer.
 
-        Without an answer to this question either, it is asked again. Who takes an admitted pod for one that
-        was not gives its room away.
+        Without an answer to this question either, it is asked again. If an admitted pod is taken for one that
+        was not, its room is given away.
 
         Args:
-            path: Of the pod.
+            path: Path of the pod.
             record: The pod that the patch was made for.
             why: The API server's words; they say nothing where the pod has changed since.
-            requeued: It was to be marked, not admitted.
+            requeued: The pod was to be marked, not admitted.
         """
         backoff = Backoff(cap_s=5.0, uniform=self._uniform)
         while self._can_write():

@@ -1,6 +1,6 @@
 """Admit waiting pods and choose their nodes, by the queues' order, quotas, slots and capacity. Pure.
 
-One decision is made after the other. While a node that can take some waiting pod has an idle slot, the slot
+Decisions are made one after the other. While a node that can take some waiting pod has an idle slot, the slot
 is offered (docs/queue.md#data-and-slots). Without slots there is one pool, and the first queue with a pod
 that fits anywhere admits it.
 """
@@ -35,7 +35,7 @@ class AdmittedPod:
     """AdmittedPod is a pod of an admitted workload.
 
     Attributes:
-        uid: Of the pod.
+        uid: UID of the pod.
         requirements: Its needs.
         node: Where its cards were taken.
         others: Nodes that it may be bound to where that fails, in order: those next in its list.
@@ -77,7 +77,7 @@ class AdmissionScheduler:
 
     Args:
         config: The configuration.
-        queues: Who waits and who has what.
+        queues: The queues, with what waits and what each has.
         capacity: The cluster.
         slots: Its slots.
         locality: Where data is.

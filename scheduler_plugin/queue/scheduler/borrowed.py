@@ -83,8 +83,8 @@ class BorrowedPods:
     ) -> dict[str, int]:
         """Count units that become free by queue, less those that the pods of other lenders are about to use.
 
-        Of victims a queue gives back what it had borrowed. The rest is its own quota: its pods may be made
-        again at once, and nobody is denied that.
+        With its victims a queue gives back what it had borrowed. The rest is its own quota: its pods may be
+        made again at once, and nobody is denied that.
         """
         freed = self.sum_units_by_queue(leaving)
         for name, units in self.sum_units_by_queue(victims).items():
@@ -101,7 +101,7 @@ class BorrowedPods:
         """The pods with which others exceed their own quota, in the order of `make_eviction_key`.
 
         Args:
-            cohort: Of the lender.
+            cohort: Cohort of the lender.
             queue_name: The lender.
             leaving: Pods that are about to be gone; they count as what is given back already.
         """

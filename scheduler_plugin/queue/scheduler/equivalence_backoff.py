@@ -59,7 +59,7 @@ class _RefusedGroup(Generic[U]):
         first_uid: UID of the one that was refused first.
         first_description: What that is called.
         last_seen: When there was one of them last, seconds.
-        held_back: Those that are held back.
+        held_back: Units that are held back.
         tried_uids: UIDs of those that may go.
         refused_uids: UIDs of those that were refused, and are admitted still.
         refusals: How often each was refused, by UID.
@@ -122,7 +122,7 @@ class EquivalenceBackoff(Generic[U]):
         """Record that an admitted unit is refused; tell whether units like it must be held back from now on.
 
         Args:
-            unit: It; told again and again is as good as told once.
+            unit: The unit; calls after the first one change nothing.
             now: Seconds.
         """
         if unit.template is None:
@@ -165,8 +165,8 @@ class EquivalenceBackoff(Generic[U]):
     def pop_due(self, now: float) -> list[U]:
         """Choose those that may be tried now: of each template whose pause is over one.
 
-        That is the oldest of those that were refused least often. One that can never be bound, for a reason
-        of its own, must not be tried for ever in place of the others.
+        That is the oldest of those that were refused least often. A unit that can never be bound, for a
+        reason of its own, must not be tried for ever in place of the others.
         """
         due = []
         for each in self._pauses.pop_due(now):

@@ -98,8 +98,8 @@ class GangPlacer:
         """Find who must go so that the rest fits: for one pod after the other the fewest of one node.
 
         Args:
-            borrowed: Who may go, by node, those that must go first first; of nodes on which equally many must
-                go the first one is chosen.
+            borrowed: Pods that may go, by node, those that must go first first. Where equally many must
+                go, the first node is chosen.
 
         Returns:
             None where that would be in vain.
@@ -272,7 +272,7 @@ class GangPlacer:
     def _get_cards_without(self, node: str, view: NodeRoom, uids: Iterable[str]) -> list[Card]:
         """Read the cards of a node once these pods are gone, as those that have ended.
 
-        Those that are kept for others are full.
+        Cards that are kept for others are full.
         """
         reservation, ended = self._sum_reserved(node).cards, self._ended.get(node, {})
         cards = list(view.get_cards_without(uids))

@@ -18,7 +18,7 @@ class Gangs:
         queues: Whose queues they wait in.
 
     Attributes:
-        equivalence_backoff: Those that are held back after one like them was refused.
+        equivalence_backoff: Gangs that are held back after one like them was refused.
     """
 
     def __init__(self, pods: Mapping[str, QueuedPod], queues: Queues) -> None:
@@ -37,7 +37,7 @@ class Gangs:
 
         Args:
             pod: The pod.
-            ready: It could wait in a queue.
+            ready: The pod could wait in a queue.
         """
         gang = self._known.setdefault(pod.gang, Gang(pod.gang))
         gang.members[pod.uid] = None
@@ -125,7 +125,7 @@ class Gangs:
     def find_half_bound(self, now: float, within_s: float) -> Iterator[tuple[list[QueuedPod], str]]:
         """Pods of gangs that are not bound whole so long after their admission, and why they must go.
 
-        They are named each time that so long has passed: the API server may have refused to let them go.
+        Such pods are named each time that so long has passed: the API server may have refused to let them go.
         """
         for gang in list(self._known.values()):
             if gang.admitted_at is None or now - gang.admitted_at < within_s:
@@ -218,7 +218,7 @@ class Gangs:
     def _can_join(self, gang: Gang, pods: Sequence[QueuedPod], admitted: Sequence[QueuedPod]) -> bool:
         """Tell whether those that are ready may join the others, which were admitted before.
 
-        What is made again joins a gang that was whole one by one. Of others the rest goes together.
+        What is made again joins a gang that was whole one by one. In other gangs the rest goes together.
         """
         if not gang.ready_uids or gang.is_broken or gang.uid in self._found:
             return False

@@ -57,7 +57,7 @@ class Queue:
     Args:
         config: The configuration.
         state: The cluster; made with `QueueChargeRules`, and given every pod and node before the queue is.
-        policies: Of the cluster.
+        policies: Policies of the cluster.
         wall: Seconds since 1970 when its clock was at 0, see `QueueClock`.
 
     Attributes:
@@ -146,7 +146,7 @@ class Queue:
         Args:
             pod: The pod.
             now: Seconds.
-            live: It was created after those that came before it, see `QueueClock`.
+            live: The pod was created after those that came before it, see `QueueClock`.
         """
         uid = pod.metadata.uid
         queued_pod = self.queued_pods.get(uid)
@@ -227,7 +227,7 @@ class Queue:
         """The API server has refused an admission: after a pause the pod waits again, in its old place.
 
         Args:
-            uid: Of the pod.
+            uid: UID of the pod.
             now: Seconds.
             why: The API server's words; empty where the pod had changed.
         """

@@ -131,7 +131,7 @@ class Reclaimer:
 
         Args:
             queue: The lender.
-            uid: Of the victim.
+            uid: UID of the victim.
             now: Seconds.
             stays: That is certain; it is not where the API server did not answer.
         """
@@ -224,7 +224,7 @@ class Reclaimer:
     def _is_denied(self, uid: str) -> bool:
         """Tell whether the API server has refused to let a pod of a workload go, and said why.
 
-        Of a pod in batch mode the committer speaks first, and once that may be of a moment only.
+        For a pod in batch mode the committer speaks first, and once that may be of a moment only.
         """
         gang, refusals = self._queue.gangs.get(uid), self._queue.refusals
         uids = [uid] if gang is None else gang.members
@@ -254,12 +254,12 @@ class _VictimSearch:
 
     Args:
         queue: The queue.
-        borrowed: Who may go.
+        borrowed: Pods that may go.
         queue_name: The lender.
-        cohort: Of the lender.
+        cohort: Cohort of the lender.
         workload: Its workload.
-        candidates: Who may go for a workload of any priority, those that must go first first.
-        leaving: Who is about to be gone in any case.
+        candidates: Pods that may go for a workload of any priority, those that must go first first.
+        leaving: Pods that are about to be gone in any case.
         ended: Units that are about to be free in any case, see `EndedPods.sum_units`.
     """
 
@@ -434,7 +434,7 @@ class _VictimSearch:
     def _reduce_victims(self, placer: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod]:
         """Leave out whoever need not go, those that should go last first; try other sets that are few.
 
-        Of equally many those are found whose last to go comes before the last one of the others, and so on.
+        Among sets of equal size the one is found whose last to go comes first, and so on.
         """
         remaining = sorted(victims, key=make_eviction_key)
         for victim in remaining[::-1]:

@@ -34,7 +34,7 @@ class _PlannedReservation(Enum):
     VAIN = auto()
     """The workload will never have room."""
     BEHIND = auto()
-    """Only what is kept for others is in its way. They are given up after a while; if somebody younger kept
+    """Only what is kept for others is in its way, which is given up after a while. If somebody younger kept
     room then, a gang that needs much would never have it."""
 
 
@@ -45,8 +45,8 @@ class ReservationManager:
     both need.
 
     Args:
-        admission: Who waits, quotas and the cluster.
-        delay: Who has waited too long.
+        admission: What waits, quotas and the cluster.
+        delay: The wait after which cards are reserved.
     """
 
     def __init__(self, admission: AdmissionScheduler, delay: ReservationDelay) -> None:

@@ -31,7 +31,7 @@ def parse_resources(policy: str, parameters: Parameters) -> tuple[str, ...]:
 
     Args:
         policy: Its name, for messages.
-        parameters: Of the policy.
+        parameters: Parameters of the policy.
 
     Raises:
         PolicyError: a name that no further resource can have, or one that stands twice.

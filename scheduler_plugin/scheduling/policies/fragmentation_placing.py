@@ -16,7 +16,7 @@ class StatePlacer:
     """Places demands on copies of states.
 
     Attributes:
-        cards, sums: Of the states, as they are after the placements so far.
+        cards, sums: Cards and sums of the states, as they are after the placements so far.
         value: float64[n], fragmentation after the last placement.
         fits: bool[n], everything was placed so far.
         evaluated: Something was.
@@ -24,7 +24,7 @@ class StatePlacer:
 
     Args:
         terms: The workload.
-        cards, sums: Of the states to place on; changed in place.
+        cards, sums: Cards and sums of the states to place on; changed in place.
         others: float64[u, 3G + 2], sums of states to evaluate on the way.
         limits: float64[n + u, M], of both.
     """

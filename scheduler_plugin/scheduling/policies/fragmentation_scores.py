@@ -152,8 +152,8 @@ class FragmentationScores:
             allowed: bool[n, K], cards it may use; one for each demand: exactly those it takes; None: by the
                 models that its selector admits.
             largest_first: Try the largest demand first, as the exact search begins, see `filtering`. Where
-                the pod's own order leaves a demand without cards, this nearly always finds some. They are not
-                always those that the pod would get.
+                the pod's own order leaves a demand without cards, this nearly always finds some. The cards
+                are not always those that the pod would get.
 
         Returns:
             float64[n], scores, inf where it does not fit; for each demand and card the positions, intp[n].

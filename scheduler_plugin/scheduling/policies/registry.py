@@ -6,8 +6,8 @@ A policy is called with three things:
 - what the pod asks for;
 - the candidate rows, all of which can take the pod.
 
-It answers one float a candidate: **lower is better**, `inf` means that the policy holds the pod back from
-this node for now. Ties are broken by node name by the caller.
+The policy answers one float a candidate: **lower is better**, `inf` means that the policy holds the pod back
+from this node for now. Ties are broken by node name by the caller.
 
 A policy may keep state of its own as long as that is keyed by `view.version`. The version of a row grows by
 at least one whenever anything about the row changes, also when another node gets the row.
@@ -92,7 +92,7 @@ class NodePolicy(Protocol):
     def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score candidate rows for one pod.
 
-        Whoever only asks calls this too, as often as he likes: it counts as no attempt to place the pod.
+        A mere question calls this too, any number of times: it counts as no attempt to place the pod.
 
         Args:
             view: The cluster now.

@@ -1,7 +1,7 @@
 """Finds what a pod asks most of, and what nodes have left of it: of GPU memory, what would be used.
 
-A pod that asks for c cards with u units each takes the tightest set. Of a node's admitted cards with u units
-free, those are the c smallest. The pod's remaining amount is the sum of what those cards have free.
+A pod that asks for c cards with u units each takes the tightest set. Among a node's admitted cards with u
+units free, those are the c smallest. The pod's remaining amount is the sum of what those cards have free.
 """
 
 from collections.abc import Iterator, Sequence

@@ -405,7 +405,7 @@ def compute_chart(values: Sequence[Fraction | int | float]) -> tuple[Fraction, .
     """Weigh k classes: `p_ij` is 1 if v_i > v_j, 1/2 if equal, else 0; `w_i = sum_j p_ij / (k*k/2)`.
 
     Args:
-        values: One a class, at least two.
+        values: A value for each class, at least two.
 
     Returns:
         Weights that sum to 1, the larger the value the larger the weight.
