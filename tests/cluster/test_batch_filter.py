@@ -237,6 +237,7 @@ class Comparison:
             self.fleet.api.delete(f"{PODS}/{name}", grace_s=0)
 
 
+@pytest.mark.timeout(300 + 5 * WAVES)
 def test_kube_scheduler_agrees(fleet: Cluster) -> None:
     """In the last wave pods of another scheduler are nominated: we may refuse more, not allow more."""
     seed = int(time.time())
