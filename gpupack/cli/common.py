@@ -14,6 +14,9 @@ from gpupack.policies import prepare as prepare_policies
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 130
+_LISTS_NO_NODES: Final = 'cannot list resource "nodes"'
+"""In what an API server says of a user without that right."""
+_FOR_MEMBERS: Final = "docs/teams.md"
 
 version_option = click.version_option(__version__, "--version", prog_name="gpupack")
 
@@ -32,7 +35,12 @@ def print_lines(text: str, *, err: bool = False) -> None:
 
 def exit_with_faults(error: BaseException, status: int = WRONG_USAGE) -> NoReturn:
     """Say what is wrong, a line per fault, and exit."""
-    for line in _said(error).splitlines():
+    said = _said(error)
+    if _LISTS_NO_NODES in said and _FOR_MEMBERS not in said:
+        said += (
+            f"\n`why`, `fit` and `dashboard` answer members of a namespace without that right: {_FOR_MEMBERS}"
+        )
+    for line in said.splitlines():
         print_lines(f"gpupack: {line}", err=True)
     sys.exit(status)
 

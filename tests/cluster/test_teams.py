@@ -312,6 +312,18 @@ def test_where_nobody_answers_it_says_what_to_do(cluster: Cluster, dashboard: Da
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", [["top"], ["advise", "--for=4"]])
+def test_what_only_who_may_list_nodes_can_ask_names_the_page(cluster: Cluster, command: list[str]) -> None:
+    status, out, err = gpupack(cluster, *command)
+    assert (status, out) == (1, "")
+    forbidden, members = err.splitlines()
+    assert 'cannot list resource "nodes"' in forbidden
+    assert members == (
+        "gpupack: `why`, `fit` and `dashboard` answer members of a namespace"
+        " without that right: docs/teams.md"
+    )
+
+
 def test_the_proxy_takes_authorization_away_and_passes_our_header(cluster: Cluster) -> None:
     """Which is why the token has a header of its own."""
     seen: list[dict[str, str]] = []
