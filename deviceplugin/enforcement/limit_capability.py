@@ -32,7 +32,7 @@ class LimitCapability:
         on_offer: called when other cards are offered than before.
 
     Attributes:
-        driver: Limits of the cards' driver; None with mode `off`.
+        driver: Holder of limits; None with mode `off`.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ docs/queue.md#data-and-slots has the method.
 
 A slot belongs to a node and has a type. Queues are asked in the order of what they have, divided by their
 weight. The first queue with a workload that may run there gets the slot. If that workload is of the other
-type, the queue lends the slot to itself (cases 3 and 4). The queues asked before it lend their turn to it.
+type, the queue lends the slot to itself (cases 3 and 4). The queues asked before it lend it the slot.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
