@@ -124,7 +124,7 @@ def place_exactly(
 
     Args:
         cards: All cards of one node, in the order of its words.
-        demands: As of `fit_together`.
+        demands: Demands, as `fit_together` takes them.
         policy: The card policy.
         selector: Cards that it refuses are left out.
         rules: What the cards have to keep together.

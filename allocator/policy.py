@@ -103,11 +103,11 @@ def costs_of_fitting(
     """Ask a policy what the cards cost that have the units free and that the selector admits.
 
     Args:
-        cards: as of `choose`, like the others.
-        units: see there.
-        policy: see there.
-        selector: see there.
-        count: see there.
+        cards: as `choose` takes it.
+        units: as `choose` takes it.
+        policy: as `choose` takes it.
+        selector: as `choose` takes it.
+        count: as `choose` takes it.
 
     Returns:
         Costs by position in `cards`, ascending; empty where fewer than `count` cards fit.

@@ -79,7 +79,7 @@ class Registry(Generic[P]):
         """Add policies.
 
         Raises:
-            Exception: of the registry's kind: a name that is taken, or that is none.
+            Exception: Error of the registry's kind: a name that is taken, or that is none.
         """
         for entry in entries:
             if not is_name(entry.name):
@@ -168,8 +168,8 @@ class Registry(Generic[P]):
         """Build a policy.
 
         Raises:
-            Exception: of the registry's kind: an unknown name (the line lists what exists), parameters that
-                the policy refuses, or something made that is no policy.
+            Exception: Error of the registry's kind: an unknown name (the line lists what exists), or
+                parameters that the policy refuses. Or what was made is no policy.
         """
         entry = self._entry(name)
         if entry is None:

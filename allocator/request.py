@@ -257,10 +257,10 @@ def parse_admitted(
     mistake is taken as if it had no annotations.
 
     Args:
-        metadata_annotations: as of `parse_pod`, like the others.
-        init_containers: see there.
-        containers: see there.
-        resource: see there.
+        metadata_annotations: as `parse_pod` takes it.
+        init_containers: as `parse_pod` takes it.
+        containers: as `parse_pod` takes it.
+        resource: as `parse_pod` takes it.
 
     Returns:
         The request, None where the pod does not ask for what can be given, and the first mistake.

@@ -64,8 +64,8 @@ class Caller:
     Attributes:
         process: its pipes.
         allocate_ms: milliseconds of every Allocate.
-        preferred_ms: of every GetPreferredAllocation.
-        empty_ms: of every Allocate of the plugin that does nothing.
+        preferred_ms: milliseconds of every GetPreferredAllocation.
+        empty_ms: milliseconds of every Allocate of the plugin that does nothing.
     """
 
     process: Process

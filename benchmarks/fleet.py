@@ -62,7 +62,7 @@ class Fleet:
 
     Args:
         nodes: how many.
-        seed: of chance.
+        seed: seed of chance.
         uniform: all nodes have eight H100 and `pods`, as in the figures that are promised.
         pods: on each of these.
     """

@@ -66,7 +66,7 @@ class Peer:
     Attributes:
         name: as it is printed.
         command: its program with arguments; `{port}`, `{kubeconfig}` and `{folder}` are filled in.
-        path: of its filter verb.
+        path: path of its filter verb.
         limits: what the pod asks for.
     """
 

@@ -43,7 +43,7 @@ def check_node(settings: Settings, run: RunProgram | None = None) -> list[CheckF
     """Look at everything.
 
     Args:
-        settings: of the daemon that would run here; with `--serve dra` its API server is asked.
+        settings: settings of the daemon that would run here; with `--serve dra` its API server is asked.
         run: runs a program and returns what it prints, None where it cannot; by default as a process.
 
     Raises:
@@ -287,7 +287,7 @@ def has_capability(number: int, status: Path = Path("/proc/self/status")) -> boo
 
     Args:
         number: the kernel's.
-        status: of a process, as in proc(5).
+        status: status of a process, as in proc(5).
     """
     try:
         lines = status.read_text("ascii", "replace").splitlines()

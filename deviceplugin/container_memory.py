@@ -27,7 +27,7 @@ class ContainerMemoryService:
     """Makes the parts, runs them, and says what they know.
 
     Args:
-        settings: of the daemon.
+        settings: settings of the daemon.
         account: the ledger.
         limit_capability: On which cards the driver sets limits.
         enforcement: What limits the containers of each card.
@@ -35,7 +35,7 @@ class ContainerMemoryService:
         pods: the node's pods.
         sampler: measures the cards.
         client: API server.
-        recorder: of Events.
+        recorder: recorder of Events.
         on_use_changed: Called when a pod's use is worth a write.
     """
 

@@ -27,14 +27,14 @@ class CardState:
     """CardState is a card at the moment of asking; units where the name does not say otherwise.
 
     Attributes:
-        uuid: of the card.
-        model: of the card.
+        uuid: UUID of the card.
+        model: model of the card.
         size: all units.
         used: published as used.
         promised: held by containers.
         beyond: used by others, or by pods beyond their promise.
         measured_mib: MiB that the driver counts as used; None where it was not measured yet.
-        residue_mib: of those what no process uses and does not count; None where that cannot be.
+        residue_mib: MiB among those that no process uses and that do not count; None where there can be none.
         healthy: fit for pods.
         cordoned: kept free by people.
         memory_errors: what the card counts of its memory's errors, by kind.

@@ -124,7 +124,7 @@ def find_environment_faults(
 
     Args:
         node: its name, for the messages.
-        records: of its containers.
+        records: records of its containers.
         resource: the extended resource.
         unit_mib: MiB a unit.
     """

@@ -73,7 +73,7 @@ class CordonOutcome:
     """CordonOutcome is the result for one card.
 
     Attributes:
-        uuid: of the card.
+        uuid: UUID of the card.
         index: the driver's number, None for a card that is not there any more.
         changed: whether it was not so before.
         pods: how many pods hold memory there and run on.
@@ -103,7 +103,7 @@ def decide_change(node: str, annotations: Mapping[str, str], request: CordonRequ
 
     Args:
         node: its name, for what is said.
-        annotations: of the Node.
+        annotations: annotations of the Node.
         request: what is wanted.
 
     Raises:

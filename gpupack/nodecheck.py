@@ -50,7 +50,7 @@ def render_report(report: ProofReport, output: str, *, colour: bool) -> str:
     """Write what was tried, and what to send.
 
     Args:
-        report: of the run.
+        report: report of the run.
         output: `table`: tables, then the JSON in one line; `json`: that alone.
         colour: for a terminal; without effect on JSON.
 

@@ -216,12 +216,13 @@ class KubeClient:
         """Bind a pod to a node and annotate it in the same write.
 
         Args:
-            namespace: of the pod.
-            name: of the pod.
-            uid: of the pod; another one is refused.
+            namespace: namespace of the pod.
+            name: name of the pod.
+            uid: UID of the pod; another one is refused.
             node: target; the API server does not check that it exists.
             annotations: land on the pod, overwrite equal keys.
-            resource_version: of the pod as the decision saw it (compare and swap); None binds any version.
+            resource_version: resourceVersion of the pod as the decision saw it (compare and swap); None binds
+                any version.
             timeout_s: after this long TimedOut is raised, and the pod may be bound all the same.
 
         Raises:
@@ -243,7 +244,7 @@ class KubeClient:
         """List in pages of one snapshot.
 
         Args:
-            path: of the collection.
+            path: path of the collection.
             limit: objects a page.
             timeout_s: for one page.
             **params: selectors.
@@ -279,8 +280,8 @@ class KubeClient:
         """Follow changes after a version; bookmarks are on.
 
         Args:
-            path: of the collection.
-            resource_version: of the last list, event or bookmark.
+            path: path of the collection.
+            resource_version: resourceVersion of the last list, event or bookmark.
             timeout_s: the server ends the watch after this long; that is no error.
             idle_s: silence after which TimedOut is raised; None for timeout_s and some grace.
             opened: called once when the server has accepted the watch.

@@ -35,7 +35,7 @@ class ObjectRef(NamedTuple):
 
     Attributes:
         kind: "Pod".
-        name: of the object.
+        name: name of the object.
         namespace: empty for objects that have none.
         uid: `kubectl describe` asks for it.
         api_version: "v1".
@@ -70,7 +70,7 @@ class EventSeries:
         first_s: when the first came, in seconds of the wall clock.
         last_s: when the newest came.
         count: how many there were.
-        name: of the Event object; empty until it is created.
+        name: name of the Event object; empty until it is created.
         queued: a write is on its way, and will carry what comes until then.
     """
 

@@ -51,7 +51,7 @@ class Credentials:
         tls: context for https, None for http; another object when certificates have changed.
         tls_server_name: name expected in the server's certificate, None for the host's own.
         proxy: proxy URL of the kubeconfig, else of the environment, None for a direct connection.
-        headers: of every request, apart from Authorization: as whom the kubeconfig's user acts.
+        headers: headers of every request beside Authorization: as whom the kubeconfig's user acts.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Credentials:
             kubeconfig: path; None means $KUBECONFIG, which may be a list of paths, else ~/.kube/config, else
                 in-cluster where the environment says so and no context is named.
             clock: monotonic seconds.
-            context: of the kubeconfig; None for its current one.
+            context: context of the kubeconfig; None for its current one.
 
         Raises:
             ConfigError: nothing usable there; the message names the file and the value.

@@ -65,9 +65,9 @@ async def nominate_node(api: EvictionApi, namespace: str, name: str, uid: str, n
 
     Args:
         api: API server.
-        namespace: of the pod.
-        name: of the pod.
-        uid: of the pod.
+        namespace: namespace of the pod.
+        name: name of the pod.
+        uid: UID of the pod.
         node: for status.nominatedNodeName; empty takes it back.
 
     Returns:

@@ -66,9 +66,9 @@ class LeaseElector:
 
         Args:
             client: API server.
-            namespace: of the Lease.
-            name: of the Lease; it is created when missing.
-            identity: of this process, unique among all candidates and restarts.
+            namespace: namespace of the Lease.
+            name: name of the Lease; it is created when missing.
+            identity: identity of this process, unique among all candidates and restarts.
             lease_s: whole seconds others wait after the last renewal they saw.
             renew_s: seconds between two tries; at most a third of lease_s.
             clock: monotonic seconds.

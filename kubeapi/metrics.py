@@ -13,7 +13,7 @@ def make_process_registry(prefix: str, distribution: str) -> CollectorRegistry:
     what Prometheus stores, and it can tell from the values when a counter began anew.
 
     Args:
-        prefix: of build_info, "gpupack" for gpupack_build_info.
+        prefix: prefix of build_info, "gpupack" for gpupack_build_info.
         distribution: Python package whose version is told.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]

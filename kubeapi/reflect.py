@@ -113,7 +113,7 @@ class Reflector(Generic[T]):
 
         Args:
             client: API server.
-            path: of the collection, "/api/v1/pods".
+            path: path of the collection, "/api/v1/pods".
             item: msgspec.Struct with the fields to read, named (or renamed) as in the API.
             sink: takes what comes.
             params: selectors, the same for list and watch.

@@ -17,9 +17,9 @@ class CheckpointEntry:
     """An entry of the kubelet's checkpoint: the devices that one container has of one resource.
 
     Attributes:
-        uid: of the pod; for a static pod its configuration hash.
+        uid: UID of the pod; for a static pod its configuration hash.
         container: its name, also of an init container or a sidecar.
-        resource: of any device plugin, not only ours.
+        resource: resource of any device plugin, not only ours.
         ids: the devices, of all NUMA nodes together.
     """
 
@@ -35,8 +35,8 @@ class Pod:
 
     Attributes:
         uid: identity; a name may come again, a UID never does.
-        namespace: of the pod.
-        name: of the pod.
+        namespace: namespace of the pod.
+        name: name of the pod.
         request: what it asks for.
         runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
         assigned: the `assigned` annotation, None where missing or unreadable.

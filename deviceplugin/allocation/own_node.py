@@ -20,7 +20,7 @@ class OwnNode:
 
     Args:
         account: the ledger, which heeds the cordon.
-        name: of the own Node.
+        name: name of the own Node.
         tell: called with what is wrong with the Node's cordon, once for each thing.
         parents: UUIDs of the whole cards by those of their instances; whose card is cordoned is cordoned.
 

@@ -24,7 +24,7 @@ class DeviceListStrategies:
     """Describes cards to containers.
 
     Args:
-        vendor: of the cards.
+        vendor: vendor of the cards.
         strategies: at least one of STRATEGIES.
         names: the cards' CDI names, needed for the strategies that use them.
         nodes: give the kubelet the cards' device nodes as well. Whenever it changes a container's cpus it
@@ -47,7 +47,7 @@ class DeviceListStrategies:
         """Describe cards to a container and its runtime.
 
         Args:
-            uuids: of the cards, in word order.
+            uuids: UUIDs of the cards, in word order.
         """
         shown = self._vendor.make_visible_env(uuids if ENVVAR in self._strategies else ())
         nodes = self._nodes.list_nodes(uuids) if self._nodes is not None else ()

@@ -33,8 +33,8 @@ def node_paths(card: GpuCard, vendor: Vendor, devices: Path | None, drivers: Pat
     """Name a card's own node, those of every card, and those of the capabilities of an instance.
 
     Args:
-        card: of the machine.
-        vendor: of the card.
+        card: a card of the machine.
+        vendor: vendor of the card.
         devices: folder of the machine's device nodes, `/dev`; None for cards that are none of its.
         drivers: where the kernel's drivers show their files, `/proc/driver`.
 
@@ -57,7 +57,7 @@ def capability_nodes(card: GpuCard, vendor: Vendor, drivers: Path = DRIVERS) -> 
 
     Args:
         card: a MIG instance.
-        vendor: of the card.
+        vendor: vendor of the card.
         drivers: as in `node_paths`.
     """
     instance = f"gi{card.gpu_instance}"
@@ -89,10 +89,10 @@ class DeviceNodes:
     """Names the nodes of cards by UUID.
 
     Args:
-        vendor: of the cards.
+        vendor: vendor of the cards.
         cards: those of the machine, as they are now.
         devices: as in `node_paths`.
-        drivers: likewise.
+        drivers: where the kernel's drivers show their files.
     """
 
     def __init__(

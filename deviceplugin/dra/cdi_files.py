@@ -49,7 +49,7 @@ def specification(claim_uid: str, grants: Mapping[str, ContainerGrant]) -> dict[
     """Write the specification of a claim.
 
     Args:
-        claim_uid: of the claim.
+        claim_uid: UID of the claim.
         grants: what a container gets by request. A container has one value of a variable, so all shares
             of a request are in one device.
     """
@@ -64,7 +64,8 @@ class CdiFiles:
     """Writes and removes the files; both block.
 
     Args:
-        folders: of specifications, the later one for those that are generated. The folder is made where it is
+        folders: folders of specifications, the later one for those that are generated. The folder is made
+            where it is
             missing: it lies below `/var/run`, and is empty after each start of the machine.
     """
 

@@ -17,8 +17,8 @@ class ClaimShare:
     Attributes:
         request: name of the claim's request that it answers; `main/sub` of a prioritized list.
         device: name of the card in the ResourceSlice.
-        uuid: of the card.
-        units: of its memory.
+        uuid: UUID of the card.
+        units: units of its memory.
         share_id: tells it from other shares of the same card; empty where there is none.
     """
 

@@ -29,7 +29,7 @@ class NodeKindMark:
         client: API server.
         account: its followers are woken when the Node changes.
         own_node: the own Node.
-        node_name: of the own Node.
+        node_name: name of the own Node.
         resource: that pods ask for.
         serves_claims: which way this daemon serves.
     """

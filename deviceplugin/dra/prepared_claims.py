@@ -32,9 +32,9 @@ class PreparedDevice(msgspec.Struct, frozen=True):
     """PreparedDevice is a share as the kubelet is answered it.
 
     Attributes:
-        request: of the claim.
+        request: request of the claim.
         device: name of the card in the slice.
-        share_id: of the share, empty for none.
+        share_id: ID of the share, empty for none.
         cdi: names of CDI devices.
     """
 
@@ -48,11 +48,11 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     """A claim that a pod has.
 
     Attributes:
-        uid: of the claim.
-        namespace: of the claim and of the pod.
-        name: of the claim.
-        pod_uid: of the pod; of several that share the claim, that for which it was prepared first.
-        pod_name: of the pod.
+        uid: UID of the claim.
+        namespace: namespace of the claim and of the pod.
+        name: name of the claim.
+        pod_uid: UID of the pod; of several that share the claim, that for which it was prepared first.
+        pod_name: name of the pod.
         ids: device IDs by container of that pod, as in the kubelet's checkpoint.
         devices: what the kubelet is answered.
         spec: the CDI specification.
@@ -90,7 +90,7 @@ class PreparedClaims:
     """Keeps the claims, in memory and in files.
 
     Args:
-        folder: of the files; made where there is none.
+        folder: folder of the files; made where there is none.
         resource: the extended resource that counts units.
 
     Attributes:

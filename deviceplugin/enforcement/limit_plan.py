@@ -32,7 +32,7 @@ def plan_limits(grants: Grants, container: str | None) -> dict[str, WantedLimit]
     """Plan the limits of one cgroup by card UUID; nothing for a container that was given no memory.
 
     Args:
-        grants: of the cgroup's pod.
+        grants: grants of the cgroup's pod.
         container: whose cgroup it is, None while that is not known.
     """
     if container is not None:

@@ -27,7 +27,7 @@ class LimitOutcome:
     """LimitOutcome is what became of a job.
 
     Attributes:
-        cgroup: of the job.
+        cgroup: cgroup of the job.
         reading: limit and use as read at the end; None where it could not be read.
         was_mib: the limit that stood there before; None: none, or not read.
         fault: None where the limit holds.

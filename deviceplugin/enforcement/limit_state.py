@@ -13,12 +13,12 @@ class ContainerLimit:
     """The limit of one container's cgroup on one card.
 
     Attributes:
-        uid: of the pod, as the kubelet knows it.
+        uid: UID of the pod, as the kubelet knows it.
         container: its name, None while it is not known whose cgroup this is.
-        uuid: of the card.
+        uuid: UUID of the card.
         cgroup: the container's.
         wanted: what is to stand there.
-        outcome: of the last attempt, None before the first.
+        outcome: outcome of the last attempt, None before the first.
         failures: attempts since it held last.
     """
 

@@ -21,7 +21,7 @@ class DriverThread:
     The thread does not keep the process from ending.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
         clock: monotonic seconds.
     """
 

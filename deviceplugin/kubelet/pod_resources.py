@@ -36,7 +36,7 @@ class PodResources:
     """Asks the kubelet's PodResources service.
 
     Args:
-        socket: of the service.
+        socket: socket of the service.
         timeout_s: for the answer.
 
     Attributes:

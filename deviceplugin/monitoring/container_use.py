@@ -30,11 +30,11 @@ class ContainerUse:
     """ContainerUse is what one container uses of one card.
 
     Attributes:
-        uid: of the pod, as the kubelet knows it.
-        namespace: of the pod; empty while the API server has not shown it.
+        uid: UID of the pod, as the kubelet knows it.
+        namespace: namespace of the pod; empty while the API server has not shown it.
         pod: its name; empty likewise.
         container: its name.
-        uuid: of the card.
+        uuid: UUID of the card.
         promised_mib: what the container was given there.
         used_mib: what it uses; None where nobody can tell.
         limit_mib: the limit that was read back; None where there is none.

@@ -31,8 +31,8 @@ class CardActivity:
     """CardActivity is what one physical card does now.
 
     Attributes:
-        uuid: of the physical card.
-        model: of the physical card.
+        uuid: UUID of the physical card.
+        model: model of the physical card.
         cards: UUIDs of what is listed for it: itself, or its instances.
         telemetry: newest measurement; `NO_TELEMETRY` where it failed or is older than `STALE_S`.
     """
@@ -66,7 +66,7 @@ class TelemetryHistory:
 
         Args:
             cards: as they are listed.
-            samples: of these cards.
+            samples: samples of these cards.
         """
         now_s = self._now_s()
         self._listed = {}

@@ -40,8 +40,8 @@ class ProofReport(msgspec.Struct, frozen=True):
         simulated: the cards were none.
         interrupted: somebody ended it before it was through; everything was undone.
         cards: those that were tried.
-        findings: of `gpupack node --check`.
-        proofs: of what was tried.
+        findings: findings of `gpupack node --check`.
+        proofs: proofs of what was tried.
     """
 
     gpupack: str
@@ -64,10 +64,10 @@ def prove_node(settings: Settings, version: str, *, busy: bool, instances: bool)
     """Try out what the cards of this node do; interrupted, it undoes what it did and reports what it has.
 
     Args:
-        settings: of the daemon that would run here.
-        version: of gpupack.
+        settings: settings of the daemon that would run here.
+        version: version of gpupack.
         busy: see `ProofOptions`.
-        instances: likewise.
+        instances: see `ProofOptions`.
 
     Raises:
         ProfileError: the profile of simulated cards cannot be used.
@@ -110,11 +110,11 @@ def make_prover(
     """Put together what tries the cards of a node.
 
     Args:
-        settings: of the daemon.
+        settings: settings of the daemon.
         source: the cards, open.
         provable: the same cards.
         busy: see `ProofOptions`.
-        instances: likewise.
+        instances: see `ProofOptions`.
     """
     root = settings.cgroup_root
     options = ProofOptions(

@@ -147,7 +147,7 @@ def make_status_patch(wanted: NodePublication, node: NodeObject, revision: int) 
     Args:
         wanted: what to say.
         node: the Node as known; packed resources of it that are not ours any more are removed.
-        revision: of the words.
+        revision: revision of the words.
     """
     words = NodeWords(layout=wanted.layout, sizes=wanted.sizes, used=wanted.used, revision=revision)
     resources: dict[str, int | None] = dict.fromkeys(sorted(node.list_packed_keys()))
@@ -167,7 +167,7 @@ def place_claims(claims: Mapping[str, Mapping[str, int]], uuids: Sequence[str]) 
 
     Args:
         claims: units by UUID of the card, by UID of the claim.
-        uuids: of the cards in the words.
+        uuids: UUIDs of the cards in the words.
     """
     position = {uuid: number for number, uuid in enumerate(uuids)}
     return {
@@ -184,7 +184,7 @@ def make_last_patch(node: NodeObject, revision: int) -> dict[str, Any] | None:
 
     Args:
         node: the Node as known.
-        revision: of the words.
+        revision: revision of the words.
 
     Returns:
         The patch; None where the Node offers nothing as it is.

@@ -97,7 +97,7 @@ class NodeOwnership:
         account: its followers are told when the Node changes.
         node_view: the Node.
         me: this daemon.
-        node_name: of the Node.
+        node_name: name of the Node.
         on_conflict: told in words when another daemon has the Node, or wants it.
 
     Attributes:

@@ -66,7 +66,7 @@ class PublishedUse:
         """Say what to write of a pod.
 
         Args:
-            uid: of the pod, as the kubelet knows it.
+            uid: UID of the pod, as the kubelet knows it.
             assignment: what its containers got.
             written: what its annotation says already, from a daemon before this one perhaps.
         """

@@ -62,7 +62,7 @@ class NodePublisher:
         account: the ledger.
         node_view: the own Node.
         pod_view: its pods.
-        node_name: of the own Node.
+        node_name: name of the own Node.
         unit_mib: MiB a unit.
         inventory: describes the cards as they are now.
         gap_s: least seconds between two patches that only bring gains.
@@ -74,7 +74,7 @@ class NodePublisher:
     Attributes:
         patches: successful patches so far.
         errors: failed ones.
-        revision: of the last patch.
+        revision: revision of the last patch.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class StartupTaint:
         client: API server.
         account: its followers are woken when the Node changes.
         node_view: the own Node.
-        node_name: of the own Node.
+        node_name: name of the own Node.
         resource: that the kubelet has to offer; None where pods are served by claims.
         serves: whether this daemon owns the Node and has published its cards.
     """

@@ -32,7 +32,7 @@ class PageState:
     Attributes:
         nodes: names of those that changed or went.
         parts: names of the parts of the page that changed.
-        points: of the trend that it has not seen.
+        points: points of the trend that it has not seen.
         has_changes: set while there is something to tell.
     """
 

@@ -45,13 +45,13 @@ class NodeTile(msgspec.Struct, frozen=True, gc=False):
     """NodeTile is a node.
 
     Attributes:
-        name: of the node.
+        name: name of the node.
         unit: MiB of one unit, 0 when its words do not decode.
         status: in kubectl's words.
         remark: what is wrong with it, empty for nothing.
         open: whether pods can start there.
         labels: those that may group nodes.
-        models: of its cards, each once.
+        models: models of its cards, each once.
         cards: in the order of the words.
         unplaced: units of pods on the node whose card nobody says.
     """
@@ -72,7 +72,7 @@ class CardSums(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         cards: how many.
-        size: of all.
+        size: units of all cards.
         allocated: to pods.
         overuse: used beyond promises, by pods or others.
         free: what pods could get now.

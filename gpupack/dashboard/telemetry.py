@@ -32,7 +32,7 @@ class CardCourse(msgspec.Struct, frozen=True):
     """CardCourse is what one physical card does, and did during the last minutes; see `/telemetry`.
 
     Attributes:
-        uuid: of the physical card.
+        uuid: UUID of the physical card.
         cards: UUIDs of what its node lists for it.
         now: newest values, by name.
         history: columns of equal length, oldest first: `age_s`, and values by name.
@@ -55,10 +55,10 @@ class TelemetrySource:
     """TelemetrySource asks node daemons what their cards do, one node at a time.
 
     Args:
-        client: of the API server.
+        client: client of the API server.
         session: to ask pods directly, at `port`; None: through the API server.
-        port: of the daemons.
-        namespace: of the installation; pods elsewhere are not asked.
+        port: port of the daemons.
+        namespace: namespace of the installation; pods elsewhere are not asked.
         now_s: monotonic seconds.
     """
 

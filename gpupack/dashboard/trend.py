@@ -34,7 +34,7 @@ class Trend:
     """The points of the last two hours, and a point in five minutes of the week before.
 
     Args:
-        list_points: of an earlier process, oldest first.
+        list_points: points of an earlier process, oldest first.
     """
 
     def __init__(self, points: Iterable[TrendPoint] = ()) -> None:

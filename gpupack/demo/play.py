@@ -61,7 +61,7 @@ async def play(cluster: EmbeddedCluster, seed: int = 1, *, wait_s: float = WAIT_
 
     Args:
         cluster: a started one of `NODES`.
-        seed: of the pods' order.
+        seed: seed of the pods' order.
         wait_s: how long views may disagree, in seconds.
 
     Raises:

@@ -37,7 +37,7 @@ class PodLine(JsonAnswer, frozen=True):
     Attributes:
         namespace: Namespace of the pod.
         pod: Its name.
-        state: As of `PodExplanation`.
+        state: State, as in `PodExplanation`.
         asked: What it asks for, in words.
         age_s: Seconds since it was made; None where the API server did not say.
         reason: The closest reason in one word, the queue's where a queue holds the pod.

@@ -30,10 +30,10 @@ async def fetch(
 
     Args:
         kubeconfig: path of a kubeconfig; None for the usual places.
-        names: of the nodes to read; empty for all. Each is read by itself, so the right to get a node is
-            enough.
+        names: names of the nodes to read; empty for all. Each is read by itself, so the right to get a node
+            is enough.
         pods: read pods too.
-        context: of the kubeconfig; None for its current one.
+        context: context of the kubeconfig; None for its current one.
 
     Returns:
         A value for `rows`.

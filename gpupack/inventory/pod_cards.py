@@ -70,7 +70,7 @@ def join_pods(
     `ChargeRules` what it is charged, as in the extender.
 
     Args:
-        cards: of the node, in the order of the words.
+        cards: cards of the node, in the order of the words.
         holds: what its words hold.
         pods: on the node.
         resource: the extended resource.

@@ -17,9 +17,9 @@ class PodRow:
     """A pod's part of one card, or of no card that is known.
 
     Attributes:
-        namespace: of the pod; empty when only its UID is known.
-        name: of the pod; empty likewise.
-        uid: of the pod.
+        namespace: namespace of the pod; empty when only its UID is known.
+        name: name of the pod; empty when only its UID is known.
+        uid: UID of the pod.
         units: on the card; of the whole pod where the card is not known.
         share: how it stands to the card.
         used_mib: MiB that it uses there as of lately, None where nobody tells.
@@ -42,7 +42,7 @@ class CardRow:
     Attributes:
         index: the driver's number, or the position in the words where the node publishes no inventory.
         uuid: None where the node publishes no inventory.
-        model: likewise.
+        model: None where the node publishes no inventory.
         size_units: whole size.
         used_units: as the words say; the whole size while the card is out of use, so that no pod comes.
         healthy: as the inventory says; the daemon calls every card unhealthy when it stops.
@@ -52,8 +52,8 @@ class CardRow:
         memory_mode: as in the inventory: `numa`, or empty.
         detached: the daemon has let the card's driver go.
         held_units: what the words hold of pods there, None where the node does not say.
-        assumed_units: of pods that the words do not hold yet, as the extender counts them; 0 unless pods were
-            asked for.
+        assumed_units: units of pods that the words do not hold yet, as the extender counts them; 0 unless
+            pods were asked for.
         pods: on this card; empty unless they were asked for.
         telemetry: what it does, as its node's daemon says; None where that is not known or not asked for.
     """
@@ -107,10 +107,11 @@ class NodeRow:
         ready: whether the condition Ready is True, None where the node has none.
         unschedulable: cordoned with `kubectl cordon`.
         resource: name of the extended resource, None when the words do not decode.
-        offered_units: of that resource in allocatable: what the kubelet's device plugin offers. 0 without a
-            daemon, and when no card is healthy.
-        known_units: of that resource in capacity: the kubelet sets it to 0 5 minutes after its plugin went.
-        revision: of the words, as a rule milliseconds since the epoch; None when they do not decode.
+        offered_units: amount of that resource in allocatable: what the kubelet's device plugin offers. 0
+            without a daemon, and when no card is healthy.
+        known_units: amount of that resource in capacity: the kubelet sets it to 0 5 minutes after its plugin
+            went.
+        revision: revision of the words, as a rule milliseconds since the epoch; None when they do not decode.
         pods: that are on the node and on no card that is known; empty unless they were asked for.
         foreign_gpus: GPUs that another device plugin offers there, by resource.
     """

@@ -286,7 +286,7 @@ class Totals:
     Attributes:
         resource: its name.
         in_use_units: on all cards.
-        size_units: of all cards.
+        size_units: units of all cards.
         whole_cards_free: cards that a pod could have alone.
         largest_request: most units that a pod can get on one card.
     """

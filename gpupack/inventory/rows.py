@@ -45,7 +45,7 @@ def build_rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
 
     Args:
         nodes: what `load_nodes` or `fetch` returned, or decoded JSON: a list with `items`, or a node.
-        names: of the nodes to show; empty for all.
+        names: names of the nodes to show; empty for all.
 
     Raises:
         InputError: the value does not hold nodes, or not one of the names. Bad words or annotations of a

@@ -88,9 +88,9 @@ async def find_daemons(
     of the installation are taken. Where a node has several it is the oldest that is not terminating.
 
     Args:
-        client: of the API server.
+        client: client of the API server.
         node: only of this node; empty for all.
-        namespace: of the installation.
+        namespace: namespace of the installation.
 
     Raises:
         InputError: the server answers with something else.
@@ -142,9 +142,9 @@ async def fetch_telemetry(
     """Ask the daemons of some nodes what their cards do. What fails is said, and takes nothing else down.
 
     Args:
-        client: of the API server.
+        client: client of the API server.
         nodes: names of those with cards.
-        namespace: of the installation.
+        namespace: namespace of the installation.
     """
     from gpupack.errors import InputError  # noqa: PLC0415
     from kubeapi.errors import UNREADABLE, KubeApiError  # noqa: PLC0415

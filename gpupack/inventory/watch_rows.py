@@ -44,8 +44,8 @@ class WatchedObjects(Generic[T]):
 
     Args:
         client: API server.
-        path: of the collection.
-        kind: of the objects.
+        path: path of the collection.
+        kind: kind of the objects.
         changed: called after every change.
 
     Attributes:
@@ -111,9 +111,9 @@ async def watch(
 
     Args:
         kubeconfig: path of a kubeconfig; None for the usual places.
-        names: of the nodes to show; empty for all.
+        names: names of the nodes to show; empty for all.
         options: how.
-        context: of the kubeconfig; None for its current one.
+        context: context of the kubeconfig; None for its current one.
         telemetry: also what cards do, asked again every `TELEMETRY_S` seconds.
         daemons_in: namespace of the node daemons.
         gap_s: least seconds between two states.

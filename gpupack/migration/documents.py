@@ -35,7 +35,7 @@ def migrate(text: str, name: str, options: MigrationOptions) -> Migrated:
 
     Args:
         text: the manifests.
-        name: of their file, for messages.
+        name: name of their file, for messages.
         options: what the manifests leave open.
 
     Raises:

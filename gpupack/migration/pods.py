@@ -70,8 +70,8 @@ def rewrite_pod(metadata: dict[str, Any], spec: dict[str, Any], options: Migrati
     """Rewrite a pod for gpupack; one with something untranslatable stays as it was.
 
     Args:
-        metadata: of the pod or of its template.
-        spec: of the pod.
+        metadata: metadata of the pod or of its template.
+        spec: spec of the pod.
         options: what the manifests leave open.
         say: takes what a person has to know, a sentence each.
 

@@ -55,8 +55,8 @@ class CardRequest:
 
     Attributes:
         cards: how many cards it is split over.
-        units: of GPU memory; 0 where `percent` says it.
-        percent: of a card, 100 for each whole one; 0 where `units` says it.
+        units: units of GPU memory; 0 where `percent` says it.
+        percent: percent of a card, 100 for each whole one; 0 where `units` says it.
         notes: what changes by it.
     """
 

@@ -94,7 +94,7 @@ class MoveApplier:
         list_pods: Lists the pods of a namespace.
         cordon: Cordons cards of a node, or gives them back.
         limits: Pods of a higher priority stay.
-        options: See there.
+        options: How moves are made.
         report: Takes a line for each step.
         sleep: Waits.
         clock: Seconds that only grow.

@@ -64,7 +64,7 @@ class Prometheus:
 
     Args:
         session: HTTP client.
-        url: of Prometheus, without `/api/v1`.
+        url: URL of Prometheus, without `/api/v1`.
         token: bearer token, empty for none.
     """
 
@@ -80,9 +80,9 @@ class Prometheus:
 
         Args:
             since: seconds since the epoch.
-            until: likewise.
+            until: seconds since the epoch.
             step_s: seconds; shorter ones are exacter.
-            label: of pods, to be read too; empty for none.
+            label: label of pods, to be read too; empty for none.
 
         Raises:
             PrometheusError: it does not answer, or answers something else.

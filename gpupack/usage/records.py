@@ -7,10 +7,10 @@ class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """PodUse is what one pod had during a period.
 
     Attributes:
-        namespace: of the pod; empty where nobody says.
-        name: of the pod; likewise.
-        uid: of the pod.
-        labels: of the pod, without those that differ from one replica to the next.
+        namespace: namespace of the pod; empty where nobody says.
+        name: name of the pod; empty where nobody says.
+        uid: UID of the pod.
+        labels: labels of the pod, without those that differ from one replica to the next.
         promised_mib_s: MiB it was promised times seconds.
         used_mib_s: MiB it used times seconds, of the time that was measured; None where nothing was.
         measured_mib_s: the part of `promised_mib_s` whose use was measured; None in older histories, where
@@ -38,11 +38,11 @@ class TrendPoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         at: seconds since the epoch.
-        size: of all cards.
+        size: units of all cards.
         allocated: to pods.
         overuse: used beyond promises, by pods or others.
         free: what pods could get.
-        whole_free: of that, on cards with nothing on them.
+        whole_free: part of that on cards with nothing on them.
         whole: how many such cards there are.
         largest: the most that one card could give.
         pending: pods that wait for cards.
@@ -64,7 +64,7 @@ class Period(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         start: seconds since the epoch.
-        end: likewise.
+        end: seconds since the epoch.
         sampled_s: seconds of it that were seen.
         pods: that had something.
         point: the cluster's sums at its end, None where they were not known.

@@ -29,7 +29,7 @@ class UsageKey:
     """UsageKey is the key by which a report adds up.
 
     Attributes:
-        kind: of the keys.
+        kind: kind of the keys.
         label: the key of the label.
     """
 
@@ -87,8 +87,8 @@ class UsageReport(msgspec.Struct, frozen=True):
 
     Attributes:
         since: seconds since the epoch.
-        until: likewise.
-        sampled_hours: of that time, for how long something is known.
+        until: seconds since the epoch.
+        sampled_hours: how much of that time something is known of.
         by: what is added up.
         rows: largest first.
         source: where it comes from.

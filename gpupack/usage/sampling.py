@@ -50,7 +50,7 @@ class UsageSampler:
 
         Args:
             now_s: seconds since the epoch; where it goes back, nothing is counted.
-            memories: of all pods; those of one pod on several cards are added up.
+            memories: use of all pods; those of one pod on several cards are added up.
         """
         elapsed = now_s - self._last
         self._last = now_s
@@ -77,7 +77,7 @@ class UsageSampler:
 
         Args:
             now_s: seconds since the epoch.
-            labels: of pods, by UID.
+            labels: labels of pods, by UID.
             point: the cluster's sums.
         """
         period = self.peek_period(now_s, labels, point)

@@ -50,7 +50,7 @@ class HistoryFile:
     """Keeps periods in a file, for one process at a time.
 
     Args:
-        path: of the file; made where there is none.
+        path: path of the file; made where there is none.
         max_bytes: its size.
 
     Raises:

@@ -60,7 +60,7 @@ class ClaimWriter:
 
     Args:
         api: the API server.
-        timeout_s: of each write.
+        timeout_s: longest time of each write.
         is_pending: tells by UID whether a pod is known, not bound, and not being bound.
         sleep: waits, as asyncio.sleep.
     """
@@ -85,7 +85,7 @@ class ClaimWriter:
 
         Args:
             claim: to write.
-            resource_version: of the pod as the decision saw it; any other one is refused.
+            resource_version: resourceVersion of the pod as the decision saw it; any other one is refused.
 
         Returns:
             The pod's resourceVersion after that.

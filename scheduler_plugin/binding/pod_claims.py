@@ -41,9 +41,9 @@ class BoundPodClaim:
     """BoundPodClaim is the claim to be written for one pod on one node, before its Binding.
 
     Attributes:
-        namespace: of pod and claim.
+        namespace: namespace of pod and claim.
         pod: name of the pod.
-        pod_uid: of the pod.
+        pod_uid: UID of the pod.
         body: the claim. Its name and spec follow from the pod alone, so that one claim does for every node.
         allocation: its status' allocation, without the time.
         mappings: the request of each container, for the pod's status.

@@ -22,8 +22,8 @@ def get_array_costs(name: str) -> CardCosts | None:
     """Return a card policy's function for arrays; None where it has only `costs`, for one node at a time.
 
     Raises:
-        PolicyError: of allocator: there is no such policy. The function raises it, too, where what the policy
-            gives is no costs.
+        PolicyError: Error of allocator: there is no such policy. The function raises it, too, where what the
+            policy gives is no costs.
     """
     policy = card_policy(name)
     known = _COSTS_BY_NAME.get(name)

@@ -52,7 +52,8 @@ class ClusterPolicies:
         make: Makes a policy from its name and its parameters; None: no parameters.
 
     Raises:
-        PolicyError: of this package for the node policy or its parameters, of allocator for the card policy.
+        PolicyError: Error of this package for the node policy or its parameters, of allocator for the card
+            policy.
 
     Attributes:
         learners: The policies in use that learn from what happens to pods.

@@ -46,7 +46,7 @@ class ApiLink:
     """Connection of a kubelet process to the API server.
 
     Args:
-        url: of the API server.
+        url: URL of the API server.
         node_name: whose pods to run.
         process: the kubelet process.
         sync_delay_s: before the first list, the time that a kubelet takes to get going.

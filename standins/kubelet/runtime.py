@@ -11,9 +11,9 @@ class ContainerRecord:
     """Container that was started.
 
     Attributes:
-        namespace: of its pod.
+        namespace: namespace of its pod.
         pod: name of its pod.
-        name: of the container.
+        name: name of the container.
         kind: ordinary init containers have ended when the next one starts.
         envs: what the device plugins put into its environment.
         cdi_devices: CDI names it was started with.

@@ -25,7 +25,7 @@ PACKAGES: Final = (
 MAX_WORDS: Final = 25
 MAX_COLUMNS: Final = 100
 
-BANNED: Final = re.compile(r"(?:It|They|Those|Who|Whoever|One|Of|The same|Likewise|Nobody)\b")
+BANNED: Final = re.compile(r"(?:It|They|Those|Who|Whoever|One|The same|Nobody|(?i:of|likewise|see there))\b")
 """How no sentence of a docstring begins: these words name no subject."""
 _WORD: Final = re.compile(r"[\w./%+-]*\w[\w./%+-]*")
 _SMALL_NAMES: Final = "gpupack|kube|vLLM|runc|etcd"

@@ -20,6 +20,12 @@ def test_a_sentence_that_begins_without_a_subject_is_a_fault(word: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ["of the pod", "likewise", "see there"])
+def test_an_entry_that_says_nothing_is_a_fault(text: str) -> None:
+    (fault,) = prose.find_in_module(module(f"Do.\n\nArgs:\n    name: {text}.\n"))
+    assert fault.line == 4
+
+
 def test_a_word_that_only_begins_like_a_banned_one_is_none() -> None:
     assert prose.find_in_module(module("Items of a list. Itself or not.")) == []
 

@@ -20,7 +20,7 @@ class DetectedCard:
     """DetectedCard is a physical card as the driver shows it now.
 
     Attributes:
-        uuid: of the card, None where the driver does not tell.
+        uuid: UUID of the card, None where the driver does not tell.
         cards: what is listed for it: itself, or its instances.
         certain: nothing of this may be a passing failure of the driver.
     """

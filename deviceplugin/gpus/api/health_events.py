@@ -9,7 +9,7 @@ from deviceplugin.gpus.api.source import HealthEvent
 class HealthEventQueue:
     """A queue whose reader is woken by news or by its closing.
 
-    Invariant: of equal events there is one, with their count, where the newest of them came. So a storm of
+    Invariant: equal events are one, with their count, in the place of the newest. So a storm of
     them takes no more memory, and no more of the reader's time, than one of each.
     """
 

@@ -16,7 +16,7 @@ class MemoryInfo:
     """The numbers of one reading, in bytes as the driver gives them.
 
     Attributes:
-        total: of the card, the reserved part included.
+        total: MiB of the card, the reserved part included.
         reserved: what the driver keeps for itself; 0 where an old driver does not say.
         free: what can be allocated.
         used: what is allocated; with or without `reserved`, see the module.

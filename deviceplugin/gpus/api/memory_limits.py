@@ -93,7 +93,7 @@ class MemoryLimits(Protocol):
         """Limit what a cgroup's processes, and those below, use together on a card; ends a soft limit.
 
         Args:
-            uuid: of the card.
+            uuid: UUID of the card.
             cgroup: its full path in the host's tree.
             hard_mib: MiB, more than 0; an allocation beyond fails as if the card were full.
 
@@ -122,6 +122,6 @@ class MemoryLimits(Protocol):
         """Name the variables by which the vendor's container toolkit sets the limit before the first process.
 
         Args:
-            hard_mib: of every card of the container.
+            hard_mib: limit in MiB of every card of the container.
         """
         ...

@@ -28,9 +28,9 @@ class CardTelemetry:
     """CardTelemetry is what a physical card does; a value that its driver does not tell is None, never 0.
 
     Attributes:
-        utilization_percent: of the last moments, how long a kernel ran on the card.
-        memory_utilization_percent: of the last moments, how long its memory was read or written.
-        temperature_c: of the GPU, degrees Celsius.
+        utilization_percent: share of the last moments in which a kernel ran on the card.
+        memory_utilization_percent: share of the last moments in which its memory was read or written.
+        temperature_c: temperature of the GPU, degrees Celsius.
         power_w: what it draws, watts.
         power_limit_w: what it may draw, watts.
         sm_clock_mhz: clock of the multiprocessors.

@@ -80,7 +80,7 @@ class Vendor:
         """Name the variable that shows exactly these cards; none of them: what hides all.
 
         Args:
-            uuids: of the cards, in word order.
+            uuids: UUIDs of the cards, in word order.
         """
         shown = ",".join(uuids) or self.hide_all_value
         return {self.visible_devices: shown} if shown else {}

@@ -26,7 +26,7 @@ class CudaProcess:
     """A `MemoryUser` through the CUDA driver. Its process is in the cgroup before it loads the driver.
 
     Args:
-        uuid: of the card.
+        uuid: UUID of the card.
         cgroup: where the process is to be.
         command: the program; it speaks like `cuda_child`.
         answer_s: see `ANSWER_S`.

@@ -117,8 +117,8 @@ class MigDevice:
 
     Attributes:
         place: NVML's number of it on the card.
-        handle: of the instance, None where the driver refuses it.
-        uuid: of the instance, None where the driver refuses that.
+        handle: handle of the instance, None where the driver refuses it.
+        uuid: UUID of the instance, None where the driver refuses that.
         error: what the driver refuses it with, None where it does not.
     """
 
@@ -187,7 +187,7 @@ def find_memory_node(handle: Any, nodes: Path) -> int | None:
     that, the card's addressing mode decides.
 
     Args:
-        handle: of the whole card.
+        handle: handle of the whole card.
         nodes: where the kernel shows NUMA nodes.
     """
     node = call_optional(lambda: pynvml.nvmlDeviceGetNumaNodeId(handle))

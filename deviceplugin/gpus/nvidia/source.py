@@ -75,9 +75,9 @@ class _Shown:
     """_Shown is a card as the driver shows it under one index.
 
     Attributes:
-        number: of the driver.
-        handle: of the card, None where the driver gives none.
-        uuid: of the card, None where the driver does not tell.
+        number: version of the driver.
+        handle: handle of the card, None where the driver gives none.
+        uuid: UUID of the card, None where the driver does not tell.
         instances: each MIG instance, None for a card that is not in MIG mode.
         error: why the card cannot be told now, None when it can.
     """
@@ -106,10 +106,10 @@ class _NvmlDevice:
 
     Attributes:
         card: as it is listed.
-        handle: of the card or the instance, None while the driver gives none.
+        handle: handle of the card or the instance, None while the driver gives none.
         parent: handle of the whole card.
         gpu_instance: number of the GPU instance that a MIG instance is of.
-        place: of a MIG instance on its card, see `MigDevice`.
+        place: place of a MIG instance on its card, see `MigDevice`.
         trouble: why a card that stays listed as it was cannot be measured, None when it can.
         lasts: the library, started again, would say the same of it.
     """

@@ -19,7 +19,7 @@ def read_telemetry(handle: Any) -> CardTelemetry:
     drivers before 535 name the clocks event reasons throttle reasons.
 
     Args:
-        handle: of the whole card, also where its MIG instances are listed.
+        handle: handle of the whole card, also where its MIG instances are listed.
     """
     rates = call_optional(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     mask = call_optional(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))

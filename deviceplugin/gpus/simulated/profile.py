@@ -451,7 +451,7 @@ class ProfileFile:
 
     Args:
         name_or_file: as `load_profile` takes it; a shipped profile never changes.
-        vendor: of the profile so far, which cannot change.
+        vendor: vendor of the profile so far, which cannot change.
     """
 
     def __init__(self, name_or_file: str, vendor: Vendor) -> None:

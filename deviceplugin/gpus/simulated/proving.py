@@ -21,7 +21,7 @@ class SimulatedProvable:
 
     Args:
         source: the cards.
-        version: of the driver.
+        version: version of the driver.
     """
 
     def __init__(self, source: SimulatedGpus, version: str = "simulated") -> None:
@@ -64,7 +64,7 @@ class SimulatedMemoryUser:
 
     Args:
         source: the cards.
-        uuid: of the card.
+        uuid: UUID of the card.
         cgroup: that the process is in.
     """
 

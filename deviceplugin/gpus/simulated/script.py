@@ -16,7 +16,7 @@ class ProcessGrowth(Struct, frozen=True, forbid_unknown_fields=True):
     """A process that grows.
 
     Attributes:
-        pid: of the process, which need not be there yet.
+        pid: pid of the process, which need not be there yet.
         to_mib: MiB that it uses in the end, as far as the card has them.
         over_s: seconds that it takes, evenly; 0: at once.
     """

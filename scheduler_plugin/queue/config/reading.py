@@ -18,7 +18,7 @@ def load_yaml(text: str) -> tuple[Any, list[str]]:
     """Read YAML, and tell keys that stand twice: of those the last one would win in silence.
 
     Raises:
-        Exception: of any kind; the loader lets KeyError, IndexError, OverflowError and more through.
+        Exception: Error of any kind; the loader lets KeyError, IndexError, OverflowError and more through.
     """
     loader = yaml.SafeLoader(text)
     try:

@@ -79,7 +79,7 @@ class QueueSettings(ElectionOptions, HttpAddress):
         """Make the policies of the process, which its configuration may change.
 
         Raises:
-            PolicyError: of this package or of allocator.
+            PolicyError: Error of this package or of allocator.
         """
         from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 

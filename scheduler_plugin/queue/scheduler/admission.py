@@ -113,7 +113,7 @@ class AdmissionScheduler:
         """Take another configuration.
 
         Raises:
-            PolicyError: of its node policy; then nothing has changed.
+            PolicyError: Error of its node policy; then nothing has changed.
         """
         if self.capacity.policies.configure(config.node_policy, config.node_policy_parameters):
             self.placer.forget_lists()

@@ -31,7 +31,7 @@ class ControlDaemon:
     """Keeps one control daemon running.
 
     Args:
-        folder: of the card.
+        folder: folder of the card.
         clients: processes that it takes at once.
         program: the control daemon, and what speaks to it.
         arguments: to start it in the foreground.

@@ -56,8 +56,8 @@ class CardFolder:
     """CardFolder is the folder of one card.
 
     Args:
-        root: of all cards.
-        uuid: of the card.
+        root: folder of all cards.
+        uuid: UUID of the card.
 
     Raises:
         GpuError: the UUID cannot name a folder.

@@ -55,8 +55,8 @@ def grant_client(folder: CardFolder, root: Path, mib: int, size_mib: int, *, thr
     """Describe a share of one card to a container.
 
     Args:
-        folder: of the card, a path of the host.
-        root: of all cards.
+        folder: folder of the card, a path of the host.
+        root: folder of all cards.
         mib: the share; the limit of each of the container's processes.
         size_mib: what containers can have of the card in all.
         threads: limit the share of the card's multiprocessors likewise.

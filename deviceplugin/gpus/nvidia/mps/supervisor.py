@@ -28,7 +28,7 @@ class MpsCard:
     """MpsCard is a card, with what keeps MPS from it.
 
     Attributes:
-        uuid: of the card.
+        uuid: UUID of the card.
         clients: processes that its MPS takes at once.
         problem: why it cannot be shared so; empty where it can.
     """
