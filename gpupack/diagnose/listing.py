@@ -212,6 +212,8 @@ _KINDS: Final = (
     "TFJob",
     "MPIJob",
     "XGBoostJob",
+    "JAXJob",
+    "PaddleJob",
     "RayCluster",
     "RayJob",
     "RayService",

@@ -32,7 +32,7 @@ LONGEST = (
     "test_autoscale",
     "test_repartition",
 )
-SHOWN = ("gpupack", "kube-scheduler", "kubelet", "kueue")
+SHOWN = ("gpupack", "kube-scheduler", "kubelet", "kueue", *(each.name for each in binaries.CONTROLLERS))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

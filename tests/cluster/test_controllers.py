@@ -1,9 +1,14 @@
 """The examples of docs/howto/gangs.md on a real cluster, with the controllers that make their pods."""
 
 import copy
+import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import pytest
@@ -12,8 +17,8 @@ from tests.cluster.harness import Cluster, binaries, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controllers import running
-from tests.cluster.harness.controlplane import free_ports
-from tests.cluster.harness.daemons import QueueController
+from tests.cluster.harness.controlplane import RESOURCE, free_ports
+from tests.cluster.harness.daemons import REPOSITORY, QueueController
 from tests.cluster.harness.images import SHELL
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build, path_of
 from tests.unit.test_docs_gangs import EXAMPLES, templates_of
@@ -68,9 +73,10 @@ def queue(shared: Cluster) -> Iterator[QueueController]:
 
 
 @pytest.fixture
-def cluster(shared: Cluster, queue: QueueController) -> Cluster:
+def cluster(shared: Cluster, queue: QueueController) -> Iterator[Cluster]:
     until(lambda: not queue.status()["pods"], "an empty queue")
-    return shared
+    yield shared
+    shared.clear()
 
 
 def labelled(name: str, gib: int) -> dict[str, Any]:
@@ -105,18 +111,22 @@ def documents_of(kind: str) -> list[dict[str, Any]]:
     return [runtime, job]
 
 
-def create(cluster: Cluster, documents: list[dict[str, Any]]) -> None:
-    for document in documents:
-        # Some controllers are ready before their webhooks are.
-        until(lambda document=document: apply_all(cluster.api, [document]), document["kind"])
+@contextmanager
+def applied(cluster: Cluster, documents: list[dict[str, Any]]) -> Iterator[None]:
+    """Create documents in their order, and delete them with all of their pods at the end."""
+    with ExitStack() as stack:
+        stack.callback(until, lambda: not pods_of(cluster), "their pods gone", 60)
+        for document in documents:
+            # Some controllers are ready before their webhooks are.
+            until(lambda document=document: apply_all(cluster.api, [document]), document["kind"])
+            stack.callback(delete, cluster, document)
+        yield
 
 
-def delete(cluster: Cluster, documents: list[dict[str, Any]]) -> None:
-    for document in reversed(documents):
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
-        cluster.api.delete(path_of(cluster.api, document), body=options)
-        wait_gone(cluster, path_of(cluster.api, document))
-    until(lambda: not cluster.api.get(PODS)["items"], "its pods gone", 60)
+def delete(cluster: Cluster, document: dict[str, Any]) -> None:
+    options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
+    cluster.api.delete(path_of(cluster.api, document), body=options)
+    wait_gone(cluster, path_of(cluster.api, document))
 
 
 def wait_gone(cluster: Cluster, path: str) -> None:
@@ -138,6 +148,20 @@ def waiting(queue: QueueController) -> list[tuple[str, int, str]]:
     return sorted((pod["gang"], pod["gangSize"], pod["reason"]) for pod in queue.status()["pods"])
 
 
+def gangs_of(documents: list[dict[str, Any]]) -> dict[str, int]:
+    """Gangs that the pods of documents are, with their sizes."""
+    name, kind = documents[-1]["metadata"]["name"], documents[0]["kind"]
+    pods = sum(count for _, count in templates_of(documents[0]))
+    return {name: pods} if kind != "LeaderWorkerSet" else {f"{name}-0": pods // 2, f"{name}-1": pods // 2}
+
+
+def gpupack(*arguments: str) -> str:
+    command = [sys.executable, "-m", "gpupack", *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("kind", CONTROLLERS)
 def test_pods_of_a_controller_wait_together_and_run_together(
     cluster: Cluster, queue: QueueController, kind: str
@@ -147,21 +171,48 @@ def test_pods_of_a_controller_wait_together_and_run_together(
         cluster.create(w.pod(f"other{number}", w.container(gib=80)))
         cluster.wait_running(f"other{number}")
     documents = documents_of(kind)
-    name, size = documents[-1]["metadata"]["name"], sum(count for _, count in templates_of(documents[0]))
-    gangs = {name: size} if kind != "LeaderWorkerSet" else {f"{name}-0": size // 2, f"{name}-1": size // 2}
-    with running(cluster, *CONTROLLERS[kind]):
-        create(cluster, documents)
+    gangs = gangs_of(documents)
+    with running(cluster, *CONTROLLERS[kind]), applied(cluster, documents):
         expected = sorted((gang, pods, "NoRoom") for gang, pods in gangs.items() for _ in range(pods))
-        # On the third card two of them have room.
-        until(lambda: waiting(queue) == expected, f"all pods of {gangs} wait", 60)
-        assert [pod["spec"]["schedulingGates"] for pod in pods_of(cluster)] == [GATE] * size
+        # On the third card two of them have room. PodGroups are known a minute after their CRD.
+        until(lambda: waiting(queue) == expected, f"all pods of {gangs} wait", 120)
+        assert [pod["spec"]["schedulingGates"] for pod in pods_of(cluster)] == [GATE] * len(expected)
+        workload = f"{kind}/{documents[-1]['metadata']['name']}".lower()
+        config = f"--kubeconfig={cluster.control.admin_config}"
+        listed = json.loads(gpupack("why", workload, "-n", "default", "-o", "json", config))["pods"]
+        assert [line["pod"] for line in listed] == sorted(pod["metadata"]["name"] for pod in pods_of(cluster))
         for number in range(2):
             cluster.delete(f"other{number}")
-        first = next(iter(gangs.values()))
-        until(lambda: count_running(cluster) == first, f"{first} run", 60)
-        # The second group of a LeaderWorkerSet has no room as a whole.
-        assert waiting(queue) == expected[first:]
-        delete(cluster, documents)
+        # The second group of a LeaderWorkerSet, whichever that is, has no room as a whole.
+        behind = [[each for each in expected if each[0] != gang] for gang in gangs]
+        until(lambda: waiting(queue) in behind, "one gang admitted", 60)
+        until(lambda: count_running(cluster) == next(iter(gangs.values())), "one gang runs", 60)
+        assert waiting(queue) in behind
+
+
+# The example of a RayCluster has no more pods than there are cards.
+@pytest.mark.parametrize("kind", sorted(CONTROLLERS.keys() - {"RayCluster"}))
+def test_a_gang_of_more_pods_than_cards_is_said_never_to_fit(
+    cluster: Cluster, queue: QueueController, kind: str
+) -> None:
+    require(*CONTROLLERS[kind])
+    documents = documents_of(kind)
+    for template, _ in templates_of(documents[0]):
+        for container in template["spec"]["containers"]:
+            container["resources"] = {"limits": {RESOURCE: "80"}}
+    gangs = gangs_of(documents)
+    with running(cluster, *CONTROLLERS[kind]), applied(cluster, documents):
+        expected = sorted((gang, pods, "NeverFits") for gang, pods in gangs.items() for _ in range(pods))
+        until(lambda: waiting(queue) == expected, f"no pod of {gangs} ever fits", 120)
+        _, table = gpupack("queue", "status", f"--url={queue.url}").split("\n\n")
+        rows = [re.split(r" {2,}", line) for line in table.splitlines()[1:]]
+        never = "the cluster has room for 3 of them at once even if all other pods ended"
+        for _, _, _, gang, _, reason, why in rows:
+            assert (gang, reason) in {(f"{name} ({pods})", "NeverFits") for name, pods in gangs.items()}
+            assert never in why
+        # All pods of a gang have one position.
+        assert {row[1] for row in rows} == {str(at) for at in range(1, len(gangs) + 1)}
+        assert len(rows) == len(expected)
 
 
 def count_running(cluster: Cluster) -> int:
@@ -173,28 +224,34 @@ def count_running(cluster: Cluster) -> int:
     )
 
 
-def test_a_job_set_that_starts_again_runs_whole(cluster: Cluster, queue: QueueController) -> None:
-    (document,) = documents_of("JobSet")
-    document["spec"]["failurePolicy"] = {"maxRestarts": 1, "restartStrategy": "BlockingRecreate"}
-    for job in document["spec"]["replicatedJobs"]:
-        job["template"]["spec"]["backoffLimit"] = 0
-    with running(cluster, binaries.JOBSET):
-        create(cluster, [document])
-        until(lambda: count_running(cluster) == 5, "all run", 60)
+@pytest.mark.parametrize("kind", ["JobSet", "LeaderWorkerSet"])
+def test_a_gang_of_which_a_container_ends_is_made_again_and_runs_whole(
+    cluster: Cluster, queue: QueueController, kind: str
+) -> None:
+    require(*CONTROLLERS[kind])
+    (document,) = documents_of(kind)
+    if kind == "JobSet":
+        document["spec"]["failurePolicy"] = {"maxRestarts": 1, "restartStrategy": "BlockingRecreate"}
+        for job in document["spec"]["replicatedJobs"]:
+            job["template"]["spec"]["backoffLimit"] = 0
+    else:
+        document["spec"]["replicas"] = 1
+    size = sum(count for _, count in templates_of(document))
+    with running(cluster, *CONTROLLERS[kind]), applied(cluster, [document]):
+        until(lambda: count_running(cluster) == size, "all run", 60)
         before = {pod["metadata"]["uid"] for pod in pods_of(cluster)}
         (failing, *_) = pods_of(cluster)
         kill(cluster, failing)
 
         def runs_again() -> bool:
             uids = {pod["metadata"]["uid"] for pod in pods_of(cluster)}
-            return not uids & before and count_running(cluster) == 5
+            return not uids & before and count_running(cluster) == size
 
         until(runs_again, "all run again", 90)
         assert queue.status()["pods"] == []
-        delete(cluster, [document])
 
 
 def kill(cluster: Cluster, pod: dict[str, Any]) -> None:
     (container,) = pod["status"]["containerStatuses"]
-    for pid in cluster.host.pids(container["containerID"].removeprefix("containerd://")):
-        os.kill(pid, signal.SIGKILL)
+    # The first process: the others end with it, and without one of them it would end as if all were well.
+    os.kill(min(cluster.host.pids(container["containerID"].removeprefix("containerd://"))), signal.SIGKILL)

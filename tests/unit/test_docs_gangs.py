@@ -129,6 +129,17 @@ def test_pods_as_the_controller_makes_them_go_together(document: Any) -> None:
     assert sorted(world.admitted()) == names
 
 
+def test_a_head_that_asks_for_no_card_is_not_counted() -> None:
+    world = QueueWorld("queues: [{name: research}]")
+    world.node("n1", (80, 80, 80))
+    gang = {"gang": "train", "size": 2, "queue": "research"}
+    world.pod("head", containers=[{"name": "ray-head"}], gates=(), **gang)
+    world.pod("worker-0", 40, **gang)
+    assert world.admitted() == []
+    world.pod("worker-1", 40, **gang)
+    assert sorted(world.admitted()) == ["worker-0", "worker-1"]
+
+
 def test_each_group_of_a_leader_worker_set_is_a_gang() -> None:
     (document,) = [each for each in EXAMPLES if each["kind"] == "LeaderWorkerSet"]
     world = QueueWorld("queues: [{name: research}]")

@@ -141,6 +141,7 @@ def pod(owner: tuple[str, str] | None = None, **labels: str) -> KubePod:
         ("cj/nightly", pod(("Job", "nightly-29461620")), pod(("Job", "nightly-x"))),
         ("jobset/big", pod(("Job", "big-workers-0"), **{"jobset.sigs.k8s.io__jobset_name": "big"}), pod()),
         ("pytorchjob/nlp", pod(("PyTorchJob", "nlp")), pod(("TFJob", "nlp"))),
+        ("jaxjob/nlp", pod(("JAXJob", "nlp")), pod(("PyTorchJob", "nlp"))),
         ("raycluster/ray", pod(("RayCluster", "ray")), pod(("RayCluster", "other"))),
         ("lws/llm", pod(None, **{"leaderworkerset.sigs.k8s.io__name": "llm"}), pod(("StatefulSet", "llm"))),
     ],

@@ -110,11 +110,15 @@ def _is_ready(port: int) -> bool:
 def _make_certificate(folder: Path) -> str:
     """Make one that is its own CA; returns it in base64."""
     folder.mkdir(parents=True)
-    subject = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "365", "-subj", "/CN=localhost"]
+    subject = ["-x509", "-days", "365", "-subj", "/CN=localhost"]
     names = ["-addext", f"subjectAltName={CERTIFIED}"]
-    files = ["-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt")]
-    subprocess.run(["openssl", "req", *subject, *names, *files], check=True, capture_output=True)
-    return base64.b64encode((folder / "tls.crt").read_bytes()).decode()
+    key, certificate = folder / "tls.key", folder / "tls.crt"
+    # The Training Operator reads a key in PKCS #1 only.
+    make_key = ["openssl", "genrsa", "-traditional", "-out", str(key), "2048"]
+    sign = ["openssl", "req", "-key", str(key), "-out", str(certificate), *subject, *names]
+    for command in (make_key, sign):
+        subprocess.run(command, check=True, capture_output=True)
+    return base64.b64encode(certificate.read_bytes()).decode()
 
 
 def _make_hook(manifest: Json, controller: binaries.Published, port: int, certificate: str) -> Json:
