@@ -1,6 +1,6 @@
 """Rules of the queue taken out one at a time: some history must break that passes with the rule."""
 
-from scheduler_plugin.queue.cache import pods
+from scheduler_plugin.queue.cache import pods, queues
 from scheduler_plugin.queue.controller import controller, explainer
 from scheduler_plugin.queue.scheduler import (
     admission,
@@ -47,6 +47,14 @@ def under_load(seed: int) -> None:
 
 
 MUTANTS = (
+    Mutant(
+        "of a strict queue the oldest goes first",
+        queues.QueueState.is_next,
+        "if self.form is not None and self.form.is_strict:",
+        "if False:",
+        mixed,
+        5051,
+    ),
     Mutant(
         "slots: a release has its slot until it is taken back",
         queue.Queue._free_capacity,

@@ -139,12 +139,13 @@ class Promises:
             )
 
     def admitted(self, release: AdmittedWorkload, taken: Collection[str]) -> None:
-        """A pod is about to be released: near its data, if there is room.
+        """A pod is about to be released: in its turn, and near its data, if there is room.
 
         Args:
             release: Of it.
             taken: Nodes for which others were released in the same round.
         """
+        self._check_turn(release)
         pods = [pod for pod in self.world.pods.values() if pod.uid == release.members[0].uid]
         quiet = self.process.knows_all and self.cluster.is_still
         if len(release.members) > 1 or not pods or not pods[0].spec.data or not quiet:
@@ -159,6 +160,16 @@ class Promises:
         if better:
             where = release.members[0].node
             raise BrokenError(f"{pods[0].name} is released for {where}, its data is near {better}")
+
+    def _check_turn(self, release: AdmittedWorkload) -> None:
+        """A strict queue lets nobody go before its oldest."""
+        queue = self.process.queue.queues[release.queue]
+        if self.process.config.queues[release.queue].queueing_strategy != "StrictFIFO":
+            return
+        waits = [each for each in queue.waiting if not queue.waiting.waits_for_stage(each.uid)]
+        older = [each.uid for each in waits if each.age_key < release.workload.age_key]
+        if older:
+            raise BrokenError(f"{release.workload.uid} is released before {older} of its strict queue")
 
     def _has_near(self, node: str, data: str) -> bool:
         """Whether all of some data is on a node or in its rack."""
