@@ -20,7 +20,7 @@ from tests.cluster_builders import node_object, pod_object
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -48,7 +48,9 @@ class Client:
             return response.status, await response.text()
 
     async def ready(self) -> bool:
-        return (await self.get("/readyz"))[0] == 200
+        """Whether it is ready, and has heard of every node that the API server has."""
+        names = {node["metadata"]["name"] for node in self.api.objects("nodes")}
+        return (await self.get("/readyz"))[0] == 200 and names <= self.state.nodes.rows.keys()
 
     async def filter(self, pod: dict[str, Any], *names: str) -> dict[str, Any]:
         status, answer = await self.post("/filter", {"Pod": pod, "Nodes": None, "NodeNames": names})
@@ -91,7 +93,7 @@ async def extender(tmp_path: Path, api: ApiServer, **options: Any) -> AsyncItera
     stop = asyncio.Event()
     started: asyncio.Future[tuple[str, ClusterState]] = asyncio.get_running_loop().create_future()
     kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
-    settings = Settings(kubeconfig=kubeconfig, http="127.0.0.1:0", bind_timeout_s=0.5, **options)
+    settings = Settings(kubeconfig=kubeconfig, http="127.0.0.1:0", **{"bind_timeout_s": 1.5, **options})
     task = asyncio.create_task(
         run(settings, stop=stop, started=lambda url, state: started.set_result((url, state)))
     )
@@ -107,10 +109,10 @@ async def extender(tmp_path: Path, api: ApiServer, **options: Any) -> AsyncItera
 
 
 @asynccontextmanager
-async def two_nodes(tmp_path: Path) -> AsyncIterator[Client]:
+async def two_nodes(tmp_path: Path, **options: Any) -> AsyncIterator[Client]:
     """An extender that spreads, for two nodes of two cards of 16: 8 and 8 used on a, 4 and 0 on b."""
     spread = {"node_policy": "least-requested", "card_policy": "least-used"}
-    async with ApiServer() as api, extender(tmp_path, api, **spread) as client:
+    async with ApiServer() as api, extender(tmp_path, api, **spread, **options) as client:
         client.make_node("a", (16, 16), (8, 8))
         client.make_node("b", (16, 16), (4, 0))
         await until(client.ready)

@@ -27,7 +27,7 @@ RESOURCE = "gpupack.io/gpu-memory-gib"
 _uids = itertools.count(1)
 
 
-async def until(condition: Callable[[], Any], deadline_s: float = 20.0) -> Any:
+async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> Any:
     """Poll until the condition is true, and return what it gave; fail at the deadline."""
     end = time.monotonic() + deadline_s
     while True:

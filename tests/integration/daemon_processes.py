@@ -15,7 +15,7 @@ from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
 
 NODE = "n1"
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @asynccontextmanager

@@ -57,7 +57,7 @@ class View:
 
 
 async def until(condition, what) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         await asyncio.sleep(0.005)

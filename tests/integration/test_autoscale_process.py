@@ -36,6 +36,15 @@ class Running:
         async with self.session.get(self.url + path) as response:
             return response.status, await response.text()
 
+    async def counts(self, *lines: str) -> None:
+        """Wait until metrics say so: a pass writes them when it is through."""
+
+        async def said() -> bool:
+            metrics = (await self.get("/metrics"))[1]
+            return all(line in metrics for line in lines)
+
+        await until(said)
+
     async def status(self) -> dict[str, Any]:
         return json.loads((await self.get("/status"))[1])  # type: ignore[no-any-return]
 
@@ -131,9 +140,9 @@ async def test_a_placeholder_comes_and_goes_with_the_need(tmp_path: Path) -> Non
         assert made["metadata"]["annotations"][PLACEHOLDER_FOR] == "default/w0"
         status = await running.status()
         assert [(pod["name"], pod["outcome"]) for pod in status["pods"]] == [("w0", "asked")]
-        metrics = (await running.get("/metrics"))[1]
-        assert "gpupack_autoscale_placeholders 1.0" in metrics
-        assert 'gpupack_autoscale_waiting_pods{outcome="asked"} 1.0' in metrics
+        await running.counts(
+            "gpupack_autoscale_placeholders 1.0", 'gpupack_autoscale_waiting_pods{outcome="asked"} 1.0'
+        )
 
         async def is_told() -> bool:
             return any(
@@ -267,7 +276,7 @@ async def test_a_full_quota_is_told_and_tried_again(tmp_path: Path) -> None:
                 return "exceeded quota" in (await running.status())["trouble"]
 
             await until(is_told)
-            assert 'gpupack_autoscale_failed_writes{what="create"}' in (await running.get("/metrics"))[1]
+            await running.counts('gpupack_autoscale_failed_writes{what="create"}')
             api.http.intercept = None
             await there_are(api, 1)
 
@@ -297,7 +306,7 @@ async def test_nodes_are_kept_whose_pods_have_no_cards_elsewhere(tmp_path: Path)
             await until(are_kept)
             first = api.node("n1")["metadata"]["annotations"]
             assert (first[SCALE_DOWN_DISABLED], first[DO_NOT_DISRUPT]) == ("true", "true")
-            assert 'gpupack_autoscale_kept_nodes{reason="no_cards"} 2.0' in (await running.get("/metrics"))[1]
+            await running.counts('gpupack_autoscale_kept_nodes{reason="no_cards"} 2.0')
             for card in (0, 1):
                 api.delete_pod("default", f"on-n1-{card}", 0)
                 api.delete_pod("default", f"on-n2-{card}", 0)
@@ -373,8 +382,12 @@ async def test_karpenter_is_found_by_its_node_pools(tmp_path: Path) -> None:
             is_said = True
             await there_are(api, 1)
             assert api.node("n2")["metadata"]["labels"][NODE_HOST] == "n2"
-            status = await running.status()
-            assert (status["autoscaler"], status["trouble"]) == ("karpenter", "")
+
+            async def is_well() -> bool:
+                status = await running.status()
+                return bool((status["autoscaler"], status["trouble"]) == ("karpenter", ""))
+
+            await until(is_well)
 
 
 async def test_status_says_that_no_node_is_asked_for(tmp_path: Path) -> None:
@@ -388,7 +401,7 @@ async def test_status_says_that_no_node_is_asked_for(tmp_path: Path) -> None:
         status = await running.status()
         assert status["asksForNodes"] is False
         assert "--no-placeholders" in status["pods"][0]["message"]
-        assert 'gpupack_autoscale_waiting_pods{outcome="off"} 1.0' in (await running.get("/metrics"))[1]
+        await running.counts('gpupack_autoscale_waiting_pods{outcome="off"} 1.0')
         assert not placeholders(api)
 
 

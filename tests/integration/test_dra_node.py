@@ -15,7 +15,7 @@ from deviceplugin.dra import claim_service
 from deviceplugin.errors import KindInUseError
 from deviceplugin.gpus.nvidia.source import NvmlGpus
 from tests.dra_world import CLAIMS, DRIVER, dra_world
-from tests.integration.node_world import GIB, NODE, card, node_world, until
+from tests.integration.node_world import DEADLINE_S, GIB, NODE, card, node_world, until
 from tests.nvml_world import Card, Driver, driver
 
 __all__ = ["driver"]
@@ -81,10 +81,9 @@ async def test_the_status_of_a_claim_says_who_has_it_beside_what_other_drivers_s
             status = (await world.call("GET", path))["status"]
             return status["devices"] if len(status["devices"]) == 2 else []
 
-        for _ in range(200):
-            if said := await devices():
-                break
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(DEADLINE_S):
+            while not (said := await devices()):  # noqa: ASYNC110  (HTTP has no event to wait for)
+                await asyncio.sleep(0.02)
         before, mine = said
         assert before == other
         assert mine["data"] == {

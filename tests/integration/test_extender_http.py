@@ -79,7 +79,15 @@ async def test_a_refused_binding_gives_the_card_back(client: Client) -> None:
     assert await client.bind(pod, "b") == ""
 
 
-async def test_a_binding_that_is_answered_too_late_is_found_out(client: Client) -> None:
+@pytest.fixture
+async def impatient(tmp_path: Path) -> AsyncIterator[Client]:
+    """An extender that waits half a second for the answer to a Binding."""
+    async with two_nodes(tmp_path, bind_timeout_s=0.5) as client:
+        yield client
+
+
+async def test_a_binding_that_is_answered_too_late_is_found_out(impatient: Client) -> None:
+    client = impatient
     pod = client.make_pod("p", 9)
     await client.knows(pod["metadata"]["uid"])
     client.api.http.bind_answer_latency_s = 5.0
@@ -87,7 +95,8 @@ async def test_a_binding_that_is_answered_too_late_is_found_out(client: Client) 
     assert client.state.nodes.assumed.sum() == 9
 
 
-async def test_a_binding_that_never_happens_is_found_out(client: Client) -> None:
+async def test_a_binding_that_never_happens_is_found_out(impatient: Client) -> None:
+    client = impatient
     pod = client.make_pod("p", 9)
     await client.knows(pod["metadata"]["uid"])
     client.api.http.bind_latency_s = 60.0

@@ -32,7 +32,7 @@ async def client(tmp_path: Path) -> AsyncIterator[Client]:
 
 async def test_one_leader_binds(tmp_path: Path) -> None:
     async with ApiServer() as api:
-        elected = {"leader_elect": True, "lease_s": 3}
+        elected = {"leader_elect": True, "lease_s": 30}
         async with extender(tmp_path, api, **elected, identity="first") as first:
             await until(first.ready)
             async with extender(tmp_path, api, **elected, identity="second") as second:
@@ -67,7 +67,7 @@ async def test_a_standby_with_a_pod_is_ready_and_leads_kept_connections_to_the_l
         add_pod(api, "second")
 
         def replica(name: str) -> AbstractAsyncContextManager[Client]:
-            elected = {"leader_elect": True, "lease_s": 3, "identity": name, "pod_name": name}
+            elected = {"leader_elect": True, "lease_s": 30, "identity": name, "pod_name": name}
             return extender(tmp_path, api, **elected)
 
         async def first_leads() -> bool:
@@ -77,8 +77,8 @@ async def test_a_standby_with_a_pod_is_ready_and_leads_kept_connections_to_the_l
             return leaders(api) == ["second"]
 
         async with replica("second") as second:
+            await until(second_leads)
             async with replica("first") as first:
-                await until(second_leads)
                 await until(first.ready)
                 first.make_node("b", (16, 16))
                 for verb in ("filter", "prioritize", "bind", "preempt"):

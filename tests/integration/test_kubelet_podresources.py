@@ -80,7 +80,7 @@ async def test_a_lost_checkpoint_lists_running_pods_without_devices() -> None:
 
 
 async def test_a_forced_deletion_leaves_the_list_before_the_container_ends() -> None:
-    async with world(delays=Delays(kill_s=0.3)) as here:
+    async with world(delays=Delays(kill_s=2.0)) as here:
         one = pod("a", 2)
         await here.kubelet.admit(one)
         here.kubelet.remove(uid_of(one))
@@ -90,7 +90,7 @@ async def test_a_forced_deletion_leaves_the_list_before_the_container_ends() -> 
 
 
 async def test_a_graceful_deletion_stays_listed_until_the_container_ends() -> None:
-    async with world(delays=Delays(stop_s=0.3)) as here:
+    async with world(delays=Delays(stop_s=2.0)) as here:
         one = pod("a", 2)
         await here.kubelet.admit(one)
         deletion = asyncio.create_task(here.kubelet.delete(uid_of(one)))

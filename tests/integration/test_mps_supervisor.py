@@ -42,7 +42,7 @@ def root():
 def control(root, program, **options):
     folder = CardFolder(root, CARDS[0])
     return ControlDaemon(
-        folder, 48, program=str(program), backoff=Backoff(0.01, 0.02), **{"ask_s": 0.5, **options}
+        folder, 48, program=str(program), backoff=Backoff(0.01, 0.02), **{"ask_s": 1.5, **options}
     )
 
 
@@ -66,7 +66,7 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
     def make(folder, clients):
         return ControlDaemon(
             folder, clients, program=options.program, arguments=options.arguments,
-            backoff=Backoff(0.05, 0.1), ask_s=1.0,
+            backoff=Backoff(0.05, 0.1), ask_s=3.0,
         )  # fmt: skip
 
     async with running(MpsSupervisor(options, source, SimulatedGenerations(), make=make).run()):
@@ -95,7 +95,7 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
 async def test_one_that_hangs_is_ended_and_started_again(root):
     program = make_program(root)
     service = MpsService(root)
-    daemon = control(root, program, ask_s=0.2)
+    daemon = control(root, program, ask_s=1.0)
     async with running(daemon.run()):
         await until(lambda: service.read_state(CARDS[0]))
         hangs = root / CARDS[0] / "pipe" / "hangs"

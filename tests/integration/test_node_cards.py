@@ -9,7 +9,7 @@ import pytest
 from allocator.names import NODE_CARDS
 from deviceplugin.errors import DriverGoneError
 from deviceplugin.gpus.api.source import GpuProcess
-from tests.integration.node_world import NODE, NodeWorld, card, metrics, node_world, until
+from tests.integration.node_world import DEADLINE_S, NODE, NodeWorld, card, metrics, node_world, until
 
 GIB = 2**30
 
@@ -250,7 +250,7 @@ async def test_a_storm_of_faults_is_counted_and_makes_few_events():
             world.source.xid(card(0), 31)
             world.source.xid(card(1), 79)
         found = {}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             while sum(found.values()) < 40_000:
                 found = (await metrics(world)).get("gpupack_card_xid_errors_total", {})
         assert sorted(found.values()) == [20_000, 20_000]

@@ -14,7 +14,7 @@ from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
-from tests.integration.node_world import GIB, NODE, Delays, card, node_world, profile_text, until
+from tests.integration.node_world import DEADLINE_S, GIB, NODE, Delays, card, node_world, profile_text, until
 from tests.kubelet_world import SimpleAllocator
 
 
@@ -100,7 +100,7 @@ async def test_a_killed_process_leaves_the_charge_in_the_words_and_finds_it_agai
             other = await world.run("b", 5, on=1)
             await world.settled([0, 8], {uid, other})
             process.terminate()
-            assert await asyncio.wait_for(process.wait(), 20) == 0
+            assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
         finally:
             if process.returncode is None:
                 process.kill()

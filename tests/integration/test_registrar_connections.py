@@ -72,23 +72,28 @@ async def test_a_connection_that_says_goaway_at_once_costs_one_call_and_no_memor
 class SlowlySeen:
     """A channel whose state is told late: meanwhile the connection it asked for has opened and closed."""
 
-    def __init__(self, channel) -> None:
+    def __init__(self, channel, closed: threading.Event) -> None:
         self.channel = channel
+        self.closed = closed
         self.looks = 0
 
     def get_state(self, *, try_to_connect: bool):
         state = self.channel.get_state(try_to_connect=try_to_connect)
         self.looks += 1
         if self.looks == 1:
-            time.sleep(0.3)
-            assert self.channel.get_state() is state is grpc.ChannelConnectivity.IDLE
+            assert self.closed.wait(60)
+            deadline = time.monotonic() + 60
+            while self.channel.get_state() is not grpc.ChannelConnectivity.IDLE:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert state is grpc.ChannelConnectivity.IDLE
         return state
 
     def __getattr__(self, name: str):
         return getattr(self.channel, name)
 
 
-def greet_first_from_a_thread(path: Path) -> threading.Thread:
+def greet_first_from_a_thread(path: Path, closed: threading.Event) -> threading.Thread:
     """Open and close the first connection while the event loop stands still; keep the second open."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
@@ -100,6 +105,7 @@ def greet_first_from_a_thread(path: Path) -> threading.Thread:
             first.sendall(SETTINGS + GOAWAY)
             time.sleep(0.1)  # a connection that ends before it was read is a failure, not idle again
             first.close()
+            closed.set()
             second, _ = server.accept()
             second.sendall(SETTINGS)
             with second:
@@ -113,10 +119,11 @@ def greet_first_from_a_thread(path: Path) -> threading.Thread:
 
 async def test_a_connection_that_opens_and_closes_between_two_looks_is_made_again():
     async with scene(RegistrationTimeouts(connect_s=FOR_EVER_S)) as here:
-        thread = greet_first_from_a_thread(here.socket)
+        closed = threading.Event()
+        thread = greet_first_from_a_thread(here.socket, closed)
         options = (("grpc.use_local_subchannel_pool", 1),)
         async with grpc.aio.insecure_channel(f"unix:{here.socket}", options=options) as channel:
-            slow = SlowlySeen(channel)
+            slow = SlowlySeen(channel, closed)
             connecting = asyncio.create_task(here.registrar._connect(slow))
             await until(connecting.done)
             assert channel.get_state() is grpc.ChannelConnectivity.READY

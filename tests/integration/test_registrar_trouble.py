@@ -43,7 +43,7 @@ async def scene(
             on_kubelet_restart=lambda: events.append("restarted"),
             backoff=backoff,
             timing=timing
-            or RegistrationTimeouts(register_s=5, stream_s=0.1, settle_s=0.05, lasting_s=60, grace_s=0.1),
+            or RegistrationTimeouts(register_s=30, stream_s=1, settle_s=0.05, lasting_s=60, grace_s=0.1),
         )
         here = Scene(folder, kubelet, registrar, backoff)
         here.events = events
@@ -92,7 +92,7 @@ async def test_a_kubelet_that_hangs_up_at_once_is_not_hammered() -> None:
 
 
 async def test_a_stream_that_lasted_forgives_earlier_failures() -> None:
-    timing = RegistrationTimeouts(register_s=5, stream_s=0.1, settle_s=0.05, lasting_s=0.0, grace_s=0.1)
+    timing = RegistrationTimeouts(register_s=30, stream_s=30, settle_s=0.05, lasting_s=0.0, grace_s=0.1)
     async with scene("refuses", "listens", timing=timing) as here:
         await until(lambda: here.registrar.is_registered)
         assert here.backoff.failures == 1
@@ -112,7 +112,7 @@ async def test_a_kubelet_that_hangs_in_register_and_is_replaced() -> None:
 
 
 async def test_register_does_not_wait_for_ever() -> None:
-    timing = RegistrationTimeouts(register_s=0.1, stream_s=0.1, settle_s=0.05, lasting_s=60, grace_s=0.1)
+    timing = RegistrationTimeouts(register_s=1, stream_s=30, settle_s=0.05, lasting_s=60, grace_s=0.1)
     async with scene("hangs", "hangs", "listens", timing=timing) as here:
         await until(lambda: here.registrar.is_registered)
         assert here.backoff.failures == 2

@@ -6,6 +6,7 @@ import signal
 import aiohttp
 import pytest
 
+from allocator.names import PERCENT_RESOURCE, RESOURCE_PREFIX
 from allocator.packing import read_node
 from standins.kubelet.node import Kubelet
 from tests.integration.daemon_processes import DEADLINE_S, NODE, beside_kubelet, process, status_of, until
@@ -43,7 +44,13 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
         async def ready(url):
             return await status_of(session, f"{url}/readyz")
 
+        async def offered():
+            amounts = api.node(NODE)["status"]["allocatable"]
+            return [amounts.get(name) for name in (f"{RESOURCE_PREFIX}gib", PERCENT_RESOURCE)]
+
         await until(lambda: ready(first_url), (200, "ok\n"))
+        # The kubelet writes its Node after it has the devices.
+        await until(offered, ["28", "400"])
         registrations, node = kubelet.registrations, api.node(NODE)
         async with process(*arguments(folder, kubelet)) as (second, second_url, second_lines):
             reason = (
@@ -63,7 +70,11 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
                 assert await asyncio.wait_for(third.wait(), DEADLINE_S) == 0
             assert await ready(first_url) == (200, "ok\n")
             assert (kubelet.registrations, api.node(NODE)) == (registrations, node)
-            assert conflicts(api) == [reason.strip()]
+
+            async def told():
+                return conflicts(api)
+
+            await until(told, [reason.strip()])
             assert [line for line in second_lines if "level=error" in line and str(first.pid) in line]
             # However the first one ends, the second goes on.
             first.kill()
