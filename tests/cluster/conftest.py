@@ -14,6 +14,7 @@ BUILT = "gpupack_built"
 LONGEST = (
     "test_kubelet_script",
     "test_shipped_pods",
+    "test_controllers",
     "test_dra_faults",
     "test_dra",
     "test_dra_mixed",
