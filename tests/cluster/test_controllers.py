@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 
+from scheduler_plugin.queue.cache.pod_groups import make_pod_groups_path
 from tests.cluster.harness import Cluster, binaries, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
@@ -34,6 +35,7 @@ CONTROLLERS: Final = {
 BY_KIND = {document["kind"]: document for document in EXAMPLES}
 PROGRAMS = {"Deployment", "DaemonSet", "Service"}
 GATE = [{"name": "gpupack.io/queue"}]
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -222,6 +224,33 @@ def count_running(cluster: Cluster) -> int:
         and all("running" in each["state"] for each in status["containerStatuses"])
         for status in pods
     )
+
+
+def test_a_train_job_with_an_initializer_is_a_gang_of_its_trainers(
+    cluster: Cluster, queue: QueueController
+) -> None:
+    require(*CONTROLLERS["TrainJob"])
+    documents = documents_of("TrainJob")
+    jobs = documents[0]["spec"]["template"]["spec"]["replicatedJobs"]
+    (trainers,) = copy.deepcopy(jobs)
+    trainers["dependsOn"] = [{"name": "dataset-initializer", "status": "Complete"}]
+    trainers["template"]["spec"]["template"]["metadata"]["annotations"] = {"gpupack.io/gang-size": "4"}
+    (initializer,) = jobs
+    initializer["name"] = "dataset-initializer"
+    initializer["template"]["metadata"]["labels"] = {ANCESTOR: "dataset-initializer"}
+    (container,) = initializer["template"]["spec"]["template"]["spec"]["containers"]
+    container |= {"name": "dataset-initializer", "command": ["/bin/true"], "resources": {}}
+    jobs.append(trainers)
+    overwritten = {
+        "targetJobs": [{"name": "node"}],
+        "metadata": {"annotations": {"gpupack.io/gang-size": "3"}},
+    }
+    documents[1]["spec"] |= {"trainer": {"numNodes": 3}, "podTemplateOverrides": [overwritten]}
+    with running(cluster, *CONTROLLERS["TrainJob"]), applied(cluster, documents):
+        until(lambda: count_running(cluster) == 3, "all trainers run", 120)
+        (group,) = cluster.api.get(make_pod_groups_path("default"))["items"]
+        assert group["spec"]["minMember"] == 4
+        assert queue.status()["pods"] == []
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "LeaderWorkerSet"])
