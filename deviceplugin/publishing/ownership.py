@@ -63,10 +63,16 @@ class DaemonIdentity(msgspec.Struct, frozen=True):
 
 
 class OwnershipRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The annotation: who writes to the Node, and who wants to."""
+    """The annotation: who writes to the Node, and who wants to.
+
+    Attributes:
+        owner: the daemon that writes to the Node.
+        challenger: the daemon that asks whether the owner is alive, `claim` in the annotation.
+    """
 
     owner: DaemonIdentity
-    challenger: DaemonIdentity | None = None
+    # An owner of an earlier version knows the challenger by this name only: it would not answer another one.
+    challenger: DaemonIdentity | None = msgspec.field(default=None, name="claim")
 
 
 def identify_daemon(folder: Path) -> DaemonIdentity:

@@ -213,6 +213,20 @@ async def test_rubbish_in_the_annotation_is_nobody(text):
     assert first.owns_node
 
 
+async def test_daemons_of_two_versions_find_each_other_under_the_names_in_the_annotation():
+    world = Daemons()
+    first, second = world.daemon("a"), world.daemon("b")
+    await world.settle(first)
+    world.look("b")
+    await second._step()
+    written = json.loads(world.api.node["metadata"]["annotations"][NODE_DAEMON])
+    assert {name: daemon["host"] for name, daemon in written.items()} == {"owner": "a", "claim": "b"}
+    world.look("a")
+    await first._step()
+    assert list(json.loads(world.api.node["metadata"]["annotations"][NODE_DAEMON])) == ["owner"]
+    assert [host for host, _ in world.conflicts] == ["a"]
+
+
 async def test_a_node_that_was_created_again_is_taken_again():
     world = Daemons()
     first = world.daemon("a")
