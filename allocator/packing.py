@@ -140,8 +140,8 @@ class NodeWords:
     """A node's published state, decoded: for each card its size and used units, and a revision.
 
     Raises:
-        PackingError: There is not one size and one used value per card. Or a value does not fit the layout,
-            used exceeds size, or the revision is outside 0..2^53-1.
+        PackingError: Sizes or used values are not one per card, one does not fit the layout, used exceeds
+            size, or the revision is outside 0..2^53-1.
     """
 
     layout: Layout

@@ -168,8 +168,8 @@ class Registry(Generic[P]):
         """Build a policy.
 
         Raises:
-            Exception: Error of the registry's kind: an unknown name (the line lists what exists), or
-                parameters that the policy refuses. Or what was made is no policy.
+            Exception: Error of the registry's kind: an unknown name, parameters that the policy refuses,
+                or something made that is no policy. For an unknown name it lists what exists.
         """
         entry = self._entry(name)
         if entry is None:

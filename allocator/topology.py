@@ -1,9 +1,8 @@
 """Finds which of equally good cards lie nearest to each other: on few NUMA nodes, then with many NVLinks.
 
-A policy says what cards cost. Several cards may cost the same. A container that gets more than one should
-have them on one NUMA node, and among those linked ones: its processes talk over the links.
-Where sets are equal in both, the one with the first positions is taken. Scheduler and node choose alike by
-that.
+A policy says what cards cost, and several may cost the same. A container that gets more than one is better
+off with cards of one NUMA node, and among those with linked ones. Its processes talk over the links. Where
+sets are equal in both, the one with the first positions is taken, so that scheduler and node choose alike.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence

@@ -6,8 +6,8 @@ what waits for it would count as the plugin's. So the stand-in passes each call 
 benchmarks.caller`, which makes it by gRPC's blocking client and tells how long it took. That is from the
 request to the answer, with sockets, gRPC and all that the plugin does meanwhile.
 
-Beside each Allocate, before the stand-in hears of the answer, the same process makes the same call of an idle
-plugin. That plugin does nothing at all, in a process of its own. So it measures what gRPC in Python takes on
+Beside each Allocate the same process makes the same call of a plugin that does nothing, in a process of its
+own. The stand-in hears of its answer after both. So the second call measures what gRPC in Python takes on
 this machine, with the same load on it. The two take turns in being the first, which finds processors and
 caches cold.
 """

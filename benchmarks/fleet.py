@@ -62,7 +62,7 @@ class Fleet:
 
     Args:
         nodes: how many.
-        seed: seed of chance.
+        seed: seed of the random numbers.
         uniform: all nodes have eight H100 and `pods`, as in the figures that are promised.
         pods: on each of these.
     """

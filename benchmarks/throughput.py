@@ -14,10 +14,10 @@ the ceiling of a scheduler with one write a pod. `claims` and `dra`: see `benchm
 
 A round's figure is its pods over the time from the first binding to the last. How fast that is depends on who
 else uses the machine. So the processor time that each process uses meanwhile is printed beside the rate, in
-milliseconds a pod. kube-scheduler, the extender and the queue work on one pod after the other. The pods a
-second that the busiest of the three allows on one core are computed from its time. So sides
-can be compared where the API server and etcd have cores of their own. The API server and etcd are not
-measured. kube-scheduler looks at the nodes of a pod with several threads, so it may do better on more cores.
+milliseconds a pod. kube-scheduler, the extender and the queue work on one pod after the other. From the time
+of the busiest of the three follow the pods a second that it allows on one core. So sides can be compared
+where the API server and etcd, which are not measured, have cores of their own. kube-scheduler looks at the
+nodes of a pod with several threads, so it may do better on more cores.
 The last line is JSON.
 """
 

@@ -10,9 +10,11 @@ def charge_pod(accounts: NodeAccounts, account: PodAccount) -> Units:
     On each card the larger of two amounts counts:
 
     - The union of its IDs: main containers are given those of init containers again.
-    - What the node wrote of it, or else what the scheduler assigned. Only for a pod that the scheduler does
-      not count and whose IDs are not all known. Either the kubelet has lost its checkpoint. Or the pod was
-      deleted before it was served, and the kubelet has not heard of that.
+    - What the node wrote of it, else what the scheduler assigned, else every card that its request may be on.
+
+    The second counts only for a pod that the scheduler does not count, or no longer counts, and whose IDs are
+    not all known. That is so after a kubelet has lost its checkpoint. Or the pod was deleted before it was
+    served, and the kubelet has not heard of that.
     """
     besides = _besides(accounts, account)
     return {uuid: max(d.get(uuid, 0) for d in (account.units, besides)) for uuid in account.units | besides}

@@ -65,8 +65,7 @@ class CdiFiles:
 
     Args:
         folders: folders of specifications, the later one for those that are generated. The folder is made
-            where it is
-            missing: it lies below `/var/run`, and is empty after each start of the machine.
+            where it is missing: it lies below `/var/run`, and is empty after each start of the machine.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:

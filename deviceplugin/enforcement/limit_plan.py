@@ -2,8 +2,8 @@
 
 A cgroup appears before anybody says which container of its pod it is. Until then it gets the least that any
 container of the pod was given on the card. That is never more than it may have, and never another pod's.
-Until then a limit that is one of the pod's own amounts is left alone. The vendor's toolkit may have set it,
-which knows the container.
+Until then a limit that is one of the pod's own amounts is left alone. The vendor's toolkit, which knows the
+container, may have set it.
 """
 
 from collections.abc import Mapping

@@ -160,9 +160,9 @@ def read_layouts(cluster: Cluster) -> dict[str, Layout]:
 def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, Layout]) -> list[Shape]:
     """Learn the shapes of the nodes that exist.
 
-    Nodes are of one shape where they have the same cards, taints and labels that matter. What matters are
-    labels that waiting pods refer to, and labels that tell groups of nodes apart. A node with much cpu left
-    beside its DaemonSets stands for all of them.
+    Nodes are of one shape where they have the same cards, taints and labels. Only those labels count that
+    waiting pods refer to, or that tell groups of nodes apart. A node with much cpu left beside its DaemonSets
+    stands for all of them.
 
     Args:
         cluster: The cluster.

@@ -70,7 +70,7 @@ def run_daemon(
 
     Args:
         work: What to do until then.
-        *errors: Errors that are the user's to mend.
+        *errors: Kinds of errors that are the user's to mend.
         new_loop: Makes the event loop, None for asyncio's own.
     """
     from gpupack.logs import log_loop_trouble

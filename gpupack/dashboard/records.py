@@ -72,7 +72,7 @@ class CardSums(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         cards: how many.
-        size: units of all cards.
+        size: what all cards have.
         allocated: to pods.
         overuse: used beyond promises, by pods or others.
         free: what pods could get now.

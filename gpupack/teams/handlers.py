@@ -1,4 +1,4 @@
-"""Members' questions over HTTP. Denied members get the same answer, whatever the reason and namespace."""
+"""Members' questions over HTTP. A denial reads the same whatever its reason and the namespace."""
 
 import asyncio
 import re

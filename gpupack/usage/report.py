@@ -88,7 +88,7 @@ class UsageReport(msgspec.Struct, frozen=True):
     Attributes:
         since: seconds since the epoch.
         until: seconds since the epoch.
-        sampled_hours: how much of that time something is known of.
+        sampled_hours: for how many hours of that time something is known.
         by: what is added up.
         rows: largest first.
         source: where it comes from.

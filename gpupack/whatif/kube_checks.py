@@ -56,7 +56,7 @@ SYSTEM: Final = "node.kubernetes.io/"
 
 _REMEMBERED: Final = 3
 _FEW: Final = 10
-"""From so many nodes on, where one or none is asked about, looking at all of them is not worth it."""
+"""All nodes are looked at, and remembered, where more than one in so many is asked about."""
 UNKNOWN: Final = 1 << 30
 """What counts as left where a node does not say how much it has: kube-scheduler is not asked then."""
 

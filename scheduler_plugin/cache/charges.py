@@ -184,9 +184,8 @@ class NodeRecord:
 class ChargeRules:
     """The rules of "never under-count", one method each.
 
-    Invariant: on every card, words plus charges are at least what the kubelet has given to pods that are
-        bound
-    by now, or will give.
+    Invariant: on every card, words plus charges are at least what the kubelet has given and will still give.
+    What it will still give is for pods that are bound by now.
     """
 
     def is_confirmed(self, record: NodeRecord, uid: str) -> bool:

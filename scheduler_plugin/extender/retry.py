@@ -10,8 +10,8 @@ waiting by that, until the next change anywhere or for five minutes:
 
 To look at such a pod is no attempt to place it: no round for which a policy holds it back is used up.
 
-A process that begins, or becomes the leader, does not know which pods its predecessor refused. The new
-process takes all that wait as refused, by any node.
+A process that begins, or becomes the leader, does not know which pods its predecessor refused. So it takes
+every pod that waits as refused, and any node as one that refused it.
 """
 
 import asyncio

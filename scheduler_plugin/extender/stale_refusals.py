@@ -48,9 +48,9 @@ class WatchActivity:
 class StaleRefusalWait:
     """StaleRefusalWait decides for which refused pods a wait is worth it.
 
-    A pod may come back although the watches brought nothing since its refusal. Its news is on the way, so a
-    wait is worth it. Where a pod comes back among other news that is not certain. This kind of wait rests
-    for a while when it was in vain. Such waits never cost more than a tenth of the scheduling cycles' time.
+    Where a pod comes back although the watches brought nothing since its refusal, its news is on the way: a
+    wait is worth it. Where it comes back among other news that is not certain. So such waits rest for a
+    while after one in vain, and never cost more than a tenth of the scheduling cycles' time.
 
     Args:
         activity: What the watches bring.

@@ -65,8 +65,7 @@ class Nomination:
 def is_waiting(pod: PodRecord) -> bool:
     """Return True if a pod waits for cards.
 
-    The pod does not once it has a node, has ended, is being deleted, or waits for its turn in its queue
-    again.
+    A pod that has a node, has ended, is being deleted, or waits for its turn in its queue again does not.
     """
     return not (pod.node or pod.ended or pod.grace_ends_at is not None or pod.is_gated)
 

@@ -4,10 +4,10 @@ kube-scheduler counts a node's units as one sum. Where the sum suffices and no c
 victims at all. Here they are chosen card by card, by its order of criteria:
 
 1. No PodDisruptionBudget is violated.
-2. The largest priority among the victims is as small as can be.
-3. The sum of their priorities is.
-4. Their number is.
-5. Among nodes the one whose important victims started last.
+2. The largest priority among the victims is the smallest.
+3. The sum of their priorities is the smallest.
+4. The victims are the fewest.
+5. The most important victims of the node started last.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

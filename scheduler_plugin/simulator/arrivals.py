@@ -22,7 +22,7 @@ _SPREAD_SHARE: Final = 100
 """Copies come up to an hour later, and in short traces up to a hundredth of its time."""
 
 _WARM_UP: Final = 10
-"""The first of so many parts of the pods have arrived before the time that counts begins."""
+"""The time that counts begins when 1 / _WARM_UP of the pods have arrived."""
 
 
 class Arrival(NamedTuple):

@@ -193,6 +193,11 @@ def test_the_oldest_of_all_groups_is_known_after_each_change() -> None:
     assert oldest() == "r1"
     waiting.add(local("m2", "d", since=3.0))
     assert oldest() == "m2"
+    waiting.add(local("m2", "d", since=7.0))
+    assert oldest() == "r1", "m2 waits anew"
+    waiting.add(free("r0", 4.0))
+    assert oldest() == "r0"
+    waiting.remove("r0")
     waiting.remove("m2")
     assert oldest() == "r1"
     waiting.begin_first_stage("m1", "j")

@@ -16,7 +16,7 @@ class MemoryInfo:
     """The numbers of one reading, in bytes as the driver gives them.
 
     Attributes:
-        total: MiB of the card, the reserved part included.
+        total: all memory of the card, the reserved part included.
         reserved: what the driver keeps for itself; 0 where an old driver does not say.
         free: what can be allocated.
         used: what is allocated; with or without `reserved`, see the module.
@@ -29,15 +29,15 @@ class MemoryInfo:
 
     @property
     def unlisted(self) -> int:
-        """MiB that are neither free nor in `used`: `reserved`, or 0 where `used` has it."""
+        """Bytes that are neither free nor in `used`: `reserved`, or 0 where `used` has it."""
         return self.total - self.free - self.used
 
     @property
     def used_by_processes(self) -> int:
-        """MiB that processes use, without `reserved`.
+        """Bytes that processes use, without `reserved`.
 
-        The part of `reserved` that is not in `used` shows in `rest`. Where the numbers do not add up
-        (`rest` is less than nothing, or more than `reserved`) all of `used` counts: never too little.
+        `unlisted` is the part of `reserved` that is not in `used`. Where the numbers do not add up (it is
+        less than nothing, or more than `reserved`) all of `used` counts: never too little.
         """
         if -MIB < self.unlisted < self.reserved:
             return max(0, self.used - (self.reserved - max(0, self.unlisted)))

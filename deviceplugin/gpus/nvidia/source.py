@@ -75,7 +75,7 @@ class _Shown:
     """_Shown is a card as the driver shows it under one index.
 
     Attributes:
-        number: version of the driver.
+        number: its index in the driver, from 0.
         handle: handle of the card, None where the driver gives none.
         uuid: UUID of the card, None where the driver does not tell.
         instances: each MIG instance, None for a card that is not in MIG mode.

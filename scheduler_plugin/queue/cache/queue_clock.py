@@ -12,9 +12,8 @@ class QueueClock:
 
     An API server writes that time. Its clock may jump, and several servers have several clocks. A pod dated
     to next year must not wait until all that come later are served. Nor must a pod of today wait while pods
-    come that are dated to yesterday. The pods that came earlier lead one to expect a time. A pod that is
-    dated more than an hour before that has its place by arrival. After a restart the order is that of
-    creation.
+    come that are dated to yesterday. So a pod is placed by arrival where it is dated more than an hour
+    before what earlier ones lead one to expect. After a restart the order is that of creation.
 
     How long a pod has waited is measured by this process's clock. A pod that was created before this process
     has waited since its creation by the clock on the wall, so a restart resets nothing. How long a pod has

@@ -56,8 +56,7 @@ class Cohort:
     """Queues that lend to each other.
 
     Invariant: all together have at most the sum of their nominal quotas, less what each keeps for itself.
-        That
-    holds while `allows_units` was asked before every use and the quotas have not changed since.
+    This holds while `allows_units` was asked before every use and the quotas have not changed since.
 
     Args:
         accounts: By queue. Change what they use by `add_units` only.

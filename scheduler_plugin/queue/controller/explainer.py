@@ -13,7 +13,7 @@ SLICE_S: Final = 0.02
 """Why many pods wait takes seconds to find out; so long at a time, and decisions come in between."""
 
 SHARE: Final = 0.01
-"""Share of the processor's time for pods that were told before: with more pods each comes less often."""
+"""Share of the processor's time for pods that were told before: the more pods, the less often each comes."""
 
 UNCHANGED_S: Final = 30.0
 """Where nothing has changed, a reason may have because time has passed; so often that is looked at."""

@@ -98,8 +98,8 @@ class GangPlacer:
         """Find who must go so that the rest fits: for one pod after the other the fewest of one node.
 
         Args:
-            borrowed: Pods that may go, by node, those that must go first first. Where equally many must
-                go, the first node is chosen.
+            borrowed: Pods that may go, by node, those that must go first first. Among nodes on which
+                equally many must go, the first one is chosen.
 
         Returns:
             None where that would be in vain.

@@ -17,8 +17,8 @@ def compute_delay_s(age_s: float, least_s: float, most_s: float) -> float:
 
     Pods that run will go on, on average, for about as long as they have run. For so long reserved cards stand
     idle, while one after the other becomes free. So to reserve for a pod that has not waited as long takes
-    more from others than it gives. Where pods run for minutes a reservation comes soon, where for days, after
-    days.
+    more from others than it gives. A reservation comes after minutes where pods run for minutes, and after
+    days where they run for days.
 
     Args:
         age_s: For how many seconds the pods that run have run, on average.

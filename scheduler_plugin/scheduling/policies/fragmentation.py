@@ -39,8 +39,8 @@ _UNSEEN_PODS: Final = 16
 _LEAST_UNSEEN: Final = 0.05
 """u, the share of shapes not seen yet in the pods to come: `(16 / (16 + pods seen))^2`, never less than this.
 
-At one in twenty a learner that knows one size only still fills a card before it opens another: a test tries
-all sizes. On production traces it allocates less than 0.1 points less than at none.
+At one in twenty a learner that knows one size only still fills a card before it opens another. A test shows
+that for all sizes. On production traces it allocates less than 0.1 points less than it would at 0.
 """
 
 

@@ -351,7 +351,8 @@ def make(parameters: Parameters) -> WeightedBalance:
         parameters: Some of these:
 
             - `weights`: numbers that sum to 1, for cpu, memory, gpu-memory and `resources`.
-            - `threshold`, `hold-rounds`: see the module.
+            - `threshold`: a use of the cluster, 0 to 1.
+            - `hold-rounds`: rounds for which a pod waits with `hold`, 0 or more.
             - `parts`: some of W0, W1, W2.
             - `on-no-improvement`: place or hold.
             - `rotate`: yes or no.
