@@ -1,16 +1,20 @@
 """`gpupack advise --apply` on real parts: a pod moves to the other card, and the one that waited starts."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from allocator.names import NODE_CORDON
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.manifests import apply_all
 
 REPLICA_SETS = "/apis/apps/v1/namespaces/default/replicasets"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
@@ -58,10 +62,21 @@ def running(cluster: Cluster, app: str) -> list[str]:
     ]
 
 
-def advise(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def kubeconfig(cluster: Cluster) -> Path:
+    """With the rights that docs/ask.md gives its CronJob."""
+    text = (REPOSITORY / "docs/ask.md").read_text()
+    (example,) = [each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "CronJob" in each]
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpupack-system"}}
+    apply_all(cluster.api, [namespace, *yaml.safe_load_all(example)])
+    token = cluster.token("gpupack-system", "gpupack-defragment")
+    return cluster.use_identity("gpupack-defragment", token)
+
+
+def advise(kubeconfig: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpupack", "advise", "--for", "12", "--apply", *arguments]
     return subprocess.run(
-        [*command, "--kubeconfig", str(cluster.control.admin_config), "--timeout", "60"],
+        [*command, "--kubeconfig", str(kubeconfig), "--timeout", "60"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -74,9 +89,9 @@ def cordoned(cluster: Cluster) -> str:
     return cluster.node_object()["metadata"]["annotations"].get(NODE_CORDON, "")
 
 
-def test_a_dry_run_evicts_nobody(cluster: Cluster) -> None:
+def test_a_dry_run_evicts_nobody(cluster: Cluster, kubeconfig: Path) -> None:
     before = running(cluster, "first") + running(cluster, "second")
-    done = advise(cluster, "--dry-run", "-o", "json")
+    done = advise(kubeconfig, "--dry-run", "-o", "json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["state"], len(answer["made"])) == ("dry-run", 1)
@@ -84,7 +99,7 @@ def test_a_dry_run_evicts_nobody(cluster: Cluster) -> None:
     assert cordoned(cluster) == ""
 
 
-def test_a_budget_stops_it_and_the_card_is_given_back(cluster: Cluster) -> None:
+def test_a_budget_stops_it_and_the_card_is_given_back(cluster: Cluster, kubeconfig: Path) -> None:
     for app in ("first", "second"):
         cluster.api.post(
             BUDGETS,
@@ -102,7 +117,7 @@ def test_a_budget_stops_it_and_the_card_is_given_back(cluster: Cluster) -> None:
 
     until(is_counted, "budgets are counted")
     before = running(cluster, "first") + running(cluster, "second")
-    done = advise(cluster)
+    done = advise(kubeconfig)
     assert "no list of moves lets another one start" in done.stdout
     assert done.returncode == 0, done.stderr
     assert running(cluster, "first") + running(cluster, "second") == before
@@ -111,10 +126,10 @@ def test_a_budget_stops_it_and_the_card_is_given_back(cluster: Cluster) -> None:
 
 
 @pytest.mark.telling
-def test_the_pod_moves_and_the_one_that_waited_starts(cluster: Cluster) -> None:
+def test_the_pod_moves_and_the_one_that_waited_starts(cluster: Cluster, kubeconfig: Path) -> None:
     cluster.create(w.pod("waits", w.container(gib=12)))
     cluster.wait_event("waits", "FailedScheduling")
-    done = advise(cluster)
+    done = advise(kubeconfig)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 move was made." in done.stdout
     cluster.wait_running("waits", timeout_s=60)
