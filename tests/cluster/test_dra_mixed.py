@@ -125,9 +125,12 @@ def test_no_card_has_more_than_there_is_and_no_pod_runs_without_one(cluster: Clu
 
 
 def test_words_slices_claims_and_containers_agree_when_all_is_quiet(cluster: Cluster) -> None:
+    """One pod after the other: of two that come at once the node may refuse one, until there is room."""
     random = Random(34)
     for number in range(STAY):
-        cluster.create(any_pod(random, f"stays-{number}", STAYS))
+        name = f"stays-{number}"
+        cluster.create(any_pod(random, name, STAYS))
+        until(lambda name=name: settled(cluster, name), f"{name} settled", 150)
 
     def agree() -> dict[str, int]:
         views = cluster.state().used_by_uuid, promised_now(cluster), allocated(cluster), prepared(cluster)
@@ -136,8 +139,6 @@ def test_words_slices_claims_and_containers_agree_when_all_is_quiet(cluster: Clu
         assert all(view == views[0] for view in views), views
         return views[0]
 
-    for number in range(STAY):
-        until(lambda name=f"stays-{number}": settled(cluster, name), f"stays-{number} settled", 150)
     units = until(agree, "all views agree", 60)
     assert units
     free = {card.lower(): size - units.get(card, 0) for card, size in SIZES.items()}
