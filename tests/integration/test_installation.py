@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,17 @@ def test_kubectl_finds_the_command_under_its_second_name() -> None:
     done = subprocess.run([command, "--version"], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith(f", version {gpupack.__version__}\n")
+
+
+def test_kubectl_completes_by_a_command_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As pyproject.toml has it now, whatever was installed before."""
+    name = "kubectl_complete-gpupack"
+    monkeypatch.setattr(sys, "argv", [name, "to"])
+    EntryPoint(name, PROJECT["scripts"][name], "console_scripts").load()()
+    said = capsys.readouterr().out
+    assert said.startswith("top\t")
 
 
 def test_kubectl_finds_it_through_a_link_too(tmp_path: Path) -> None:
