@@ -1,8 +1,8 @@
 """Policies and annotations of pods that this command does not know.
 
 The policy's package is installed beside the extender then, and not here, where people run the command. Such a
-pod has cards and needs room like any other. Such a pod is read as if it named no policy, and answers say what
-is not known. Whether the extender knows the policy only the extender can tell.
+pod has cards and needs room like any other, so it is read as if it named no policy. Answers say what is not
+known. Whether the extender knows the policy only the extender can tell.
 """
 
 import re

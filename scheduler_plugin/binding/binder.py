@@ -76,9 +76,9 @@ class Binder:
     - The pod is seen bound, gone or changed.
     - The pod is read unbound after the Binding could no longer take effect.
 
-    Bindings of the process before may still take effect when a process or a term as the leader begins, or
-    after an etcd restore. The first Binding then waits until they no longer can. Then it waits for a list of
-    pods that shows all that did.
+    When a process or a term as the leader begins, or after an etcd restore, earlier Bindings may still take
+    effect. The first Binding waits until they no longer can, and until a list of pods made after that shows
+    all that did.
 
     Args:
         committer: Chooses and assumes the cards.

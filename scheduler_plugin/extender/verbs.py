@@ -392,10 +392,9 @@ class Extender:
     ) -> FilterReply:
         """Answer with the reason of every node; `held` are nodes that fit but that the policy holds back.
 
-        kube-scheduler dry-runs preemption on nodes that it may take for curable by that. kube-scheduler has
-        passed these nodes itself, so it finds no victim and calls that an error (up to 1.37). The errors are
-        written into the pod in an order that differs each time. Upon that the pod is tried again at once, and
-        so on.
+        kube-scheduler dry-runs preemption on nodes that it may take for curable by that. These nodes passed
+        its own filters, so it finds no victim and calls that an error (up to 1.37). The errors are written
+        into the pod in an order that differs each time, so the pod is tried again at once, and so on.
 
         So all of them are called incurable, save the one that is being kept for the pod. That error keeps
         kube-scheduler from clearing the pod's nominatedNodeName.

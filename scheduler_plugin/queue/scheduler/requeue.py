@@ -1,11 +1,11 @@
 """Find admitted pods to requeue: those without a Binding, and pods of drained queues. Pure.
 
 A requeue is one of two writes. The pod gets an annotation that keeps it from being placed, and waits in its
-queue again. Or it is removed, where a controller makes it again and it could not be placed anew. That is so
-where its admission has pinned it to a node, or others of its gang run already.
+queue again. Or it is removed, where a controller makes it again. The queue removes a pod only if it could
+not be placed anew. Its admission has pinned it to a node then, or others of its gang run already.
 
-No quota counts a pod whose queue is not for its namespace. Such a pod only loses its room: its turn never
-comes.
+A pod whose queue is not for its namespace is counted by no quota, and its turn never comes. So such a pod
+only loses its room.
 """
 
 from collections.abc import Callable, Iterable, Mapping
