@@ -137,7 +137,9 @@ def test_a_static_pods_mirror_is_not_hidden(cluster: Cluster) -> None:
     mirror["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "x", "gpupack.io/cards": "none"}
     mirror["metadata"]["ownerReferences"] = [owner | {"uid": made["metadata"]["uid"]}]
     assert told(cluster, mirror) != ""
-    cluster.api.as_user(NODE_TOKEN).post(PODS, mirror, dryRun="All")
+    kubelet = cluster.api.as_user(NODE_TOKEN)
+    # NodeRestriction has a view of its own of the Node.
+    until(lambda: kubelet.post(PODS, mirror, dryRun="All"), "the mirror taken")
 
 
 def test_only_what_is_written_to_a_living_pod_is_checked(cluster: Cluster) -> None:
@@ -197,7 +199,8 @@ def changed(cluster: Cluster) -> Iterator[Callable[[str, str], None]]:
 
     yield change
     cluster.api.merge(CONFIG_MAP, {"data": before})
-    until(lambda: told(cluster, w.pod("p", w.container(gib=1))) == "", "ConfigMap as it was")
+    asks = w.pod("p", w.container(gib=1))
+    until(lambda: scheduler_of(cluster, asks) == SCHEDULER, "ConfigMap as it was")
     until(lambda: told(cluster, annotated(1, {"node-policy": "balanced"})) == "", "ConfigMap as it was")
 
 

@@ -18,6 +18,7 @@ from tests import autoscaler_model as model
 from tests.ask_world import Pod
 from tests.cluster.harness import Cluster, binaries, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.admission import add_priority_class
 from tests.cluster.harness.autoscaler import Cloud, ClusterAutoscaler, Group
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import free_ports
@@ -39,9 +40,7 @@ def _built() -> None:
 
 def start_api_server(cluster: Cluster) -> None:
     cluster.control.start_without_controllers()
-    cluster.api.post(
-        "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "important"}, "value": 5}
-    )
+    add_priority_class(cluster, "important", 5)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +124,7 @@ def real_answer(
         autoscaler.kill()
         for pod in cluster.api.get(PODS)["items"]:
             cluster.delete(pod["metadata"]["name"], wait=False)
-        until(lambda: not cluster.api.get(PODS)["items"], "no pod left", 30)
+        until(lambda: not cluster.api.get(PODS)["items"], "no pod left")
         cloud.remove([name for group in cloud.groups.values() for name in list(group.machines)])
         cloud.stop()
 

@@ -74,6 +74,18 @@ SPECS: dict[str, dict[str, Any]] = {
 TEAM_PODS = "/api/v1/namespaces/team/pods"
 
 
+def are_in_force(cluster: Cluster) -> bool:
+    """Whether pods of a queue go to the nodes of batch mode, by their label and by their namespace's."""
+    made = [
+        cluster.api.post(PODS, queued("p"), dryRun="All"),
+        cluster.api.post(TEAM_PODS, team_pod(), dryRun="All"),
+    ]
+    return all(
+        spec["schedulerName"] == BATCH_SCHEDULER and BATCH_POOL in spec.get("nodeSelector", {})
+        for spec in (pod["spec"] for pod in made)
+    )
+
+
 @pytest.fixture(scope="module")
 def policies(make_cluster: Any) -> Cluster:
     def begin(cluster: Cluster) -> None:
@@ -83,18 +95,7 @@ def policies(make_cluster: Any) -> Cluster:
         namespace = {"metadata": {"name": "team", "labels": {QUEUE_NAME: "a"}}}
         cluster.api.post("/api/v1/namespaces", namespace)
 
-        def are_in_force() -> bool:
-            made = [
-                cluster.api.post(PODS, queued("p"), dryRun="All"),
-                cluster.api.post(TEAM_PODS, team_pod(), dryRun="All"),
-            ]
-            specs = [pod["spec"] for pod in made]
-            return all(
-                spec["schedulerName"] == BATCH_SCHEDULER and BATCH_POOL in spec.get("nodeSelector", {})
-                for spec in specs
-            )
-
-        until(are_in_force, "both policies in force", 60)
+        until(lambda: are_in_force(cluster), "both policies in force")
 
     cluster: Cluster = make_cluster(with_node=False, start=begin)
     return cluster
@@ -143,7 +144,7 @@ def test_on_shared_nodes_a_pods_rules_are_its_own(policies: Cluster) -> None:
         until(is_free, "the other policy in force", 60)
     finally:
         apply_all(policies.api, own)
-        until(lambda: not is_free(), "the policy in force again", 60)
+        until(lambda: are_in_force(policies), "both policies in force again")
 
 
 def team_pod(**spec: Any) -> dict[str, Any]:
@@ -227,14 +228,17 @@ def test_a_burst_of_a_hundred_pods_is_bound_by_one_write_a_pod(
     posted = requests(fleet, "POST", "binding")
     queue.start()
     assert writes(fleet, since, names) == dict.fromkeys(names, 1)
+    # A request is counted after its answer, which others may see before.
+    until(lambda: requests(fleet, "POST", "binding") - posted >= BURST, "all Bindings counted")
     assert requests(fleet, "POST", "binding") - posted == BURST
     assert {part: requests(fleet, "PATCH", part) for part in ("", "status")} == patched
     check_cards(fleet)
     wanted = BURST * UNITS
     assumed = 'gpupack_scheduler_gpu_memory_bytes{kind="assumed"}'
-    until(lambda: fleet.extender.metric(assumed) == wanted * GIB, "the scheduler's account", 20)
-    until(lambda: queue.status()["queues"][0]["used"] == wanted, "the queue's account", 20)
-    assert fleet.extender.metric('gpupack_extender_batch_pods_total{outcome="bound"}') == BURST
+    until(lambda: fleet.extender.metric(assumed) == wanted * GIB, "the scheduler's account")
+    until(lambda: queue.status()["queues"][0]["used"] == wanted, "the queue's account")
+    outcome = 'gpupack_extender_batch_pods_total{outcome="bound"}'
+    until(lambda: fleet.extender.metric(outcome) == BURST, "the scheduler's count of pods")
 
 
 def test_pods_are_bound_without_a_kube_scheduler(fleet: Cluster, queue: QueueController) -> None:
@@ -282,6 +286,8 @@ def test_nodes_that_go_in_a_batch_get_no_pod(fleet: Cluster, queue: QueueControl
     create_all(fleet, "nodes", 60)
     for node in gone:
         fleet.api.delete(f"{NODES}/{node}")
+    known = 'gpupack_scheduler_nodes{words="readable"}'
+    until(lambda: fleet.extender.metric(known) == NODE_COUNT - len(gone), "the scheduler knows")
     create_all(fleet, "later", 40)
     until(lambda: len(bound(fleet, "nodes")) == 60, "all pods bound", 120)
     until(lambda: len(bound(fleet, "later")) == 40, "all later pods bound", 120)

@@ -23,6 +23,7 @@ from scheduler_plugin.queue.controller.writer import make_node_affinity
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.admission import add_priority_class
 from tests.cluster.harness.cluster import NODES, PODS
 from tests.cluster.harness.controlplane import RESOURCE
 
@@ -144,10 +145,7 @@ def create(fleet: Cluster, pod: dict[str, Any]) -> str:
 def nominate(fleet: Cluster, names: list[str], rng: random.Random) -> None:
     """Nominate pods of another scheduler: kube-scheduler counts only its own, so we may refuse more."""
     for name, value in (("high", 1000), ("low", -1000)):
-        fleet.api.post(
-            "/apis/scheduling.k8s.io/v1/priorityclasses",
-            {"metadata": {"name": name}, "value": value, "preemptionPolicy": "Never"},
-        )
+        add_priority_class(fleet, name, value, preemptionPolicy="Never")
     for index, node in enumerate(rng.sample(names, 20)):
         priority = rng.choice(("high", "low"))
         pod = make_pod(f"nominated-{index}", rng, schedulerName="nobody", priorityClassName=priority)

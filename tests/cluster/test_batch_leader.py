@@ -39,7 +39,7 @@ def replicas(cluster: Cluster) -> Iterator[tuple[Replica, Replica]]:
         first.start()
         until(first.leads, "the first one leads", 60)
         second.start()
-        until(lambda: first.queue.why_not_ready() == "", "the first one's queue works", 60)
+        until(first.queue.is_ready, "the first one's queue works")
         yield first, second
     finally:
         first.kill()

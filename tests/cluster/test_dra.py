@@ -54,6 +54,8 @@ def two_kinds() -> dict[str, Any]:
 
 @pytest.fixture
 def cluster(started: Cluster) -> Iterator[Cluster]:
+    """Both cards are empty: kube-scheduler is offered the small one first."""
+    until(lambda: slices(started)[0]["spec"]["devices"][0]["name"] == SMALL.lower(), "the small card first")
     yield started
     clear(started)
 
@@ -91,7 +93,7 @@ def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Clus
 
     before = {one["metadata"]["uid"] for one in slices(cluster)}
     cluster.host.restart_kubelet()
-    until(lambda: {one["metadata"]["uid"] for one in slices(cluster)} - before, "slices published again", 60)
+    until(lambda: {one["metadata"]["uid"] for one in slices(cluster)} - before, "slices published again", 120)
     cluster.wait_used([0, 20])
     assert cluster.pod("p20")["status"]["phase"] == "Running"
     # The claim that the kubelet prepares now is another one, on what is left of the same card.
@@ -287,9 +289,7 @@ def test_a_new_extender_takes_back_what_was_allocated_to_a_pod_that_is_not_bound
     name = leave_behind(cluster, "left", 3)
     cluster.extender.kill()
     cluster.extender.start()
-    until(
-        lambda: not cluster.api.get(f"{CLAIMS}/{name}").get("status", {}).get("allocation"), "deallocated", 30
-    )
+    until(lambda: not cluster.api.get(f"{CLAIMS}/{name}").get("status", {}).get("allocation"), "deallocated")
     # kube-scheduler gives the card to a claim.
     cluster.api.post(CLAIMS, claim("c16", 16, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
     cluster.create(claim_pod("p16", "c16"))
@@ -383,10 +383,6 @@ SELECTORS = {
 
 
 def test_selectors_on_what_a_card_is(cluster: Cluster) -> None:
-    def is_first() -> bool:
-        return bool(slices(cluster)[0]["spec"]["devices"][0]["name"] == SMALL.lower())
-
-    until(is_first, "the small card before the large one, as both are empty")
     for name, (cel, _) in SELECTORS.items():
         cluster.api.post(CLAIMS, claim(name, 1, cel))
     cluster.api.post(CLAIMS, claim("old", 1, f'{ATTRIBUTE}.driverVersion.compareTo(semver("570.0.0")) < 0'))
@@ -450,7 +446,7 @@ def test_a_claim_allocated_by_hand_counts_for_the_extender_though_no_pod_has_it(
     cluster.create(workload.pod("fits", workload.container(gib=12)))
     cluster.wait_running("fits")
     cluster.create(workload.pod("does-not-fit", workload.container(gib=17)))
-    cluster.wait_event("does-not-fit", "FailedScheduling", 30)
+    cluster.wait_event("does-not-fit", "FailedScheduling")
     cluster.wait_used([12, 0] if assigned(cluster, "fits") == {"main": [[SMALL, 12]]} else [0, 12])
     assert not cluster.pod("does-not-fit")["spec"].get("nodeName")
     cluster.api.delete(f"{CLAIMS}/by-hand", grace_s=0)

@@ -175,7 +175,7 @@ def test_the_extender_is_killed_as_it_writes(cluster: Cluster, number: int) -> N
         return bool(heard)
 
     with Hook(cluster, seen):
-        until(is_heeded, "the webhook in force", 30)
+        until(is_heeded, "the webhook in force")
         cluster.create(workload.pod("again", workload.container(gib=20)))
         until(lambda: killed, "the extender killed", 60)
     cluster.extender.kill()

@@ -70,7 +70,7 @@ def start_as_installed(cluster: Cluster, way: Way) -> None:
     control.start_controllers()
     way.install(cluster)
     cluster.host.start()
-    until(cluster.node_ready, "node ready", 60)
+    until(cluster.node_ready, "node ready", 120)
     for account in ("gpupack-node", SCHEDULER):
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}"
         until(lambda path=path: cluster.api.get(path), f"service account {account}")
@@ -113,14 +113,14 @@ def test_the_rights_suffice_for_claims_and_for_unchanged_pods(cluster: Cluster) 
     cluster.api.post(dra.CLAIMS, dra.claim("c4", 4))
     cluster.create(dra.claim_pod("p4", "c4", schedulerName=SCHEDULER))
     cluster.wait_running("p4")
-    assert sum(cluster.wait_used([4, 20], 30).used) == 24
+    assert sum(cluster.wait_used([4, 20]).used) == 24
 
 
 def test_the_status_of_a_claim_says_who_has_it_and_a_daemon_changes_nothing_else_of_it(
     cluster: Cluster,
 ) -> None:
     path = f"{dra.CLAIMS}/c4"
-    (said,) = until(lambda: cluster.api.get(path)["status"].get("devices"), "the status of its device", 30)
+    (said,) = until(lambda: cluster.api.get(path)["status"].get("devices"), "the status of its device")
     (result,) = cluster.api.get(path)["status"]["allocation"]["devices"]["results"]
     assert [said[key] for key in ("driver", "pool", "device", "shareID")] == [
         result[key] for key in ("driver", "pool", "device", "shareID")
@@ -163,7 +163,7 @@ def test_a_daemon_sets_the_resource_to_nothing_only(cluster: Cluster) -> None:
 def check_nothing_is_left(cluster: Cluster) -> None:
     """Neither claim, slice, CDI file nor socket."""
     until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "claims gone, finalizers and all", 60)
-    until(lambda: not dra.cdi_files(cluster), "CDI files gone", 30)
+    until(lambda: not dra.cdi_files(cluster), "CDI files gone")
     # The kubelet deletes the slices of a driver that stays away for half a minute.
     until(lambda: not dra.slices(cluster), "slices gone", 120)
     sockets = [path.name for path in cluster.host.kubelet_dir.glob("plugins*/**/*.sock")]
@@ -174,7 +174,7 @@ def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(clu
     cluster.daemon.stop()
     cluster.daemon.flags = []
     cluster.daemon.start(ready=False)
-    until(lambda: not cluster.daemon.alive, "a daemon that does not start beside claims", 30)
+    until(lambda: not cluster.daemon.alive, "a daemon that does not start beside claims")
     assert "2 pods of this node have their cards by claims" in cluster.daemon.tail()
     cluster.daemon.kill()
     for name in ("ordinary", "p4"):
@@ -199,7 +199,7 @@ def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(clu
     assert dra.cdi_files(cluster) == []
     assert dra.slices(cluster) == []
     cluster.delete("of-devices")
-    cluster.wait_used([0, 0], 40)
+    cluster.wait_used([0, 0])
     cluster.daemon.stop()
 
     cluster.daemon.flags = claims_flags(cluster)
@@ -210,7 +210,7 @@ def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(clu
     cluster.wait_running("of-claims")
     assert len(cluster.api.get(dra.CLAIMS)["items"]) == 1
     # Though the kubelet writes the device plugin's capacity for five minutes more.
-    status = until(lambda: status_of_capacity(cluster), "the kubelet's capacity of the device plugin", 30)
+    status = until(lambda: status_of_capacity(cluster), "the kubelet's capacity of the device plugin")
     assert status["allocatable"][RESOURCE] == "0"
     assert cluster.daemon.log.read_text().count(KIND_WRITTEN) <= written + 2
     cluster.delete("of-claims")
@@ -225,14 +225,15 @@ def status_of_capacity(cluster: Cluster) -> Json:
 def test_nothing_is_left_of_an_installation(cluster: Cluster, way: Way) -> None:
     """In the order of docs/install.md: pods, manifests, Nodes."""
     until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "claims gone with their pods", 60)
-    cluster.wait_used([0, 0], 60)  # the kubelet has let them go, too
+    cluster.wait_used([0, 0], 60)
+    until(lambda: not dra.cdi_files(cluster), "claims let go")
     cluster.daemon.stop()
     cluster.extender.stop()
     cluster.control.kill("kube-scheduler")
     check_nothing_is_left(cluster)
     way.remove(cluster)
     for path in CLUSTER_WIDE:
-        until(lambda path=path: not ours(cluster, path), f"nothing of gpupack in {path}", 30)
+        until(lambda path=path: not ours(cluster, path), f"nothing of gpupack in {path}")
     node = cluster.api.get(f"/api/v1/nodes/{cluster.node_name}")
     assert "gpupack.io/" in json.dumps(node)
     command = [sys.executable, "-m", "gpupack", "uninstall", f"--kubeconfig={cluster.control.admin_config}"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import Cluster, binaries, cgroups, until
+from tests.cluster.harness import Cluster, binaries, cgroups, until, versions
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.node import SYSCTLS
@@ -74,7 +74,7 @@ def test_killed_test_process_takes_its_cluster_along():
         assert traces(home)["processes"]
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-    until(lambda: not traces(home)["processes"], "all processes gone", 20)
+    until(lambda: not traces(home)["processes"], "all processes gone")
     assert traces(home)["mounts"] == []
     cgroups.remove_orphans()
     assert traces(home) == {"processes": [], "mounts": [], "cgroups": [], "files": []}
@@ -88,6 +88,7 @@ def test_a_port_is_given_out_once():
 
 def test_missing_program_is_named(tmp_path, monkeypatch):
     (tmp_path / "kubelet").touch(mode=0o755)
+    monkeypatch.delenv(versions.VARIABLE, raising=False)
     monkeypatch.setenv("GPUPACK_KUBE_BIN", str(tmp_path))
     with pytest.raises(
         FileNotFoundError, match="lacks kube-apiserver, kube-controller-manager, kube-scheduler"
@@ -98,6 +99,7 @@ def test_missing_program_is_named(tmp_path, monkeypatch):
 def test_programs_may_come_from_a_named_folder(tmp_path, monkeypatch):
     for name in binaries.PROGRAMS:
         (tmp_path / name).touch(mode=0o755)
+    monkeypatch.delenv(versions.VARIABLE, raising=False)
     monkeypatch.setenv("GPUPACK_KUBE_BIN", "")
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     assert binaries.programs() == tmp_path

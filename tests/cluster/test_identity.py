@@ -50,8 +50,8 @@ def test_pod_re_created_under_its_name_between_bind_and_admission(cluster):
         kubelet.thaw()
     cluster.wait_running("same")
     # The kubelet may have run the first one for a moment: it counts until its containers are gone.
-    until(lambda: cluster.state().holds == {second}, "the second pod alone is held", 40)
-    wait_agree(cluster, 40)
+    until(lambda: cluster.state().holds == {second}, "the second pod alone is held")
+    wait_agree(cluster)
     assert first != second
     cluster.delete("same")
     whole_node_is_usable(cluster)
@@ -80,9 +80,9 @@ def test_stateful_set_pod_comes_again_under_its_name(cluster, grace_s):
         wait_agree(cluster)
         other = grants(cluster, "store-1")
         cluster.delete("store-0", grace_s=grace_s, wait=False)
-        until(lambda: cluster.pod("store-0")["metadata"]["uid"] != uids[0], "a new store-0", 30)
+        until(lambda: cluster.pod("store-0")["metadata"]["uid"] != uids[0], "a new store-0")
         new = cluster.wait_running("store-0", 60)["metadata"]["uid"]
-        state = wait_agree(cluster, 40)
+        state = wait_agree(cluster)
         assert state.used == [5, 5]
         assert state.holds == {new, uids[1]}
         assert grants(cluster, "store-1") == other
@@ -110,5 +110,5 @@ def test_force_deleted_running_pod_is_charged_until_its_container_ended(cluster)
         return used == 8 or not runs or not cluster.host.pids(container_id)
 
     holds_for(charged_while_it_runs, "charged while its container runs", 5)
-    cluster.wait_used([0, 0], 40)
-    assert uid not in cluster.state().holds
+    cluster.wait_used([0, 0])
+    until(lambda: uid not in cluster.state().holds, "held no more")

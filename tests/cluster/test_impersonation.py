@@ -9,6 +9,7 @@ import pytest
 
 from tests.cluster.harness import Cluster
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.admission import wait_allowed
 from tests.cluster.harness.daemons import REPOSITORY
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -34,6 +35,9 @@ def cluster(make_cluster) -> Cluster:
         cluster.api.post(f"{RBAC}/clusterroles", {**metadata, "rules": allowed})
         binding = {**metadata, "roleRef": role, "subjects": [subjects[name]]}
         cluster.api.post(f"{RBAC}/clusterrolebindings", binding)
+    actor = {"user": "system:serviceaccount:default:actor"}
+    wait_allowed(cluster, actor, "impersonate", "users")
+    wait_allowed(cluster, {"groups": ["gpu-admins"]}, "patch", "nodes")
     return cluster
 
 

@@ -83,7 +83,7 @@ def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):
         first.http("/bind")  # without a client certificate
     holder = cluster.api.get(LEASE)["spec"]["holderIdentity"]
     first.kill()
-    second.wait_ready(60)
+    second.wait_ready()
     assert cluster.api.get(LEASE)["spec"]["holderIdentity"] != holder
     join(cluster, second)
     cluster.create(w.pod("two", w.container(gib=5)))

@@ -78,7 +78,7 @@ class World:
                 self.api.merge(f"{path}/{name}", {"metadata": {"finalizers": None}})
                 if not found["metadata"].get("deletionTimestamp"):
                     self.api.delete(f"{path}/{name}")
-        until(lambda: not self.api.get(NODES)["items"], "no node left", 30)
+        until(lambda: not self.api.get(NODES)["items"], "no node left")
 
     def create(self, name: str, gib: int, *, on: str = "", **annotations: str) -> None:
         where = {"nodeSelector": {TYPE: on}} if on else {}

@@ -4,6 +4,8 @@ What the kubelet does alone, with a plugin that does as told, is in tests/script
 """
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +22,9 @@ from tests.cluster.harness.views import grants, words_never_below
 pytestmark = pytest.mark.telling
 
 RESOURCE = "gpupack.io/gpu-memory-gib"
-# Does not end when asked to, and so runs out its grace.
+GRACE_S = 120
+"""Longer than pods take to start on a machine under load."""
+# Does not end when asked to.
 STUBBORN = ("/bin/sh", "-c", "trap '' TERM; while true; do /bin/sleep 0.2; done")
 
 
@@ -106,21 +110,22 @@ def test_restarts_leave_the_checkpoint_as_it_is(cluster):
 def test_an_entry_is_dropped_while_containers_run(cluster):
     """Deleted by force, the pod leaves the checkpoint with the next allocation; its processes run on."""
     uid = cluster.create(
-        w.pod("stubborn", w.container(gib=8, command=STUBBORN), terminationGracePeriodSeconds=15)
+        w.pod("stubborn", w.container(gib=8, command=STUBBORN), terminationGracePeriodSeconds=GRACE_S)
     )
     status = cluster.wait_running("stubborn")["status"]
     container = status["containerStatuses"][0]["containerID"].partition("://")[2]
     (card,) = entries(cluster, uid)["main"]
     cluster.wait_used([0, 8])
     # Asked to end first, with its whole grace, and then deleted by force: the grace goes on.
-    cluster.delete("stubborn", grace_s=15, wait=False)
+    cluster.delete("stubborn", grace_s=GRACE_S, wait=False)
     cluster.delete("stubborn", grace_s=0)
     cluster.create(w.pod("next", w.container(gib=1)))
     cluster.wait_running("next")
     until(lambda: not entries(cluster, uid), "the entry is dropped")
     assert cluster.host.pids(container), "its processes run"
     assert cluster.state().used_by_uuid[card] == 8
-    until(lambda: not cluster.host.pids(container), "its grace is over", 60)
+    for pid in cluster.host.pids(container):
+        os.kill(pid, signal.SIGKILL)
     cluster.wait_used([0, 1])
 
 
@@ -133,10 +138,15 @@ REFUSED = {
 """Reasons why a kubelet refuses a pod, and specifications that it refuses; only the first before devices."""
 
 
+LOOKS = 10
+"""Pods that are refused for one reason before its entry must have been read."""
+
+
 def seen_until_refused(cluster: Cluster, uid: str, name: str, reason: str) -> set[int]:
     """How many units the checkpoint ever said that a pod has, until it is refused.
 
-    Read beside the questions to the API server: the daemon has the entry dropped within milliseconds.
+    Read beside the questions to the API server: the daemon has the entry dropped within milliseconds, too few
+    for some reads on a machine under load.
     """
     reader, seen, refused = CheckpointReader(cluster.host.device_plugin_dir), set(), threading.Event()
 
@@ -161,13 +171,17 @@ def test_a_refused_pod_may_stand_in_the_checkpoint(cluster):
     """
     for reason, spec in REFUSED.items():
         name, limits = reason.lower(), {"cpu": 1000} if reason == "OutOfcpu" else {}
-        uid = cluster.create(bound(cluster, w.pod(name, w.container(gib=3, limits=limits), **spec)))
         units = set() if reason == "SysctlForbidden" else {3}
-        assert seen_until_refused(cluster, uid, name, reason) == units, reason
+        for _ in range(LOOKS):
+            uid = cluster.create(bound(cluster, w.pod(name, w.container(gib=3, limits=limits), **spec)))
+            if (seen := seen_until_refused(cluster, uid, name, reason)) == units:
+                break
+            cluster.delete(name)
+        assert seen == units, reason
         cluster.create(w.pod(f"after-{name}", w.container(gib=1)))
         cluster.wait_running(f"after-{name}")
         assert not entries(cluster, uid), reason
-    until(lambda: sum(cluster.state().used) == len(REFUSED), "only what runs is charged", 40)
+    until(lambda: sum(cluster.state().used) == len(REFUSED), "only what runs is charged")
 
 
 def lose(cluster: Cluster) -> None:
@@ -238,7 +252,7 @@ def test_a_pod_bound_while_the_kubelet_is_away_finds_its_room(cluster):
         cluster.wait_running(name)
     cluster.wait_used([8, 8])
     cluster.delete("a")
-    cluster.wait_used([0, 8], 40)
+    cluster.wait_used([0, 8])
     cluster.host.kill_kubelet()
     cluster.create(w.pod("c", w.container(gib=8)))
     until(lambda: "nodeName" in cluster.pod("c")["spec"], "bound")

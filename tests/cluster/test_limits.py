@@ -53,7 +53,7 @@ def limited(cluster: Cluster, pod: str, container: str, mib: int) -> Json:
         said = memory(cluster).get((pod, container), {})
         return said if said.get("limit_mib") == mib else None
 
-    return until(found, f"limit of {pod}/{container}", 20)
+    return until(found, f"limit of {pod}/{container}")
 
 
 def test_every_container_is_held_to_its_own_share(cluster):
@@ -81,17 +81,21 @@ def test_every_container_is_held_to_its_own_share(cluster):
     assert f"is {main_mib} MiB" in grow("main", main_mib + 28, 900_001)
     assert grow("side", side_mib, 900_002) == ""
     assert f"is {side_mib} MiB" in grow("side", side_mib + 1, 900_002)
-    until(lambda: memory(cluster)["held", "main"]["used_mib"] == 3000, "use of main", 20)
+    until(lambda: memory(cluster)["held", "main"]["used_mib"] == 3000, "use of main")
     labels = f'{{container="main",namespace="default",pod="held",uuid="{card}"}}'
-    values = dict(
-        line.rsplit(" ", 1) for line in cluster.daemon.http("/metrics").splitlines() if labels in line
-    )
-    assert {name.partition("{")[0]: float(value) / 2**20 for name, value in values.items()} == {
+
+    def told_mib() -> dict[str, float]:
+        lines = [line for line in cluster.daemon.http("/metrics").splitlines() if labels in line]
+        values = dict(line.rsplit(" ", 1) for line in lines)
+        return {name.partition("{")[0]: float(value) / 2**20 for name, value in values.items()}
+
+    expected = {
         "gpupack_container_promised_bytes": main_mib,
         "gpupack_container_used_bytes": 3000,
         "gpupack_container_limit_bytes": main_mib,
         "gpupack_container_over_use_bytes": 0,
     }
+    until(lambda: told_mib() == expected, "the container's metrics")
     told = until(lambda: cluster.allocation("held").get("memory", {}).get("main"), "allocation annotation")
     assert told[card]["held"] == "driver"
 
@@ -142,7 +146,7 @@ def test_a_driver_that_lets_nobody_set_limits_holds_nothing(cluster):
     become(cluster, {"set": "no_permission"})
     cluster.create(w.pod("loose", w.container(gib=3)))
     cluster.wait_running("loose")
-    until(lambda: memory(cluster).get(("loose", "main"), {}).get("held") == "accounted", "accounted", 20)
+    until(lambda: memory(cluster).get(("loose", "main"), {}).get("held") == "accounted", "accounted")
     assert memory(cluster)["loose", "main"]["limit_mib"] is None
 
 

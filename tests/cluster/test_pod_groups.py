@@ -126,8 +126,8 @@ def test_the_dashboard_knows_groups_by_the_rights_of_its_manifests(cluster: Clus
     try:
         pending = lambda: json.loads(dashboard.http("/api/state"))["pending"]["pods"]  # noqa: E731
         until(lambda: [each["gang"] for each in pending()] == ["wide (9)"], "its gang is shown")
-        (shown,) = pending()
-        assert "its gang starts together, and 1 of its 9 pods fit at once now" in shown["text"]
+        text = "its gang starts together, and 1 of its 9 pods fit at once now"
+        until(lambda: text in pending()[0]["text"], "what its gang waits for")
         assert json.loads(dashboard.http("/api/state"))["problems"] == []
     finally:
         dashboard.stop()

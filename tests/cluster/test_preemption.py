@@ -10,6 +10,7 @@ import pytest
 
 from allocator.names import NODE_HOLDS, POD_ASSIGNED
 from tests.cluster.harness import Api, ApiError, Cluster, until, workload
+from tests.cluster.harness.admission import add_priority_class
 from tests.cluster.harness.controlplane import RESOURCE
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import apply_all, build
@@ -38,10 +39,7 @@ def cluster(make_cluster: Any) -> Cluster:
     )
     api = cluster.api
     for priority in (1, 2, 3, 4, 5, 10, 20):
-        api.post(
-            "/apis/scheduling.k8s.io/v1/priorityclasses",
-            {"metadata": {"name": f"p{priority}"}, "value": priority},
-        )
+        add_priority_class(cluster, f"p{priority}", priority)
     held = [run(api, "n1", "guarded", 0, 1, app="guarded"), run(api, "n1", "cheap", 1, 2)]
     publish(api, "n1", (4, 4), held)
     publish(api, "n2", (4, 4), [run(api, "n2", "dear", 0, 3), run(api, "n2", "dearer", 1, 4)])
@@ -107,6 +105,13 @@ def publish(api: Api, node: str, used: tuple[int, ...], held: list[str]) -> None
         )
 
 
+def wait_known(cluster: Cluster, nodes: int) -> None:
+    """Return once the extender knows of all pods and so many nodes."""
+    found = {'gpupack_scheduler_nodes{words="readable"}': nodes}
+    found["gpupack_scheduler_pods"] = len(cluster.api.get(PODS)["items"])
+    until(lambda: all(cluster.extender.metric(name) == found[name] for name in found), f"{found} known")
+
+
 def wait_preempted(cluster: Cluster, victim: str, node: str) -> None:
     """Wait for kube-scheduler's event about a victim.
 
@@ -121,7 +126,7 @@ def wait_preempted(cluster: Cluster, victim: str, node: str) -> None:
         )
         return any(each["message"].endswith(f" on node {node}") for each in found["items"])
 
-    until(preempted, f"an event that {victim} was preempted on {node}", 20)
+    until(preempted, f"an event that {victim} was preempted on {node}")
 
 
 def names(api: Api) -> set[str]:
@@ -185,7 +190,7 @@ def test_kube_scheduler_itself_sees_no_need_on_a_fragmented_node(cluster: Cluste
     before = names(api)
     schedule_with(cluster, refuser.url)
     api.post(PODS, workload.pod("alone", workload.container(gib=8), priorityClassName="p10"))
-    said = until(lambda: refusal(api, "alone"), "the pod refused", 30)
+    said = until(lambda: refusal(api, "alone"), "the pod refused")
     cluster.control.kill("kube-scheduler")
     assert 'expected at least one victim pod on node "n1"' in said
     assert refuser.asked == {"/filter"}
@@ -204,17 +209,21 @@ def test_a_pod_gets_a_card_of_a_fragmented_node(scheduled: Cluster) -> None:
     api.post(BUDGETS, budget)
     before = names(api)
     api.post(PODS, workload.pod("needy", workload.container(gib=8), priorityClassName="p10"))
-    until(lambda: len(names(api)) == len(before), "a victim evicted", 30)
+    until(lambda: len(names(api)) == len(before), "a victim evicted")
     # Of smaller priority than all others is only one that its budget protects.
     assert names(api) == before - {"cheap"} | {"needy"}
-    until(lambda: api.get(f"{PODS}/needy")["status"].get("nominatedNodeName") == "n1", "its node kept", 10)
+    until(lambda: api.get(f"{PODS}/needy")["status"].get("nominatedNodeName") == "n1", "its node kept")
     publish(api, "n1", (4, 0), [api.get(f"{PODS}/guarded")["metadata"]["uid"]])
-    until(lambda: api.get(f"{PODS}/needy")["spec"].get("nodeName"), "the pod bound", 30)
+    until(lambda: api.get(f"{PODS}/needy")["spec"].get("nodeName"), "the pod bound")
     annotations = api.get(f"{PODS}/needy")["metadata"]["annotations"]
     assert json.loads(annotations[POD_ASSIGNED]) == {"main": [[uuid("n1", 1), 8]]}
     scheduled.wait_event("needy", "Nominated: Keeping GPU memory on node n1 for it: evicting default/cheap")
-    found = api.get("/api/v1/namespaces/default/events", fieldSelector="reason=Preempted")["items"]
-    assert [each["involvedObject"]["name"] for each in found] == ["cheap"]
+
+    def preempted() -> list[str]:
+        found = api.get("/api/v1/namespaces/default/events", fieldSelector="reason=Preempted")["items"]
+        return [each["involvedObject"]["name"] for each in found]
+
+    until(lambda: preempted() == ["cheap"], "the event of the victim")
     assert names(api) == before - {"cheap"} | {"needy"}
 
 
@@ -222,14 +231,15 @@ def test_victims_are_those_that_share_a_card(scheduled: Cluster) -> None:
     api = scheduled.api
     before = names(api)
     publish(api, NODE, (8, 8), [run(api, NODE, name, *where) for name, where in RUNNING.items()])
+    wait_known(scheduled, 3)
     api.post(PODS, workload.pod("urgent", workload.container(gib=8), priorityClassName="p10"))
-    until(lambda: len(names(api)) == len(before) + 3, "two victims evicted", 30)
+    until(lambda: len(names(api)) == len(before) + 3, "two victims evicted")
     # By sums alone it would have been the two of the smallest priority, a and b, and no card free. And of the
     # fragmented node nobody, as kube-scheduler preempts for the pod.
     assert names(api) == before | {"a", "c", "urgent"}
     wait_preempted(scheduled, "b", NODE)
     publish(api, NODE, (8, 0), [api.get(f"{PODS}/{name}")["metadata"]["uid"] for name in ("a", "c")])
-    until(lambda: api.get(f"{PODS}/urgent")["spec"].get("nodeName"), "the pod bound", 30)
+    until(lambda: api.get(f"{PODS}/urgent")["spec"].get("nodeName"), "the pod bound")
     annotations = api.get(f"{PODS}/urgent")["metadata"]["annotations"]
     assert json.loads(annotations[POD_ASSIGNED]) == {"main": [[uuid(NODE, 1), 8]]}
 
@@ -244,7 +254,7 @@ def test_where_evicting_frees_no_card_nobody_is_evicted(scheduled: Cluster) -> N
         conditions = api.get(f"{PODS}/large")["status"].get("conditions", [])
         return next((each["message"] for each in conditions if each["type"] == "PodScheduled"), None)
 
-    assert "0/3 nodes are available" in until(refused, "the pod refused", 30)
+    assert "0/3 nodes are available" in until(refused, "the pod refused")
     assert names(api) == before | {"large"}
 
 
@@ -261,6 +271,7 @@ def test_a_guarded_pod_is_spared_where_others_will_do(scheduled: Cluster) -> Non
     held = [run(api, "n4", name, *where) for name, where in running.items()]
     held += [run(api, "n4", name, 0, 1, app="kept") for name in ("kept1", "kept2")]
     publish(api, "n4", (8, 8, 8), held)
+    wait_known(scheduled, 4)
     before = names(api)
     # By sums alone kube-scheduler's victims are x and z, of two cards. Two pods of the smallest priority
     # would free the first card, but a budget protects them.
@@ -268,6 +279,6 @@ def test_a_guarded_pod_is_spared_where_others_will_do(scheduled: Cluster) -> Non
         "wanted", workload.container(gib=8), priorityClassName="p10", nodeSelector={"node": "n4"}
     )
     api.post(PODS, wanted)
-    until(lambda: len(names(api)) == len(before) - 1, "two victims evicted", 30)
+    until(lambda: len(names(api)) == len(before) - 1, "two victims evicted")
     assert names(api) == before - {"x", "w"} | {"wanted"}
     wait_preempted(scheduled, "x", "n4")

@@ -12,6 +12,7 @@ import yaml
 
 from tests.cluster.harness import Cluster, dra, kueue, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.admission import wait_quota
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import ADMIN_TOKEN, free_ports
 from tests.cluster.harness.daemons import REPOSITORY, QueueController
@@ -67,9 +68,15 @@ def running(shared: Cluster) -> Iterator[QueueController]:
 def cluster(shared: Cluster, running: QueueController) -> Cluster:
     shared.clear()
     running.config.write_text(TWO)
-    until(lambda: not running.status()["pods"] and used(running) == 0, "an empty queue", 20)
-    until(lambda: running.status()["mode"] == "gate", "the configuration in force", 20)
+    until(lambda: not running.status()["pods"] and used(running) == 0, "an empty queue")
+    until(lambda: is_two(running), "the configuration in force")
     return shared
+
+
+def is_two(running: QueueController) -> bool:
+    status = running.status()
+    queues = {(queue["name"], queue["weight"], queue["nominal"], queue["stop"]) for queue in status["queues"]}
+    return status["mode"] == "gate" and queues == {("a", 3, None, "None"), ("b", 1, None, "None")}
 
 
 def gated(name: str, gib: int, queue: str = "a", **more: Any) -> dict[str, Any]:
@@ -92,7 +99,7 @@ def test_from_the_gate_to_a_running_container(cluster: Cluster, running: QueueCo
     """Four of five fit; the fifth waits with its gate, and runs when one ends."""
     for number in range(5):
         cluster.create(gated(f"p{number}", 3))
-    until(lambda: [p["reason"] for p in running.status()["pods"]] == ["NoRoom"], "one waits for room", 30)
+    until(lambda: [p["reason"] for p in running.status()["pods"]] == ["NoRoom"], "one waits for room")
     (waiting,) = [pod["name"] for pod in running.status()["pods"]]
     others = [f"p{number}" for number in range(5) if f"p{number}" != waiting]
     for name in others:
@@ -117,13 +124,13 @@ def test_what_kube_scheduler_cannot_place_waits_again(cluster: Cluster, running:
     cluster.wait_running("neighbour")
     term = {"labelSelector": {"matchLabels": {QUEUE_NAME: "b"}}, "topologyKey": "kubernetes.io/hostname"}
     cluster.create(gated("quiet", 3, affinity={"podAntiAffinity": {REQUIRED: [term]}}))
-    until(lambda: is_requeued(cluster, "quiet") and used(running) == 1, "its quota back", 30)
-    assert [pod["reason"] for pod in running.status()["pods"]] == ["HeldBack"]
+    until(lambda: is_requeued(cluster, "quiet") and used(running) == 1, "its quota back")
+    until(lambda: [pod["reason"] for pod in running.status()["pods"]] == ["HeldBack"], "it is held back")
     cluster.delete("neighbour")
     while REQUEUED in ((pod := cluster.pod("quiet"))["metadata"].get("annotations") or {}):
         assert not pod["spec"].get("nodeName"), "it was bound before its turn"
     cluster.wait_running("quiet")
-    assert used(running) == 3
+    until(lambda: used(running) == 3, "its quota alone")
 
 
 @pytest.mark.telling
@@ -132,20 +139,22 @@ def test_batch_mode_fixes_the_node_and_a_restart_loses_nothing(
 ) -> None:
     """The queue is killed while pods wait; its successor releases the rest and nobody twice."""
     running.config.write_text(f"{TWO}mode: batch\n")
-    until(lambda: running.status()["mode"] == "batch", "the new mode", 20)
+    until(lambda: running.status()["mode"] == "batch", "the new mode")
     for number in range(3):
         cluster.create(gated(f"p{number}", 8, "ab"[number % 2]))
-    until(lambda: used(running) == 16, "two released", 30)
+    names = [f"p{number}" for number in range(3)]
+    until(lambda: sum(wears_gate(cluster, name) for name in names) == 1, "two released")
+    assert used(running) == 16
     running.kill()
-    (waiting,) = [f"p{number}" for number in range(3) if wears_gate(cluster, f"p{number}")]
-    released = [f"p{number}" for number in range(3) if f"p{number}" != waiting]
+    (waiting,) = [name for name in names if wears_gate(cluster, name)]
+    released = [name for name in names if name != waiting]
     for name in released:
         cluster.wait_running(name)
         terms = cluster.pod(name)["spec"]["affinity"]["nodeAffinity"]
         (term,) = terms["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]
     running.start(ready=False)
-    running.wait_ready(60)
+    running.wait_ready()
     assert wears_gate(cluster, waiting)
     cluster.delete(released[0])
     cluster.wait_running(waiting)
@@ -157,7 +166,7 @@ def test_a_second_stage_waits_for_the_pods_that_a_job_is_still_to_make(
     """The Job makes its two pods one after the other; the node that has their data is named for them."""
     notes = {"gpupack.io/job": "j"}
     cluster.create(gated("reduce", 1, annotations=notes))
-    until(lambda: [p["reason"] for p in running.status()["pods"]] == ["FirstStage"], "no first stage", 20)
+    until(lambda: [p["reason"] for p in running.status()["pods"]] == ["FirstStage"], "no first stage")
     label = {"metadata": {"labels": {"data.gpupack.io/d": ""}}}
     cluster.api.merge("/api/v1/nodes/n1", label)
     pod = gated("map", 1, annotations={**notes, "gpupack.io/data": "d"})
@@ -170,11 +179,13 @@ def test_a_second_stage_waits_for_the_pods_that_a_job_is_still_to_make(
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": "maps"},
-        "spec": {"completions": 2, "parallelism": 1, "template": template},
+        "spec": {"completions": 2, "parallelism": 1, "suspend": True, "template": template},
     }
     jobs = "/apis/batch/v1/namespaces/default/jobs"
     cluster.api.post(jobs, job)
-    cluster.wait_event("reduce", "Job default/maps has 0 of 2 pods that succeeded", 60)
+    lacks = "Job default/maps has 0 of 2 pods that succeeded"
+    until(lambda: any(lacks in pod["message"] for pod in running.status()["pods"]), "its Job is known")
+    cluster.api.merge(f"{jobs}/maps", {"spec": {"suspend": False}})
     cluster.wait_running("reduce", 90)
     assert cluster.api.get(f"{jobs}/maps")["status"]["succeeded"] == 2
     maps = [pod for pod in cluster.api.get(PODS)["items"] if pod["metadata"]["name"].startswith("maps")]
@@ -193,12 +204,12 @@ def test_reclaim_by_eviction_for_a_pod_and_for_a_gang(cluster: Cluster, running:
         "reclaim: evict\n"
         "queues: [{name: a, cohort: x, nominalQuota: 12}, {name: b, cohort: x, nominalQuota: 4}]"
     )
-    until(lambda: {q["nominal"] for q in running.status()["queues"]} == {12, 4}, "the new quotas", 20)
+    until(lambda: {q["nominal"] for q in running.status()["queues"]} == {12, 4}, "the new quotas")
     for number in range(3):
         cluster.create(gated(f"b{number}", 4, "b"))
     # Pods are dated in whole seconds, and the last one is to be the youngest.
     second = time.time() + 1
-    until(lambda: time.time() > second, "the next second", 5)
+    until(lambda: time.time() > second, "the next second")
     young = gated("b3", 4, "b")
     young["metadata"]["labels"]["keep"] = "it"
     cluster.create(young)
@@ -215,9 +226,7 @@ def test_reclaim_by_eviction_for_a_pod_and_for_a_gang(cluster: Cluster, running:
         assert "violate the pod's disruption budget" in cluster.wait_event("b3", "NotRemoved")
         gang = {"gpupack.io/gang": "g", "gpupack.io/gang-size": "2"}
         cluster.create(gated("g0", 4, annotations=gang))
-        until(
-            lambda: [p["reason"] for p in running.status()["pods"]] == ["GangIncomplete"], "half a gang", 20
-        )
+        until(lambda: [p["reason"] for p in running.status()["pods"]] == ["GangIncomplete"], "half a gang")
         assert len(left()) == 3, "nobody goes for half a gang"
         cluster.create(gated("g1", 4, annotations=gang))
         cluster.wait_running("g0", timeout_s=60)
@@ -231,7 +240,7 @@ def test_batch_mode_names_the_node_in_every_form_of_affinity(
 ) -> None:
     """A term without conditions selects no node, and the API server lets nobody put the node into it."""
     running.config.write_text(f"{TWO}mode: batch\n")
-    until(lambda: running.status()["mode"] == "batch", "the new mode", 20)
+    until(lambda: running.status()["mode"] == "batch", "the new mode")
 
     def required(terms: list[Any]) -> dict[str, Any]:
         return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
@@ -271,7 +280,7 @@ def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: 
     marked = gated("marked", 2, "later") | {"spec": w.pod_spec([w.container(gib=2)])}
     marked["metadata"]["annotations"] = {REQUEUED: "true"}
     cluster.create(marked)
-    until(lambda: not wears_gate(cluster, "released"), "its release", 20)
+    until(lambda: not wears_gate(cluster, "released"), "its release")
 
     def labels(name: str, queue: str | None, api: Api = user, **more: str) -> None:
         body = {"metadata": {"labels": {QUEUE_NAME: queue, **more}}}
@@ -284,8 +293,8 @@ def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: 
             return error.message
         return ""
 
-    until(lambda: is_denied("released", "b"), "the policy in force", 20)
-    assert 'label gpupack.io/queue-name of pod default/released stays "a"' in is_denied("released", "b")
+    stays = 'label gpupack.io/queue-name of pod default/released stays "a"'
+    until(lambda: stays in is_denied("released", "b"), "the policy in force")
     assert is_denied("released", None)
     labels("released", "a", mine="1")
     labels("waits", "b")
@@ -317,7 +326,7 @@ def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: 
         made = cluster.api.post("/api/v1/namespaces/default/pods", labelled, dryRun="All")
         return bool(made["spec"].get("schedulingGates") == [{"name": GATE}])
 
-    until(puts_it_on, "the policy in force", 20)
+    until(puts_it_on, "the policy in force")
     cluster.create(labelled)
     cluster.wait_running("labelled")
     plain = w.pod("plain", w.container(gib=3))
@@ -351,13 +360,14 @@ def test_a_gated_pod_counts_against_a_resource_quota_from_its_creation(
     quota = yaml.safe_load(found[1])
     quota["spec"]["hard"] = {"requests.gpupack.io/gpu-memory-gib": "6"}
     running.config.write_text("queues: [{name: a, stopPolicy: Hold}, {name: b}]\n")
-    until(lambda: {q["stop"] for q in running.status()["queues"]} == {"Hold", "None"}, "a is held", 20)
+    until(lambda: {q["stop"] for q in running.status()["queues"]} == {"Hold", "None"}, "a is held")
     path = "/api/v1/namespaces/default/resourcequotas"
     quota["metadata"]["namespace"] = "default"
     cluster.api.post(path, quota)
     name = quota["metadata"]["name"]
     try:
-        until(lambda: cluster.api.get(f"{path}/{name}")["status"].get("hard"), "the quota counts", 30)
+        until(lambda: cluster.api.get(f"{path}/{name}")["status"].get("hard"), "the quota counts")
+        wait_quota(cluster, gated("large", 7))
         cluster.create(gated("p0", 3))
         cluster.create(gated("p1", 3))
         with pytest.raises(ApiError, match="exceeded quota"):
@@ -433,7 +443,7 @@ def protected(cluster: Cluster, labels: dict[str, str]) -> Iterator[None]:
     spec = {"minAvailable": 1, "selector": {"matchLabels": labels}}
     cluster.api.post(path, {"metadata": {"name": "none"}, "spec": spec})
     try:
-        until(lambda: cluster.api.get(f"{path}/none")["status"].get("currentHealthy") == 1, "it counts", 20)
+        until(lambda: cluster.api.get(f"{path}/none")["status"].get("currentHealthy") == 1, "it counts")
         yield
     finally:
         cluster.api.delete(f"{path}/none")

@@ -78,16 +78,16 @@ def test_what_kube_scheduler_refuses_gives_its_room_back_and_those_like_it_wait(
         for number in range(2):
             fleet.create(gated(f"{gang}{number}", 80, annotations=notes, affinity=NO_SUCH_POD))
         if gang == "g":
-            until(lambda: _is_unschedulable(fleet, "g0"), "kube-scheduler's answer", 20)
+            until(lambda: _is_unschedulable(fleet, "g0"), "kube-scheduler's answer")
     like = "gang default/g asks for the same and could not be bound; one at a time is tried again"
-    until(lambda: _why(queue, "h0") == _why(queue, "h1") == f"HeldBack {like}", "h is held back", 8)
+    until(lambda: _why(queue, "h0") == _why(queue, "h1") == f"HeldBack {like}", "h is held back")
     assert "it waits in its queue again" in fleet.wait_event("g0", "Requeued")
     fleet.create(gated("single", 80, affinity=NO_SUCH_POD))
     assert "kube-scheduler found no node for it" in fleet.wait_event("single", "Requeued")
     fleet.create(gated("like-it", 80, affinity=NO_SUCH_POD))
-    until(lambda: _why(queue, "like-it").startswith("HeldBack"), "it is held back", 8)
+    until(lambda: _why(queue, "like-it").startswith("HeldBack"), "it is held back")
     fleet.create(gated("other", 79))
-    until(lambda: "nodeName" in fleet.pod("other")["spec"], "another one goes", 20)
+    until(lambda: "nodeName" in fleet.pod("other")["spec"], "another one goes")
 
 
 def _why(queue: QueueController, name: str) -> str:
@@ -110,7 +110,7 @@ def test_hundreds_of_nodes_and_pods_and_a_restart_in_between(fleet: Cluster, que
         born[pod["metadata"]["name"]] = fleet.api.post(PODS, pod)
 
     in_parallel(400, create)
-    until(lambda: len(bound(fleet)) > 1, "the first", 30)
+    until(lambda: len(bound(fleet)) > 1, "the first")
     queue.kill()
     queue.start()
 
@@ -121,7 +121,7 @@ def test_hundreds_of_nodes_and_pods_and_a_restart_in_between(fleet: Cluster, que
         assert len(found) + len(waiting) == len(born), f"{len(found)} bound, {len(waiting)} wait"
         return True
 
-    until(all_that_may, "all that may go", 60, every_s=0.5)
+    until(all_that_may, "all that may go", 180, every_s=0.5)
     on_cards: Counter[str] = Counter()
     of_queue: Counter[str] = Counter()
     for pod in bound(fleet):

@@ -170,9 +170,9 @@ def test_mig_mode_changes_while_cordoned_empty_cards_are_let_go(make_cluster):
     holds_for(lambda: not detached(), "a card that a pod has is needed", 6.0)
     assert [card.size for card in cluster.state().cards] == [80, 8]
     cluster.delete("last")
-    until(detached, "the driver is let go", 30)
+    until(detached, "the driver is let go")
     cordon(None)
-    state = cluster.wait_used([0, 0, 0], 30)
+    state = cluster.wait_used([0, 0, 0])
     assert [card.size for card in state.cards] == [40, 40, 8]
     assert not detached()
     cluster.create(w.pod("new", w.container(gib=40), annotations=on(state.cards[0].uuid)))

@@ -83,7 +83,7 @@ def test_kubelet_restart_with_the_api_server_away(cluster, two):
 def test_release_after_a_kubelet_restart(cluster, two):
     registered_again(cluster, cluster.host.restart_kubelet)
     cluster.delete("a")
-    cluster.wait_used([0, 5], 40)
+    cluster.wait_used([0, 5])
     assert cluster.state().used_by_uuid == two["b"]
 
 
@@ -92,7 +92,7 @@ def test_daemon_killed_and_started_again(cluster, two):
     before = cluster.state()
     with words_never_below(cluster, [5, 5]):
         cluster.daemon.kill()
-        until(lambda: cluster.allocatable() == 0, "kubelet noticed", 30)
+        until(lambda: cluster.allocatable() == 0, "kubelet noticed")
         (row,) = shown(cluster)
         assert (row.ready, row.without_daemon, row.takes_pods) == (True, True, False)
         assert [[(pod.name, pod.units, pod.share) for pod in card.pods] for card in row.cards] in (
@@ -108,7 +108,7 @@ def test_daemon_killed_and_started_again(cluster, two):
         cluster.daemon.start()
         cluster.wait_running("waiting")
         assert sorted(wait_agree(cluster).used) == [5, 8]
-    until(lambda: shown(cluster)[0].takes_pods, "top shows that a daemon is back", 30)
+    until(lambda: shown(cluster)[0].takes_pods, "top shows that a daemon is back")
     assert cluster.state().revision > before.revision
     assert {name: grants(cluster, name) for name in two} == two
 
@@ -124,7 +124,7 @@ def test_pod_deleted_while_the_daemon_is_down(cluster, two):
     cluster.daemon.kill()
     cluster.delete("a")
     cluster.daemon.start()
-    assert cluster.wait_used([0, 5], 40).used_by_uuid == two["b"]
+    assert cluster.wait_used([0, 5]).used_by_uuid == two["b"]
 
 
 def test_daemon_and_kubelet_killed_together(cluster, two):
@@ -151,7 +151,7 @@ def test_init_container_charge_survives_a_daemon_restart(cluster):
         registered_again(cluster, cluster.daemon.kill, cluster.daemon.start)
         registered_again(cluster, cluster.host.restart_kubelet)
     cluster.delete("initial")
-    cluster.wait_used([0, 0], 40)
+    cluster.wait_used([0, 0])
 
 
 def test_extender_restart_between_filter_and_bind(cluster):
@@ -166,7 +166,7 @@ def test_extender_restart_between_filter_and_bind(cluster):
         cluster.extender.kill()
         cluster.extender.start()
         gate.open()
-        cluster.wait_running("caught", 40)
+        cluster.wait_running("caught")
         cluster.create(w.pod("other", w.container(gib=8)))
         cluster.wait_running("other")
         assert wait_agree(cluster).used == [8, 8]
@@ -265,8 +265,8 @@ def test_node_object_deleted_and_made_again(cluster, two):
     before = cluster.state()
     cluster.api.delete(f"/api/v1/nodes/{cluster.node_name}")
     cluster.host.restart_kubelet()
-    until(cluster.cards, "words on the new Node", 40)
-    until(cluster.node_ready, "node ready", 40)
+    until(cluster.cards, "words on the new Node")
+    until(cluster.node_ready, "node ready")
     after = cluster.state()
     assert after.revision > before.revision
     assert all(have >= 5 for have in after.used)
@@ -287,10 +287,10 @@ def test_nothing_is_bound_where_the_device_plugin_is_gone(cluster):
     since = time.time()
     cluster.daemon.kill()
     reason = "the node's kubelet has no gpupack device plugin at the moment"
-    until(lambda: found() == {cluster.node_name: reason}, "the extender refuses the node", 30)
+    until(lambda: found() == {cluster.node_name: reason}, "the extender refuses the node")
     assert cluster.state().used == [0, 0], "the words offer cards all the while"
     cluster.daemon.start()
     cluster.wait_registered(since)
-    until(lambda: not found(), "the extender offers the node again", 30)
+    until(lambda: not found(), "the extender offers the node again")
     cluster.create(w.pod("a", w.container(gib=5)))
     cluster.wait_running("a")

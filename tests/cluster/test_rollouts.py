@@ -131,7 +131,7 @@ class Installed:
                 made["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
             self.cluster.create(made)
 
-    def wait(self, probe: Callable[[], object], what: str, timeout_s: float = 90) -> None:
+    def wait(self, probe: Callable[[], object], what: str, timeout_s: float = 180) -> None:
         """Wait while pods arrive and nodes work."""
 
         def arriving() -> object:
@@ -231,8 +231,8 @@ def change(installed: Installed, revision: str) -> None:
 
 def wait_available(installed: Installed) -> None:
     """Wait until the first install is done: this test may be the first one that is run."""
-    installed.nodes.until(installed.settled, "all replicas available", 90)
-    installed.nodes.until(installed.leaders, "both Services have one endpoint, the leader", 30)
+    installed.nodes.until(installed.settled, "all replicas available", 180)
+    installed.nodes.until(installed.leaders, "both Services have one endpoint, the leader")
 
 
 def test_a_first_install_becomes_available(installed: Installed) -> None:

@@ -59,7 +59,7 @@ def test_it_leaves_nothing_and_gpupack_comes_back(cluster: Cluster) -> None:
     assert status == 1
     assert "stays as it is: 1 pod there holds GPU memory: default/holder" in said
     cluster.delete("holder")
-    cluster.wait_used([0, 0], 40)
+    cluster.wait_used([0, 0])
     assert cluster.daemon.stop() == 0
 
     before = ours(cluster)

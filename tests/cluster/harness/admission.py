@@ -9,7 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.cluster.harness import workload
 from tests.cluster.harness.cluster import PODS, Cluster
+from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Api, ApiError, Json
 
 
@@ -36,6 +38,34 @@ def told(cluster: Cluster, pod: dict[str, Any]) -> str:
     except ApiError as error:
         return error.message
     return ""
+
+
+def add_priority_class(cluster: Cluster, name: str, value: int, **more: Any) -> None:
+    """Make a PriorityClass; returns when the admission plugin, which has a view of its own, knows it."""
+    body = {"metadata": {"name": name}, "value": value, **more}
+    cluster.api.post("/apis/scheduling.k8s.io/v1/priorityclasses", body)
+    pod = workload.pod("p", workload.container(), priorityClassName=name)
+    until(lambda: told(cluster, pod) == "", f"PriorityClass {name} known")
+
+
+def wait_quota(cluster: Cluster, pod: dict[str, Any]) -> None:
+    """Return once a quota refuses a pod: admission has a view of its own of what a quota's status says."""
+    until(lambda: "exceeded quota" in told(cluster, pod), "the quota in force")
+
+
+def wait_allowed(cluster: Cluster, user: Json, verb: str, resource: str) -> None:
+    """Return once a user has a right: the authorizer has a view of its own of roles and their bindings.
+
+    Args:
+        cluster: Whose API server is asked.
+        user: `user` or `groups` of a SubjectAccessReview.
+        verb: As in a role.
+        resource: Likewise.
+    """
+    spec = {**user, "resourceAttributes": {"verb": verb, "resource": resource}}
+    review = {"spec": spec}
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    until(lambda: cluster.api.post(path, review)["status"]["allowed"], f"{user} may {verb} {resource}")
 
 
 def warnings_of(cluster: Cluster, path: str, body: dict[str, Any]) -> list[str]:

@@ -40,9 +40,9 @@ def remove(name: str) -> None:
     """Kill what still runs in the group `name` (our own containers, nobody else's) and remove it.
 
     Raises:
-        AssertionError: If it is still there after ten seconds.
+        AssertionError: If it is still there after a minute.
     """
-    until(lambda: not _try_to_remove(name), f"cgroup {name} removed", 10)
+    until(lambda: not _try_to_remove(name), f"cgroup {name} removed")
 
 
 def remove_orphans() -> None:

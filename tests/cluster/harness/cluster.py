@@ -11,7 +11,7 @@ from tests.cluster.harness import binaries, cgroups
 from tests.cluster.harness.controlplane import ADMIN_TOKEN, RESOURCE, ControlPlane, free_ports
 from tests.cluster.harness.daemons import Extender, NodeDaemon
 from tests.cluster.harness.node import NodeSide
-from tests.cluster.harness.polling import until
+from tests.cluster.harness.polling import PATIENCE_S, until
 from tests.cluster.harness.rest import Api, ApiError, Json
 from tests.cluster.harness.words import NodeState, integer, node_state
 
@@ -28,7 +28,7 @@ class Cluster:
 
     Attributes:
         serves_claims: whether its node gives pods their cards by claims.
-        patience_s: what waiting for a pod takes at least, before it is a failure.
+        patience_s: what waiting for a pod or its events takes at least, before it is a failure.
     """
 
     serves_claims = False
@@ -86,14 +86,14 @@ class Cluster:
         self.control.start()
         if self.node is not None:
             self.node.start()
-            until(self.node_ready, f"node {self.node_name} ready", 60)
+            until(self.node_ready, f"node {self.node_name} ready", 120)
         if self._daemon is not None:
             self._daemon.start(ready=False)
             self.extender.start(ready=False)
             self._daemon.wait_ready()
             self.extender.wait_ready()
-            until(self.cards, "the node's words", 20)
-            until(self.allocatable, "the kubelet's count of units", 20)
+            until(self.cards, "the node's words")
+            until(self.allocatable, "the kubelet's count of units")
         until(
             lambda: self.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
             "default service account",
@@ -156,7 +156,7 @@ class Cluster:
     def node_object(self) -> Json:
         return self.api.get(f"{NODES}/{self.node_name}")
 
-    def wait_registered(self, after: float, timeout_s: float = 60) -> None:
+    def wait_registered(self, after: float, timeout_s: float = 120) -> None:
         """Return once the kubelet that runs now has taken `gpupack node`'s devices and the Node says so.
 
         Args:
@@ -193,7 +193,7 @@ class Cluster:
         assert state is not None, "the node carries no packed words"
         return state
 
-    def wait_used(self, expected: list[int], timeout_s: float = 20) -> NodeState:
+    def wait_used(self, expected: list[int], timeout_s: float = PATIENCE_S) -> NodeState:
         """Return the node's state once its cards' used units are, sorted, as expected."""
 
         def equal() -> NodeState | None:
@@ -214,7 +214,7 @@ class Cluster:
     def pod(self, name: str) -> Json:
         return self.api.get(f"{PODS}/{name}")
 
-    def wait_running(self, name: str, timeout_s: float = 30) -> Json:
+    def wait_running(self, name: str, timeout_s: float = PATIENCE_S) -> Json:
         """Return the pod once it is Running with every container started.
 
         Raises:
@@ -248,7 +248,7 @@ class Cluster:
         if wait:
             self.wait_gone(name)
 
-    def wait_gone(self, name: str, timeout_s: float = 30) -> None:
+    def wait_gone(self, name: str, timeout_s: float = PATIENCE_S) -> None:
         until(lambda: not self.exists(name), f"pod {name} gone", timeout_s)
 
     def exists(self, name: str) -> bool:
@@ -257,9 +257,9 @@ class Cluster:
     def clear(self) -> None:
         """Delete every pod and wait until the words are empty again: the start of the next test."""
         self.api.delete(PODS, grace_s=0)
-        until(lambda: not self.api.get(PODS)["items"], "all pods gone", 30)
+        until(lambda: not self.api.get(PODS)["items"], "all pods gone")
         if self._daemon is not None:
-            self.wait_used([0] * len(self.state().cards), 40)
+            self.wait_used([0] * len(self.state().cards))
 
     def events(self, name: str) -> list[str]:
         """`reason: message` of every event of the pod that has this name now."""
@@ -267,7 +267,7 @@ class Cluster:
         found = self.api.get("/api/v1/namespaces/default/events", fieldSelector=f"involvedObject.uid={uid}")
         return [f"{event['reason']}: {event['message']}" for event in found["items"]]
 
-    def wait_event(self, name: str, text: str, timeout_s: float = 20) -> str:
+    def wait_event(self, name: str, text: str, timeout_s: float = PATIENCE_S) -> str:
         """Return the pod's first event that contains `text`."""
 
         def matching() -> str:
@@ -276,7 +276,7 @@ class Cluster:
             assert found, f"events {events}"
             return found
 
-        return until(matching, f"event of {name} with {text!r}", timeout_s)
+        return until(matching, f"event of {name} with {text!r}", max(timeout_s, self.patience_s))
 
     def environment(self, name: str, container: str = "main") -> dict[str, str]:
         """The environment of a running container, read from its process."""

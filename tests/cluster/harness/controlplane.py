@@ -230,14 +230,14 @@ class ControlPlane:
         """Return once the API server answers /readyz with ok.
 
         Raises:
-            AssertionError: If it ended or did not get ready within a minute; shows its log.
+            AssertionError: If it ended or did not get ready within two minutes; shows its log.
         """
         server = self.running["kube-apiserver"]
 
         def ready() -> bool:
             return not server.alive or self.api.call("GET", "/readyz", timeout_s=5) == "ok"
 
-        until(ready, "kube-apiserver ready", 60)
+        until(ready, "kube-apiserver ready", 120)
         assert server.alive, server.tail()
 
     def start_controllers(self) -> None:
@@ -251,6 +251,8 @@ class ControlPlane:
                 "service-account-private-key-file": self._signing_key,
                 "root-ca-file": self.ca,
                 "allocate-node-cidrs": "false",
+                # A kubelet that a test freezes, or a machine under load, makes no node NotReady.
+                "node-monitor-grace-period": "5m",
             },
         )
 

@@ -45,7 +45,7 @@ class _Daemon:
         if ready:
             self.wait_ready()
 
-    def wait_ready(self, timeout_s: float = 30) -> None:
+    def wait_ready(self, timeout_s: float = 90) -> None:
         """Return once /readyz answers 200.
 
         Raises:

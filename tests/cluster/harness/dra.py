@@ -42,14 +42,14 @@ def start_with_claims(cluster: Cluster) -> None:
     leave_to_extender(cluster)
     cluster.control.start()
     cluster.host.start()
-    until(cluster.node_ready, "node ready", 60)
+    until(cluster.node_ready, "node ready", 120)
     cluster.serves_claims = True
     cluster.patience_s = PATIENCE_S
     cluster.daemon.flags += ["--serve", "dra", "--cdi-dirs", str(cdi_folder(cluster))]
     cluster.daemon.start()
     cluster.extender.start()
     cluster.api.post(f"{API}/deviceclasses", device_class())
-    until(lambda: slices(cluster), "slices", 30)
+    until(lambda: slices(cluster), "slices")
     until(
         lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
         "default service account",
@@ -144,4 +144,6 @@ def clear(cluster: Cluster) -> None:
     cluster.clear()
     for one in cluster.api.get(CLAIMS)["items"]:
         cluster.api.delete(f"{CLAIMS}/{one['metadata']['name']}", grace_s=0)
-    until(lambda: not cluster.api.get(CLAIMS)["items"], "claims gone", 30)
+    until(lambda: not cluster.api.get(CLAIMS)["items"], "claims gone")
+    # The API server may forget pods and claims before the kubelet has let them go.
+    until(lambda: not cdi_files(cluster), "claims let go")

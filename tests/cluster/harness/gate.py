@@ -6,6 +6,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.cluster.harness.polling import PATIENCE_S
+
 
 class Gate:
     """An HTTP proxy; calls of the verb named by `close` wait in it until `open`."""
@@ -41,7 +43,7 @@ class Gate:
         self._opened.clear()
         self._closed = verb
 
-    def wait_arrived(self, timeout_s: float = 20) -> None:
+    def wait_arrived(self, timeout_s: float = PATIENCE_S) -> None:
         """Return once a call waits in front of the gate.
 
         Raises:

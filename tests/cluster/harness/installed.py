@@ -23,7 +23,7 @@ def start_as_installed(cluster: Cluster) -> None:
     control.start_controllers()
     apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "base"))
     cluster.host.start()
-    until(cluster.node_ready, "node ready", 60)
+    until(cluster.node_ready, "node ready", 120)
     cluster.api.post("/api/v1/nodes", {"metadata": {"name": OTHER_NODE}, "spec": {"unschedulable": True}})
     for account in ("gpupack-node", SCHEDULER):
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}"
@@ -34,7 +34,7 @@ def start_as_installed(cluster: Cluster) -> None:
     control.start_scheduler(scheduler)
     cluster.extender.start()
     cluster.daemon.start()
-    until(cluster.allocatable, "the kubelet's count of units", 20)
+    until(cluster.allocatable, "the kubelet's count of units")
     until(
         lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
         "default service account",

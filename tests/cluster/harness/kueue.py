@@ -110,7 +110,7 @@ def start(cluster: Cluster, kubeconfig: Path) -> Process:
         cluster.control.log_dir / "kueue.log",
         environment={"KUBECONFIG": str(kubeconfig)},
     )
-    until(lambda: cluster.api.get(f"/apis/{API}/namespaces/default/workloads") is not None, "CRDs", 30)
+    until(lambda: cluster.api.get(f"/apis/{API}/namespaces/default/workloads") is not None, "CRDs")
     return process
 
 

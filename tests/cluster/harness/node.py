@@ -2,7 +2,7 @@
 
 Inside, /var/lib is a tmpfs, /var/lib/kubelet, /var/log and /run are folders of the cluster, and the sysctls
 that the kubelet writes are files of ours, so the machine stays as it was. Killing the pid namespace's init
-ends everything in it, and the last process takes the mounts along.
+ends everything in it, which `unshare` waits for, and the last process takes the mounts along.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.cluster.harness import binaries, cgroups, images
 from tests.cluster.harness.polling import until
-from tests.cluster.harness.processes import Process, children
+from tests.cluster.harness.processes import Process
 
 SYSCTLS = {
     "vm/overcommit_memory": 1,
@@ -142,7 +142,7 @@ class NodeSide:
             # Until the container's program has replaced it, this is the runtime's own process.
             return {} if any(name.startswith("_LIBCONTAINER") for name in found) else found
 
-        return until(read, f"environment of container {container_id}", 10)
+        return until(read, f"environment of container {container_id}")
 
     def pids(self, container_id: str) -> set[int]:
         """Host pids of a container's processes; empty once it has ended."""
@@ -169,10 +169,10 @@ class NodeSide:
         steps += [f"touch {ready}", 'exec "$0" -c "$1"']
         command = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL"]
         command += ["--mount-proc", "sh", "-ec", "\n".join(steps), sys.executable, INIT]
-        process = Process("namespaces", command, self.log_dir / "namespaces.log")
+        process = Process("namespaces", command, self.log_dir / "namespaces.log", forks=True)
         self.running["namespaces"] = process
-        until(ready.exists, "namespaces of the node", 10, 0.01)
-        (self._init_pid,) = children(process.pid)
+        until(ready.exists, "namespaces of the node", every_s=0.01)
+        self._init_pid = process.pid
 
     def _start(self, name: str, command: list[str]) -> None:
         log = self.log_dir / f"{name}.log"

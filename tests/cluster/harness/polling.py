@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
+PATIENCE_S: Final = 60.0
+"""Far beyond any real wait: a machine under load may take ten times as long as an idle one."""
 
-def until(probe: Callable[[], T], what: str, timeout_s: float = 30.0, every_s: float = 0.05) -> T:
+
+def until(probe: Callable[[], T], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> T:
     """Call `probe` until it answers something true, and return that.
 
     Exceptions of the probe count as "not yet", except assertions about to be final in the caller's eyes.

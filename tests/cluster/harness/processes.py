@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.cluster.harness.polling import until
+from tests.cluster.harness.polling import PATIENCE_S, until
 
 
 class Process:
@@ -26,15 +26,19 @@ class Process:
         log: Path,
         *,
         enter_pid: int | None = None,
+        forks: bool = False,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> None:
-        """Start `command`; with `enter_pid` inside the mount and pid namespaces of that process."""
+        """Start `command`; with `enter_pid` inside the mount and pid namespaces of that process.
+
+        With `forks` the program is the only child of what `command` starts, which ends after it.
+        """
         assert threading.current_thread() is threading.main_thread(), "start children from the main thread"
         self.name = name
         self.log = log
-        self._inside = enter_pid is not None
-        inside = ["nsenter", "-t", str(enter_pid), "-m", "-p", "--"] if self._inside else []
+        self._forks = forks or enter_pid is not None
+        inside = ["nsenter", "-t", str(enter_pid), "-m", "-p", "--"] if enter_pid is not None else []
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "--", *inside, *command],
@@ -48,12 +52,22 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The program's own pid on the host (behind `nsenter`, which forks, its only child)."""
-        if not self._inside:
+        """The program's own pid on the host (behind `nsenter` and `unshare`, which fork, their only child).
+
+        Raises:
+            ProcessLookupError: When it has ended.
+        """
+        if not self._forks:
             return self._popen.pid
-        return until(
-            lambda: next(iter(children(self._popen.pid)), 0), f"{self.name} inside its namespace", 5, 0.01
+        ended = [0]
+        found = until(
+            lambda: children(self._popen.pid) or ([] if self.alive else ended),
+            f"{self.name} forked",
+            every_s=0.01,
         )
+        if found is ended:
+            raise ProcessLookupError(f"{self.name} has ended")
+        return found[0]
 
     @property
     def alive(self) -> bool:
@@ -72,7 +86,7 @@ class Process:
 
     def thaw(self) -> None:
         """SIGCONT; `nsenter` stops itself along with the program it waits for."""
-        if self._inside:
+        if self._forks:
             self._popen.send_signal(signal.SIGCONT)
         self.send(signal.SIGCONT)
 
@@ -80,7 +94,7 @@ class Process:
         """SIGKILL, and wait until it is gone."""
         self.stop(signal.SIGKILL)
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 20.0) -> int | None:
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = PATIENCE_S) -> int | None:
         """Send `number` and wait; returns the exit status, None if it had to be killed."""
         self.send(number)
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.cluster.harness.cluster import PODS, Cluster
-from tests.cluster.harness.polling import until
+from tests.cluster.harness.polling import PATIENCE_S, until
 from tests.cluster.harness.words import NodeState
 
 MIB_PER_UNIT = 1024
@@ -43,7 +43,7 @@ def promised_now(cluster: Cluster) -> dict[str, int]:
     return dict(total)
 
 
-def wait_agree(cluster: Cluster, timeout_s: float = 20) -> NodeState:
+def wait_agree(cluster: Cluster, timeout_s: float = PATIENCE_S) -> NodeState:
     """Return the node's state once its words say exactly what the containers' environments say."""
 
     def agree() -> NodeState:
