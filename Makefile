@@ -48,11 +48,11 @@ lint: $(VENV)/.dev ## Format check, lint, types, import rules, modules that noth
 	@$(BIN)/python -m tests.scripts.unimported
 	@$(BIN)/python -m tests.scripts.prose
 
-# Four on two cores: half of the time a test waits for something.
+# Six on two cores: most of the time a test waits for something.
 test-unit: $(VENV)/.dev ## Unit, property and integration tests
-	@$(PYTEST) tests/unit tests/property tests/integration -n 4 --dist worksteal -q
+	@$(PYTEST) tests/unit tests/property tests/integration -n 6 --dist worksteal -q
 
-# Beside lint, which mostly takes one core: else each of the four would rewrite the assertions of all tests.
+# Beside lint, which mostly takes one core: else each of the six would rewrite the assertions of all tests.
 bytecode: $(VENV)/.dev
 	@$(PYTEST) tests/unit tests/property tests/integration --collect-only -qq >/dev/null || true
 
