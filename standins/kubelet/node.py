@@ -187,6 +187,11 @@ class Kubelet:
         """How many Register calls came since the kubelet started."""
         return self._alive().registry.registrations
 
+    @property
+    def streams(self) -> int:
+        """How many streams of devices it listens to."""
+        return self._alive().registry.streams
+
     def running_pods(self) -> frozenset[str]:
         """UIDs of pods with a running container: those whose cgroups would exist."""
         return self._runtime.running_pods()

@@ -22,6 +22,7 @@ from standins.kubelet.pods import is_extended_resource
 API_VERSION: Final = "v1beta1"
 _DIAL_S: Final = 10.0
 _PRE_START_S: Final = 30.0
+_CLOSING: Final = "rpc error: code = Canceled desc = grpc: the client connection is closing"
 _CHANNEL_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1),)
 
 
@@ -53,6 +54,11 @@ class PluginClient:
             raise ConnectionError("failed to dial device plugin: context deadline exceeded") from None
         except grpc.aio.AioRpcError as error:
             raise ConnectionError(f"failed to get device plugin options: {_as_go_prints(error)}") from error
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            if not self._stopped:
+                raise
+            # The stream of another one of its name ended, and this connection was closed with that one's.
+            raise ConnectionError(_CLOSING) from None
 
     async def listen(self, take: Callable[[str, Iterable[pb.Device]], None]) -> None:
         """Pass the plugin's lists on until its stream ends, whoever ends it."""
@@ -131,9 +137,7 @@ class PluginClient:
             if not self._stopped:
                 raise
             # The plugin's stream ended, and the connection was closed under the call.
-            raise AdmissionError(
-                "rpc error: code = Canceled desc = grpc: the client connection is closing"
-            ) from None
+            raise AdmissionError(_CLOSING) from None
 
 
 class PluginRegistry(rpc.RegistrationServicer):
@@ -191,6 +195,11 @@ class PluginRegistry(rpc.RegistrationServicer):
         self._listening.add(task)
         task.add_done_callback(self._listening.discard)
         return pb.Empty()
+
+    @property
+    def streams(self) -> int:
+        """How many streams of devices the kubelet listens to."""
+        return len(self._listening)
 
     async def close(self) -> None:
         """Drop every connection, as the end of the process does."""

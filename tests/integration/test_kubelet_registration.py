@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -198,10 +199,37 @@ async def test_double_registration_is_refused_for_good_from_1_37_on() -> None:
         [only] = plugin.open_streams
         only.stopping = True
         only.wake.set()
-        await only.ended.wait()
+        await until(lambda: not here.kubelet.streams)
         with pytest.raises(grpc.aio.AioRpcError, match="already connected"):
             await _register(here, "old.sock")
         assert here.kubelet.allocatable() == {RESOURCE: 16}
+
+
+async def test_a_registration_beside_the_end_of_an_older_stream_is_answered(
+    mocker: MockerFixture,
+) -> None:
+    """The kubelet closes the connection of whoever has the name by then."""
+    may_answer = asyncio.Event()
+    may_answer.set()
+    answers = DevicePlugin.GetDevicePluginOptions
+
+    async def answer(plugin: DevicePlugin, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:
+        await may_answer.wait()
+        return await answers(plugin, request, context)
+
+    mocker.patch.object(DevicePlugin, "GetDevicePluginOptions", answer)
+    async with world(registrar=False) as here, _registered_by_hand(here, "old.sock") as plugin:
+        with pytest.raises(grpc.aio.AioRpcError, match="already connected"):
+            await _register(here, "old.sock")
+        may_answer.clear()
+        again = asyncio.create_task(_register(here, "old.sock"))
+        await until(lambda: here.kubelet.registrations == 3)
+        [only] = plugin.open_streams
+        only.stopping = True
+        only.wake.set()
+        with pytest.raises(grpc.aio.AioRpcError, match="the client connection is closing"):
+            await again
+        may_answer.set()
 
 
 async def test_stream_ended_by_the_kubelet() -> None:
