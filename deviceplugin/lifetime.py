@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 COLLECT_AFTER: Final = (20_000, 20, 100)
-"""What the garbage collector waits for. By default it would walk over all of a node's thousand pods every few
+"""Thresholds of the garbage collector. With Python's it would walk over a node's thousand pods every few
 seconds. That takes some 100 ms, in which no Allocate is answered and no limit is set."""
 
 

@@ -43,8 +43,8 @@ from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 from scheduler_plugin.settings import Settings
 
 SHUTDOWN_S: Final = 5.0
-"""When told to stop, calls under way get so long, and once more after those without their whole body are
-given up. Together that is less than the 30 s after which Kubernetes kills."""
+"""Seconds that calls under way have to end after SIGTERM, and again once those without their whole body are
+given up. Kubernetes kills after 30 s."""
 
 log = structlog.get_logger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 COLLECT_AFTER: Final = (50_000, 20, 100)
-"""What the garbage collector waits for. By default it would walk over the first lists again and again while
-they are read: a third of the time that the reading takes."""
+"""Thresholds of the garbage collector. With Python's it would walk over the first lists again and again: a
+third of the time in which they are read."""
 
 
 def collect_rarely() -> Callable[[], None]:

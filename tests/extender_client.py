@@ -48,7 +48,7 @@ class Client:
             return response.status, await response.text()
 
     async def ready(self) -> bool:
-        """Whether it is ready, and has heard of every node that the API server has."""
+        """Ask whether the extender is ready and has heard of every node that the API server has."""
         names = {node["metadata"]["name"] for node in self.api.objects("nodes")}
         return (await self.get("/readyz"))[0] == 200 and names <= self.state.nodes.rows.keys()
 

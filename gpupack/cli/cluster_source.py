@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpupack.whatif.fetching import ClusterSource
-    from kubeapi.errors import Forbidden
+    from kubeapi.errors import Forbidden, KubeApiError
 
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound="msgspec.Struct")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+_FOR_MEMBERS: Final = (
+    "`why`, `fit` and `dashboard` answer members of a namespace without that right: docs/teams.md"
+)
 
 
 def source_options(command: Decorated) -> Decorated:
@@ -133,4 +136,11 @@ def run_question(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     except (InputError, ConfigError, AllocatorError, SchedulerError, OSError) as error:
         exit_with_faults(error)
     except KubeApiError as error:
-        exit_with_faults(error, FAILED)
+        exit_with_refusal(error)
+
+
+def exit_with_refusal(error: "KubeApiError") -> NoReturn:
+    """Say what the API server refused, and what members can ask who may not list nodes; exit."""
+    is_told = "docs/teams.md" in error.message
+    hints = [_FOR_MEMBERS] if 'cannot list resource "nodes"' in error.message and not is_told else []
+    exit_with_faults(error, FAILED, *hints)

@@ -14,9 +14,6 @@ from gpupack.policies import prepare as prepare_policies
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 130
-_LISTS_NO_NODES: Final = 'cannot list resource "nodes"'
-"""In what an API server says of a user without that right."""
-_FOR_MEMBERS: Final = "docs/teams.md"
 
 version_option = click.version_option(__version__, "--version", prog_name="gpupack")
 
@@ -33,14 +30,9 @@ def print_lines(text: str, *, err: bool = False) -> None:
     click.echo("\n".join(make_printable(line) for line in text.split("\n")), err=err)
 
 
-def exit_with_faults(error: BaseException, status: int = WRONG_USAGE) -> NoReturn:
-    """Say what is wrong, a line per fault, and exit."""
-    said = _said(error)
-    if _LISTS_NO_NODES in said and _FOR_MEMBERS not in said:
-        said += (
-            f"\n`why`, `fit` and `dashboard` answer members of a namespace without that right: {_FOR_MEMBERS}"
-        )
-    for line in said.splitlines():
+def exit_with_faults(error: BaseException, status: int = WRONG_USAGE, *hints: str) -> NoReturn:
+    """Say what is wrong, a line per fault, then the hints, and exit."""
+    for line in (*_said(error).splitlines(), *hints):
         print_lines(f"gpupack: {line}", err=True)
     sys.exit(status)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpupack.cli.common import FAILED, context_option, exit_with_faults, version_option
+from gpupack.cli.cluster_source import exit_with_refusal
+from gpupack.cli.common import context_option, exit_with_faults, version_option
 from gpupack.cli.names import complete_nodes
 from gpupack.helptexts import TOP_HELP
 from gpupack.terminal import wants_colour
@@ -73,7 +74,7 @@ def top(**options: Any) -> None:
     except (InputError, ConfigError, OSError) as error:
         exit_with_faults(error)
     except KubeApiError as error:
-        exit_with_faults(error, FAILED)
+        exit_with_refusal(error)
     if text:
         click.echo(text)
 

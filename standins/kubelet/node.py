@@ -189,7 +189,7 @@ class Kubelet:
 
     @property
     def streams(self) -> int:
-        """How many streams of devices it listens to."""
+        """Return the number of plugins' streams that the kubelet listens to."""
         return self._alive().registry.streams
 
     def running_pods(self) -> frozenset[str]:

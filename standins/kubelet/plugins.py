@@ -198,7 +198,7 @@ class PluginRegistry(rpc.RegistrationServicer):
 
     @property
     def streams(self) -> int:
-        """How many streams of devices the kubelet listens to."""
+        """Return the number of plugins' streams that the kubelet listens to."""
         return len(self._listening)
 
     async def close(self) -> None:

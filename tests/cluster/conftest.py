@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from tests.cluster.harness import Cluster, binaries, workload
+from tests.cluster.harness.controlplane import free_ports
+from tests.cluster.harness.daemons import QueueController
 
+StartQueue = Callable[[Cluster, str], QueueController]
 LIVE: list[Cluster] = []
 BUILT = "gpupack_built"
 # Files that take longest begin first, so that no worker is left with one of them in the end.
@@ -104,9 +107,27 @@ def two_cards(make_cluster: Any) -> Cluster:
 
 @pytest.fixture
 def cluster(two_cards: Cluster) -> Cluster:
-    """The same without pods; modules that need another cluster have a fixture of this name."""
+    """Clear the two cards before a test; modules that need another cluster have a fixture of this name."""
     two_cards.clear()
     return two_cards
+
+
+@pytest.fixture(scope="module")
+def start_queue() -> Iterator[StartQueue]:
+    """Start `gpupack queue` with a configuration and the rights of its own manifests."""
+    started: list[QueueController] = []
+
+    def start(cluster: Cluster, config: str) -> QueueController:
+        kubeconfig = cluster.use_identity("gpupack-queue", cluster.token("gpupack-system", "gpupack-queue"))
+        queue = QueueController(kubeconfig, cluster.home, cluster.control.log_dir, *free_ports(1))
+        started.append(queue)
+        queue.config.write_text(config)
+        queue.start()
+        return queue
+
+    yield start
+    for queue in started:
+        queue.kill()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -138,7 +138,7 @@ def test_placeholders_survive_what_happens_to_them_and_nothing_is_doubled(
 
 
 def is_full(cluster: Cluster) -> bool:
-    """Whether the namespace of placeholders takes no pod: admission has a view of its own of quotas."""
+    """Ask whether quota refuses another placeholder: admission has a view of its own of quotas."""
     try:
         cluster.api.post(
             PLACEHOLDERS, {"metadata": {"name": "x"}, "spec": {"containers": [IMAGE]}}, dryRun="All"

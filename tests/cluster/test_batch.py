@@ -75,7 +75,7 @@ TEAM_PODS = "/api/v1/namespaces/team/pods"
 
 
 def are_in_force(cluster: Cluster) -> bool:
-    """Whether pods of a queue go to the nodes of batch mode, by their label and by their namespace's."""
+    """Ask whether a queue's pods become those of batch mode, by their label and by their namespace's."""
     made = [
         cluster.api.post(PODS, queued("p"), dryRun="All"),
         cluster.api.post(TEAM_PODS, team_pod(), dryRun="All"),

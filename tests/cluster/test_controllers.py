@@ -14,11 +14,12 @@ from typing import Any, Final
 import pytest
 
 from scheduler_plugin.queue.cache.pod_groups import make_pod_groups_path
+from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, binaries, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controllers import running
-from tests.cluster.harness.controlplane import RESOURCE, free_ports
+from tests.cluster.harness.controlplane import RESOURCE
 from tests.cluster.harness.daemons import REPOSITORY, QueueController
 from tests.cluster.harness.images import SHELL
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build, path_of
@@ -65,13 +66,8 @@ def shared(make_cluster: Any) -> Cluster:
 
 
 @pytest.fixture(scope="module")
-def queue(shared: Cluster) -> Iterator[QueueController]:
-    kubeconfig = shared.use_identity("gpupack-queue", shared.token("gpupack-system", "gpupack-queue"))
-    queue = QueueController(kubeconfig, shared.home, shared.control.log_dir, *free_ports(1))
-    queue.config.write_text("queues: [{name: research}]\n")
-    queue.start()
-    yield queue
-    queue.kill()
+def queue(shared: Cluster, start_queue: StartQueue) -> QueueController:
+    return start_queue(shared, "queues: [{name: research}]\n")
 
 
 @pytest.fixture

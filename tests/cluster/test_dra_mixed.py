@@ -124,7 +124,7 @@ def test_no_card_has_more_than_there_is_and_no_pod_runs_without_one(cluster: Clu
 
 
 def test_words_slices_claims_and_containers_agree_when_all_is_quiet(cluster: Cluster) -> None:
-    """One pod after the other: of two that come at once the node may refuse one, until there is room."""
+    """Pods come one after the other: of two at once the node may refuse one, until there is room."""
     random = Random(34)
     for number in range(STAY):
         name = f"stays-{number}"

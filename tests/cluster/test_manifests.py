@@ -221,7 +221,7 @@ def test_a_pod_that_was_refused_on_old_news_is_tried_again(cluster, tmp_path):
         asked = 0.0
 
         def is_free() -> bool:
-            """Whether the card is free; else remember how often kube-scheduler has asked by now."""
+            """Ask whether the card is free; if not, remember how often kube-scheduler has asked by now."""
             nonlocal asked
             calls = filter_calls(cluster)
             if sorted(cluster.state().used) == [0, 5]:

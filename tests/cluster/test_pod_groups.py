@@ -1,12 +1,12 @@
 """The coscheduling plugin's PodGroup on a real API server: its pods go together, of the size that it says."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, POD_GROUPS_PATH
+from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
@@ -68,17 +68,12 @@ def cluster(make_cluster: Any) -> Cluster:
 
 
 @pytest.fixture(scope="module")
-def running(cluster: Cluster) -> Iterator[QueueController]:
+def running(cluster: Cluster, start_queue: StartQueue) -> QueueController:
     """The queue with the rights of its own manifests."""
     objects = build(REPOSITORY / "manifests" / "components" / "queue")
     kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
     apply_all(cluster.api, [each for each in objects if each["kind"] in kinds])
-    kubeconfig = cluster.use_identity("gpupack-queue", cluster.token("gpupack-system", "gpupack-queue"))
-    queue = QueueController(kubeconfig, cluster.home, cluster.control.log_dir, *free_ports(1))
-    queue.config.write_text("queues: [{name: a}]\n")
-    queue.start()
-    yield queue
-    queue.kill()
+    return start_queue(cluster, "queues: [{name: a}]\n")
 
 
 def create(cluster: Cluster, name: str, group: str) -> None:

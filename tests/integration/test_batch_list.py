@@ -133,7 +133,7 @@ async def test_where_slots_decide_the_node_is_the_only_one(tmp_path: Path) -> No
 
 
 async def test_metrics_count_what_became_of_each_pod_of_a_call(tmp_path: Path) -> None:
-    """One is bound, one the API server refuses, and of one nobody knows."""
+    """The API server binds one pod, refuses one, and does not say what became of the third."""
     async with ApiServer(seed=1) as api, extender(tmp_path, api, commit=True) as client:
         client.make_node("n1", (16, 16, 16), allocatable_units=48)
         uids = {}

@@ -51,6 +51,12 @@ def uninstall(api, tmp_path):
     return run
 
 
+def forbidden(said):
+    return web.json_response(
+        {"kind": "Status", "code": 403, "reason": "Forbidden", "message": said}, status=403
+    )
+
+
 def add_node(api, name="n1", units=0):
     api.add_node(name, LABELS, {**WORDS, GIB: units, "cpu": 8}, ANNOTATIONS)
 
@@ -134,10 +140,7 @@ async def test_where_claims_cannot_be_listed_a_node_that_serves_them_is_kept_bac
     async def intercept(request):
         if not request.path.endswith("/resourceclaims"):
             return None
-        said = "resourceclaims is forbidden"
-        return web.json_response(
-            {"kind": "Status", "code": 403, "reason": "Forbidden", "message": said}, status=403
-        )
+        return forbidden("resourceclaims is forbidden")
 
     api.http.intercept = intercept
     status, out, _ = await uninstall()
@@ -220,10 +223,7 @@ async def test_a_right_that_is_missing_is_said_and_what_was_done_before_stays_do
     async def intercept(request):
         if request.method != "PATCH" or "/n2/" not in request.path:
             return None
-        said = 'nodes "n2" is forbidden: User "x" cannot patch resource "nodes/status"'
-        return web.json_response(
-            {"kind": "Status", "code": 403, "reason": "Forbidden", "message": said}, status=403
-        )
+        return forbidden('nodes "n2" is forbidden: User "x" cannot patch resource "nodes/status"')
 
     api.http.intercept = intercept
     status, out, err = await uninstall()
