@@ -379,7 +379,12 @@ class NvmlGpus:
                 DetectedCard(entry.uuid, tuple(device.card for device in linked), entry.error is None)
             )
         cards = merge_cards([device.card for device in self._devices], detected)
-        self._devices = tuple(replace(devices.get(card.uuid, _NvmlDevice(card)), card=card) for card in cards)
+        # Nobody tells which card it is that cannot be told.
+        untold = sorted({entry.error for entry in shown if entry.uuid is None and entry.error})
+        not_shown = f"{_NOT_SHOWN}: {', '.join(untold)}" if untold else _NOT_SHOWN
+        self._devices = tuple(
+            replace(devices.get(card.uuid, _NvmlDevice(card, trouble=not_shown)), card=card) for card in cards
+        )
         self._shape = tuple(entry.shape for entry in shown)
         watched = tuple((entry.uuid, calls.handle_address(entry.handle)) for entry in shown if entry.uuid)
         if watched != self._watched:
