@@ -35,6 +35,9 @@ def write_rule() -> str:
             "container.?ports.orValue([]).all(port, "
             + only(part="port", names=write_set(rules.PORT_FIELDS))
             + ")",
+            "container.?volumeMounts.orValue([]).all(mount, "
+            + only(part="mount", names=write_set(rules.MOUNT_FIELDS))
+            + ")",
         )
     )
     nodes = "object.spec.?affinity.?nodeAffinity"

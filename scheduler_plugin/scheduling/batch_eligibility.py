@@ -65,7 +65,6 @@ CONTAINER_FIELDS: Final = frozenset(
         "resizePolicy",
         "resources",
         "restartPolicy",
-        "restartPolicyRules",
         "securityContext",
         "startupProbe",
         "stdin",
@@ -79,6 +78,9 @@ CONTAINER_FIELDS: Final = frozenset(
 )
 VOLUME_FIELDS: Final = frozenset(
     {"name", "configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"}
+)
+MOUNT_FIELDS: Final = frozenset(
+    {"mountPath", "mountPropagation", "name", "readOnly", "recursiveReadOnly", "subPath", "subPathExpr"}
 )
 PORT_FIELDS: Final = frozenset({"containerPort", "name", "protocol"})
 AMOUNT_FIELDS: Final = frozenset({"limits", "requests"})
@@ -100,10 +102,7 @@ def _list_unsupported(spec: Mapping[str, Any]) -> Iterator[str]:
     yield from _unknown(spec, POD_FIELDS, "")
     for kind in ("containers", "initContainers"):
         for container in spec.get(kind) or ():
-            yield from _unknown(container, CONTAINER_FIELDS, f"{kind}[].")
-            yield from _unknown(container.get("resources"), AMOUNT_FIELDS, f"{kind}[].resources.")
-            for port in container.get("ports") or ():
-                yield from _unknown(port, PORT_FIELDS, f"{kind}[].ports[].")
+            yield from _list_unsupported_of_container(container, f"{kind}[].")
     yield from _unknown(spec.get("resources"), AMOUNT_FIELDS, "resources.")
     for volume in spec.get("volumes") or ():
         yield from _unknown(volume, VOLUME_FIELDS, "volumes[].")
@@ -119,6 +118,15 @@ def _list_unsupported(spec: Mapping[str, Any]) -> Iterator[str]:
         yield "priority above 0 without preemptionPolicy Never"
     if spec.get("schedulerName") != BATCH_SCHEDULER:
         yield f"schedulerName other than {BATCH_SCHEDULER}"
+
+
+def _list_unsupported_of_container(container: Mapping[str, Any], path: str) -> Iterator[str]:
+    yield from _unknown(container, CONTAINER_FIELDS, path)
+    yield from _unknown(container.get("resources"), AMOUNT_FIELDS, f"{path}resources.")
+    for port in container.get("ports") or ():
+        yield from _unknown(port, PORT_FIELDS, f"{path}ports[].")
+    for mount in container.get("volumeMounts") or ():
+        yield from _unknown(mount, MOUNT_FIELDS, f"{path}volumeMounts[].")
 
 
 def _list_unsupported_affinity(affinity: Mapping[str, Any]) -> Iterator[str]:

@@ -14,6 +14,19 @@ from tests.cluster.harness import Api, Cluster
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
 
+RESTARTS_ALL = {
+    "initContainers": [
+        {
+            **w.container("init", limits={"cpu": "100m"}),
+            "restartPolicy": "Never",
+            "restartPolicyRules": [
+                {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}
+            ],
+        }
+    ]
+}
+"""Since Kubernetes 1.36 kube-scheduler binds such a pod to a node only that declares the feature."""
+
 UNITS = 20
 """Of each pod of a burst: four fill a card."""
 

@@ -10,7 +10,7 @@ import pytest
 from allocator.names import BATCH_POOL, BATCH_SCHEDULER, QUEUE_GATE, QUEUE_NAME
 from benchmarks.throughput import CARD_GIB, fake_node, in_parallel, watch_pods
 from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
-from tests.cluster.batch_builders import UNITS, bound, check_cards, create_all, of_batch, queued
+from tests.cluster.batch_builders import RESTARTS_ALL, UNITS, bound, check_cards, create_all, of_batch, queued
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import NODES, PODS
@@ -30,7 +30,12 @@ SPECS: dict[str, dict[str, Any]] = {
     "plain": {},
     "selector": {"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}]},
     "required nodes": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [NODE_TERM]}}}},
-    "volumes": {"volumes": [{"name": "v", "emptyDir": {}}, {"name": "c", "configMap": {"name": "c"}}]},
+    "volumes": {
+        "volumes": [{"name": "v", "emptyDir": {}}, {"name": "c", "configMap": {"name": "c"}}],
+        "initContainers": [
+            {**w.container("init"), "volumeMounts": [{"name": "v", "mountPath": "/v", "readOnly": True}]}
+        ],
+    },
     "linux": {"os": {"name": "linux"}},
     "claim": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
     "ephemeral volume": {
@@ -69,6 +74,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "foreign gate": {"schedulingGates": [{"name": "example.com/theirs"}]},
     "resource claim": {"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]},
     "windows": {"os": {"name": "windows"}},
+    "restarts all": RESTARTS_ALL,
 }
 
 TEAM_PODS = "/api/v1/namespaces/team/pods"

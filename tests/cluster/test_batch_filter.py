@@ -15,12 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from allocator.names import BATCH_SCHEDULER
 from allocator.packing import Layout, NodeWords, node_resources, width
-from benchmarks.throughput import in_parallel
+from benchmarks.throughput import fake_node, in_parallel
 from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.controller.writer import make_node_affinity
+from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
+from tests.cluster.batch_builders import RESTARTS_ALL
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import add_priority_class
@@ -233,6 +236,20 @@ class Comparison:
                 self.differences.append(f"{name}: ours {said}, kube-scheduler {theirs!r}")
         for name, _, _ in asked:
             self.fleet.api.delete(f"{PODS}/{name}", grace_s=0)
+
+
+def test_a_pod_that_needs_a_feature_of_its_node_is_kube_schedulers(fleet: Cluster) -> None:
+    """Nodes here declare none; whatever else a pod asks for is left on this one."""
+    if fleet.api.get("/version")["minor"] in {"34", "35"}:
+        pytest.skip("before Kubernetes 1.36 kube-scheduler asks for no features")
+    fleet.api.post(NODES, fake_node(0))
+    pod = fleet.api.post(PODS, w.pod("restarts-all", w.container(), **RESTARTS_ALL))
+    look = verdict(fleet, "restarts-all")
+    until(lambda: bool(look()), "kube-scheduler's word", 60)
+    assert "didn't match Pod's required features" in look()
+    assert list_unsupported_fields({**pod["spec"], "schedulerName": BATCH_SCHEDULER})
+    fleet.api.delete(f"{PODS}/restarts-all", grace_s=0)
+    fleet.api.delete(f"{NODES}/node-00000")
 
 
 @pytest.mark.timeout(300 + 5 * WAVES)

@@ -9,7 +9,15 @@ from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_field
 
 PLAIN: dict[str, Any] = {
     "schedulerName": BATCH_SCHEDULER,
-    "containers": [{"name": "main", "image": "x", "resources": {"limits": {"cpu": "1"}}, "ports": []}],
+    "containers": [
+        {
+            "name": "main",
+            "image": "x",
+            "resources": {"limits": {"cpu": "1"}},
+            "ports": [],
+            "volumeMounts": [{"name": "token", "mountPath": "/t", "readOnly": True, "subPath": "a"}],
+        }
+    ],
     "restartPolicy": "Always",
     "dnsPolicy": "ClusterFirst",
     "securityContext": {},
@@ -61,6 +69,14 @@ def test_a_plain_pod_is_allowed() -> None:
             "containers[].resources.claims",
         ),
         ({"initContainers": [{"name": "m", "volumeDevices": [{}]}]}, "initContainers[].volumeDevices"),
+        (
+            {"containers": [{"name": "m", "restartPolicyRules": [{"action": "RestartAllContainers"}]}]},
+            "containers[].restartPolicyRules",
+        ),
+        (
+            {"containers": [{"name": "m", "volumeMounts": [{"name": "v", "bindMountOptions": ["noexec"]}]}]},
+            "containers[].volumeMounts[].bindMountOptions",
+        ),
         ({"schedulingGroup": {"podGroupName": "g"}}, "schedulingGroup"),
         ({"workloadRef": {"name": "w"}}, "workloadRef"),
         ({"schedulingGates": [{"name": "theirs"}]}, "schedulingGates"),
