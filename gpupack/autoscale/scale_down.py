@@ -209,14 +209,16 @@ def find_node_changes(nodes: Iterable[KubeNode], kept: Mapping[str, KeptNode]) -
     node_changes = []
     for node in nodes:
         name, annotations = node.name, node.metadata.annotations or {}
-        ours = list_our_annotations(annotations)
         wanted = kept.get(name)
         changes: dict[str, str | None] = {}
-        if wanted is not None and NODE_KEPT not in annotations:
-            free = [key for key in KEEPING if key not in annotations]
-            changes = {NODE_KEPT: ",".join(free), **dict.fromkeys(free, "true")}
-        elif wanted is None and NODE_KEPT in annotations:
-            changes = {NODE_KEPT: None, **dict.fromkeys(ours)}
+        if wanted is not None:
+            # One that we wrote and a person took away stays away; one that was a person's own becomes ours.
+            named = [key for key in annotations.get(NODE_KEPT, "").split(",") if key]
+            free = [key for key in KEEPING if key not in annotations and key not in named]
+            if free or NODE_KEPT not in annotations:
+                changes = {NODE_KEPT: ",".join([*named, *free]), **dict.fromkeys(free, "true")}
+        elif NODE_KEPT in annotations:
+            changes = {NODE_KEPT: None, **dict.fromkeys(list_our_annotations(annotations))}
         if changes:
             node_changes.append(NodeChange(name, changes, wanted))
     return node_changes

@@ -7,7 +7,15 @@ from typing import Any, Final
 import yaml
 
 from allocator.errors import shown
-from allocator.names import DOMAIN, PERCENT_RESOURCE, STARTUP_TAINT, resource_name
+from allocator.names import (
+    BATCH_POOL,
+    DOMAIN,
+    NODE_HOST,
+    NODE_LABEL,
+    PERCENT_RESOURCE,
+    STARTUP_TAINT,
+    resource_name,
+)
 from allocator.request import WHOLE
 from gpupack.autoscale.shapes import (
     GROUP_LABELS,
@@ -128,11 +136,11 @@ def _entry(shape: Shape, unit_mib: int) -> dict[str, Any]:
 
 def _group_labels(shape: Shape) -> dict[str, str]:
     """Keep the labels that tell groups apart; of a declared shape all that stand in the file."""
-    ours = f"{DOMAIN}/"
+    told = shape.labels if shape.declared else {*GROUP_LABELS, BATCH_POOL}
     return {
         key: value
         for key, value in shape.labels.items()
-        if not key.startswith(ours) and (shape.declared or key in GROUP_LABELS)
+        if key in told and key not in {NODE_LABEL, NODE_HOST}
     }
 
 
@@ -144,10 +152,13 @@ def _write_aws(shape: Shape, unit_mib: int) -> str:
 
 
 def _write_azure(shape: Shape, unit_mib: int) -> str:
-    """Write tags of a scale set, which may have no slash: Cluster Autoscaler reads `_` as one."""
+    """Write tags of a scale set, which may have no slash.
+
+    Cluster Autoscaler reads `_` as one, and `~2` as `_`.
+    """
 
     def tag(kind: str, key: str, value: str) -> str:
-        return f"{_AZURE}_{kind}_{key.replace('/', '_')}: {value}"
+        return f"{_AZURE}_{kind}_{key.replace('_', '~2').replace('/', '_')}: {value}"
 
     lines = [tag("resources", name, value) for name, value in list_resources(shape, unit_mib).items()]
     lines += [tag("label", key, value) for key, value in _group_labels(shape).items()]

@@ -26,6 +26,7 @@ from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePod, KubePodMetadata
+from kubeapi.names import LABEL_KEY, LABEL_VALUE, is_label_key, is_label_value
 from kubeapi.selectors import Taint
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.host_objects import HostNodeSpec
@@ -423,28 +424,32 @@ def _cards(value: Any, at: str, unit_mib: int, faults: list[str]) -> Iterable[tu
 
 def _amount(entry: Mapping[str, Any], key: str, at: str, parse: Any, faults: list[str]) -> int:
     value = entry.get(key)
-    try:
-        amount = int(parse(value)) if isinstance(value, str | int) and not isinstance(value, bool) else 0
-    except QuantityError:
-        amount = 0
-    if amount <= 0:
+    amount = _quantity(value, parse)
+    if amount is None or amount <= 0:
         faults.append(f"{at}.{key} is {shown(value)}; allowed: a quantity of Kubernetes that is more than 0")
+        return 0
     return amount
 
 
-def _resources(value: Any, at: str, faults: list[str]) -> dict[str, str | int]:
-    resources: dict[str, str | int] = {}
+def _quantity(value: Any, parse: Any) -> int | None:
+    """Read an amount as people write it in YAML, where 3.5 is a number; None where it is no quantity."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        return int(parse(str(value)))
+    except QuantityError:
+        return None
+
+
+def _resources(value: Any, at: str, faults: list[str]) -> dict[str, str]:
+    resources: dict[str, str] = {}
     for name, amount in value.items() if isinstance(value, dict) else [("", value)]:
-        try:
-            read = (
-                parse_bytes(amount) if isinstance(amount, str | int) and not isinstance(amount, bool) else -1
-            )
-        except QuantityError:
-            read = -1
-        if read < 0 or not isinstance(name, str) or name.startswith(f"{DOMAIN}/") or name in _FIELDS:
+        read = _quantity(amount, parse_bytes)
+        known = isinstance(name, str) and not name.startswith(f"{DOMAIN}/") and name not in _FIELDS
+        if read is None or read < 0 or not known:
             faults.append(f"{at} has {shown(name)}: {shown(amount)}; allowed: quantities of other resources")
         else:
-            resources[name] = amount
+            resources[name] = str(amount)
     return resources
 
 
@@ -454,7 +459,17 @@ def _labels(value: Any, at: str, faults: list[str]) -> dict[str, str]:
     ):
         faults.append(f"{at} is {shown(value)}; allowed: a mapping of text to text")
         return {}
+    for key, text in value.items():
+        _check_label(key, text, at, faults)
     return dict(value)
+
+
+def _check_label(key: str, value: str, at: str, faults: list[str]) -> None:
+    """Check the key and the value of a label or a taint: the API server takes no placeholder with others."""
+    if not is_label_key(key):
+        faults.append(f"{at} has the key {shown(key)}; allowed: {LABEL_KEY}")
+    if not is_label_value(value):
+        faults.append(f"{at} has {shown(key)}: {shown(value)}; allowed: {LABEL_VALUE}")
 
 
 def _taints(value: Any, at: str, faults: list[str]) -> Iterable[Taint]:
@@ -468,7 +483,9 @@ def _taints(value: Any, at: str, faults: list[str]) -> Iterable[Taint]:
             faults.append(
                 f"{at}[{number}] is {shown(entry)}; allowed: key, value, effect ({', '.join(_EFFECTS)})"
             )
-        elif not key.startswith(PASSING_TAINTS):
+            continue
+        _check_label(key, text, f"{at}[{number}]", faults)
+        if not key.startswith(PASSING_TAINTS):
             yield Taint(key, text, effect)
 
 

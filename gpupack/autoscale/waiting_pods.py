@@ -33,7 +33,7 @@ class Outcome(StrEnum):
 SENTENCES = {
     Outcome.ASKED: "a placeholder pod asks the cluster autoscaler for a node with the cards",
     Outcome.COVERED: "nodes that are starting, or that are added for other pods, have the cards",
-    Outcome.NOT_TRIED: "kube-scheduler has not found it unschedulable yet",
+    Outcome.NOT_TRIED: "its scheduler has not found it unschedulable",
     Outcome.GATED: "a scheduling gate holds it, so no node is asked for",
     Outcome.RESERVED: "a node is being kept for it while other pods leave",
     Outcome.FITS: "a node has the cards now",

@@ -91,14 +91,35 @@ def requeue(item):
     item["metadata"]["annotations"]["gpupack.io/requeued"] = "1"
 
 
+def wait_for_quota(item):
+    """As batch mode says it of a pod without a gate."""
+    item["spec"]["schedulerName"] = "gpupack-batch"
+    item["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Quota"}]
+
+
 @pytest.mark.parametrize(
     ("change", "outcome"),
-    [(gate, "gated"), (requeue, "gated"), (nominate, "reserved"), (not_tried, "not_tried")],
+    [
+        (gate, "gated"),
+        (requeue, "gated"),
+        (nominate, "reserved"),
+        (not_tried, "not_tried"),
+        (wait_for_quota, "not_tried"),
+    ],
 )
 def test_pods_that_wait_for_something_else_ask_for_nothing(change, outcome):
     nodes, pods = fragments()
     plan = plan_of(grown(nodes, [*pods, waits("waits", 40)], waits=change))
     assert (asked(plan), outcomes(plan)) == ([], {"waits": outcome})
+
+
+def test_a_pod_that_waits_for_room_in_batch_mode_asks_for_a_node():
+    def name_batch_mode(item):
+        item["spec"]["schedulerName"] = "gpupack-batch"
+
+    nodes, pods = fragments()
+    plan = plan_of(grown(nodes, [*pods, waits("waits", 40)], waits=name_batch_mode))
+    assert outcomes(plan) == {"waits": "asked"}
 
 
 def test_a_node_is_asked_for_after_the_grace_time_only():

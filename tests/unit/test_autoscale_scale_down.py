@@ -109,6 +109,15 @@ def test_what_we_wrote_is_removed_and_what_a_person_set_stays():
     assert change.annotations == {NODE_KEPT: None, DO_NOT_DISRUPT: None}
     assert find_node_changes([node(**{SCALE_DOWN_DISABLED: "true"})], {}) == []
 
+    # A person's own is gone, and the node is kept all the same.
+    (change,) = find_node_changes([node(**{NODE_KEPT: DO_NOT_DISRUPT, DO_NOT_DISRUPT: "true"})], KEPT)
+    assert change.annotations == {
+        NODE_KEPT: f"{DO_NOT_DISRUPT},{SCALE_DOWN_DISABLED}",
+        SCALE_DOWN_DISABLED: "true",
+    }
+    # What we wrote and a person took away stays away.
+    assert find_node_changes([node(**{NODE_KEPT: ours[NODE_KEPT], DO_NOT_DISRUPT: "true"})], KEPT) == []
+
     # A person has changed what we wrote: it is theirs now.
     (change,) = find_node_changes([node(**{**ours, SCALE_DOWN_DISABLED: "false"})], {})
     assert change.annotations == {NODE_KEPT: None, DO_NOT_DISRUPT: None}

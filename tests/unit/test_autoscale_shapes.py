@@ -89,7 +89,12 @@ def test_a_file_of_shapes_is_read_as_it_is_written():
         ({"memory": None}, "shapes[0].memory is"),
         ({"name": ""}, "shapes[0].name is"),
         ({"labels": ["a"]}, "shapes[0].labels is"),
+        ({"labels": {"bad key!": "a"}}, 'shapes[0].labels has the key "bad key!"; allowed: letters'),
+        ({"labels": {"a/": "a"}}, 'shapes[0].labels has the key "a/"'),
+        ({"labels": {"a": "b c"}}, 'shapes[0].labels has "a": "b c"; allowed: letters'),
+        ({"labels": {"a": "b" * 64}}, "allowed: letters"),
         ({"taints": [{"key": "a", "effect": "No"}]}, "shapes[0].taints[0] is"),
+        ({"taints": [{"key": "a b", "effect": "NoSchedule"}]}, 'shapes[0].taints[0] has the key "a b"'),
         ({"pods": 0}, "shapes[0].pods is 0"),
         ({"resources": {"gpupack.io/gpu-memory-gib": 1}}, "allowed: quantities of other resources"),
         ({"colour": 1}, "is not known; allowed: cards, cpu"),
@@ -101,6 +106,14 @@ def test_faults_of_a_file_are_one_line_each(change, said):
         read_shapes(json.dumps({"shapes": [entry]}), 1024)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_amounts_are_quantities_as_people_write_them():
+    entry = yaml.safe_load(SHAPES)["shapes"][0]
+    text = yaml.safe_dump({"shapes": [entry | {"cpu": 3.5, "memory": 1024, "resources": {"a.io/b": 2}}]})
+    (shape,) = read_shapes(text, 1024)
+    amounts = shape.node.status.allocatable
+    assert (amounts["cpu"], amounts["memory"], amounts["a.io/b"]) == ("3500m", "1024", "2")
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "shapes: 5", "shapes: [], x: 1", "other: []"])
@@ -123,6 +136,8 @@ def test_every_format_says_what_the_kubelet_will_offer():
     azure = "k8s.io_cluster-autoscaler_node-template"
     assert f"{azure}_resources_gpupack.io_gpu-memory-gib: 158" in written["azure"].splitlines()
     assert all("/" not in line.partition(": ")[0] for line in written["azure"].splitlines()[1:])
+    labelled = read_shapes(SHAPES.replace("labels: {", "labels: {team.io/my_pool: x, "), 1024)
+    assert f"{azure}_label_team.io_my~2pool: x" in write_shapes(labelled, 1024, "azure").splitlines()
     assert written["gce"].splitlines()[1] == (
         f"AUTOSCALER_ENV_VARS: node_labels={TYPE}=a3;node_taints=nvidia.com/gpu=present:NoSchedule,"
         "startup-taint.cluster-autoscaler.kubernetes.io/gpupack=:NoSchedule;"
@@ -152,6 +167,16 @@ def test_the_command_reads_nodes():
     assert (status, "resources/gpupack.io/gpu-memory-gib: 160" in said, "t4" in said) == (0, True, False)
     assert run("nosuch", "-f", "-", text=world.text)[0] == 2
     assert len(find_shapes(world.cluster, ())) == 2
+
+
+def test_the_label_of_batch_modes_own_nodes_is_told():
+    """Its pods have a node selector for it: without the label no autoscaler adds a node for them."""
+    world = grown([Node("n1", (80,), labels=(("gpupack.io/batch", "true"), ("gpupack.io/host", "n1")))], [])
+    (entry,) = yaml.safe_load(run("-f", "-", text=world.text)[1])["shapes"]
+    assert entry["labels"] == {"gpupack.io/batch": "true"}
+    given = ("--name", "a", "--cards", "1x2048", "--cpu", "1", "--memory", "1Gi", "--format", "aws")
+    said = run(*given, "--label", "gpupack.io/batch=true")[1]
+    assert "k8s.io/cluster-autoscaler/node-template/label/gpupack.io/batch: true" in said.splitlines()
 
 
 def test_the_command_takes_what_is_given():
