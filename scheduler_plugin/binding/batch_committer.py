@@ -86,11 +86,9 @@ class BatchCommitter:
         begun: list[PendingBinding] = []
         for group in call.groups:
             # No await: what one pod takes the next one sees.
-            found = self._begin_group(group, call.headroom)
-            if isinstance(found, str):
-                results |= {pod.uid: refused(pod.uid, why=found) for pod in group}
-            else:
-                begun += found
+            group_begun, group_refused = self._begin_group(group, call.headroom)
+            begun += group_begun
+            results |= {result.uid: result for result in group_refused}
         sent = await asyncio.gather(*(self._send(commitment, until) for commitment in begun))
         results |= {result.uid: result for result in sent}
         return [results[pod.uid] for pod in pods]
@@ -117,27 +115,41 @@ class BatchCommitter:
                 await self._binder.refresh()
                 self._opened = since
 
-    def _begin_group(self, group: Sequence[PodCandidates], headroom: float) -> list[PendingBinding] | str:
-        """Assume the cards of all pods of a group, or of none, and say why."""
+    def _begin_group(
+        self, group: Sequence[PodCandidates], headroom: float
+    ) -> tuple[list[PendingBinding], list[PodResult]]:
+        """Assume the cards of all pods of a group; or of none, with the results that say why."""
         begun: list[PendingBinding] = []
         for pod in group:
             found = self._begin(pod, headroom)
-            if isinstance(found, str):
-                for commitment in begun:
-                    self._binder.abandon(commitment)
-                return found if len(group) == 1 else f"pod {pod.name} of its gang: {found}"
-            begun.append(found)
-        return begun
+            if isinstance(found, PendingBinding):
+                begun.append(found)
+                continue
+            for commitment in begun:
+                self._binder.abandon(commitment)
+            why = found.why if len(group) == 1 else f"pod {pod.name} of its gang: {found.why}"
+            return [], [
+                PodResult(
+                    each.uid,
+                    CommitOutcome.REFUSED,
+                    why=why,
+                    rejected=found.rejected if each is pod else (),
+                )
+                for each in group
+            ]
+        return begun, []
 
-    def _begin(self, pod: PodCandidates, headroom: float) -> PendingBinding | str:
+    def _begin(self, pod: PodCandidates, headroom: float) -> PendingBinding | PodResult:
         """Assume a pod's cards on the first node of its list that takes it; why none does."""
         state, now = self._binder.committer.state, self._binder.clock()
         record = state.pods.get(pod.uid)
+        refused = partial(PodResult, pod.uid, CommitOutcome.REFUSED)
         if record is not None and record.charged is None:
-            return "it asks for no card"
+            return refused(why="it asks for no card")
         if not self._checks.is_of_scheduler(pod.uid, BATCH_SCHEDULER):
-            return f"its schedulerName is not {BATCH_SCHEDULER}"
+            return refused(why=f"its schedulerName is not {BATCH_SCHEDULER}")
         why = "no node of its list is there any more"
+        rejected: list[str] = []
         for candidate in self._order(pod):
             node = candidate.node
             margin = 0.0 if self._shared.is_own(node) else headroom
@@ -145,13 +157,14 @@ class BatchCommitter:
                 pod.uid, node, now, margin=margin
             )
             if why:
+                rejected.append(node)
                 continue
             try:
                 cards = pod.cards if node == pod.nodes[0].node else ()
                 return self._binder.begin(pod.namespace, pod.name, pod.uid, node, cards)
             except CommitError as error:
                 why = str(error)
-        return why
+        return refused(why=why, rejected=tuple(rejected))
 
     def _order(self, pod: PodCandidates) -> list[ScoredNode]:
         """Lists 2 and 4 of the two-tier method: as offered, or scored again where a node has changed."""

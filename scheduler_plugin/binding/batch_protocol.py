@@ -76,12 +76,14 @@ class PodResult(msgspec.Struct, frozen=True):
         outcome: In one word.
         node: Where it was bound, or where its Binding went.
         why: In words, where it was not bound.
+        rejected: Nodes of its list that kube-scheduler would reject, or that batch mode pauses on.
     """
 
     uid: str
     outcome: CommitOutcome
     node: str = ""
     why: str = ""
+    rejected: tuple[str, ...] = ()
 
 
 class CommitReply(msgspec.Struct, frozen=True):

@@ -314,6 +314,30 @@ def test_who_waits_says_why_and_is_bound_when_there_is_room(fleet: Cluster, queu
     assert not bound(fleet, "odd")
 
 
+def test_a_pod_is_bound_beyond_nodes_that_its_queue_takes_for_free(
+    fleet: Cluster, queue: QueueController
+) -> None:
+    """How many pods a node takes the queue does not see: these are the fullest, which come first."""
+    full = [fake_node(number) for number in range(900, 906)]
+    for node in full:
+        node["metadata"]["labels"] |= {"group": "full"}
+        for amounts in (node["status"]["capacity"], node["status"]["allocatable"]):
+            amounts["pods"] = "0"
+        fleet.api.post(NODES, node)
+    fleet.api.post(PODS, of_batch("beyond", 1, nodeSelector={"group": "full"}))
+
+    def condition() -> dict[str, Any]:
+        conditions = fleet.api.get(f"{PODS}/beyond")["status"].get("conditions", [])
+        return next((each for each in conditions if each["type"] == "PodScheduled"), {})
+
+    until(lambda: "too many pods" in condition().get("message", ""), "the reason", 60)
+    until(lambda: condition().get("reason") == "Unschedulable", "what autoscalers look for", 60)
+    last = fake_node(999)
+    last["metadata"]["labels"] |= {"group": "full"}
+    fleet.api.post(NODES, last)
+    until(lambda: len(bound(fleet, "beyond")) == 1, "bound on the node with room", 60)
+
+
 def test_the_api_server_refuses_a_gated_pod(fleet: Cluster) -> None:
     """Why the way is chosen when a pod is created."""
     fleet.api.post(PODS, queued("gated", 1, schedulingGates=[{"name": "example.com/g"}]))

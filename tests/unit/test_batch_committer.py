@@ -72,6 +72,7 @@ async def test_the_next_node_is_taken_where_the_first_is_refused_and_the_reason_
     world.node("m", cpu="1")
     (second,) = await world.commit([world.candidates("q", "n", "m")])
     assert (second.outcome, second.why) == (CommitOutcome.REFUSED, "insufficient cpu")
+    assert second.rejected == ("m",)
     (third,) = await world.commit([world.candidates("q", "n")])
     assert third.why == "no node of its list is there any more"
 
@@ -96,6 +97,7 @@ async def test_a_gang_is_bound_whole_or_not_at_all() -> None:
     results = await world.commit([world.candidates(name, "n") for name in "pqr"])
     assert {result.outcome for result in results} == {CommitOutcome.REFUSED}
     assert results[0].why.startswith("pod r of its gang: ")
+    assert [result.rejected for result in results] == [(), (), ("n",)]
     assert not world.api.sent
     assert world.assumed() == 0
     results = await world.commit(

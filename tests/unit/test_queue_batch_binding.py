@@ -260,6 +260,59 @@ async def test_what_is_not_bound_waits_again_in_its_old_place(
         assert run.world.queue.refusals.is_paused(run.uid)
 
 
+def hand_over(world: QueueWorld) -> list[str]:
+    """The nodes of the list with which the one pod that waits is handed over."""
+    (release,) = world.queue.admit_workloads(world.now)
+    (member,) = release.members
+    return [member.node, *member.others]
+
+
+def test_a_pod_that_its_nodes_reject_goes_on_to_others_and_at_last_begins_again() -> None:
+    """The queue does not see the number of pods on a node: the best nodes would be named for ever."""
+    world = QueueWorld(BATCH)
+    world.queue.batch.enabled = True
+    names = [f"n{number:02}" for number in range(40)]
+    for name in names:
+        world.node(name, (16, 16), allocatable_units=32)
+    uid = batch_pod(world, "p", 8)
+    pod = world.queue.queued_pods[uid]
+    seen: list[str] = []
+    while len(seen) < len(names):
+        listed = hand_over(world)
+        assert not set(listed) & set(seen)
+        seen += listed
+        world.queue.record_refused_admission(uid, world.now, "too many pods", listed)
+        told = status.explain_pod(world.queue, pod, world.now, position=0)
+        world.now += 1.0
+    assert len(listed) < len(seen) == len(names)
+    assert (told.reason, told.message) == (WaitReason.ROOM, "the scheduler does not bind it: too many pods")
+    world.now += 1.0
+    assert hand_over(world)[0] == seen[0]
+
+
+def test_while_nodes_are_left_that_have_not_rejected_a_pod_it_does_not_wait_longer_each_time() -> None:
+    world = batch_world()
+    uid = batch_pod(world, "p", 8)
+    pod = world.queue.queued_pods[uid]
+    for _ in range(5):
+        first, *_ = hand_over(world)
+        world.queue.record_refused_admission(uid, world.now, "no", [first])
+        world.queue.admission.rejected_nodes.expire(world.now + 1e6)
+        reason = status.explain_pod(world.queue, pod, world.now, position=0).reason
+        assert reason is WaitReason.REFUSED
+        world.now += 1.0
+
+
+def test_pods_alike_go_where_none_of_them_was_rejected() -> None:
+    world = batch_world()
+    uid = batch_pod(world, "p", 8)
+    first, *_ = hand_over(world)
+    world.queue.record_refused_admission(uid, world.now, "no", [first])
+    other = batch_pod(world, "q", 8)
+    (release,) = world.queue.admit_workloads(world.now)
+    assert (release.members[0].uid, release.members[0].node) == (other, "m" if first == "n" else "n")
+
+
 async def test_an_event_and_the_status_name_the_field_of_a_pod_that_slipped_through() -> None:
     """The condition that an autoscaler reads does not say `Unschedulable`: more nodes would not help."""
     run = Running(None, CommitOutcome.BOUND)

@@ -74,13 +74,12 @@ class CandidateListPlacer:
         self.lists = 0
         self._next_nodes: Callable[[], Iterable[str]] = tuple
 
-    @property
-    def next_nodes(self) -> tuple[str, ...]:
-        """Nodes that come next for the pod that was placed last, in order.
+    def list_next_nodes(self, most: int = OTHERS) -> tuple[str, ...]:
+        """List so many nodes that come next for the pod that was placed last, in order.
 
         The nodes are those of its list, or those that the policy would take next.
         """
-        return tuple(islice(self._next_nodes(), OTHERS))
+        return tuple(islice(self._next_nodes(), most))
 
     def forget_lists(self) -> None:
         """Forget all lists: the policy that they were made by is another one now."""

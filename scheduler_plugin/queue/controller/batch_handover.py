@@ -91,7 +91,7 @@ class Handover:
                 answers.append((pod, missing))
                 continue
             at = replace(pod, member=replace(pod.member, node=result.node or pod.member.node))
-            answers.append((at, WriteResult(_WRITTEN[result.outcome], result.why)))
+            answers.append((at, WriteResult(_WRITTEN[result.outcome], result.why, result.rejected)))
         return answers
 
     def _write_group(self, group: Sequence[Handed]) -> tuple[PodCandidates, ...]:

@@ -233,7 +233,7 @@ class Controller:
             log.info(
                 "not admitted", pod=_describe_pod(pod), queue=admitted.queue, outcome=outcome, why=answer.why
             )
-            self.queue.record_refused_admission(member.uid, self._clock(), answer.why)
+            self.queue.record_refused_admission(member.uid, self._clock(), answer.why, answer.rejected)
             if answer.why and pod.phase is Phase.GATED:
                 self.explainer.explain_pod(pod)
             self.record_change()

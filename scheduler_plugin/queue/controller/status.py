@@ -205,7 +205,7 @@ def _count_pods(needs: Needs) -> int:
 def _explain_pod(queue: Queue, pod: QueuedPod) -> tuple[WaitReason, str]:
     refusal = queue.explain_refusal(pod)
     if refusal or pod.requirements is None:
-        return WaitReason.REFUSED, refusal
+        return (WaitReason.ROOM if queue.is_rejected_everywhere(pod) else WaitReason.REFUSED), refusal
     if pod.requirements in queue.capacity.faults:
         return WaitReason.REFUSED, queue.capacity.faults[pod.requirements]
     gang = queue.gangs.get(pod.gang)

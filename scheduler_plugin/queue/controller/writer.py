@@ -72,10 +72,12 @@ class WriteResult(NamedTuple):
     Attributes:
         written: In one word.
         why: The API server's words, where it refuses a pod that is as the queue saw it.
+        rejected: Nodes that the committer of batch mode did not bind the pod to.
     """
 
     written: WriteOutcome
     why: str = ""
+    rejected: tuple[str, ...] = ()
 
 
 class PodWriter:

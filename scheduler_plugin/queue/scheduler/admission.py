@@ -21,10 +21,11 @@ from scheduler_plugin.queue.cache.lending import (
 from scheduler_plugin.queue.cache.queues import Queues, QueueState
 from scheduler_plugin.queue.cache.slots import ClusterSlots
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WorkloadGroup, WorkloadGroupKey
-from scheduler_plugin.queue.capacity.candidate_lists import CandidateListPlacer
+from scheduler_plugin.queue.capacity.candidate_lists import LISTED, OTHERS, CandidateListPlacer
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.locality import Locality
 from scheduler_plugin.queue.capacity.quota_usage import QuotaUsage
+from scheduler_plugin.queue.capacity.rejected_nodes import RejectedNodes
 from scheduler_plugin.queue.capacity.requirements import Needs, PodRequirements
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.scheduling.pending_pods import PendingPods
@@ -86,6 +87,7 @@ class AdmissionScheduler:
         pending_pods: The pods that wait, for policies that want to know.
         unplaced: Needs that seemed to fit and did not, of the newest `admit_workloads`: gangs as a rule.
         crowded: Needs and data of gangs that did not fit near their data as a whole, likewise.
+        rejected_nodes: Where the committer of batch mode did not bind pods, by their needs.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class AdmissionScheduler:
         self.capacity = capacity
         self.quota_usage = QuotaUsage(capacity.state)
         self.placer = CandidateListPlacer(capacity)
+        self.rejected_nodes = RejectedNodes()
         self.pending_pods = PendingPods(capacity.state, capacity.policies)
         self.slots = slots
         self.locality = locality
@@ -131,6 +134,7 @@ class AdmissionScheduler:
         """
         self.unplaced.clear()
         self.crowded.clear()
+        self.rejected_nodes.expire(now)
         self.queues.set_cluster(self.capacity.total_resources)
         self.pending_pods.report_to_policies(now)
         for name, workload in first:
@@ -215,7 +219,8 @@ class AdmissionScheduler:
                     node = self.placer.place_pod(uid, requirements, fits, now)
                     # Pods of a gang fit together where they were placed, and need not elsewhere.
                     alone = self.config.mode == "batch" and not names_node and len(pods) == 1
-                    others = self.placer.next_nodes if alone else ()
+                    further = LISTED - 1 if requirements in self.rejected_nodes else OTHERS
+                    others = self.placer.list_next_nodes(further) if alone else ()
             if not node:
                 for member in admitted_pods:
                     self._forget(member.uid, now)
@@ -278,16 +283,23 @@ class AdmissionScheduler:
         Returns:
             bool[R]. Read it before anything changes.
         """
-        fits = self.capacity.mask_fits(requirements, holder=holder)
+        nodes, reservations = self.capacity.state.nodes, self.capacity.reservations
+        fits, _ = self.rejected_nodes.leave_out(
+            requirements, self.capacity.mask_fits(requirements, holder=holder), nodes.rows
+        )
         if self.config.slots is None:
             return fits
-        nodes, reservations = self.capacity.state.nodes, self.capacity.reservations
         for name in reservations.node_names:
             row = nodes.rows.get(name)
             if row is not None and fits[row]:
                 kept = reservations.sum_others(holder, name, nodes.uuids[row]).pods
                 fits[row] = kept == 0 or self.slots.count_left(name) > kept
         return fits
+
+    def has_untried_nodes(self, requirements: PodRequirements, holder: str) -> bool:
+        """Tell whether a pod fits on a node where none like it was rejected; arguments as of `mask_fits`."""
+        fits = self.capacity.mask_fits(requirements, holder=holder)
+        return self.rejected_nodes.leave_out(requirements, fits, self.capacity.state.nodes.rows)[1]
 
     def place_pod(self, uid: str, requirements: PodRequirements, now: float) -> str:
         """Take a pod's cards on the best node that has them; the node's name, empty for none."""

@@ -4,7 +4,7 @@ Nothing of this is written anywhere. A pod that has the gate waits. A pod that n
 no longer was admitted. A pod with a node sits in its slot. So everything is found again after a restart.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
@@ -223,20 +223,32 @@ class Queue:
         self._forget_pod(uid, now)
         self.job_stages.forget_pod(uid)
 
-    def record_refused_admission(self, uid: str, now: float, why: str = "") -> None:
+    def record_refused_admission(
+        self, uid: str, now: float, why: str = "", rejected: Collection[str] = ()
+    ) -> None:
         """The API server has refused an admission: after a pause the pod waits again, in its old place.
 
         Args:
             uid: UID of the pod.
             now: Seconds.
             why: The API server's words; empty where the pod had changed.
+            rejected: Nodes that the committer of batch mode did not bind it to. While others are left, the
+                pauses do not grow.
         """
         pod = self.queued_pods.get(uid)
         if pod is not None and pod.phase is Phase.ADMITTED:
             self._end_charges(pod, now)
             pod.phase, pod.capacity_freed = Phase.GATED, False
+            if rejected and pod.requirements is not None:
+                self.admission.rejected_nodes.add(pod.requirements, rejected, now)
+                if self.has_untried_nodes(pod):
+                    self.refusals.forget(uid)
             self.refusals.record_refusal(uid, now, why)
             self._place_in_queue(pod)
+
+    def has_untried_nodes(self, pod: QueuedPod) -> bool:
+        """Tell whether a pod fits on a node where the committer of batch mode rejected none like it."""
+        return pod.requirements is not None and self.admission.has_untried_nodes(pod.requirements, pod.uid)
 
     def record_refused_removal(self, uid: str) -> None:
         """Record that the API server refused to remove a pod."""
@@ -299,17 +311,30 @@ class Queue:
 
     def explain_refusal(self, pod: QueuedPod) -> str:
         """Say why a gated pod is in no queue; empty when nothing is wrong with it."""
-        if pod.requirements is None:
-            return pod.fault or has_no_request(self.state.resource)
-        wrong = explain_refusal(pod, self.config, self._namespaces.get(pod.record.namespace))
-        if not wrong and pod.queue_info.is_batch:
-            wrong = self.batch.explain_refusal(pod.uid)
+        wrong = self._explain_fault(pod)
         why = self.refusals.explain_pause(pod.uid)
         if wrong or not why:
             return wrong
         is_batch = pod.queue_info.is_batch
         said = "the scheduler does not bind it" if is_batch else "the API server refuses its admission"
         return f"{said}: {why}"
+
+    def _explain_fault(self, pod: QueuedPod) -> str:
+        """Say what is wrong with a gated pod itself; empty for nothing."""
+        if pod.requirements is None:
+            return pod.fault or has_no_request(self.state.resource)
+        wrong = explain_refusal(pod, self.config, self._namespaces.get(pod.record.namespace))
+        return wrong or (self.batch.explain_refusal(pod.uid) if pod.queue_info.is_batch else "")
+
+    def is_rejected_everywhere(self, pod: QueuedPod) -> bool:
+        """Tell whether a pod pauses because every node that it fits on has rejected one like it."""
+        return (
+            pod.queue_info.is_batch
+            and self.refusals.is_paused(pod.uid)
+            and pod.requirements in self.admission.rejected_nodes
+            and not self._explain_fault(pod)
+            and not self.has_untried_nodes(pod)
+        )
 
     def forget_unused(self) -> None:
         """Drop what is remembered of needs that no pod has any more, when that is most of it."""

@@ -1,0 +1,64 @@
+"""Nodes that the committer of batch mode did not bind pods to, though their cards fit. Pure.
+
+The queue does not see all that kube-scheduler's filters do, as the number of pods on a node, further
+resources and anti-affinity. Without this it would name the same best nodes again and again. So pods that ask
+alike go to other nodes for a while; where none is left they begin at the top again.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.queue.capacity.requirements import PodRequirements
+
+REJECTED_S: Final = 300.0
+"""So long other nodes come first, as long as the longest pause of a pod that was refused."""
+
+
+class RejectedNodes:
+    """Remembers the nodes by the needs of the pods that were rejected there, and until when."""
+
+    def __init__(self) -> None:
+        self._until: dict[PodRequirements, dict[str, float]] = {}
+
+    def __contains__(self, requirements: object) -> bool:
+        return requirements in self._until
+
+    def add(self, requirements: PodRequirements, nodes: Collection[str], now: float) -> None:
+        """Record that pods with these needs were rejected on some nodes.
+
+        Args:
+            requirements: Needs of a pod.
+            nodes: Names of the nodes.
+            now: Seconds.
+        """
+        if nodes:
+            self._until.setdefault(requirements, {}).update(dict.fromkeys(nodes, now + REJECTED_S))
+
+    def expire(self, now: float) -> None:
+        """Forget what is too long ago."""
+        for requirements, nodes in list(self._until.items()):
+            for name in [name for name, until in nodes.items() if until <= now]:
+                del nodes[name]
+            if not nodes:
+                del self._until[requirements]
+
+    def leave_out(
+        self, requirements: PodRequirements, fits: BoolArray, rows: Mapping[str, int]
+    ) -> tuple[BoolArray, bool]:
+        """Leave out the nodes where pods with these needs were rejected.
+
+        Args:
+            requirements: Needs of a pod.
+            fits: bool[R], where it fits.
+            rows: Rows by name of the node.
+
+        Returns:
+            The rows that are left, and True; all of `fits`, and False, where none is.
+        """
+        rejected = self._until.get(requirements)
+        if rejected is None:
+            return fits, True
+        left = fits.copy()
+        left[[rows[name] for name in rejected if name in rows]] = False
+        return (left, True) if left.any() else (fits, False)
