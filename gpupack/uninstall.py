@@ -144,7 +144,7 @@ class Traces:
         annotations: their keys.
         labels: their keys.
         offered: resources that the kubelet still says it has; it writes them again while it knows the plugin.
-        taints: the startup taint, where nobody has taken it away.
+        taints: keys of taints under our prefix, and the startup taint where nobody has taken it away.
     """
 
     resources: tuple[str, ...]
@@ -191,7 +191,13 @@ def find_traces(node: CleanedNode) -> Traces:
         offered=tuple(
             key for key in _ours(capacity) if key.startswith(GPU_PREFIX) and str(capacity[key]) != "0"
         ),
-        taints=tuple(taint.key for taint in node.spec.taints or () if taint.key == STARTUP_TAINT),
+        taints=tuple(
+            dict.fromkeys(
+                taint.key
+                for taint in node.spec.taints or ()
+                if taint.key == STARTUP_TAINT or taint.key.startswith(PREFIX)
+            )
+        ),
     )
 
 
@@ -264,7 +270,7 @@ class Uninstaller:
 
     Args:
         client: may list nodes and pods, get nodes and patch nodes/status. Where there are placeholders, it
-            may delete pods; where there are startup taints, patch nodes; where nodes serve claims, list
+            may delete pods; where there are taints, patch nodes; where nodes serve claims, list
             resourceclaims.
         dry_run: change nothing.
         force: clean also Nodes where pods hold GPU memory.

@@ -8,9 +8,9 @@ import click
 from gpupack.cli.common import FAILED, context_option, exit_with_faults, print_lines, version_option
 from gpupack.cli.names import complete_nodes
 
-UNINSTALL_HELP = """Remove what gpupack wrote on the Nodes: its resources in capacity and allocatable, and
-annotations and labels under gpupack.io/, the startup taint, what gpupack autoscale set for autoscalers,
-and its placeholder pods. One Node after the other; all of them, or those named.
+UNINSTALL_HELP = """Remove what gpupack wrote on the Nodes: its resources in capacity and allocatable,
+annotations, labels and taints under gpupack.io/, the startup taint, what gpupack autoscale set for
+autoscalers, and its placeholder pods. One Node after the other; all of them, or those named.
 
 \b
   gpupack uninstall --dry-run              # what would go, and which pods still need gpupack
@@ -22,7 +22,7 @@ all the same; the pods run on). The kubelet forgets a stopped plugin after five 
 writes its resource again: run the command once more then. Exit status 1 says that something is left.
 
 Needed rights: list nodes and pods, get nodes, patch nodes/status; delete pods where there are placeholders,
-patch nodes where there are startup taints, list resourceclaims where nodes serve claims.
+patch nodes where there are taints, list resourceclaims where nodes serve claims.
 """
 
 

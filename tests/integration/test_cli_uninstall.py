@@ -238,7 +238,8 @@ async def test_what_gpupack_autoscale_left_goes_and_what_people_set_for_autoscal
     labels = {"gpupack.io/host": "n1", "team": "a"}
     api.add_node("n1", labels, {"cpu": 8}, {"gpupack.io/kept": disrupt, disrupt: "true", disabled: "true"})
     startup = {"key": "startup-taint.cluster-autoscaler.kubernetes.io/gpupack", "effect": "NoSchedule"}
-    api.patch_node("n1", {"spec": {"taints": [startup, {"key": "team", "effect": "NoSchedule"}]}})
+    own = {"key": "gpupack.io/batch", "value": "true", "effect": "NoSchedule"}
+    api.patch_node("n1", {"spec": {"taints": [startup, own, {"key": "team", "effect": "NoSchedule"}]}})
     spec = {"schedulerName": "gpupack-placeholder"}
     add_pod(api, "asks", spec=spec, metadata={"labels": {"gpupack.io/placeholder": "true"}})
     add_pod(api, "labelled", metadata={"labels": {"gpupack.io/placeholder": "true"}})
@@ -248,7 +249,7 @@ async def test_what_gpupack_autoscale_left_goes_and_what_people_set_for_autoscal
         "pod team/asks: would remove it, a placeholder",
         (
             f"node n1: would remove annotations gpupack.io/kept, {disrupt}; labels gpupack.io/host; "
-            f"taints {startup['key']}"
+            f"taints {startup['key']}, {own['key']}"
         ),
     ]
     assert (await uninstall("--dry-run"))[1] == said
