@@ -5,7 +5,7 @@ AllocatorError
 ├── PackingError    words, layouts or node records that do not decode
 ├── DeviceIdError   a device ID that no card of ours has
 ├── RequestError    a pod that asks for something that cannot be given
-├── PolicyError     an unknown card policy, or one whose costs are none
+├── CardPolicyError an unknown card policy, or one whose costs are none
 └── LedgerError     an event that contradicts the ledger
 """
 

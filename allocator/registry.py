@@ -69,7 +69,7 @@ class Registry(Generic[P]):
         self._find = find
         self._entries: dict[str, Entry[P]] = {}
         self._made: dict[str, P] = {}
-        self._looked = False
+        self._loaded = False
         self._faults: tuple[str, ...] = ()
 
     def __contains__(self, name: str) -> bool:
@@ -97,14 +97,14 @@ class Registry(Generic[P]):
         Raises:
             Exception: as `register` and `make`.
         """
-        self._looked, self._faults = True, ()
+        self._loaded, self._faults = True, ()
         for name in [name for name, entry in self._entries.items() if entry.package]:
             del self._entries[name]
             self._made.pop(name, None)
         for entry in entries:
             self._adopt(entry)
 
-    def look(self) -> tuple[str, ...]:
+    def load_packages(self) -> tuple[str, ...]:
         """Look for the policies of other packages, and take them in place of what was found before.
 
         Returns:
@@ -140,8 +140,8 @@ class Registry(Generic[P]):
 
     def names(self) -> tuple[str, ...]:
         """List the names, sorted."""
-        if not self._looked:
-            self.look()
+        if not self._loaded:
+            self.load_packages()
         return tuple(sorted(self._entries))
 
     def entries(self) -> tuple[Entry[P], ...]:
@@ -192,8 +192,8 @@ class Registry(Generic[P]):
 
     def _entry(self, name: str) -> Entry[P] | None:
         entry = self._entries.get(name)
-        if entry is None and not self._looked:
-            self.look()
+        if entry is None and not self._loaded:
+            self.load_packages()
             entry = self._entries.get(name)
         return entry
 

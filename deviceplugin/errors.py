@@ -6,14 +6,14 @@ DevicePluginError
 │   ├── ProfileError             a profile of simulated GPUs that cannot be used; names every fault in it
 │   └── UnaskedError             a question to MPS could not be put, so nothing is known of it
 ├── LimitError                   a memory limit that does not hold; `kind` says what to do
-├── RefusedError                 a call of the kubelet that is refused; `kind` becomes the gRPC status
+├── AllocationRefusedError       a call of the kubelet that is refused; `kind` becomes the gRPC status
 ├── DeviceListError              a list of devices that no kubelet can take: too large, bad or repeated IDs
 ├── UnitInUseError               containers still hold IDs of another unit
 ├── KindInUseError               containers were served in the other way, device plugin or claims
-├── SettingsError                settings that cannot be used; names every fault
+├── NodeSettingsError            settings that cannot be used; names every fault
 ├── RegistrationError            the device plugin folder or one of its sockets cannot be used
-└── BookError                    the kubelet's checkpoint cannot be read, or has an unknown layout
-    └── TornBookError            it is no whole JSON
+└── CheckpointError              the kubelet's checkpoint cannot be read, or has an unknown format
+    └── TornCheckpointError      it is no whole JSON
 """
 
 import errno
@@ -134,7 +134,7 @@ class RegistrationError(DevicePluginError):
 
 
 class CheckpointError(DevicePluginError):
-    """The kubelet's checkpoint cannot be read, is torn, or has an unknown layout."""
+    """The kubelet's checkpoint cannot be read, is torn, or has an unknown format."""
 
 
 class TornCheckpointError(CheckpointError):

@@ -45,7 +45,7 @@ async def wait_until(condition: Callable[[], bool], what: str, *, wait_s: float 
     """Wait for a condition.
 
     Raises:
-        NeverCameError: it does not hold after `wait_s` seconds.
+        TimedOutError: it does not hold after `wait_s` seconds.
     """
     deadline = asyncio.get_running_loop().time() + wait_s
     while not condition():

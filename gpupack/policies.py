@@ -22,7 +22,7 @@ def all_policies() -> tuple[Registry[Any], ...]:
     return (NODE_POLICIES, CARD_POLICIES)
 
 
-def prepare(
+def load_policies(
     registries: tuple[Registry[Any], ...], card_policy: str = "", parameters: Mapping[str, str] | None = None
 ) -> None:
     """Look for the policies of other packages, and make the card policy with its parameters.
@@ -30,7 +30,7 @@ def prepare(
     Raises:
         InputError: some cannot be used, a line each.
     """
-    faults = [fault for registry in registries for fault in registry.look()]
+    faults = [fault for registry in registries for fault in registry.load_packages()]
     if faults:
         raise InputError("\n".join(faults))
     try:
@@ -57,7 +57,7 @@ class PolicyCommand(click.Command):
         for registry in self._lists():
             title = f"{registry.kind[:1].upper()}{registry.kind[1:-1]}ies"
             with formatter.section(title):
-                for fault in registry.look():
+                for fault in registry.load_packages():
                     formatter.write_text(fault)
                 formatter.write_dl([(entry.name, _told(entry)) for entry in registry.entries()])
 

@@ -39,14 +39,19 @@ class KubeApiError(Exception):
         status: HTTP status, None where no answer came.
         reason: the `reason` of the Kubernetes Status object ("Conflict"), else a word of ours.
         message: what the server said, cut at 256 characters.
+        resource: what the request would have listed, as the Status names it ("nodes"); empty where it was for
+            one object, or nobody says.
         maybe_done: True when a write may have taken effect although this error came back.
     """
 
     maybe_done: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, status: int | None = None, reason: str = "") -> None:
+    def __init__(
+        self, message: str, *, status: int | None = None, reason: str = "", resource: str = ""
+    ) -> None:
         self.message = shorten(message)
         self.status = status
+        self.resource = resource
         self.reason = reason or type(self).__name__
         super().__init__(self.message)
 
@@ -162,6 +167,13 @@ def describe_unreachable(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+class StatusDetails(msgspec.Struct):
+    """The part of a Status's details that is read: what the request was for."""
+
+    kind: str = ""
+    name: str = ""
+
+
 class ApiStatus(msgspec.Struct):
     """The part of a Kubernetes Status object that is read."""
 
@@ -170,6 +182,12 @@ class ApiStatus(msgspec.Struct):
     message: str | None = None
     code: int | None = None
     status: str | None = None
+    details: StatusDetails | None = None
+
+    @property
+    def resource(self) -> str:
+        """What the request would have listed, see `KubeApiError.resource`."""
+        return "" if self.details is None or self.details.name else self.details.kind
 
 
 _BY_STATUS: dict[int, type[KubeApiError]] = {
@@ -247,7 +265,7 @@ def make_error(status: int, body: bytes, *, what: str = "", retry_after: str | N
         cause = find_conflict_cause(reason, message)
         return Conflict(_join_message(what, message), status=status, reason=reason, cause=cause)
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else Invalid)  # noqa: PLR2004
-    return kind(_join_message(what, message), status=status, reason=reason)
+    return kind(_join_message(what, message), status=status, reason=reason, resource=answer.resource)
 
 
 def check_success(body: bytes, *, what: str) -> None:

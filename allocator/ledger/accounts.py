@@ -22,7 +22,7 @@ class NodeAccounts:
         percent_ids: device IDs that stand for percent of a card.
         unaccounted_use: units by card in use beyond what is allocated, see `Ledger.set_unaccounted_use`.
         pods: accounts by the UID that the kubelet uses; changed by `replace_pod` and `remove_pod`.
-        version: changes whenever what others than the ledger work with does, see `PodAccount.shows`.
+        version: changes whenever what others than the ledger work with does, see `PodAccount.change_key`.
         listed_at_s: start of the newest complete list of pods, in seconds; None before the first.
         list_count: complete lists of pods so far; two may have begun at the same time.
         checkpoint_read_at_s: when the checkpoint was read last, in seconds; None before.

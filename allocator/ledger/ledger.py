@@ -56,7 +56,7 @@ class Ledger:
         return tuple(replace(card, used_units=promised[uuid]) for uuid, card in self._accounts.cards.items())
 
     def set_cards(self, cards: Sequence[Card]) -> dict[str, Units]:
-        """Take another list of cards while pods run; see `NodeAccounts.install`.
+        """Take another list of cards while pods run; see `NodeAccounts.set_cards`.
 
         Returns:
             Units by UID that pods had on each card that is gone.

@@ -79,11 +79,11 @@ class AllocationService:
 
     def list_devices(self) -> Mapping[str, bool]:
         """Return every device ID with its health."""
-        facts = self._account.ledger.accounts
-        healthy = {uuid: card.healthy for uuid, card in facts.cards.items()}
-        if self._listed[0] is not facts.card_of or self._listed[1] != healthy:
-            ids = [text for text in facts.card_of if (text in facts.percent_ids) is self._percent]
-            self._listed = facts.card_of, healthy, {text: healthy[facts.card_of[text]] for text in ids}
+        accounts = self._account.ledger.accounts
+        healthy = {uuid: card.healthy for uuid, card in accounts.cards.items()}
+        if self._listed[0] is not accounts.card_of or self._listed[1] != healthy:
+            ids = [text for text in accounts.card_of if (text in accounts.percent_ids) is self._percent]
+            self._listed = accounts.card_of, healthy, {text: healthy[accounts.card_of[text]] for text in ids}
         return self._listed[2]
 
     def explain_unavailable(self, identifier: str) -> str:
@@ -102,7 +102,7 @@ class AllocationService:
         or may be another one. Where ended pods leave no room, waits for the end of their containers.
 
         Raises:
-            RefusedError: no card has room.
+            AllocationRefusedError: no card has room.
         """
         account, ledger = self._account, self._account.ledger
         taken_up = await self._list_admitted_pods()
@@ -146,7 +146,7 @@ class AllocationService:
         """Record what the kubelet hands out and describe it to the container.
 
         Raises:
-            RefusedError: the IDs do not belong together.
+            AllocationRefusedError: the IDs do not belong together.
         """
         account = self._account
         try:

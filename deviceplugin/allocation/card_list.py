@@ -25,8 +25,8 @@ class CardList:
     pods. Events also name the pods of a card that stays with fewer units than they were given. Its instances
     may be offered instead, or the driver has lost it. All this happens between two answers to the kubelet.
 
-    Cards may change while no daemon runs, as where another layout takes effect with a reboot. A daemon that
-    starts names the pods of such cards once it has read the kubelet's checkpoint and a list of pods.
+    Cards may change while no daemon runs, as where other MIG instances take effect with a reboot. A daemon
+    that starts names the pods of such cards once it has read the kubelet's checkpoint and a list of pods.
 
     Args:
         account: the ledger, made of the first list.
@@ -143,9 +143,11 @@ class CardList:
                 self._notices.record_gone(uuid, pods)
 
 
-def find_lost_cards(facts: NodeAccounts, one: PodAccount) -> set[str]:
+def find_lost_cards(accounts: NodeAccounts, account: PodAccount) -> set[str]:
     """Find the UUIDs of cards of which a pod has devices that the node has no more."""
-    ids = frozenset().union(*one.known_ids.values())
-    unknown = {text.partition(SEPARATOR)[0] for text in ids.difference(facts.card_of)}
-    empty = {uuid for text in ids if (uuid := facts.card_of.get(text)) and not facts.cards[uuid].size_units}
+    ids = frozenset().union(*account.known_ids.values())
+    unknown = {text.partition(SEPARATOR)[0] for text in ids.difference(accounts.card_of)}
+    empty = {
+        uuid for text in ids if (uuid := accounts.card_of.get(text)) and not accounts.cards[uuid].size_units
+    }
     return unknown | empty

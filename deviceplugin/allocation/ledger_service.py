@@ -105,8 +105,8 @@ class LedgerService:
 
     def change_key(self) -> tuple[object, ...]:
         """Return a value that differs where anything that subscribers read may differ."""
-        facts = self.ledger.accounts
-        return facts.version, self.ledger.is_complete
+        accounts = self.ledger.accounts
+        return accounts.version, self.ledger.is_complete
 
     def read_checkpoint(self) -> None:
         """Read the kubelet's checkpoint, and notify subscribers of a change.

@@ -135,8 +135,8 @@ class MpsClients:
         )
 
 
-def containers_by_card(facts: NodeAccounts) -> Counter[str]:
+def containers_by_card(accounts: NodeAccounts) -> Counter[str]:
     """Count the containers with a part of each card, in the checkpoint or just granted, once each."""
-    booked = (ids for one in facts.pods.values() for ids in (one.known_ids | one.pending_ids).values())
-    firsts = (next(iter(ids), "") for ids in booked)
-    return Counter(facts.card_of.get(first, "") for first in firsts)
+    given = (ids for pod in accounts.pods.values() for ids in (pod.known_ids | pod.pending_ids).values())
+    firsts = (next(iter(ids), "") for ids in given)
+    return Counter(accounts.card_of.get(first, "") for first in firsts)

@@ -2,7 +2,7 @@
 
 `kubelet_internal_checkpoint` lies in the device plugin folder, is owned by root and is replaced by rename.
 The kubelet writes it at the end of each container's allocation and after every ListAndWatch message. The
-layout is the same from Kubernetes 1.22 to 1.37. docs/kubelet-checkpoint.md says what it holds and when it
+format is the same from Kubernetes 1.22 to 1.37. docs/kubelet-checkpoint.md says what it holds and when it
 changes.
 """
 
@@ -26,7 +26,7 @@ from deviceplugin.kubelet.sockets import FolderWatch
 CHECKPOINT_NAME: Final = "kubelet_internal_checkpoint"
 # File times come from a clock that ticks every 1 to 10 ms: a younger file may be replaced without showing it.
 _SETTLED_NS: Final = 50_000_000
-_LAYOUT: Final = "allowed: the checkpoint of Kubernetes 1.22 to 1.37"
+_FORMAT: Final = "allowed: the checkpoint of Kubernetes 1.22 to 1.37"
 _MESSAGE_CHARS: Final = 256
 MOST_BYTES: Final = 64 * 2**20
 """A kubelet's checkpoint of 50 000 IDs, and a thousand pods that hold all of them, takes a tenth of it."""
@@ -106,8 +106,8 @@ class CheckpointReader:
             None when there is no such file: the kubelet has no entries, or lost them at its last start.
 
         Raises:
-            TornBookError: the file is no whole JSON.
-            BookError: the file cannot be read, or has an unknown layout.
+            TornCheckpointError: the file is no whole JSON.
+            CheckpointError: the file cannot be read, or has an unknown format.
         """
         try:
             found = self._path.stat()
@@ -169,7 +169,7 @@ def decode_checkpoint(data: bytes, stamp: FileVersion) -> Checkpoint:
     Unknown fields are passed over; the plugin's own answer (AllocResp) is not looked at.
 
     Raises:
-        BookError: no JSON, or another layout.
+        CheckpointError: no JSON, or another format.
     """
     return _decode(data, stamp, {})[0]
 
@@ -188,11 +188,11 @@ def _decode(
     except (ValueError, RecursionError) as error:
         if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
             raise TornCheckpointError(f"torn: {error}"[:_MESSAGE_CHARS]) from error
-        raise CheckpointError(f"unknown layout: {error}; {_LAYOUT}"[:_MESSAGE_CHARS]) from error
+        raise CheckpointError(f"unknown format: {error}; {_FORMAT}"[:_MESSAGE_CHARS]) from error
     entries = sorted((found[text] for text in texts), key=_KEY)
     if len(set(map(_KEY, entries))) < len(entries):
         twice = " ".join(next(_KEY(one) for one, other in pairwise(entries) if _KEY(one) == _KEY(other)))
-        raise CheckpointError(f"unknown layout: two entries for {twice}; {_LAYOUT}"[:_MESSAGE_CHARS])
+        raise CheckpointError(f"unknown format: two entries for {twice}; {_FORMAT}"[:_MESSAGE_CHARS])
     return Checkpoint(entries=tuple(entries), file_version=stamp), found
 
 

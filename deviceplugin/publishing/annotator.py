@@ -183,28 +183,28 @@ def _cards(assignment: Assignment) -> list[str]:
     return sorted({uuid for shares in assignment.values() for uuid, _ in shares})
 
 
-def list_allocations(facts: NodeAccounts) -> dict[str, Assignment]:
+def list_allocations(accounts: NodeAccounts) -> dict[str, Assignment]:
     """Units by card and container of living pods that have all they asked for, by UID of the API.
 
     Without pods of which a card is not known, or of which a share is less than a unit on a smaller card.
     """
     served = [
-        account for account in facts.pods.values() if account.is_live and not account.unserved_containers
+        account for account in accounts.pods.values() if account.is_live and not account.unserved_containers
     ]
     return {
-        account.pod.uid: found for account in served if (found := _list_shares(facts, account)) is not None
+        account.pod.uid: found for account in served if (found := _list_shares(accounts, account)) is not None
     }
 
 
-def _list_shares(facts: NodeAccounts, account: PodAccount) -> Assignment | None:
+def _list_shares(accounts: NodeAccounts, account: PodAccount) -> Assignment | None:
     request = account.pod.request
     shares: dict[str, tuple[tuple[str, int], ...]] = {}
     for container in request.containers:
         demand = request.demand_of(container.name)
-        cards = facts.units_of_containers(account.id_sets(demand.containers))
+        cards = accounts.units_of_containers(account.id_sets(demand.containers))
         if len(cards) != demand.cards:
             return None
-        units = {uuid: request.units_of(container, facts.cards[uuid].size_units) for uuid in cards}
+        units = {uuid: request.units_of(container, accounts.cards[uuid].size_units) for uuid in cards}
         if not all(units.values()):
             return None
         shares[container.name] = tuple(units.items())

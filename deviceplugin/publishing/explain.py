@@ -6,36 +6,36 @@ from allocator.ledger import charges
 from allocator.ledger.accounts import NodeAccounts
 
 
-def explain_node(facts: NodeAccounts) -> dict[str, Any]:
+def explain_node(accounts: NodeAccounts) -> dict[str, Any]:
     """Collect the daemon's state for people, as JSON values."""
-    promised = charges.charge_cards(facts)
+    charged_units = charges.charge_cards(accounts)
     return {
         "cards": [
             {
                 "uuid": uuid,
                 "size": card.size_units,
                 "used": units,
-                "charged": promised[uuid],
-                "unaccounted_use": facts.unaccounted_use.get(uuid, 0),
+                "charged": charged_units[uuid],
+                "unaccounted_use": accounts.unaccounted_use.get(uuid, 0),
                 "healthy": card.healthy,
                 "cordoned": card.cordoned,
             }
-            for (uuid, card), units in zip(facts.cards.items(), charges.used_units(facts), strict=True)
+            for (uuid, card), units in zip(accounts.cards.items(), charges.used_units(accounts), strict=True)
         ],
         "checkpoint": [
-            {"pod": uid, "container": name, "cards": facts.units_by_card(ids)}
-            for uid, account in facts.pods.items()
+            {"pod": uid, "container": name, "cards": accounts.units_by_card(ids)}
+            for uid, account in accounts.pods.items()
             for name, ids in account.checkpoint_ids.items()
         ],
         "pending": [
-            {"pod": uid, "container": name, "cards": facts.units_by_card(ids)}
-            for uid, account in facts.pods.items()
+            {"pod": uid, "container": name, "cards": accounts.units_by_card(ids)}
+            for uid, account in accounts.pods.items()
             for name, ids in account.pending_ids.items()
         ],
         "charged": {
             uid: units
-            for uid, account in sorted(facts.pods.items())
-            if (units := charges.charge_pod(facts, account))
+            for uid, account in sorted(accounts.pods.items())
+            if (units := charges.charge_pod(accounts, account))
         },
         "pods": [
             {
@@ -47,7 +47,7 @@ def explain_node(facts: NodeAccounts) -> dict[str, Any]:
                 "is_live": account.is_live,
                 "in_holds": account.is_complete,
             }
-            for account in facts.pods.values()
+            for account in accounts.pods.values()
             if account.bound
         ],
     }

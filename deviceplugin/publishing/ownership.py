@@ -1,8 +1,8 @@
 """Ownership of a Node object: its annotation `gpupack.io/daemon` names the one daemon that writes to it.
 
-Two daemons of one kubelet are kept apart by a lock (`kubelet.folder_lock`). Two of different machines that
-were given the same --node-name meet at the Node only. The rules end every dispute after a bounded time and
-need no heartbeat:
+Two daemons of one kubelet are kept apart by a lock (`deviceplugin.kubelet.folder_lock`). Two of different
+machines that were given the same --node-name meet at the Node only. The rules end every dispute after a
+bounded time and need no heartbeat:
 
 - The annotation names the owner: the kubelet that it serves (`host`), that machine's boot (`boot`) and its
   pod. A daemon that starts again finds itself in it, whatever ended it, and goes on at once.

@@ -8,7 +8,7 @@ from allocator.cards import Card
 from allocator.errors import QuantityError
 from allocator.place import place
 from allocator.quantity import parse_bytes
-from gpupack.autoscale.shapes import HOSTNAME, Shape, Shapes, describe
+from gpupack.autoscale.shapes import HOSTNAME, Shape, Shapes, describe_card_set
 from gpupack.autoscale.waiting_pods import SENTENCES, EquivalentPods, Outcome, WaitingPod
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.what_if import WhatIf
@@ -155,7 +155,7 @@ class Packer:
         if not self._shapes.by_name:
             return f"{said}: no node with cards exists to learn from, and none is declared (--shapes)"
         unit_mib = self._shapes.cluster.unit_mib
-        there = sorted({describe(layout, unit_mib) for layout in self._shapes.layouts})
+        there = sorted({describe_card_set(card_set, unit_mib) for card_set in self._shapes.by_cards})
         return f"{said}: known are nodes of {'; '.join(there[:_NAMED])}"
 
     def pack(self, kinds: Sequence[EquivalentPods], most: int) -> list[NewNode]:
@@ -189,7 +189,7 @@ class Packer:
         found = []
         for name in sorted(names):
             taking = tuple(name in self.shapes_for(kind) for kind in kinds)
-            key = (self._shapes.by_name[name].layout, self._shapes.amounts(name), taking)
+            key = (self._shapes.by_name[name].card_set, self._shapes.amounts(name), taking)
             if key not in seen:
                 seen.add(key)
                 found.append(name)

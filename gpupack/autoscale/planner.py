@@ -14,12 +14,12 @@ from gpupack.autoscale.placeholders import Placeholder, make_placeholder, stands
 from gpupack.autoscale.shapes import (
     GROUP_LABELS,
     HOSTNAME,
-    Layout,
+    CardSet,
     Shape,
     Shapes,
     has_startup_taint,
     learn_shapes,
-    read_layouts,
+    read_card_sets,
 )
 from gpupack.autoscale.sum_view import (
     UNITS,
@@ -193,11 +193,11 @@ class Planner:
         short = [pair for pair in sums.short if self._is_expected(pair[0], now_s)]
         # 3. Pack all that are refused on new nodes, by cards.
         keys = frozenset[str]().union(*(kind.label_keys for kind in refused))
-        layouts = read_layouts(cluster)
-        shapes = Shapes([*self.declared, *learn_shapes(cluster, keys, layouts)], cluster.unit_mib)
+        card_sets = read_card_sets(cluster)
+        shapes = Shapes([*self.declared, *learn_shapes(cluster, keys, card_sets)], cluster.unit_mib)
         packer = Packer(shapes)
         due = self._keep_due(refused, packer, outcomes, sums.fit_by_sum, now_s)
-        starting = find_starting_nodes(cluster, layouts, wall_s)
+        starting = find_starting_nodes(cluster, card_sets, wall_s)
         nodes = packer.pack(due, self.rules.most + len(starting) + len(short))
         # 4. Ask for those of them that do not come anyway.
         maker = _PlaceholderMaker(
@@ -284,15 +284,17 @@ def _has_node(cluster: Cluster, kind: EquivalentPods) -> bool:
     return WhatIf(cluster, make_query(cluster, kind.request, kind.requirements), kind.requirements).has_node()
 
 
-def find_starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s: float) -> dict[str, Layout]:
+def find_starting_nodes(
+    cluster: Cluster, card_sets: Mapping[str, CardSet], wall_s: float
+) -> dict[str, CardSet]:
     """Find the nodes that will take pods once their parts have started, with their cards where known.
 
     A node without published cards counts as ours with the label of the DaemonSet, the startup taint, or a
     label that nodes with cards have.
     """
     nodes = cluster.state.nodes
-    types: dict[tuple[str, str], Layout] | None = None
-    starting: dict[str, Layout] = {}
+    types: dict[tuple[str, str], CardSet] | None = None
+    starting: dict[str, CardSet] = {}
     for name, node in cluster.nodes.items():
         usable = bool(nodes.usable[nodes.rows[name]])
         if usable and node.ready is not False and not has_startup_taint(node):
@@ -300,9 +302,9 @@ def find_starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s:
         if wall_s - (parse_time(node.metadata.creation_timestamp) or 0.0) >= STARTING_S:
             continue
         if usable:
-            starting[name] = layouts[name]
+            starting[name] = card_sets[name]
             continue
-        types = _map_group_labels(cluster, layouts) if types is None else types
+        types = _map_group_labels(cluster, card_sets) if types is None else types
         labels = node.metadata.labels or {}
         likely = next((types[pair] for pair in labels.items() if pair in types), None)
         if likely is not None:
@@ -312,17 +314,17 @@ def find_starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s:
     return starting
 
 
-def _map_group_labels(cluster: Cluster, layouts: Mapping[str, Layout]) -> dict[tuple[str, str], Layout]:
+def _map_group_labels(cluster: Cluster, card_sets: Mapping[str, CardSet]) -> dict[tuple[str, str], CardSet]:
     """Cards by a label and its value, where all nodes with that have the same ones."""
-    found: dict[tuple[str, str], Layout] = {}
+    found: dict[tuple[str, str], CardSet] = {}
     mixed = set()
-    for name, layout in layouts.items():
+    for name, card_set in card_sets.items():
         node = cluster.nodes[name]
         labels = node.metadata.labels or {}
         for key in GROUP_LABELS:
-            if key in labels and found.setdefault((key, labels[key]), layout) != layout:
+            if key in labels and found.setdefault((key, labels[key]), card_set) != card_set:
                 mixed.add((key, labels[key]))
-    return {pair: layout for pair, layout in found.items() if pair not in mixed}
+    return {pair: card_set for pair, card_set in found.items() if pair not in mixed}
 
 
 @dataclass(frozen=True)
@@ -334,7 +336,7 @@ class _PlaceholderMaker:
     packer: Packer
     fit_by_sum: frozenset[str]
     short: Sequence[tuple[WaitingPod, EquivalentPods]]
-    starting: Mapping[str, Layout]
+    starting: Mapping[str, CardSet]
     host_label: str = HOSTNAME
     masks: dict[tuple[str, frozenset[str]], BoolArray] = field(default_factory=dict)
     unlabelled: dict[str, str] = field(default_factory=dict)
@@ -349,23 +351,23 @@ class _PlaceholderMaker:
 
         Only nodes with pods whose need the autoscaler does not see are asked for: the others it adds itself.
         """
-        by_layout: defaultdict[Layout, list[NewNode]] = defaultdict(list)
+        by_card_set: defaultdict[CardSet, list[NewNode]] = defaultdict(list)
         for node in nodes:
-            by_layout[node.shape.layout].append(node)
+            by_card_set[node.shape.card_set].append(node)
         found: list[NewNode] = []
-        for layout, there in by_layout.items():
-            coming = max(self._starting(layout), self._added_for_short(layout))
+        for card_set, there in by_card_set.items():
+            coming = max(self._starting(card_set), self._added_for_short(card_set))
             hidden = [node for node in there if any(pod.uid in self.fit_by_sum for pod, _ in node.pods)]
             found += hidden[: max(0, len(there) - coming)]
         return found
 
-    def _starting(self, layout: Layout) -> int:
-        return sum(known in {(), layout} for known in self.starting.values())
+    def _starting(self, card_set: CardSet) -> int:
+        return sum(known in {(), card_set} for known in self.starting.values())
 
-    def _added_for_short(self, layout: Layout) -> int:
+    def _added_for_short(self, card_set: CardSet) -> int:
         """Count the nodes with these cards that the autoscaler adds without us."""
         most = 0
-        for shape in self.shapes.layouts[layout]:
+        for shape in self.shapes.by_cards[card_set]:
             node = shape_amounts(self.shapes, shape)
             amounts = [count_amounts(kind) for _, kind in self.short if _allows_shape(shape, kind)]
             most = max(most, count_nodes_by_sums(amounts, node))
@@ -381,7 +383,7 @@ class _PlaceholderMaker:
             return None
         hidden = self._looking_free(node, amounts, labels, view)
         if len(hidden) > MANY_EXCLUDED:
-            others = [each for each in self.shapes.by_name.values() if each.layout != shape.layout]
+            others = [each for each in self.shapes.by_name.values() if each.card_set != shape.card_set]
             narrower = self._labels(node, others)
             if narrower:
                 labels, hidden = narrower, self._looking_free(node, amounts, narrower, view)
@@ -405,7 +407,7 @@ class _PlaceholderMaker:
         return [
             shape
             for shape in self.shapes.by_name.values()
-            if shape.layout != node.shape.layout
+            if shape.card_set != node.shape.card_set
             and shape_amounts(self.shapes, shape)[UNITS] >= units
             and all(_allows_shape(shape, kind) for _, kind in node.pods)
             and not self.packer.takes_all(shape.name, node.pods)
@@ -421,7 +423,7 @@ class _PlaceholderMaker:
             return {}
         own = [
             shape
-            for shape in self.shapes.layouts[node.shape.layout]
+            for shape in self.shapes.by_cards[node.shape.card_set]
             if self.packer.takes_all(shape.name, node.pods)
         ]
         for key in _list_label_keys(own):

@@ -22,7 +22,7 @@ from gpupack.autoscale.shapes import (
     INSTANCE_TYPE,
     Shape,
     learn_shapes,
-    read_layouts,
+    read_card_sets,
     read_shapes,
 )
 from gpupack.errors import InputError
@@ -43,13 +43,13 @@ def find_shapes(cluster: Cluster, nodes: Sequence[str]) -> list[Shape]:
     missing = set(nodes) - cluster.nodes.keys()
     if missing:
         raise make_unknown_node_error(missing)
-    layouts = read_layouts(cluster)
-    without = sorted(set(nodes) - layouts.keys())
+    card_sets = read_card_sets(cluster)
+    without = sorted(set(nodes) - card_sets.keys())
     if without:
         raise InputError(f"node {without[0]} publishes no cards; allowed: a node on which gpupack node runs")
-    if not layouts:
+    if not card_sets:
         raise InputError("no node publishes cards: give --name, --cards, --cpu and --memory")
-    found = learn_shapes(cluster, (), layouts)
+    found = learn_shapes(cluster, (), card_sets)
     return [shape for shape in found if not nodes or shape.nodes & set(nodes)]
 
 
@@ -98,8 +98,8 @@ def _read_taint(text: str) -> dict[str, str]:
 def list_resources(shape: Shape, unit_mib: int) -> dict[str, str]:
     """Write what the kubelet of such a node offers of ours."""
     return {
-        resource_name(unit_mib): str(sum(size for _, size in shape.layout)),
-        PERCENT_RESOURCE: str(2 * WHOLE * len(shape.layout)),
+        resource_name(unit_mib): str(sum(size for _, size in shape.card_set)),
+        PERCENT_RESOURCE: str(2 * WHOLE * len(shape.card_set)),
     }
 
 
@@ -110,8 +110,8 @@ def _write_file(shapes: Sequence[Shape], unit_mib: int) -> str:
 def _entry(shape: Shape, unit_mib: int) -> dict[str, Any]:
     amounts = shape.node.status.allocatable or {}
     cards: list[dict[str, Any]] = []
-    for model, size in dict.fromkeys(shape.layout):
-        cards.append({"count": shape.layout.count((model, size)), "model": model, "mib": size * unit_mib})
+    for model, size in dict.fromkeys(shape.card_set):
+        cards.append({"count": shape.card_set.count((model, size)), "model": model, "mib": size * unit_mib})
     others = {name: value for name, value in amounts.items() if not name.startswith(f"{DOMAIN}/")}
     entry: dict[str, Any] = {
         "name": shape.labels.get(INSTANCE_TYPE, shape.name),

@@ -65,7 +65,7 @@ MOST_SHAPES: Final = 64
 MOST_GIB: Final = 16_384
 """GiB of one card at most in a file of shapes; no card has a tenth of it."""
 
-Layout = tuple[tuple[str, int], ...]
+CardSet = tuple[tuple[str, int], ...]
 """Model and units of each card of a node, in order."""
 
 
@@ -76,7 +76,7 @@ class Shape:
     Attributes:
         name: For people, and unlike that of every other shape.
         node: Such a node, empty, as it is when all its parts have started.
-        layout: Its cards.
+        card_set: Its cards.
         offered: Units that its kubelet offers over all cards. A learned shape has the least that a ready node
             of it offers: an autoscaler may take that very node for its template.
         declared: The shape stands in a file.
@@ -85,7 +85,7 @@ class Shape:
 
     name: str
     node: KubeNode
-    layout: Layout
+    card_set: CardSet
     offered: int
     declared: bool = False
     nodes: frozenset[str] = frozenset()
@@ -123,11 +123,11 @@ class Shapes:
         return found
 
     @cached_property
-    def layouts(self) -> dict[Layout, list[Shape]]:
+    def by_cards(self) -> dict[CardSet, list[Shape]]:
         """Shapes by the cards that they have."""
-        found: dict[Layout, list[Shape]] = {}
+        found: dict[CardSet, list[Shape]] = {}
         for shape in self.by_name.values():
-            found.setdefault(shape.layout, []).append(shape)
+            found.setdefault(shape.card_set, []).append(shape)
         return found
 
     def amounts(self, name: str) -> tuple[int, int, int]:
@@ -138,7 +138,7 @@ class Shapes:
         return int(nodes.cpu_capacity[row]), int(nodes.memory_capacity[row]), pods
 
 
-def read_layouts(cluster: Cluster) -> dict[str, Layout]:
+def read_card_sets(cluster: Cluster) -> dict[str, CardSet]:
     """Read the cards of all nodes that publish them, by name."""
     nodes = cluster.state.nodes
     rows = cluster.rows[nodes.usable[cluster.rows]]
@@ -158,7 +158,7 @@ def read_layouts(cluster: Cluster) -> dict[str, Layout]:
     }
 
 
-def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, Layout]) -> list[Shape]:
+def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str, CardSet]) -> list[Shape]:
     """Learn the shapes of the nodes that exist.
 
     Nodes are of one shape where they have the same cards, taints and labels. Only those labels count that
@@ -168,18 +168,18 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, 
     Args:
         cluster: The cluster.
         keys: Labels that rules of pods refer to.
-        layouts: Cards by node, of `read_layouts`.
+        card_sets: Cards by node, of `read_card_sets`.
     """
     wanted = sorted({*keys, *GROUP_LABELS} - {HOSTNAME})
-    groups: dict[tuple[Layout, tuple[str | None, ...], tuple[Taint, ...]], list[KubeNode]] = {}
-    for name, layout in layouts.items():
+    groups: dict[tuple[CardSet, tuple[str | None, ...], tuple[Taint, ...]], list[KubeNode]] = {}
+    for name, card_set in card_sets.items():
         node = cluster.nodes[name]
         labels = node.metadata.labels or {}
         values = tuple([labels.get(key) for key in wanted])
-        groups.setdefault((layout, values, lasting_taints(node)), []).append(node)
+        groups.setdefault((card_set, values, lasting_taints(node)), []).append(node)
     daemons = _daemons(cluster)
     shapes = []
-    for number, ((layout, _values, taints), members) in enumerate(
+    for number, ((card_set, _values, taints), members) in enumerate(
         sorted(groups.items(), key=lambda group: str(group[0]))
     ):
         if number >= MOST_SHAPES:
@@ -192,16 +192,16 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, 
             and (units := cluster.state.node_records[node.name].kubelet_sums[0]) is not None
             and units > 0
         ]
-        total = sum(size for _, size in layout)
+        total = sum(size for _, size in card_set)
         cpu, memory = _beside(example, daemons)
         labels = _common_labels(example, members)
-        name = f"{labels.get(INSTANCE_TYPE) or describe(layout, cluster.unit_mib)} #{number + 1}"
+        name = f"{labels.get(INSTANCE_TYPE) or describe_card_set(card_set, cluster.unit_mib)} #{number + 1}"
         shapes.append(
             Shape(
                 name,
                 _empty_node(
                     name,
-                    layout,
+                    card_set,
                     cluster.unit_mib,
                     labels,
                     taints,
@@ -210,7 +210,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, 
                     _pods(example),
                     _other_resources(example),
                 ),
-                layout,
+                card_set,
                 min(offered, default=total),
                 nodes=frozenset(node.name for node in members),
             )
@@ -232,13 +232,13 @@ def lasting_taints(node: KubeNode) -> tuple[Taint, ...]:
     return tuple(sorted(taints, key=lambda taint: (taint.key, taint.value, taint.effect)))
 
 
-def describe(layout: Layout, unit_mib: int) -> str:
+def describe_card_set(card_set: CardSet, unit_mib: int) -> str:
     """Write cards for people: "2 x 80 GiB NVIDIA H100"."""
     parts = []
-    for model, size in dict.fromkeys(layout):
+    for model, size in dict.fromkeys(card_set):
         amount = size * unit_mib
         text = f"{amount >> 10} GiB" if not amount % 1024 else f"{amount} MiB"
-        parts.append(f"{layout.count((model, size))} x {text}{f' {model}' if model else ''}")
+        parts.append(f"{card_set.count((model, size))} x {text}{f' {model}' if model else ''}")
     return ", ".join(parts)
 
 
@@ -286,7 +286,7 @@ def _pods(node: KubeNode) -> int | None:
 
 def _empty_node(
     name: str,
-    layout: Layout,
+    card_set: CardSet,
     unit_mib: int,
     labels: Mapping[str, str],
     taints: tuple[Taint, ...],
@@ -295,10 +295,10 @@ def _empty_node(
     pods: int | None = None,
     others: Mapping[str, str | int] | None = None,
 ) -> KubeNode:
-    sizes = [size for _, size in layout]
+    sizes = [size for _, size in card_set]
     records = [
         CardRecord(f"GPU-new-{number}", number, model, size * unit_mib, None, healthy=True)
-        for number, (model, size) in enumerate(layout)
+        for number, (model, size) in enumerate(card_set)
     ]
     words = NodeWords.of(unit_mib, sizes, [0] * len(sizes), 1)
     amounts: dict[str, str | int] = {
@@ -371,7 +371,7 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
             faults.append(f"{at}.name is {shown(name)}; allowed: a name that no other shape has")
         else:
             names.add(name)
-        layout = tuple(sorted(_cards(entry.get("cards"), f"{at}.cards", unit_mib, faults)))
+        card_set = tuple(sorted(_cards(entry.get("cards"), f"{at}.cards", unit_mib, faults)))
         cpu = _amount(entry, "cpu", at, parse_milli, faults)
         memory = _amount(entry, "memory", at, parse_bytes, faults)
         pods = entry.get("pods", 110)
@@ -382,9 +382,9 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
         others = _resources(entry.get("resources") or {}, f"{at}.resources", faults)
         taints = tuple(_taints(entry.get("taints") or [], f"{at}.taints", faults))
         if len(faults) == before:
-            total = sum(size for _, size in layout)
-            node = _empty_node(str(name), layout, unit_mib, labels, taints, cpu, memory, pods, others)
-            shapes.append(Shape(str(name), node, layout, total, declared=True))
+            total = sum(size for _, size in card_set)
+            node = _empty_node(str(name), card_set, unit_mib, labels, taints, cpu, memory, pods, others)
+            shapes.append(Shape(str(name), node, card_set, total, declared=True))
     if faults:
         raise InputError("\n".join(f"{source}: {fault}" for fault in faults))
     return shapes

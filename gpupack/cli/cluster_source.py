@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
@@ -141,6 +142,5 @@ def run_question(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def exit_with_refusal(error: "KubeApiError") -> NoReturn:
     """Say what the API server refused, and what members can ask who may not list nodes; exit."""
-    is_told = "docs/teams.md" in error.message
-    hints = [_FOR_MEMBERS] if 'cannot list resource "nodes"' in error.message and not is_told else []
+    hints = [_FOR_MEMBERS] if (error.status, error.resource) == (HTTPStatus.FORBIDDEN, "nodes") else []
     exit_with_faults(error, FAILED, *hints)

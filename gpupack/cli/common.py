@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from gpupack import __version__
-from gpupack.policies import prepare as prepare_policies
+from gpupack.policies import load_policies
 
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
@@ -32,23 +32,23 @@ def print_lines(text: str, *, err: bool = False) -> None:
 
 def exit_with_faults(error: BaseException, status: int = WRONG_USAGE, *hints: str) -> NoReturn:
     """Say what is wrong, a line per fault, then the hints, and exit."""
-    for line in (*_said(error).splitlines(), *hints):
+    for line in (*_describe_error(error).splitlines(), *hints):
         print_lines(f"gpupack: {line}", err=True)
     sys.exit(status)
 
 
-def _said(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     return str(error) or type(error).__name__
 
 
-def prepare(registries: tuple[Any, ...], *card_policy: Any) -> None:
+def load_policies_or_exit(registries: tuple[Any, ...], *card_policy: Any) -> None:
     """Find the policies of other packages; what is wrong with them is the user's to mend."""
     from gpupack.errors import InputError
 
     try:
-        prepare_policies(registries, *card_policy)
+        load_policies(registries, *card_policy)
     except InputError as error:
         exit_with_faults(error)
 

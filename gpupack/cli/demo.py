@@ -5,7 +5,7 @@ import asyncio
 import click
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
-from gpupack.cli.common import FAILED, exit_with_faults, prepare, refuse_option, version_option
+from gpupack.cli.common import FAILED, exit_with_faults, load_policies_or_exit, refuse_option, version_option
 from gpupack.policies import all_policies
 
 
@@ -40,7 +40,7 @@ def demo(seed: int, node_policy: str, card_policy: str, *, dashboard: bool, port
     if not dashboard:
         refuse_option("port", "allowed with --dashboard only")
     configure("info" if verbose else "error")
-    prepare(all_policies())
+    load_policies_or_exit(all_policies())
     if dashboard:
         from gpupack.cli.common import run_daemon
         from gpupack.demo.load import watch

@@ -12,7 +12,7 @@ from gpupack.cli.common import (
     INTERRUPTED,
     card_policy_parameter,
     exit_with_faults,
-    prepare,
+    load_policies_or_exit,
     run_daemon,
     version_option,
 )
@@ -77,7 +77,7 @@ def node(**options: Any) -> None:
     from deviceplugin.errors import DevicePluginError
     from kubeapi.errors import KubeApiError
 
-    prepare(card_policies(), options["card_policy"], options.pop("card_policy_parameters"))
+    load_policies_or_exit(card_policies(), options["card_policy"], options.pop("card_policy_parameters"))
     run_daemon(lambda stop: run(Settings(**options), stop), DevicePluginError, KubeApiError)
 
 
@@ -87,12 +87,12 @@ def _check(options: dict[str, Any], output: str, proof: dict[str, bool]) -> NoRe
     from deviceplugin.errors import ProfileError
     from gpupack.errors import InputError
     from gpupack.nodecheck import render
-    from gpupack.policies import prepare as find_policies
+    from gpupack.policies import load_policies
 
     if output not in {"table", "json"}:
         raise click.BadParameter(f"{output!r}; allowed: table, json", param_hint="'--output'")
     try:
-        find_policies(card_policies(), options["card_policy"], options.pop("card_policy_parameters"))
+        load_policies(card_policies(), options["card_policy"], options.pop("card_policy_parameters"))
     except InputError as error:
         raise click.UsageError(str(error)) from error
     settings = Settings(**{**options, "node_name": options["node_name"] or "this-node"})

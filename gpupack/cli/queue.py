@@ -10,7 +10,7 @@ from gpupack.cli.common import (
     FAILED,
     context_option,
     exit_with_faults,
-    prepare,
+    load_policies_or_exit,
     print_lines,
     refuse_option,
     run_daemon,
@@ -55,7 +55,7 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
     from scheduler_plugin.errors import SchedulerError
     from scheduler_plugin.queue.controller.app import run
 
-    prepare(all_policies())
+    load_policies_or_exit(all_policies())
     run_daemon(
         lambda stop: run(QueueSettings(config=config, **options), stop=stop),
         *(SchedulerError, KubeApiError),
@@ -84,7 +84,7 @@ def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
     from gpupack.queuecheck import check_files
     from scheduler_plugin.errors import SettingsError
 
-    prepare(all_policies())
+    load_policies_or_exit(all_policies())
     settings = QueueSettings(config="", node_policy=node_policy)
     try:
         settings.check()

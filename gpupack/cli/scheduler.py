@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from gpupack.cli.common import card_policy_parameter, prepare, run_daemon, version_option
+from gpupack.cli.common import card_policy_parameter, load_policies_or_exit, run_daemon, version_option
 from gpupack.cli.settings_options import settings_options
 from gpupack.helptexts import SCHEDULER_HELP
 from gpupack.policies import PolicyCommand, all_policies
@@ -30,7 +30,7 @@ def scheduler(**options: Any) -> None:
     from scheduler_plugin.app import run
     from scheduler_plugin.errors import SchedulerError
 
-    prepare(all_policies(), options["card_policy"], options.pop("card_policy_parameters"))
+    load_policies_or_exit(all_policies(), options["card_policy"], options.pop("card_policy_parameters"))
     run_daemon(
         lambda stop: run(Settings(**options), stop=stop),
         *(SchedulerError, KubeApiError),

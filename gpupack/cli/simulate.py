@@ -9,7 +9,7 @@ from gpupack.cli.cluster_source import read_source, run_question, source_options
 from gpupack.cli.common import (
     card_policy_parameter,
     exit_with_faults,
-    prepare,
+    load_policies_or_exit,
     print_lines,
     refuse_option,
     version_option,
@@ -104,7 +104,7 @@ def simulate(**options: Any) -> None:
     else:
         for name in ("load", "max_pods"):
             refuse_option(name, "allowed with --replay only")
-    prepare(all_policies())
+    load_policies_or_exit(all_policies())
     try:
         asked = SimulationOptions(
             nodes=options["nodes"] or "",

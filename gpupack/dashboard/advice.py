@@ -19,7 +19,7 @@ EXPLAINED: Final = 100
 SHOWN: Final = 500
 """Pods that are named at all."""
 QueuedAs = Callable[[str, str], Sequence[QueueWhy] | None]
-"""Finds what the queue says of a pod, by namespace and name; see `Board.queued_as`."""
+"""Finds what the queue says of a pod, by namespace and name; see `Board.find_queued`."""
 
 SIZES: Final = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192)
 

@@ -49,7 +49,7 @@ def ask_directly(session: aiohttp.ClientSession, url: str) -> Ask:
 async def poll_queue(
     ask: Ask, show: Callable[[dict[str, Any]], None], tell: Callable[[Sequence[WaitExplanation] | None], None]
 ) -> None:
-    """Show the tenants again and again, until cancelled.
+    """Show the queues again and again, until cancelled.
 
     Args:
         ask: Asks the queue.
@@ -82,5 +82,5 @@ async def _poll_once(ask: Ask) -> tuple[dict[str, Any], Sequence[WaitExplanation
 
 
 def explain_no_queues(text: str) -> dict[str, Any]:
-    """Say why there are no tenants to show."""
+    """Say why there are no queues to show."""
     return {"there": False, "text": text, "queues": [], "pods": [], "more": 0}

@@ -43,7 +43,7 @@ async def play_plain(cluster: EmbeddedCluster, shapes: Shapes, seed: int) -> dic
         seed: seed of chance.
 
     Raises:
-        NeverCameError: a kubelet does not decide.
+        TimedOutError: a kubelet does not decide.
     """
     chance = Random(seed)  # noqa: S311 - chance, not secrecy
     room = {name: _room(cluster, name) for name in cluster.nodes}

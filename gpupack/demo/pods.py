@@ -22,7 +22,7 @@ PODS: Final[tuple[dict[str, Any], ...]] = (
 TOO_LARGE: Final[dict[str, Any]] = {"units": [45]}
 
 Shapes = Mapping[str, dict[str, Any]]
-"""Pods by name: arguments of `EmbeddedCluster.pod_manifest`."""
+"""Pods by name: arguments of `EmbeddedCluster.make_pod_manifest`."""
 
 
 def shuffle_shapes(seed: int) -> dict[str, dict[str, Any]]:

@@ -49,7 +49,7 @@ class StartGoal:
         before: Mapping[str, int],
     ) -> None:
         self.wanted = 0
-        self._table = plan_state
+        self._plan_state = plan_state
         self._cluster = plan_state.cluster
         self._request = request
         self._demand = request.demands[0]
@@ -73,7 +73,7 @@ class StartGoal:
     def count_total(self, *, final: bool = True) -> int:
         """Pods that fit now; with `final` false at least as many as could in the end."""
         gains, total = self._gains[final], self._total
-        for node, stamp in self._table.stamps.items():
+        for node, stamp in self._plan_state.stamps.items():
             if node in self._open:
                 known = gains.get(node)
                 if known is None or known[0] != stamp:
@@ -88,7 +88,7 @@ class StartGoal:
 
     def compute_loss(self, destination: Destination) -> tuple[int, int]:
         """Pods fewer that fit once the place is taken, and what it leaves on its cards."""
-        free = self._table.get_free_units(destination.node)
+        free = self._plan_state.get_free_units(destination.node)
         left = list(free)
         for card, units in destination.placement.charge.items():
             left[card] -= units
@@ -101,8 +101,8 @@ class StartGoal:
 
     def count_on_node(self, node: str, *, final: bool = True) -> int:
         """Pods that fit on a node."""
-        free = self._table.get_free_units(node)
-        left = self._table.get_host_capacity(node)
+        free = self._plan_state.get_free_units(node)
+        left = self._plan_state.get_host_capacity(node)
         most = max(0, min(left.pods, self._sum_left(node) // self._request.effective_units))
         key = (node, free, most, final)
         found = self._known.get(key)
@@ -113,7 +113,7 @@ class StartGoal:
         return found
 
     def _sum_left(self, node: str) -> int:
-        left = self._table.get_host_capacity(node)
+        left = self._plan_state.get_host_capacity(node)
         return left.percent if self._request.percent else left.units
 
     def _count(self, node: str, free: tuple[int, ...], most: int, *, final: bool) -> int:
@@ -136,7 +136,7 @@ class StartGoal:
         """Compute how many times the demand of one card fits on each card."""
         units = self._units.get(node)
         if units is None:
-            sizes = self._table.get_sizes(node)
+            sizes = self._plan_state.get_sizes(node)
             units = self._units[node] = [
                 self._demand.units_on(size) if can and size else 0
                 for size, can in zip(sizes, self._list_admitted(node, len(sizes)), strict=True)
@@ -155,19 +155,19 @@ class StartGoal:
     @property
     def changed_nodes(self) -> Collection[str]:
         """Names of nodes that pods went from or to."""
-        return self._table.changed_nodes
+        return self._plan_state.changed_nodes
 
     def get_stamp(self, node: str) -> int:
         """Tell how often something changed on a node."""
-        return self._table.get_stamp(node)
+        return self._plan_state.get_stamp(node)
 
     def get_free_units(self, node: str) -> tuple[int, ...]:
         """Free units of a node's cards."""
-        return self._table.get_free_units(node)
+        return self._plan_state.get_free_units(node)
 
     def count_fits(self, node: str) -> list[int]:
         """Return how many times the demand of one card fits on each card of a node now."""
-        return self._count_fits(node, self._table.get_free_units(node))
+        return self._count_fits(node, self._plan_state.get_free_units(node))
 
     def count_fits_with(self, node: str, free: list[int]) -> list[int]:
         """Count as `count_fits` does, if so much were free."""
@@ -193,7 +193,7 @@ class EmptyGoal:
     """Cards are to be empty: every pod on them has another place, on no card that is to be empty."""
 
     def __init__(self, plan_state: PlanState, cards: frozenset[Card]) -> None:
-        self._table = plan_state
+        self._plan_state = plan_state
         self.cards = cards
 
     def is_reached(self, final: bool) -> bool:  # noqa: ARG002 - the search moves every pod, or finds nothing
@@ -202,8 +202,9 @@ class EmptyGoal:
 
     def compute_loss(self, destination: Destination) -> tuple[int, int]:
         """Tight places first: whole cards stay whole."""
-        free = self._table.get_free_units(destination.node)
-        sizes = self._table.cluster.state.nodes.size[self._table.cluster.state.nodes.rows[destination.node]]
+        free = self._plan_state.get_free_units(destination.node)
+        nodes = self._plan_state.cluster.state.nodes
+        sizes = nodes.size[nodes.rows[destination.node]]
         opened = sum(int(sizes[card]) == free[card] for card in destination.placement.charge)
         return opened, sum(free[card] - units for card, units in destination.placement.charge.items())
 

@@ -72,7 +72,7 @@ class MovePlanner:
         limits: SearchLimits,
     ) -> None:
         self._cluster = cluster
-        self._table = plan_state
+        self._plan_state = plan_state
         self._goal = goal
         self._movable_pods = movable_pods
         self._search = DestinationSearch(
@@ -94,7 +94,7 @@ class MovePlanner:
             self._undo_moves(built)
             least = self._compute_least(places, reached - now)
             return self._make_plan(built, optimal=False, least=least, most=reached >= wanted)
-        self._table.movable = frozenset(movable.uid for movable in everyone)
+        self._plan_state.movable = frozenset(movable.uid for movable in everyone)
         complete = not self._movable_pods.refused
         for destination in range(min(wanted, self._compute_most(goal, everyone)), now, -1):
             goal.wanted = destination
@@ -117,7 +117,7 @@ class MovePlanner:
     @property
     def _is_complete(self) -> bool:
         """Whether nothing was left out of the search so far, so that what it did not find is not there."""
-        return self._all and not self._table.is_truncated and not self._movable_pods.refused
+        return self._all and not self._plan_state.is_truncated and not self._movable_pods.refused
 
     def _compute_least(self, places: CandidateFinder, more: int) -> int:
         """Moves that any list needs at least; pods that may not move where they would might elsewhere."""
@@ -126,10 +126,10 @@ class MovePlanner:
     def _compute_most(self, goal: StartGoal, everyone: Sequence[MovablePod]) -> int:
         """Pods that could start if nobody who may move were there."""
         for movable in everyone:
-            self._table.remove_pod(movable)
+            self._plan_state.remove_pod(movable)
         most = goal.count_total(final=False)
         for movable in everyone:
-            self._table.restore_pod(movable)
+            self._plan_state.restore_pod(movable)
         return most
 
     def plan_empty(self, there: Sequence[MovablePod]) -> MovePlan:
@@ -140,7 +140,7 @@ class MovePlanner:
             for movable in self._movable_pods.list_on_node(name)
             if movable.uid not in {each.uid for each in there}
         ]
-        self._table.movable = frozenset(movable.uid for movable in [*there, *others])
+        self._plan_state.movable = frozenset(movable.uid for movable in [*there, *others])
         complete = True
         for helpers in range(len(others) + 1):
             if comb(len(others), helpers) > MOST_SETS:
@@ -178,7 +178,7 @@ class MovePlanner:
     def _build_list(
         self, goal: StartGoal, places: CandidateFinder, now: int, wanted: int
     ) -> tuple[Moves, int]:
-        """Build a list, one site after the other: not always the shortest. Left done in the table.
+        """Build a list, one site after the other: not always the shortest. Left done in the plan state.
 
         Returns:
             The list, and how many pods fit then: as many as wanted, or as far as it came.
@@ -213,9 +213,9 @@ class MovePlanner:
 
     def _undo_moves(self, moves: Moves | None) -> None:
         for movable, destination in reversed(moves or []):
-            self._table.unplace_pod(movable, destination)
+            self._plan_state.unplace_pod(movable, destination)
         for movable, _ in moves or []:
-            self._table.restore_pod(movable)
+            self._plan_state.restore_pod(movable)
 
     def _make_plan(self, moves: Moves, *, optimal: bool, least: int, most: bool = True) -> MovePlan:
         """Order a list; one as short as any has to be is optimal, whatever else was not tried.
@@ -227,7 +227,7 @@ class MovePlanner:
             most: No list reaches more of what is asked for.
         """
         optimal = optimal or 0 < len(moves) <= least
-        ordered, singly = order_moves(self._table, moves)
+        ordered, singly = order_moves(self._plan_state, moves)
         self._undo_moves(ordered)
         notes = [] if singly else [TOGETHER]
         if moves and not most:
@@ -241,14 +241,14 @@ class MovePlanner:
             return
         given = 0
         nodes = self._cluster.state.nodes
-        touched = sorted(self._table.changed_nodes)
+        touched = sorted(self._plan_state.changed_nodes)
         yield from touched
-        kind = self._table.get_kind(movable)
+        kind = self._plan_state.get_kind(movable)
         if kind not in self._nearest:
-            self._nearest[kind] = find_fullest_rows(self._cluster, self._table.get_query(movable))
+            self._nearest[kind] = find_fullest_rows(self._cluster, self._plan_state.get_query(movable))
         for row in self._nearest[kind]:
             name = nodes.names[row]
-            if name in self._table.changed_nodes or not self._table.is_offered(movable, name):
+            if name in self._plan_state.changed_nodes or not self._plan_state.is_offered(movable, name):
                 continue
             yield name
             given += 1

@@ -30,7 +30,7 @@ class DestinationSearch:
         loss: Callable[[Destination], tuple[int, int]],
         steps: int,
     ) -> None:
-        self.table = plan_state
+        self.plan_state = plan_state
         self.steps = steps
         self._nodes = nodes
         self._reached = reached
@@ -47,16 +47,16 @@ class DestinationSearch:
     ) -> list[tuple[MovablePod, Destination]] | None:
         """Find places for all of these pods; None: there are none, or `gave_up`.
 
-        On success the table is left with the pods in their places.
+        On success the plan state is left with the pods in their places.
         """
         self.steps -= 1
         for movable in movable_pods:
-            self.table.remove_pod(movable)
+            self.plan_state.remove_pod(movable)
         ordered = sorted(movable_pods, key=lambda movable: (-movable.total_units, movable.uid))
         found = self._place_next(ordered, [])
         if found is None:
             for movable in movable_pods:
-                self.table.restore_pod(movable)
+                self.plan_state.restore_pod(movable)
         return found
 
     def _place_next(
@@ -71,34 +71,34 @@ class DestinationSearch:
             self.steps -= 1
             if self.steps <= 0:
                 return None
-            self.table.place_pod(movable, destination)
+            self.plan_state.place_pod(movable, destination)
             chosen.append((movable, destination))
             found = self._place_next(movable_pods[1:], chosen)
             if found is not None:
                 return found
             chosen.pop()
-            self.table.unplace_pod(movable, destination)
+            self.plan_state.unplace_pod(movable, destination)
         return None
 
     def _rank_destinations(self, movable: MovablePod) -> list[Ranked]:
         """Give all places of a pod, the cheapest first; of equal ones those of the better node."""
-        plan_state, kind = self.table, self.table.get_kind(movable)
+        kind = self.plan_state.get_kind(movable)
         found: list[Ranked] = []
         for node in self._nodes(movable):
-            if plan_state.can_take(movable, node):
+            if self.plan_state.can_take(movable, node):
                 found += self._cost_destinations(movable, kind, node)
         found.sort(key=itemgetter(0))
         return found
 
     def _cost_destinations(self, movable: MovablePod, kind: int, node: str) -> list[Ranked]:
         """Give the places on a node with what each costs; remembered while nothing changes there."""
-        stamp = self.table.get_stamp(node)
+        stamp = self.plan_state.get_stamp(node)
         known = self._costs.get((kind, node))
         if node != movable.node and known is not None and known[0] == stamp:
             return known[1]
         found = [
             (self._loss(destination), destination)
-            for destination in self.table.list_destinations(movable, node)
+            for destination in self.plan_state.list_destinations(movable, node)
         ]
         if node != movable.node:
             # Where it comes from one place is left out, that of this pod alone.

@@ -113,9 +113,9 @@ class Snapshot:
         written = []
         for name, header, rows in zip(FILES, (NODE_HEADER, POD_HEADER), (self.nodes, self.pods), strict=True):
             text = StringIO()
-            plan_state = csv.writer(text, lineterminator="\n")
-            plan_state.writerow((*header, *self.others))
-            plan_state.writerows(rows)
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow((*header, *self.others))
+            writer.writerows(rows)
             path = folder / name
             path.write_text(text.getvalue(), encoding="utf-8")
             written.append(path)

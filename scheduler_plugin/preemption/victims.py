@@ -96,7 +96,7 @@ def plan_on_node(
     """Find the cheapest victims of one node; None where evicting pods does not help.
 
     Args:
-        state: The cluster, with what is reserved for others counted (`Reservations.kept_from`).
+        state: The cluster, with what is reserved for others counted (`Reservations.charged_against`).
         node: The node; kube-scheduler has found nothing against it but what its cards lack.
         query: What the pod asks for.
         pod: The pod.

@@ -40,7 +40,7 @@ def make_queue_result(replaying: QueuedReplayState, replay: Replay, config: Queu
           weight. Over the queues that have or want something; None where nobody ever had anything.
         - `fairness_series [[day, index]]`: that index over time.
         - `evicted`: pods that went for lenders.
-        - `room_kept`: times that cards were kept free for a pod that waited long.
+        - `reservations`: times that cards were reserved for a pod that waited long.
         - `quota_units`, `cluster_units`: what all nominal quotas and all cards add up to.
     """
     waits: dict[str, list[float]] = {name: [] for name in config.queues}
@@ -69,7 +69,7 @@ def make_queue_result(replaying: QueuedReplayState, replay: Replay, config: Queu
         },
         "fairness": None if np.isnan(fair).all() else round(float(np.nanmean(fair)), 4),
         "evicted": replaying.evicted,
-        "room_kept": replaying.reservation_count,
+        "reservations": replaying.reservation_count,
         "quota_units": sum(form.nominal_quota or 0 for form in config.queues.values()),
         "cluster_units": replaying.cluster.units,
         "fairness_series": [
@@ -105,7 +105,7 @@ def average_queue_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         result[label] = {
             "fairness": _average_fairness([run["fairness"] for run in runs_of_label]),
             "evicted": round(fmean(run["evicted"] for run in runs_of_label), 1),
-            "room_kept": round(fmean(run["room_kept"] for run in runs_of_label), 1),
+            "reservations": round(fmean(run["reservations"] for run in runs_of_label), 1),
             "quota_units": runs_of_label[0]["quota_units"],
             "cluster_units": round(fmean(run["cluster_units"] for run in runs_of_label), 1),
             "queues": {
@@ -160,6 +160,6 @@ def report_queues(means: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for label, mean in means.items():
         busy = f"{mean['allocated_percent']:.2f} % of the GPUs allocated"
         more = f", {mean['evicted']:g} pods evicted for lenders" if mean["evicted"] else ""
-        more += f", room kept {mean['room_kept']:g} times" if mean["room_kept"] else ""
+        more += f", cards reserved {mean['reservations']:g} times" if mean["reservations"] else ""
         fairness = "-, for nobody had anything" if mean["fairness"] is None else f"{mean['fairness']:.3f}"
         yield f"{label}: {busy}, Jain's index {fairness}{more}"

@@ -1,4 +1,4 @@
-"""The stand-in kubelet's checkpoint: `kubelet_internal_checkpoint`, in the real one's layout.
+"""The stand-in kubelet's checkpoint: `kubelet_internal_checkpoint`, in the real one's format.
 
 Written to a file beside it and renamed, as the real one does. The checksum is over the JSON here, not over
 what Go prints; it serves the same end: a file that was touched is not believed.

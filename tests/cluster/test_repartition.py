@@ -23,10 +23,10 @@ BEFORE = ["3g.40gb", "3g.40gb"]
 AFTER = ["3g.40gb", "2g.20gb", "1g.10gb"]
 
 
-def profile(layout: list[str]) -> dict:
+def profile(instances: list[str]) -> dict:
     """One H100 with instances of 10 GiB for each slice, and one whole card of 8 GiB."""
     made = w.cards(CARD, 8192, name="NVIDIA H100 80GB HBM3")
-    made["devices"][0]["mig"] = layout
+    made["devices"][0]["mig"] = instances
     return made
 
 

@@ -20,6 +20,7 @@ from standins.apiserver.server import ApiServer
 from tests.ask_world import EXAMPLE, World
 from tests.cluster_builders import container, node_object, pod_object
 
+LONG_NAME = "https://accounts.example.com#" + 300 * "a"
 STATUS = {
     "queues": [],
     "pods": [
@@ -76,10 +77,10 @@ async def served(look, tmp_path, refused=()):
 
         async def intercept(request):
             if request.path in refused:
-                message = f"{request.path} is forbidden"
-                return web.json_response(
-                    {"kind": "Status", "code": 403, "reason": "Forbidden", "message": message}, status=403
-                )
+                kind = request.path.rpartition("/")[2]
+                message = f'{request.path} is forbidden: User "{LONG_NAME}" cannot list resource "{kind}"'
+                said = {"reason": "Forbidden", "message": message, "details": {"kind": kind}}
+                return web.json_response({"kind": "Status", "code": 403, **said}, status=403)
             if request.path.endswith("/proxy/status"):
                 return web.json_response(STATUS)
             return None
@@ -121,6 +122,23 @@ def test_without_the_right_to_list_it_says_so_in_a_line(run, tmp_path):
     assert (status, out) == (1, "")
     assert "/api/v1/pods is forbidden" in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [("top",), ("advise", "--for=4")])
+def test_who_may_not_list_nodes_is_told_what_members_can_ask(run, tmp_path, command):
+    """Whatever the API server's words: a long user name leaves no room for them."""
+
+    def look(config):
+        return run(*command, "--kubeconfig", config), run("fit", "8", "--kubeconfig", config)
+
+    named, fit = asyncio.run(served(look, tmp_path, refused={"/api/v1/nodes"}))
+
+    assert (named[0], fit[0]) == (1, 1)
+    forbidden, hint = named[2].splitlines()
+    assert "/api/v1/nodes is forbidden" in forbidden
+    assert "cannot list" not in forbidden
+    assert hint.endswith("answer members of a namespace without that right: docs/teams.md")
+    assert len(fit[2].splitlines()) == 1
 
 
 def test_without_the_right_to_read_events_and_budgets_the_rest_is_answered(run, tmp_path):

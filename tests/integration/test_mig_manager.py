@@ -21,7 +21,7 @@ async def nobody() -> None:
 
 async def reconfigure(
     world: NodeWorld,
-    layout: Sequence[str] | None,
+    profiles: Sequence[str] | None,
     stop_clients: Clients = nobody,
     start_clients: Clients = nobody,
 ) -> str:
@@ -29,16 +29,16 @@ async def reconfigure(
 
     Args:
         world: the node.
-        layout: the instances; None: MIG mode off.
+        profiles: of the instances; None: MIG mode off.
         stop_clients: has the pods of DaemonSets with its labels in their nodeSelector deleted, and waits.
         start_clients: has them come again.
     """
     world.api.patch_node(NODE, {"metadata": {"labels": {"nvidia.com/mig.config.state": "pending"}}})
     await stop_clients()
     try:
-        world.source.set_mig_mode(card(0), on=layout is not None)
-        if layout is not None:
-            world.source.partition(card(0), layout)
+        world.source.set_mig_mode(card(0), on=profiles is not None)
+        if profiles is not None:
+            world.source.partition(card(0), profiles)
     except GpuError:
         state = "failed"
     else:

@@ -14,11 +14,11 @@ from tests.integration.node_world import DEADLINE_S, NODE, NodeWorld, card, metr
 GIB = 2**30
 
 
-def profile(*layouts: list[str] | None, **more: object) -> str:
+def profile(*instances: list[str] | None, **more: object) -> str:
     """H100s of 80 GiB without a reserved part, partitioned or not: an instance has 10 GiB for each slice."""
     devices = [
-        {"index": at, "uuid": card(at)} | ({} if layout is None else {"mig": layout})
-        for at, layout in enumerate(layouts)
+        {"index": at, "uuid": card(at)} | ({} if profiles is None else {"mig": profiles})
+        for at, profiles in enumerate(instances)
     ]
     defaults = {"name": "NVIDIA H100 80GB HBM3", "memory": {"total_bytes": 80 * GIB}}
     return json.dumps({"version": "1.0", "device_defaults": defaults, "devices": devices, **more})
@@ -76,7 +76,7 @@ async def test_a_card_is_partitioned_anew_while_pods_run():
         assert "pods on it: default/goes" in told(world)["GPUGone"]
         assert "GPUsChanged" in told(world)
         assert (goner in world.holds, world.daemon._registrar.registrations) == (True, registrations)
-        # The same layout again: the old instance is back, with its pod's charge.
+        # The same instances again: the old instance is back, with its pod's charge.
         world.source.partition(card(1), ["3g.40gb", "3g.40gb"])
         await until(lambda: sizes(world) == [80, 40, 40])
         assert world.used == [0, 30, 20]

@@ -105,7 +105,7 @@ async def test_before_the_first_readable_checkpoint_nothing_is_offered_nor_publi
         checkpoint_path(world).write_text('{"Data": {"PodDeviceEntries": 7}}')
         running = world.spawn_daemon()
         await until(lambda: running.done() or (world.daemon.account and world.daemon._pods.is_connected))
-        assert "unknown layout" in await not_ready(world, session)
+        assert "unknown format" in await not_ready(world, session)
         assert "not registered" in await not_ready(world, session)
         assert (world.words(), world.kubelet.registrations) == (words, registrations)
         checkpoint_path(world).write_bytes(whole)

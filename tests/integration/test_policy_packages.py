@@ -111,9 +111,9 @@ def test_a_package_that_is_gone_is_forgotten(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.syspath_prepend(tmp_path)
         package(tmp_path, "first", node="x = first:P")
-        assert NODE_POLICIES.look() == ()
+        assert NODE_POLICIES.load_packages() == ()
         assert "x" in NODE_POLICIES
-    assert NODE_POLICIES.look() == ()
+    assert NODE_POLICIES.load_packages() == ()
     assert "x" not in NODE_POLICIES
     with pytest.raises(PolicyError, match=f'^node policy "x"; allowed: {own}$'):
         NODE_POLICIES.made("x")

@@ -144,7 +144,7 @@ def test_room_is_kept_for_a_pod_that_waits_long(trace):
         config = f"queues: [{{name: a, weight: 4}}, {{name: b}}]\nkeepRoomAfter: {after}"
         one, _ = simulate(options(trace, config), quiet, quiet)["runs"]
         waits[after] = one["queues"]["b"]["wait_s"]["most"]
-        assert bool(one["room_kept"]) == (after == "30s")
+        assert bool(one["reservations"]) == (after == "30s")
         assert one["never_placed"] == 0
     assert waits["30s"] < 300 < waits["720h"]
 
@@ -159,7 +159,7 @@ def test_room_is_kept_for_a_pod_of_several_containers(trace):
     (trace / "pods.csv").write_text("\n".join([head, *rows]) + "\n")
     config = "queues: [{name: a, weight: 4}, {name: b}]\nkeepRoomAfter: 30s"
     one, _ = simulate(options(trace, config), quiet, quiet)["runs"]
-    assert one["room_kept"]
+    assert one["reservations"]
     assert one["queues"]["b"]["wait_s"]["most"] < 300
 
 

@@ -253,10 +253,10 @@ async def test_a_checkpoint_that_cannot_be_read_is_not_an_empty_one():
 def test_nothing_is_complete_before_the_first_readable_checkpoint():
     node = Node(8)
     assert "not read yet" in str(node.account.checkpoint_problem)
-    node.checkpoint.problem = "unknown layout"
+    node.checkpoint.problem = "unknown format"
     node.list_pods()
     node.account.read_checkpoint()
-    assert (node.account.checkpoint_problem, node.ledger.is_complete) == ("unknown layout", False)
+    assert (node.account.checkpoint_problem, node.ledger.is_complete) == ("unknown format", False)
     node.checkpoint.problem = None
     node.account.read_checkpoint()
     assert (node.account.checkpoint_problem, node.ledger.is_complete) == (None, True)

@@ -7,7 +7,7 @@ import yaml
 from click.testing import CliRunner
 
 from gpupack.autoscale.shape_formats import FORMATS, find_shapes, write_shapes
-from gpupack.autoscale.shapes import learn_shapes, read_layouts, read_shapes
+from gpupack.autoscale.shapes import learn_shapes, read_card_sets, read_shapes
 from gpupack.cli.app import cli
 from gpupack.errors import InputError
 from tests.autoscale_world import Node, Pod, fragments, grown
@@ -26,7 +26,7 @@ shapes:
 
 def learned(nodes, pods=(), **changes):
     cluster = grown(nodes, pods, **changes).cluster
-    return learn_shapes(cluster, (), read_layouts(cluster))
+    return learn_shapes(cluster, (), read_card_sets(cluster))
 
 
 def test_nodes_with_the_same_cards_and_group_are_one_shape():
@@ -69,9 +69,9 @@ def test_the_least_that_a_ready_node_offers_counts():
 
 def test_a_file_of_shapes_is_read_as_it_is_written():
     (shape,) = read_shapes(SHAPES, 1024)
-    assert (shape.layout, shape.offered) == ((("NVIDIA H100", 79), ("NVIDIA H100", 79)), 158)
+    assert (shape.card_set, shape.offered) == ((("NVIDIA H100", 79), ("NVIDIA H100", 79)), 158)
     again = read_shapes(write_shapes([shape], 1024, "file"), 1024)[0]
-    assert (again.layout, again.taints, again.labels) == (shape.layout, shape.taints, shape.labels)
+    assert (again.card_set, again.taints, again.labels) == (shape.card_set, shape.taints, shape.labels)
 
 
 @pytest.mark.parametrize(

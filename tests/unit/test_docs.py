@@ -1,6 +1,7 @@
 """docs/: every page is linked from the index, every link works, the reference says what the code does."""
 
 import ast
+import builtins
 import doctest
 import os
 import re
@@ -156,6 +157,33 @@ def test_comments_and_docstrings_are_in_plain_english() -> None:
     assert [
         (path.name, text) for path, tree in sources() for text in remarks(path, tree) if UNCLEAR.search(text)
     ] == []
+
+
+def identifiers(tree: ast.AST) -> Iterator[str]:
+    """Names that the code of a module has; those of its strings are left out."""
+    for node in ast.walk(tree):
+        for field in ("name", "asname", "id", "attr", "arg"):
+            value = getattr(node, field, None)
+            if isinstance(value, str):
+                yield from value.split(".")
+
+
+def test_docstrings_name_errors_and_members_that_exist() -> None:
+    """A rename does not reach Raises, the trees of errors.py and `Class.member` by itself."""
+    known = {*dir(builtins), *(name for _, tree in sources() for name in identifiers(tree))}
+    classes = {
+        node.name for _, tree in sources() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    }
+    dead = []
+    for path, tree in sources():
+        for text in remarks(path, tree):
+            raised = re.search(r"^ *Raises:\n(.*?)(?:\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+            errors = re.findall(r"^ +([A-Z]\w+(?:, [A-Z]\w+)*):", raised[1], re.MULTILINE) if raised else []
+            errors += re.findall(r"^[│ ]*[├└]── ([A-Z]\w+)", text, re.MULTILINE)
+            members = [name for of, name in re.findall(r"`([A-Z]\w+)\.(\w+)`", text) if of in classes]
+            names = {name for each in errors for name in each.split(", ")} | set(members)
+            dead += [(path.name, name) for name in sorted(names - known)]
+    assert dead == []
 
 
 def test_pages_that_the_code_names_exist() -> None:

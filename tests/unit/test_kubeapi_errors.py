@@ -69,6 +69,15 @@ def test_conflicts_are_told_apart(reason, message, cause) -> None:
     assert error.cause == cause
 
 
+@pytest.mark.parametrize(
+    ("details", "resource"),
+    [({"kind": "nodes"}, "nodes"), ({"kind": "nodes", "name": "n1"}, ""), (None, ""), ({}, "")],
+)
+def test_an_error_says_what_could_not_be_listed(details, resource) -> None:
+    body = msgspec.json.encode({"kind": "Status", "reason": "Forbidden", "message": "m", "details": details})
+    assert make_error(403, body).resource == resource
+
+
 @pytest.mark.parametrize("name", ["guid", "resourceversion", "object-has-been-modified", "is-being-deleted"])
 def test_a_pods_name_does_not_decide_the_cause(name) -> None:
     stale = "ResourceVersion: 0, ResourceVersion in precondition: 1"

@@ -32,15 +32,15 @@ ENTRY = {
     "DeviceIDs": {"-1": ["GPU-0::0", "GPU-0::1"]},
     "AllocResp": "",
 }
-LAYOUT: dict[str, Any] = {
+STORED: dict[str, Any] = {
     "Data": {"PodDeviceEntries": [ENTRY], "RegisteredDevices": {RESOURCE: ["GPU-0::0"]}},
     "Checksum": 7,
 }
 
 
 def changed(path: str, value: object) -> bytes:
-    """The layout with one field replaced, or taken out where `value` is `...`; the path is dotted."""
-    made = json.loads(json.dumps(LAYOUT))
+    """The checkpoint with one field replaced, or taken out where `value` is `...`; the path is dotted."""
+    made = json.loads(json.dumps(STORED))
     *outer, last = path.split(".")
     inside: Any = made
     for name in outer:
@@ -102,7 +102,7 @@ def test_the_devices_of_every_numa_node_are_one_set() -> None:
 @pytest.mark.parametrize("path", ["Extra", "Data.Extra", "Data.PodDeviceEntries.0.Extra"])
 def test_more_fields_are_passed_over(path: str) -> None:
     assert decode_checkpoint(changed(path, {"a": [1]}), STAMP) == decode_checkpoint(
-        json.dumps(LAYOUT).encode(), STAMP
+        json.dumps(STORED).encode(), STAMP
     )
 
 
@@ -110,7 +110,7 @@ def test_more_fields_are_passed_over(path: str) -> None:
     ("data", "seen"),
     [
         (b"", "truncated"),
-        (json.dumps(LAYOUT).encode()[:-20], "truncated"),
+        (json.dumps(STORED).encode()[:-20], "truncated"),
         (b"\x00" * 100, "malformed"),
         (b"[]", "Expected `object`, got `array`"),
         (b'{"Data":' + b"[" * 100_000, "Expected `object`, got `array`"),
@@ -128,14 +128,14 @@ def test_more_fields_are_passed_over(path: str) -> None:
         (changed("Data.PodDeviceEntries.0.PodUID", 5), "PodDeviceEntries[0].PodUID"),
         (changed("Data.PodDeviceEntries.0.ContainerName", ...), "missing required field `ContainerName`"),
         (changed("Data.PodDeviceEntries.0.ResourceName", None), "PodDeviceEntries[0].ResourceName"),
-        # The layout before Kubernetes 1.20 had no NUMA nodes.
+        # The checkpoint before Kubernetes 1.20 had no NUMA nodes.
         (changed("Data.PodDeviceEntries.0.DeviceIDs", ["GPU-0::0"]), "PodDeviceEntries[0].DeviceIDs"),
         (changed("Data.PodDeviceEntries.0.DeviceIDs", {"zero": []}), "DeviceIDs"),
         (changed("Data.PodDeviceEntries", [ENTRY, ENTRY]), f"two entries for u1 main {RESOURCE}"),
     ],
     ids=lambda value: None if isinstance(value, bytes) else value[:40],
 )
-def test_another_layout_is_one_clear_line(path: Path, data: bytes, seen: str) -> None:
+def test_another_format_is_one_clear_line(path: Path, data: bytes, seen: str) -> None:
     path.write_bytes(data)
     with pytest.raises(CheckpointError) as caught:
         CheckpointReader(path.parent).read()
@@ -148,7 +148,7 @@ def test_another_layout_is_one_clear_line(path: Path, data: bytes, seen: str) ->
 
 def test_the_message_says_what_is_allowed() -> None:
     with pytest.raises(
-        CheckpointError, match=r"unknown layout: .*; allowed: the checkpoint of Kubernetes 1\.22"
+        CheckpointError, match=r"unknown format: .*; allowed: the checkpoint of Kubernetes 1\.22"
     ):
         decode_checkpoint(b"{}", STAMP)
     with pytest.raises(CheckpointError) as caught:
@@ -248,7 +248,7 @@ def test_what_the_kubelet_writes_is_read(held: dict[Any, dict[int, set[str]]]) -
 def test_no_file_is_no_checkpoint(path: Path) -> None:
     reader = CheckpointReader(path.parent)
     assert reader.read() is None
-    replace(path, json.dumps(LAYOUT).encode())
+    replace(path, json.dumps(STORED).encode())
     assert reader.read() is not None
     path.unlink()
     assert reader.read() is None
@@ -268,7 +268,7 @@ def test_a_pipe_in_the_place_of_the_checkpoint_is_not_waited_for(path: Path) -> 
 
 
 def test_an_unchanged_file_is_not_read_again(path: Path) -> None:
-    replace(path, json.dumps(LAYOUT).encode())
+    replace(path, json.dumps(STORED).encode())
     reader = CheckpointReader(path.parent, clock=lambda: time.time_ns() + 10**9)
     first = reader.read()
     found = path.stat()
@@ -279,7 +279,7 @@ def test_an_unchanged_file_is_not_read_again(path: Path) -> None:
 
 
 def test_a_replaced_file_is_read_again(path: Path) -> None:
-    replace(path, json.dumps(LAYOUT).encode())
+    replace(path, json.dumps(STORED).encode())
     reader = CheckpointReader(path.parent, clock=lambda: time.time_ns() + 10**9)
     first = reader.read()
     found = path.stat()
@@ -295,7 +295,7 @@ def test_a_replaced_file_is_read_again(path: Path) -> None:
 def test_a_file_as_young_as_a_tick_of_the_clock_is_read_again(path: Path) -> None:
     """Two files of one tick may have one stamp: the inode of the one before the last is free again."""
     now = time.time_ns()
-    replace(path, json.dumps(LAYOUT).encode())
+    replace(path, json.dumps(STORED).encode())
     os.utime(path, ns=(now, now))
     reader = CheckpointReader(path.parent, clock=lambda: now + 4_000_000)
     first = reader.read()
@@ -309,15 +309,15 @@ def test_a_file_as_young_as_a_tick_of_the_clock_is_read_again(path: Path) -> Non
     assert [entry.uid for entry in second.entries] == ["u2"]
 
 
-def test_after_an_unknown_layout_the_next_one_is_read(path: Path) -> None:
+def test_after_an_unknown_format_the_next_one_is_read(path: Path) -> None:
     reader = CheckpointReader(path.parent)
-    replace(path, json.dumps(LAYOUT).encode())
+    replace(path, json.dumps(STORED).encode())
     before = reader.read()
     replace(path, b"{}")
     for _ in range(2):
         with pytest.raises(CheckpointError):
             reader.read()
-    replace(path, json.dumps(LAYOUT).encode())
+    replace(path, json.dumps(STORED).encode())
     after = reader.read()
     assert before is not None
     assert after is not None
@@ -350,7 +350,7 @@ async def test_changes_are_told(path: Path) -> None:
     """The first one comes with the watch, others when the file is made, replaced and removed."""
     follower = Follower(CheckpointReader(path.parent))
     count = await follower.more_than(0)
-    replace(path, json.dumps(LAYOUT).encode())
+    replace(path, json.dumps(STORED).encode())
     count = await follower.more_than(count)
     replace(path, changed("Checksum", 8))
     count = await follower.more_than(count)
@@ -368,12 +368,12 @@ async def test_changes_survive_a_folder_that_is_made_again(tmp_path: Path) -> No
     follower = Follower(CheckpointReader(folder))
     count = await follower.more_than(0)
     folder.mkdir()
-    replace(folder / CHECKPOINT_NAME, json.dumps(LAYOUT).encode())
+    replace(folder / CHECKPOINT_NAME, json.dumps(STORED).encode())
     count = await follower.more_than(count)
     folder.rename(tmp_path / "old")
     count = await follower.more_than(count)
     folder.mkdir()
-    replace(folder / CHECKPOINT_NAME, json.dumps(LAYOUT).encode())
+    replace(folder / CHECKPOINT_NAME, json.dumps(STORED).encode())
     count = await follower.more_than(count)
     replace(folder / CHECKPOINT_NAME, changed("Checksum", 8))
     await follower.more_than(count)
@@ -383,6 +383,6 @@ async def test_changes_survive_a_folder_that_is_made_again(tmp_path: Path) -> No
 async def test_a_change_between_two_yields_is_not_lost(path: Path) -> None:
     changes = CheckpointReader(path.parent).watch_changes()
     await anext(changes)
-    replace(path, json.dumps(LAYOUT).encode())
+    replace(path, json.dumps(STORED).encode())
     await asyncio.wait_for(anext(changes), 20)
     await changes.aclose()

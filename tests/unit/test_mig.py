@@ -1,13 +1,13 @@
-"""Which MIG layouts a card can have: the tables of NVIDIA's Multi-Instance GPU User Guide."""
+"""Which MIG instances a card can have: the tables of NVIDIA's Multi-Instance GPU User Guide."""
 
 import pytest
 
-from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, place_instances
+from deviceplugin.gpus.nvidia.mig import InstanceRequest, PartitionError, place_instances
 
 H100 = ("NVIDIA H100 80GB HBM3", 81079)
 
 
-def layout(*profiles: str, model: str = H100[0], mib: int = H100[1]) -> list[tuple[str, int]]:
+def place(*profiles: str, model: str = H100[0], mib: int = H100[1]) -> list[tuple[str, int]]:
     return [
         (one.profile, one.start)
         for one in place_instances("GPU-a", model, mib, list(map(InstanceRequest, profiles)))
@@ -29,8 +29,8 @@ def layout(*profiles: str, model: str = H100[0], mib: int = H100[1]) -> list[tup
     ],
     ids=lambda each: "+".join(map(str, each)),
 )
-def test_layouts_that_fit(profiles: list[str], starts: list[int]) -> None:
-    placed = layout(*profiles)
+def test_instances_that_fit(profiles: list[str], starts: list[int]) -> None:
+    placed = place(*profiles)
     assert sorted(name for name, _ in placed) == sorted(profiles)
     assert [start for _, start in placed] == starts
 
@@ -50,7 +50,7 @@ def test_parts_that_follow_one_another_are_of_one_gpu_instance(
     profiles: list[str], places: list[tuple[int, int]] | None
 ) -> None:
     if places is None:
-        with pytest.raises(LayoutError, match="have no room"):
+        with pytest.raises(PartitionError, match="have no room"):
             place_instances("GPU-a", *H100, list(map(InstanceRequest, profiles)))
         return
     found = place_instances("GPU-a", *H100, list(map(InstanceRequest, profiles)))
@@ -78,9 +78,9 @@ def test_parts_that_follow_one_another_are_of_one_gpu_instance(
     ],
     ids=lambda each: each[0] if isinstance(each, list) else "",
 )
-def test_layouts_that_no_card_can_have(profiles: list[str], says: str) -> None:
-    with pytest.raises(LayoutError, match=says):
-        layout(*profiles)
+def test_instances_that_no_card_can_have(profiles: list[str], says: str) -> None:
+    with pytest.raises(PartitionError, match=says):
+        place(*profiles)
 
 
 @pytest.mark.parametrize(
@@ -102,18 +102,18 @@ def test_instances_have_the_units_that_drivers_give(model: str, mib: int, smalle
     ("model", "mib"), [("Tesla T4", 14912), ("NVIDIA H100 NVL", 95000), ("BH100X", 80000)]
 )
 def test_cards_that_cannot_be_partitioned(model: str, mib: int) -> None:
-    with pytest.raises(LayoutError, match=f"{model} of {mib} MiB; allowed: A100 of 40 GB, A100 of 80 GB"):
-        layout("1g.10gb", model=model, mib=mib)
+    with pytest.raises(PartitionError, match=f"{model} of {mib} MiB; allowed: A100 of 40 GB, A100 of 80 GB"):
+        place("1g.10gb", model=model, mib=mib)
 
 
 def test_a_place_can_be_chosen_and_is_checked() -> None:
     placed = place_instances("GPU-a", *H100, [InstanceRequest("1g.10gb", 6), InstanceRequest("3g.40gb")])
     assert [(one.profile, one.start) for one in placed] == [("3g.40gb", 0), ("1g.10gb", 6)]
-    with pytest.raises(LayoutError, match=r"3g\.40gb at memory slice 2; allowed: 0, 4"):
+    with pytest.raises(PartitionError, match=r"3g\.40gb at memory slice 2; allowed: 0, 4"):
         place_instances("GPU-a", *H100, [InstanceRequest("3g.40gb", 2)])
 
 
-def test_instances_in_both_layouts_stay_where_they_are() -> None:
+def test_instances_that_are_there_stay_where_they_are() -> None:
     before = place_instances("GPU-a", *H100, [InstanceRequest("2g.20gb", 0), InstanceRequest("3g.40gb", 4)])
     after = place_instances(
         "GPU-a", *H100, list(map(InstanceRequest, ["1g.10gb", "1g.10gb", "3g.40gb"])), before

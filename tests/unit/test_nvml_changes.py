@@ -57,7 +57,7 @@ def test_instances_come_and_go(driver: Driver, gpus: NvmlGpus) -> None:
     assert errors(gpus) == [None, None]
 
 
-def test_the_driver_tells_of_a_new_layout(driver: Driver, gpus: NvmlGpus) -> None:
+def test_the_driver_tells_of_new_instances(driver: Driver, gpus: NvmlGpus) -> None:
     event = xid(driver.cards[0], 0)
     event.eventType = pynvml.nvmlEventMigConfigChange
     driver.news = [event]

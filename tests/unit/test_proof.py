@@ -223,7 +223,7 @@ def test_instances_are_read_and_one_comes_and_goes_where_that_is_asked_for(root:
 
 
 @pytest.mark.parametrize(
-    ("layout", "used_mib", "says"),
+    ("profiles", "used_mib", "says"),
     [
         (None, 0, "MIG mode is off"),
         (["7g.80gb"], 0, "have no room"),
@@ -231,10 +231,10 @@ def test_instances_are_read_and_one_comes_and_goes_where_that_is_asked_for(root:
     ],
 )
 def test_an_instance_that_cannot_be_created(
-    root: Path, layout: list[str] | None, used_mib: int, says: str
+    root: Path, profiles: list[str] | None, used_mib: int, says: str
 ) -> None:
     source = simulated()
-    source.partition("GPU-a", layout)
+    source.partition("GPU-a", profiles)
     source.set_used(source.cards()[0].uuid, used_mib)
     before = source.cards()
     trying = prover(source, root, instances=True, busy=False)

@@ -103,7 +103,7 @@ def test_a_gang_of_which_only_the_first_pod_fits_is_tried_once_a_decision(
     monkeypatch.setattr(AdmissionCycle, "pick_workload", counted)
     assert world.admitted() == []
     assert len(tries) == 2
-    assert "; room is kept for it on node n2" in reasons(world)["g0"]
+    assert "; cards of node n2 are reserved for it" in reasons(world)["g0"]
 
 
 def _lose(world: QueueWorld) -> None:

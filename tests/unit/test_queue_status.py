@@ -125,7 +125,7 @@ def test_a_pod_that_fits_beside_what_is_kept_only_is_told_so() -> None:
     world.decide()
     found = {name: message for name, _, message in reasons(world)}
     assert found["small"] == status.KEPT
-    assert found["large"].endswith("room is kept for it on node n1")
+    assert found["large"].endswith("cards of node n1 are reserved for it")
 
 
 def test_a_pod_alone_hears_nothing_of_a_gang() -> None:

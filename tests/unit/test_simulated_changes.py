@@ -183,12 +183,12 @@ def test_faults_of_a_script_are_named(step: str, fault: str) -> None:
     assert [found for found in caught.value.faults if found.startswith(fault)], caught.value.faults
 
 
-def test_impossible_layouts_of_a_profile_are_refused_with_what_is_allowed() -> None:
+def test_impossible_instances_of_a_profile_are_refused_with_what_is_allowed() -> None:
     with pytest.raises(ProfileError, match=r"devices\[1\].mig: 3g.20gb \+ 3g.20gb \+ 3g.20gb have no room"):
         parse_profile("t", PROFILE.replace("count: 2", "count: 3"))
 
 
-def test_layouts_can_be_changed_and_wrong_ones_change_nothing() -> None:
+def test_instances_can_be_changed_and_wrong_ones_change_nothing() -> None:
     world = World()
     with pytest.raises(GpuError, match=r"card GPU-b: '9g'; allowed on .* are 1g.5gb"):
         world.gpus.partition("GPU-b", ["9g"])
@@ -282,9 +282,9 @@ def test_the_script_of_a_changed_profile_is_about_its_own_cards() -> None:
 
 def test_an_instance_that_is_placed_elsewhere_is_another_one() -> None:
     def placed(start: int) -> str:
-        layout = f"{{mode_current: enabled, instances: [{{profile: 3g.20gb, placement_start: {start}}}]}}"
+        placed = f"{{mode_current: enabled, instances: [{{profile: 3g.20gb, placement_start: {start}}}]}}"
         return PROFILE.replace(
-            "{mode_current: enabled, gpu_instances: [{profile: 3g.20gb, count: 2}]}", layout
+            "{mode_current: enabled, gpu_instances: [{profile: 3g.20gb, count: 2}]}", placed
         )
 
     world = World()

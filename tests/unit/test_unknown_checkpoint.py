@@ -1,4 +1,4 @@
-"""The kubelet's checkpoint turns to an unknown layout while pods come and go."""
+"""The kubelet's checkpoint turns to an unknown format while pods come and go."""
 
 import json
 from dataclasses import replace
@@ -96,7 +96,7 @@ async def test_a_pod_that_is_admitted_meanwhile_is_counted_by_words_and_extender
     assert world.counted() == (3, 5)
     world.known = False
     await world.run("b", 3)
-    assert "unknown layout" in (world.account.checkpoint_problem or "")
+    assert "unknown format" in (world.account.checkpoint_problem or "")
     # More than it has: whose units were handed out last, only the checkpoint can say.
     used, left = world.counted()
     assert (used >= 6, left <= 2) == (True, True)

@@ -5,7 +5,7 @@ of compute units. An instance of each profile takes memory slices that begin at 
 3g.40gb + 3g.40gb fill an H100, and 7 of 1g.10gb leave one slice of memory to nobody.
 
 A GPU instance can be divided into compute instances, which share its memory ("MIG Device Names"):
-`1c.3g.40gb` is one compute slice of a 3g.40gb. Compute instances of a layout that follow one another are put
+`1c.3g.40gb` is one compute slice of a 3g.40gb. Compute instances that follow one another in a request are put
 into the same GPU instance as long as they fit.
 
 The memory of an instance is the driver's to say. Here it is the card's by slices, which is 1 to 3 % more than
@@ -69,8 +69,8 @@ _BOARDS: Final = (
 )
 
 
-class LayoutError(ValueError):
-    """A layout that no such card can have."""
+class PartitionError(ValueError):
+    """Instances that no such card can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,27 +118,27 @@ def place_instances(
     wanted: Sequence[InstanceRequest],
     kept: Sequence[MigInstance] = (),
 ) -> tuple[MigInstance, ...]:
-    """Place the instances of a layout, those that are there already where they are if that is possible.
+    """Place instances, those that are there already where they are if that is possible.
 
     Args:
         card: UUID of the card.
         model: name of the card's model.
         schedulable_mib: MiB of the whole card that processes can use.
-        wanted: the layout; empty for MIG mode without instances.
+        wanted: the instances; empty for MIG mode without any.
         kept: the instances so far.
 
     Returns:
         The instances by place.
 
     Raises:
-        LayoutError: the card cannot be partitioned, or not like this; says what is allowed.
+        PartitionError: the card cannot be partitioned, or not like this; says what is allowed.
     """
     board = _board(model, schedulable_mib)
     for instance in wanted:
         _check(instance, board, model)
     groups = _grouped(wanted)
     if sum(group[0].profile.endswith(_MEDIA) for group in groups) > 1:
-        raise LayoutError(f"{board.names[0]}{_MEDIA} twice; allowed: one on a card")
+        raise PartitionError(f"{board.names[0]}{_MEDIA} twice; allowed: one on a card")
     largest_first = sorted(
         groups, key=lambda group: (group[0].start is None, -board.shapes[group[0].gpu_profile].memory)
     )
@@ -148,7 +148,7 @@ def place_instances(
     if places is None:
         names = " + ".join(instance.profile for instance in wanted)
         slices = sum(board.shapes[instance.profile].memory for instance in whole)
-        raise LayoutError(
+        raise PartitionError(
             f"{names} have no room: they take {slices} of {MEMORY_SLICES} memory slices; allowed to begin at "
             + ", ".join(f"{name}: {_starts(shape)}" for name, shape in board.shapes.items())
         )
@@ -165,7 +165,7 @@ def smallest_profile(model: str, schedulable_mib: int) -> str:
     """Name the smallest instance that a card can have.
 
     Raises:
-        LayoutError: the card cannot be partitioned.
+        PartitionError: the card cannot be partitioned.
     """
     return _board(model, schedulable_mib).names[0]
 
@@ -174,13 +174,13 @@ def _check(instance: InstanceRequest, board: _Board, model: str) -> None:
     """Refuse an instance that the board does not know."""
     shape = board.shapes.get(instance.gpu_profile)
     if shape is None or (instance.part is not None and instance.part >= int(instance.gpu_profile[0])):
-        raise LayoutError(
+        raise PartitionError(
             f"{instance.profile[:64]!r}; allowed on {model} are {', '.join(board.shapes)}, and parts of them "
             f"with fewer compute slices, as 1c.{board.names[3]}"
         )
     if instance.start not in {None, *shape.starts}:
         starts = ", ".join(map(str, shape.starts))
-        raise LayoutError(f"{instance.profile} at memory slice {instance.start}; allowed: {starts}")
+        raise PartitionError(f"{instance.profile} at memory slice {instance.start}; allowed: {starts}")
 
 
 def _grouped(wanted: Sequence[InstanceRequest]) -> list[list[InstanceRequest]]:
@@ -215,7 +215,7 @@ def _board(model: str, schedulable_mib: int) -> _Board:
         if fits:
             return board
     known = ", ".join(f"{board.model} of {board.most_gib} GB" for board in _BOARDS)
-    raise LayoutError(f"{model} of {schedulable_mib} MiB; allowed: {known}")
+    raise PartitionError(f"{model} of {schedulable_mib} MiB; allowed: {known}")
 
 
 def _memory_mib(board: _Board, profile: str, schedulable_mib: int) -> int:

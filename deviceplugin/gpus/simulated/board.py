@@ -58,17 +58,17 @@ class SimulatedBoard:
     shown: bool = True
     accessible: frozenset[str] | None = None
 
-    def lay_out(self, layout: Sequence[InstanceRequest] | None) -> None:
-        """Partition it anew, None: no MIG mode; instances that are in both layouts stay.
+    def partition(self, wanted: Sequence[InstanceRequest] | None) -> None:
+        """Partition the card anew, None: no MIG mode; instances that are there already stay.
 
         Raises:
-            LayoutError: no such card can be partitioned like this.
+            PartitionError: no such card can be partitioned like this.
         """
         card, kept = self.card, self.instances or ()
         self.instances = (
             None
-            if layout is None
-            else place_instances(card.uuid, card.model, card.schedulable_mib, layout, kept)
+            if wanted is None
+            else place_instances(card.uuid, card.model, card.schedulable_mib, wanted, kept)
         )
 
     def memory_info(self, card: GpuCard, used_mib: int) -> MemoryInfo:

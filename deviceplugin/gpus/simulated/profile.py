@@ -19,7 +19,7 @@ from deviceplugin.errors import ProfileError
 from deviceplugin.gpus.api.links import count_links
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, sysfs_bus_id
 from deviceplugin.gpus.api.vendor import Vendor
-from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, MigInstance, place_instances
+from deviceplugin.gpus.nvidia.mig import InstanceRequest, MigInstance, PartitionError, place_instances
 from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.memory_limits import LimitBehaviour
 from deviceplugin.gpus.simulated.script import SimulationScript, read_script
@@ -63,7 +63,7 @@ class SimulatedFailure:
 class SimulatedCard:
     """SimulatedCard is a card of a profile, with MiB in use without any pod, who uses them, how it fails.
 
-    `instances` is None unless the card is in MIG mode; `layout` is what they were placed by. With
+    `instances` is None unless the card is in MIG mode; `wanted_instances` are what they were placed by. With
     `used_has_reserved` the used memory that the driver tells contains the reserved part. Where the operating
     system manages the card's memory it contains `residue_mib` of pages that no process uses.
     """
@@ -73,7 +73,7 @@ class SimulatedCard:
     processes: tuple[GpuProcess, ...]
     failure: SimulatedFailure | None
     instances: tuple[MigInstance, ...] | None = None
-    layout: tuple[InstanceRequest, ...] = ()
+    wanted_instances: tuple[InstanceRequest, ...] = ()
     used_has_reserved: bool = False
     residue_mib: int = 0
 
@@ -167,7 +167,7 @@ class _Mig(Struct, frozen=True):
 
     @property
     def wanted(self) -> tuple[InstanceRequest, ...] | None:
-        """The layout, None without MIG mode."""
+        """Instances to be placed, None without MIG mode."""
         if self.mode_current in {None, "disabled", False}:
             return None
         counted = (InstanceRequest(one.profile) for one in self.gpu_instances for _ in range(one.count))
@@ -367,11 +367,11 @@ def _simulated(
         architecture=device.architecture or defaults.architecture or "",
     )
     instances = None
-    wanted = _layout(device.mig if device.mig != _Mig() else defaults.mig)
+    wanted = _instance_requests(device.mig if device.mig != _Mig() else defaults.mig)
     if wanted is not None and not faults:
         try:
             instances = place_instances(card.uuid, card.model, card.schedulable_mib, wanted)
-        except LayoutError as error:
+        except PartitionError as error:
             faults.append(f"{path}.mig: {error}")
     has_reserved = device.memory.used_has_reserved
     processes = device.processes if device.processes is not None else defaults.processes or ()
@@ -390,7 +390,7 @@ def _simulated(
     )
 
 
-def _layout(mig: _Mig | tuple[str, ...]) -> tuple[InstanceRequest, ...] | None:
+def _instance_requests(mig: _Mig | tuple[str, ...]) -> tuple[InstanceRequest, ...] | None:
     return mig.wanted if isinstance(mig, _Mig) else tuple(map(InstanceRequest, mig))
 
 
@@ -403,7 +403,7 @@ def _check_partitions(script: SimulationScript, cards: Mapping[int, GpuCard], fa
                 place_instances(
                     card.uuid, card.model, card.schedulable_mib, list(map(InstanceRequest, step.mig))
                 )
-            except LayoutError as error:
+            except PartitionError as error:
                 faults.append(f"script at {step.at_s:g} s: mig: {error}")
 
 

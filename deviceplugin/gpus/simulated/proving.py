@@ -43,12 +43,12 @@ class SimulatedProvable:
 
     def mig_mode(self, uuid: str) -> tuple[bool, bool] | None:
         """Tell whether a card is partitioned."""
-        layout = self._source.layout(uuid)
-        return layout is not None, layout is not None
+        has_mig_mode = self._source.instance_profiles(uuid) is not None
+        return has_mig_mode, has_mig_mode
 
     def create_instance(self, uuid: str) -> Callable[[], None]:
-        """Add the smallest instance to a card's layout; see `Provable.create_instance`."""
-        before = self._source.layout(uuid)
+        """Add the smallest instance to a card; see `Provable.create_instance`."""
+        before = self._source.instance_profiles(uuid)
         if before is None:
             raise GpuError(f"no GPU instance can be created on card {uuid}: it is not in MIG mode")
         self._source.partition(uuid, [*before, self._source.smallest_profile(uuid)])

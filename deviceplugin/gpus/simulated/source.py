@@ -17,7 +17,7 @@ from deviceplugin.gpus.api.health_events import HealthEventQueue
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import ENDS, GONE_S, GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.gpus.api.vendor import Vendor
-from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, smallest_profile
+from deviceplugin.gpus.nvidia.mig import InstanceRequest, PartitionError, smallest_profile
 from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS
 from deviceplugin.gpus.simulated.board import SimulatedBoard, SimulatedUse
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
@@ -289,8 +289,8 @@ class SimulatedGpus:
             self._board(uuid).shown = True
             self._list()
 
-    def partition(self, uuid: str, layout: Sequence[str] | None) -> None:
-        """Partition a card anew, None: end its MIG mode. Instances that the layout has too stay.
+    def partition(self, uuid: str, profiles: Sequence[str] | None) -> None:
+        """Partition a card anew, None: end its MIG mode. Instances that are still wanted stay.
 
         Raises:
             GpuError: no such card, or it cannot be partitioned like this.
@@ -298,12 +298,12 @@ class SimulatedGpus:
         with self._lock:
             board = self._board(uuid)
             try:
-                board.lay_out(None if layout is None else list(map(InstanceRequest, layout)))
-            except LayoutError as error:
+                board.partition(None if profiles is None else list(map(InstanceRequest, profiles)))
+            except PartitionError as error:
                 raise GpuError(f"card {board.card.uuid}: {error}") from error
             self._list()
 
-    def layout(self, uuid: str) -> tuple[str, ...] | None:
+    def instance_profiles(self, uuid: str) -> tuple[str, ...] | None:
         """Name the profiles of a card's instances; None without MIG mode.
 
         Raises:
@@ -323,7 +323,7 @@ class SimulatedGpus:
             card = self._board(uuid).card
         try:
             return smallest_profile(card.model, card.schedulable_mib)
-        except LayoutError as error:
+        except PartitionError as error:
             raise GpuError(f"card {card.uuid}: {error}") from error
 
     def reset(self, uuid: str) -> None:
@@ -384,7 +384,7 @@ class SimulatedGpus:
         )
         if before is not None and before.instances and simulated.instances:
             board.instances = before.instances
-            board.lay_out(simulated.layout)
+            board.partition(simulated.wanted_instances)
         if before is not None and before.tripped and simulated.failure is None:
             for each in board.cards():
                 self._events.put(HealthEvent(each.uuid, healthy=True, reason="mended"))

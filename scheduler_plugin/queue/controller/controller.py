@@ -257,9 +257,9 @@ class Controller:
             self._evict_victims(reclaim)
         for pod, node in self.queue.update_reservations(now):
             long = "its gang waits long and finds no room" if pod.gang else "it waits long and fits nowhere"
-            message = f"{long}: cards of node {node} are kept free for it"
-            self._send_event(pod, "Normal", "RoomKept", message)
-            log.info("room kept", pod=_describe_pod(pod), queue=pod.queue_info.queue, node=node)
+            message = f"{long}: cards of node {node} are reserved for it"
+            self._send_event(pod, "Normal", "CardsReserved", message)
+            log.info("cards reserved", pod=_describe_pod(pod), queue=pod.queue_info.queue, node=node)
         self.explainer.begin_round(changed=self._changed)
         self._changed = False
         self.queue.forget_unused()

@@ -464,4 +464,4 @@ def _describe_other_needs(queue: Queue, requirements: PodRequirements) -> str:
 def _describe_reservation(queue: Queue, pod: QueuedPod) -> str:
     """Say which room is kept for a pod, empty for none."""
     reservation = queue.capacity.reservations.get_reservation(pod.uid)
-    return f"; room is kept for it on node {reservation.node}" if reservation is not None else ""
+    return f"; cards of node {reservation.node} are reserved for it" if reservation is not None else ""
