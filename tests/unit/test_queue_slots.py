@@ -137,6 +137,28 @@ def test_a_slot_stays_with_a_release_until_that_is_taken_back() -> None:
     assert world.admitted() == ["p2"]
 
 
+def test_a_slot_stays_with_a_release_also_in_a_queue_that_begins_after_it() -> None:
+    world = QueueWorld(SLOTS)
+    world.node("n1", (16,))
+    named = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [named]}}
+    for number in range(2):
+        uid = world.pod(
+            f"p{number}",
+            1,
+            gates=(),
+            created=number,
+            annotations={POD_PLANNED: "GPU-n1-0"},
+            spec={"affinity": {"nodeAffinity": required}},
+        )
+        world.change(uid, status=UNSCHEDULABLE)
+    world.pod("late", 1, created=2)
+    assert world.admitted() == []
+    world.now = 121.0
+    world.requeue_pods()
+    assert "late" in world.admitted()
+
+
 def test_where_cards_are_kept_for_a_pod_a_slot_is_kept_too() -> None:
     """Small pods that come and go take the cards beside it, and would take the slot that it needs."""
     world = QueueWorld(f"{ONE_QUEUE}\nslots: {{per: node, local: {{count: 2}}, free: {{count: 1}}}}")

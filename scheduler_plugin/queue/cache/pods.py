@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -141,7 +142,7 @@ class PodQueueInfo:
             nothing, or only that the pod is requeued.
         scheduled: When it was bound, seconds since 1970; 0 before.
         affinity: How much of `spec.affinity` it has, see `Affinities`.
-        pinned: An admission has named the one node that it may run on.
+        pinned_nodes: Nodes that an admission has named; it may run on no other.
         annotated: The pod has annotations.
         fault: What is wrong with it, in words, empty for nothing.
     """
@@ -165,7 +166,7 @@ class PodQueueInfo:
     unschedulable: str
     scheduled: float
     affinity: "Affinities"
-    pinned: bool
+    pinned_nodes: tuple[str, ...]
     annotated: bool
     fault: str
 
@@ -212,7 +213,7 @@ def read_queue_info(pod: QueuePod) -> PodQueueInfo:
         unschedulable=_read_unschedulable(condition),
         scheduled=(parse_time(condition.last_transition_time) or 0.0) if condition.status == "True" else 0.0,
         affinity=_read_affinities(pod),
-        pinned=POD_PLANNED in annotations and _names_node(read_pod_node_rules(pod).terms),
+        pinned_nodes=_list_named_nodes(read_pod_node_rules(pod).terms) if POD_PLANNED in annotations else (),
         annotated=bool(meta.annotations),
         fault=fault,
     )
@@ -239,10 +240,13 @@ def _read_affinities(pod: QueuePod) -> Affinities:
     return Affinities(sum(each is not None for each in (affinity, nodes, required)))
 
 
-def _names_node(terms: tuple[NodeTerm, ...] | None) -> bool:
-    """Tell whether each term that can hold names a node."""
+def _list_named_nodes(terms: tuple[NodeTerm, ...] | None) -> tuple[str, ...]:
+    """List the nodes that terms name; none unless each term that can hold names some."""
     able = [term for term in terms or () if term.match_expressions or term.match_fields]
-    return bool(able) and all(term.match_fields for term in able)
+    if not all(term.match_fields for term in able):
+        return ()
+    values = (field.values or () for term in able for field in term.match_fields or ())
+    return tuple(dict.fromkeys(chain.from_iterable(values)))
 
 
 def read_gang(

@@ -438,6 +438,9 @@ class Queue:
         if pod is None or pod.requirements is None or pod.phase is not Phase.ADMITTED:
             return True
         if pod.capacity_freed or pod.fault:
+            # It may be bound at any time: its slot stays its own, whoever admitted it.
+            if len(pod.queue_info.pinned_nodes) == 1:
+                self.slots.occupy(uid, pod.queue_info.pinned_nodes[0], pod.kind)
             return True
         node = self.admission.place_pod(uid, pod.requirements, now)
         if node:

@@ -139,7 +139,7 @@ def _has_no_node(pod: QueuedPod) -> bool:
 
 def _is_removed(pod: QueuedPod, config: QueueConfig) -> bool:
     """Tell whether a pod without a node is removed where others are requeued."""
-    return _can_be_removed(pod) and bool(pod.gang or pod.queue_info.pinned or config.mode == "batch")
+    return _can_be_removed(pod) and bool(pod.gang or pod.queue_info.pinned_nodes or config.mode == "batch")
 
 
 def _can_be_removed(pod: QueuedPod) -> bool:
