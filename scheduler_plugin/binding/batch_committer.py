@@ -120,24 +120,21 @@ class BatchCommitter:
     ) -> tuple[list[PendingBinding], list[PodResult]]:
         """Assume the cards of all pods of a group; or of none, with the results that say why."""
         begun: list[PendingBinding] = []
+        refused: list[tuple[PodCandidates, PodResult]] = []
         for pod in group:
             found = self._begin(pod, headroom)
             if isinstance(found, PendingBinding):
                 begun.append(found)
-                continue
-            for commitment in begun:
-                self._binder.abandon(commitment)
-            why = found.why if len(group) == 1 else f"pod {pod.name} of its gang: {found.why}"
-            return [], [
-                PodResult(
-                    each.uid,
-                    CommitOutcome.REFUSED,
-                    why=why,
-                    rejected=found.rejected if each is pod else (),
-                )
-                for each in group
-            ]
-        return begun, []
+            else:
+                refused.append((pod, found))
+        if not refused:
+            return begun, []
+        for commitment in begun:
+            self._binder.abandon(commitment)
+        pod, first = refused[0]
+        why = first.why if len(group) == 1 else f"pod {pod.name} of its gang: {first.why}"
+        rejected = tuple(dict.fromkeys(node for _, result in refused for node in result.rejected))
+        return [], [PodResult(each.uid, CommitOutcome.REFUSED, why=why, rejected=rejected) for each in group]
 
     def _begin(self, pod: PodCandidates, headroom: float) -> PendingBinding | PodResult:
         """Assume a pod's cards on the first node of its list that takes it; why none does."""

@@ -303,6 +303,23 @@ def test_while_nodes_are_left_that_have_not_rejected_a_pod_it_does_not_wait_long
         world.now += 1.0
 
 
+def test_a_gang_goes_on_to_other_nodes_too() -> None:
+    world = QueueWorld(BATCH)
+    world.queue.batch.enabled = True
+    for number in range(8):
+        world.node(f"n{number}", (16, 16), allocatable_units=32)
+    gang = [batch_pod(world, f"g{number}", 16, gang="g", size=2) for number in range(2)]
+    seen: set[str] = set()
+    for _ in range(3):
+        (release,) = world.queue.admit_workloads(world.now)
+        nodes = {member.node for member in release.members}
+        assert not nodes & seen
+        seen |= nodes
+        for uid in gang:
+            world.queue.record_refused_admission(uid, world.now, "too many pods", sorted(nodes))
+        world.now += 1.0
+
+
 def test_pods_alike_go_where_none_of_them_was_rejected() -> None:
     world = batch_world()
     uid = batch_pod(world, "p", 8)
