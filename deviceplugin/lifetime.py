@@ -24,7 +24,7 @@ async def cancel_and_wait(task: asyncio.Task[None]) -> None:
 
 
 async def do_nothing() -> None:
-    """Take no leave."""
+    """Stand in for a drain where nothing is to be drained."""
 
 
 async def run_until(

@@ -220,7 +220,7 @@ class Cordoner:
         """Make it so.
 
         Raises:
-            InputError: as `change`, or no Node has the name.
+            InputError: as `decide_change`, or no Node has the name.
             KubeApiError: the API server refused, or the Node changed again and again meanwhile.
         """
         request.check()

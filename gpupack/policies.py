@@ -1,4 +1,4 @@
-"""Policies as the commands see them that are told some: looked for when they start, listed in their help."""
+"""Policies of the commands that take some as options: loaded when a command starts, listed in its help."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

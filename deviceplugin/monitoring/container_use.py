@@ -62,7 +62,7 @@ class ContainerUse:
 
 
 class Measurements(Protocol):
-    """The newest measurement, as `sampling.Sampler` has it."""
+    """The newest measurement, as `sampling.CardSampler` has it."""
 
     @property
     def samples(self) -> Sequence[GpuSample]:

@@ -1,7 +1,7 @@
 """Tries out what a card and its driver do where NVIDIA's documents allow several ways, or were never checked.
 
 A step that fails is one line that says so, and the others go on. Nothing is changed on a card that somebody
-uses, unless that is asked for; whatever is made is undone by `scratch.Undo`.
+uses, unless that is asked for; whatever is made is undone by `scratch.UndoStack`.
 """
 
 import time

@@ -86,7 +86,7 @@ def make_placeholder(
 
     Args:
         node: The node that pods need.
-        amounts: What to ask for, by the columns of `sums`.
+        amounts: What to ask for, by the columns of `sum_view`.
         labels: Values of labels that the node has to have.
         full_hosts: Values of the label that nodes have which look free by their sums and are not.
         resource: Name of the resource of GPU memory.

@@ -1,4 +1,4 @@
-"""`gpupack demo`: the main job on this machine."""
+"""`gpupack demo`: real daemons with simulated nodes and pods, on this machine."""
 
 import asyncio
 

@@ -92,7 +92,7 @@ class BoardFeed:
         client: API server.
         board: takes what comes.
         namespace: whose pods to read, None for all.
-        changed: called after every change, also of `problems`.
+        changed: called after every change, also of what cannot be read.
     """
 
     def __init__(

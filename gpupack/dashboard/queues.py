@@ -1,4 +1,4 @@
-"""Asks the queue's leader for its queues from time to time."""
+"""Asks the leader of `gpupack queue` for queues and waiting pods, from time to time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,4 +1,4 @@
-"""Nodes and pods of a cluster, once."""
+"""Fetches the nodes and pods of a cluster from its API server, once."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar

@@ -10,6 +10,7 @@ from allocator.names import (
     PERCENT_RESOURCE,
     POD_CARD_POLICY,
     POD_CARDS,
+    POD_CONTAINERS,
     POD_GPU_MODEL,
     POD_GPU_UUID,
     POD_NODE_POLICY,
@@ -17,6 +18,7 @@ from allocator.names import (
 )
 from allocator.request import MAX_CARDS
 from gpupack.migration.requests import (
+    GPUSHARE_MEMORY,
     CardRequest,
     MigrationOptions,
     UntranslatableError,
@@ -92,7 +94,10 @@ def rewrite_pod(metadata: dict[str, Any], spec: dict[str, Any], options: Migrati
     except UntranslatableError as error:
         say(f"left as it is: {error}")
         return False
-    _rewrite_annotations(metadata, cards, say)
+    pairs = zip(amounts, requests, strict=True)
+    gpushare = sum(GPUSHARE_MEMORY in found and request is not None for (_, found), (_, request) in pairs)
+    same_card = gpushare > 1
+    _rewrite_annotations(metadata, cards, say, same_card=same_card)
     resource = resource_name(options.unit_mib)
     for container, request in requests:
         _replace(container, request, resource)
@@ -100,7 +105,7 @@ def rewrite_pod(metadata: dict[str, Any], spec: dict[str, Any], options: Migrati
             say(f"container {container.get('name', '')}: {note}")
     if any(request is not None for _, request in requests):
         _name_scheduler(spec, options.scheduler_name, say)
-    _warn(spec, requests, say)
+    _warn(spec, requests, say, same_card=same_card)
     return True
 
 
@@ -156,11 +161,13 @@ def _cards(requests: list[tuple[dict[str, Any], CardRequest | None]], init_asks:
     return cards
 
 
-def _rewrite_annotations(metadata: dict[str, Any], cards: int, say: Say) -> None:
+def _rewrite_annotations(metadata: dict[str, Any], cards: int, say: Say, *, same_card: bool) -> None:
     """Put our annotations in the place of theirs."""
     found = metadata.get("annotations")
     annotations = found if isinstance(found, dict) else CommentedMap()
     new = _translate_annotations(annotations, cards, say)
+    if same_card and POD_CONTAINERS not in annotations:
+        new[POD_CONTAINERS] = "same-card"
     for key, ours in _RENAMED:
         if key in annotations and ours in new:
             rename_key(annotations, key, ours, new.pop(ours))
@@ -252,12 +259,18 @@ def _name_scheduler(spec: dict[str, Any], ours: str, say: Say) -> None:
         say(f"schedulerName {named} is kept: it has to call gpupack's extender, else write {ours}")
 
 
-def _warn(spec: dict[str, Any], requests: list[tuple[dict[str, Any], CardRequest | None]], say: Say) -> None:
+def _warn(
+    spec: dict[str, Any],
+    requests: list[tuple[dict[str, Any], CardRequest | None]],
+    say: Say,
+    *,
+    same_card: bool,
+) -> None:
     """Say what would work otherwise than before although it needs no other words."""
     if spec.get("nodeName"):
         say(f"nodeName {spec['nodeName']} is kept: no scheduler chooses a card for such a pod; take it out")
     requesting = [container for container, request in requests if request is not None]
-    if len(requesting) > 1:
+    if len(requesting) > 1 and not same_card:
         say("several containers ask: each gets a card by itself, maybe another one")
     for container in requesting:
         name = container.get("name", "")

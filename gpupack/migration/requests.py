@@ -87,7 +87,7 @@ def read_amounts(container: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate_amounts(amounts: Mapping[str, Any], options: MigrationOptions) -> CardRequest | None:
-    """Translate the amounts of one container, as `asked` read them.
+    """Translate the amounts of one container, as `read_amounts` read them.
 
     Returns:
         None where it asks for no card.

@@ -1,7 +1,7 @@
 """Cards, and what else nodes have left, as a list of moves changes them.
 
-A table knows what filter and kube-scheduler would say after some pods have ended and started elsewhere. What
-it finds is asked of them again before anybody sees it (`moved`).
+A plan state knows what filter and kube-scheduler would say after some pods have ended and started elsewhere.
+What it finds is asked of them again before anybody sees it (`moved_cluster`).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping

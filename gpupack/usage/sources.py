@@ -1,4 +1,4 @@
-"""Reports from where somebody says that they are: Prometheus, a history, a running dashboard."""
+"""Reads use from Prometheus, a history or a running dashboard, and makes the report of it."""
 
 import os
 from datetime import UTC, datetime

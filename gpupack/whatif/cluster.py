@@ -44,7 +44,8 @@ class Cluster:
 
     Invariant: `state` is what the extender would have if it had read the same lists more than
     `charges.TOMBSTONE_S` ago. So pods that ended count only while their node's words still hold them. In
-    `state` pods are without policies that are not known here, see `unknown`. `pods` has them as they are.
+    `state` pods are without policies that are not known here, see `drop_unknown_policies`. `pods` has them
+    as they are.
 
     Attributes:
         nodes: By name.

@@ -133,11 +133,11 @@ def make_snapshot(
         unit_mib: MiB of a unit to count in, as if the daemons ran with that; None: as they do.
         others: Further resources to write down, too.
     """
-    name_of = _hider() if hidden else _plain
+    name_of = _make_hider() if hidden else _plain
     scale = _Scale(cluster.unit_mib, unit_mib or cluster.unit_mib)
     notes: Counter[_Note] = Counter()
-    models = {model for model in _models(cluster) if model}
-    usual = _usual(cluster, scale)
+    models = {model for model in _list_models(cluster) if model}
+    usual = _most_common_card_units(cluster, scale)
     claimed = _read_claims(cluster, notes)
     rows = [
         (*row, *(dict(sum_other_requests(pod)).get(name, 0) for name in others))
@@ -170,7 +170,7 @@ def _plain(_kind: str, name: str) -> str:
     return name
 
 
-def _hider() -> Callable[[str, str], str]:
+def _make_hider() -> Callable[[str, str], str]:
     key = secrets.token_bytes(16)
 
     def hide(kind: str, name: str) -> str:
@@ -180,11 +180,11 @@ def _hider() -> Callable[[str, str], str]:
     return hide
 
 
-def _models(cluster: Cluster) -> list[str]:
+def _list_models(cluster: Cluster) -> list[str]:
     return cluster.state.nodes.model_names
 
 
-def _usual(cluster: Cluster, scale: _Scale) -> int:
+def _most_common_card_units(cluster: Cluster, scale: _Scale) -> int:
     """Units of the size of card that is there most."""
     sizes = cluster.state.nodes.size
     counts = Counter(sizes[sizes > 0].tolist())
@@ -229,7 +229,7 @@ def _nodes(
 ) -> list[Row]:
     """A row for each node with cards; one whose cards differ in model or size becomes several."""
     arrays = cluster.state.nodes
-    besides = _besides(cluster, claimed, others)
+    besides = _free_beside_pods_with_cards(cluster, claimed, others)
     rows: list[Row] = []
     for name in arrays.sorted_names:
         row = arrays.rows[name]
@@ -253,7 +253,7 @@ def _nodes(
     return rows
 
 
-def _besides(
+def _free_beside_pods_with_cards(
     cluster: Cluster, claimed: Mapping[str, PodRequest], others: Sequence[str]
 ) -> dict[str, list[int]]:
     """Count what pods without cards leave of every node: thousandths of a core, MiB, further resources."""
@@ -352,7 +352,7 @@ def _whole_seconds(time: str | None) -> int:
     return max(0, int(parse_time(time) or 0))
 
 
-def describe_snapshot(snapshot_: Snapshot, written: Sequence[Path]) -> list[str]:
+def describe_snapshot(snapshot: Snapshot, written: Sequence[Path]) -> list[str]:
     """Say what was written."""
-    files = f"wrote {written[0]} ({len(snapshot_.nodes)} nodes) and {written[1]} ({len(snapshot_.pods)} pods)"
-    return [files, *snapshot_.notes]
+    files = f"wrote {written[0]} ({len(snapshot.nodes)} nodes) and {written[1]} ({len(snapshot.pods)} pods)"
+    return [files, *snapshot.notes]

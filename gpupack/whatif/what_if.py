@@ -64,7 +64,7 @@ class WhatIf:
         """Names of the nodes that take it now, best first by the node policy.
 
         Args:
-            leaving: UIDs of pods that are gone; their cards are given back by `freed`.
+            leaving: UIDs of pods that are gone; their cards count as free.
             only: Rows to look at, None: all.
         """
         nodes = self.cluster.state.nodes
@@ -77,7 +77,7 @@ class WhatIf:
         ]
 
     def find_rows(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> RowArray:
-        """Rows of the nodes that take it now, in no order; arguments as of `nodes`."""
+        """Rows of the nodes that take it now, in no order; arguments as of `rank_nodes`."""
         kept = self._find_rows(leaving, only)
         if self.is_alone or not len(kept):
             return kept
@@ -103,7 +103,7 @@ class WhatIf:
         return rows[filter_nodes(self.cluster.state.nodes, self.query, rows)]
 
     def has_node(self) -> bool:
-        """Tell whether any node takes one such pod now; quicker than `rows` where many do."""
+        """Tell whether any node takes one such pod now; quicker than `find_rows` where many do."""
         left, count = self.filter_rows(self.cluster.rows), 16
         while len(left):
             if len(self._find_rows((), left[:count])):

@@ -20,7 +20,7 @@ class NodeCandidate(msgspec.Struct, frozen=True):
 
     Attributes:
         node: Its name.
-        version: What its score follows from, see `node_version`.
+        version: What its score follows from, see `node_versions.compute_node_version`.
     """
 
     node: str

@@ -35,7 +35,7 @@ class SimulatedPodKind:
     Attributes:
         request: As policies see it; percent as units of the size of card that there is most.
         nodes: bool[R], nodes whose model the pod accepts; None: all.
-        units: GPU units over all cards, as of `ask`.
+        units: GPU units over all cards, as in `request`.
         requested_milli: Thousandths of a card over all cards, as the trace counts them.
         query: What is asked of cards; None: it asks for none.
         host: What a pod asks for beside cards.

@@ -171,18 +171,38 @@ def identifiers(tree: ast.AST) -> Iterator[str]:
 def test_docstrings_name_errors_and_members_that_exist() -> None:
     """A rename does not reach Raises, the trees of errors.py and `Class.member` by itself."""
     known = {*dir(builtins), *(name for _, tree in sources() for name in identifiers(tree))}
-    classes = {
-        node.name for _, tree in sources() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-    }
+    owners = {each.name for _, tree in sources() for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
+    owners |= {path.stem for path, _ in sources()}
     dead = []
     for path, tree in sources():
         for text in remarks(path, tree):
             raised = re.search(r"^ *Raises:\n(.*?)(?:\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
             errors = re.findall(r"^ +([A-Z]\w+(?:, [A-Z]\w+)*):", raised[1], re.MULTILINE) if raised else []
             errors += re.findall(r"^[│ ]*[├└]── ([A-Z]\w+)", text, re.MULTILINE)
-            members = [name for of, name in re.findall(r"`([A-Z]\w+)\.(\w+)`", text) if of in classes]
+            members = [
+                name for owner, name in re.findall(r"`(\w+)\.([a-z0-9_]+|[A-Z]\w+)`", text) if owner in owners
+            ]
             names = {name for each in errors for name in each.split(", ")} | set(members)
             dead += [(path.name, name) for name in sorted(names - known)]
+    assert dead == []
+
+
+def test_packages_name_their_modules() -> None:
+    """The first thing that a newcomer reads of a package says which module does what."""
+    dead = []
+    for path, tree in sources():
+        if path.name == "__init__.py":
+            known = {
+                *SHIPPED,
+                "kubernetes",
+                *(each.stem for each in path.parent.iterdir()),
+                *identifiers(tree),
+            }
+            for inside, more in sources():
+                if inside.is_relative_to(path.parent):
+                    known.update(identifiers(more))
+            named = re.findall(r"`([a-z_]+)`", ast.get_docstring(tree) or "")
+            dead += [(str(path.relative_to(ROOT)), name) for name in named if name not in known]
     assert dead == []
 
 

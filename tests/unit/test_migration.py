@@ -105,6 +105,30 @@ def test_what_a_container_asks_for(limits, options, expected, cards):
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "annotations", "notes"),
+    [
+        pytest.param(
+            {"aliyun.com/gpu-mem": 3},
+            {"aliyun.com/gpu-mem": 5},
+            {"gpupack.io/containers": "same-card"},
+            0,
+            id="gpushare",
+        ),
+        pytest.param(
+            {"aliyun.com/gpu-mem": 3}, {"aliyun.com/gpu-mem": 0}, {}, 0, id="gpushare, only one asks"
+        ),
+        pytest.param({"nvidia.com/gpumem": 1024}, {"nvidia.com/gpumem": 1024}, {}, 1, id="HAMi, with a note"),
+    ],
+)
+def test_only_gpushare_has_all_containers_on_one_card(first, second, annotations, notes):
+    document = pod(first)
+    document["spec"]["containers"].append({"name": "d", "resources": {"limits": second}})
+    found, done = one(document)
+    assert found["metadata"].get("annotations", {}) == annotations
+    assert (done.complete, len(done.notes)) == (True, notes)
+
+
+@pytest.mark.parametrize(
     ("document", "said"),
     [
         (pod({"nvidia.com/mig-1g.5gb": 1}), "MIG instance"),

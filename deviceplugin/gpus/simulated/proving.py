@@ -1,4 +1,4 @@
-"""Answers for simulated cards where real ones are proven: by the same moods as to the daemon."""
+"""Answers `gpupack node --check --prove` for simulated cards, as their profile says the driver behaves."""
 
 from collections.abc import Callable, Mapping
 from itertools import count

@@ -29,16 +29,16 @@ class SlotMatch(IntEnum):
 
 
 class LendingQueue(Protocol[W]):
-    """Whose turn it may be."""
+    """LendingQueue is what the choice of a workload needs of a queue."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the queue."""
         ...
 
     @property
     def weight(self) -> float:
-        """Its share of the whole, above 0."""
+        """Weight of the queue beside the others, above 0."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class LendingQueue(Protocol[W]):
 
     @property
     def waiting(self) -> WaitingWorkloads[W]:
-        """Its workloads."""
+        """Workloads of the queue that wait."""
         ...
 
 

@@ -36,7 +36,7 @@ class PodRequirements:
 
     @cached_property
     def units(self) -> int:
-        """Units of GPU memory over all its cards; of a pod that asks for percent see `amounts.Amounts`.
+        """Units of GPU memory over all cards; `quota_usage.QuotaUsage` counts a pod that asks for percent.
 
         Raises:
             StateError: it asks for percent.

@@ -3,7 +3,7 @@
 The request's dominant class is the one of which it takes the largest share of the cluster,
 argmax(request_c / total_c). Ties are in the order gpu-memory, cpu, memory. Nodes are compared by its
 remaining amount. For gpu-memory that is what the cards have that would be used: the tightest set of admitted
-cards (`remaining.tightest`).
+cards (`remaining.compute_tightest`).
 
 - Mode `pick` searches the buckets of the dominant class (`buckets.Buckets.find`) and names one node.
 - Mode `candidates` scores every feasible node by `remaining - request`. Without a limit the buckets K..M

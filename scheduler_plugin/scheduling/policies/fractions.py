@@ -1,4 +1,7 @@
-"""The fractions f that the scores of algorithms 3 and 5 are made of, kept by row and node version."""
+"""Fractions f of each class that a node would use, kept by row and node version.
+
+`least-requested`, `balanced` and `weighted-balance` score by them; docs/policies has the formulas.
+"""
 
 import re
 from collections.abc import Sequence
