@@ -258,8 +258,6 @@ class QueuedReplayState(ReplayState):
         while not plans and self._reclaimer.has_more:
             plans = self._reclaimer.find_plans(now)
         victims = [victim.uid for plan in plans for victim in plan.victims]
-        for plan in plans:
-            plan.reserve(self.queue)
         for uid in victims:
             running = self._runs[uid]
             self._running.remove(running)

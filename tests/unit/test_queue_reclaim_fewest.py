@@ -428,3 +428,22 @@ def test_random_clusters_the_fewest_go_and_the_pod_starts(seed: int) -> None:
     of_as_many = [some for some in combinations(borrowed, len(gone)) if starts(world, some, units)]
     assert sorted(gone) == max(sorted(some) for some in of_as_many)
     assert "b0" in carry_out(world, reclaim)
+
+
+def test_a_slot_that_is_taken_back_for_one_lender_is_not_counted_on_for_another() -> None:
+    """Both are looked for at once; there are cards for both, and one slot."""
+    slots = "\nslots: {per: node, local: {count: 0}, free: {count: 2}}"
+    queues = ", ".join(f"{{name: {name}, cohort: all, nominalQuota: 8}}" for name in "abc")
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict{slots}")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"b{number}", 8, queue="b", created=number) for number in range(2)]
+    assert len(world.admitted()) == 2
+    for uid in uids:
+        world.bind(uid)
+    world.pod("a0", 4, queue="a", created=50)
+    world.pod("c0", 4, queue="c", created=51)
+    assert world.admitted() == []
+    plans = Reclaimer(world.queue).find_plans(world.now)
+    assert [(plan.queue, [world.name(each.uid) for each in plan.victims]) for plan in plans] == [
+        ("a", ["b1"])
+    ]

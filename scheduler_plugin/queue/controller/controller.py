@@ -272,8 +272,7 @@ class Controller:
         self.warning = warning
 
     def _evict_victims(self, reclaim: ReclaimPlan) -> None:
-        """Evict those who borrowed what a lender needs, and keep the room for it."""
-        reclaim.reserve(self.queue)
+        """Evict those who borrowed what a lender needs."""
         for victim in reclaim.victims:
             why = f"queue {reclaim.queue} needs what queue {victim.queue_info.queue} borrowed"
             self._send_event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")

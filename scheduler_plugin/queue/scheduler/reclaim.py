@@ -98,7 +98,7 @@ class Reclaimer:
         return bool(self._passed)
 
     def find_plans(self, now: float) -> list[ReclaimPlan]:
-        """Find what is to be done now; nobody is named twice.
+        """Find what is to be done now, and keep the room for it; nobody is named twice.
 
         Args:
             now: Seconds.
@@ -116,6 +116,7 @@ class Reclaimer:
                 reclaim = search.find_victims()
                 if reclaim is not None:
                     self._record_begun(reclaim, search, now)
+                    reclaim.reserve(self._queue)
                     found.append(reclaim)
                     break
                 looked_at += 1
