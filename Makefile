@@ -36,7 +36,7 @@ $(VENV)/.docs: requirements-docs.lock $(VENV)/.runtime
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
 	@touch $@
 
-demo: $(VENV)/.runtime ## Run the main job on embedded stand-ins: 3 nodes, 20 pods, no GPU, no cluster
+demo: $(VENV)/.runtime ## Show gpupack at work on embedded stand-ins: 3 nodes, 20 pods, no GPU, no cluster
 	@$(BIN)/gpupack demo
 
 lint: $(VENV)/.dev ## Format check, lint, types, import rules, modules that nothing imports, class names, prose

@@ -193,12 +193,12 @@ class _Preferring:
                 or ()
             )
             preferred = [*usual, *(at for at in sorted(order, key=order.__getitem__) if at not in usual)]
-            taken = tuple(sorted(self._take(number, preferred), key=order.__getitem__))
+            taken = tuple(sorted(self._take_cards(number, preferred), key=order.__getitem__))
             near.update(numa for at in taken if (numa := self._left[at].numa) is not None)
             result.append(taken)
         return result
 
-    def _take(self, number: int, preferred: Sequence[int]) -> list[int]:
+    def _take_cards(self, number: int, preferred: Sequence[int]) -> list[int]:
         """Take cards for one demand, each time the most preferred one that leaves the rest room."""
         asked, count = self._demands[number]
         taken: list[int] = []
@@ -326,11 +326,11 @@ class _Bounds:
 
     def least(self, first: int) -> tuple[int, ...]:
         """The fewest units that any demand of the rest takes of a card, by the number of its size."""
-        return self._of(first)[1][-1][0]
+        return self._get_bounds(first)[1][-1][0]
 
     def checks(self, first: int) -> int:
         """The number of amounts that `can_fit` compares."""
-        return len(self._of(first)[1])
+        return len(self._get_bounds(first)[1])
 
     def can_fit(self, first: int, cards: Sequence[_Card]) -> bool:
         """Tell whether the rest may fit, judged by sums.
@@ -338,7 +338,7 @@ class _Bounds:
         All units together; and for each amount how many demands of so much or more each card can hold, of
         each demand once.
         """
-        total, counts = self._of(first)
+        total, counts = self._get_bounds(first)
         if sum(free for _, free in cards) < total:
             return False
         return all(
@@ -346,7 +346,7 @@ class _Bounds:
             for least, demands, slots in counts
         )
 
-    def _of(self, first: int) -> tuple[int, list[tuple[tuple[int, ...], int, int]]]:
+    def _get_bounds(self, first: int) -> tuple[int, list[tuple[tuple[int, ...], int, int]]]:
         known = self._known.get(first)
         if known is None:
             known = self._known[first] = self._computed(first)

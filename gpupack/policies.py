@@ -59,14 +59,14 @@ class PolicyCommand(click.Command):
             with formatter.section(title):
                 for fault in registry.load_packages():
                     formatter.write_text(fault)
-                formatter.write_dl([(entry.name, _told(entry)) for entry in registry.entries()])
+                formatter.write_dl([(entry.name, _describe_policy(entry)) for entry in registry.entries()])
 
 
 class PolicyGroup(PolicyCommand, click.Group):
     """PolicyGroup is a PolicyCommand with subcommands."""
 
 
-def _told(entry: Entry[Any]) -> str:
+def _describe_policy(entry: Entry[Any]) -> str:
     """Say what a policy is for, its parameters, and whose it is."""
     parts = [entry.summary or "no description"]
     if entry.parameters:

@@ -38,12 +38,12 @@ def exit_on_signals(arguments: Sequence[str]) -> None:
     is_daemon = command in DAEMONS and not any(argument in arguments for argument in DAEMONS[command])
     if is_daemon or (command in PAGES and all(argument in arguments for argument in PAGES[command])):
         for number in STOPPING:
-            signal.signal(number, _end)
+            signal.signal(number, _exit)
     if is_daemon:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def _end(_number: int, _frame: Any) -> None:
+def _exit(_number: int, _frame: Any) -> None:
     os._exit(0)
 
 
@@ -60,7 +60,7 @@ def connect_stop_event() -> Iterator["asyncio.Event"]:
         stop.set()
         for number in STOPPING:
             loop.remove_signal_handler(number)
-            signal.signal(number, _end)
+            signal.signal(number, _exit)
 
     for number in STOPPING:
         loop.add_signal_handler(number, told)

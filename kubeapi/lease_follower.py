@@ -104,10 +104,10 @@ class LeaseFollower:
             except (KubeApiError, *UNREADABLE) as error:
                 log.debug("lease not read", path=self._path, error=str(error))
             else:
-                self._take(spec, began)
+                self._apply_lease(spec, began)
             await self._sleep(self._read_s)
 
-    def _take(self, spec: _LeaseSpec, began: float) -> None:
+    def _apply_lease(self, spec: _LeaseSpec, began: float) -> None:
         """Take what a read that began at `began` shows."""
         before, self._seen = self._seen, spec
         seen_at, self._seen_at = self._seen_at, began

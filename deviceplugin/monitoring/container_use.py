@@ -134,7 +134,7 @@ class ContainerUseReader:
                 alone = sum(row.uuid in shares for shares in grants.values()) == 1
                 used = measured.get(row.uuid)
                 if used is not None:
-                    used_mib = _of(row.container, pod, used.get(uid, {}), alone=alone)
+                    used_mib = _find_used_mib(row.container, pod, used.get(uid, {}), alone=alone)
                     measured_s = None if used_mib is None else sampled_s
                     row = replace(row, used_mib=used_mib, measured_s=measured_s)  # noqa: PLW2901 - the same
                 mine = [
@@ -195,7 +195,9 @@ def _limited(row: ContainerUse, limits: Sequence[ContainerLimit], oldest_s: floa
     return replace(row, limit_mib=max(hard, default=None), enforcement=held, problem=problem)
 
 
-def _of(container: str, pod: PodObject | None, used: Mapping[str, int | None], *, alone: bool) -> int | None:
+def _find_used_mib(
+    container: str, pod: PodObject | None, used: Mapping[str, int | None], *, alone: bool
+) -> int | None:
     """MiB of one container out of those of its pod, None where that is not known.
 
     What runs in a container that nobody has named yet is its own where no other one was given the card.

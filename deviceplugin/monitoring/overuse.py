@@ -125,7 +125,7 @@ class OverUseWatcher:
                 for key, (first_s, last_s) in self._over_s.items()
                 if last_s - first_s >= self._evict_after_s
             }:
-                await self._end(uid, now_s)
+                await self._evict_pod(uid, now_s)
 
     def _judge(self, row: ContainerUse) -> None:
         key = row.uid, row.container, row.uuid
@@ -156,7 +156,7 @@ class OverUseWatcher:
         log.warning("memory over-use", pod=row.uid, said=said)
         self._record(pod.ref, "Warning", OVER_USE, said)
 
-    async def _end(self, uid: str, now_s: float) -> None:
+    async def _evict_pod(self, uid: str, now_s: float) -> None:
         """Evict a pod, exactly that one; a refusal, as of a PodDisruptionBudget, is tried again later."""
         pod = self._find(uid)
         backoff, due_s = self._tries.get(uid, (Backoff(LOOK_S, 300.0), now_s))

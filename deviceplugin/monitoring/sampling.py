@@ -309,11 +309,11 @@ class CardSampler:
         if self._account.now_s() - self._measured_s < self._unmeasured_s:
             return
         reason = f"not measured for more than {self._unmeasured_s:.0f} s: {why}"
-        sick = [
+        newly_out = [
             card.uuid for card in self._account.ledger.installed if self._health.get_health(card.uuid).healthy
         ]
-        self._unmeasured.update(dict.fromkeys(sick, reason))
-        self._take_events([HealthEvent(uuid, healthy=False, reason=reason) for uuid in sick])
+        self._unmeasured.update(dict.fromkeys(newly_out, reason))
+        self._take_events([HealthEvent(uuid, healthy=False, reason=reason) for uuid in newly_out])
 
     def _measured_again(self, samples: Sequence[GpuSample]) -> None:
         """Let cards recover that were out of use only because nobody could measure them."""

@@ -236,7 +236,7 @@ class Prover:
         """Set a limit, read it, exceed it, take it back, and have more than it was."""
         path = self._scratch.path
         self._say("backend", "measured", self._backend(), "the kernel's dmem, or misc, inside the driver")
-        self._say("limit never set", "measured", _told(limits, card.uuid, path), "what a read says")
+        self._say("limit never set", "measured", _read_limit(limits, card.uuid, path), "what a read says")
         began_s = self._clock()
         limits.set(card.uuid, path, LIMIT_MIB)
         set_ms = (self._clock() - began_s) * 1000
@@ -245,7 +245,7 @@ class Prover:
         right = reading.hard_mib == LIMIT_MIB and reading.soft_mib == 0
         found = f"{LIMIT_MIB} MiB set in {set_ms:.1f} ms, {_text(reading)} read"
         self._judge("limit set and read", right, found)
-        below = _told(limits, card.uuid, self._scratch.below)
+        below = _read_limit(limits, card.uuid, self._scratch.below)
         self._say("limit of a cgroup below", "measured", below, "a limit above is not taken for its own")
         user: MemoryUser | None = None
         had_mib = 0
@@ -364,7 +364,7 @@ def _fill(user: MemoryUser, most_mib: int) -> int:
     return had_mib
 
 
-def _told(limits: MemoryLimits, uuid: str, cgroup: Path) -> str:
+def _read_limit(limits: MemoryLimits, uuid: str, cgroup: Path) -> str:
     """Tell what a read says, an error that means none included."""
     try:
         return _text(limits.read(uuid, cgroup))

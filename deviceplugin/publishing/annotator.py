@@ -126,7 +126,9 @@ class AllocationAnnotator:
         if self._use is None or pod is None:
             return dump_allocation(uid, assignment)
         return dump_allocation(
-            uid, assignment, self._use.list_records(pod.runtime_uid, assignment, lambda: _told(_written(pod)))
+            uid,
+            assignment,
+            self._use.list_records(pod.runtime_uid, assignment, lambda: _read_memory(_written(pod))),
         )
 
     async def _write(self, uid: str, item: PodObject, text: str) -> bool:
@@ -171,7 +173,7 @@ def _name(pod: PodObject) -> str:
     return f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
-def _told(text: str | None) -> Mapping[str, Mapping[str, MemoryRecord]]:
+def _read_memory(text: str | None) -> Mapping[str, Mapping[str, MemoryRecord]]:
     """Read the memory that an annotation states; nothing where it is missing or unreadable."""
     try:
         return load_allocation(text).memory if text is not None else {}

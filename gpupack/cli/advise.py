@@ -115,7 +115,7 @@ def advise(
         return await _apply(source, cluster, advice, limits, how, quiet=output == "json")
 
     done = run_question(make)
-    print_lines(as_json(done) if output == "json" else _said(done))
+    print_lines(as_json(done) if output == "json" else _describe_done(done))
     if done.state == "stopped":
         sys.exit(FAILED)
 
@@ -193,7 +193,7 @@ async def _apply(
             raise
 
 
-def _said(done: "AppliedAdvice") -> str:
+def _describe_done(done: "AppliedAdvice") -> str:
     lines = ["", f"{done.text}."]
     if done.left:
         lines += ["Not done:", *(f"  {move.text}" for move in done.left)]

@@ -45,7 +45,7 @@ def main() -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else _named(sys.argv[1:])
-        said = " ".join(_said(error).split()).rstrip(".")
+        said = " ".join(_describe_error(error).split()).rstrip(".")
         click.echo(f"{path}: {said[:1].lower()}{said[1:]}; see {path} --help", err=True)
         sys.exit(WRONG_USAGE)
     except (click.Abort, KeyboardInterrupt):
@@ -80,7 +80,7 @@ def _named(arguments: Sequence[str]) -> str:
     return path
 
 
-def _said(error: click.ClickException) -> str:
+def _describe_error(error: click.ClickException) -> str:
     """Phrase click's error; for text in place of a number, say also what is allowed."""
     said = error.format_message()
     kind = error.param.type if isinstance(error, click.BadParameter) and error.param is not None else None

@@ -87,7 +87,7 @@ def _change(options: dict[str, Any], reason: str, *, cordon: bool) -> None:
     except KubeApiError as error:
         exit_with_faults(error, FAILED)
     for outcome in outcomes:
-        print_lines(_said(options["node"], outcome, cordon=cordon, dry_run=options["dry_run"]))
+        print_lines(_describe_outcome(options["node"], outcome, cordon=cordon, dry_run=options["dry_run"]))
     if not outcomes:
         print_lines(f"node/{options['node']}: no card is cordoned")
 
@@ -100,7 +100,7 @@ async def _apply(request: "CordonRequest", options: dict[str, Any]) -> "tuple[Co
         return await Cordoner(client, dry_run=options["dry_run"]).apply(options["node"], request)
 
 
-def _said(node: str, outcome: "CordonOutcome", *, cordon: bool, dry_run: bool) -> str:
+def _describe_outcome(node: str, outcome: "CordonOutcome", *, cordon: bool, dry_run: bool) -> str:
     """Write what became of a card, in the words of `kubectl cordon`."""
     card = "card" if outcome.index is None else f"card {outcome.index}"
     text = f"node/{node} {card} {outcome.uuid} {'' if outcome.changed else 'already '}"

@@ -9,7 +9,7 @@ from gpupack.cli.common import FAILED, exit_with_faults, load_policies_or_exit, 
 from gpupack.policies import all_policies
 
 
-@click.command(short_help="Run the main job on this machine, without GPU or cluster.")
+@click.command(short_help="Show gpupack at work on this machine, without GPU or cluster.")
 @click.option(
     "--seed", type=int, default=1, show_default=True, help="Order of the pods; the same one repeats the run."
 )
@@ -24,7 +24,7 @@ from gpupack.policies import all_policies
 @click.option("-v", "--verbose", is_flag=True, help="Show the logs of all parts.")
 @version_option
 def demo(seed: int, node_policy: str, card_policy: str, *, dashboard: bool, port: int, verbose: bool) -> None:
-    """Run the main job on this machine: 3 simulated nodes, the extender, 20 pods, each with its card.
+    """Show gpupack at work on this machine: 3 simulated nodes, the extender, 20 pods, each with its card.
 
     The parts are the real ones. Node daemons speak gRPC to an embedded kubelet and HTTP to an embedded
     API server. Pods go through the extender's filter, prioritize and bind. Shows the cards before, during

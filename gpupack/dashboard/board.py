@@ -263,9 +263,9 @@ class ClusterBoard:
 
     def set_queued(self, pods: Iterable[QueueWhy] | None) -> bool:
         """Take what the queue says of pods, None where it does not answer; tell whether that is new."""
-        before = _said(self.queued)
+        before = _drop_wait_times(self.queued)
         self.queued = None if pods is None else {(pod.namespace, pod.name): pod for pod in pods}
-        return _said(self.queued) != before
+        return _drop_wait_times(self.queued) != before
 
     def find_queued(self, namespace: str, name: str) -> tuple[QueueWhy, ...] | None:
         """Find what the queue says of one pod: nothing, or one answer; None where it has not answered."""
@@ -277,7 +277,7 @@ class ClusterBoard:
         return {pod.metadata.uid: pod.metadata.labels or {} for pod in (self.pods or {}).values()}
 
 
-def _said(queued: Mapping[PodKey, QueueWhy] | None) -> object:
+def _drop_wait_times(queued: Mapping[PodKey, QueueWhy] | None) -> object:
     """Take out what changes all the time: how long each pod waits."""
     if queued is None:
         return None

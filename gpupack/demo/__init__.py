@@ -1,1 +1,1 @@
-"""`gpupack demo`: the main job from a pod's request to its card, on one machine, with every view compared."""
+"""`gpupack demo`: the way of pods from request to card, on one machine, with every view compared."""

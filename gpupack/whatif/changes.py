@@ -64,7 +64,7 @@ def apply_changes(
         profile, count = _profile(text)
         added = make_nodes(cluster, profile, count)
         nodes |= {node.metadata.name: node for node in added}
-        notes.append(_told(cluster, added[0], profile, count))
+        notes.append(_describe_added(cluster, added[0], profile, count))
     return Cluster(nodes, pods, cluster.unit_mib, cluster.budgets, cluster.source, cluster.claims), notes
 
 
@@ -144,7 +144,7 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[KubeNode]:
     return made
 
 
-def _told(cluster: Cluster, node: KubeNode, profile: str, count: int) -> str:
+def _describe_added(cluster: Cluster, node: KubeNode, profile: str, count: int) -> str:
     row = Cluster({node.name: node}, {}, cluster.unit_mib).state.nodes
     sizes = row.size[row.rows[node.name], : int(row.cards[row.rows[node.name]])].tolist()
     nodes = "1 node" if count == 1 else f"{count} nodes"

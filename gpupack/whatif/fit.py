@@ -248,7 +248,7 @@ def _filled(
     left = np.array([row for row in rows.tolist() if most[nodes.names[row]]], dtype=np.intp)
     free: LongArray = nodes.free[left].astype(np.int64)
     while len(left):
-        placed = _take(query.policy_request, nodes.size[left].astype(np.int64), free, left, costs)
+        placed = _place_one_pod(query.policy_request, nodes.size[left].astype(np.int64), free, left, costs)
         left, free = left[placed], free[placed]
         counts.update(nodes.names[row] for row in left.tolist())
         more = [counts[nodes.names[row]] < most[nodes.names[row]] for row in left.tolist()]
@@ -256,7 +256,7 @@ def _filled(
     return counts
 
 
-def _take(
+def _place_one_pod(
     ask: PolicyRequest, size: LongArray, free: LongArray, rows: RowArray, costs_of: CardCosts
 ) -> BoolArray:
     """Take one pod's cards off what is free on every row; tells which rows had them."""

@@ -81,8 +81,8 @@ def find_gang(cluster: Cluster, pod: KubePod) -> WaitingGang | None:
     waiting = [each for each in members if not each.spec.node_name]
     kinds: dict[object, list[KubePod]] = {}
     for each in waiting:
-        kinds.setdefault(_asked(cluster, each), []).append(each)
-    alike = len(kinds.pop(_asked(cluster, pod), ()))
+        kinds.setdefault(_key_pod(cluster, each), []).append(each)
+    alike = len(kinds.pop(_key_pod(cluster, pod), ()))
     missing = max(0, size - len(members))
     others, refused = [], ""
     for pods in kinds.values():
@@ -124,7 +124,7 @@ def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirem
     )
 
 
-def _asked(cluster: Cluster, pod: KubePod) -> object:
+def _key_pod(cluster: Cluster, pod: KubePod) -> object:
     """Key a pod by all that decides where it may go."""
     try:
         request = cluster.read_request(pod)
@@ -341,7 +341,7 @@ def _left_of(cluster: Cluster, name: str, thing: _Thing, leaving: Collection[str
         case "pods":
             return hosts.get_pods_left(name) + len(gone)
         case "sum":
-            return hosts.get_sum_left(name, thing.name) + _of(gone, thing.name)
+            return hosts.get_sum_left(name, thing.name) + _sum_requests(gone, thing.name)
         case "cpu":
             back = sum(sum_host_requests(pod)[0] for pod in gone)
             return int(nodes.cpu_capacity[row] - nodes.cpu_used[row]) + back
@@ -351,11 +351,11 @@ def _left_of(cluster: Cluster, name: str, thing: _Thing, leaving: Collection[str
     return (
         hosts.get_capacity(name, thing.name)
         - hosts.get_used_amounts(thing.name)[name]
-        + _of(gone, thing.name)
+        + _sum_requests(gone, thing.name)
     )
 
 
-def _of(pods: Collection[KubePod], resource: str) -> int:
+def _sum_requests(pods: Collection[KubePod], resource: str) -> int:
     return sum(sum_requests(pod, resource, parse_bytes) for pod in pods)
 
 

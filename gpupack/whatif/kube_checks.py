@@ -85,7 +85,7 @@ class HostRequirements:
         memory_bytes: Bytes of host memory.
         others: Amounts of other resources, by name.
         ports: Ports of the host.
-        pod: Whose wish it is, None for one that is not there yet.
+        pod: The pod, None for one that is not there yet.
     """
 
     tolerates: Callable[[Taint], bool]

@@ -90,7 +90,7 @@ async def test_held_is_taken_back_where_the_driver_refuses_for_want_of_a_right(w
     world.enforcement = with_mps(world)
     await world.start()
     assert world.enforcement.get_enforcement("c0") is Enforcement.DRIVER
-    world.driver.mood = LimitBehaviour(set="no_permission")
+    world.driver.behaviour = LimitBehaviour(set="no_permission")
     changes: list[Enforcement] = []
     world.account.subscribe(lambda: changes.append(world.enforcement.get_enforcement("c0")))
     world.give(UID, "main", range(5))
@@ -116,7 +116,7 @@ async def test_require_takes_cards_back_where_the_right_is_missing(tmp_path: Pat
     world = LimitsWorld(tmp_path, mode="require")
     await world.start()
     assert world.account.ledger.used() == (0, 0)
-    world.driver.mood = LimitBehaviour(set="no_permission")
+    world.driver.behaviour = LimitBehaviour(set="no_permission")
     world.give(UID, "main", range(3))
     world.container("a")
     await until(lambda: world.account.ledger.used() == (8, 0))

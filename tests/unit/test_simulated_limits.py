@@ -204,7 +204,7 @@ def test_a_process_without_the_right_reads_limits_and_sets_none(cgroup: Path) ->
 def test_a_right_that_is_missing_after_all_is_known_once_a_limit_is_refused(cgroup: Path) -> None:
     limits = SimulatedGpus(parse_profile("mood", PROFILE.format(""))).limits
     assert limits.support("GPU-a") == HELD
-    limits.mood = LimitBehaviour(set="no_permission")
+    limits.behaviour = LimitBehaviour(set="no_permission")
     assert limits.support("GPU-a") == HELD
     apply_limits(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert limits.support("GPU-a").is_forbidden

@@ -351,7 +351,9 @@ class NvmlGpus:
         try:
             instances = tuple(calls.list_mig_devices(handle)) if calls.is_mig_enabled(handle) else None
         except pynvml.NVMLError as error:
-            return _Shown(number, handle, uuid, error=f"its MIG instances cannot be listed: {_said(error)}")
+            return _Shown(
+                number, handle, uuid, error=f"its MIG instances cannot be listed: {_explain(error)}"
+            )
         return _Shown(number, handle, uuid, instances)
 
     def _list(self, shown: Sequence[_Shown]) -> None:
@@ -427,7 +429,7 @@ class NvmlGpus:
 
     def _without_answer(self, entry: _Shown, instance: MigDevice) -> _NvmlDevice:
         """Describe an instance that the driver refuses: the one that was in its place, if one was."""
-        trouble = f"the driver refuses the MIG instance in place {instance.place}: {_said(instance.error)}"
+        trouble = f"the driver refuses the MIG instance in place {instance.place}: {_explain(instance.error)}"
         lasts = calls.is_refused(instance.error)
         shown = {other.uuid for other in entry.instances or ()}
         for known in self._devices:
@@ -447,7 +449,7 @@ class NvmlGpus:
             info = calls.read_memory(device.handle)
         except pynvml.NVMLError as error:
             lasts = calls.is_refused(error) or calls.is_without_memory(error)
-            reason = f"memory cannot be read: {_said(error)}"
+            reason = f"memory cannot be read: {_explain(error)}"
         else:
             if info.total > 0:
                 total_mib, reserved_mib = info.total // MIB, -(-info.reserved // MIB)
@@ -518,7 +520,7 @@ class NvmlGpus:
             used_mib = -(-calls.read_memory(device.handle).used_by_processes // MIB)
         except pynvml.NVMLError as error:
             self._lost |= not calls.is_refused(error)
-            return GpuSample(uuid, 0, None, error=f"memory cannot be read: {_said(error)}")
+            return GpuSample(uuid, 0, None, error=f"memory cannot be read: {_explain(error)}")
         errors = self._memory_errors.get(card)
         if errors is None:
             errors = calls.count_memory_errors(device.parent)
@@ -553,7 +555,7 @@ class NvmlGpus:
             self._events.put(fault_event(device.card.uuid, code, self._ignored_xids, NVIDIA))
 
 
-def _said(error: Any) -> str:
+def _explain(error: Any) -> str:
     """Say what the driver answered, with what it takes where a right is missing."""
     if calls.is_refused(error):
         return f"{error}{_REFUSED}"

@@ -82,7 +82,7 @@ class SimulatedLimits:
 
     Attributes:
         least_mib: the smallest limit that is accepted.
-        mood: which of the ways that the documents allow it goes.
+        behaviour: which of the ways that the documents allow the simulated driver goes.
     """
 
     def __init__(self, sizes_mib: Mapping[str, int], support: LimitSupport = HELD) -> None:
@@ -95,7 +95,7 @@ class SimulatedLimits:
         self._reserved_mib: dict[tuple[str, Path], int] = defaultdict(int)
         self._proven: dict[str, LimitSupport] = {}
         self.least_mib = 1
-        self.mood = LimitBehaviour()
+        self.behaviour = LimitBehaviour()
 
     def say(self, support: LimitSupport) -> None:
         """Be another driver from now on."""
@@ -108,7 +108,7 @@ class SimulatedLimits:
             return LimitSupport(False, "the driver holds no limits on MIG instances")
         if not self._support.can_limit:
             return self._support
-        return self._proven.setdefault(uuid, HELD if self.mood.set == "allowed" else FORBIDDEN)
+        return self._proven.setdefault(uuid, HELD if self.behaviour.set == "allowed" else FORBIDDEN)
 
     def set(self, uuid: str, cgroup: Path, hard_mib: int) -> None:
         """Set a hard limit, and end a soft one; see `MemoryLimits.set`."""
@@ -119,7 +119,7 @@ class SimulatedLimits:
         self._check(uuid)
         with self._lock:
             limit = self._limits.pop((uuid, cgroup), None)
-            if limit is not None and self.mood.backend == "dmem":
+            if limit is not None and self.behaviour.backend == "dmem":
                 self._reserve(uuid, cgroup, -limit.soft_mib)
 
     def apply_envs(self, uuid: str, cgroup: Path, envs: Mapping[str, str]) -> None:
@@ -136,7 +136,7 @@ class SimulatedLimits:
 
     def _set(self, uuid: str, cgroup: Path, hard_mib: int, soft_mib: int) -> None:
         self._check(uuid)
-        if self.mood.set != "allowed":
+        if self.behaviour.set != "allowed":
             self._proven[uuid] = FORBIDDEN
             raise LimitError("forbidden", f"limit of {hard_mib} MiB on card {uuid}: {FORBIDDEN.reason}")
         if hard_mib < self.least_mib:
@@ -147,11 +147,11 @@ class SimulatedLimits:
             raise LimitError("gone", f"limit of {hard_mib} MiB on card {uuid}: cgroup {cgroup} is gone")
         if not self._can_be_set(cgroup):
             raise LimitError("failed", f"limit of {hard_mib} MiB on card {uuid}: cgroup {cgroup} {NO_FILES}")
-        hard_mib = -(-hard_mib // self.mood.step_mib) * self.mood.step_mib
+        hard_mib = -(-hard_mib // self.behaviour.step_mib) * self.behaviour.step_mib
         with self._lock:
             before = self._limit(uuid, cgroup)
             self._limits[uuid, cgroup] = _SimulatedLimit(hard_mib, folder, soft_mib)
-            if self.mood.backend == "dmem":
+            if self.behaviour.backend == "dmem":
                 self._reserve(uuid, cgroup, soft_mib - (before.soft_mib if before else 0))
             if len(self._limits) > self._sweep_at:
                 self._sweep()
@@ -167,8 +167,10 @@ class SimulatedLimits:
             raise LimitError("gone", f"the limit on card {uuid}: cgroup {cgroup} is gone")
         with self._lock:
             limit = self._limit(uuid, self._told_by(uuid, cgroup))
-            if limit is None and self.mood.unset != "unlimited":
-                raise LimitError("unset", f"the limit on card {uuid}: {self.mood.unset} for cgroup {cgroup}")
+            if limit is None and self.behaviour.unset != "unlimited":
+                raise LimitError(
+                    "unset", f"the limit on card {uuid}: {self.behaviour.unset} for cgroup {cgroup}"
+                )
             used_mib = self._used_of(uuid, cgroup)
             return (
                 LimitReading(limit.hard_mib, used_mib, limit.soft_mib)
@@ -230,13 +232,13 @@ class SimulatedLimits:
                     f"out of memory: process {pid} wants {growth_mib} MiB more on card {uuid}, the limit of "
                     f"cgroup {place} is {limit.hard_mib} MiB"
                 )
-            if self.mood.backend == "misc":
+            if self.behaviour.backend == "misc":
                 return
 
     def _used_of(self, uuid: str, cgroup: Path) -> int:
         """Add up what counts in a cgroup; with `misc` not what counts in a limited one below."""
         place = self._told_by(uuid, cgroup)
-        flat = self.mood.backend == "misc" and self._limit(uuid, place) is not None
+        flat = self.behaviour.backend == "misc" and self._limit(uuid, place) is not None
         return sum(
             process.used_mib
             for process in self._processes[uuid].values()
@@ -246,14 +248,14 @@ class SimulatedLimits:
         )
 
     def _can_be_set(self, cgroup: Path) -> bool:
-        return self.mood.backend == "misc" or not self.mood.files or (cgroup / DMEM_FILE).exists()
+        return self.behaviour.backend == "misc" or not self.behaviour.files or (cgroup / DMEM_FILE).exists()
 
     def _told_by(self, uuid: str, cgroup: Path) -> Path:
         """Find the cgroup whose limit a read of this one tells; itself where there is none above."""
         for place in (cgroup, *cgroup.parents):
-            if self.mood.backend == "dmem" and self._can_be_set(place):
+            if self.behaviour.backend == "dmem" and self._can_be_set(place):
                 return place
-            if self.mood.backend == "misc" and self._limit(uuid, place) is not None:
+            if self.behaviour.backend == "misc" and self._limit(uuid, place) is not None:
                 return place
         return cgroup
 

@@ -174,7 +174,7 @@ class SimulatedGpus:
         """
         if profile.vendor != self._vendor:
             raise GpuError(f"vendor {profile.vendor.domain}; allowed: {self._vendor.domain} while it runs")
-        self.limits.mood = profile.limits
+        self.limits.behaviour = profile.limits
         with self._lock:
             self._mood = profile.driver
             for board in self._boards.values():
@@ -416,7 +416,7 @@ class SimulatedGpus:
             if self._waiting:
                 return
             self._done += 1
-            self._take(step)
+            self._run_step(step)
 
     def _wait_while_it_hangs(self) -> None:
         while (left_s := self._hangs_until_s - self._clock()) > 0:
@@ -442,7 +442,7 @@ class SimulatedGpus:
         board = self._boards[self._present[-1 if step.card is None else step.card]]
         return (board.instances is None) != isinstance(step.mig, str)
 
-    def _take(self, step: ScriptStep) -> None:
+    def _run_step(self, step: ScriptStep) -> None:
         if step.hang_s is not None:
             self.hang(step.hang_s)
             return

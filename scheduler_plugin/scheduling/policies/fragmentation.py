@@ -30,10 +30,10 @@ from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 _PODS: Final = 1 << 16
 """Pods that are remembered, so that each is learned from once."""
 
-_FIRST_LESSON: Final = 8
-_LESSON_GROWTH: Final = 1.5
-_LESSON_WORTH: Final = 0.05
-"""A lesson costs the scores kept so far: one that moves less of the popularity than this is skipped."""
+_FIRST_LEARNING: Final = 8
+_LEARNING_GROWTH: Final = 1.5
+_LEARNING_WORTH: Final = 0.05
+"""Learning costs the scores kept so far: a step that moves less of the popularity than this is skipped."""
 
 _UNSEEN_PODS: Final = 16
 _LEAST_UNSEEN: Final = 0.05
@@ -48,9 +48,9 @@ class FragmentationPolicy:
     """The node policy; see the module's text.
 
     Args:
-        workload: The typical workload. None: it is learned from the pods seen, in lessons ever further
+        workload: The typical workload. None: it is learned from the pods seen, in steps ever further
             apart and only when there is something new. Cards are kept whole for what was not seen yet:
-            before the first lesson that is the whole score, later ever less of it.
+            before the first step that is the whole score, later ever less of it.
     """
 
     by_row = True
@@ -59,7 +59,7 @@ class FragmentationPolicy:
         self.epoch = 0
         self._learns = workload is None
         self._seen: TypicalWorkload = TypicalWorkload() if workload is None else workload
-        self._next_lesson = _FIRST_LESSON
+        self._next_learning = _FIRST_LEARNING
         self._learned: dict[DemandShape, float] = {}
         self._pods: OrderedDict[str, None] = OrderedDict()
         self._unseen = 0.0 if workload is not None else 1.0
@@ -102,12 +102,12 @@ class FragmentationPolicy:
         if len(self._pods) > _PODS:
             self._pods.popitem(last=False)
         self._seen.add(ask)
-        if self._seen.total < self._next_lesson or not self._seen.gpu_pods:
+        if self._seen.total < self._next_learning or not self._seen.gpu_pods:
             return
-        self._next_lesson = int(self._seen.total * _LESSON_GROWTH)
+        self._next_learning = int(self._seen.total * _LEARNING_GROWTH)
         popularity = self._seen.popularity()
         unseen = max(_LEAST_UNSEEN, (_UNSEEN_PODS / (_UNSEEN_PODS + self._seen.gpu_pods)) ** 2)
-        if compute_distance(popularity, self._learned) + abs(unseen - self._unseen) > _LESSON_WORTH:
+        if compute_distance(popularity, self._learned) + abs(unseen - self._unseen) > _LEARNING_WORTH:
             self._learned, self._unseen = popularity, unseen
             self._scores = FragmentationScores(self._seen, unseen)
             self.epoch += 1
