@@ -281,7 +281,7 @@ def _drop_wait_times(queued: Mapping[PodKey, QueueWhy] | None) -> object:
     """Take out what changes all the time: how long each pod waits."""
     if queued is None:
         return None
-    return {key: (pod.queue, pod.position, pod.message) for key, pod in queued.items()}
+    return {key: (pod.queue, pod.position, pod.reason, pod.message) for key, pod in queued.items()}
 
 
 def _list_pod_memory(row: NodeRow) -> Iterator[PodMemory]:

@@ -12,7 +12,7 @@ from gpupack.inventory.grid import HEADER, Cell, Line, align_columns
 from gpupack.terminal import short_age
 from gpupack.whatif.answers import JsonAnswer, PodExplanation, State
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import KubePod, list_gates
+from gpupack.whatif.objects import KubePod, waits_in_queue
 from kubeapi.errors import make_printable
 from kubeapi.metadata import parse_time
 
@@ -155,13 +155,15 @@ def _line(
 ) -> PodLine:
     meta = pod.metadata
     # Pods of one controller differ in name only: they are asked about once.
-    key = msgspec.json.encode((meta.namespace, meta.labels, meta.annotations, pod.spec, pod.status))
+    key = msgspec.json.encode(
+        (meta.namespace, meta.labels, meta.annotations, meta.deletion_timestamp, pod.spec, pod.status)
+    )
     answer = alike.get(key)
     if answer is None:
         answer = alike[key] = explain_pod(cluster, meta.namespace, meta.name, ways=False)
     queue = said.get((meta.namespace, meta.name))
     reason, text = _REASONS.get(answer.state, "Pending"), answer.text
-    if queue is not None and list_gates(pod):
+    if queue is not None and waits_in_queue(pod):
         reason, text = queue.reason, queue.message
     elif answer.state == "pending" and answer.nodes and not answer.fits:
         reason, text = answer.nodes[0].reason, answer.nodes[0].text

@@ -13,7 +13,6 @@ from allocator.names import (
     PLACEHOLDER_FOR,
     POD_ASSIGNED,
     POD_REQUEUED,
-    QUEUE_GATE,
     QUEUE_NAME,
     SCHEDULER_NAME,
 )
@@ -32,7 +31,7 @@ from gpupack.whatif.gangs import (
 )
 from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
 from gpupack.whatif.node_results import NodeResults, collect_node_results
-from gpupack.whatif.objects import KubePod, is_placeholder, list_gates
+from gpupack.whatif.objects import KubePod, is_of_batch_mode, is_placeholder, list_gates, waits_in_queue
 from gpupack.whatif.unknown_requests import describe_unknowns, find_policy_refusal
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.podstate import is_terminal
@@ -208,9 +207,9 @@ class _PodExplainer:
             unsought = explain_skipped_search(what_if) if moves else ""
         gates = list_gates(self._pod)
         notes = self._notes(found, gates) + ((unsought,) if unsought else ())
-        is_batch = not gates and self._pod.spec.scheduler_name == BATCH_SCHEDULER
+        is_batch = is_of_batch_mode(self._pod)
         if gates or is_batch:
-            outs = [*self._explain_queue([QUEUE_GATE] if is_batch else gates), *outs]
+            outs = [*self._explain_queue(), *outs]
             explain = self._explain_batch if is_batch else partial(self._explain_gates, gates)
             text = explain(found, together)
             return self._make_answer(
@@ -227,7 +226,7 @@ class _PodExplainer:
     def _explain_batch(self, found: NodeResults, together: str) -> str:
         """Say what a pod waits for that batch mode binds without kube-scheduler."""
         text = "waits in its queue, which has it bound without kube-scheduler when its turn has come"
-        said = self._find_queue_entry([QUEUE_GATE])
+        said = self._find_queue_entry()
         if said is not None:
             text += f"; the queue says {said.reason}: {said.message}"
         elif self._scheduler_message:
@@ -242,7 +241,7 @@ class _PodExplainer:
         text = f"{held}: kube-scheduler does not try it until that is gone"
         if gates == [POD_REQUEUED]:
             text = "waits in its queue again: kube-scheduler found no node for it when it was admitted"
-        said = self._find_queue_entry(gates)
+        said = self._find_queue_entry()
         if said is not None:
             text += f"; the queue says {said.reason}: {said.message}"
         elif found.fits:
@@ -283,18 +282,18 @@ class _PodExplainer:
         text = f"make it again with schedulerName: {SCHEDULER_NAME}"
         return WayOut("scheduler-name", f"{text}; {_takes(fits)} take it now" if fits else text)
 
-    def _find_queue_entry(self, gates: Sequence[str]) -> "QueueWhy | None":
+    def _find_queue_entry(self) -> "QueueWhy | None":
         """Find what the queue says of the pod."""
-        if QUEUE_GATE not in gates and POD_REQUEUED not in gates:
+        if not waits_in_queue(self._pod):
             return None
         key = self._pod.metadata.namespace, self._pod.metadata.name
         return next((each for each in self._queued or () if (each.namespace, each.name) == key), None)
 
-    def _explain_queue(self, gates: Sequence[str]) -> list[WayOut]:
+    def _explain_queue(self) -> list[WayOut]:
         """Explain where the pod stands in the queue."""
-        if QUEUE_GATE not in gates and POD_REQUEUED not in gates:
+        if not waits_in_queue(self._pod):
             return []
-        said = self._find_queue_entry(gates)
+        said = self._find_queue_entry()
         if said is not None:
             place = f"position {said.position} of queue {said.queue}" if said.position else "no queue"
             text = f"{place}: {said.message}"

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from allocator.names import POD_REQUEUED, QUEUE_GATE
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, list_all, list_claims
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.events import PodEvent, PodEvents, format_events
-from gpupack.whatif.objects import KubeNode, KubePod, list_gates
+from gpupack.whatif.objects import KubeNode, KubePod, waits_in_queue
 from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBudget
 from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroup, PodGroupSizes, needs_group
 
@@ -105,8 +104,7 @@ async def read_cluster_and_pod(
             for pod in cluster.pods.values()
             if pod.metadata.name == name and pod.metadata.namespace == namespace
         ]
-        gates = {gate for pod in pods for gate in list_gates(pod)}
-        queued = None if gates.isdisjoint({QUEUE_GATE, POD_REQUEUED}) else await _queued(client)
+        queued = await _queued(client) if any(map(waits_in_queue, pods)) else None
         told = format_events(events, {pod.metadata.uid for pod in pods})
         return cluster, PodContext(namespace, told, queued)
 
@@ -121,8 +119,7 @@ async def read_waiting(source: ClusterSource) -> tuple[Cluster, PodContext]:
         return await read_cluster(source), PodContext(DEFAULT)
     async with await connect(source.kubeconfig, source.context) as client:
         cluster = await list_cluster(client, source, budgets=False)
-        gates = {gate for pod in cluster.list_waiting_pods() for gate in list_gates(pod)}
-        queued = None if gates.isdisjoint({QUEUE_GATE, POD_REQUEUED}) else await _queued(client)
+        queued = await _queued(client) if any(map(waits_in_queue, cluster.list_waiting_pods())) else None
         return cluster, PodContext(client.namespace or DEFAULT, queued=queued)
 
 

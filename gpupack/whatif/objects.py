@@ -9,7 +9,13 @@ from typing import Any
 import msgspec
 
 from allocator.claims import ClaimObject
-from allocator.names import PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER, POD_REQUEUED
+from allocator.names import (
+    BATCH_SCHEDULER,
+    PLACEHOLDER_LABEL,
+    PLACEHOLDER_SCHEDULER,
+    POD_REQUEUED,
+    QUEUE_GATE,
+)
 from gpupack.errors import InputError
 from gpupack.inventory.kubectl_json import ALL_ALLOWED, read_items
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudget
@@ -220,3 +226,14 @@ def list_gates(pod: KubePod) -> list[str]:
     """Names of a pod's scheduling gates, and of the queue's annotation where it was requeued."""
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
     return [*gates, POD_REQUEUED] if is_requeued(pod) else gates
+
+
+def is_of_batch_mode(pod: KubePod) -> bool:
+    """Tell whether batch mode binds a pod without a gate when its turn has come."""
+    return pod.spec.scheduler_name == BATCH_SCHEDULER and not list_gates(pod)
+
+
+def waits_in_queue(pod: KubePod) -> bool:
+    """Tell whether it is the queue that a pod without a node waits for."""
+    gates = list_gates(pod)
+    return QUEUE_GATE in gates or POD_REQUEUED in gates or is_of_batch_mode(pod)

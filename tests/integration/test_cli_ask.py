@@ -32,7 +32,16 @@ STATUS = {
             "reason": "Quota",
             "message": "queue research has 40 of 40 units",
             "waitsS": 60.0,
-        }
+        },
+        {
+            "namespace": "team-a",
+            "name": "batch",
+            "queue": "research",
+            "position": 4,
+            "reason": "Quota",
+            "message": "queue research has 40 of 40 units",
+            "waitsS": 50.0,
+        },
     ],
 }
 
@@ -69,11 +78,15 @@ async def served(look, tmp_path, refused=()):
                 pod = {**item, "status": {}}
                 del pod["metadata"]["uid"], pod["metadata"]["resourceVersion"]
                 api.add_pod(pod)
-        gated = json.loads(EXAMPLE.text)["items"][-1]
-        gated["metadata"] |= {"name": "gated"}
-        gated["spec"]["schedulingGates"] = [{"name": "gpupack.io/queue"}]
-        del gated["metadata"]["uid"], gated["metadata"]["resourceVersion"], gated["status"]
-        api.add_pod(gated)
+        for name, waits in (
+            ("gated", {"schedulingGates": [{"name": "gpupack.io/queue"}]}),
+            ("batch", {"schedulerName": "gpupack-batch"}),
+        ):
+            queued = json.loads(EXAMPLE.text)["items"][-1]
+            queued["metadata"] |= {"name": name}
+            queued["spec"] |= waits
+            del queued["metadata"]["uid"], queued["metadata"]["resourceVersion"], queued["status"]
+            api.add_pod(queued)
 
         async def intercept(request):
             if request.path in refused:
@@ -96,17 +109,19 @@ def test_a_cluster_is_asked(run, tmp_path):
             for arguments in (
                 ("why", "-n", "team-a", "inference", "-o", "json"),
                 ("why", "-n", "team-a", "gated"),
+                ("why", "-n", "team-a", "batch"),
                 ("fit", "8", "-o", "json"),
                 ("advise", "--for", "39x2", "-o", "json"),
                 ("why", "nobody"),
             )
         ]
 
-    why, gated, fit, advise, nobody = asyncio.run(served(look, tmp_path))
+    why, gated, batch, fit, advise, nobody = asyncio.run(served(look, tmp_path))
 
     answer = json.loads(why[1])
     assert (answer["state"], answer["nodes"][0]["reason"]) == ("pending", "NotFree")
     assert "position 3 of queue research: queue research has 40 of 40 units" in gated[1]
+    assert "position 4 of queue research: queue research has 40 of 40 units" in batch[1]
     assert json.loads(fit[1])["pods"] > 0
     assert json.loads(advise[1])["notes"] == []  # budgets were read
     assert nobody[0] == 2
@@ -305,8 +320,9 @@ async def test_why_of_all_that_wait_asks_the_queue_once(run, tmp_path):
         status, out, _ = run("why", "--kubeconfig", kubeconfig, "-o", "json")
         assert status == 0
         lines = {line["pod"]: line for line in json.loads(out)["pods"]}
-        assert lines["gated"]["reason"] == "Quota"
-        assert lines["gated"]["text"] == "queue research has 40 of 40 units"
+        for queued in ("gated", "batch"):
+            assert lines[queued]["reason"] == "Quota"
+            assert lines[queued]["text"] == "queue research has 40 of 40 units"
         assert lines["inference"]["reason"] == "NotFree"
         assert lines["gated"]["age_s"] >= 0
 

@@ -70,6 +70,7 @@ def test_only_what_the_queue_says_is_news_not_how_long_pods_wait():
     assert board.set_queued([NOBODY])
     assert not board.set_queued([msgspec.structs.replace(NOBODY, waits_s=9.0)])
     assert board.set_queued([msgspec.structs.replace(NOBODY, message="it needs 8 units")])
+    assert board.set_queued([msgspec.structs.replace(NOBODY, message="it needs 8 units", reason="NoRoom")])
     assert board.set_queued(None)
 
 

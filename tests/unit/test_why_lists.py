@@ -98,6 +98,13 @@ def test_pods_of_one_template_are_answered_alike_and_others_are_not() -> None:
     assert len({line.text for line in found.pods}) == 2
 
 
+def test_a_pod_that_is_deleted_is_told_apart_from_others_of_its_template() -> None:
+    waits, deleted = pods_of(Pod("a", 4), Pod("b", 4))
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    found = list_waiting(cluster_of(waits, deleted), NOW)
+    assert [(line.pod, line.reason) for line in found.pods] == [("a", "Fits"), ("b", "Ending")]
+
+
 def test_the_queue_says_why_where_it_holds_a_pod() -> None:
     gated, free = pods_of(Pod("gated", 4), Pod("free", 20))
     gated["spec"]["schedulingGates"] = [{"name": "gpupack.io/queue"}]
