@@ -141,7 +141,7 @@ class ContainerMemoryService:
     def make_metrics(self) -> ContainerMemoryMetrics:
         """Give Prometheus the same."""
         return ContainerMemoryMetrics(
-            lambda: self._rows, self._over_use.is_over_use, self._held, self._forbidden
+            lambda: self._rows, self._over_use.is_over_use, self._map_enforcement, self._forbidden
         )
 
     def list_counters(self) -> dict[str, tuple[str, Callable[[], int]]]:
@@ -163,7 +163,7 @@ class ContainerMemoryService:
             "eviction_errors": ("Evictions that were refused.", lambda: self._over_use.errors),
         }
 
-    def _held(self) -> dict[str, Enforcement]:
+    def _map_enforcement(self) -> dict[str, Enforcement]:
         cards: Sequence[str] = [card.uuid for card in self._account.ledger.installed]
         return {uuid: self._enforcement.get_enforcement(uuid) for uuid in cards}
 

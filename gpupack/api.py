@@ -75,7 +75,7 @@ def _whole(name: str, value: object, most: int | None = None) -> int:
     return number
 
 
-def _ask(units: int, cards: int, model: str, *, percent: bool = False) -> FitQuestion:
+def _make_question(units: int, cards: int, model: str, *, percent: bool = False) -> FitQuestion:
     """Make a question of what somebody gave.
 
     Raises:
@@ -150,7 +150,7 @@ def fit(
     Raises:
         InputError: something is wrong with the question, or no node has cards.
     """
-    ask = _ask(units, cards, model, percent=percent)
+    ask = _make_question(units, cards, model, percent=percent)
     others = tuple(_whole("units", each, MAX_UNITS) for each in more)
     return fit_of(cluster, replace(ask, more=others, mixed_models=mixed_models, containers=containers))
 
@@ -176,7 +176,7 @@ def advise(
     if empty:
         advice = advise_empty(cluster, empty)
     else:
-        advice = advise_start(cluster, _ask(units, cards, model), _whole("pods", pods))
+        advice = advise_start(cluster, _make_question(units, cards, model), _whole("pods", pods))
     return add_notes(advice, cluster.list_omissions())
 
 
@@ -197,7 +197,7 @@ def rank(
         PolicyError: there is no such policy.
     """
     nodes = cluster.state.nodes
-    request = build_request(_ask(units, cards, model), cluster.state.resource)
+    request = build_request(_make_question(units, cards, model), cluster.state.resource)
     query = cluster.policies.make_request(nodes, request, 0, 0)
     blocks = cluster.kube_checks.find_rejections(require_of_any_pod())
     rows = cluster.rows[filter_nodes(nodes, query, cluster.rows)]

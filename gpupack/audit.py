@@ -70,7 +70,7 @@ def collect_views(cluster: EmbeddedCluster, node: EmbeddedNode) -> CardViews:
             "extender": tuple(int(units) for units in arrays.size[row][:count]),
         },
         used={
-            "kubelet": by_card(_counted(_held(node, cluster.resource))),
+            "kubelet": by_card(_counted(_list_held_ids(node, cluster.resource))),
             "ledger": by_card(account.ledger.allocated_units()) if account is not None else (),
             "words": words.used if words is not None else (),
             "extender": tuple(int(units) for units in arrays.used[row][:count]),
@@ -87,7 +87,7 @@ def _words(cluster: EmbeddedCluster, node: str) -> NodeWords | None:
         return None
 
 
-def _held(node: EmbeddedNode, resource: str) -> set[str]:
+def _list_held_ids(node: EmbeddedNode, resource: str) -> set[str]:
     """IDs that the kubelet's device manager says running pods hold, ordinary init containers' too."""
     running = node.kubelet.running_pods()
     return {

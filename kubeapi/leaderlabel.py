@@ -108,10 +108,10 @@ class LeaderLabel:
     async def run(self) -> None:
         """Keep the label true until cancelled."""
         while True:
-            await self._look()
+            await self._write_if_due()
             await self._sleep(LOOK_S)
 
-    async def _look(self) -> None:
+    async def _write_if_due(self) -> None:
         """Write what is due; a failure is told once, and tried again after a pause."""
         leads = self._leads()
         if leads == self._shown and not (leads and self._clock() >= self._written_at + WRITE_AGAIN_S):

@@ -110,14 +110,16 @@ class CardList:
             too_small=sorted(small),
             pods_on_them=sum(map(len, left.values())),
         )
-        self._tell(came, went, left)
+        self._report_changes(came, went, left)
         for uuid, reason in small.items():
             self._notices.record_too_small(uuid, reason, left[uuid])
         self._on_change()
         self._account.notify_subscribers()
         return True
 
-    def _tell(self, came: Sequence[str], went: Sequence[str], pods: Mapping[str, Sequence[Pod]]) -> None:
+    def _report_changes(
+        self, came: Sequence[str], went: Sequence[str], pods: Mapping[str, Sequence[Pod]]
+    ) -> None:
         if came or went:
             self._notices.record_cards_changed(came, went)
         for uuid in went:

@@ -27,9 +27,9 @@ class ForeignPluginWatcher:
         self._notices = notices
         self._seen: object = None
         self.foreign_gpus: dict[str, int] = {}
-        account.subscribe(self._look)
+        account.subscribe(self._compare_node)
 
-    def _look(self) -> None:
+    def _compare_node(self) -> None:
         node = self._node_view.node
         if node is None or node is self._seen:
             return

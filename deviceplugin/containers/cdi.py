@@ -67,7 +67,7 @@ class CdiNames:
         """Look at the specifications there are, and write ours where they lack a card."""
         there = [folder for folder in self._folders if folder.is_dir()]
         if not there:
-            self._tell("folders", "no folder of CDI specifications here: the vendor's names are used")
+            self._warn_once("folders", "no folder of CDI specifications here: the vendor's names are used")
             return
         found = {name: nodes for folder in there for name, nodes in self._devices_in(folder).items()}
         names = match_device_names(cards, found, self._vendor)
@@ -81,7 +81,7 @@ class CdiNames:
                 if name_device(card.uuid) in mine:
                     names[card.uuid] = f"{KIND}={name_device(card.uuid)}"
                 else:
-                    self._tell(card.uuid, f"no CDI specification has card {card.uuid}")
+                    self._warn_once(card.uuid, f"no CDI specification has card {card.uuid}")
         self._names = names
 
     def _devices_in(self, folder: Path) -> Devices:
@@ -93,7 +93,7 @@ class CdiNames:
         try:
             paths = sorted(folder.iterdir())
         except OSError as error:
-            self._tell(str(folder), f"CDI folder {folder} cannot be read: {error}")
+            self._warn_once(str(folder), f"CDI folder {folder} cannot be read: {error}")
             paths = sorted(path for path in self._read if path.parent == folder)
         for path in paths:
             if path.suffix not in {".json", ".yaml", ".yml"} or path.name == FILE_NAME:
@@ -101,7 +101,7 @@ class CdiNames:
             try:
                 devices.update(self._devices_of(path))
             except (OSError, ValueError) as error:
-                self._tell(str(path), f"CDI specification {path} cannot be read: {error}")
+                self._warn_once(str(path), f"CDI specification {path} cannot be read: {error}")
                 if isinstance(error, OSError) and not is_gone(error) and path in self._read:
                     devices.update(self._read[path][1])
         return devices
@@ -131,11 +131,11 @@ class CdiNames:
             new.write_text(text, "utf-8")
             os.replace(new, path)  # noqa: PTH105 (over the old one)
         except (OSError, ValueError) as error:
-            self._tell(str(path), f"CDI specification {path} cannot be written: {error}")
+            self._warn_once(str(path), f"CDI specification {path} cannot be written: {error}")
         else:
             log.info("CDI specification written", path=str(path), devices=len(spec["devices"]))
 
-    def _tell(self, about: str, problem: str) -> None:
+    def _warn_once(self, about: str, problem: str) -> None:
         """Say what is wrong once, not at every look."""
         if self._reported.get(about) != problem:
             log.warning("CDI", problem=problem)

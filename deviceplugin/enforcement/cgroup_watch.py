@@ -73,13 +73,13 @@ class CgroupWatch:
         except OSError as error:
             if is_gone(error):
                 self._unwatched.discard(folder)
-                self._judge(None)
+                self._record_watch_error(None)
                 return False
             self._unwatched.add(folder)
-            self._judge(error)
+            self._record_watch_error(error)
         else:
             self._unwatched.discard(folder)
-            self._judge(None)
+            self._record_watch_error(None)
         return True
 
     def unwatch(self, folder: Path) -> None:
@@ -95,9 +95,9 @@ class CgroupWatch:
         try:
             self._ensure_open()
         except OSError as error:
-            self._judge(error)
+            self._record_watch_error(error)
         else:
-            self._judge(None)
+            self._record_watch_error(None)
 
     def _ensure_open(self) -> None:
         if not self._open:
@@ -112,7 +112,7 @@ class CgroupWatch:
         elif before is not None and self._unread is None:
             log.info("cgroups can be read again")
 
-    def _judge(self, error: OSError | None) -> None:
+    def _record_watch_error(self, error: OSError | None) -> None:
         before = self._unseen
         if error is not None:
             self._unseen = describe_watch_problem(error)

@@ -188,7 +188,7 @@ class Enforcer:
             dirty |= self._follow_ledger()
         for uid in dirty & self._pods.keys():
             try:
-                self._look(uid, self._pods[uid])
+                self._plan_pod(uid, self._pods[uid])
             except OSError as error:
                 # What was known of its cgroups stays; the next look at everything finds what differs.
                 self._watch.record_read(error)
@@ -267,7 +267,7 @@ class Enforcer:
             self._leave(pod)
         return regranted
 
-    def _look(self, uid: str, pod: LimitedPod) -> None:
+    def _plan_pod(self, uid: str, pod: LimitedPod) -> None:
         """See which cgroups a pod has, and plan their limits.
 
         Raises:
@@ -357,7 +357,7 @@ class Enforcer:
             return
         before, limit.outcome = limit.outcome, outcome
         if outcome.fault is None:
-            self._held(limit, before, outcome)
+            self._record_limit(limit, before, outcome)
         elif outcome.fault == "gone":
             limit.outcome = before
             self._dirty.add(limit.uid)
@@ -365,7 +365,9 @@ class Enforcer:
         else:
             self._not_held(limit, before, outcome)
 
-    def _held(self, limit: ContainerLimit, before: LimitOutcome | None, outcome: LimitOutcome) -> None:
+    def _record_limit(
+        self, limit: ContainerLimit, before: LimitOutcome | None, outcome: LimitOutcome
+    ) -> None:
         reading = outcome.reading
         hard_mib = reading.hard_mib if reading is not None else None
         limit.failures = 0

@@ -78,7 +78,7 @@ class LimitCapability:
 
     async def probe_cards(self) -> None:
         """Ask the driver about every card, and log what is new."""
-        found = await self._thread.call(self._ask)
+        found = await self._thread.call(self._ask_driver)
         # The cards may have changed meanwhile.
         before, self._found = self._found, {**self._found, **found}
         self._found = {uuid: self._found[uuid] for uuid in self._cards}
@@ -89,7 +89,7 @@ class LimitCapability:
             if self._found[uuid] != before.get(uuid):
                 by_support.setdefault(self._found[uuid], []).append(uuid)
         for support, cards in by_support.items():
-            self._tell(cards, support)
+            self._log_support(cards, support)
         self._withhold()
         self._account.notify_subscribers()
 
@@ -105,7 +105,7 @@ class LimitCapability:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self.probe_cards())
 
-    def _ask(self) -> dict[str, LimitSupport]:
+    def _ask_driver(self) -> dict[str, LimitSupport]:
         if self._mode == OFF:
             return dict.fromkeys(self._cards, SWITCHED_OFF)
         if self.driver is None:
@@ -125,7 +125,7 @@ class LimitCapability:
             )
             self._on_offer()
 
-    def _tell(self, cards: Sequence[str], support: LimitSupport) -> None:
+    def _log_support(self, cards: Sequence[str], support: LimitSupport) -> None:
         """Say once what is true of several cards, with what it takes for more."""
         if support.can_limit:
             log.info("memory limits are held by the driver", cards=cards)

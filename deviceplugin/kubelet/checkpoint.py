@@ -150,13 +150,13 @@ class CheckpointReader:
         woken = asyncio.Event()
         async with FolderWatch(self._folder, woken.set):
             while True:
-                seen = self._look()
+                seen = self._read_version()
                 yield
-                while self._look() == seen:
+                while self._read_version() == seen:
                     woken.clear()
                     await woken.wait()
 
-    def _look(self) -> FileVersion | None:
+    def _read_version(self) -> FileVersion | None:
         try:
             return _stamp(self._path.stat())
         except OSError:

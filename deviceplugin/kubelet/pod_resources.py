@@ -59,7 +59,7 @@ class PodResources:
         """
         if self.problem is not None and self._turn.locked():
             return None  # somebody waits for an answer already, and none has come before
-        answer = await self._ask(self._timeout_s if self.problem is None else 0.0)
+        answer = await self._call_list(self._timeout_s if self.problem is None else 0.0)
         if answer is None:
             return None
         return frozenset((pod.namespace, pod.name) for pod in answer.pod_resources)
@@ -70,10 +70,10 @@ class PodResources:
         Args:
             send_devices: Sends the list of devices again.
         """
-        if await self._ask(0.0) is not None:
+        if await self._call_list(0.0) is not None:
             send_devices()
 
-    async def _ask(self, patience_s: float) -> pb.ListPodResourcesResponse | None:
+    async def _call_list(self, patience_s: float) -> pb.ListPodResourcesResponse | None:
         """Have all pods listed; None where nobody answers, for `patience_s` at least."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + patience_s

@@ -284,7 +284,7 @@ class Registrar:
     async def _register(self) -> float | None:
         """Ask the kubelet to register us, for as long as the sockets are those that it is about."""
         streams_before = self._plugin.streams_opened
-        asking = asyncio.create_task(self._ask())
+        asking = asyncio.create_task(self._call_register())
         asking.add_done_callback(lambda _: self._wake.set())
         try:
             while not asking.done():
@@ -304,7 +304,7 @@ class Registrar:
     def _sockets_changed(self) -> bool:
         return identify(self._kubelet_path) != self._known_kubelet or identify(self._own_path) != self._own
 
-    async def _ask(self) -> str | None:
+    async def _call_register(self) -> str | None:
         """Call Register; returns why it failed, if it did."""
         request = pb.RegisterRequest(
             version=API_VERSION,

@@ -110,18 +110,18 @@ class ContainerUseReader:
 
     def read_rows(self) -> list[ContainerUse]:
         """Describe every container that was given memory and has not ended, by pod, container and card."""
-        return sorted(self._each(), key=_order)
+        return sorted(self._iterate_uses(), key=_order)
 
     async def read_rows_in_turns(self) -> list[ContainerUse]:
         """Do the same, `TURN` rows at a time, with turns for others between."""
         found = []
-        for row in self._each():
+        for row in self._iterate_uses():
             found.append(row)
             if len(found) % TURN == 0:
                 await asyncio.sleep(0)
         return sorted(found, key=_order)
 
-    def _each(self) -> Iterator[ContainerUse]:
+    def _iterate_uses(self) -> Iterator[ContainerUse]:
         self._granted_memory.update()
         limits: dict[tuple[str, str], list[ContainerLimit]] = {}
         for limit in self._enforcer.list_limits():

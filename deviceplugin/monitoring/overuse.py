@@ -114,7 +114,7 @@ class OverUseWatcher:
         now_s = self._clock()
         present = {(row.uid, row.container, row.uuid) for row in rows}
         for row in rows:
-            self._judge(row)
+            self._record_use(row)
         self._reported &= present
         self._over_s = {key: times for key, times in self._over_s.items() if key in present}
         self._evicted &= {uid for uid, _, _ in present}
@@ -127,7 +127,7 @@ class OverUseWatcher:
             }:
                 await self._evict_pod(uid, now_s)
 
-    def _judge(self, row: ContainerUse) -> None:
+    def _record_use(self, row: ContainerUse) -> None:
         key = row.uid, row.container, row.uuid
         if row.measured_s is None or not self.is_over_use(row):
             self._over_s.pop(key, None)

@@ -208,7 +208,7 @@ class CardSampler:
             return
         before, began_s = self._promises(), self._account.now_s()
         try:
-            samples, gpus = await self._call_driver(self._look)
+            samples, gpus = await self._call_driver(self._sample_cards)
         except DriverGoneError as error:
             self.driver_gone_reason = str(error)
             log.error("the cards' driver is gone", error=self.driver_gone_reason)  # noqa: TRY400 - the reason is all there is
@@ -229,7 +229,7 @@ class CardSampler:
         samples = [sample for sample in samples if sample.uuid in known]
         self.samples, self.sampled_s = samples, began_s
         self.places = {pid: self._owners.place(pid) for pid in owners}
-        self._judge(samples, owners, _larger(before, self._promises()))
+        self._apply_samples(samples, owners, _larger(before, self._promises()))
         self.memory_errors = {sample.uuid: sample.memory_errors for sample in samples}
         self.telemetry.add(gpus, samples)
         now_s = self._account.now_s()
@@ -285,7 +285,7 @@ class CardSampler:
         finally:
             call.cancel()
 
-    def _look(self) -> tuple[Sequence[GpuSample], Sequence[GpuCard]]:
+    def _sample_cards(self) -> tuple[Sequence[GpuSample], Sequence[GpuCard]]:
         """Sample in the driver's thread."""
         try:
             samples = self._source.sample()
@@ -339,7 +339,7 @@ class CardSampler:
 
     # --- use and health -----------------------------------------------------------------------------
 
-    def _judge(
+    def _apply_samples(
         self,
         samples: Sequence[GpuSample],
         owners: Mapping[int, str | None],
@@ -393,12 +393,12 @@ class CardSampler:
         promises, pods = ledger.allocated_units_by_pod(), ledger.accounts.pods
         for uuid in changed:
             on_it = [pods[uid].pod for uid in promises[uuid] if pods[uid].bound]
-            self._tell(uuid, sorted(on_it, key=lambda pod: (pod.namespace, pod.name)))
+            self._log_health(uuid, sorted(on_it, key=lambda pod: (pod.namespace, pod.name)))
             ledger.set_healthy(uuid, self._health.get_health(uuid).healthy)
         self._on_health()
         self._account.notify_subscribers()
 
-    def _tell(self, uuid: str, pods: Sequence[Pod]) -> None:
+    def _log_health(self, uuid: str, pods: Sequence[Pod]) -> None:
         state = self._health.get_health(uuid)
         note = log.info if state.healthy else log.error
         what = "card is healthy" if state.healthy else "card is unhealthy"

@@ -126,7 +126,7 @@ class Prover:
     def _say(self, what: str, result: Result, found: str, means: str = "") -> None:
         self.proofs.append(CardProof(self._card, what, result, found[:256], means))
 
-    def _judge(self, what: str, right: bool, found: str, means: str = "") -> None:
+    def _record_result(self, what: str, right: bool, found: str, means: str = "") -> None:
         self._say(what, "proven" if right else "refuted", found, means)
 
     @contextmanager
@@ -158,7 +158,7 @@ class Prover:
             lacks = [f"{kind}: {why}" for kind, why in kinds.items() if why]
             found = "; ".join([" and ".join(kind for kind, why in kinds.items() if not why), *lacks])
             # Cards without MIG have no news of it.
-            self._judge("news of the card", not kinds[FAULTS], found, "seen without a measurement")
+            self._record_result("news of the card", not kinds[FAULTS], found, "seen without a measurement")
         with self._step("MPS"):
             self._say("MPS", "measured", self._mps(card.uuid), "docs/mps.md")
 
@@ -174,7 +174,7 @@ class Prover:
         if self._who_uses() is None and not self._sample().keeps_pages:
             alone_mib = -(-info.used_by_processes // MIB)
             empty = alone_mib <= IDLE_MIB
-            self._judge("an idle card is empty", empty, f"{alone_mib} MiB in use", "100 % of it fits")
+            self._record_result("an idle card is empty", empty, f"{alone_mib} MiB in use", "100 % of it fits")
 
     def _who_uses(self) -> str | None:
         """Say who uses the card, None for nobody."""
@@ -244,7 +244,7 @@ class Prover:
         reading = limits.read(card.uuid, path)
         right = reading.hard_mib == LIMIT_MIB and reading.soft_mib == 0
         found = f"{LIMIT_MIB} MiB set in {set_ms:.1f} ms, {_text(reading)} read"
-        self._judge("limit set and read", right, found)
+        self._record_result("limit set and read", right, found)
         below = _read_limit(limits, card.uuid, self._scratch.below)
         self._say("limit of a cgroup below", "measured", below, "a limit above is not taken for its own")
         user: MemoryUser | None = None
@@ -257,7 +257,9 @@ class Prover:
             self._say_cleared(limits, card.uuid)
             if user is not None:
                 had_mib += _fill(user, LIMIT_MIB + PIECE_MIB - had_mib)
-                self._judge("more without the limit", had_mib > LIMIT_MIB, f"{had_mib} MiB were given in all")
+                self._record_result(
+                    "more without the limit", had_mib > LIMIT_MIB, f"{had_mib} MiB were given in all"
+                )
 
     def _backend(self) -> str:
         """Say who holds limits, by the rule of NVIDIA's "Diagnostics and Troubleshooting"."""
@@ -281,7 +283,7 @@ class Prover:
             undo.add(f"process {user.pid}", user.end)
         told_mib = user.start()
         means = "frameworks size themselves by it"
-        self._judge("size that a process is told", told_mib == LIMIT_MIB, f"{told_mib} MiB", means)
+        self._record_result("size that a process is told", told_mib == LIMIT_MIB, f"{told_mib} MiB", means)
         had_mib = _fill(user, LIMIT_MIB + PIECE_MIB)
         if had_mib > LIMIT_MIB:
             self._say(what, "refuted", f"{had_mib} MiB were given, with a limit of {LIMIT_MIB}")
@@ -290,7 +292,7 @@ class Prover:
         with self._step("use is counted"):
             used_mib = limits.read(card.uuid, self._scratch.path).used_mib
             found = f"{used_mib} MiB, the context included"
-            self._judge("use is counted", used_mib is not None and used_mib >= had_mib, found)
+            self._record_result("use is counted", used_mib is not None and used_mib >= had_mib, found)
         with self._step("processes"):
             self._say_listed(user, had_mib)
         return user, had_mib
@@ -303,15 +305,15 @@ class Prover:
         ours_mib = next((each.used_mib or 0 for each in processes if each.pid == user.pid), None)
         ours = "ours is not" if ours_mib is None else f"ours with {ours_mib} MiB"
         right = ours_mib is not None and ours_mib >= had_mib
-        self._judge(what, right, f"{len(processes)} are listed, {ours}", "use is told apart by pod")
+        self._record_result(what, right, f"{len(processes)} are listed, {ours}", "use is told apart by pod")
 
     def _say_cleared(self, limits: MemoryLimits, uuid: str) -> None:
         try:
             reading = limits.read(uuid, self._scratch.path)
         except LimitError as error:
-            self._judge("limit taken back", error.kind == "unset", str(error))
+            self._record_result("limit taken back", error.kind == "unset", str(error))
         else:
-            self._judge("limit taken back", reading.hard_mib is None, _text(reading))
+            self._record_result("limit taken back", reading.hard_mib is None, _text(reading))
 
     # --- MIG ----------------------------------------------------------------------------------------
 
@@ -351,7 +353,7 @@ class Prover:
                 self._source.sample()
                 new = [card for card in self._source.cards() if card.uuid not in before]
                 found = f"{new[0].uuid} of {new[0].total_mib} MiB" if new else "it is not listed"
-                self._judge(what, bool(new), found, "followed without a restart")
+                self._record_result(what, bool(new), found, "followed without a restart")
         finally:
             self._say_undone(undo)
 

@@ -204,7 +204,7 @@ class Planner:
             cluster, shapes, packer, sums.fit_by_sum, short, starting, self.rules.host_label
         )
         wanted = maker.wanted(nodes)
-        placeholders = self._ask(maker, wanted, outcomes, view)
+        placeholders = self._make_placeholders(maker, wanted, outcomes, view)
         packed = {pod.uid for node in nodes for pod, _ in node.pods}
         for pod in (pod for kind in due for pod in kind.pods if pod.uid not in outcomes.pods):
             outcomes.note(pod, Outcome.COVERED if pod.uid in packed else self.rules.refusal)
@@ -244,7 +244,7 @@ class Planner:
                 packer.share_shapes(due[-1], kind)
         return due
 
-    def _ask(
+    def _make_placeholders(
         self, maker: "_PlaceholderMaker", wanted: Sequence[NewNode], outcomes: "_Outcomes", view: SumView
     ) -> list[Placeholder]:
         """Make the placeholders of nodes, as many as allowed."""

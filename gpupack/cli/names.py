@@ -20,7 +20,7 @@ MOST: Final = 500
 
 def complete_nodes(context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Propose nodes."""
-    return _matching(incomplete, _ask(context, lambda client: _names(client, "/api/v1/nodes")))
+    return _matching(incomplete, _ask_cluster(context, lambda client: _names(client, "/api/v1/nodes")))
 
 
 def complete_pods(context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -34,7 +34,7 @@ def complete_pods(context: click.Context, _param: click.Parameter, incomplete: s
         found = await _names(client, f"/api/v1/namespaces/{quote_segment(namespace)}/pods")
         return [f"{named}{slash}{name}" for name in found]
 
-    return _matching(incomplete, _ask(context, names))
+    return _matching(incomplete, _ask_cluster(context, names))
 
 
 def complete_queues(context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -55,14 +55,14 @@ def complete_queues(context: click.Context, _param: click.Parameter, incomplete:
             )
         return [queue.name for queue in queuestatus.read(raw).queues]
 
-    return _matching(incomplete, _ask(context, names))
+    return _matching(incomplete, _ask_cluster(context, names))
 
 
 def _matching(incomplete: str, names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-def _ask(
+def _ask_cluster(
     context: click.Context, names: "Callable[[KubeClient], Coroutine[Any, Any, list[str]]]"
 ) -> list[str]:
     from gpupack.inventory.fetching import connect

@@ -83,7 +83,7 @@ class TelemetrySource:
         kept = self._answers.get(node)
         if kept is not None and self._now_s() - kept[0] < ANSWER_S:
             return kept[1]
-        answer = await self._ask(node)
+        answer = await self._ask_daemon(node)
         self._answers.pop(node, None)
         self._answers[node] = self._now_s(), answer
         while len(self._answers) > MAX_KEPT:
@@ -92,7 +92,7 @@ class TelemetrySource:
             self._pods.pop(gone, None)
         return answer
 
-    async def _ask(self, node: str) -> NodeCourse:
+    async def _ask_daemon(self, node: str) -> NodeCourse:
         try:
             pod = await self._find_pod(node)
             if pod is None:

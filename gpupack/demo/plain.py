@@ -46,7 +46,7 @@ async def play_plain(cluster: EmbeddedCluster, shapes: Shapes, seed: int) -> dic
         TimedOutError: a kubelet does not decide.
     """
     chance = Random(seed)  # noqa: S311 - chance, not secrecy
-    room = {name: _room(cluster, name) for name in cluster.nodes}
+    room = {name: _read_offered_units(cluster, name) for name in cluster.nodes}
     pods = dict.fromkeys(room, 0)
     fates: dict[str, PodFate] = {}
     for name, shape in shapes.items():
@@ -64,7 +64,7 @@ async def play_plain(cluster: EmbeddedCluster, shapes: Shapes, seed: int) -> dic
     return fates
 
 
-def _room(cluster: EmbeddedCluster, node: str) -> int:
+def _read_offered_units(cluster: EmbeddedCluster, node: str) -> int:
     """Units of the resource that kube-scheduler reads on an empty node."""
     return parse_integer(cluster.api.node(node)["status"]["allocatable"][cluster.resource])
 

@@ -76,8 +76,8 @@ def _smaller(what_if: WhatIf) -> Iterator[WayOut]:
     whose = f"container {container.name} asking for " if several else "a request of "
     yield WayOut(
         "smaller-request",
-        f"{whose}{_amount(what_if, units)}{_on(request)} in place of {_amount(what_if, container.units)} "
-        f"{what_if.fits_phrase} now, on node {node}",
+        f"{whose}{_amount(what_if, units)}{_over_cards(request)} in place of "
+        f"{_amount(what_if, container.units)} {what_if.fits_phrase} now, on node {node}",
         node=node,
         units=units,
         container=container.name if several else "",
@@ -88,7 +88,7 @@ def _for(what_if: WhatIf) -> str:
     return "" if what_if.is_alone else f" for {what_if.subject}"
 
 
-def _on(request: PodRequest) -> str:
+def _over_cards(request: PodRequest) -> str:
     return "" if request.cards == 1 else f" over {request.cards} cards"
 
 

@@ -25,11 +25,11 @@ def list_card_choices(
         kind: What tells cards apart.
     """
     sizes = [card.size_units for card in cards]
-    for chosen in _each(cards, request.demands, request, last, kind):
+    for chosen in _iterate_choices(cards, request.demands, request, last, kind):
         yield placed(request, chosen, sizes)
 
 
-def _each(
+def _iterate_choices(
     cards: Sequence[Card],
     demands: Sequence[Demand],
     request: PodRequest,
@@ -57,7 +57,7 @@ def _each(
             units = demand.units_on(card.size_units)
             used = request.rules.left_on(card.size_units, card.used_units, units)
             left[at] = replace(card, used_units=used)
-        for more in _each(left, rest, request, last, kind):
+        for more in _iterate_choices(left, rest, request, last, kind):
             yield [chosen, *more]
 
 

@@ -389,16 +389,18 @@ def find_resized(pod: HostPod, resource: str) -> dict[str, int]:
         return {}
     held = HostPod(metadata=pod.metadata)
     held.spec.overhead, held.spec.resources = pod.spec.overhead, pod.spec.resources
-    held.spec.containers = [_held(each, statuses.get(each.name)) for each in pod.spec.containers or ()]
+    held.spec.containers = [
+        _merge_status(each, statuses.get(each.name)) for each in pod.spec.containers or ()
+    ]
     held.spec.init_containers = [
-        _held(each, statuses.get(each.name)) for each in pod.spec.init_containers or ()
+        _merge_status(each, statuses.get(each.name)) for each in pod.spec.init_containers or ()
     ]
     now, wanted = parse_pod_request(held, resource), parse_pod_request(pod, resource)
     beyond = {"cpu": now.cpu_milli - wanted.cpu_milli, "memory": now.memory_bytes - wanted.memory_bytes}
     return {name: amount for name, amount in beyond.items() if amount > 0}
 
 
-def _held(container: ContainerLite, status: ContainerStatus | None) -> ContainerLite:
+def _merge_status(container: ContainerLite, status: ContainerStatus | None) -> ContainerLite:
     """Write a container with the largest of what its spec and its status say, of cpu and memory."""
     if status is None:
         return container

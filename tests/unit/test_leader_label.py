@@ -80,20 +80,20 @@ def merge(old: dict[str, str], patch: Mapping[str, str | None]) -> None:
 async def test_the_pod_has_the_label_while_it_leads() -> None:
     world = World("a")
     label = world.label("a")
-    await label._look()
+    await label._write_if_due()
     assert world.labelled == []
     world.leader = "a"
-    await label._look()
+    await label._write_if_due()
     assert (world.labels["a"], world.costs) == ({"app": "a", LABEL: VALUE}, {"a": "100"})
     world.leader = ""
-    await label._look()
+    await label._write_if_due()
     assert (world.labels["a"], world.costs) == ({"app": "a"}, {})
 
 
 async def test_a_process_that_begins_takes_off_what_the_one_before_it_left() -> None:
     world = World("a")
     world.labels["a"][LABEL] = VALUE
-    await world.label("a")._look()
+    await world.label("a")._write_if_due()
     assert world.labelled == []
 
 
@@ -101,7 +101,7 @@ async def test_a_new_leader_takes_the_label_from_one_that_is_cut_off() -> None:
     world = World("a", "b", "c")
     world.labels["a"][LABEL] = world.labels["c"][LABEL] = VALUE
     world.leader = "b"
-    await world.label("b")._look()
+    await world.label("b")._write_if_due()
     assert world.labelled == ["b"]
 
 
@@ -110,9 +110,9 @@ async def test_a_pod_that_ends_meanwhile_is_no_failure() -> None:
     world.leader = "b"
     world.lists = json.dumps({"items": [{"metadata": {"name": "gone", "uid": "uid-gone"}}]}).encode()
     label = world.label("b")
-    await label._look()
+    await label._write_if_due()
     requests = world.requests
-    await label._look()
+    await label._write_if_due()
     assert (world.labelled, world.requests) == (["b"], requests)
 
 
@@ -129,9 +129,9 @@ async def test_who_led_until_a_moment_ago_takes_no_label_away() -> None:
         return body
 
     world.get = late  # type: ignore[method-assign, assignment]
-    await label._look()
+    await label._write_if_due()
     assert "b" in world.labelled
-    await label._look()
+    await label._write_if_due()
     assert world.labelled == ["b"]
 
 
@@ -139,14 +139,14 @@ async def test_nothing_is_written_while_nothing_changes_but_a_lost_label_comes_b
     world = World("a")
     world.leader = "a"
     label = world.label("a")
-    await label._look()
+    await label._write_if_due()
     requests = world.requests
     del world.labels["a"][LABEL]
     world.now += WRITE_AGAIN_S - 0.1
-    await label._look()
+    await label._write_if_due()
     assert (world.requests, world.labelled) == (requests, [])
     world.now += 0.1
-    await label._look()
+    await label._write_if_due()
     assert world.labelled == ["a"]
 
 
@@ -155,15 +155,15 @@ async def test_a_failed_write_is_tried_again(leads: bool) -> None:
     world = World("a")
     world.leader = "" if leads else "a"
     label = world.label("a")
-    await label._look()
+    await label._write_if_due()
     world.leader = "a" if leads else ""
     for _ in range(3):
         world.failures = [Unreachable("refused")]
         world.now += LONGEST_RETRY_S
-        await label._look()
+        await label._write_if_due()
         assert bool(world.labelled) is not leads
     world.now += LONGEST_RETRY_S
-    await label._look()
+    await label._write_if_due()
     assert bool(world.labelled) is leads
 
 
@@ -175,7 +175,7 @@ async def test_an_api_server_that_goes_on_refusing_is_asked_less_often(leads: bo
     label = world.label("a")
     for _ in range(round(60 / LOOK_S)):
         world.failures = [Forbidden("no")]
-        await label._look()
+        await label._write_if_due()
         world.now += LOOK_S
     assert 60 / LONGEST_RETRY_S <= world.requests <= 2 * 60 / LONGEST_RETRY_S + 10
 
@@ -185,10 +185,10 @@ async def test_a_change_of_the_leader_waits_for_no_pause() -> None:
     label = world.label("a")
     for _ in range(round(10 / LOOK_S)):
         world.failures = [Forbidden("no")]
-        await label._look()
+        await label._write_if_due()
         world.now += LOOK_S
     world.failures, world.leader = [], "a"
-    await label._look()
+    await label._write_if_due()
     assert world.labelled == ["a"]
 
 
@@ -197,11 +197,11 @@ async def test_a_list_that_cannot_be_read_is_asked_for_again() -> None:
     world.labels["b"][LABEL] = VALUE
     world.leader, world.lists = "a", b"<html>"
     label = world.label("a")
-    await label._look()
+    await label._write_if_due()
     assert world.labelled == ["a", "b"]
     world.lists = None
     world.now += LONGEST_RETRY_S
-    await label._look()
+    await label._write_if_due()
     assert world.labelled == ["a"]
 
 

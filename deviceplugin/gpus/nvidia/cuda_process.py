@@ -72,11 +72,11 @@ class CudaProcess:
 
     def start(self) -> int:
         """Load the driver and make a context; see `MemoryUser.start`."""
-        return int(self._ask("start", "total_mib"))
+        return int(self._send_line("start", "total_mib"))
 
     def allocate(self, mib: int) -> bool:
         """Have so much more; see `MemoryUser.allocate`."""
-        return bool(self._ask(f"allocate {mib}", "given"))
+        return bool(self._send_line(f"allocate {mib}", "given"))
 
     def end(self) -> None:
         """End the process; see `MemoryUser.end`."""
@@ -92,7 +92,7 @@ class CudaProcess:
                 if pipe is not None:
                     _close(pipe)
 
-    def _ask(self, line: str, key: str) -> Any:
+    def _send_line(self, line: str, key: str) -> Any:
         """Give it a line.
 
         Returns:

@@ -161,7 +161,7 @@ class NvmlLimits:
         except OSError as error:
             return LimitSupport(False, f"whether the driver limits memory cannot be tried: {error}"), False
         except pynvml.NVMLError as error:
-            support, lasting = _judge(error)
+            support, lasting = _classify_error(error)
             lacks = f"; it {NO_FILES}" if error.value == pynvml.NVML_ERROR_NOT_FOUND else ""
             return replace(support, reason=support.reason + lacks), lasting
         if stood_mib is None:
@@ -176,7 +176,7 @@ class NvmlLimits:
             pynvml.nvmlDeviceGetMemoryLimits_v1(handle, _reading(self._root))
         except pynvml.NVMLError as error:
             if error.value == _ABSENT:
-                return _judge(error)[0]
+                return _classify_error(error)[0]
         reason = f"cgroup v1 at {self._root}: the driver holds limits on cgroup v2 only"
         return LimitSupport(False, reason, CGROUP_V2)
 
@@ -217,7 +217,7 @@ def _reading(cgroup: Path) -> Any:
     return pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=str(cgroup).encode())
 
 
-def _judge(error: Any) -> tuple[LimitSupport, bool]:
+def _classify_error(error: Any) -> tuple[LimitSupport, bool]:
     """Tell what an error of the driver says of its limits, and whether that is for good."""
     if error.value == _ABSENT:
         return LimitSupport(False, f"driver {_driver_version()} has no call for memory limits", SINCE), True

@@ -338,9 +338,9 @@ class NvmlGpus:
         except pynvml.NVMLError as error:
             self._stop()
             raise GpuError(f"NVML ({LIBRARY}) cannot count the cards: {error}; look at dmesg") from error
-        return [self._look(number) for number in range(count)]
+        return [self._read_card(number) for number in range(count)]
 
-    def _look(self, number: int) -> _Shown:
+    def _read_card(self, number: int) -> _Shown:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(number)
         except pynvml.NVMLError as error:

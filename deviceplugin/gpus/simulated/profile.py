@@ -457,11 +457,11 @@ class ProfileFile:
     def __init__(self, name_or_file: str, vendor: Vendor) -> None:
         self._file = None if name_or_file in shipped_profiles() else Path(name_or_file)
         self._vendor = vendor
-        self._stamp = self._look()
+        self._stamp = self._read_version()
 
     def changed(self) -> Profile | None:
         """Return the profile if its file was changed since the last call, and can be used."""
-        stamp = self._look()
+        stamp = self._read_version()
         if self._file is None or stamp is None or stamp == self._stamp:
             return None
         self._stamp = stamp
@@ -478,7 +478,7 @@ class ProfileFile:
     def _refuse(error: str) -> None:
         log.warning("the changed profile cannot be used, the cards stay as they were", error=error)
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _read_version(self) -> tuple[int, int, int] | None:
         """Read a key that differs after a change; None while there is no file."""
         if self._file is None:
             return None

@@ -38,7 +38,7 @@ def make_app(
         why = unready()
         return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
 
-    async def tell(_request: web.Request) -> web.Response:
+    async def metrics_page(_request: web.Request) -> web.Response:
         return web.Response(
             body=metrics.render_metrics(controller, clock()),
             headers={"Content-Type": "text/plain; version=0.0.4"},
@@ -62,7 +62,7 @@ def make_app(
         [
             web.get("/healthz", healthz),
             web.get("/readyz", readyz),
-            web.get("/metrics", tell),
+            web.get("/metrics", metrics_page),
             web.get(STATUS, status),
         ]
     )

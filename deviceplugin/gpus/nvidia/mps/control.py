@@ -66,12 +66,12 @@ class ControlDaemon:
             try:
                 await self._once()
             except FileNotFoundError:
-                self._tell(
+                self._log_problem(
                     f"there is no program {self._program}: it comes with the driver, in a container with "
                     "NVIDIA's runtime and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
                 )
             except (OSError, GpuError) as error:
-                self._tell(str(error))
+                self._log_problem(str(error))
             if clock() - began_s > _STEADY_S:
                 self._backoff.reset()
                 self._reported = ""
@@ -212,7 +212,7 @@ class ControlDaemon:
             _kill(running.kill)
             await running.wait()
 
-    def _tell(self, problem: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         """Say what is wrong, once as long as it stays the same."""
         note = log.debug if problem == self._reported else log.error
         note("no MPS control daemon", card=self._folder.uuid, problem=problem)

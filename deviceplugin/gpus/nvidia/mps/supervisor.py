@@ -47,10 +47,10 @@ def list_mps_cards(source: GpuSource, generations: CardGenerations) -> Sequence[
     # What cards there are, a sample finds out.
     source.sample()
     cuda = generations.cuda()
-    return [_judge(card, generations, cuda) for card in source.cards()]
+    return [_make_mps_card(card, generations, cuda) for card in source.cards()]
 
 
-def _judge(card: GpuCard, generations: CardGenerations, cuda: int | None) -> MpsCard:
+def _make_mps_card(card: GpuCard, generations: CardGenerations, cuda: int | None) -> MpsCard:
     if card.error is not None:
         return MpsCard(card.uuid, 0, card.error)
     if card.parent is not None or card.uuid.startswith("MIG-"):
@@ -135,7 +135,7 @@ class MpsSupervisor:
             if card.uuid in self._running:
                 continue
             if card.problem:
-                self._tell(card)
+                self._warn_once(card)
                 continue
             daemon = self._make(CardFolder(self._settings.root, card.uuid), card.clients)
             self._running[card.uuid] = asyncio.create_task(daemon.run())
@@ -150,7 +150,7 @@ class MpsSupervisor:
         settings = self._settings
         return ControlDaemon(folder, clients, program=settings.program, arguments=settings.arguments)
 
-    def _tell(self, card: MpsCard) -> None:
+    def _warn_once(self, card: MpsCard) -> None:
         """Say once why a card has no MPS."""
         if self._reported.get(card.uuid) != card.problem:
             log.warning("card is not shared by MPS", card=card.uuid, reason=card.problem)
