@@ -462,6 +462,6 @@ def _describe_other_needs(queue: Queue, requirements: PodRequirements) -> str:
 
 
 def _describe_reservation(queue: Queue, pod: QueuedPod) -> str:
-    """Say which room is kept for a pod, empty for none."""
+    """Say on which node cards are reserved for a pod, empty for none."""
     reservation = queue.capacity.reservations.get_reservation(pod.uid)
     return f"; cards of node {reservation.node} are reserved for it" if reservation is not None else ""
