@@ -61,7 +61,7 @@ def installed(site, monkeypatch):
     monkeypatch.syspath_prepend(site)
     for registry in (NODE_POLICIES, CARD_POLICIES):
         registry.adopt(())
-        monkeypatch.setattr(registry, "_looked", False)
+        monkeypatch.setattr(registry, "_loaded", False)
     yield
     for registry in (NODE_POLICIES, CARD_POLICIES):
         registry.adopt(())
