@@ -26,6 +26,7 @@ from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 from scheduler_plugin.scheduling.reasons import format_demands
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
+    compute_largest_percent,
     compute_units_by_card,
     group_by_card_size,
     with_units_for,
@@ -310,9 +311,7 @@ def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowAr
     if query.policy_request.admits is not None:
         free = np.where(query.policy_request.admits[rows], free, 0)
     if request.percent:
-        size = np.maximum(1, nodes.size[rows].astype(np.int64))
-        shares = np.minimum(WHOLE, ((free + 1) * WHOLE - 1) // size)
-        free = np.where(shares * size >= WHOLE, shares, 0)
+        free = compute_largest_percent(free, nodes.size[rows].astype(np.int64))
     each = (
         compute_free_on_one_model(nodes, rows, free, request.cards)
         if request.rules.same_model

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from allocator.card_rules import NO_RULES
-from allocator.request import PodRequest
+from allocator.request import WHOLE, PodRequest
 from scheduler_plugin.cache.arrays import ClusterView, LongArray, RowArray
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
@@ -81,6 +81,18 @@ def compute_units_by_card(view: ClusterView, query: SchedulingRequest, rows: Row
             units[sizes == size] = needs[number]
         result.append(units)
     return result
+
+
+def compute_largest_percent(free: LongArray, size: LongArray) -> LongArray:
+    """Compute the largest share of a card, in percent, that cards with so many free units take; 0 for none.
+
+    Args:
+        free: Free units, of any shape.
+        size: Units of the cards, likewise.
+    """
+    # A share counts for whole units, rounded down, and no share of less than a unit is given.
+    shares = np.minimum(WHOLE, ((free + 1) * WHOLE - 1) // np.maximum(size, 1))
+    return np.where(shares * size >= WHOLE, shares, 0)
 
 
 def find_usual_card_size(view: ClusterView, rows: RowArray) -> int:

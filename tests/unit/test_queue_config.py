@@ -188,6 +188,12 @@ def test_a_fault_names_the_value_and_what_is_allowed(text: str, fault: str) -> N
     assert caught.value.faults == (fault,)
 
 
+def test_no_queue_is_a_fault_that_says_so() -> None:
+    with pytest.raises(QueueConfigError) as caught:
+        parse_config("f", "queues: []")
+    assert caught.value.faults == ("queues: an empty list; allowed: a list of 1 or more",)
+
+
 def test_a_key_may_stand_once_in_each_of_several_mappings() -> None:
     config = parse_config("f", "queues: [&a {name: a, cohort: c}, {<<: *a, name: b}]")
     assert [queue.cohort for queue in config.queues.values()] == ["c", "c"]

@@ -66,6 +66,20 @@ def test_quota_decides_by_the_size_of_the_card() -> None:
     assert used(world) == 8
 
 
+def test_the_largest_free_share_that_a_pod_is_told_is_one_that_fits() -> None:
+    """49 % of 44 units count for 21."""
+    world = QueueWorld()
+    world.node("n", (44,))
+    world.pod("other", 23)
+    assert world.admitted() == ["other"]
+    ask(world, "half", 50)
+    assert world.admitted() == []
+    (why,) = status.explain_waiting(world.queue, 0)
+    assert why.message == "it needs 50 percent of one card; the largest free card has 49"
+    ask(world, "less", 49)
+    assert world.admitted() == ["less"]
+
+
 def test_a_full_small_card_and_a_large_one_beyond_the_quota() -> None:
     """There is room, and no quota for it there."""
     world = QueueWorld("queues: [{name: a, nominalQuota: 16}, {name: b}]")

@@ -84,8 +84,10 @@ def test_what_a_policy_refuses_is_a_fault_and_changes_nothing() -> None:
         QueueSettings("q", node_policy="best-fit", node_policy_parameters={"limit": "0"}).check()
     settings = QueueSettings("q")
     text = "queues: [{name: a}]\nnodePolicyParameters: {best-fit: {limit: 0}}"
-    with pytest.raises(QueueConfigError, match="nodePolicy: best-fit: limit is 0"):
+    with pytest.raises(QueueConfigError, match="nodePolicyParameters: best-fit: limit is 0"):
         parse_config("q", text, settings.find_policy_faults)
+    with pytest.raises(QueueConfigError, match='nodePolicy: node policy "worst"'):
+        parse_config("q", f"{text}\nnodePolicy: worst", settings.find_policy_faults)
     policies = settings.make_policies()
     with pytest.raises(PolicyError, match="worst"):
         policies.configure("worst", {})

@@ -73,6 +73,8 @@ def format_value(value: object) -> str:
             return str(value).lower()
         case dict():
             return "a mapping"
+        case []:
+            return "an empty list"
         case list():
             return "a list"
     text = repr(value)

@@ -89,10 +89,16 @@ class QueueSettings(ElectionOptions, HttpAddress):
         self, node_policy: str | None, parameters: Mapping[str, Mapping[str, str]]
     ) -> list[str]:
         """Say what is wrong with the node policies of a configuration; None: it names none."""
-        try:
-            self.make_policies().configure(node_policy, parameters)
-        except PolicyError as error:
-            return [f"nodePolicy: {error}"]
+        policies = self.make_policies()
+        given: dict[str, Mapping[str, Mapping[str, str]]] = {
+            "nodePolicy": {},
+            "nodePolicyParameters": parameters,
+        }
+        for key, each in given.items():
+            try:
+                policies.configure(node_policy, each)
+            except PolicyError as error:
+                return [f"{key}: {error}"]
         return []
 
     def _list_follower_faults(self) -> Iterator[str]:

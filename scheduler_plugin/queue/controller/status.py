@@ -21,6 +21,7 @@ from scheduler_plugin.scheduling.available import explain_widened, widen_pattern
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.fit_counts import can_ever_hold_all
 from scheduler_plugin.scheduling.reasons import FilterReason, format_demands, format_event_text, format_rules
+from scheduler_plugin.scheduling.request import compute_largest_percent
 
 STAGE_NAMED: Final = 3
 """Pods of a first stage that a message names."""
@@ -436,11 +437,11 @@ def _explain_no_capacity(queue: Queue, requirements: PodRequirements) -> str:
         if queue.capacity.lacks_sum(requirements, able):
             return f"it needs {need}; {BY_SUM}"
         return f"it needs {need}{BY_RULES} {_describe_other_needs(queue, requirements)} allow: none has that"
-    free = nodes.free[usable]
+    free = nodes.free[usable].astype(np.int64)
     if query.policy_request.admits is not None:
         free = np.where(query.policy_request.admits[usable], free, 0)
     if requirements.percent:
-        free = free * 100 // np.maximum(nodes.size[usable], 1)
+        free = compute_largest_percent(free, nodes.size[usable].astype(np.int64))
     largest = int(free.max(initial=0))
     if largest >= units and len(demands) > 1:
         return f"it needs {need}: no node has all of that free together"
