@@ -88,12 +88,14 @@ class Toleration(msgspec.Struct, frozen=True, rename="camel"):
     effect: str = ""
 
     def tolerates(self, taint: "Taint") -> bool:
-        """Whether it covers a taint."""
+        """Whether it covers a taint; one with an operator that is off by default covers none."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:
             return False
-        return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
+        if self.operator in ("", "Equal"):
+            return bool(self.key) and self.value == taint.value
+        return self.operator == "Exists"
 
 
 class Taint(msgspec.Struct, frozen=True):

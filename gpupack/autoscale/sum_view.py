@@ -131,8 +131,9 @@ class SumView:
         return rows.astype(np.intp)
 
     def having(self, candidates: RowArray, amounts: LongArray) -> RowArray:
-        """Keep the candidates on which the sums leave so much."""
-        return candidates[(self.left[candidates] >= amounts).all(axis=1)]
+        """Keep the candidates on which the sums leave so much; of what is not asked for any amount does."""
+        has: BoolArray = ((self.left[candidates] >= amounts) | (amounts == 0)).all(axis=1)
+        return candidates[has]
 
     def names(self, positions: RowArray) -> list[str]:
         """Names of the nodes at positions."""

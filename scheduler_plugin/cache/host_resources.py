@@ -38,9 +38,10 @@ NO_HOST_REQUEST: Final = HostRequest()
 
 def list_host_resources(
     nodes: ClusterView, needs: HostRequest, freed: HostRequest = NO_HOST_REQUEST
-) -> Iterator[tuple[int, LongArray, LongArray]]:
-    """List the needed amount of each resource, with capacity and use of all nodes.
+) -> Iterator[tuple[str, int, LongArray, LongArray]]:
+    """List the resources that are needed, with the amount, and capacity and use of all nodes.
 
+    A pod that needs nothing of a resource may go where more is used than there is, as kube-scheduler has it.
     Further resources that no node policy names are left out: the arrays do not have them.
 
     Args:
@@ -49,15 +50,18 @@ def list_host_resources(
         freed: Request of the pods that go.
 
     Yields:
-        The amount, capacity int64[R], use int64[R].
+        Its name, the amount less what is freed, capacity int64[R], use int64[R].
     """
-    yield needs.cpu_milli - freed.cpu_milli, nodes.cpu_capacity, nodes.cpu_used
-    yield needs.memory_bytes - freed.memory_bytes, nodes.memory_capacity, nodes.memory_used
+    if needs.cpu_milli:
+        yield "cpu", needs.cpu_milli - freed.cpu_milli, nodes.cpu_capacity, nodes.cpu_used
+    if needs.memory_bytes:
+        amount = needs.memory_bytes - freed.memory_bytes
+        yield "host memory", amount, nodes.memory_capacity, nodes.memory_used
     gone = dict(freed.others)
     for name, amount in needs.others:
-        if name in nodes.other_resources:
+        if amount and name in nodes.other_resources:
             at = nodes.other_resources.index(name)
-            yield amount - gone.get(name, 0), nodes.other_capacity[at], nodes.other_used[at]
+            yield name, amount - gone.get(name, 0), nodes.other_capacity[at], nodes.other_used[at]
 
 
 def mask_host_fits(
@@ -72,7 +76,7 @@ def mask_host_fits(
         emptied: As if no pod were there.
     """
     result: BoolArray = np.ones(len(rows), dtype=np.bool_)
-    for needed, capacity, used in list_host_resources(nodes, needs):
+    for _, needed, capacity, used in list_host_resources(nodes, needs):
         result &= (0 if emptied else used[rows]) + needed <= capacity[rows]
     return result
 
@@ -96,5 +100,5 @@ def fits_host(
     """
     return all(
         (0 if emptied else int(used[row])) + needed <= capacity[row]
-        for needed, capacity, used in list_host_resources(nodes, needs, freed)
+        for _, needed, capacity, used in list_host_resources(nodes, needs, freed)
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, SupportsInt
 
 from allocator.cards import Card
 from allocator.place import place
@@ -79,7 +79,7 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
     row = state.nodes.rows.get(node)
     if record is None or row is None or not state.nodes.usable[row]:
         return None
-    nodes = state.nodes
+    nodes, asked = state.nodes, query.policy_request
     if query.request.percent and not nodes.percent[row]:
         return None
     taken = (nodes.used[row] + nodes.assumed[row]).tolist()
@@ -91,11 +91,14 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
         open_units=open_units,
         pods=record.pods,
         freed={uid: pod_cards.get_freed_units(uid) for uid in record.pods},
-        cpu_short=query.policy_request.cpu_milli + int(nodes.cpu_used[row]) - int(nodes.cpu_capacity[row]),
-        memory_short=query.policy_request.memory_bytes
-        + int(nodes.memory_used[row])
-        - int(nodes.memory_capacity[row]),
+        cpu_short=_compute_short(asked.cpu_milli, nodes.cpu_capacity[row], nodes.cpu_used[row]),
+        memory_short=_compute_short(asked.memory_bytes, nodes.memory_capacity[row], nodes.memory_used[row]),
     )
+
+
+def _compute_short(asked: int, capacity: SupportsInt, used: SupportsInt) -> int:
+    """Compute how much is missing; whoever asks for nothing misses nothing, however much is used."""
+    return asked + int(used) - int(capacity) if asked else 0
 
 
 def make_eviction_key(pod: PodRecord) -> tuple[int, float, str]:

@@ -184,7 +184,7 @@ class SimulatedCluster:
         """Rows that can take a pod now, in the order of their names."""
         arrays = self.arrays
         fits: BoolArray = np.ones(arrays.row_count, dtype=np.bool_)
-        for needed, capacity, used in list_host_resources(arrays, kind.host):
+        for _, needed, capacity, used in list_host_resources(arrays, kind.host):
             fits &= capacity - used >= needed
         if kind.is_plain:
             cards = self._mask_with_cards(kind)
@@ -224,9 +224,7 @@ class SimulatedCluster:
             return "no card with enough free" if alone else "not enough cards free"
         if left is None:
             left = arrays.usable
-        others = [name for name, _ in kind.host.others if name in arrays.other_resources]
-        columns = list_host_resources(arrays, kind.host)
-        for name, (needed, capacity, used) in zip(("cpu", "host memory", *others), columns, strict=True):
+        for name, needed, capacity, used in list_host_resources(arrays, kind.host):
             left = left & (capacity - used >= needed)
             if left.any():
                 continue

@@ -9,7 +9,7 @@ from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
 from gpupack.whatif.cluster import Cluster
-from tests.autoscale_world import NOW, WALL_S, Node, Pod, fragments, grown, outcomes, plan_of, waits
+from tests.autoscale_world import NOW, WALL_S, Node, Pod, fragments, grown, outcomes, plan_of, replace, waits
 from tests.cluster_builders import MEMORY
 
 
@@ -37,6 +37,12 @@ def test_a_pod_that_is_short_by_the_sum_itself_needs_no_help():
     plan = plan_of(grown(nodes, [*pods, waits("waits", 40)]))
 
     assert (asked(plan), outcomes(plan)) == ([], {"waits": "sum_short"})
+
+
+def test_a_pod_that_asks_for_no_cpu_is_not_short_of_it_where_more_is_requested_than_there_is():
+    nodes, pods = fragments(cpu=1)
+    pods = [replace(pod, cpu=2) for pod in pods]
+    assert outcomes(plan_of(grown(nodes, [*pods, waits("waits", 40)]))) == {"waits": "asked"}
 
 
 def test_a_pod_that_a_card_can_take_needs_no_node():

@@ -362,3 +362,13 @@ def test_what_the_tightest_set_of_cards_has_free_of_many_nodes_and_of_few(free, 
         )
         expected.append(sum(usable[: demand.cards]) if len(usable) >= demand.cards else NO_SET)
     assert compute_tightest(arrays, demand, admits, rows).tolist() == expected
+
+
+@pytest.mark.parametrize("admitted", [False, True], ids=["index", "arrays"])
+def test_a_pod_that_asks_for_no_cpu_goes_where_more_is_used_than_there_is(admitted):
+    arrays = view({"a": (2000, 1 << 30, [16], 2001, 2 << 30, [8])})
+    admits = np.ones_like(arrays.size, dtype=np.bool_) if admitted else None
+    policy = make_policy("best-fit", {"mode": "pick"})
+    assert policy.pick(arrays, ask(0, 0, (8, 1), admits=admits)).key == arrays.rows["a"]
+    assert policy.pick(arrays, ask(1, 0, (8, 1), admits=admits)).key is None
+    assert policy.pick(arrays, ask(0, 1, (8, 1), admits=admits)).key is None

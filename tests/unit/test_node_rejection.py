@@ -49,3 +49,13 @@ def test_a_node_that_says_nothing_of_being_ready_is_ready(ready):
 def test_a_cordon_may_be_tolerated_and_its_taint_outlives_it():
     assert reject(cordoned=True, rules=EVERYTHING) is None
     assert reject(taints=(UNSCHEDULABLE,)) == (NodeRejection.TAINT, UNSCHEDULABLE)
+
+
+@pytest.mark.parametrize(
+    ("operator", "stands"), [("", True), ("Equal", True), ("Exists", True), ("Gt", False)]
+)
+def test_a_toleration_with_an_operator_that_is_off_by_default_covers_nothing(operator, stands):
+    """kube-scheduler compares numbers only with the feature gate TaintTolerationComparisonOperators."""
+    toleration = Toleration(key="a", operator=operator, value="b")
+    found = reject(taints=(TAINTED,), rules=NodeRules(tolerations=(toleration,)))
+    assert found == (None if stands else (NodeRejection.TAINT, TAINTED))

@@ -117,6 +117,13 @@ def test_victims_needed_for_cpu_stay_victims() -> None:
     assert world.preempt(asking(4, cpu="0"), n=["a", "b"]) == {"n": ["a", "b"]}
 
 
+def test_nobody_goes_for_cpu_that_is_not_asked_for() -> None:
+    world = World()
+    pods = {"a": (0, 8, 3), "b": (1, 4, 2), "c": (1, 4, 2), "d": (2, 8, 2)}
+    world.node("n", (8, 8, 8), pods, cpu="1", memory="1Gi")
+    assert world.preempt(asking(8, cpu="0", memory="0"), n=["b"]) == {"n": ["d"]}
+
+
 def test_a_node_where_nothing_helps_is_dropped() -> None:
     world = World()
     world.node("small", (4,), {"a": (0, 4, 1)})

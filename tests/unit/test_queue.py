@@ -43,6 +43,19 @@ def test_a_pod_that_does_not_fit_does_not_hold_up_smaller_ones(world: QueueWorld
     assert world.admitted() == ["small"]
 
 
+def test_a_pod_that_asks_for_no_cpu_fits_where_more_is_requested_than_there_is() -> None:
+    """As kube-scheduler has it: a node may offer less than when its pods came."""
+    world = QueueWorld()
+    world.node("n1", (16, 16), cpu="4")
+    runs = world.pod("runs", 4, cpu="4")
+    assert world.admitted() == ["runs"]
+    world.bind(runs)
+    world.node("n1", (16, 16), cpu="2", memory="500Mi")
+    world.pod("asks", 4, cpu="100m", memory="0")
+    world.pod("asks-for-none", 4, cpu="0", memory="0")
+    assert world.admitted() == ["asks-for-none"]
+
+
 def test_a_strict_queue_waits_for_its_oldest() -> None:
     """Strategy StrictFIFO."""
     world = QueueWorld("queues: [{name: a, queueingStrategy: StrictFIFO}]")

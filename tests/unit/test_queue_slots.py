@@ -1,5 +1,7 @@
 """Slots: how many pods of a type may be on a node or card, and which type borrows from which."""
 
+import json
+
 import pytest
 
 from allocator.names import POD_PLANNED
@@ -181,3 +183,54 @@ def test_where_cards_are_kept_for_a_pod_a_slot_is_kept_too() -> None:
     for uid in on_kept:
         world.delete(uid)
     assert world.admitted() == ["large", "late"], "the slot was kept until the card was free, and no longer"
+
+
+POOL = {"pool": "batch"}
+IN_POOL = f"{{nodeSelector: {{matchLabels: {json.dumps(POOL)}}}, count: 1}}"
+SLOTS_IN_POOL = f"{ONE_QUEUE}\nslots: {{per: node, local: {IN_POOL}, free: {IN_POOL}}}\nkeepRoomAfter: 1m"
+
+
+def test_cards_are_reserved_where_the_nodes_that_a_pod_fits_on_have_no_idle_slot() -> None:
+    """Two small pods take both slots of n2 whenever one is idle; n1 has room, but not for this queue."""
+    world = QueueWorld(SLOTS_IN_POOL)
+    world.node("n1", (16,))
+    world.node("n2", (16,), labels=POOL)
+    small = [world.pod(f"s{i}", 4, created=i) for i in range(3)]
+    assert len(world.admitted()) == 2
+    for uid in small[:2]:
+        world.bind(uid)
+    large = world.pod("large", 16, created=1)
+    world.now = 600
+    assert [(pod.uid, node) for pod, node in world.queue.update_reservations(world.now)] == [(large, "n2")]
+    world.delete(small[0])
+    assert world.admitted() == [], "the card is reserved"
+    world.delete(small[1])
+    assert world.admitted() == ["large"]
+
+
+def test_a_gang_gets_no_reservation_on_a_node_with_too_few_slots() -> None:
+    """Its three pods fit on the cards of n1, which has two slots."""
+    world = QueueWorld(f"{SLOTS}\nkeepRoomAfter: 1m")
+    world.node("n1", (16,))
+    world.node("n2", (16,))
+    for uid in [world.pod(f"s{i}", 16, created=i) for i in range(2)]:
+        world.decide()
+        world.bind(uid)
+    for i in range(3):
+        world.pod(f"g{i}", 4, gang="g", size=3, created=10)
+    world.now = 600
+    kept = sorted(node for _, node in world.queue.update_reservations(world.now))
+    assert kept in (["n1", "n1", "n2"], ["n1", "n2", "n2"])
+
+
+@pytest.mark.parametrize("gang", ["", "g"])
+def test_who_fits_only_on_nodes_without_slots_is_told_so(gang: str) -> None:
+    """A pod, and the pods of a gang."""
+    world = QueueWorld(SLOTS_IN_POOL)
+    world.node("n1", (16, 16))
+    world.node("n2", (8, 8), labels=POOL)
+    for i in range(2 if gang else 1):
+        world.pod(f"p{i}", 12, gang=gang, size=2 if gang else "")
+    world.decide()
+    told = {(why.reason, why.message) for why in explain_waiting(world.queue, world.now)}
+    assert told == {("NeverFits", "no node that could take it has slots")}

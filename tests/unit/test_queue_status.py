@@ -49,6 +49,21 @@ def test_a_queue_that_borrows_is_told_by_how_much() -> None:
     assert (why.reason, why.message) == ("Quota", text)
 
 
+def test_a_queue_that_may_borrow_no_more_is_told_what_is_left_to_it() -> None:
+    world = QueueWorld(
+        "queues: [{name: a, nominalQuota: 8, borrowingLimit: 5, cohort: x},"
+        " {name: b, nominalQuota: 24, cohort: x}]"
+    )
+    world.node("n1", (16, 16))
+    world.pod("one", 12, queue="a")
+    world.decide()
+    world.pod("two", 2, queue="a")
+    world.decide()
+    (why,) = status.explain_waiting(world.queue, world.now)
+    text = "it needs 2 units; queue a uses 12 units, 4 more than its quota of 8, and its cohort has 20 more"
+    assert (why.reason, why.message) == ("Quota", f"{text}, of which it may have 1")
+
+
 def test_the_tables() -> None:
     text = render(read(answer()), pods=True)
     quota = "it needs 8 units; queue b uses 0 units of its quota of 8, and its cohort has 4 more"

@@ -64,6 +64,11 @@ class ClusterSlots:
         if node:
             self.nodes[node].running[kind].discard(uid)
 
+    def count_total(self, node: str) -> int:
+        """Slots of a node, idle or not."""
+        known = self.nodes.get(node)
+        return 0 if known is None else sum(known.total.values())
+
     def count_left(self, node: str) -> int:
         """Slots of a node less the pods that sit there, below 0 where it lost some."""
         known = self.nodes.get(node, NodeSlots())

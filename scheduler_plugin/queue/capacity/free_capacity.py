@@ -505,7 +505,12 @@ class TotalCapacity:
 
     def count_pods(self, requirements: PodRequirements) -> int:
         """Count the pods with such needs that the whole cluster could have at most; 0: none, ever."""
-        return int(self._count_slots(requirements).sum())
+        return int(self._count_by_row(requirements).sum())
+
+    def list_nodes(self, requirements: PodRequirements) -> list[str]:
+        """List the nodes that could have a pod with such needs."""
+        names = self._capacity.state.nodes.names
+        return [names[row] for row in np.flatnonzero(self._count_by_row(requirements)).tolist()]
 
     def count_missing(self, members: Iterable[PodRequirements]) -> int:
         """Count the pods of a gang for which there is no room beside the others, whoever else goes.
@@ -521,7 +526,7 @@ class TotalCapacity:
         for requirements in [requirements for requirements in self._known if requirements not in used]:
             del self._known[requirements]
 
-    def _count_slots(self, requirements: PodRequirements) -> LongArray:
+    def _count_by_row(self, requirements: PodRequirements) -> LongArray:
         nodes, free_capacity = self._capacity.state.nodes, self._capacity
         known = self._known.get(requirements)
         if known is None or len(known.made) != nodes.row_count or known.facts != free_capacity.facts_version:
@@ -533,9 +538,8 @@ class TotalCapacity:
         stale = np.flatnonzero(known.made != nodes.version)
         if stale.size:
             most = count_most_pods(nodes, free_capacity.make_query(requirements), stale, emptied=True)
-            for needed, capacity, _ in list_host_resources(nodes, requirements.host):
-                if needed:
-                    most = np.minimum(most, capacity[stale] // needed)
+            for _, needed, capacity, _ in list_host_resources(nodes, requirements.host):
+                most = np.minimum(most, capacity[stale] // needed)
             known.pods[stale] = np.where(free_capacity.mask_allowed(requirements)[stale], most, 0)
             known.made[stale] = nodes.version[stale]
         return known.pods

@@ -30,6 +30,7 @@ class _PlannedLoad:
     units: list[int]
     others: NodeReservations
     host: HostRequest = NO_HOST_REQUEST
+    pods: int = 0
 
 
 @dataclass(slots=True)
@@ -53,12 +54,21 @@ class ReservationPlanner:
     Args:
         capacity: The cluster.
         workload_uid: UID of the workload.
+        count_slots: Slots of a node, in which its pods sit; None: any number of pods may be there.
         alone: As if nothing were kept for other workloads.
     """
 
-    def __init__(self, capacity: FreeCapacity, workload_uid: str, *, alone: bool = False) -> None:
+    def __init__(
+        self,
+        capacity: FreeCapacity,
+        workload_uid: str,
+        count_slots: Callable[[str], int] | None = None,
+        *,
+        alone: bool = False,
+    ) -> None:
         self._capacity = capacity
         self._workload_uid = workload_uid
+        self._count_slots = count_slots
         self._alone = alone
         self._loads: dict[int, _PlannedLoad] = {}
         self._queues: dict[PodRequirements, list[tuple[int, int, int]]] = {}
@@ -186,7 +196,7 @@ class ReservationPlanner:
         """
         nodes, load = self._capacity.state.nodes, self._get_load(row)
         host = load.host.add(load.others.host).add(requirements.host)
-        if not fits_host(nodes, host, row, emptied=True):
+        if not fits_host(nodes, host, row, emptied=True) or not self._has_slot(load, nodes.names[row]):
             return None
         open_units = nodes.evictable[row].tolist()
         occupied = nodes.occupied[row].tolist()
@@ -218,10 +228,15 @@ class ReservationPlanner:
                 spot.units[card] = spot.units.get(card, 0) + needs[card]
         return spot
 
+    def _has_slot(self, load: _PlannedLoad, node: str) -> bool:
+        """Tell whether a node has a slot for one more pod beside those that are reserved."""
+        return self._count_slots is None or load.pods + load.others.pods < self._count_slots(node)
+
     def _add_pod(self, requirements: PodRequirements, spot: _PlannedPlace) -> QueueReservation:
         """Let a pod go there, beside those of its workload that are there already."""
         load = self._get_load(spot.row)
         load.host = load.host.add(requirements.host)
+        load.pods += 1
         for card, units in spot.units.items():
             load.units[card] += units
         nodes = self._capacity.state.nodes

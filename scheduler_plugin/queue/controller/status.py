@@ -275,9 +275,20 @@ def _explain_never(
     capacity = queue.capacity.capacity
     if isinstance(needs, GangRequirements):
         return _explain_gang_never(queue, [member for _, member in needs.members])
-    if capacity.count_pods(requirements) or queue.capacity.mask_fits(requirements, holder=pod.uid).any():
+    if capacity.count_pods(requirements):
+        return _explain_no_slot_ever(queue, requirements)
+    if queue.capacity.mask_fits(requirements, holder=pod.uid).any():
         return ""
     return _explain_no_node_ever(queue, requirements)
+
+
+def _explain_no_slot_ever(queue: Queue, requirements: PodRequirements) -> str:
+    """Say that no node that could take a pod has slots, empty where one has."""
+    if queue.config.slots is None:
+        return ""
+    if any(queue.slots.count_total(name) for name in queue.capacity.capacity.list_nodes(requirements)):
+        return ""
+    return "no node that could take it has slots"
 
 
 def _explain_gang_never(queue: Queue, members: Sequence[PodRequirements]) -> str:
@@ -287,6 +298,8 @@ def _explain_gang_never(queue: Queue, members: Sequence[PodRequirements]) -> str
     for requirements in members:
         if not capacity.count_pods(requirements):
             return _explain_no_node_ever(queue, requirements)
+        if without_slots := _explain_no_slot_ever(queue, requirements):
+            return without_slots
     lacks = capacity.count_missing(members)
     if lacks:
         room = f"the cluster has room for {pods - lacks} of them at once"
@@ -395,7 +408,7 @@ def _explain_missing_slots(
     rows = np.flatnonzero(fits).tolist()
     idle = [row for row in rows if any(slots.count_idle(names[row], kind) for kind in SlotType)]
     if not idle:
-        return "no node that it fits on has an idle slot"
+        return f"no node that it fits on has an idle slot{_describe_reservation(queue, pod)}"
     left = queue.admission.mask_fits(requirements, pod.gang or pod.uid)
     return "" if left[idle].any() else KEPT_SLOTS
 
@@ -411,8 +424,9 @@ def _explain_quota(cohort: Cohort, queue: QueueState, needs: int) -> str:
         )
     if queue.form is not None and queue.form.cohort:
         text += f", and its cohort has {max(0, cohort.compute_free(queue.name))} more"
-    limit = account.quota.borrowing_limit
-    return text if limit is None else f"{text}, of which it may borrow {limit}"
+    if account.quota.borrowing_limit is None:
+        return text
+    return f"{text}, of which it may have {max(0, cohort.compute_headroom(queue.name) or 0)}"
 
 
 def _explain_no_capacity(queue: Queue, requirements: PodRequirements) -> str:

@@ -264,7 +264,7 @@ class AdmissionScheduler:
         """Find the rows where a pod of a choice may be placed: bool[R]."""
         fits = self.mask_fits(requirements, choice.workload.uid)
         if self.config.slots is not None:
-            fits = fits & cycle.mask_idle_slots()
+            fits = fits & self.mask_idle_slots()
         if self._is_near(choice):
             fits = fits & cycle.mask_near(choice.workload.data)
         return fits
@@ -319,6 +319,14 @@ class AdmissionScheduler:
             names = self.locality.list_near_nodes(data)
             near[[nodes.rows[name] for name in names if name in nodes.rows]] = True
         return near
+
+    def mask_idle_slots(self) -> BoolArray:
+        """Rows with an idle slot of any type: bool[R]."""
+        nodes = self.capacity.state.nodes
+        idle = np.zeros(nodes.row_count, dtype=np.bool_)
+        for name, row in nodes.rows.items():
+            idle[row] = any(self.slots.count_idle(name, kind) for kind in SlotType)
+        return idle
 
     def _forget(self, uid: str, now: float) -> None:
         assumed = self.capacity.state.get_assumed(uid)
@@ -401,14 +409,6 @@ class AdmissionCycle:
     def mask_near(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R]."""
         return self._admission.mask_near(data)
-
-    def mask_idle_slots(self) -> BoolArray:
-        """Rows with an idle slot of any type: bool[R]."""
-        nodes, slots = self._admission.capacity.state.nodes, self._admission.slots
-        idle = np.zeros(nodes.row_count, dtype=np.bool_)
-        for name, row in nodes.rows.items():
-            idle[row] = any(slots.count_idle(name, kind) for kind in SlotType)
-        return idle
 
     def find_idle_slot(self) -> tuple[int, SlotType] | None:
         """An idle slot where an admissible workload fits, of the workload's own type if there is one.

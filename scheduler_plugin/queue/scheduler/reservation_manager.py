@@ -111,10 +111,7 @@ class ReservationManager:
                 if known or self._plan_cards(workload, None, alone=True)
                 else _PlannedReservation.VAIN
             )
-        if (
-            isinstance(workload.requirements, PodRequirements)
-            and capacity.mask_fits(workload.requirements).any()
-        ):
+        if isinstance(workload.requirements, PodRequirements) and self._fits_now(workload.requirements):
             return _PlannedReservation.QUOTA if known else _PlannedReservation.NOTHING
         headroom = admission.queues.compute_headroom(name, workload.uid)
         found = self._plan_cards(workload, headroom)
@@ -127,6 +124,19 @@ class ReservationManager:
             if capacity.reservations and self._plan_cards(workload, headroom, alone=True)
             else _PlannedReservation.VAIN
         )
+
+    def _fits_now(self, requirements: PodRequirements) -> bool:
+        """Tell whether a pod fits somewhere now, in an idle slot where there are slots."""
+        admission = self._admission
+        fits = admission.capacity.mask_fits(requirements)
+        if fits.any() and admission.config.slots is not None:
+            fits = fits & admission.mask_idle_slots()
+        return bool(fits.any())
+
+    def _make_planner(self, uid: str, *, alone: bool = False) -> ReservationPlanner:
+        admission = self._admission
+        count_slots = None if admission.config.slots is None else admission.slots.count_total
+        return ReservationPlanner(admission.capacity, uid, count_slots, alone=alone)
 
     def _sum_reserved_before(
         self, quota: Mapping[str, tuple[str, int]], passed: Collection[str]
@@ -190,7 +200,7 @@ class ReservationManager:
         admission = self._admission
         pods = admission.quota_usage.list_members(workload.requirements, workload.uid)
         self._searches += 1
-        planner = ReservationPlanner(admission.capacity, workload.uid, alone=alone)
+        planner = self._make_planner(workload.uid, alone=alone)
         if headroom is None or not workload.requirements.percent:
             return planner.plan_workload(pods)
         # What shares count for depends on the node. First each pod may be wherever the others leave enough.
@@ -243,4 +253,4 @@ class ReservationManager:
             # Its own quota comes back to it when borrowers end. What it would borrow may not come back. The
             # lender needs it, or it is kept for a workload of the lender, which may wait for this very room.
             return False
-        return ReservationPlanner(admission.capacity, uid).can_serve(pods)
+        return self._make_planner(uid).can_serve(pods)

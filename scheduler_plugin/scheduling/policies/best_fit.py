@@ -323,9 +323,9 @@ def _feasible(view: ClusterView, ask: PolicyRequest) -> Callable[[int], bool]:
     """Tell of one row whether every class fits; exact for pods with one demand."""
 
     def fits(row: int) -> bool:
-        if view.cpu_capacity[row] - view.cpu_used[row] < ask.cpu_milli:
+        if ask.cpu_milli and view.cpu_capacity[row] - view.cpu_used[row] < ask.cpu_milli:
             return False
-        if view.memory_capacity[row] - view.memory_used[row] < ask.memory_bytes:
+        if ask.memory_bytes and view.memory_capacity[row] - view.memory_used[row] < ask.memory_bytes:
             return False
         for units, cards in ask.demands:
             if ask.admits is None:

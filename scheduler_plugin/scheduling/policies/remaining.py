@@ -89,8 +89,10 @@ def _compute_tightest_cards(free: IntArray, units: int, cards: int) -> LongArray
 
 def mask_feasible(view: ClusterView, ask: PolicyRequest, rows: RowArray) -> BoolArray:
     """Tell of each row whether every class fits; exact for pods with one demand."""
-    fits: BoolArray = compute_host_left(view, CPU, rows) >= ask.cpu_milli
-    fits &= compute_host_left(view, MEMORY, rows) >= ask.memory_bytes
+    fits: BoolArray = np.ones(len(rows), dtype=np.bool_)
+    for name, amount in ((CPU, ask.cpu_milli), (MEMORY, ask.memory_bytes)):
+        if amount:
+            fits &= compute_host_left(view, name, rows) >= amount
     for demand in ask.demands:
         fits &= compute_tightest(view, demand, ask.admits, rows) < NO_SET
     return fits
