@@ -1,5 +1,6 @@
 """`gpupack queue status`: who has what, who waits and why, as the queue's leader says."""
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -11,6 +12,7 @@ from gpupack.inventory.fetching import connect
 from gpupack.terminal import short_age
 from kubeapi.errors import NotFound, ServerError, describe_unreachable, make_printable
 from kubeapi.paths import quote_segment
+from kubeapi.urls import find_proxy
 from scheduler_plugin.queue.controller.status import QueueReport, WaitExplanation
 
 STATUS_PATH: Final = "/status"
@@ -76,6 +78,7 @@ async def fetch_from(url: str) -> bytes:
 
     Raises:
         InputError: a URL that is none, no answer within `TIMEOUT_S` seconds, or an answer that is no success.
+        ConfigError: the environment names something as proxy that is none.
     """
     import aiohttp  # noqa: PLC0415 - the way through the API server does without it
 
@@ -83,12 +86,13 @@ async def fetch_from(url: str) -> bytes:
     if not base.startswith(("http://", "https://")):
         raise InputError(f"URL {url!r}; allowed: http://HOST:PORT or https://HOST:PORT of a queue")
     try:
+        proxy = find_proxy(base, os.environ)
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=True) as session,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), proxy=proxy) as session,
             session.get(f"{base}{STATUS_PATH}") as response,
         ):
             body = await response.read()
-    except aiohttp.InvalidURL as error:
+    except ValueError as error:
         raise InputError(f"URL {url!r}; allowed: http://HOST:PORT or https://HOST:PORT of a queue") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise InputError(f"no queue answers at {base}: {describe_unreachable(error)}") from error

@@ -27,6 +27,18 @@ REFRESH_S = 60.0
 
 HOME_CONFIG: Final = "~/.kube/config"
 
+_TEXTS: Final = (
+    "token",
+    "tokenFile",
+    "username",
+    "password",
+    "client-certificate",
+    "client-certificate-data",
+    "client-key",
+    "client-key-data",
+)
+"""Keys of a user of a kubeconfig."""
+
 FORCED_GAP_S = 5.0
 """Shortest time between two refreshes caused by 401s."""
 
@@ -337,11 +349,31 @@ def _check_context(source: str, loader: KubeConfigLoader) -> None:
         check_url(f"{source}: proxy-url", proxy)
     if name is not None and not is_host(name):
         raise ConfigError(f"{source}: tls-server-name {name!r}; allowed: a host name")
+    insecure = cluster.safe_get("insecure-skip-tls-verify")
+    if insecure is not None and not isinstance(insecure, bool):
+        # The loader would take any text for true, also "false".
+        raise ConfigError(f"{source}: insecure-skip-tls-verify {insecure!r}; allowed: true, false")
+    _check_user(source, _get_user(loader))
     if server.startswith("https") and loader._user is None:  # noqa: SLF001 (as above)
         raise ConfigError(
             f"{source}: server {server!r} and a context without user: "
             "allowed with https is a user that the file has"
         )
+
+
+def _check_user(source: str, user: dict[str, Any]) -> None:
+    """Check what the loader takes of a user as it comes.
+
+    Raises:
+        ConfigError: a value of the wrong type; what is secret is not shown.
+    """
+    for key in _TEXTS:
+        value = user.get(key)
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{source}: {key} is of type {type(value).__name__}; allowed: text")
+    plugin = user.get("exec")
+    if plugin is not None and not (isinstance(plugin, dict) and isinstance(plugin.get("command"), str)):
+        raise ConfigError(f"{source}: exec has no command; allowed: a map with one")
 
 
 def _join_existing_files(named: str) -> str:
@@ -376,5 +408,5 @@ def _get_user(loader: object) -> dict[str, Any]:
 
 def _get_exec_command(loader: object) -> str | None:
     """Command of the kubeconfig's credential plugin, None where there is none."""
-    user = _get_user(loader)
-    return str(user["exec"].get("command")) if "exec" in user else None
+    plugin = _get_user(loader).get("exec")
+    return None if plugin is None else str(plugin["command"])

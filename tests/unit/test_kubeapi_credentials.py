@@ -160,6 +160,39 @@ async def test_https_wants_a_user(tmp_path, user) -> None:
         await Credentials.load(str(path))
 
 
+@pytest.mark.parametrize("value", ["false", "true", "", 1])
+async def test_verification_is_left_out_only_where_that_is_said(tmp_path, value) -> None:
+    path = write(tmp_path / "kc", {"server": "https://h:1", "insecure-skip-tls-verify": value}, {})
+    with pytest.raises(errors.ConfigError) as caught:
+        await Credentials.load(path)
+    said = f"kubeconfig {path}: insecure-skip-tls-verify {value!r}; allowed: true, false"
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        ({"token": ["secret"]}, "token is of type list; allowed: text"),
+        ({"token": 5}, "token is of type int; allowed: text"),
+        ({"username": "u", "password": 5}, "password is of type int; allowed: text"),
+        ({"client-key-data": {"secret": 1}}, "client-key-data is of type dict; allowed: text"),
+        ({"exec": ["secret"]}, "exec has no command; allowed: a map with one"),
+        ({"exec": {"env": "secret"}}, "exec has no command; allowed: a map with one"),
+        ({"exec": {"command": None}}, "exec has no command; allowed: a map with one"),
+    ],
+)
+async def test_a_value_of_another_type_is_named_without_it(tmp_path, user, said) -> None:
+    path = write(tmp_path / "kc", {"server": "http://h:1"}, user)
+    with pytest.raises(errors.ConfigError) as caught:
+        await Credentials.load(path)
+    assert str(caught.value) == f"kubeconfig {path}: {said}"
+
+
+async def test_a_plugin_that_is_null_is_none(tmp_path) -> None:
+    path = write(tmp_path / "kc", {"server": "http://h:1"}, {"exec": None})
+    assert await (await Credentials.load(path)).authorization() is None
+
+
 @pytest.mark.parametrize("token", ["se\ncret", "se\r\ncret", "se\0cret", "s\xe9cret"])
 async def test_a_token_that_no_header_can_carry_is_told_without_it(tmp_path, token) -> None:
     path = write(tmp_path / "kc", {"server": "http://h:1"}, {"token": token})

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestServer
 from allocator.names import POD_CARDS, POD_GPU_MODEL
 from gpupack.errors import InputError
 from gpupack.queuestatus import fetch_from, read, render
+from kubeapi.errors import ConfigError
 from scheduler_plugin.queue.controller import status
 from tests.cluster_builders import container
 from tests.queue_world import QueueWorld
@@ -369,3 +370,39 @@ def test_an_address_that_is_none(url: str) -> None:
 def test_an_address_where_nobody_answers() -> None:
     with pytest.raises(InputError, match=r"no queue answers at http://127.0.0.1:1: Connection refused"):
         asyncio.run(fetch_from("http://127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "asked"),
+    [
+        ({}, "http://127.0.0.1:{port}"),
+        ({"NO_PROXY": "0.0.0.0/8"}, "http://0.0.0.0:{port}"),
+    ],
+    ids=["loopback", "network"],
+)
+def test_an_address_that_is_asked_directly(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], asked: str
+) -> None:
+    """As the API server is; nobody answers at the proxy."""
+    for key, value in {"HTTP_PROXY": "http://127.0.0.1:1", **environment}.items():
+        monkeypatch.setenv(key, value)
+
+    async def ask() -> bytes:
+        app = web.Application()
+        app.router.add_get("/status", status_of)
+        async with TestServer(app, host="0.0.0.0") as server:
+            return await fetch_from(asked.format(port=server.port))
+
+    async def status_of(_request: web.Request) -> web.Response:
+        return web.Response(body=answer())
+
+    assert asyncio.run(ask()) == answer()
+
+
+def test_an_address_behind_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    with pytest.raises(InputError, match=r"no queue answers at http://queue\.test: Connection refused"):
+        asyncio.run(fetch_from("http://queue.test"))
+    monkeypatch.setenv("HTTP_PROXY", "socks5://h:1")
+    with pytest.raises(ConfigError, match="HTTP_PROXY 'socks5://h:1'; allowed"):
+        asyncio.run(fetch_from("http://queue.test"))
