@@ -7,6 +7,7 @@ import msgspec
 
 from allocator.claims import ClaimObject
 from allocator.errors import QuantityError, shown
+from allocator.names import DRA_MEMORY
 from deviceplugin.errors import AllocationRefusedError
 
 
@@ -63,6 +64,11 @@ def read_shares(
             raise AllocationRefusedError("invalid", f"{name}: {error}") from error
         if units is None:
             units = sizes[uuid]
+        elif units < 1:
+            amount = (result.consumed_capacity or {}).get(DRA_MEMORY)
+            raise AllocationRefusedError(
+                "invalid", f"{name}: memory {shown(amount)} of device {result.device}; allowed: more than 0"
+            )
         found.append(ClaimShare(result.request, result.device, uuid, units, result.share_id))
     return tuple(found)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from allocator.ids import device_names
 from allocator.names import DRA_API, NODE_HOLDS
 from allocator.records import load_holds
 from deviceplugin.check import check_node
@@ -202,6 +203,19 @@ async def test_a_claim_beyond_the_card_is_refused_with_the_numbers(monkeypatch: 
             "4 more are not there"
         )
         assert len(world.cdi_specs()) == 1
+
+
+@pytest.mark.parametrize("gib", [0, -1])
+async def test_an_allocation_by_hand_of_no_memory_is_refused(gib: int) -> None:
+    async with dra_world(8) as world:
+        await world.claim("a", (0, gib))
+        refused = (await world.prepare("a"))["a"]
+        assert refused.error == (
+            f'claim default/a: memory "{gib}Gi" of device {device_names([card(0)])[card(0)]}; '
+            "allowed: more than 0"
+        )
+        assert not world.cdi_specs()
+        assert world.used == [0]
 
 
 @pytest.mark.parametrize("missing", ["claim", "allocation", "pod", "pool"])

@@ -35,6 +35,7 @@ def test_the_daemon_has_what_a_gpu_node_must_give_it() -> None:
         for path in (
             "/var/lib/kubelet/device-plugins",
             "/var/lib/kubelet/pod-resources",
+            "/var/lib/kubelet/plugins",
             "/sys/fs/cgroup",
             "/var/log/containers",
         )
@@ -42,6 +43,8 @@ def test_the_daemon_has_what_a_gpu_node_must_give_it() -> None:
     # With the kernel's dmem controller a limit is a file among the cgroups.
     assert mounts["/sys/fs/cgroup"].get("readOnly", False) is False
     assert mounts["/var/log/containers"]["readOnly"] is True
+    # What a daemon of claims has prepared: beside its pods this one does not start.
+    assert mounts["/var/lib/kubelet/plugins"]["readOnly"] is True
     # The kubelet's checkpoint is root's, with mode 0600: without capabilities only its owner can read it.
     rights = gpupack["securityContext"]
     assert (rights["runAsUser"], rights["capabilities"]) == (0, {"drop": ["ALL"]})
