@@ -25,8 +25,9 @@ class CardList:
     pods. Events also name the pods of a card that stays with fewer units than they were given. Its instances
     may be offered instead, or the driver has lost it. All this happens between two answers to the kubelet.
 
-    Cards may change while no daemon runs, as where other MIG instances take effect with a reboot. A daemon
-    that starts names the pods of such cards once it has read the kubelet's checkpoint and a list of pods.
+    Cards may change while no daemon runs, as where other instances of a card take effect with a reboot. A
+    daemon that starts names the pods of such cards once it has read the kubelet's checkpoint and a list of
+    pods.
 
     Args:
         account: the ledger, made of the first list.
