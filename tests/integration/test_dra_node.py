@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from allocator.ids import device_names
+from allocator.ledger import release
 from allocator.names import DRA_API, NODE_HOLDS
 from allocator.records import load_holds
 from deviceplugin.check import check_node
@@ -239,7 +240,10 @@ async def test_what_cannot_be_prepared_is_said(missing: str) -> None:
         assert world.used == [0]
 
 
-async def test_a_daemon_that_starts_anew_knows_its_claims_and_writes_their_files() -> None:
+async def test_a_daemon_that_starts_anew_knows_its_claims_and_writes_their_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(release, "CGROUP_GRACE_S", 0.5)
     async with dra_world() as world:
         uid = await world.claim("a", (0, 5))
         before = (await world.prepare("a"))["a"]

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from allocator.ledger import release
 from allocator.names import NODE_CARDS
 from allocator.records import load_cards
 from tests.integration.node_world import NODE, node_world, until
@@ -26,7 +27,8 @@ async def test_a_stopped_daemon_offers_nothing_and_the_next_start_restores_the_w
         assert after.revision > before.revision
 
 
-async def test_what_ended_while_nobody_offered_anything_is_free_after_the_start():
+async def test_what_ended_while_nobody_offered_anything_is_free_after_the_start(monkeypatch):
+    monkeypatch.setattr(release, "CGROUP_GRACE_S", 0.5)
     async with node_world(8, 8) as world:
         uid, other = await world.run("a", 3, on=0), await world.run("b", 5, on=1)
         await world.settled([3, 5], {uid, other})

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from aiohttp import web
 
+from allocator.ledger import release
 from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import DeviceListError, NodeSettingsError, UnitInUseError
 from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME
@@ -38,7 +39,8 @@ async def test_a_restarted_daemon_keeps_charges_and_writes_nothing():
         assert after.revision > before.revision
 
 
-async def test_pods_that_come_and_go_while_the_daemon_is_down():
+async def test_pods_that_come_and_go_while_the_daemon_is_down(monkeypatch):
+    monkeypatch.setattr(release, "CGROUP_GRACE_S", 0.5)
     async with node_world(8, 8) as world:
         gone = await world.run("gone", 3, on=0)
         await world.settled([3, 0], {gone})
@@ -49,7 +51,8 @@ async def test_pods_that_come_and_go_while_the_daemon_is_down():
         await world.settled([0, 0], set())
 
 
-async def test_a_pod_that_ended_unseen_is_charged_while_its_containers_run():
+async def test_a_pod_that_ended_unseen_is_charged_while_its_containers_run(monkeypatch):
+    monkeypatch.setattr(release, "CGROUP_GRACE_S", 0.5)
     async with node_world(8, 8, delays=Delays(stop_s=3600, kill_s=3600)) as world:
         gone = await world.run("gone", 3, on=0)
         await world.settled([3, 0], {gone})
@@ -368,8 +371,9 @@ async def test_another_unit_in_use_stops_the_start():
             await world.start_daemon(unit_mib=512)
 
 
-async def test_a_unit_is_changed_on_a_node_that_was_drained_while_the_daemon_was_down():
+async def test_a_unit_is_changed_on_a_node_that_was_drained_while_the_daemon_was_down(monkeypatch):
     """The kubelet's checkpoint goes on naming the pods that ended."""
+    monkeypatch.setattr(release, "CGROUP_GRACE_S", 0.5)
     async with node_world(8) as world:
         uid = await world.run("a", 3, on=0)
         await world.settled([3], {uid})

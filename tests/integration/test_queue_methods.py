@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_DATA
+from scheduler_plugin.queue.controller import controller
 from scheduler_plugin.queue.controller.status import HELD_BACK
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, in_percent
@@ -130,8 +131,9 @@ async def test_holding_back_leaves_nothing_of_a_node(
                 await running.waits(f"job-{number}", "NoRoom")
 
 
-async def test_holding_ends_after_its_rounds(tmp_path: Path) -> None:
+async def test_holding_ends_after_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No node becomes more level by the pod, and none is without GPU use."""
+    monkeypatch.setattr(controller, "IDLE_S", 1.0)
     parameters = {"on_no_improvement": "hold", "hold_rounds": "2", "threshold": "1"}
     async with ApiServer(seed=1) as api:
         make_node(api, "n1", (16,), (6,))
