@@ -93,8 +93,8 @@ def serves_claims(node: ReadNode) -> bool:
     return (node.metadata.annotations or {}).get(NODE_SERVES) == SERVES_CLAIMS
 
 
-async def list_claims(client: "KubeClient", nodes: Iterable[ReadNode]) -> list[ClaimObject]:
-    """List ResourceClaims where a node serves them; none where they may not be listed."""
+async def list_claims(client: "KubeClient", nodes: Iterable[ReadNode]) -> list[ClaimObject] | None:
+    """List ResourceClaims where a node serves them; None where they may not be listed."""
     from kubeapi.errors import Forbidden, NotFound  # noqa: PLC0415
 
     if not any(map(serves_claims, nodes)):
@@ -102,7 +102,7 @@ async def list_claims(client: "KubeClient", nodes: Iterable[ReadNode]) -> list[C
     try:
         return await list_all(client, CLAIMS_PATH, ClaimObject, "ResourceClaims")
     except (Forbidden, NotFound):
-        return []
+        return None
 
 
 async def list_all(client: "KubeClient", path: str, kind: type[T], what: str, **params: str) -> list[T]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -50,6 +50,11 @@ class InventoryNode(msgspec.Struct):
     status: InventoryNodeStatus = msgspec.field(default_factory=InventoryNodeStatus)
 
 
+CLAIMS_NOT_LISTED: Final = (
+    "ResourceClaims cannot be listed: what is allocated and not prepared yet is not counted"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class NodesAndPods:
     """NodesAndPods is the objects that were read.
@@ -57,12 +62,12 @@ class NodesAndPods:
     Attributes:
         nodes: in no order.
         pods: None when they were not asked for.
-        claims: ResourceClaims.
+        claims: ResourceClaims; None when they may not be listed.
     """
 
     nodes: Sequence[InventoryNode]
     pods: Sequence[PodLite] | None = None
-    claims: Sequence[ClaimObject] = ()
+    claims: Sequence[ClaimObject] | None = ()
 
 
 def make_unknown_node_error(names: Iterable[str]) -> InputError:

@@ -55,7 +55,9 @@ def build_rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
     missing = set(names) - {node.metadata.name for node in cluster.nodes}
     if missing:
         raise make_unknown_node_error(missing)
-    pods_by_node = PodsByNode.from_pods(cluster.pods, cluster.claims) if cluster.pods is not None else None
+    pods_by_node = (
+        PodsByNode.from_pods(cluster.pods, cluster.claims or ()) if cluster.pods is not None else None
+    )
     decoded = (
         _build_row(node, pods_by_node, named=bool(names))
         for node in cluster.nodes

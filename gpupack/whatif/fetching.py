@@ -143,7 +143,7 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, budgets: 
         list_all(client, PODS_PATH, KubePod, "pods"),
         _budgets(client) if budgets else _nothing(),
     )
-    claims = await list_claims(client, nodes)
+    claims = await list_claims(client, nodes) or ()
     await _complete_gangs(client, pods)
     return Cluster.from_objects(
         nodes, pods, unit_mib=source.unit_mib, budgets=found, source="the cluster", claims=claims

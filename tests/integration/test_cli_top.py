@@ -5,10 +5,13 @@ import copy
 import json
 
 import pytest
+from aiohttp import web
 
+from allocator.names import NODE_SERVES, SERVES_CLAIMS
+from gpupack.inventory.objects import CLAIMS_NOT_LISTED
 from standins.apiserver.server import ApiServer
 from tests.integration.cli_world import in_process
-from tests.integration.top_world import CLUSTER, CONFIG, RECORDS, node
+from tests.integration.top_world import CLUSTER, CONFIG, RECORDS, node, words
 
 
 @pytest.fixture
@@ -114,6 +117,36 @@ def test_a_cluster(run, tmp_path):
     assert (status, err) == (0, "")
     assert [record["node"] for record in json.loads(out)] == ["gpu-0", "gpu-1", "odd"]
     assert json.loads(out)[:2] == RECORDS[:2]
+
+
+def test_who_may_not_list_claims_is_told_that_they_do_not_count(run, tmp_path):
+    async def ask(look):
+        async with ApiServer() as api:
+            for name, kind in (("plain", {}), ("claims", {NODE_SERVES: SERVES_CLAIMS})):
+                made = node(name, words([14], [2]))
+                api.add_node(name, None, made["status"]["capacity"], kind)
+
+            async def refuse(request):
+                if not request.path.endswith("/resourceclaims"):
+                    return None
+                return web.json_response(
+                    {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no"}, status=403
+                )
+
+            api.http.intercept = refuse
+            config = api.kubeconfig(tmp_path / "kubeconfig")
+            return await asyncio.to_thread(look, config)
+
+    def look(config):
+        asked = ("--kubeconfig", config, "--pods")
+        return run(*asked), run(*asked, "-o", "json"), run(*asked, "plain")
+
+    table, as_json, plain = asyncio.run(ask(look))
+    assert table[0] == 0
+    assert table[1].splitlines()[-1] == CLAIMS_NOT_LISTED
+    assert as_json[::2] == (0, f"{CLAIMS_NOT_LISTED}\n")
+    assert [record["node"] for record in json.loads(as_json[1])] == ["claims", "plain"]
+    assert CLAIMS_NOT_LISTED not in plain[1]
 
 
 def test_a_cluster_that_does_not_answer(run, tmp_path):

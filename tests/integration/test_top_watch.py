@@ -15,10 +15,10 @@ import pytest
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.packing import NodeWords, node_resources
 from gpupack.errors import InputError
-from gpupack.inventory.objects import InventoryNode, NodeMetadata
+from gpupack.inventory.objects import CLAIMS_NOT_LISTED, InventoryNode, NodeMetadata
 from gpupack.inventory.rendering import RenderOptions
 from gpupack.inventory.watch_rows import WatchedObjects, _Screen, watch
-from kubeapi.errors import Unreachable
+from kubeapi.errors import Forbidden, Unreachable
 from standins.apiserver.server import ApiServer
 
 GIB = "gpupack.io/gpu-memory-gib"
@@ -169,6 +169,21 @@ def test_what_has_not_changed_is_not_written_again(capsys):
     view.event("DELETED", InventoryNode(NodeMetadata("n")), "3")
     screen.draw()
     assert capsys.readouterr().out == "\nNo node publishes GPU cards.\n"
+
+
+def test_claims_that_may_not_be_listed_are_said_not_to_count(capsys):
+    view = WatchedObjects(None, "/api/v1/nodes", InventoryNode, list)
+    view.replace([InventoryNode(NodeMetadata("n", labels={"gpupack.io/node": "true"}))], "1")
+    claims = WatchedObjects(None, CLAIMS_PATH, ClaimObject, list)
+    screen = _Screen(view, None, claims, [], RenderOptions("table"))
+    screen.draw()
+    assert CLAIMS_NOT_LISTED not in capsys.readouterr().out
+    claims.disconnected(Forbidden("no", status=403))
+    screen.draw()
+    assert capsys.readouterr().out.splitlines()[-1] == CLAIMS_NOT_LISTED
+    claims.replace([], "2")
+    screen.draw()
+    assert CLAIMS_NOT_LISTED not in capsys.readouterr().out
 
 
 async def test_a_name_that_no_node_has(api):
