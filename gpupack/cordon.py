@@ -224,6 +224,8 @@ class Cordoner:
             KubeApiError: the API server refused, or the Node changed again and again meanwhile.
         """
         request.check()
+        if not node:  # its path is that of the list
+            raise make_unknown_node_error([node])
         path = f"/api/v1/nodes/{quote_segment(node)}"
         for left in reversed(range(_TRIES)):
             try:

@@ -128,7 +128,10 @@ def _read_size(text: str) -> tuple[int, int]:
     """
     match = _FOR.fullmatch(text)
     if match is None:
-        raise click.BadParameter(f"--for {text!r}; allowed: UNITS or UNITSxN, such as 40 or 40x3")
+        raise click.BadParameter(
+            f"--for {text!r}; allowed: UNITS or UNITSxN, such as 40 or 40x3,"
+            " with UNITS up to 999999 and N up to 9999"
+        )
     return int(match[1]), int(match[2] or 1)
 
 

@@ -88,6 +88,11 @@ def shapes(nodes: tuple[str, ...], form: str, **options: Any) -> None:
     given = {key: options.pop(key) for key in ("name", "cards", "cpu", "memory", "labels", "taints")}
     if nodes and any(given.values()):
         raise click.UsageError("NODE is for what nodes have: leave --name, --cards and the like out with it")
+    missing = [f"--{key}" for key in ("name", "cards", "cpu", "memory") if not given[key]]
+    if any(given.values()) and missing:
+        raise click.UsageError(
+            f"a type without a node: {', '.join(missing)} not given; allowed: all of them together"
+        )
     source = read_source(options)
 
     async def work() -> str:

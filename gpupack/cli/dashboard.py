@@ -60,6 +60,7 @@ def dashboard(**options: Any) -> None:
 def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) -> None:
     from gpupack.dashboard.app import serve_cluster, serve_file
     from gpupack.dashboard.browser import can_open_browser, open_browser
+    from gpupack.errors import InputError
     from gpupack.whatif.objects import load_objects
 
     settings = Settings(**options)
@@ -72,7 +73,12 @@ def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) 
     if filename is None:
         run_daemon(lambda stop: serve_cluster(settings, stop=stop, started=started))
         return
-    raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
-    found = load_objects(raw)
-    name = "standard input" if filename == "-" else filename
+    if filename == "-":
+        name, found = "standard input", load_objects(sys.stdin.buffer.read())
+    else:
+        name = filename
+        try:
+            found = load_objects(Path(filename).read_bytes())
+        except InputError as error:
+            raise InputError(f"{filename}: {error}") from error
     run_daemon(lambda stop: serve_file(settings, found, name, stop=stop, started=started))

@@ -78,6 +78,8 @@ async def _one(client: "KubeClient", name: str) -> InventoryNode:
     from kubeapi.errors import NotFound  # noqa: PLC0415
     from kubeapi.paths import quote_segment  # noqa: PLC0415
 
+    if not name:  # its path is that of the list
+        raise make_unknown_node_error([name])
     try:
         return msgspec.json.decode(
             await client.get(f"{NODES_PATH}/{quote_segment(name)}"), type=InventoryNode

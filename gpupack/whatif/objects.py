@@ -212,6 +212,8 @@ def load_objects(text: str | bytes) -> KubeObjects:
     found = read_items(text, kinds, content="nodes and pods", allowed=ALL_ALLOWED)
     if not found["Node"]:
         raise InputError(f"the input holds {'no nodes' if found['Pod'] else 'nothing'}; {ALL_ALLOWED}")
+    if not all(node.name for node in found["Node"]):
+        raise InputError(f"the input holds a node without a name; {ALL_ALLOWED}")
     return KubeObjects(*(found[kind] for kind in kinds))
 
 

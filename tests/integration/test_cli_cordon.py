@@ -107,6 +107,7 @@ async def test_a_dry_run_says_it_and_changes_nothing(api, run):
         ),
         (("n1", ""), f'"" is no card of node n1; {THERE}'),
         (("no", "0"), 'no node has the name "no"'),
+        (("", "0"), 'no node has the name ""'),
         (("bare", "0"), BARE),
         (("n1", "0", "--reason", "a\nb"), '--reason "a\\nb"; allowed: at most 256 characters on one line'),
     ],

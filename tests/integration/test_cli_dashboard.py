@@ -84,6 +84,7 @@ async def test_a_file_is_shown_with_what_claims_have(command, session):
             'the input holds a "Service"',
         ),
         (("-f", "/nowhere"), b"", "/nowhere: No such file or directory"),
+        (("-f", "/dev/null"), b"", "/dev/null: the input is empty; allowed:"),
         (("-f", "-", "--context", "x"), b"", "--context is for a cluster: leave it out with --filename"),
         (("--http", "nowhere"), b"", "http 'nowhere'; allowed: HOST:PORT"),
         (("--http", "x:1", "--port", "2"), b"", "--http: allowed without --port only"),

@@ -213,17 +213,19 @@ def test_what_is_asked_of_a_cluster(run, tmp_path, monkeypatch):
             run("--context", "two", "gpu-1", "--pods", "-o", "json"),
             run("--context", "two", "gpu-0", "--pods", "-o", "json"),
             run("--context", "two", "x"),
+            run("--context", "two", ""),
             run("--context", "three"),
             run("-o", "json"),
         )
 
-    one, other, missing, unknown, first = asyncio.run(ask(look))
+    one, other, missing, unnamed, unknown, first = asyncio.run(ask(look))
     assert [(record["node"], record["pods"]) for record in json.loads(one[1])] == [("gpu-1", [])]
     ((_, pods),) = [(record["node"], record["pods"]) for record in json.loads(other[1])]
     assert [(pod["namespace"], pod["name"], pod["units"], pod["share"]) for pod in pods] == [
         ("ns", "p", 4, "unknown")
     ]
     assert missing == (2, "", 'gpupack: no node has the name "x"\n')
+    assert unnamed == (2, "", 'gpupack: no node has the name ""\n')
     assert unknown[0] == 2
     assert unknown[2].startswith("gpupack: context 'three'; allowed: 'one', 'two', of kubeconfig ")
     # Without --context the first file that names one decides, as with kubectl.

@@ -66,6 +66,7 @@ def test_a_pod_as_kubectl_and_our_own_answers_write_it():
         ('{"kind": "List", "items": null}', 'the input is a "List" without items; allowed:'),
         ('{"items": [{"kind": "Pod", "metadata": {"name": "p"}}]}', "holds no nodes"),
         ('{"items": [{"kind": "Node", "metadata": 4}]}', "$.items[0].metadata"),
+        ('{"items": [{"kind": "Node", "metadata": {}}]}', "a node without a name"),
         (
             '{"items": [{"kind": "ResourceClaim", "metadata": {"name": "c"}}, {"kind": "Node", "spec": 4}]}',
             "$.items[1].spec",
@@ -182,6 +183,7 @@ def test_a_gated_pod_says_which_queue():
         (["advise"], "allowed: one of --for"),
         (["advise", "--for", "8", "--empty", "gpu-a"], "allowed: one of --for"),
         (["advise", "--for", "8y2"], "allowed: UNITS or UNITSxN"),
+        (["advise", "--for", "8x10000"], "with UNITS up to 999999 and N up to 9999"),
         (["advise", "--empty", "gpu-z"], "gpu-z is no node and no card"),
         (["advise", "--empty", "gpu-a/7"], "node gpu-a has no card 7; allowed: 0, 1"),
         (["simulate", "--nodes", "x"], "--nodes with a cluster"),

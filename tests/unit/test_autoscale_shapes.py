@@ -200,8 +200,15 @@ def test_the_command_takes_what_is_given():
     ("arguments", "said"),
     [
         (("--format", "oracle"), "--format 'oracle'; allowed: file, aws, azure, gce, karpenter"),
-        (("--cards", "eight"), '--cards "eight"; allowed: COUNTxMIB'),
-        (("--name", "a", "--cards", "1x2048", "--cpu", "1"), "memory is"),
+        (
+            ("--name", "a", "--cards", "eight", "--cpu", "1", "--memory", "1Gi"),
+            '--cards "eight"; allowed: COUNTxMIB',
+        ),
+        (
+            ("--name", "a", "--cards", "1x2048", "--cpu", "1"),
+            "--memory not given; allowed: all of them together",
+        ),
+        (("--label", "a=b"), "--name, --cards, --cpu, --memory not given"),
         (("n1", "--name", "a"), "NODE is for what nodes have"),
         (
             ("--name", "a", "--cards", "1x2048", "--cpu", "1", "--memory", "1Gi", "--format", "karpenter"),

@@ -66,6 +66,51 @@ def test_faults_of_the_document_hide_none_of_its_parts() -> None:
     assert len(str(caught.value).splitlines()) == 6
 
 
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        (
+            """mode: bach
+queues: [{name: a, lendingLimit: 1}, {name: a}]
+cohorts: [{name: x, parent: y}]
+slots: {localName: x, freeName: x}""",
+            [
+                "mode: 'bach'; allowed: batch, gate",
+                "queues.name: a stands twice; allowed: once",
+                "queues[0].lendingLimit: 1; allowed beside a nominalQuota only",
+                "cohorts[0].parent: y; allowed: the cohorts x",
+                "slots.freeName: x; allowed: another name than localName",
+            ],
+        ),
+        (
+            "queues: [{name: a, weight: 0}, {name: a}]",
+            [
+                "queues[0].weight: 0; allowed: numbers from 0.000001 to 1000000",
+                "queues.name: a stands twice; allowed: once",
+            ],
+        ),
+        (
+            "queues: [{name: a, cohort: c, weight: 0}]\ncohorts: [{name: x, parent: c}]",
+            ["queues[0].weight: 0; allowed: numbers from 0.000001 to 1000000"],
+        ),
+        (
+            "queues: [{name: a}]\ncohorts: [{name: x, parent: y}, {name: y, weight: 1}]",
+            ["cohorts[1].weight: 1; there is no such key; allowed: name, parent"],
+        ),
+        (
+            "queues: []\ncohorts: [{name: x, parent: c}]",
+            ["queues: an empty list; allowed: a list of 1 or more"],
+        ),
+    ],
+)
+def test_a_fault_of_one_part_neither_hides_nor_makes_faults_between_parts(
+    text: str, faults: list[str]
+) -> None:
+    with pytest.raises(QueueConfigError) as caught:
+        parse_config("f", text)
+    assert list(caught.value.faults) == faults
+
+
 def test_what_is_left_out_has_defaults() -> None:
     config = parse_config("f", "queues: [{name: a}]")
     queue = config.queues["a"]

@@ -228,8 +228,7 @@ def parse_config(
         for policy, each in document.node_policy_parameters.items()
     }
     faults += check_policies(document.node_policy, parameters)
-    if whole is not None:
-        faults += _find_conflicts(queues, cohorts, slots)
+    faults += _find_conflicts(document, queues, cohorts, slots)
     if faults or locality is None:
         raise QueueConfigError(name, faults)
     return QueueConfig(
@@ -265,17 +264,23 @@ def explain_overcommit(config: QueueConfig, cluster_units: int) -> str:
 
 
 def _find_conflicts(
-    queues: Mapping[int, QueueForm], cohorts: Mapping[int, CohortForm], slots: SlotsForm | None
+    document: _QueueDocument,
+    queues: Mapping[int, QueueForm],
+    cohorts: Mapping[int, CohortForm],
+    slots: SlotsForm | None,
 ) -> Iterable[str]:
-    """Faults between parts."""
-    yield from _find_repeated_names("queues.name", [queue.name for queue in queues.values()])
-    yield from _find_repeated_names("cohorts.name", [cohort.name for cohort in cohorts.values()])
+    """Faults between parts; the names of parts with faults of their own count, too."""
+    cohort_names = _list_texts(document.cohorts, cohorts, CohortForm, "name")
+    queue_names = _list_texts(document.queues, queues, QueueForm, "name")
+    yield from _find_repeated_names("queues.name", queue_names)
+    yield from _find_repeated_names("cohorts.name", cohort_names)
     for at, queue in queues.items():
         yield from _find_quota_faults(at, queue)
         yield from _find_selector_faults(f"queues[{at}].namespaceSelector", queue.namespace_selector)
-    names = {cohort.name for cohort in cohorts.values()} | {queue.cohort for queue in queues.values()} - {""}
+    names = {*cohort_names, *_list_texts(document.queues, queues, QueueForm, "cohort")}
     for at, cohort in cohorts.items():
-        if cohort.parent and cohort.parent not in names:
+        # The cohorts of queues are not known where none of them can be read.
+        if document.queues and cohort.parent and cohort.parent not in names:
             yield f"cohorts[{at}].parent: {cohort.parent}; allowed: the cohorts {', '.join(sorted(names))}"
     yield from _find_cohort_circles(
         {cohort.name: cohort.parent for cohort in cohorts.values() if cohort.parent}
@@ -333,6 +338,15 @@ def _read_list(items: list[Any], form: type[Form], path: str, faults: list[str])
     """Read the parts of a list; those without faults, by their place."""
     found = ((at, read_form(item, form, f"{path}[{at}]", faults)) for at, item in enumerate(items))
     return {at: part for at, part in found if part is not None}
+
+
+def _list_texts(items: list[Any], parts: Mapping[int, Form], form: type[Form], field: str) -> list[str]:
+    """List a field of all items; of those with a fault, where this field has none."""
+    found = (
+        getattr(parts[at], field) if at in parts else list_sound_values(item, form).get(field, "")
+        for at, item in enumerate(items)
+    )
+    return [text for text in found if text]
 
 
 def _read_seconds(text: str, path: str, faults: list[str]) -> float:
