@@ -7,6 +7,7 @@ import pytest
 from allocator.names import POD_PLANNED
 from scheduler_plugin.queue.cache.lending import SlotMatch
 from scheduler_plugin.queue.controller.status import explain_waiting
+from tests.cluster_builders import in_percent
 from tests.queue_world import ONE_QUEUE, UNSCHEDULABLE, QueueWorld
 
 SLOTS = f"{ONE_QUEUE}\nslots: {{per: node, local: {{count: 1}}, free: {{count: 1}}}}"
@@ -234,3 +235,37 @@ def test_who_fits_only_on_nodes_without_slots_is_told_so(gang: str) -> None:
     world.decide()
     told = {(why.reason, why.message) for why in explain_waiting(world.queue, world.now)}
     assert told == {("NeverFits", "no node that could take it has slots")}
+
+
+def test_a_gang_whose_hardest_pod_fits_only_where_no_slot_is_idle_is_not_told_of_a_turn() -> None:
+    world = QueueWorld("queues: [{name: a}]\nslots: {per: node, local: {count: 0}, free: {count: 2}}")
+    world.node("n1", (16, 8))
+    world.node("n2", (4, 4))
+    for i in range(2):
+        uid = world.pod(f"s{i}", 8, created=i)
+        world.decide()
+        world.bind(uid)
+    world.pod("g0", 8, gang="g", size=2, created=10)
+    world.pod("g1", 4, gang="g", size=2, created=10)
+    assert world.admitted() == []
+    told = {(why.name, why.reason, why.message) for why in explain_waiting(world.queue, world.now)}
+    assert told == {
+        ("g0", "NoRoom", "no node that it fits on has an idle slot"),
+        ("g1", "NoRoom", "cards for all 2 pods of its gang are not free at once"),
+    }
+
+
+def test_a_share_that_quota_allows_only_where_no_slot_is_idle_is_told_so() -> None:
+    """Half of the large card, whose node has a slot, is more than the quota has left."""
+    world = QueueWorld(
+        "queues: [{name: a, nominalQuota: 12}]\nslots: {per: node, local: {count: 0}, free: {count: 1}}"
+    )
+    world.node("small", (8, 8))
+    uid = world.pod("s", 8)
+    world.decide()
+    world.bind(uid)
+    world.node("large", (16,))
+    world.pod("half", containers=[in_percent(50)])
+    assert world.admitted() == []
+    (why,) = explain_waiting(world.queue, world.now)
+    assert (why.reason, why.message) == ("NoRoom", "no node that it fits on has an idle slot")

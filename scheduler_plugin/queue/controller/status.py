@@ -251,6 +251,10 @@ def _explain_waiting_in_queue(
             return WaitReason.QUOTA, _explain_quota(cohort, queue_state, needs)
         if not queue.queues.allows_units(queue_state.name, needs, pod.gang or pod.uid):
             return WaitReason.QUOTA, KEPT_QUOTA
+    if workload is not None and isinstance(workload.requirements, PodRequirements):
+        # A share counts for more on a larger card, and the quota may allow it on small ones only.
+        headroom = queue.queues.compute_headroom(queue_state.name, workload.uid)
+        fits = queue.quota_usage.mask_within(requirements, fits, headroom)
     lack = _explain_missing_cards(queue, pod, requirements, fits) or (
         _explain_not_admitted(queue, pod, workload) if workload is not None else ""
     )
@@ -394,7 +398,8 @@ def _explain_not_admitted(queue: Queue, pod: QueuedPod, workload: QueuedWorkload
         held_back = workload.requirements in queue.capacity.held_back
         return (HELD_BACK if held_back else NOT_TAKEN) if unplaced else ""
     _, first = queue.quota_usage.list_members(workload.requirements, workload.uid)[0]
-    if not unplaced and queue.capacity.mask_fits(first, holder=workload.uid).any():
+    fits = queue.capacity.mask_fits(first, holder=workload.uid)
+    if not unplaced and not _explain_missing_cards(queue, pod, first, fits):
         return ""
     at_once = f"cards for all {pod.queue_info.gang_size} pods of its gang are not free at once"
     return at_once + _describe_reservation(queue, pod)
