@@ -258,7 +258,7 @@ def load(random: Random) -> Plan:
     large = Spec("a", 16, owner="large", runs_s=40.0)
     if trouble != "refuse" and _total(nodes) >= 32 and random.random() < 0.4:
         large = Spec("a", 8, "g", 2, owner="large", runs_s=40.0)
-    return Plan(
+    plan = Plan(
         "load",
         nodes,
         tuple(small),
@@ -274,6 +274,18 @@ def load(random: Random) -> Plan:
         wrong_clocks=tuple(sorted(nodes)[:1]) if trouble == "clock" else (),
         late=(large,) if trouble != "refuse" else (),
         early=large if trouble == "refuse" else None,
+    )
+    return _with_slots_on_some(plan, random) if len(nodes) > 1 and random.random() < 0.5 else plan
+
+
+def _with_slots_on_some(plan: Plan, random: Random) -> Plan:
+    """Give slots to one node only: whatever is free elsewhere, pods of queues run there."""
+    name, count = random.choice(sorted(plan.nodes)), random.choice((4, 8))
+    form = f"{{count: {count}, nodeSelector: {{matchLabels: {{pool: slots}}}}}}"
+    return replace(
+        plan,
+        head=f"{plan.head}slots: {{per: node, local: {{count: 0}}, free: {form}}}\n",
+        labels={each: {"pool": "slots"} if each == name else {} for each in plan.nodes},
     )
 
 

@@ -1,6 +1,7 @@
 """Rules of the queue taken out one at a time: some history must break that passes with the rule."""
 
 from scheduler_plugin.queue.cache import pods, queues
+from scheduler_plugin.queue.capacity import reservation_planner
 from scheduler_plugin.queue.controller import controller, explainer
 from scheduler_plugin.queue.scheduler import (
     admission,
@@ -71,6 +72,22 @@ MUTANTS = (
         "            pass\n",
         of_slots,
         1000,
+    ),
+    Mutant(
+        "slots: room is kept for who fits only where no slot is idle",
+        reservation_manager.ReservationManager._fits_now,
+        "            fits = fits & admission.mask_idle_slots()\n",
+        "            pass\n",
+        under_load,
+        7024,
+    ),
+    Mutant(
+        "slots: room is kept on nodes that have some",
+        reservation_planner.ReservationPlanner._find_place,
+        " or not self._has_slot(load, nodes.names[row])",
+        "",
+        under_load,
+        7024,
     ),
     Mutant(
         "data: a gang that has no room near it as a whole goes elsewhere",

@@ -148,7 +148,7 @@ class Truth:
 
     def fits_empty(self, pods: Sequence[Pod]) -> bool:
         """Whether the cards of an empty cluster would have room for these pods at once."""
-        slots = dict.fromkeys(self._slots, count_slots(self._config))
+        slots = count_slots(self._world, self._config)
         return self._put(pods, {name: list(self._world.nodes[name]) for name in self._world.nodes}, slots)
 
     def fits_on(self, pod: Pod, node: str) -> bool:
@@ -177,17 +177,25 @@ class Truth:
         return sorted(found, key=_must_go_key)
 
 
-def count_slots(config: QueueConfig) -> int:
-    """Slots of each node; 0: there are none."""
-    return config.slots.local.count + config.slots.free.count if config.slots is not None else 0
+def count_slots(world: World, config: QueueConfig) -> dict[str, int]:
+    """Slots of each node; empty where there are no slots."""
+    if config.slots is None:
+        return {}
+    forms = (config.slots.local, config.slots.free)
+    return {
+        name: sum(
+            form.count
+            for form in forms
+            if form.node_selector is None or form.node_selector.matches(world.labels.get(name, {}))
+        )
+        for name in world.nodes
+    }
 
 
 def count_slots_left(world: World, config: QueueConfig, without: Collection[str] = ()) -> dict[str, int]:
     """Slots of each node that no pod sits in; empty where there are no slots."""
-    if config.slots is None:
-        return {}
-    left = dict.fromkeys(world.nodes, count_slots(config))
-    for pod in world.pods.values():
+    left = count_slots(world, config)
+    for pod in world.pods.values() if left else ():
         if pod.counts and pod.node and pod.uid not in without:
             left[pod.node] -= 1
     return left
