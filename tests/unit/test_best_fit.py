@@ -161,7 +161,8 @@ def test_given_widths_and_bounds():
     [
         ({"mode": "best"}, "mode is 'best'; allowed: candidates, pick"),
         ({"fallback": "x"}, "fallback is 'x'"),
-        ({"buckets": "0"}, "buckets is 0; allowed: 1 or more"),
+        ({"buckets": "0"}, "buckets is 0; allowed: 1 to 65536"),
+        ({"buckets": "99999999999", "width-cpu": "1"}, "buckets is 99999999999; allowed: 1 to 65536"),
         ({"limit": "0"}, "limit is 0; allowed: 1 or more"),
         ({"limit": "-1"}, "limit is '-1'; allowed: a whole number from 0"),
         ({"width-cpu": "0"}, "32 buckets of width 0"),

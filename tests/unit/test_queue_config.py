@@ -289,3 +289,12 @@ def test_a_key_that_there_is_not_is_told_with_those_there_are(config: str, fault
     (found,) = caught.value.faults
     assert found.startswith(f"{fault}; there is no such key; allowed: ")
     assert ("queueingStrategy" if "strategy" in config else "launchOrder") in found
+
+
+def test_yes_and_no_are_parameters_as_the_pages_write_them() -> None:
+    """YAML makes booleans of them."""
+    text = "queues: [{name: a}]\nnodePolicyParameters: {weighted-balance: {rotate: yes}, p: {q: no}}"
+    assert parse_config("f", text).node_policy_parameters == {
+        "weighted-balance": {"rotate": "yes"},
+        "p": {"q": "no"},
+    }

@@ -363,7 +363,9 @@ def _read_seconds(text: str, path: str, faults: list[str]) -> float:
 
 def _format_parameter(value: Any, path: str, faults: list[str]) -> str:
     """Read a parameter as the command line has it."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool):
+        return "yes" if value else "no"  # what YAML makes of these words
+    if not isinstance(value, str | int | float):
         faults.append(f"{path}: {format_value(value)}; allowed: a text or a number")
     return str(value)
 

@@ -44,6 +44,9 @@ NAME: Final = "best-fit"
 SCALES: Final = {GPU: 1, CPU: 1000, MEMORY: 1 << 30}
 """What parameters count in: units of a card, cores, GiB of host memory."""
 
+MAX_BUCKETS: Final = 65_536
+"""A search looks into one bucket after the other."""
+
 MOST_ITEMS: Final = 512
 """Items of an index that are looked at; if none of them will do, a search over arrays costs less."""
 
@@ -90,9 +93,10 @@ class BestFitSettings:
         Raises:
             PolicyError: a value that is not allowed.
         """
-        for name, value in (("buckets", self.buckets), ("limit", 1 if self.limit is None else self.limit)):
-            if value < 1:
-                raise PolicyError(f"{NAME}: {name} is {value}; allowed: 1 or more")
+        if not 1 <= self.buckets <= MAX_BUCKETS:
+            raise PolicyError(f"{NAME}: buckets is {self.buckets}; allowed: 1 to {MAX_BUCKETS}")
+        if self.limit is not None and self.limit < 1:
+            raise PolicyError(f"{NAME}: limit is {self.limit}; allowed: 1 or more")
         if self.lower is not None and self.lower < 0:
             raise PolicyError(f"{NAME}: lower is {self.lower}; allowed: 0 or more")
         for what in (self.widths, self.bounds, self.order):
