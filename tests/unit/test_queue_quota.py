@@ -34,6 +34,17 @@ def test_a_lender_lacks_what_others_have_borrowed() -> None:
     assert (both.compute_lent("b"), both.accounts["a"].borrowed) == (6, 6)
 
 
+@given(st.lists(st.integers(0, 20), min_size=2, max_size=5), st.integers(0, 60))
+def test_as_much_is_lent_as_is_borrowed(quotas: list[int], used: int) -> None:
+    """Of three lenders each has a third of one unit: one of them has lent it."""
+    names = "abcde"[: len(quotas)]
+    shared = cohort(**dict(zip(names, map(Quota, quotas), strict=True)))
+    shared.add_units("a", min(used, sum(quotas)))
+    lent = {name: shared.compute_lent(name) for name in names}
+    assert sum(lent.values()) == shared.accounts["a"].borrowed
+    assert all(0 <= units <= shared.accounts[name].idle for name, units in lent.items())
+
+
 def test_tenants_lend_within_the_root_of_their_tree_only() -> None:
     roots = find_cohorts([("a", "x"), ("b", "y"), ("c", "z"), ("d", ""), ("e", "")], {"x": "all", "y": "all"})
     assert roots["a"] == roots["b"]

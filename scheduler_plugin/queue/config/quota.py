@@ -138,10 +138,17 @@ class Cohort:
         return max(0, lacks)
 
     def compute_lent(self, queue: str) -> int:
-        """Units of a queue's own quota that others have: each lender's share of what all borrow."""
+        """Units of a queue's own quota that others have: each lender's share of what all borrow.
+
+        Shares are whole, and of all lenders together as much as is borrowed.
+        """
         idle = {name: account.idle - account.reserved for name, account in self.accounts.items()}
         borrowed, lendable = sum(a.borrowed for a in self.accounts.values()), sum(idle.values())
-        return 0 if not lendable else min(idle[queue], round(borrowed * idle[queue] / lendable))
+        if not lendable:
+            return 0
+        lent = min(borrowed, lendable)
+        before = sum(units for name, units in idle.items() if name < queue)
+        return lent * (before + idle[queue]) // lendable - lent * before // lendable
 
     def list_borrowers(self, queue: str) -> list[str]:
         """Other queues of the cohort that have more than their own, the one that borrows most first."""
