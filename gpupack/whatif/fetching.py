@@ -138,11 +138,17 @@ async def read_own_events(source: ClusterSource, namespace: str, name: str) -> t
 
 async def list_cluster(client: "KubeClient", source: ClusterSource, *, budgets: bool) -> Cluster:
     """Read all nodes and pods by a client; see `read_cluster`."""
-    nodes, pods, found = await asyncio.gather(
-        list_all(client, NODES_PATH, KubeNode, "nodes"),
-        list_all(client, PODS_PATH, KubePod, "pods"),
-        _budgets(client) if budgets else _nothing(),
+    others = asyncio.gather(
+        list_all(client, PODS_PATH, KubePod, "pods"), _budgets(client) if budgets else _nothing()
     )
+    try:
+        # Who may list neither is told of the nodes, whichever answer comes first.
+        nodes = await list_all(client, NODES_PATH, KubeNode, "nodes")
+    except BaseException:
+        others.cancel()
+        await asyncio.gather(others, return_exceptions=True)
+        raise
+    pods, found = await others
     claims = await list_claims(client, nodes) or ()
     await _complete_gangs(client, pods)
     return Cluster.from_objects(

@@ -1,6 +1,8 @@
 """What people get wrong, and clusters that are half there: a plain sentence each."""
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from importlib import resources
 
 import pytest
@@ -10,9 +12,12 @@ from allocator.names import PACKED_LAYOUT, POD_CARDS
 from gpupack import InputError
 from gpupack.cli.app import cli
 from gpupack.diagnose import explain_pod
+from gpupack.inventory.fetching import NODES_PATH
 from gpupack.rebalance.advise import advise_empty, advise_start
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
+from gpupack.whatif.fetching import ClusterSource, list_cluster
 from gpupack.whatif.objects import load_objects
+from kubeapi.errors import Forbidden
 from tests.ask_world import EXAMPLE, Node, Pod, World
 
 
@@ -78,6 +83,30 @@ def test_a_file_of_something_else(text, said):
         load_objects(text)
     assert said in str(raised.value)
     assert "kubectl get nodes,pods -A -o json" in str(raised.value)
+
+
+class RefusingApi:
+    """An API server that lists nothing, and says so of the nodes last."""
+
+    def __init__(self) -> None:
+        self.pods_refused = asyncio.Event()
+
+    async def pages(self, path: str) -> AsyncGenerator[bytes]:
+        if path == NODES_PATH:
+            await self.pods_refused.wait()
+            await asyncio.sleep(0)
+        self.pods_refused.set()
+        raise Forbidden(path, status=403)
+        yield b""
+
+
+async def test_who_may_list_neither_is_told_of_the_nodes():
+    """With these words goes the hint what members can ask; pods may be refused first."""
+    told = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+    with pytest.raises(Forbidden, match=NODES_PATH):
+        await list_cluster(RefusingApi(), ClusterSource(), budgets=False)
+    assert told == []
 
 
 def without_words(node):
