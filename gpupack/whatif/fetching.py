@@ -142,7 +142,7 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, budgets: 
         list_all(client, PODS_PATH, KubePod, "pods"), _budgets(client) if budgets else _nothing()
     )
     try:
-        # Who may list neither is told of the nodes, whichever answer comes first.
+        # Where both lists are refused the error names the nodes, whichever answer comes first.
         nodes = await list_all(client, NODES_PATH, KubeNode, "nodes")
     except BaseException:
         others.cancel()
