@@ -216,7 +216,7 @@ async def test_an_allocation_by_hand_of_no_memory_is_refused(gib: int) -> None:
             "allowed: more than 0"
         )
         assert not world.cdi_specs()
-        assert world.used == [0]
+        await until(lambda: world.used == [0], "used 0")
 
 
 @pytest.mark.parametrize("missing", ["claim", "allocation", "pod", "pool"])
@@ -237,7 +237,7 @@ async def test_what_cannot_be_prepared_is_said(missing: str) -> None:
             "pod": "is reserved for no pod of node n1",
             "pool": "is no card of this node",
         }[missing] in error
-        assert world.used == [0]
+        await until(lambda: world.used == [0], "used 0")
 
 
 async def test_a_daemon_that_starts_anew_knows_its_claims_and_writes_their_files(

@@ -340,8 +340,14 @@ class Play:
         }
 
     async def listed_again(self, before: PodResourcesList) -> bool:
-        """Wait until PodResources lists what it listed before; tell whether it was empty in between."""
+        """Wait until PodResources lists this step's pods as before; tell whether it was empty meanwhile.
+
+        The kubelet may have listed pods of an earlier step before, which it has let go since.
+        """
         empty = False
+
+        def of_pods_there(answer: PodResourcesList) -> dict[tuple[str, str, str], object]:
+            return {key: devices for key, devices in answer.entries.items() if key[1] in self._names}
 
         async def same() -> bool:
             nonlocal empty
@@ -349,7 +355,7 @@ class Play:
             if answer is None or answer.kubelet == before.kubelet:
                 return False
             empty = empty or not answer.pods
-            return answer.entries == before.entries
+            return of_pods_there(answer) == of_pods_there(before)
 
         await until(same, "listed again")
         return empty
