@@ -186,7 +186,7 @@ class ApiStatus(msgspec.Struct):
 
     @property
     def resource(self) -> str:
-        """What the request would have listed, see `KubeApiError.resource`."""
+        """Resource that the request would have listed, see `KubeApiError.resource`."""
         return "" if self.details is None or self.details.name else self.details.kind
 
 

@@ -88,7 +88,7 @@ class Toleration(msgspec.Struct, frozen=True, rename="camel"):
     effect: str = ""
 
     def tolerates(self, taint: "Taint") -> bool:
-        """Whether it covers a taint; one with an operator that is off by default covers none."""
+        """Tell whether it covers a taint; one with an operator that is off by default covers none."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:

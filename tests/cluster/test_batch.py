@@ -317,7 +317,7 @@ def test_who_waits_says_why_and_is_bound_when_there_is_room(fleet: Cluster, queu
 def test_a_pod_is_bound_beyond_nodes_that_its_queue_takes_for_free(
     fleet: Cluster, queue: QueueController
 ) -> None:
-    """How many pods a node takes the queue does not see: these are the fullest, which come first."""
+    """The queue does not see that these nodes take no more pods, and names them first as the fullest."""
     full = [fake_node(number) for number in range(900, 906)]
     for node in full:
         node["metadata"]["labels"] |= {"group": "full"}

@@ -1,4 +1,4 @@
-"""Which MIG instances a card can have: the tables of NVIDIA's Multi-Instance GPU User Guide."""
+"""MIG instances that a card can have, by the tables of NVIDIA's Multi-Instance GPU User Guide."""
 
 import pytest
 

@@ -36,7 +36,7 @@ def test_a_lender_lacks_what_others_have_borrowed() -> None:
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=5), st.integers(0, 60))
 def test_as_much_is_lent_as_is_borrowed(quotas: list[int], used: int) -> None:
-    """Of three lenders each has a third of one unit: one of them has lent it."""
+    """What lenders have lent adds up, also where each of three has lent a third of one unit."""
     names = "abcde"[: len(quotas)]
     shared = cohort(**dict(zip(names, map(Quota, quotas), strict=True)))
     shared.add_units("a", min(used, sum(quotas)))

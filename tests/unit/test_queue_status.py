@@ -36,33 +36,27 @@ def answer() -> bytes:
     return msgspec.json.encode(body)
 
 
-def test_a_queue_that_borrows_is_told_by_how_much() -> None:
-    world = QueueWorld(
-        "queues: [{name: a, nominalQuota: 8, cohort: x}, {name: b, nominalQuota: 8, cohort: x}]"
-    )
+def explain_second_pod(a: str, b: str, units: int) -> tuple[str, str]:
+    """Explain why a pod waits in queue `a`, which has 12 units already; its cohort has queue `b` too."""
+    world = QueueWorld(f"queues: [{{name: a, cohort: x, {a}}}, {{name: b, cohort: x, {b}}}]")
     world.node("n1", (16, 16))
     world.pod("one", 12, queue="a")
     world.decide()
-    world.pod("two", 8, queue="a")
+    world.pod("two", units, queue="a")
     world.decide()
     (why,) = status.explain_waiting(world.queue, world.now)
+    return why.reason, why.message
+
+
+def test_a_queue_that_borrows_is_told_by_how_much() -> None:
     text = "it needs 8 units; queue a uses 12 units, 4 more than its quota of 8, and its cohort has 4 more"
-    assert (why.reason, why.message) == ("Quota", text)
+    assert explain_second_pod("nominalQuota: 8", "nominalQuota: 8", 8) == ("Quota", text)
 
 
 def test_a_queue_that_may_borrow_no_more_is_told_what_is_left_to_it() -> None:
-    world = QueueWorld(
-        "queues: [{name: a, nominalQuota: 8, borrowingLimit: 5, cohort: x},"
-        " {name: b, nominalQuota: 24, cohort: x}]"
-    )
-    world.node("n1", (16, 16))
-    world.pod("one", 12, queue="a")
-    world.decide()
-    world.pod("two", 2, queue="a")
-    world.decide()
-    (why,) = status.explain_waiting(world.queue, world.now)
     text = "it needs 2 units; queue a uses 12 units, 4 more than its quota of 8, and its cohort has 20 more"
-    assert (why.reason, why.message) == ("Quota", f"{text}, of which it may have 1")
+    found = explain_second_pod("nominalQuota: 8, borrowingLimit: 5", "nominalQuota: 24", 2)
+    assert found == ("Quota", f"{text}, of which it may have 1")
 
 
 def test_the_tables() -> None:
