@@ -1,12 +1,14 @@
 """Gangs of which a part was admitted: the rest goes first, or what was admitted is taken back in time."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from allocator.names import POD_REQUEUED
-from scheduler_plugin.queue.cache.queued_pods import Phase
-from scheduler_plugin.queue.controller.controller import format_decision
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
+from scheduler_plugin.queue.controller.controller import Controller, format_decision
+from scheduler_plugin.queue.controller.writer import WriteOutcome, WriteResult
 from tests.queue_world import QueueWorld, world
 
 __all__ = ["world"]
@@ -215,3 +217,90 @@ def test_a_gang_is_whole_when_the_rest_is_bound_after_one_has_succeeded(world: Q
     world.change(uids[0], status={"phase": "Succeeded"})
     bind(world, uids[3])
     assert world.queue.gangs.get("gang default/G").is_whole  # type: ignore[union-attr]
+
+
+class Removals:
+    """A process that removes a gang of four pods, of which the last two are bound, and what becomes of it.
+
+    Args:
+        done: Removals that are carried out before the API server falls silent; with a refusal none is.
+        answer: What the API server says of them.
+    """
+
+    def __init__(self, done: int, answer: WriteOutcome = WriteOutcome.DONE) -> None:
+        self.left, self.answer, self.asked = done, answer, list[str]()
+        self.world = QueueWorld()
+        self.world.node("n1", (16, 16))
+        self.uids = gang(self.world, 4, 8)
+        release(self.world)
+        bind(self.world, *self.uids[2:])
+        self.world.pod("other", 16, queue="", gates=())
+        self.world.change("uid-other", spec={"nodeName": "n1"})
+
+    async def run(self) -> None:
+        """Let the process decide when `gangWithin` is over, and end."""
+        stub: Any = self
+        world = self.world
+        world.now = WITHIN_S
+        controller = Controller(world.queue, stub, stub, lambda: world.now, lambda: True)
+        process = asyncio.create_task(controller.run())
+        controller.record_change()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        process.cancel()
+
+    async def evict_pod(self, pod: QueuedPod) -> WriteResult:
+        self.asked.append(self.world.name(pod.uid))
+        if self.left == 0:
+            return WriteResult(WriteOutcome.UNKNOWN)
+        self.left -= 1
+        if self.answer is WriteOutcome.REFUSED:
+            return WriteResult(self.answer)
+        if pod.phase is Phase.BOUND:
+            self.world.change(pod.uid, metadata={"deletionTimestamp": "2026-01-01T00:05:30Z"})
+        else:
+            self.world.delete(pod.uid)
+        return WriteResult(self.answer)
+
+    def event(self, *_said: str) -> None: ...
+
+
+@pytest.mark.parametrize("done", range(5))
+async def test_a_process_that_begins_amid_the_removal_of_a_gang_goes_on_with_it(done: int) -> None:
+    """Whatever is gone has been made again by then."""
+    before = Removals(done)
+    await before.run()
+    world = QueueWorld()
+    world.node("n1", (16, 16))
+    for uid, raw in before.world.objects.items():
+        world.objects[uid] = raw
+        world.change(uid)
+    for uid in before.uids:
+        if uid not in world.objects:
+            world.pod(f"again-{uid[4:]}", 8, gang="G", size=4, created=310)
+    assert release(world) == []
+    world.now = WITHIN_S
+    stays = {
+        uid
+        for uid, pod in world.queue.queued_pods.items()
+        if pod.phase is not Phase.GATED and not pod.queue_info.ending
+    }
+    assert len(stays) == 4 - done
+    assert {each.queued_pod.uid for each in world.requeue_pods() if each.remove} == stays
+
+
+@pytest.mark.parametrize(
+    ("done", "answer", "asked"),
+    [
+        (1, WriteOutcome.DONE, ["g2", "g3"]),
+        (2, WriteOutcome.UNKNOWN, ["g2", "g3", "g0", "g1"]),
+        (2, WriteOutcome.REFUSED, ["g2", "g3", "g0", "g1"]),
+    ],
+    ids=["one may stay", "both are seen to go", "both stay, and the others may join them"],
+)
+async def test_pods_of_a_gang_without_a_node_go_when_it_is_known_whether_the_others_do(
+    done: int, answer: WriteOutcome, asked: list[str]
+) -> None:
+    removals = Removals(done, answer)
+    await removals.run()
+    assert removals.asked == asked

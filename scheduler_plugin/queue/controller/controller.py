@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -33,6 +33,8 @@ TICK_S: Final = 1.0
 
 IDLE_S: Final = 5.0
 """So often it is looked at what follows from time alone, while nothing changes and nothing is under way."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +96,7 @@ class Controller:
         self._handover = Handover(queue, batch)
         queue.batch.enabled = batch is not None
         self._commit_turns = asyncio.Semaphore(COMMITS)
-        self._writes: set[asyncio.Task[None]] = set()
+        self._writes: set[asyncio.Task[Any]] = set()
         self._doubts: set[asyncio.Task[None]] = set()
         self._wrote = float("-inf")
         self._turns = asyncio.Semaphore(UNDER_WAY)
@@ -207,11 +209,12 @@ class Controller:
     def _begin_admission(self, admitted: AdmittedWorkload, member: AdmittedPod) -> None:
         self._begin_write(self._write_admission(admitted, member))
 
-    def _begin_write(self, work: Coroutine[None, None, None]) -> None:
+    def _begin_write(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         """Begin a write."""
         task = asyncio.create_task(work)
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
+        return task
 
     async def _write_admission(self, admitted: AdmittedWorkload, member: AdmittedPod) -> None:
         pod = self.queue.queued_pods.get(member.uid)
@@ -251,8 +254,7 @@ class Controller:
     def _run_once(self) -> None:
         now = self._clock()
         self._check_quotas()
-        for requeue in self.queue.find_requeues(now):
-            self._begin_requeue(requeue)
+        self._begin_requeues(self.queue.find_requeues(now))
         for reclaim in self._reclaimer.find_plans(now):
             self._evict_victims(reclaim)
         for pod, node in self.queue.update_reservations(now):
@@ -283,11 +285,27 @@ class Controller:
             )
             self._begin_removing(victim, reclaim.queue)
 
-    def _begin_requeue(self, requeue: Requeue) -> None:
+    def _begin_requeues(self, requeues: Sequence[Requeue]) -> None:
+        """Begin to write requeues. Pods of a gang that have no node are removed after those that have one.
+
+        If this process ends in between, the next one still finds the gang bound in part.
+        """
+        earlier: dict[str, list[asyncio.Task[WriteOutcome]]] = {}
+        for requeue in sorted(requeues, key=lambda each: each.queued_pod.phase is not Phase.BOUND):
+            pod = requeue.queued_pod
+            if not requeue.is_repeated:
+                self._report_requeue(requeue)
+            if requeue.remove and pod.gang and pod.phase is Phase.BOUND:
+                earlier.setdefault(pod.gang, []).append(self._begin_removing(pod))
+            elif requeue.remove and pod.gang in earlier:
+                self._begin_write(self._remove_after(pod, earlier[pod.gang]))
+            elif requeue.remove:
+                self._begin_removing(pod)
+            elif requeue.requeue:
+                self._begin_write(self._write_requeue(pod))
+
+    def _report_requeue(self, requeue: Requeue) -> None:
         pod = requeue.queued_pod
-        if requeue.is_repeated:
-            self._begin_writing_requeue(requeue)
-            return
         queue = pod.queue_info.queue
         if requeue.is_first:
             self.counts.requeued[queue] = self.counts.requeued.get(queue, 0) + 1
@@ -296,17 +314,14 @@ class Controller:
             end = "it is removed and waits again" if requeue.remove else "it waits in its queue again"
         self._send_event(pod, "Warning", "Requeued", f"{requeue.why}: {end}")
         log.warning("requeued", pod=_describe_pod(pod), queue=queue, why=requeue.why, removed=requeue.remove)
-        self._begin_writing_requeue(requeue)
 
-    def _begin_writing_requeue(self, requeue: Requeue) -> None:
-        """Begin to remove the pod, or to write that it waits in its queue again."""
-        if requeue.remove:
-            self._begin_removing(requeue.queued_pod)
-        elif requeue.requeue:
-            self._begin_write(self._write_requeue(requeue.queued_pod))
+    def _begin_removing(self, pod: QueuedPod, lender: str = "") -> asyncio.Task[WriteOutcome]:
+        return self._begin_write(self._write_eviction(pod, lender))
 
-    def _begin_removing(self, pod: QueuedPod, lender: str = "") -> None:
-        self._begin_write(self._write_eviction(pod, lender))
+    async def _remove_after(self, pod: QueuedPod, earlier: Sequence[asyncio.Task[WriteOutcome]]) -> None:
+        """Remove a pod once it is known of others whether they go."""
+        if WriteOutcome.UNKNOWN not in await asyncio.gather(*earlier):
+            await self._write_eviction(pod, "")
 
     async def _write_requeue(self, pod: QueuedPod) -> None:
         async with self._turns:
@@ -317,7 +332,8 @@ class Controller:
                 message = f"the API server refuses to requeue it: {answer.why}"
                 self._send_event(pod, "Warning", "NotRequeued", message)
 
-    async def _write_eviction(self, pod: QueuedPod, lender: str) -> None:
+    async def _write_eviction(self, pod: QueuedPod, lender: str) -> WriteOutcome:
+        """Remove a pod. Without an answer it is done if the pod is seen to go."""
         async with self._turns:
             answer = await self._writer.evict_pod(pod)
         if answer.written in {WriteOutcome.REFUSED, WriteOutcome.UNKNOWN}:
@@ -329,6 +345,8 @@ class Controller:
             if stays and answer.why:
                 message = f"the API server refuses to remove it: {answer.why}"
                 self._send_event(pod, "Warning", "NotRemoved", message)
+        known = self.queue.queued_pods.get(pod.uid)
+        return WriteOutcome.DONE if known is None or known.queue_info.ending else answer.written
 
     def _send_event(self, pod: QueuedPod, type_: EventType, reason: str, message: str) -> None:
         record = pod.record
