@@ -124,10 +124,12 @@ class Packer:
 
     Args:
         shapes: The shapes.
+        left_out: Nodes that are no shapes, and why, in a sentence; empty where there are none.
     """
 
-    def __init__(self, shapes: Shapes) -> None:
+    def __init__(self, shapes: Shapes, left_out: str = "") -> None:
         self._shapes = shapes
+        self._left_out = left_out
         self._taking: dict[int, frozenset[str]] = {}
 
     def shapes_for(self, kind: EquivalentPods) -> frozenset[str]:
@@ -152,11 +154,12 @@ class Packer:
     def why_no_shape(self) -> str:
         """Say that no node that could be added takes a pod, and which could be added."""
         said = SENTENCES[Outcome.NO_SHAPE]
+        more = f"; {self._left_out}" if self._left_out else ""
         if not self._shapes.by_name:
-            return f"{said}: no node with cards exists to learn from, and none is declared (--shapes)"
+            return f"{said}: no node with cards exists to learn from, and none is declared (--shapes){more}"
         unit_mib = self._shapes.cluster.unit_mib
         there = sorted({describe_card_set(card_set, unit_mib) for card_set in self._shapes.by_cards})
-        return f"{said}: known are nodes of {'; '.join(there[:_NAMED])}"
+        return f"{said}: known are nodes of {'; '.join(there[:_NAMED])}{more}"
 
     def pack(self, kinds: Sequence[EquivalentPods], most: int) -> list[NewNode]:
         """Fill new nodes until all pods have one, at most so many.

@@ -57,6 +57,9 @@ MOST_EXCLUDED: Final = 500
 """Nodes at most that a placeholder names as looking free and being full."""
 
 
+CLAIMS_LEFT_OUT: Final = "nodes that serve claims are left out, for they offer nothing to an autoscaler"
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRules:
     """PlanRules is how placeholders are planned.
@@ -194,8 +197,9 @@ class Planner:
         # 3. Pack all that are refused on new nodes, by cards.
         keys = frozenset[str]().union(*(kind.label_keys for kind in refused))
         card_sets = read_card_sets(cluster)
-        shapes = Shapes([*self.declared, *learn_shapes(cluster, keys, card_sets)], cluster.unit_mib)
-        packer = Packer(shapes)
+        addable = _leave_out_claims(cluster, card_sets)
+        shapes = Shapes([*self.declared, *learn_shapes(cluster, keys, addable)], cluster.unit_mib)
+        packer = Packer(shapes, CLAIMS_LEFT_OUT if len(addable) < len(card_sets) else "")
         due = self._keep_due(refused, packer, outcomes, sums.fit_by_sum, now_s)
         starting = find_starting_nodes(cluster, card_sets, wall_s)
         nodes = packer.pack(due, self.rules.most + len(starting) + len(short))
@@ -284,6 +288,12 @@ def _has_node(cluster: Cluster, kind: EquivalentPods) -> bool:
     return WhatIf(cluster, make_query(cluster, kind.request, kind.requirements), kind.requirements).has_node()
 
 
+def _leave_out_claims(cluster: Cluster, card_sets: Mapping[str, CardSet]) -> dict[str, CardSet]:
+    """Leave out nodes that serve claims: they offer units to no autoscaler, which adds none like them."""
+    records = cluster.state.node_records
+    return {name: cards for name, cards in card_sets.items() if not records[name].serves_claims}
+
+
 def find_starting_nodes(
     cluster: Cluster, card_sets: Mapping[str, CardSet], wall_s: float
 ) -> dict[str, CardSet]:
@@ -309,7 +319,7 @@ def find_starting_nodes(
         likely = next((types[pair] for pair in labels.items() if pair in types), None)
         if likely is not None:
             starting[name] = likely
-        elif has_startup_taint(node) or labels.get(NODE_LABEL) == "true":
+        elif has_startup_taint(node) or labels.get(NODE_LABEL) in {"true", "dra"}:
             starting[name] = ()
     return starting
 

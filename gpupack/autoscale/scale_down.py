@@ -17,7 +17,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.objects import KubeNode, KubePod
-from gpupack.whatif.what_if import WhatIf
+from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pods import PodRecord
 
@@ -108,10 +108,11 @@ def find_nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[
         How many pods would move, by node; they find cards on nodes that stay.
     """
     to_empty = {}
+    usage = PodCardUsage(cluster)
     for name, record in cluster.state.node_records.items():
         if name in cluster.nodes and name not in kept:
             pods = len(_list_evictable(cluster, record.pods))
-            if 0 < pods <= FEW_MOVES:
+            if 0 < pods <= FEW_MOVES and not usage.list_claim_pods(name):
                 to_empty[name] = pods
     return to_empty
 

@@ -74,7 +74,7 @@ def explain_pod(
     if unit:
         cluster = cluster.in_unit(unit)
     about = _PodExplainer(cluster, pod, tuple(events), queued)
-    if unit is None:
+    if unit is None and not about.has_cards_by_claims:
         return about.explain_no_cards()
     if is_terminal(pod.status.phase):
         return about.explain_ended()
@@ -137,14 +137,22 @@ class _PodExplainer:
                 return condition.message or condition.reason
         return ""
 
+    @property
+    def has_cards_by_claims(self) -> bool:
+        """Whether it has cards of its node by ResourceClaims."""
+        pods = PodCardUsage(self._cluster).list_claim_pods(self._pod.spec.node_name)
+        return any(units and pod is self._pod for pod, units in pods)
+
     def explain_no_cards(self) -> PodExplanation:
-        """A pod that asks for no GPU memory."""
+        """A pod that asks for no GPU memory by its limits."""
         text = f"asks for no GPU memory: no container has {self._cluster.state.resource} in its limits"
         containers = (*(self._pod.spec.containers or ()), *(self._pod.spec.init_containers or ()))
         limits = [each.resources.limits or {} for each in containers if each.resources is not None]
         others = sorted({name for each in limits for name in each if name.startswith(f"{DOMAIN}/")})
         if others:
             text += f"; {', '.join(others)} is no resource of this cluster's nodes"
+        if self._pod.spec.resource_claims and not is_terminal(self._pod.status.phase):
+            text += "; of its ResourceClaims the Events of kube-scheduler tell"
         return self._make_answer("no-cards", text)
 
     def explain_ended(self) -> PodExplanation:

@@ -311,6 +311,12 @@ def _list_pods_on_cards(
                 pod = cluster.pods[uid]
                 why = movable_pods.explain_why_fixed(pod, record) or "filter refuses it elsewhere"
                 staying.append((f"{record.namespace}/{record.name}", why))
+        named = {name for name, _ in staying}
+        staying += [
+            (pod.full_name, "its card is that of a ResourceClaim")
+            for pod, units in usage.list_claim_pods(node)
+            if pod.full_name not in named and not here.isdisjoint(units)
+        ]
     return moving, staying
 
 
@@ -322,5 +328,6 @@ def _count_unowned_units(cluster: Cluster, usage: PodCardUsage, cards: frozenset
         row = nodes.rows[node]
         if nodes.evictable[row, card]:
             pods = sum(usage.get_units(record).get(card, 0) for record in usage.list_pods(node))
-            total += max(0, int(nodes.occupied[row, card]) - pods)
+            claims = sum(units.get(card, 0) for _, units in usage.list_claim_pods(node))
+            total += max(0, int(nodes.occupied[row, card]) - pods - claims)
     return total

@@ -1,5 +1,6 @@
 """Filter and kube-scheduler's rules, asked about a pod that is changed, or about cards that are."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -7,12 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from allocator.place import Placement
-from allocator.podcards import ByPosition
+from allocator.podcards import ByPosition, published_units
 from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import GangMembers, can_fit_together, count_at_once, find_rows, make_query
 from gpupack.whatif.kube_checks import HostRequirements
+from gpupack.whatif.objects import KubePod
+from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.claim_charges import sum_shares
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.filtering import filter_nodes
@@ -158,6 +162,34 @@ class PodCardUsage:
             [] if node_record is None else [pod for pod in node_record.pods.values() if self.get_units(pod)]
         )
         return sorted(found, key=lambda pod: (pod.namespace, pod.name))
+
+    def list_claim_pods(self, node: str) -> list[tuple[KubePod, ByPosition]]:
+        """The pods of a node that have cards there by claims, with the units of these, by namespace and name.
+
+        A card that another pod of the claim has stands with 0 units.
+        """
+        record = self._cluster.state.node_records.get(node)
+        if record is None:
+            return []
+        units: dict[str, Counter[int]] = {
+            uid: Counter(published_units(held or {}, record.sizes))
+            for uid, held in record.holds.items()
+            if uid not in record.pods
+        }
+        for claim in record.claims.values():
+            users = sorted(uid for uid in claim.pods if self._is_on(uid, node))
+            cards = sum_shares(claim.shares, record.uuids, record.sizes)
+            for uid in users:
+                units.setdefault(uid, Counter()).update(dict.fromkeys(cards, 0))
+            if users:
+                units[users[0]].update(record.read_held_claims().find_missing(claim))
+        found = [(self._cluster.pods[uid], of_pod) for uid, of_pod in units.items() if self._is_on(uid, node)]
+        return sorted(found, key=lambda pair: pair[0].full_name)
+
+    def _is_on(self, uid: str, node: str) -> bool:
+        """Tell whether a pod is on a node and has not ended."""
+        pod = self._cluster.pods.get(uid)
+        return pod is not None and pod.spec.node_name == node and not is_terminal(pod.status.phase)
 
     def _get_pod_cards(self, node: str) -> PodCards:
         known = self._by_node.get(node)

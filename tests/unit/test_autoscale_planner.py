@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from allocator.names import NODE_LABEL, PLACEHOLDER_FOR, STARTUP_TAINT
+from allocator.names import (
+    NODE_LABEL,
+    NODE_SERVES,
+    PERCENT_RESOURCE,
+    PLACEHOLDER_FOR,
+    SERVES_CLAIMS,
+    STARTUP_TAINT,
+)
 from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
@@ -73,6 +80,26 @@ def test_a_pod_that_no_new_node_could_take_gets_none_and_is_told():
         assert (asked(plan), outcomes(plan)) == ([], {"waits": "no_shape"})
         (said,) = plan.pods.values()
         assert said.text.endswith("known are nodes of 2 x 80 GiB NVIDIA A100; 3 x 80 GiB NVIDIA A100")
+
+
+def serve_claims(item):
+    item["metadata"]["annotations"][NODE_SERVES] = SERVES_CLAIMS
+    item["status"]["allocatable"] |= {MEMORY: "0", PERCENT_RESOURCE: "0"}
+
+
+def test_no_node_like_one_that_serves_claims_is_asked_for():
+    """To an autoscaler its group offers none of the resource."""
+    nodes, pods = fragments()
+    large = [Node("d1", (160, 160)), Pod("on-d1-0", 160, "d1", (0,)), Pod("on-d1-1", 160, "d1", (1,))]
+    for others, known in ((nodes, "known are nodes of 2 x 80 GiB NVIDIA A100"), ([], "none is declared")):
+        there = [pod for pod in pods if others]
+        plan = plan_of(grown([*others, large[0]], [*there, *large[1:], waits("waits", 100)], d1=serve_claims))
+        assert (asked(plan), outcomes(plan)) == ([], {"waits": "no_shape"})
+        (said,) = plan.pods.values()
+        assert known in said.text
+        assert said.text.endswith(
+            "; nodes that serve claims are left out, for they offer nothing to an autoscaler"
+        )
 
 
 def test_a_pod_that_names_its_node_gets_none():
@@ -228,6 +255,7 @@ def test_a_node_that_starts_is_not_asked_for_again():
 
     assert outcome(born((("node.kubernetes.io/instance-type", "a100-2"),))) == "covered"
     assert outcome(born(((NODE_LABEL, "true"),))) == "covered"
+    assert outcome(born(((NODE_LABEL, "dra"),))) == "covered"
     assert outcome(born(taints=[{"key": STARTUP_TAINT, "effect": "NoSchedule"}])) == "covered"
     assert outcome(born()) == "asked", "a node that is not ours"
     assert outcome(born(((NODE_LABEL, "true"),), created="2020-01-01T00:00:00Z")) == "asked", (

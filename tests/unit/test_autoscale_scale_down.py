@@ -4,7 +4,8 @@ import json
 
 import msgspec
 
-from allocator.names import NODE_KEPT
+from allocator.names import NODE_HOLDS, NODE_KEPT, NODE_SERVES, SERVES_CLAIMS
+from allocator.records import Holds, dump_holds, load_holds
 from gpupack.autoscale.scale_down import (
     DO_NOT_DISRUPT,
     FEW_MOVES,
@@ -131,3 +132,18 @@ def test_nodes_that_few_moves_would_empty_are_named():
     assert "n1" not in kept
     assert find_nodes_to_empty(cluster, kept) == {"n1": 1}
     assert find_nodes_to_empty(cluster, {"n1": KeptNode(KeepReason.NO_CARDS)}) == {}
+
+
+def test_a_node_that_pods_with_claims_would_not_leave_is_not_named():
+    def held_by_claim(item):
+        holds = load_holds(item["metadata"]["annotations"][NODE_HOLDS])
+        units = {**holds.units, "uid-claims": {1: 8}}
+        text = dump_holds(Holds(holds.seen, frozenset(units), units))
+        item["metadata"]["annotations"] |= {NODE_HOLDS: text, NODE_SERVES: SERVES_CLAIMS}
+
+    def has_claim(item):
+        item["spec"] |= {"containers": [{"name": "main"}], "resourceClaims": [{"name": "card"}]}
+
+    pods = [Pod("a", 4, "n1", (0,)), Pod("claims", 8, "n1", (1,), held=False)]
+    cluster = grown([Node("n1"), Node("n2")], pods, n1=held_by_claim, claims=has_claim).cluster
+    assert find_nodes_to_empty(cluster, find_nodes_to_keep(cluster)) == {}

@@ -5,11 +5,13 @@ import json
 import pytest
 
 import gpupack
-from allocator.names import NODE_SERVES, SERVES_CLAIMS
+from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS
+from allocator.records import Holds, dump_holds
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.diagnose.why import explain_pod
 from gpupack.inventory.objects import load_nodes
 from gpupack.inventory.rows import build_rows
+from gpupack.rebalance.advise import advise_empty
 from gpupack.rebalance.moved_cluster import remove_from_words
 from gpupack.whatif.changes import apply_changes
 from gpupack.whatif.cluster import Cluster
@@ -60,6 +62,50 @@ def test_fit_and_why_know_of_claims() -> None:
     assert (fits.pods, fits.largest_units) == (2, 11)
     assert not explain_pod(Cluster.from_json(items(waiting=12)), "default", "w").fits
     assert explain_pod(Cluster.from_json(items(waiting=11)), "default", "w").fits == ("n",)
+
+
+def test_why_says_the_cards_of_a_pod_with_claims() -> None:
+    found = Cluster.from_json(with_claims_on_two_cards())
+    answers = {name: explain_pod(found, "default", name) for name in ("held", "on-its-way", "waits")}
+    assert {name: each.state for name, each in answers.items()} == {
+        "held": "running",
+        "on-its-way": "running",
+        "waits": "no-cards",
+    }
+    assert [(card.card, card.promised_units) for card in answers["held"].cards] == [(0, 10)]
+    assert answers["on-its-way"].notes[0].startswith("nobody says on which card it is")
+    assert answers["waits"].text.endswith("of its ResourceClaims the Events of kube-scheduler tell")
+
+
+@pytest.mark.parametrize("reads_claims", [True, False])
+def test_advice_to_empty_a_node_names_the_pods_that_claims_keep_there(reads_claims: bool) -> None:
+    found = Cluster.from_json(with_claims_on_two_cards())
+    if not reads_claims:
+        found = Cluster(found.nodes, found.pods, found.unit_mib)
+    advice = advise_empty(found, "n")
+    held = "default/held stays: its card is that of a ResourceClaim"
+    allocated = "default/on-its-way stays: its card is that of a ResourceClaim"
+    assert advice.text == "Not every pod can be moved from n"
+    assert advice.notes == ((held, allocated) if reads_claims else (held,))
+    assert advise_empty(found, "n/1").before.pods == int(reads_claims)
+
+
+def with_claims_on_two_cards() -> str:
+    """A node with a pod whose claim the words hold, and one whose claim they do not; and a pod that waits."""
+    node = node_object("n", (16, 16), (10, 0), extra={NODE_SERVES: SERVES_CLAIMS}, allocatable_units=0)
+    holds = Holds(9, frozenset({"uid-held"}), {"uid-held": {0: 10}}, {"uid-one": {0: 10}})
+    node["metadata"]["annotations"][NODE_HOLDS] = dump_holds(holds)  # type: ignore[index]
+    plain = [{"name": "main", "resources": {"requests": {"cpu": "1"}}}]
+    spec = {"resourceClaims": [{"name": "card", "resourceClaimName": "some"}]}
+    found = [
+        node | {"kind": "Node"},
+        pod_object("held", containers=plain, node="n", spec=spec, phase="Running") | {"kind": "Pod"},
+        pod_object("on-its-way", containers=plain, node="n", spec=spec) | {"kind": "Pod"},
+        pod_object("waits", containers=plain, spec=spec) | {"kind": "Pod"},
+        claim_object("one", (0, 10), pods=["held"]),
+        claim_object("two", (1, 5), pods=["on-its-way"]),
+    ]
+    return json.dumps({"kind": "List", "items": found})
 
 
 def test_changed_clusters_keep_their_claims() -> None:
