@@ -12,6 +12,7 @@ from gpupack.inventory.rows import build_rows
 from gpupack.whatif.answers import PodCard, PodUnits
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubePod
+from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
 from scheduler_plugin.scheduling.reasons import format_memory
 
 LIMITED: Final = frozenset({"driver", "mps"})
@@ -35,7 +36,7 @@ def list_pod_cards(cluster: Cluster, pod: KubePod) -> tuple[tuple[PodCard, ...],
     )
     notes = [f"node {name}: {row.error}"] if row.error else []
     if not pod_cards:
-        notes.append("nobody says on which card it is: the node has not published it yet")
+        notes.append(_explain_no_card(cluster, pod))
     for card in pod_cards:
         promised = card.promised_units + sum(each.units for each in card.neighbours)
         if promised < card.used_units < card.size_units:
@@ -45,6 +46,17 @@ def list_pod_cards(cluster: Cluster, pod: KubePod) -> tuple[tuple[PodCard, ...],
                 "others or by pods that use more than they asked for"
             )
     return pod_cards, tuple(notes)
+
+
+def _explain_no_card(cluster: Cluster, pod: KubePod) -> str:
+    """Say of a pod that its node does not hold what is known of its cards."""
+    name = pod.spec.node_name
+    claimed = next((units for each, units in PodCardUsage(cluster).list_claim_pods(name) if each is pod), {})
+    if not claimed:
+        return "nobody says on which card it is: the node has not published it yet"
+    numbers = list_card_numbers(cluster, name, claimed)
+    cards = f"{'card' if len(numbers) == 1 else 'cards'} {', '.join(map(str, numbers))}"
+    return f"{cards} by its ResourceClaims: not prepared yet, or another pod that shares them has the units"
 
 
 def _memory(pod: KubePod) -> dict[str, list[MemoryRecord]]:

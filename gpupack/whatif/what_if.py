@@ -179,10 +179,12 @@ class PodCardUsage:
         for claim in record.claims.values():
             users = sorted(uid for uid in claim.pods if self._is_on(uid, node))
             cards = sum_shares(claim.shares, record.uuids, record.sizes)
+            is_held = any(uid in record.holds for uid in users)
             for uid in users:
                 units.setdefault(uid, Counter()).update(dict.fromkeys(cards, 0))
             if users:
-                units[users[0]].update(record.read_held_claims().find_missing(claim))
+                # The pod for which it was prepared may be gone, and others of the claim run on.
+                units[users[0]].update(record.read_held_claims().find_missing(claim) if is_held else cards)
         found = [(self._cluster.pods[uid], of_pod) for uid, of_pod in units.items() if self._is_on(uid, node)]
         return sorted(found, key=lambda pair: pair[0].full_name)
 

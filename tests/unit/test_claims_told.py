@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 import gpupack
@@ -16,8 +17,9 @@ from gpupack.rebalance.moved_cluster import remove_from_words
 from gpupack.whatif.changes import apply_changes
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion, answer_fit
-from gpupack.whatif.objects import KubeClaim, KubeNode
+from gpupack.whatif.objects import KubeClaim, KubeNode, KubePod
 from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER, make_snapshot
+from gpupack.whatif.what_if import PodCardUsage
 from tests.cluster_builders import claim, claim_object, container, node_object, pod_object
 from tests.unit.test_claim_cache import state_of_claims
 
@@ -73,7 +75,8 @@ def test_why_says_the_cards_of_a_pod_with_claims() -> None:
         "waits": "no-cards",
     }
     assert [(card.card, card.promised_units) for card in answers["held"].cards] == [(0, 10)]
-    assert answers["on-its-way"].notes[0].startswith("nobody says on which card it is")
+    said = "card 1 by its ResourceClaims: not prepared yet, or another pod that shares them has the units"
+    assert answers["on-its-way"].notes == (said,)
     assert answers["waits"].text.endswith("of its ResourceClaims the Events of kube-scheduler tell")
 
 
@@ -88,6 +91,26 @@ def test_advice_to_empty_a_node_names_the_pods_that_claims_keep_there(reads_clai
     assert advice.text == "Not every pod can be moved from n"
     assert advice.notes == ((held, allocated) if reads_claims else (held,))
     assert advise_empty(found, "n/1").before.pods == int(reads_claims)
+
+
+def test_a_shared_claim_is_of_those_that_run_on_once_its_first_pod_is_gone() -> None:
+    found = Cluster.from_json(with_claims_on_two_cards())
+    for pods, own in ((["held", "shares"], 0), (["shares"], 10)):
+        found.put_claim(claim("one", (0, 10), version=20, pods=pods))
+        found.put_pod(_sharing_pod())
+        if "held" not in pods:
+            found.drop_pod(found.pods["uid-held"], "30")
+        shared = {pod.metadata.name: dict(units) for pod, units in PodCardUsage(found).list_claim_pods("n")}
+        assert shared["shares"] == {0: own}
+        assert "default/shares stays: its card is that of a ResourceClaim" in advise_empty(found, "n/0").notes
+        assert explain_pod(found, "default", "shares").notes[0].startswith("card 0 by its ResourceClaims")
+
+
+def _sharing_pod() -> KubePod:
+    """A pod that shares the claim of the pod held."""
+    spec = {"resourceClaims": [{"name": "card", "resourceClaimName": "one"}]}
+    made = pod_object("shares", containers=[{"name": "main"}], node="n", spec=spec, phase="Running")
+    return msgspec.convert(made, KubePod)
 
 
 def with_claims_on_two_cards() -> str:
