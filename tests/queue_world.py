@@ -26,7 +26,7 @@ from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
-from tests.cluster_builders import node_object, pod_object
+from tests.cluster_builders import claim, node_object, pod_object
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 """The world's clock is at 0; pods are dated in seconds after that."""
@@ -196,6 +196,23 @@ class QueueWorld:
         cards = ((self.state.nodes.uuids[row][0], units.demands[0].per_card),)
         self.objects[uid]["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned({"main": cards})
         self.change(uid, spec={"nodeName": node})
+
+    def claim_pod(self, name: str, queue: str = "", **more: Any) -> str:
+        """Create a pod that asks by a claim, which the queue does not hold back; its UID."""
+        spec = {"resourceClaims": [{"name": "card"}], **more.pop("spec", {})}
+        return self.pod(name, queue=queue, gates=(), containers=[{"name": "main"}], spec=spec, **more)
+
+    def claim(self, name: str, *shares: tuple[int, int | str | None], node: str = "n1", **more: Any) -> None:
+        """Allocate a claim as `cluster_builders.claim_object` does; without shares it has nothing."""
+        self.version += 1
+        self.state.claims.apply(claim(name, *shares, node=node, version=self.version, **more), self.now)
+        self.queue.claimed.update_claim(f"uid-{name}")
+
+    def lose_claim(self, name: str) -> None:
+        """Delete a claim."""
+        self.version += 1
+        self.state.claims.delete(claim(name), str(self.version), self.now)
+        self.queue.claimed.update_claim(f"uid-{name}")
 
     def change(
         self,

@@ -126,7 +126,6 @@ class KubePodSpec(QueueSpec):
     containers: list[KubeContainer] | None = None  # type: ignore[assignment]
     scheduler_name: str = ""
     volumes: list[Volume] | None = None
-    resource_claims: list[dict[str, Any]] | None = None
 
 
 class PodCondition(KubeStruct):

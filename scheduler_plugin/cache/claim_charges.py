@@ -18,15 +18,17 @@ class AllocatedClaim:
 
     Attributes:
         uid: UID of the claim.
+        namespace: Its namespace.
         version: resourceVersion of the claim.
         shares: Name of the device and units of each share; None means all of the device.
-        pods: UIDs of the pods that may use it.
+        pods: UIDs of the pods that may use it, in the order of their reservations.
     """
 
     uid: str
+    namespace: str
     version: int
     shares: tuple[tuple[str, int | None], ...]
-    pods: frozenset[str]
+    pods: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,10 @@ def read_claim(claim: ClaimObject, unit_mib: int) -> dict[str, AllocatedClaim]:
     for result in () if claim.is_for_limits else claim.results or ():
         # The pool of a node's cards has the node's name.
         shares.setdefault(result.pool, []).append((result.device, _count_units(result, unit_mib)))
-    uid, version = claim.metadata.uid, parse_resource_version(claim.metadata.resource_version)
+    meta, pods = claim.metadata, tuple(claim.pods)
+    version = parse_resource_version(meta.resource_version)
     return {
-        node: AllocatedClaim(uid, version, tuple(mine), frozenset(claim.pods))
+        node: AllocatedClaim(meta.uid, meta.namespace, version, tuple(mine), pods)
         for node, mine in shares.items()
     }
 

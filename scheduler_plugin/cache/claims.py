@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from allocator.claims import ClaimObject
 from kubeapi.metadata import parse_resource_version
 from scheduler_plugin.cache.charges import TOMBSTONE_S
-from scheduler_plugin.cache.claim_charges import NOT_ENDED, ClaimTombstone, read_claim
+from scheduler_plugin.cache.claim_charges import NOT_ENDED, AllocatedClaim, ClaimTombstone, read_claim
 from scheduler_plugin.cache.node_records import NodeRecords
 from scheduler_plugin.cache.versions import ObjectVersions, is_other_history
 
@@ -48,6 +48,15 @@ class ClaimCache:
     def __len__(self) -> int:
         """Count the claims that are allocated cards."""
         return len(self._nodes)
+
+    def __iter__(self) -> Iterator[str]:
+        """UIDs of the claims that are allocated cards."""
+        return iter(self._nodes)
+
+    def find_shares(self, uid: str) -> dict[str, AllocatedClaim]:
+        """Find what a claim is allocated, by node; nothing of one that is not known."""
+        nodes = self._nodes.get(uid, frozenset())
+        return {node: self._records.by_name[node].claims[uid] for node in nodes}
 
     def apply(self, claim: ClaimObject, now: float) -> None:
         """Apply a claim's newest version; ignore one that is older than the known one."""

@@ -47,12 +47,16 @@ def shared(make_cluster: Any, request: pytest.FixtureRequest) -> Cluster:
 
 @pytest.fixture(scope="module")
 def running(shared: Cluster) -> Iterator[QueueController]:
-    """The queue with the rights of its own manifests."""
+    """The queue with the rights of its own manifests, on a node that serves claims with that to read them."""
+    components = REPOSITORY / "manifests" / "components"
     rights = [
         each
-        for each in build(REPOSITORY / "manifests" / "components" / "queue")
+        for each in build(components / "queue")
         if each["kind"] in {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
     ]
+    if shared.serves_claims:
+        of_claims = build(components / "dra")
+        rights += [each for each in of_claims if each["metadata"]["name"] == "gpupack-claims-view"]
     apply_all(shared.api, rights)
     kubeconfig = shared.use_identity("gpupack-queue", shared.token("gpupack-system", "gpupack-queue"))
     (port,) = free_ports(1)
@@ -111,6 +115,30 @@ def test_from_the_gate_to_a_running_container(cluster: Cluster, running: QueueCo
     holds_for(lambda: wears_gate(cluster, waiting), "the gate stays", 1)
     cluster.delete(others[0])
     cluster.wait_running(waiting)
+
+
+def test_what_a_claim_has_counts_in_the_quota_of_its_pods_queue(
+    cluster: Cluster, running: QueueController
+) -> None:
+    """A pod that asks by limits waits for it, runs once the claim is let go, and counts once by its own."""
+    if not cluster.serves_claims:
+        pytest.skip("the node serves no claims")
+    running.config.write_text("queues: [{name: a, nominalQuota: 8}, {name: b}]\n")
+    until(lambda: [queue["nominal"] for queue in running.status()["queues"]] == [8, None], "the quota")
+    cluster.api.post(dra.CLAIMS, dra.claim("six", 6))
+    by_claim = dra.claim_pod("by-claim", "six")
+    by_claim["metadata"]["labels"] = {QUEUE_NAME: "a"}
+    cluster.create(by_claim)
+    cluster.wait_running("by-claim")
+    until(lambda: used(running) == 6, "the claim in the quota")
+    cluster.create(gated("waits", 4))
+    why = "it needs 4 units; queue a uses 6 units, 6 of them by claims, of its quota of 8"
+    assert why in cluster.wait_event("waits", "Quota")
+    holds_for(lambda: wears_gate(cluster, "waits"), "the gate stays", 1)
+    cluster.delete("by-claim")
+    cluster.wait_running("waits")
+    until(lambda: used(running) == 4, "its quota alone")
+    cluster.api.delete(f"{dra.CLAIMS}/six")
 
 
 def is_requeued(cluster: Cluster, name: str) -> bool:

@@ -28,7 +28,8 @@ PARTS = 2
 PROVEN = Record(Path(__file__).parent / "queuemodel", MUTANTS)
 
 SHARES = {
-    "mixed": 0.25,
+    "mixed": 0.2,
+    "claimed": 0.05,
     "reclaim": 0.15,
     "refused": 0.15,
     "gangs": 0.1,

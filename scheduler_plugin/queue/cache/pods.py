@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -68,6 +68,7 @@ class QueueSpec(RulesSpec):
     """`spec` with what the queue needs."""
 
     scheduler_name: str = ""
+    resource_claims: list[dict[str, Any]] | None = None
 
 
 class QueuePodCondition(KubeStruct):

@@ -16,6 +16,7 @@ class QueueState:
         form: Its configuration; None: pods name it and the configuration does not, so they wait.
         waiting: Its workloads.
         admitted: Units by UID of its pods that were admitted and have not ended.
+        claimed: Units by UID of the claims of its pods.
         count_slots: What it has is counted in pods, each in a slot, and not in units.
         cluster: All that there is, where its dominant share counts; None: it does not.
     """
@@ -25,6 +26,7 @@ class QueueState:
         self.form = form
         self.waiting: WaitingWorkloads[Needs] = WaitingWorkloads()
         self.admitted: dict[str, int] = {}
+        self.claimed: dict[str, int] = {}
         self.count_slots = count_slots
         self.cluster: QueueResources | None = None
         self._charges = QueueResources()
@@ -37,7 +39,7 @@ class QueueState:
 
     @property
     def units(self) -> int:
-        """Units of its admitted pods."""
+        """Units of its admitted pods, and of claims."""
         return self._charges.units
 
     @property
@@ -83,6 +85,14 @@ class QueueState:
         has = self._host.pop(uid, QueueResources())
         self._charges = self._charges.plus(has, -1)
         return has.units
+
+    def charge_claim(self, uid: str, units: int) -> int:
+        """Count a claim with so many units from now on, with 0 no more; return the units added."""
+        added = units - self.claimed.pop(uid, 0)
+        if units:
+            self.claimed[uid] = units
+        self._charges = self._charges.plus(QueueResources(added))
+        return added
 
 
 class Queues:
@@ -145,9 +155,15 @@ class Queues:
             queue is not None
             and queue.form is None
             and not queue.admitted
+            and not queue.claimed
             and not queue.waiting.has_workloads
         ):
             del self._known[name]
+
+    def get_form(self, name: str) -> QueueForm | None:
+        """The configuration of a queue; None: it has none."""
+        queue = self._known.get(name)
+        return None if queue is None else queue.form
 
     def get_cohort(self, name: str) -> Cohort | None:
         """The cohort of a configured queue."""
@@ -215,6 +231,11 @@ class Queues:
         queue = self._known.get(name)
         if queue is not None:
             self._add_units(name, -queue.uncharge_pod(uid))
+
+    def charge_claim(self, name: str, uid: str, units: int) -> None:
+        """Count a claim in a queue with so many units from now on, with 0 no more."""
+        self._add_units(name, self[name].charge_claim(uid, units))
+        self.forget_if_unused(name)
 
     def _add_units(self, name: str, units: int) -> None:
         cohort = self._cohorts.get(name)

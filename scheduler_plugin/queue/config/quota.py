@@ -29,7 +29,7 @@ class QuotaState:
 
     Attributes:
         quota: Its quota.
-        used: Units of its admitted pods.
+        used: Units of its admitted pods, and of claims: these wait for nobody, so it may be any amount.
     """
 
     quota: Quota

@@ -92,7 +92,7 @@ class QueueReport(msgspec.Struct, frozen=True, rename="camel"):
         cohort: Its cohort, empty for none.
         weight: Its weight.
         nominal: Its own quota, None for no limit.
-        used: What its admitted pods have.
+        used: What its admitted pods have, and pods with claims.
         borrowed: Beyond its own quota.
         lent: What others have of its own quota.
         running: Admitted pods.
@@ -102,6 +102,7 @@ class QueueReport(msgspec.Struct, frozen=True, rename="camel"):
         first_stage: Pods that wait for the first stage of their job.
         weighted_share: Its dominant share by its weight, where queues are ordered by that; else 0.
         dominant_resource: `gpu-memory`, `cpu` or `memory`, of which that share is; empty for none.
+        claimed: What claims have of `used`.
     """
 
     name: str
@@ -118,6 +119,7 @@ class QueueReport(msgspec.Struct, frozen=True, rename="camel"):
     first_stage: int = 0
     weighted_share: float = 0.0
     dominant_resource: str = ""
+    claimed: int = 0
 
 
 def explain_pod(queue: Queue, pod: QueuedPod, now: float, position: int | None = None) -> WaitExplanation:
@@ -192,6 +194,7 @@ def _report_queue(queue: Queue, queue_state: QueueState, waits: list[float]) -> 
         stop="not configured" if queue_state.form is None else queue_state.form.stop_policy,
         weighted_share=queue_state.dominant[1] / queue_state.weight,
         dominant_resource=queue_state.dominant[0],
+        claimed=sum(queue_state.claimed.values()),
         first_stage=sum(
             _count_pods(workload.requirements) for workload in queue_state.waiting.list_waiting_for_stage()
         ),
@@ -422,6 +425,8 @@ def _explain_quota(cohort: Cohort, queue: QueueState, needs: int) -> str:
     account = cohort.accounts[queue.name]
     nominal = account.quota.nominal
     text = f"it needs {needs} units; queue {queue.name} uses {account.used} units"
+    if queue.claimed:
+        text += f", {sum(queue.claimed.values())} of them by claims,"
     if nominal is not None:
         beyond = account.used - nominal
         text += (

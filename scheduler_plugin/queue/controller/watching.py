@@ -1,4 +1,4 @@
-"""Feeds pods, nodes and namespaces from the API server into the queue, after the cluster state."""
+"""Feeds pods, nodes, claims and namespaces from the API server into the queue, after the cluster state."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ BATCH_PODS: Final = f"spec.schedulerName={BATCH_SCHEDULER},spec.nodeName="
 
 
 class QueueFeed:
-    """Connects a queue with a watcher of nodes and pods.
+    """Connects a queue with a watcher of nodes, pods and claims.
 
     Args:
         queue: Takes what comes.
@@ -46,6 +46,8 @@ class QueueFeed:
         watcher.node_sink.replaced.connect(self._replace_nodes)
         watcher.pod_sink.applied.connect(self._set_pod)
         watcher.pod_sink.replaced.connect(self._replace_pods)
+        watcher.claim_sink.applied.connect(lambda _, claim: queue.claimed.update_claim(claim.metadata.uid))
+        watcher.claim_sink.replaced.connect(lambda _: queue.claimed.update_all())
 
     def _set_node(self, kind: Kind, node: Any) -> None:
         self._queue.set_node(node.metadata.name, None if kind == "DELETED" else read_node_facts(node))

@@ -13,6 +13,7 @@ from scheduler_plugin.cache.charges import AssumedPod, ChargeRules, NodeRecord
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.batch_pods import BatchPods
+from scheduler_plugin.queue.cache.claimed_units import ClaimedUnits
 from scheduler_plugin.queue.cache.ended_pods import EndedPods
 from scheduler_plugin.queue.cache.job_stages import JobStages
 from scheduler_plugin.queue.cache.pods import PodQueueInfo, QueuePod, read_queue_info
@@ -66,6 +67,7 @@ class Queue:
         refusals: Admissions that the API server has refused, by UID, and their pauses.
         ended_pods: Pods that have ended a moment ago.
         batch: Pods that batch mode binds, and why it does not.
+        claimed: What claims have; whoever watches claims tells it which have changed, after the state.
         seen_bound: When a pod that was admitted was last seen bound, seconds.
     """
 
@@ -86,6 +88,7 @@ class Queue:
         self.ended_pods = EndedPods(state)
         self.seen_bound = float("-inf")
         self._namespaces: dict[str, Mapping[str, str]] = {}
+        self.claimed = ClaimedUnits(state, self.queues, self._namespaces)
         self.unplaced: set[str] = set()
         self.equivalence_backoff: EquivalenceBackoff[QueuedPod] = EquivalenceBackoff()
         self._requeue_finder = RequeueFinder(
@@ -112,6 +115,7 @@ class Queue:
         for name, facts in self.capacity.facts.items():
             self._count_node(name, facts)
         self.job_stages.configure()
+        self.claimed.update_all()
         for pod in list(self.queued_pods.values()):
             self._place_in_queue(pod)
 
@@ -120,6 +124,7 @@ class Queue:
         if facts is not None or name in self.capacity.facts:
             self.capacity.set_facts(name, facts)
             self._count_node(name, facts)
+            self.claimed.update_node(name)
             self._place_displaced(name)
 
     def set_batch_spec(self, uid: str, spec: Mapping[str, Any]) -> None:
@@ -136,6 +141,7 @@ class Queue:
         self._namespaces.pop(name, None)
         if labels is not None:
             self._namespaces[name] = dict(labels)
+        self.claimed.update_namespace(name)
         for pod in list(self.queued_pods.values()):
             if pod.record.namespace == name:
                 self._place_in_queue(pod)
@@ -157,6 +163,7 @@ class Queue:
         if queued_pod is not None and queued_pod.charged_queue in self.config.queues and not queue_info.gated:
             # What was admitted stays with its queue until it ends, whatever its label says then.
             queue_info = replace(queue_info, queue=queued_pod.charged_queue)
+        self.claimed.set_pod(uid, queue_info.queue if pod.spec.resource_claims else "")
         concerns = queue_info.gated or (queue_info.queue and (record.charged is not None or record.error))
         if not concerns or record.ended:
             succeeded = pod.status.phase == "Succeeded"
@@ -222,6 +229,7 @@ class Queue:
         """Forget a pod; after the state has."""
         self._forget_pod(uid, now)
         self.job_stages.forget_pod(uid)
+        self.claimed.set_pod(uid, "")
 
     def record_refused_admission(
         self, uid: str, now: float, why: str = "", rejected: Collection[str] = ()
@@ -259,9 +267,8 @@ class Queue:
     @property
     def known_uids(self) -> Iterator[str]:
         """UIDs of all pods that the queue would forget if they were gone."""
-        return chain(
-            self.queued_pods, (uid for uid in self.job_stages.pod_uids if uid not in self.queued_pods)
-        )
+        others = chain(self.job_stages.pod_uids, self.claimed.pod_uids)
+        return chain(self.queued_pods, (uid for uid in others if uid not in self.queued_pods))
 
     # What comes out.
 

@@ -56,6 +56,7 @@ class Cluster:
         self._bindings: list[tuple[float, str, str, int, str]] = []
         self._remakes: list[tuple[float, Spec, str]] = []
         self._dies: dict[str, float] = {}
+        self._deallocations: dict[str, float] = {}
 
     def act(self) -> None:
         """Let everybody do what is due."""
@@ -68,6 +69,7 @@ class Cluster:
                 pod.raw["status"]["phase"] = "Succeeded"
                 self._world.changed(pod)
                 self._changes(pod.node)
+                self._let_go(pod)
                 self._dies[pod.name] = now + self._random.choice((0.0, 20.0))
         for due in [each for each in self._bindings if each[0] <= now]:
             self._bindings.remove(due)
@@ -75,6 +77,9 @@ class Cluster:
         for remake in [each for each in self._remakes if each[0] <= now]:
             self._remakes.remove(remake)
             self._world.create(remake[1], remake[2])
+        for uid in [uid for uid, at in self._deallocations.items() if at <= now]:
+            del self._deallocations[uid]
+            self._world.deallocate(uid)
         self._schedule()
         for node in sorted(self._publish):
             if self._publish[node] <= now and self.silent.get(node, 0.0) <= now:
@@ -84,13 +89,16 @@ class Cluster:
     @property
     def is_still(self) -> bool:
         """Whether nothing is under way here."""
-        return not (self._bindings or self._asked or self._remakes or self._publish or self._dies)
+        ends = self._dies or self._deallocations
+        return not (self._bindings or self._asked or self._remakes or self._publish or ends)
 
     def forget(self) -> None:
         """Make nothing again, and end nothing any more: all pods are gone."""
         self._remakes.clear()
         self._dies.clear()
         self._bindings.clear()
+        for uid in self._world.claims:
+            self._deallocations.setdefault(uid, self._world.now)
         for node in self._world.nodes:
             self._changes(node)
 
@@ -112,9 +120,15 @@ class Cluster:
         self._dies.pop(pod.name, None)
         self._world.delete(pod)
         self._changes(pod.node)
+        self._let_go(pod)
         if pod.spec.owner and not pod.ended:
             again = self._world.now + self._random.uniform(0, 2)
             self._remakes.append((again, pod.spec, pod.gang))
+
+    def _let_go(self, pod: Pod) -> None:
+        """The claim of a pod that has ended is deleted soon."""
+        if pod.claim in self._world.claims:
+            self._deallocations.setdefault(pod.claim, self._world.now + self._random.uniform(0, 2))
 
     def _changes(self, node: str) -> None:
         if node:
@@ -211,7 +225,11 @@ class Cluster:
         if pod is None or pod.raw["metadata"]["resourceVersion"] != version:
             return
         cards = ((card_uuid(node, card), pod.spec.units),)
-        pod.raw["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned({"main": cards})
+        if pod.spec.claims:
+            world.allocate(pod, node, card)
+            pod.loose = world.now
+        else:
+            pod.raw["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned({"main": cards})
         self.run(pod, node, card)
 
     def run(self, pod: Pod, node: str, card: int) -> None:

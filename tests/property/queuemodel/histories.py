@@ -395,6 +395,24 @@ def slotted(random: Random) -> Plan:
     )
 
 
+def claimed(random: Random) -> Plan:
+    """Some pods of the queues ask by claims: the queue holds nobody of them back, and counts them."""
+    plan = random.choice((mixed, reclaim))(random)
+    names = sorted(plan.queues)
+    others = [
+        Spec(
+            random.choice(names),
+            random.choice((2, 4, 8, 16)),
+            owner=_owner(random, 20 + number),
+            runs_s=random.choice((20.0, 60.0, plan.runs_s)),
+            gated=False,
+            claims=True,
+        )
+        for number in range(random.choice((1, 2)))
+    ]
+    return replace(plan, kind="claimed", templates=(*plan.templates, *others))
+
+
 _GANG: Final = (("gpupack.io/gang", "odd"), ("gpupack.io/gang-size", "2"))
 ODD_NOTES: Final[tuple[tuple[tuple[tuple[str, str], ...], ...], ...]] = (
     ((("gpupack.io/job", "\x1b[2Jjob"),),),
@@ -407,5 +425,5 @@ ODD_NOTES: Final[tuple[tuple[tuple[tuple[str, str], ...], ...], ...]] = (
 """Annotations that people may write, by history and template. Of one gang the pods disagree on the job."""
 
 KINDS: Final = {
-    kind.__name__: kind for kind in (mixed, reclaim, refused, gangs, load, batch, together, slotted)
+    kind.__name__: kind for kind in (mixed, reclaim, refused, gangs, load, batch, together, slotted, claimed)
 }

@@ -1,6 +1,6 @@
 """Rules of the queue taken out one at a time: some history must break that passes with the rule."""
 
-from scheduler_plugin.queue.cache import pods, queues
+from scheduler_plugin.queue.cache import claimed_units, pods, queues
 from scheduler_plugin.queue.capacity import reservation_planner
 from scheduler_plugin.queue.controller import controller, explainer
 from scheduler_plugin.queue.scheduler import (
@@ -45,6 +45,10 @@ def of_slots(seed: int) -> None:
 
 def under_load(seed: int) -> None:
     simulation.run("load", seed)
+
+
+def of_claims(seed: int) -> None:
+    simulation.run("claimed", seed)
 
 
 MUTANTS = (
@@ -189,7 +193,7 @@ MUTANTS = (
         "            self.refusals.record_refusal(uid, now, why)\n",
         "",
         of_gangs,
-        1040,
+        4,
     ),
     Mutant(
         "a release that finds no node is requeued",
@@ -328,6 +332,22 @@ MUTANTS = (
         "return self._admission.queues.allows_units(queue, least, oldest.uid)",
         "return True",
         reclaims,
+        0,
+    ),
+    Mutant(
+        "what claims have counts in the quota of their queue",
+        claimed_units.ClaimedUnits.update_claim,
+        "        if queue:\n",
+        "        if False:\n",
+        of_claims,
+        0,
+    ),
+    Mutant(
+        "a claim that is let go counts no more",
+        claimed_units.ClaimedUnits.update_claim,
+        "        if before != queue:\n",
+        "        if False:\n",
+        of_claims,
         0,
     ),
     Mutant(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from allocator.claims import ClaimObject
 from allocator.names import BATCH_SCHEDULER
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
@@ -95,7 +96,13 @@ class Process:
         self.queue = Queue(self.config, self.state, ClusterPolicies(self.policy), wall=NEW_YEAR.timestamp())
         client: Any = None
         self.watcher = Watcher(client, self.state, loop.time, 180.0, node=QueueNode, pod=QueuePod)
-        QueueFeed(self.queue, self.watcher, loop.time)
+        watcher = self.watcher
+        self._sinks: dict[type, Any] = {
+            QueueNode: watcher.node_sink,
+            QueuePod: watcher.pod_sink,
+            ClaimObject: watcher.claim_sink,
+        }
+        QueueFeed(self.queue, watcher, loop.time)
         term = object()
         self._term = term
         writer = PodWriter(self.api, lambda: self._term is term, WRITE_S, uniform=self.api.random.uniform)
@@ -122,6 +129,7 @@ class Process:
         world = self.world
         self.watcher.node_sink.replace(list(world.node_items.values()), str(world.version))
         self.watcher.pod_sink.replace([pod.lite for pod in world.pods.values()], str(world.version))
+        self.watcher.claim_sink.replace(list(world.claims.values()), str(world.version))
         self.specs.replace([_whole(pod.lite) for pod in world.pods.values() if pod.spec.batch], "")
         self.heard = len(world.events)
 
@@ -131,8 +139,7 @@ class Process:
         while self.heard < len(events) and events[self.heard].at <= until:
             event = events[self.heard]
             self.heard += 1
-            sink: Any = self.watcher.node_sink if isinstance(event.item, QueueNode) else self.watcher.pod_sink
-            sink.event(event.kind, event.item, str(event.version))
+            self._sinks[type(event.item)].event(event.kind, event.item, str(event.version))
             if isinstance(event.item, QueuePod) and event.item.spec.scheduler_name == BATCH_SCHEDULER:
                 gone = event.kind == "DELETED" or event.item.spec.node_name
                 self.specs.event("DELETED" if gone else "MODIFIED", _whole(event.item), "")

@@ -219,6 +219,8 @@ class Promises:
         # Whom the API server has refused to evict is left out for a while.
         protected = self.process.controller._reclaimer._borrowed._protected
         spared = any(protected.is_paused(pod.uid) for pod in self.world.pods.values())
+        # Only pods of its own are waited for that have ended.
+        spared |= self.world.ends_claims(OLD_S)
         disturbed = moving or kept or not alone or self.world.budgets or self.world.was_skewed or spared
         if disturbed or not truth.settled or not self.process.knows_what_runs:
             return
@@ -425,7 +427,7 @@ class Promises:
         )
 
     def _check_rounds(self) -> None:
-        """For whom others were evicted starts soon, or who is older does."""
+        """For whom others were evicted starts soon, or who is older or has a claim does."""
         now = self.world.now
         for each in self.rounds:
             if each.excused or now - each.at < EVICTED_FOR_S:
@@ -436,7 +438,7 @@ class Promises:
             stays = [pod for pod in self.world.pods.values() if pod.uid in each.victims]
             denied = not self.world.forbidden.isdisjoint(each.job.uids)
             if waits and not stays and alike(waits[0]) not in self._refused and not denied:
-                older = [pod for pod in self.world.pods.values() if _began_since(pod, each)]
+                older = [pod for pod in self.world.pods.values() if _took_since(pod, each)]
                 if not older:
                     raise BrokenError(f"{each.victims} were evicted for {each.job.uid}, which waits still")
         for each in self.rounds:
@@ -472,13 +474,12 @@ class Promises:
             raise BrokenError(f"the queue counts {counted}, there are {there}")
 
 
-def _began_since(pod: Pod, round_: Round) -> bool:
-    """Whether an older pod of the lender's queue was bound since a round began."""
-    return (
-        pod.spec.queue == round_.job.queue
-        and pod.created <= max(other.created for other in round_.job.pods)
-        and round_.at <= pod.bound < float("inf")
+def _took_since(pod: Pod, round_: Round) -> bool:
+    """Whether an older pod of the lender's queue was bound since a round began, or one with a claim."""
+    is_older = pod.spec.queue == round_.job.queue and pod.created <= max(
+        other.created for other in round_.job.pods
     )
+    return (is_older or pod.spec.claims) and round_.at <= pod.bound < float("inf")
 
 
 def _oldest(world: World, queue: str) -> str:

@@ -177,6 +177,7 @@ class Simulation:
             "specs": sorted(queue.batch._unsupported),
             "unknown queues": [queue_state.name for queue_state in queue.queues if queue_state.form is None],
             "waiting": [queue_state.name for queue_state in queue.queues if len(queue_state.waiting)],
+            "claims": [*queue.claimed._charged, *queue.claimed._by_source, *queue.claimed.pod_uids],
             "told": sorted(self.process.controller.explainer._reported),
         }
         if any(left.values()):

@@ -166,7 +166,11 @@ class Truth:
             if name == lender or self._roots[name] != self._roots.get(lender) or form.nominal_quota is None:
                 continue
             left = self.used[name] - form.nominal_quota
-            pods = [pod for pod in self._world.pods.values() if pod.spec.queue == name and pod.counts]
+            pods = [
+                pod
+                for pod in self._world.pods.values()
+                if pod.spec.queue == name and pod.counts and not pod.spec.claims
+            ]
             for pod in sorted(pods, key=_must_go_key):
                 if left <= 0:
                     break
@@ -211,12 +215,12 @@ def is_blocked(world: World, pod: Pod) -> bool:
 
 
 def jobs(world: World) -> Iterator[Job]:
-    """All that is on no node and could start as a whole, admitted or not."""
+    """All that is on no node and could start as a whole, admitted or not; pods with claims ask nobody."""
     gangs: dict[str, list[Pod]] = {}
     for pod in world.pods.values():
         if pod.gang and not pod.ended:
             gangs.setdefault(pod.gang, []).append(pod)
-        elif not pod.node and not pod.ending and not pod.ended:
+        elif not pod.node and not pod.ending and not pod.ended and not pod.spec.claims:
             yield Job(pod.uid, (pod,))
     for name, pods in gangs.items():
         waits = tuple(pod for pod in pods if not pod.node)

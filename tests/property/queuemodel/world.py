@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from allocator.claims import ClaimObject
 from allocator.names import (
     BATCH_SCHEDULER,
     MIB_PER_GIB,
@@ -21,7 +22,7 @@ from allocator.names import (
 )
 from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
-from tests.cluster_builders import node_object, uuid
+from tests.cluster_builders import claim, node_object, uuid
 
 NEW_YEAR: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """The time when the model's clock is at 0."""
@@ -52,6 +53,7 @@ class Spec:
         halves: Every other pod of the gang is bound by the other scheduler.
         data: Names of the data that it reads, by commas; empty: none.
         notes: Further annotations.
+        claims: It asks by a claim, which the queue does not hold back; it is `gated` no more then.
     """
 
     queue: str
@@ -67,6 +69,7 @@ class Spec:
     halves: bool = False
     data: str = ""
     notes: tuple[tuple[str, str], ...] = ()
+    claims: bool = False
 
 
 @dataclass(slots=True)
@@ -132,8 +135,13 @@ class Pod:
 
     @property
     def counts(self) -> bool:
-        """It was admitted, or bound, and has not ended: quota counts it."""
-        return not self.waits and not self.ended
+        """It was admitted, or bound, and has not ended: quota counts it. With a claim it is bound only."""
+        return not self.waits and not self.ended and (bool(self.node) or not self.spec.claims)
+
+    @property
+    def claim(self) -> str:
+        """UID of its claim."""
+        return f"uid-claim-{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +175,9 @@ class World:
 
     Attributes:
         pods: By name.
-        events: All changes of nodes and pods.
+        claims: Those that are allocated, by UID.
+        claim_ended: When the last one was deleted, seconds.
+        events: All changes of nodes, pods and claims.
         budgets: Owners whose pods no eviction may end now.
         forbidden: UIDs of pods whose admit the API server refuses for good.
         skew_s: Seconds that the API server's clock is ahead.
@@ -188,6 +198,8 @@ class World:
         self.now = 0.0
         self.version = 1
         self.pods: dict[str, Pod] = {}
+        self.claims: dict[str, ClaimObject] = {}
+        self.claim_ended = float("-inf")
         self.events: list[Event] = []
         self.nodes = dict(nodes)
         self.models = dict.fromkeys(nodes, "NVIDIA A100")
@@ -218,6 +230,7 @@ class World:
             used,
             version=self.version,
             holds=[pod.uid for pod in held],
+            claims={pod.claim: {pod.card: pod.spec.units} for pod in held if pod.spec.claims},
             models=[self.models[name]] * len(used),
             revision=self.version,
             cpu="400",
@@ -258,7 +271,7 @@ class World:
             notes["gpupack.io/gpu-model"] = spec.model
         if spec.data:
             notes[POD_DATA] = spec.data
-        amounts = {UNITS: str(spec.units), "cpu": "1", "memory": "1Gi"}
+        amounts = {"cpu": "1", "memory": "1Gi"} | ({} if spec.claims else {UNITS: str(spec.units)})
         owners = [{"uid": spec.owner, "controller": True}] if spec.owner else []
         raw = {
             "metadata": {
@@ -275,6 +288,7 @@ class World:
                 "schedulingGates": [{"name": QUEUE_GATE}] if spec.gated and not spec.batch else [],
                 "priority": spec.priority,
                 **({"schedulerName": BATCH_SCHEDULER} if spec.batch else {}),
+                **({"resourceClaims": [{"name": "card"}]} if spec.claims else {}),
             },
             "status": {"phase": "Pending"},
         }
@@ -292,6 +306,27 @@ class World:
         """A pod is gone."""
         del self.pods[pod.name]
         self._tell("DELETED", pod)
+
+    def allocate(self, pod: Pod, node: str, card: int) -> None:
+        """The claim of a pod is allocated a share of a card, and reserved for it."""
+        name = f"claim-{pod.name}"
+        found = claim(name, (card, pod.spec.units), node=node, version=self.version + 1, pods=[pod.name])
+        self.claims[pod.claim] = found
+        self._tell_claim("ADDED", found)
+
+    def deallocate(self, uid: str) -> None:
+        """A claim is deleted."""
+        self.claim_ended = self.now
+        self._tell_claim("DELETED", self.claims.pop(uid))
+
+    def ends_claims(self, within_s: float) -> bool:
+        """Whether a pod with a claim has ended whose cards still count, or did so long ago at most."""
+        held = {pod.claim for pod in self.pods.values() if pod.counts}
+        return not self.claims.keys() <= held or self.now - self.claim_ended < within_s
+
+    def _tell_claim(self, kind: str, item: ClaimObject) -> None:
+        self.version += 1
+        self.events.append(Event(kind, item, self.version, self.now))
 
     def stamp(self, seconds: float = 0.0) -> str:
         """Write the time, or one so many seconds later, as the API writes it."""
