@@ -8,7 +8,7 @@ PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack ben
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint bytecode test-unit test-random mutants test-cluster kube-version bench lock proto reference clean python
+.PHONY: help demo docs test lint bytecode test-unit test-random mutants test-cluster test-hardware kube-version bench lock proto reference clean python
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -79,6 +79,9 @@ mutants: $(VENV)/.dev ## Run the mutants whose code has changed, and record that
 # the time a test waits for the kubelet. A file's tests share a cluster and stay together.
 test-cluster: $(VENV)/.dev ## The same product on a real Kubernetes, the newest or KUBE_VERSION=1.34; TELLING=1 for fewer tests, NIGHTLY=1 for more, ONLY=dra for those with a word in their names, AUTOSCALER=1, KARPENTER=1 and CONTROLLERS=1 build these for their tests (root)
 	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) GPUPACK_AUTOSCALER=$(AUTOSCALER) GPUPACK_KARPENTER=$(KARPENTER) GPUPACK_CONTROLLERS=$(CONTROLLERS) $(PYTEST) tests/cluster -n 3 --dist loadfile --no-loadscope-reorder -q -m '$(if $(TELLING),telling,$(if $(NIGHTLY),cluster,not nightly))' $(if $(ONLY),-k '$(ONLY)')
+
+test-hardware: $(VENV)/.dev ## The node daemon and MPS on this node's first card, a real one that is idle (root)
+	@GPUPACK_HARDWARE=1 $(PYTEST) tests/hardware -q
 
 kube-version: python ## Pin a Kubernetes that the cluster tests can pick: make kube-version KUBE_VERSION=1.37.1
 	@$(PYTHON) tests/cluster/kubebin/pin.py $(KUBE_VERSION)

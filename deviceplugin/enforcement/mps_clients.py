@@ -7,7 +7,7 @@ alone needs none. The service takes so many clients: a card that has them all co
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import structlog
@@ -51,6 +51,7 @@ class MpsClients:
         self._look_s = look_s
         self._states: dict[str, MpsClientLimits] = {}
         self._unread = ""
+        self._server_pids: frozenset[int] = frozenset()
         account.subscribe(self._close)
 
     def get_enforcement(self, uuid: str) -> Enforcement:
@@ -65,9 +66,16 @@ class MpsClients:
         card = self._account.ledger.accounts.cards.get(uuid)
         return 0 if card is None else card.size_units * self._unit_mib
 
-    def list_server_pids(self) -> frozenset[int]:
-        """Pids of the service's own processes: they are nobody's use of a card."""
-        return frozenset().union(*(state.servers for state in self._states.values()))
+    def list_server_pids(self) -> Collection[int]:
+        """Pids of the service's own processes as they are now: they are nobody's use of a card.
+
+        Where they cannot be read they are what they were.
+        """
+        try:
+            self._server_pids = frozenset().union(*map(self._service.list_server_pids, self._states))
+        except OSError as error:
+            log.debug("servers of a card's service cannot be read", error=str(error))
+        return self._server_pids
 
     def make_grant(self, shares_mib: Mapping[str, int]) -> ContainerGrant:
         """Make a container a client.

@@ -73,7 +73,7 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
         await until(lambda: all(service.read_state(uuid) for uuid in CARDS))
         pids = [pid_of(root, uuid) for uuid in CARDS]
         assert [service.read_state(uuid) for uuid in CARDS] == [
-            ControlDaemonState(48, (pid + 1000,)) for pid in pids
+            ControlDaemonState(48, (pid + 1000,), pid) for pid in pids
         ]
         for uuid, pid in zip(CARDS, pids, strict=True):
             assert history(root, uuid) == [f"started {pid} on {uuid} with -f -multiuser-server"]
@@ -202,7 +202,7 @@ async def test_the_node_says_who_holds_its_containers_and_what_they_are_given(ro
         uid = await world.run("b", 3, on=1)
         envs = world.kubelet.containers[uid, "main"].envs
         assert "CUDA_MPS_PIPE_DIRECTORY" not in envs
-        assert envs["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.37"
+        assert envs["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.2812"
         folder.end()
         await until(lambda: held() == ["accounted", "accounted"])
 

@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import os
+import subprocess
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -78,14 +80,42 @@ def test_a_state_counts_as_long_as_its_writer_lives(tmp_path: Path) -> None:
     folder = CardFolder(tmp_path, "GPU-a")
     assert folder.state() is None
     folder.make()
-    assert folder.serve(ControlDaemonState(48, (7, 9)))
-    assert folder.state() == ControlDaemonState(48, (7, 9))
+    assert folder.serve(ControlDaemonState(48, (7, 9), 5))
+    assert folder.state() == ControlDaemonState(48, (7, 9), 5)
     # Written again while it is held, and read by another.
     assert folder.serve(ControlDaemonState(60))
     assert CardFolder(tmp_path, "GPU-a").state() == ControlDaemonState(60)
     folder.end()
     assert folder.state() is None
     folder.end()
+
+
+def test_a_state_of_before_has_no_pid(tmp_path: Path) -> None:
+    folder = CardFolder(tmp_path, "GPU-a")
+    folder.make()
+    folder.serve(ControlDaemonState(48))
+    (tmp_path / "GPU-a" / "state.json").write_text('{"clients": 48, "servers": [7]}')
+    assert folder.state() == ControlDaemonState(48, (7,))
+    assert MpsService(tmp_path).list_server_pids("GPU-a") == {7}
+
+
+def test_a_server_is_known_as_soon_as_it_begins(tmp_path: Path) -> None:
+    folder = CardFolder(tmp_path, "GPU-a")
+    folder.make()
+    service = MpsService(tmp_path)
+    assert set(service.list_server_pids("GPU-a")) == set()
+    with subprocess.Popen(
+        ["sh", "-c", "read go; sleep 60 & read stop; kill $!"], stdin=subprocess.PIPE
+    ) as control:
+        assert control.stdin is not None
+        folder.serve(ControlDaemonState(48, (7,), control.pid))
+        assert service.list_server_pids("GPU-a") == {7}
+        control.stdin.write(b"go\n")
+        control.stdin.flush()
+        while service.list_server_pids("GPU-a") == {7}:
+            time.sleep(0.01)
+        control.stdin.close()
+    assert service.list_server_pids("GPU-a") == {7}
 
 
 def test_the_kernel_frees_the_lock_of_a_process_that_is_killed(tmp_path: Path) -> None:
@@ -305,7 +335,7 @@ def test_percent_counts_like_units(tmp_path: Path) -> None:
     assert PERCENT_RESOURCE
 
 
-def test_the_services_own_processes_are_nobodys_use(tmp_path: Path) -> None:
+def test_the_services_own_processes_are_nobodys_use(tmp_path: Path, mocker: MockerFixture) -> None:
     world = World(tmp_path, 16)
     assert world.sharing.list_server_pids() == {4711}
     source = SimulatedGpus(load_profile("2xt4"))
@@ -314,6 +344,9 @@ def test_the_services_own_processes_are_nobodys_use(tmp_path: Path) -> None:
     seen = HelperProcessFilter(source, world.sharing.list_server_pids)
     assert [sample.processes for sample in seen.sample()] == [(GpuProcess(7, 100),), ()]
     assert seen.sample()[0].used_mib == 130
+    # Without a file descriptor left they stay what they were.
+    mocker.patch.object(MpsService, "list_server_pids", no_descriptors)
+    assert [sample.processes for sample in seen.sample()] == [(GpuProcess(7, 100),), ()]
     nobody: Any = HelperProcessFilter(source, frozenset)
     assert len(nobody.sample()[0].processes) == 2
     assert (seen.vendor, seen.limits, list(seen.cards())) == (
@@ -325,9 +358,17 @@ def test_the_services_own_processes_are_nobodys_use(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("share", "total", "fraction"),
-    [(8192, 81920, "0.10"), (8192, 81559, "0.10"), (100, 81559, "0.01"), (81559, 81559, "1.00")],
+    [
+        (8192, 81920, "0.0906"),
+        (8192, 81559, "0.0910"),
+        (1024, 16384, "0.0312"),
+        (2, 81559, "0.0001"),
+        (81559, 81559, "0.9905"),
+    ],
 )
-def test_advice_is_rounded_down(share: int, total: int, fraction: str) -> None:
+def test_advice_leaves_room_for_the_context_and_is_rounded_down(
+    share: int, total: int, fraction: str
+) -> None:
     envs = framework_envs(share, total)
     assert envs == {"XLA_PYTHON_CLIENT_MEM_FRACTION": fraction, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 

@@ -13,10 +13,6 @@ class MpsClientLimits(Protocol):
     def clients(self) -> int:
         """Processes that it takes at once."""
 
-    @property
-    def servers(self) -> Collection[int]:
-        """Pids of its own processes, which use a little of the card."""
-
 
 class MpsControl(Protocol):
     """The services of all cards. Each method takes well under a millisecond."""
@@ -29,6 +25,13 @@ class MpsControl(Protocol):
 
         Raises:
             OSError: The state cannot be read now.
+        """
+
+    def list_server_pids(self, uuid: str) -> Collection[int]:
+        """List the processes of a card's service itself, which use a little of the card.
+
+        Raises:
+            OSError: Its processes cannot be read now.
         """
 
     def make_grant(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:

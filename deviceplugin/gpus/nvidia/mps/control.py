@@ -98,7 +98,7 @@ class ControlDaemon:
             start_new_session=True,
         )
         log.info("MPS control daemon started", card=self._folder.uuid, pid=running.pid)
-        watching = asyncio.create_task(self._watch())
+        watching = asyncio.create_task(self._watch(running.pid))
         ended = asyncio.create_task(running.wait())
         try:
             await asyncio.wait([watching, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -124,7 +124,7 @@ class ControlDaemon:
         log.warning("MPS control daemon of before was there, and was told to quit", card=self._folder.uuid)
         await asyncio.sleep(BEGIN_S)
 
-    async def _watch(self) -> None:
+    async def _watch(self, pid: int) -> None:
         """Ask whether it answers, and tell, until it does not.
 
         Without a file descriptor or memory left it cannot be asked. That says nothing of it, and to end it
@@ -139,7 +139,7 @@ class ControlDaemon:
         while True:
             try:
                 servers = await self.ask("get_server_list")
-                told = self._folder.serve(ControlDaemonState(self._clients, _pids(servers)))
+                told = self._folder.serve(ControlDaemonState(self._clients, _pids(servers), pid))
             except (UnaskedError, OSError) as error:
                 if not answered and asyncio.get_running_loop().time() > deadline_s:
                     raise

@@ -4,7 +4,7 @@
     ROOT/lock                held by the one `gpupack mps` that runs
     ROOT/<UUID>/pipe         the control daemon's sockets, which clients find by CUDA_MPS_PIPE_DIRECTORY
     ROOT/<UUID>/log          its logs
-    ROOT/<UUID>/state.json   how many clients it takes, the pids of its servers
+    ROOT/<UUID>/state.json   how many clients it takes, its pid, the pids of its servers
     ROOT/<UUID>/lock         held by `gpupack mps` as long as the control daemon answers
 
 The lock is the kernel's, so it is free as soon as its holder has ended, however it ended.
@@ -13,7 +13,7 @@ The lock is the kernel's, so it is free as soon as its holder has ended, however
 import fcntl
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +28,7 @@ SHM: Final = "shm"
 class _StateFile(msgspec.Struct, frozen=True):
     clients: int
     servers: tuple[int, ...] = ()
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,13 @@ class ControlDaemonState:
 
     Attributes:
         clients: processes that it takes at once.
-        servers: pids of its servers, which use a little of the card themselves.
+        servers: pids of its servers when it was last asked; they use a little of the card themselves.
+        pid: pid of the control daemon; 0 where a `gpupack mps` of before does not say.
     """
 
     clients: int
     servers: tuple[int, ...] = ()
+    pid: int = 0
 
 
 def lock_root(root: Path) -> int | None:
@@ -91,7 +94,7 @@ class CardFolder:
         Raises:
             OSError: the folder cannot be written to.
         """
-        text = json.dumps({"clients": state.clients, "servers": list(state.servers)})
+        text = json.dumps(asdict(state))
         new = self._state.with_suffix(".new")
         new.write_text(text, "ascii")
         os.replace(new, self._state)  # noqa: PTH105 (over the old one)
@@ -125,7 +128,7 @@ class CardFolder:
             if is_gone(error):
                 return None
             raise
-        return ControlDaemonState(found.clients, found.servers)
+        return ControlDaemonState(found.clients, found.servers, found.pid)
 
 
 def _locked(path: Path, kind: int, *, make: bool = True) -> int | None:

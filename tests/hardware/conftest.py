@@ -1,0 +1,76 @@
+"""Tests on a real card of NVIDIA's: `make test-hardware`, as root on a node whose first card is idle."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.errors import GpuError
+from deviceplugin.gpus.api.source import GpuCard
+from deviceplugin.gpus.nvidia.source import NvmlGpus
+from tests.hardware.programs import PodCgroups, Report
+
+IDLE_MIB = 1024
+FIGURES: list[str] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in FIGURES:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hardware() -> None:
+    """Skip everything here unless it is asked for: it uses a card that may be somebody's."""
+    if os.environ.get("GPUPACK_HARDWARE") != "1":
+        pytest.skip("uses a real card: make test-hardware")
+
+
+@pytest.fixture
+def source(_hardware: None) -> Iterator[NvmlGpus]:
+    """Open the driver."""
+    gpus = NvmlGpus()
+    gpus.open()
+    yield gpus
+    gpus.close()
+
+
+@pytest.fixture
+def card(source: NvmlGpus) -> GpuCard:
+    """Take the first card, on which nobody may be."""
+    first = source.cards()[0]
+    if first.error is not None:
+        raise GpuError(first.error)
+    used_mib = source.sample()[0].used_mib
+    assert used_mib <= IDLE_MIB, f"the first card must be idle; {used_mib} MiB are in use"
+    return first
+
+
+@pytest.fixture
+def cgroups() -> Iterator[PodCgroups]:
+    """Make a folder for the cgroups of pods, as a kubelet does; none is left."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text("utf-8").splitlines()]
+    roots = [Path(mount[1]) for mount in mounts if mount[2] in ("cgroup2", "cgroup")]
+    writable = [root for root in roots if os.access(root, os.W_OK)]
+    if not writable:
+        pytest.skip("there is no cgroup that this user may write to")
+    made = PodCgroups(writable[0])
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def nvidia_smi() -> str:
+    """Find NVIDIA's program."""
+    found = shutil.which("nvidia-smi") or "/usr/local/nvidia/bin/nvidia-smi"
+    if not Path(found).exists():
+        pytest.skip("there is no nvidia-smi here")
+    return found
+
+
+@pytest.fixture
+def report() -> Report:
+    """Say what was measured, at the end of the run."""
+    return lambda what, figure: FIGURES.append(f"{what}: {figure}")
