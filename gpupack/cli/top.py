@@ -83,7 +83,7 @@ def _text(options: dict[str, Any]) -> str:
     """Write what is there now."""
     from gpupack.errors import InputError
     from gpupack.inventory import build_rows, fetch, load_nodes, render
-    from gpupack.inventory.objects import CLAIMS_NOT_LISTED
+    from gpupack.inventory.objects import CLAIMS_NOT_READ
 
     names, pods, filename = options["nodes"], options["pods"], options["filename"]
     # The process ends with the answer: collecting would only walk every node and pod again and again.
@@ -91,8 +91,6 @@ def _text(options: dict[str, Any]) -> str:
     if filename is None:
         found = asyncio.run(fetch(options["kubeconfig"], names, pods=pods, context=options["context"]))
         rows, problem = _with_telemetry(build_rows(found, names), options)
-        if found.claims is None:
-            problem = f"{problem}\n{CLAIMS_NOT_LISTED}".lstrip()
     else:
         raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
         try:
@@ -100,6 +98,8 @@ def _text(options: dict[str, Any]) -> str:
         except InputError as error:
             raise error if filename == "-" else InputError(f"{filename}: {error}") from error
         rows, problem = build_rows(found, names), ""
+    if found.claims is None:
+        problem = f"{problem}\n{CLAIMS_NOT_READ}".lstrip()
     look = {"pods": pods, "colour": wants_colour()}
     queues = options["queues"]
     text = _with_queues(rows, options, look) if queues else render(rows, options["output"], **look)

@@ -9,6 +9,7 @@ from allocator.errors import shown
 from gpupack.diagnose.why import explain_pod
 from gpupack.errors import InputError
 from gpupack.inventory.grid import HEADER, Cell, Line, align_columns
+from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.terminal import short_age
 from gpupack.whatif.answers import JsonAnswer, PodExplanation, State
 from gpupack.whatif.cluster import Cluster
@@ -62,11 +63,13 @@ class PodList(JsonAnswer, frozen=True):
         pods: A line each.
         of: The workload they belong to, as KIND/NAME; empty: all that wait.
         more: Number of pods that were left out, because there are so many.
+        notes: What the answer leaves out, a sentence each.
     """
 
     pods: tuple[PodLine, ...]
     of: str = ""
     more: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def list_waiting(
@@ -88,7 +91,8 @@ def list_waiting(
     """
     pods = [pod for pod in cluster.list_waiting_pods() if namespace in {None, pod.metadata.namespace}]
     kept = pods[:most]
-    return PodList(_lines(cluster, kept, now_s, queued), more=len(pods) - len(kept))
+    lines = _lines(cluster, kept, now_s, queued)
+    return PodList(lines, more=len(pods) - len(kept), notes=_list_notes(cluster) if lines else ())
 
 
 def list_workload(
@@ -112,7 +116,12 @@ def list_workload(
         raise InputError(f"{cluster.source} has no pod of {workload.name} in namespace {shown(namespace)}")
     pods.sort(key=lambda pod: pod.full_name)
     kept = pods[:most]
-    return PodList(_lines(cluster, kept, now_s, queued), workload.name, len(pods) - len(kept))
+    lines = _lines(cluster, kept, now_s, queued)
+    return PodList(lines, workload.name, len(pods) - len(kept), _list_notes(cluster))
+
+
+def _list_notes(cluster: Cluster) -> tuple[str, ...]:
+    return (CLAIMS_NOT_READ,) if cluster.lacks_claims else ()
 
 
 def format_pods(found: PodList, *, colour: bool = False) -> str:
@@ -135,7 +144,7 @@ def format_pods(found: PodList, *, colour: bool = False) -> str:
         *([Cell(make_printable(text)) for text in row] for row in rows),
     ]
     lines = [line.rstrip() for line in align_columns(map(Line, cells), colour=colour)]
-    return "\n".join([*lines, f"and {found.more} more"] if found.more else lines)
+    return "\n".join([*lines, *([f"and {found.more} more"] if found.more else []), *found.notes])
 
 
 def _lines(

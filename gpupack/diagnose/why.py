@@ -19,6 +19,7 @@ from allocator.names import (
 from allocator.request import MAX_UNITS
 from gpupack.diagnose.running import list_pod_cards
 from gpupack.diagnose.ways_out import find_ways_out
+from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.rebalance.verified_moves import explain_skipped_search
 from gpupack.whatif.answers import PodExplanation, State, WayOut
 from gpupack.whatif.cluster import Cluster, read_requested_unit
@@ -343,6 +344,8 @@ class _PodExplainer:
         ]
         broken = [group for group in found.groups if group.reason == "CorruptWords"]
         notes += [f"words that cannot be read are on {', '.join(group.examples)}" for group in broken]
+        if self._cluster.lacks_claims:
+            notes.append(CLAIMS_NOT_READ)
         return tuple(notes)
 
 

@@ -7,7 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from allocator.claims import ClaimObject
-from allocator.errors import shown
+from allocator.errors import AllocatorError, shown
+from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS
+from allocator.records import load_holds
 from gpupack.errors import InputError
 from gpupack.inventory.kubectl_json import ALL_ALLOWED, NODES_ALLOWED, read_items
 from scheduler_plugin.cache.objects import PodLite
@@ -50,8 +52,9 @@ class InventoryNode(msgspec.Struct):
     status: InventoryNodeStatus = msgspec.field(default_factory=InventoryNodeStatus)
 
 
-CLAIMS_NOT_LISTED: Final = (
-    "ResourceClaims cannot be listed: what is allocated and not prepared yet is not counted"
+CLAIMS_NOT_READ: Final = (
+    "ResourceClaims were not read: what is allocated and not prepared yet is not counted; "
+    "allowed: the right to list them, or `kubectl get nodes,pods,resourceclaims -A -o json`"
 )
 
 
@@ -62,7 +65,7 @@ class NodesAndPods:
     Attributes:
         nodes: in no order.
         pods: None when they were not asked for.
-        claims: ResourceClaims; None when they may not be listed.
+        claims: ResourceClaims; None when they were not read though nodes have pods with claims.
     """
 
     nodes: Sequence[InventoryNode]
@@ -92,4 +95,17 @@ def load_nodes(text: str | bytes, *, pods: bool = False) -> NodesAndPods:
         return NodesAndPods(found["Node"])
     if found["Node"] and not found["Pod"]:
         raise InputError(f"the input holds no pods; {allowed}")
-    return NodesAndPods(found["Node"], found["Pod"], found["ResourceClaim"])
+    claims = found["ResourceClaim"]
+    lacks_claims = not claims and any(map(_holds_claims, found["Node"]))
+    return NodesAndPods(found["Node"], found["Pod"], None if lacks_claims else claims)
+
+
+def _holds_claims(node: InventoryNode) -> bool:
+    """Tell whether a node's words contain pods that have their cards by claims."""
+    annotations = node.metadata.annotations or {}
+    if annotations.get(NODE_SERVES) != SERVES_CLAIMS:
+        return False
+    try:
+        return bool(load_holds(annotations.get(NODE_HOLDS, "")).uids)
+    except AllocatorError:
+        return False

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from gpupack.daemon_pods import DAEMON_NAMESPACE
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, serves_claims
-from gpupack.inventory.objects import CLAIMS_NOT_LISTED, InventoryNode, NodesAndPods
+from gpupack.inventory.objects import CLAIMS_NOT_READ, InventoryNode, NodesAndPods
 from gpupack.inventory.records import NodeRow
 from gpupack.inventory.rendering import RenderOptions, format_lines
 from gpupack.inventory.rows import build_rows
@@ -217,7 +217,7 @@ class _Screen:
             footer.append(self.telemetry.problem)
         hides_claims = self._claims.objects is None and self._claims.error is not None
         if hides_claims and self._options.output != "json":
-            footer.append(CLAIMS_NOT_LISTED)
+            footer.append(CLAIMS_NOT_READ)
         self.old = error is not None
         if error is not None:
             footer.append(f"not up to date: {error}")

@@ -18,6 +18,7 @@ from allocator.packing import Layout
 from allocator.quantity import parse_integer
 from allocator.request import PodRequest
 from gpupack.errors import InputError
+from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.whatif.kube_checks import KubeSchedulerChecks
 from gpupack.whatif.objects import KubeNode, KubePod, is_placeholder, load_objects
 from gpupack.whatif.unknown_requests import drop_unknown_policies
@@ -255,20 +256,21 @@ class Cluster:
                 f"{_are(len(without), len(self.nodes))} left out: "
                 f"no gpupack daemon has published cards there{first}"
             )
-        if self._lacks_claims:
-            notes.append(
-                "ResourceClaims were not read: what is allocated and not prepared yet is not counted; "
-                "allowed: the right to list them, or `kubectl get nodes,pods,resourceclaims -A -o json`"
-            )
+        if self.lacks_claims:
+            notes.append(CLAIMS_NOT_READ)
         return (*notes, *self.policies.warnings)
 
     @property
-    def _lacks_claims(self) -> bool:
+    def lacks_claims(self) -> bool:
         """Tell whether there must be claims on nodes that serve them, and none were read."""
-        if self.claims or not any(record.serves_claims for record in self.state.node_records.values()):
+        if self.claims:
             return False
-        return any(
-            pod.spec.resource_claims and not is_terminal(pod.status.phase) for pod in self.pods.values()
+        records = self.state.node_records
+        serving = {name for name, record in records.items() if record.serves_claims}
+        # A pod that asks by its limits has one there, too.
+        return any(records[name].holds or records[name].pods for name in serving) or any(
+            pod.spec.resource_claims and pod.spec.node_name in serving and not is_terminal(pod.status.phase)
+            for pod in self.pods.values()
         )
 
     def _list_excluded(self, reason: Exclusion) -> tuple[str, ...]:

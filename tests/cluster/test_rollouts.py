@@ -34,12 +34,12 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 EXTENDER, QUEUE, SCHEDULER = "gpupack-extender", "gpupack-queue", "gpupack-scheduler"
 ELECTED = {EXTENDER: "gpupack-scheduler-extender", QUEUE: "gpupack-queue"}
 """Deployments whose leader has a label, and their Leases."""
-DEPLOYED = {EXTENDER: 2, QUEUE: 2, SCHEDULER: 2, "gpupack-dashboard": 1}
+DEPLOYED = {EXTENDER: 2, QUEUE: 2, SCHEDULER: 2, "gpupack-dashboard": 1, "gpupack-autoscale": 2}
 DEFAULT = "default-scheduler"
 
 
 class Installed:
-    """A cluster with both forms of the scheduler, each with its own node of cards, the queue, the dashboard.
+    """A cluster with both forms of the scheduler, each with its own node of cards, and the rest.
 
     Attributes:
         cluster: The control plane.
@@ -98,7 +98,10 @@ class Installed:
             The Deployments, as built.
         """
         manifests = checkout / MANIFESTS.relative_to(REPOSITORY)
-        components = [manifests / COMPONENTS.relative_to(MANIFESTS) / name for name in ("queue", "dashboard")]
+        components = [
+            manifests / COMPONENTS.relative_to(MANIFESTS) / name
+            for name in ("queue", "dashboard", "autoscale")
+        ]
         objects = build(manifests / OVERLAY.relative_to(MANIFESTS), *components)
         deployments = []
         for one in [*objects, *build(manifests / "scheduler"), *more]:
@@ -252,6 +255,10 @@ def test_an_update_ends_and_changes_the_leader_once(installed: Installed) -> Non
 
 
 def test_a_rollback_ends(installed: Installed) -> None:
+    wait_available(installed)
+    change(installed, "2")
+    installed.wait(installed.settled, "there is something to go back from")
+    installed.wait(installed.leaders, "there is a leader")
     before = installed.transitions()
     apply_all(installed.api, [*installed.deployments.values()])
     installed.wait(installed.settled, "the rollback is through")
@@ -282,6 +289,7 @@ def test_to_the_commit_before_and_forth_again(installed: Installed, tmp_path: Pa
 @pytest.mark.parametrize("node", ["one", pytest.param("two", marks=pytest.mark.nightly)])
 def test_a_drain_of_either_node(installed: Installed, node: str) -> None:
     """Leaders and standbys are on both: what is on a node is evicted together, and comes up on the other."""
+    wait_available(installed)
     path = f"{NODES}/{node}"
     installed.api.merge(path, {"spec": {"unschedulable": True}})
     pods = installed.api.get(SYSTEM_PODS, fieldSelector=f"spec.nodeName={node}")["items"]

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from allocator.names import NODE_SERVES, SERVES_CLAIMS
-from gpupack.inventory.objects import CLAIMS_NOT_LISTED
+from gpupack.inventory.objects import CLAIMS_NOT_READ
 from standins.apiserver.server import ApiServer
 from tests.integration.cli_world import in_process
 from tests.integration.top_world import CLUSTER, CONFIG, RECORDS, node, words
@@ -143,10 +143,10 @@ def test_who_may_not_list_claims_is_told_that_they_do_not_count(run, tmp_path):
 
     table, as_json, plain = asyncio.run(ask(look))
     assert table[0] == 0
-    assert table[1].splitlines()[-1] == CLAIMS_NOT_LISTED
-    assert as_json[::2] == (0, f"{CLAIMS_NOT_LISTED}\n")
+    assert table[1].splitlines()[-1] == CLAIMS_NOT_READ
+    assert as_json[::2] == (0, f"{CLAIMS_NOT_READ}\n")
     assert [record["node"] for record in json.loads(as_json[1])] == ["claims", "plain"]
-    assert CLAIMS_NOT_LISTED not in plain[1]
+    assert CLAIMS_NOT_READ not in plain[1]
 
 
 def test_a_cluster_that_does_not_answer(run, tmp_path):

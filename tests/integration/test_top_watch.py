@@ -15,7 +15,7 @@ import pytest
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.packing import NodeWords, node_resources
 from gpupack.errors import InputError
-from gpupack.inventory.objects import CLAIMS_NOT_LISTED, InventoryNode, NodeMetadata
+from gpupack.inventory.objects import CLAIMS_NOT_READ, InventoryNode, NodeMetadata
 from gpupack.inventory.rendering import RenderOptions
 from gpupack.inventory.watch_rows import WatchedObjects, _Screen, watch
 from kubeapi.errors import Forbidden, Unreachable
@@ -177,13 +177,13 @@ def test_claims_that_may_not_be_listed_are_said_not_to_count(capsys):
     claims = WatchedObjects(None, CLAIMS_PATH, ClaimObject, list)
     screen = _Screen(view, None, claims, [], RenderOptions("table"))
     screen.draw()
-    assert CLAIMS_NOT_LISTED not in capsys.readouterr().out
+    assert CLAIMS_NOT_READ not in capsys.readouterr().out
     claims.disconnected(Forbidden("no", status=403))
     screen.draw()
-    assert capsys.readouterr().out.splitlines()[-1] == CLAIMS_NOT_LISTED
+    assert capsys.readouterr().out.splitlines()[-1] == CLAIMS_NOT_READ
     claims.replace([], "2")
     screen.draw()
-    assert CLAIMS_NOT_LISTED not in capsys.readouterr().out
+    assert CLAIMS_NOT_READ not in capsys.readouterr().out
 
 
 async def test_a_name_that_no_node_has(api):

@@ -4,13 +4,16 @@ import json
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 import gpupack
 from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS
 from allocator.records import Holds, dump_holds
+from gpupack.cli.app import cli
 from gpupack.dashboard.board import ClusterBoard
+from gpupack.diagnose.listing import format_pods, list_waiting
 from gpupack.diagnose.why import explain_pod
-from gpupack.inventory.objects import load_nodes
+from gpupack.inventory.objects import CLAIMS_NOT_READ, load_nodes
 from gpupack.inventory.rows import build_rows
 from gpupack.rebalance.advise import advise_empty
 from gpupack.rebalance.moved_cluster import remove_from_words
@@ -239,5 +242,22 @@ def test_a_file_without_the_claims_that_must_be_there_says_so() -> None:
     (told,) = without.list_omissions()
     assert told.startswith("ResourceClaims were not read")
     assert answer_fit(without, FitQuestion(6)).notes == (told,)
+    assert explain_pod(without, "default", "w").notes == (told,)
+    listed = list_waiting(without, 0.0)
+    assert listed.notes == (told,)
+    assert format_pods(listed).splitlines()[-1] == told
     ended = with_claim_pod((0, 10), phase="Succeeded")
     assert not Cluster(ended.nodes, ended.pods, ended.unit_mib).list_omissions()
+    waits = with_claim_pod((0, 10), node="")
+    assert not Cluster(waits.nodes, waits.pods, waits.unit_mib).list_omissions()
+
+
+def test_top_of_a_file_without_the_claims_that_must_be_there_says_so() -> None:
+    """The node's words hold a pod with a claim."""
+    complete = with_claims_on_two_cards()
+    found = json.loads(complete)
+    found["items"] = [item for item in found["items"] if item["kind"] != "ResourceClaim"]
+    assert load_nodes(complete, pods=True).claims
+    assert load_nodes(json.dumps(found), pods=True).claims is None
+    told = CliRunner().invoke(cli, ["top", "--pods", "-f", "-"], input=json.dumps(found)).output
+    assert told.splitlines()[-1] == CLAIMS_NOT_READ
