@@ -11,7 +11,7 @@ from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
 
-from .cluster import GRACE_S, Cluster
+from .cluster import GRACE_S, Cluster, only_node
 from .process import Process
 from .truth import Job, Truth, alike, count_slots_left, is_blocked, jobs
 from .world import DATA, RACK, Pod, World
@@ -344,7 +344,7 @@ class Promises:
         start_s = START_S * (1 + self._refused_like(job))
         if not truth.settled:
             pass
-        elif truth.allows(job.queue, job.units) and truth.has_room(job.pods) and not self._kept(job):
+        elif truth.allows(job.queue, job.units) and _has_room(job, truth) and not self._kept(job):
             found.append(("fits its own quota and a card and waits", start_s))
         elif self._could_reclaim(job, truth) and not self._kept(job):
             found.append(("could have what others borrowed and waits", start_s))
@@ -370,7 +370,7 @@ class Promises:
     def _could_reclaim(self, job: Job, truth: Truth) -> bool:
         if self.process.config.reclaim != "evict" or not truth.is_own(job.queue, job.units):
             return False
-        if job.uid in self._troubled or job.key in self._refused or job.rest:
+        if job.uid in self._troubled or job.key in self._refused or job.rest or _find_named_node(job):
             return False
         form = self.process.config.queues[job.queue]
         if form.nominal_quota is None or self.cluster.silent:
@@ -472,6 +472,17 @@ class Promises:
                 there[pod.spec.queue] = there.get(pod.spec.queue, 0) + pod.spec.units
         if counted != there:
             raise BrokenError(f"the queue counts {counted}, there are {there}")
+
+
+def _has_room(job: Job, truth: Truth) -> bool:
+    """Whether cards are free for a job where it may go."""
+    named = _find_named_node(job)
+    return truth.fits_on(job.pods[0], named) if named else truth.has_room(job.pods)
+
+
+def _find_named_node(job: Job) -> str:
+    """Find the node for which a pod waits that nobody makes again: an admission named it; empty for none."""
+    return only_node(job.pods[0]) if len(job.pods) == 1 and not job.pods[0].spec.owner else ""
 
 
 def _took_since(pod: Pod, round_: Round) -> bool:
