@@ -1,7 +1,8 @@
 """Units that pods have on the cards of their node, and units that are free once pods go. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allocator.podcards import ByPosition, first_assigned_units, published_units, unheld_units
 from scheduler_plugin.cache.charges import NodeRecord
@@ -17,14 +18,19 @@ class PodCards:
         closed_cards: Positions of cards on which nothing is free for certain once pods have gone: they are
             closed to pods, or processes of others fill them. The words stop at a card's size, so what such
             processes use beyond that is not known.
+        shared: Units of each pod, by UID, of claims that other pods use, too: these stay when it goes.
     """
 
     units: Mapping[str, ByPosition]
     closed_cards: frozenset[int]
+    shared: Mapping[str, Counter[int]] = field(default_factory=dict)
 
     def get_freed_units(self, uid: str) -> ByPosition:
         """Find the units that are free for certain without a pod, by card position."""
         units = self.units.get(uid, {})
+        shared = self.shared.get(uid)
+        if shared is not None:
+            units = {card: count - shared[card] for card, count in units.items() if count > shared[card]}
         if not self.closed_cards:
             return units
         return {card: count for card, count in units.items() if card not in self.closed_cards}
@@ -44,7 +50,17 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
         elif pod.charged is not None:
             units[uid] = unheld_units(pod.charged, pod.assigned, pod.allocated, record.uuids, record.sizes)
     closed = {card for card, units_open in enumerate(evictable[: len(record.sizes)]) if not units_open}
-    return PodCards(units, frozenset(closed | _filled_by_others(record, units)))
+    return PodCards(units, frozenset(closed | _filled_by_others(record, units)), _find_shared(record))
+
+
+def _find_shared(record: NodeRecord) -> dict[str, Counter[int]]:
+    """Find what pods that ask by their limits hold of claims that other pods use, too, by UID."""
+    shared: dict[str, Counter[int]] = {}
+    for uid, claim in record.claims.items():
+        for pod in claim.pods if len(claim.pods) > 1 else ():
+            if pod in record.pods:
+                shared.setdefault(pod, Counter()).update(record.held_claims.get(uid, {}))
+    return shared
 
 
 def published_pod_units(record: NodeRecord, pod: PodRecord) -> ByPosition:

@@ -26,8 +26,8 @@ Where answers differ on purpose:
 - Filter refuses a pod that waits in its queue again on every node; what it says here is said of the pod once
   it is released.
 - What others use beyond a card that is full of pods nobody but its node knows: words stop at the card's size.
-- A pod with claims is on its cards once the words hold it; before that only what is free is less. `why`,
-  `advise` and preemption move and evict pods that ask by limits.
+- A pod with claims is on its cards once the words hold it; before that only what is free is less. Of pods
+  that share a claim the words hold the first. `advise` and preemption move and evict pods that ask by limits.
 - In the simulator nobody runs when it begins, cards that are out of use are cards, cards of several kinds
   on a node are several nodes, and of containers that share a card only the sum is known.
 """

@@ -2,9 +2,11 @@
 
 import pytest
 
-from allocator.names import NODE_SERVES, SERVES_CLAIMS
+from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS
+from allocator.records import Holds, dump_holds
 from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.objects import NodeLite
+from scheduler_plugin.cache.pod_cards import read_pod_cards
 from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import claim, node, pod
 from tests.state_world import assumed, free
@@ -210,3 +212,17 @@ def test_after_a_restore_of_etcd_lists_of_older_claims_are_believed() -> None:
     assert assumed(state) == [3, 4]
     state.expire_tombstones(TOMBSTONE_S)
     assert assumed(state) == [3, 0]
+
+
+@pytest.mark.parametrize(("pods", "freed"), [(["p"], {0: 14}), (["p", "q"], {0: 4})])
+def test_what_a_pod_holds_of_a_claim_that_others_share_stays_when_it_goes(
+    pods: list[str], freed: dict[int, int]
+) -> None:
+    """The pod asks for 4 by its limits, too; the words count all of it as the pod's."""
+    state = ClusterState()
+    holds = Holds(9, frozenset({"uid-p"}), {"uid-p": {0: 14}}, {"uid-c": {0: 10}})
+    extra = {**SERVES, NODE_HOLDS: dump_holds(holds)}
+    state.apply_node(node("n", (16, 16), (14, 0), version=9, extra=extra), 0)
+    state.apply_pod(pod("p", 4, node="n", version=4), 0)
+    state.claims.apply(claim("c", (0, 10), pods=pods), 0)
+    assert read_pod_cards(state.node_records["n"], (16, 16)).get_freed_units("uid-p") == freed

@@ -158,6 +158,8 @@ def check_end(scene: Scene, places: Places) -> None:
         if truth.lives(pod)
         and truth.asks(pod)
         and pod["spec"]["nodeName"] in scene.clean.intersection(places.usable)
+        # Its node lets a claim go only with the last of the pods that share it.
+        and all(len(claim["status"]["reservedFor"]) < 2 for claim in scene.claims_of(pod))
     ]
     if not able:
         return

@@ -141,10 +141,7 @@ class Places:
         """What every place says of the cards of a pod that has a node."""
         pod = self.scene.pods[name]
         uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
-        told = explain_pod(self.cluster, "default", name)
-        positions = {card.uuid: at for at, card in enumerate(self.top[node].cards)}
         found = self.shown_cards(name)
-        found["why"] = _units((node, positions[card.uuid], card.promised_units) for card in told.cards)
         if node in self.usable:
             record = self.cluster.state.pods[uid]
             found["ways out"] = _on(node, self.held.get_units(record))
@@ -160,7 +157,10 @@ class Places:
         detail = self.board.make_detail(node)
         assert detail is not None
         by_place = {"top": self.top[node].cards, "dashboard": detail.cards}
-        return {
+        told = explain_pod(self.cluster, "default", name)
+        positions = {card.uuid: at for at, card in enumerate(self.top[node].cards)}
+        units = _units((node, positions[card.uuid], card.promised_units) for card in told.cards)
+        return {"why": units} | {
             place: _units(
                 (node, at, each.units)
                 for at, card in enumerate(cards)

@@ -3,6 +3,7 @@
 Pods are bound by the shipped extender and committer, served by a small kubelet with the shipped ledger, and
 then cards go, shrink, fall sick or are cordoned, nodes are closed, and pods end, of all of which the API
 server may have heard or not. On nodes that serve claims there are also pods whose claims others allocated.
+Such claims may be shared by pods or deleted by force, and their node may come back with the device plugin.
 """
 
 import json
@@ -96,6 +97,8 @@ class Scene:
                 aside = Random(f"{random.getstate()[1][-3:]} {host.name} claims")
                 if isinstance(host, ClaimHost) and aside.random() < 0.4:
                     self._claim(host, aside)
+                if aside.random() < 0.15:
+                    self._happen_to_claim(host, aside)
         for _ in range(random.randint(1, 2)):
             self._ask()
         if random.random() < 0.2:
@@ -290,7 +293,15 @@ class Scene:
 
     def _claim(self, host: ClaimHost, random: Random) -> None:
         """A pod with a claim that kube-scheduler, or a person, allocated; the node may have prepared it."""
-        name = f"k{self._next()}"
+        made = self._pod_with_claim(f"k{self._next()}", host, random)
+        if not self._allocate(made, host, random):
+            return
+        self.send(made)
+        self.clean.discard(host.name)
+        if random.random() < 0.7:
+            self._serve(made)
+
+    def _pod_with_claim(self, name: str, host: ClaimHost, random: Random) -> dict[str, Any]:
         made: dict[str, Any] = pod_object(
             name,
             version=self._next(),
@@ -299,12 +310,47 @@ class Scene:
             spec={"priority": random.randint(0, PRIORITY), "tolerations": []},
         )
         made["kind"] = "Pod"
-        if not self._allocate(made, host, random):
+        return made
+
+    def _happen_to_claim(self, host: Host, random: Random) -> None:
+        """Others share a claim of a node, or somebody deletes it, or its node changes its kind undrained."""
+        claims = [each for each in self.claims.values() if _is_foreign(each, host.name)]
+        if not claims:
             return
+        claim, what = random.choice(claims), random.choice(("shared", "shared", "deleted", "ending", "kind"))
+        if what == "shared" and isinstance(host, ClaimHost):
+            self._share(claim, host, random)
+        elif what == "deleted":
+            del self.claims[claim["metadata"]["uid"]]
+            self.scheduler.claims.delete(msgspec.convert(claim, ClaimObject), str(self._next()), 0.0)
+        elif what == "ending":
+            for each in claim["status"]["reservedFor"]:
+                if each["name"] in self.pods:
+                    self.pods[each["name"]]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+                    self.send(self.pods[each["name"]])
+        elif what == "kind" and isinstance(host, ClaimHost):
+            self._change_kind(host)
+
+    def _share(self, claim: dict[str, Any], host: ClaimHost, random: Random) -> None:
+        """Another pod uses a claim; the node may have prepared it for the first one."""
+        name = f"s{self._next()}"
+        made = self._pod_with_claim(name, host, random)
+        made["spec"]["resourceClaims"] = [{"name": "card", "resourceClaimName": claim["metadata"]["name"]}]
+        reserved = {"resource": "pods", "name": name, "uid": made["metadata"]["uid"]}
+        claim["status"]["reservedFor"].append(reserved)
+        self.send_claim(claim)
         self.send(made)
         self.clean.discard(host.name)
-        if random.random() < 0.7:
-            self._serve(made)
+
+    def _change_kind(self, host: ClaimHost) -> None:
+        """All pods are deleted by force, and the node comes back with the device plugin; claims are there."""
+        for pod in self.on(host.name):
+            del self.pods[pod["metadata"]["name"]]
+            self.scheduler.delete_pod(msgspec.convert(pod, PodLite), str(self._next()), 0.0)
+        plain = Host(host.name, host.cards)
+        plain.cpu, plain.spec, plain.ready = host.cpu, host.spec, host.ready
+        self.hosts[host.name] = plain
+        self.publish(host.name)
 
     def _allocate(self, pod: dict[str, Any], host: ClaimHost, random: Random) -> bool:
         """Give a pod a claim that is allocated cards of a node; False where they have no room."""
@@ -499,6 +545,14 @@ class Scene:
     def on(self, node: str) -> list[dict[str, Any]]:
         """Pods that have a node."""
         return [pod for pod in self.pods.values() if pod["spec"].get("nodeName") == node]
+
+
+def _is_foreign(claim: dict[str, Any], node: str) -> bool:
+    """Whether others than the extender allocated a claim cards of a node."""
+    results = claim["status"]["allocation"]["devices"]["results"]
+    return not claim["metadata"]["uid"].startswith(OF_POD) and any(
+        result["pool"] == node for result in results
+    )
 
 
 def make_claim(claim: BoundPodClaim) -> dict[str, Any]:

@@ -85,6 +85,9 @@ def _check_claims(scene: Scene, places: Places, asked: dict[str, str]) -> None:
             continue
         name, units = pod["metadata"]["name"], []
         for claim in scene.claims_of(pod):
+            users = [each["name"] for each in claim["status"]["reservedFor"] if each["name"] in scene.pods]
+            if users[0] != name:
+                continue  # a claim that pods share is the first one's
             for result in claim["status"]["allocation"]["devices"]["results"]:
                 cards = places.top[result["pool"]].cards
                 devices = device_names([card.uuid for card in cards if card.uuid is not None])

@@ -198,7 +198,7 @@ def sum_left(scene: Scene, name: str, *, percent: bool) -> int:
         request.effective_units
         for pod in scene.on(name)
         if lives(pod)
-        for request in [request_of(pod)]
-        if request.percent == percent
+        for request in [find_request(pod)]
+        if request is not None and request.percent == percent
     )
     return int(scene.nodes[name]["status"]["allocatable"][resource]) - asked
