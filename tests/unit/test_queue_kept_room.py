@@ -209,3 +209,29 @@ def test_room_is_not_kept_for_a_borrower_whose_quota_its_lender_needs() -> None:
     assert world.admitted() == []
     _kept(world)
     assert world.admitted() == ["lender"]
+
+
+@pytest.mark.parametrize(
+    ("config", "cpu"),
+    [("\nslots: {per: node, local: {count: 1}, free: {count: 1}}", "64"), ("", "4")],
+    ids=["slots", "cpu"],
+)
+def test_of_two_for_which_room_is_kept_on_a_node_the_first_goes_as_soon_as_one_fits(
+    config: str, cpu: str
+) -> None:
+    """Each has cards, and only one slot is idle, or cpu for one. They waited for each other."""
+    world = QueueWorld(f"queues: [{{name: a}}, {{name: b}}]\nkeepRoomAfter: 30s{config}")
+    world.node("n1", (16, 16, 16), cpu=cpu)
+    running = [world.pod(f"r{number}", 16, created=0, cpu="2") for number in range(2)]
+    assert len(world.admitted()) == 2
+    for uid in running:
+        world.bind(uid)
+    world.pod("first", 16, created=1, cpu="2")
+    world.pod("second", 16, queue="b", created=2, cpu="2")
+    world.now = 1000.0
+    assert world.admitted() == []
+    assert _kept(world) == ["n1", "n1"]
+    for uid, name in zip(running, ("first", "second"), strict=True):
+        world.delete(uid)
+        assert world.admitted() == [name]
+        world.bind(f"uid-{name}")

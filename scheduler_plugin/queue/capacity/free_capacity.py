@@ -346,7 +346,7 @@ class FreeCapacity:
         known = mask.beside.get(node)
         if known is not None and known[:3] == (version, self.reservations.version, holder_uid):
             return known[3]
-        others = self.reservations.sum_others(holder_uid, node, self.state.nodes.uuids[row])
+        others = self.reservations.sum_ahead(holder_uid, node, self.state.nodes.uuids[row])
         found = self._leaves_reserved(mask.query, requirements, row, others)
         mask.beside[node] = (version, self.reservations.version, holder_uid, found)
         return found
@@ -355,7 +355,7 @@ class FreeCapacity:
         self, query: SchedulingRequest, requirements: PodRequirements, row: int, others: NodeReservations
     ) -> bool:
         """Tell whether a pod that fits on a node leaves others what is kept for them there."""
-        if not others.pods:
+        if not (others.pods or others.cards):
             return True
         if not fits_host(self.state.nodes, others.host.add(requirements.host), row):
             return False

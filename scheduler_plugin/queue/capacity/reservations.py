@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import takewhile
 
 from scheduler_plugin.cache.cards import find_current_positions
 from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest
@@ -130,6 +131,18 @@ class QueueReservations:
             reduce(HostRequest.add, (reservation.host for reservation in others)),
             len(others),
         )
+
+    def sum_ahead(self, workload_uid: str, node: str, uuids: Sequence[str]) -> NodeReservations:
+        """Sum what a workload must leave to others on a node; for arguments see `sum_others`.
+
+        Each has its own cards. The rest any pod can use, so it is for those first that have reserved it the
+        longest. If each left it to the others, none would start.
+        """
+        cards = self.sum_others(workload_uid, node, uuids).cards
+        here = self._by_node.get(node, {}).values()
+        ahead = list(takewhile(lambda reservation: reservation.workload_uid != workload_uid, here))
+        host = reduce(HostRequest.add, (reservation.host for reservation in ahead), NO_HOST_REQUEST)
+        return NodeReservations(cards, host, len(ahead))
 
     def _remove(self, uid: str) -> None:
         reservation = self._by_pod.pop(uid, None)

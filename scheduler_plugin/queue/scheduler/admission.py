@@ -292,7 +292,7 @@ class AdmissionScheduler:
         for name in reservations.node_names:
             row = nodes.rows.get(name)
             if row is not None and fits[row]:
-                kept = reservations.sum_others(holder, name, nodes.uuids[row]).pods
+                kept = reservations.sum_ahead(holder, name, nodes.uuids[row]).pods
                 fits[row] = kept == 0 or self.slots.count_left(name) > kept
         return fits
 

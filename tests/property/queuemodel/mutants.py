@@ -1,7 +1,7 @@
 """Rules of the queue taken out one at a time: some history must break that passes with the rule."""
 
 from scheduler_plugin.queue.cache import claimed_units, pods, queues
-from scheduler_plugin.queue.capacity import reservation_planner
+from scheduler_plugin.queue.capacity import reservation_planner, reservations
 from scheduler_plugin.queue.controller import controller, explainer
 from scheduler_plugin.queue.scheduler import (
     admission,
@@ -84,6 +84,14 @@ MUTANTS = (
         "            pass\n",
         under_load,
         7024,
+    ),
+    Mutant(
+        "slots: of those for whom room is kept on a node the first need not leave the others theirs",
+        reservations.QueueReservations.sum_ahead,
+        "takewhile(lambda reservation: reservation.workload_uid != workload_uid, here)",
+        "(reservation for reservation in here if reservation.workload_uid != workload_uid)",
+        of_slots,
+        4_127_210_001,
     ),
     Mutant(
         "slots: room is kept on nodes that have some",
