@@ -11,7 +11,9 @@ from allocator.names import CLAIM_LABEL
 from scheduler_plugin.binding.pod_claims import claim_of
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import read_pod
+from scheduler_plugin.preemption.preemptor import REFUSAL_REST_S
 from tests.cluster.harness import Cluster, workload
+from tests.cluster.harness.admission import add_priority_class
 from tests.cluster.harness.controlplane import RESOURCE
 from tests.cluster.harness.dra import (
     API,
@@ -27,7 +29,7 @@ from tests.cluster.harness.dra import (
     slices,
     start_with_claims,
 )
-from tests.cluster.harness.polling import until
+from tests.cluster.harness.polling import holds_for, until
 
 PODS = "/api/v1/namespaces/default/pods"
 SMALL, LARGE = (f"GPU-00000000-0000-4000-8000-{index:012d}" for index in range(2))
@@ -424,6 +426,31 @@ def test_claims_and_ordinary_pods_fill_one_card_together(cluster: Cluster) -> No
         cluster.wait_used([16, 6] if assigned(cluster, "fills") == {"main": [[SMALL, 5]]} else [11, 11])
     finally:
         cluster.api.delete(f"{path}/small-six", grace_s=0)
+
+
+def test_pods_that_ask_by_limits_are_evicted_for_a_more_important_one_and_pods_with_claims_are_not(
+    cluster: Cluster,
+) -> None:
+    """The pod with a claim has less priority than the one that goes."""
+    for name, priority in (("low", 1), ("middle", 5), ("high", 10)):
+        add_priority_class(cluster, name, priority)
+    on_large = f'device.attributes["{DRIVER}"].uuid == "{LARGE}"'
+    cluster.api.post(CLAIMS, claim("kept", 20, on_large))
+    cluster.create(claim_pod("kept", "kept", priorityClassName="low"))
+    cluster.wait_running("kept")
+    cluster.create(workload.pod("goes", workload.container(gib=14), priorityClassName="middle"))
+    cluster.wait_running("goes")
+    assert assigned(cluster, "goes") == {"main": [[SMALL, 14]]}
+    cluster.create(workload.pod("urgent", workload.container(gib=16), priorityClassName="high"))
+    cluster.wait_running("urgent", 60)
+    assert assigned(cluster, "urgent") == {"main": [[SMALL, 16]]}
+    assert not cluster.exists("goes")
+    cluster.create(workload.pod("in-vain", workload.container(gib=20), priorityClassName="high"))
+    cluster.wait_event("in-vain", "FailedScheduling")
+    # Twice as long as a refused pod rests before others are evicted for it.
+    holds_for(
+        lambda: "deletionTimestamp" not in cluster.pod("kept")["metadata"], "it runs on", 2 * REFUSAL_REST_S
+    )
 
 
 def test_a_container_may_ask_by_limits_and_use_a_claim(cluster: Cluster) -> None:
