@@ -14,6 +14,7 @@ import msgspec
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.names import (
+    DEVICE_CLASS,
     DOMAIN,
     GPU_PREFIX,
     NODE_KEPT,
@@ -50,7 +51,6 @@ class _CleanedMetadata(msgspec.Struct):
 class _CleanedStatus(msgspec.Struct):
     capacity: dict[str, Any] | None = None
     allocatable: dict[str, Any] | None = None
-    phase: str = ""
 
 
 class _Taint(msgspec.Struct):
@@ -84,21 +84,37 @@ class _Gate(msgspec.Struct):
     name: str
 
 
+class _NamedClaim(msgspec.Struct):
+    resourceClaimName: str | None = None  # noqa: N815 (as Kubernetes writes it)
+
+
 class _CleanedPodSpec(msgspec.Struct):
     containers: list[_Container] | None = None
     initContainers: list[_Container] | None = None  # noqa: N815 (as Kubernetes writes it)
     nodeName: str = ""  # noqa: N815 (as Kubernetes writes it)
     schedulerName: str = ""  # noqa: N815 (as Kubernetes writes it)
     schedulingGates: list[_Gate] | None = None  # noqa: N815 (as Kubernetes writes it)
+    resourceClaims: list[_NamedClaim] | None = None  # noqa: N815 (as Kubernetes writes it)
+
+
+class _CleanedPodStatus(msgspec.Struct):
+    phase: str = ""
+    resourceClaimStatuses: list[_NamedClaim] | None = None  # noqa: N815 (as Kubernetes writes it)
 
 
 class InstalledPod(msgspec.Struct):
-    """InstalledPod is a pod as far as uninstalling reads it, and whether its claim has cards of ours."""
+    """InstalledPod is a pod as far as uninstalling reads it, and whether its claim has or wants our cards."""
 
     metadata: _CleanedMetadata
     spec: _CleanedPodSpec = msgspec.field(default_factory=_CleanedPodSpec)
-    status: _CleanedStatus = msgspec.field(default_factory=_CleanedStatus)
+    status: _CleanedPodStatus = msgspec.field(default_factory=_CleanedPodStatus)
     has_claim: bool = False
+
+    @property
+    def claims(self) -> set[str]:
+        """Names of its ResourceClaims, those from templates among them."""
+        named = (*(self.spec.resourceClaims or ()), *(self.status.resourceClaimStatuses or ()))
+        return {each.resourceClaimName for each in named if each.resourceClaimName}
 
     @property
     def text(self) -> str:
@@ -112,7 +128,7 @@ class InstalledPod(msgspec.Struct):
 
     @property
     def asks_for_memory(self) -> bool:
-        """Whether a container asks for GPU memory, or has it by a claim."""
+        """Whether a container asks for GPU memory, or has or wants it by a claim."""
         if self.has_claim:
             return True
         containers = [*(self.spec.containers or ()), *(self.spec.initContainers or ())]
@@ -283,31 +299,33 @@ class Uninstaller:
         self._claims_hidden = False
 
     async def list_pods(self) -> list[InstalledPod]:
-        users = await self._list_claim_users()
+        claims = await self._list_claims()
+        users = {uid for claim in claims for uid in claim.pods}
+        names = {(claim.metadata.namespace, claim.metadata.name) for claim in claims}
         pods = [
             pod
             async for page in self._client.pages("/api/v1/pods")
             for pod in _items(page, InstalledPod, self._client.server)
         ]
         for pod in pods:
-            pod.has_claim = pod.metadata.uid in users
+            named = {(pod.metadata.namespace, name) for name in pod.claims}
+            pod.has_claim = pod.metadata.uid in users or not named.isdisjoint(names)
         return pods
 
-    async def _list_claim_users(self) -> set[str]:
-        """List UIDs of the pods that may use claims with cards of ours; none where they cannot be listed."""
+    async def _list_claims(self) -> "list[_Claim]":
+        """List the claims that have cards of ours, or want them; none where they cannot be listed."""
         try:
-            return {
-                uid
+            return [
+                claim
                 async for page in self._client.pages(CLAIMS_PATH)
-                for claim in _items(page, ClaimObject, self._client.server)
-                if claim.results
-                for uid in claim.pods
-            }
+                for claim in _items(page, _Claim, self._client.server)
+                if claim.results or claim.names_class
+            ]
         except NotFound:
-            return set()
+            return []
         except Forbidden:
             self._claims_hidden = True
-            return set()
+            return []
 
     async def list_nodes(self, names: Sequence[str] = ()) -> list[str]:
         """Name the Nodes that have anything of ours, in order.
@@ -421,14 +439,44 @@ class _CleanedPodList(msgspec.Struct):
     items: list[InstalledPod]
 
 
+class _ClassName(msgspec.Struct):
+    deviceClassName: str = ""  # noqa: N815 (as Kubernetes writes it)
+
+
+class _DeviceRequest(msgspec.Struct):
+    exactly: _ClassName | None = None
+    firstAvailable: list[_ClassName] | None = None  # noqa: N815 (as Kubernetes writes it)
+
+
+class _DeviceRequests(msgspec.Struct):
+    requests: list[_DeviceRequest] | None = None
+
+
+class _ClaimSpec(msgspec.Struct):
+    devices: _DeviceRequests = msgspec.field(default_factory=_DeviceRequests)
+
+
+class _Claim(ClaimObject):
+    spec: _ClaimSpec = msgspec.field(default_factory=_ClaimSpec)
+
+    @property
+    def names_class(self) -> bool:
+        """Whether it asks for devices of our class."""
+        return any(
+            each is not None and each.deviceClassName == DEVICE_CLASS
+            for request in self.spec.devices.requests or ()
+            for each in (request.exactly, *(request.firstAvailable or ()))
+        )
+
+
 class _ClaimList(msgspec.Struct):
-    items: list[ClaimObject]
+    items: list[_Claim]
 
 
 _LISTS: Final[Mapping[type, Any]] = {
     CleanedNode: _CleanedNodeList,
     InstalledPod: _CleanedPodList,
-    ClaimObject: _ClaimList,
+    _Claim: _ClaimList,
 }
 
 

@@ -133,6 +133,25 @@ async def test_pods_with_claims_of_our_cards_keep_their_node_back(api, uninstall
     assert "team/claims" in lines[0]
 
 
+async def test_pods_that_wait_for_claims_of_our_class_are_named(api, uninstall):
+    add_node(api)
+    claims = [{"name": "card", "resourceClaimName": "ours"}, {"name": "net", "resourceClaimName": "other"}]
+    add_pod(api, "waits", spec={"resourceClaims": claims[:1]})
+    add_pod(api, "elsewhere", spec={"resourceClaims": claims[1:]})
+    path = f"{api.url}/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
+    async with ClientSession() as session:
+        for name, of_class in (("ours", "gpupack"), ("other", "net.example.com")):
+            requests = [{"name": "r", "firstAvailable": [{"name": "s", "deviceClassName": of_class}]}]
+            claim = claim_object(name) | {
+                "metadata": {"name": name},
+                "spec": {"devices": {"requests": requests}},
+            }
+            (await session.post(path, json=claim)).raise_for_status()
+    status, out, err = await uninstall()
+    assert (status, out) == (0, CLEAN)
+    assert err == [f"{SAID} 1 pod waits for GPU memory and will not start without gpupack: team/waits"]
+
+
 async def test_where_claims_cannot_be_listed_a_node_that_serves_them_is_kept_back(api, uninstall):
     add_node(api, "n1")
     api.add_node("n2", LABELS, {**WORDS, "cpu": 8}, {**ANNOTATIONS, NODE_SERVES: SERVES_CLAIMS})
