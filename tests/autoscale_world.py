@@ -3,9 +3,11 @@
 import json
 from dataclasses import dataclass, field, replace
 
+from allocator.names import NODE_SERVES, PERCENT_RESOURCE, SERVES_CLAIMS
 from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.whatif.cluster import Cluster
 from tests.ask_world import Node, Pod, World
+from tests.cluster_builders import MEMORY
 
 UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
 LONG_AGO = "2020-01-01T00:00:00Z"
@@ -70,4 +72,21 @@ def fragments(number: int = 1, free: int = 20, size: int = 80, **more) -> tuple[
     return nodes, pods
 
 
-__all__ = ["Grown", "Node", "Pod", "fragments", "grown", "outcomes", "plan_of", "replace", "waits"]
+def serve_claims(item) -> None:
+    """Make a node one that serves claims."""
+    item["metadata"]["annotations"][NODE_SERVES] = SERVES_CLAIMS
+    item["status"]["allocatable"] |= {MEMORY: "0", PERCENT_RESOURCE: "0"}
+
+
+__all__ = [
+    "Grown",
+    "Node",
+    "Pod",
+    "fragments",
+    "grown",
+    "outcomes",
+    "plan_of",
+    "replace",
+    "serve_claims",
+    "waits",
+]

@@ -19,6 +19,7 @@ from gpupack.autoscale.shapes import (
     Shapes,
     has_startup_taint,
     learn_shapes,
+    leave_out_claims,
     read_card_sets,
 )
 from gpupack.autoscale.sum_view import (
@@ -197,7 +198,7 @@ class Planner:
         # 3. Pack all that are refused on new nodes, by cards.
         keys = frozenset[str]().union(*(kind.label_keys for kind in refused))
         card_sets = read_card_sets(cluster)
-        addable = _leave_out_claims(cluster, card_sets)
+        addable = leave_out_claims(cluster, card_sets)
         shapes = Shapes([*self.declared, *learn_shapes(cluster, keys, addable)], cluster.unit_mib)
         packer = Packer(shapes, CLAIMS_LEFT_OUT if len(addable) < len(card_sets) else "")
         due = self._keep_due(refused, packer, outcomes, sums.fit_by_sum, now_s)
@@ -286,12 +287,6 @@ def find_asked_before(cluster: Cluster, pods: Mapping[str, WaitingPod]) -> set[s
 def _has_node(cluster: Cluster, kind: EquivalentPods) -> bool:
     """Tell whether filter and kube-scheduler's rules let a pod of a kind on any node."""
     return WhatIf(cluster, make_query(cluster, kind.request, kind.requirements), kind.requirements).has_node()
-
-
-def _leave_out_claims(cluster: Cluster, card_sets: Mapping[str, CardSet]) -> dict[str, CardSet]:
-    """Leave out nodes that serve claims: they offer units to no autoscaler, which adds none like them."""
-    records = cluster.state.node_records
-    return {name: cards for name, cards in card_sets.items() if not records[name].serves_claims}
 
 
 def find_starting_nodes(

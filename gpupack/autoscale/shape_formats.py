@@ -22,6 +22,7 @@ from gpupack.autoscale.shapes import (
     INSTANCE_TYPE,
     Shape,
     learn_shapes,
+    leave_out_claims,
     read_card_sets,
     read_shapes,
 )
@@ -38,7 +39,8 @@ def find_shapes(cluster: Cluster, nodes: Sequence[str]) -> list[Shape]:
     """Find the shapes of some nodes, or of all nodes that have cards.
 
     Raises:
-        InputError: a node that there is not, or that publishes no cards; or no node does.
+        InputError: a node that there is not, that publishes no cards, or that serves claims; or no other
+            node publishes cards.
     """
     missing = set(nodes) - cluster.nodes.keys()
     if missing:
@@ -49,7 +51,15 @@ def find_shapes(cluster: Cluster, nodes: Sequence[str]) -> list[Shape]:
         raise InputError(f"node {without[0]} publishes no cards; allowed: a node on which gpupack node runs")
     if not card_sets:
         raise InputError("no node publishes cards: give --name, --cards, --cpu and --memory")
-    found = learn_shapes(cluster, (), card_sets)
+    addable = leave_out_claims(cluster, card_sets)
+    of_claims = sorted(set(nodes) - addable.keys())
+    if of_claims or not addable:
+        first = of_claims[0] if of_claims else min(card_sets)
+        raise InputError(
+            f"node {first} serves claims: its kubelet offers no GPU memory, so an autoscaler would add nodes "
+            "like it in vain; allowed: a node of the device plugin, or --name, --cards, --cpu and --memory"
+        )
+    found = learn_shapes(cluster, (), addable)
     return [shape for shape in found if not nodes or shape.nodes & set(nodes)]
 
 

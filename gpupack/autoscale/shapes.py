@@ -158,6 +158,12 @@ def read_card_sets(cluster: Cluster) -> dict[str, CardSet]:
     }
 
 
+def leave_out_claims(cluster: Cluster, card_sets: Mapping[str, CardSet]) -> dict[str, CardSet]:
+    """Leave out nodes that serve claims: they offer units to no autoscaler, which adds none like them."""
+    records = cluster.state.node_records
+    return {name: cards for name, cards in card_sets.items() if not records[name].serves_claims}
+
+
 def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str, CardSet]) -> list[Shape]:
     """Learn the shapes of the nodes that exist.
 

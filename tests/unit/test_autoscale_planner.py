@@ -4,19 +4,24 @@ import json
 
 import pytest
 
-from allocator.names import (
-    NODE_LABEL,
-    NODE_SERVES,
-    PERCENT_RESOURCE,
-    PLACEHOLDER_FOR,
-    SERVES_CLAIMS,
-    STARTUP_TAINT,
-)
+from allocator.names import NODE_LABEL, PLACEHOLDER_FOR, STARTUP_TAINT
 from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
 from gpupack.whatif.cluster import Cluster
-from tests.autoscale_world import NOW, WALL_S, Node, Pod, fragments, grown, outcomes, plan_of, replace, waits
+from tests.autoscale_world import (
+    NOW,
+    WALL_S,
+    Node,
+    Pod,
+    fragments,
+    grown,
+    outcomes,
+    plan_of,
+    replace,
+    serve_claims,
+    waits,
+)
 from tests.cluster_builders import MEMORY
 
 
@@ -80,11 +85,6 @@ def test_a_pod_that_no_new_node_could_take_gets_none_and_is_told():
         assert (asked(plan), outcomes(plan)) == ([], {"waits": "no_shape"})
         (said,) = plan.pods.values()
         assert said.text.endswith("known are nodes of 2 x 80 GiB NVIDIA A100; 3 x 80 GiB NVIDIA A100")
-
-
-def serve_claims(item):
-    item["metadata"]["annotations"][NODE_SERVES] = SERVES_CLAIMS
-    item["status"]["allocatable"] |= {MEMORY: "0", PERCENT_RESOURCE: "0"}
 
 
 def test_no_node_like_one_that_serves_claims_is_asked_for():

@@ -10,7 +10,7 @@ from gpupack.autoscale.shape_formats import FORMATS, find_shapes, write_shapes
 from gpupack.autoscale.shapes import learn_shapes, read_card_sets, read_shapes
 from gpupack.cli.app import cli
 from gpupack.errors import InputError
-from tests.autoscale_world import Node, Pod, fragments, grown
+from tests.autoscale_world import Node, Pod, fragments, grown, serve_claims
 
 TYPE = "node.kubernetes.io/instance-type"
 SHAPES = """
@@ -167,6 +167,19 @@ def test_the_command_reads_nodes():
     assert (status, "resources/gpupack.io/gpu-memory-gib: 160" in said, "t4" in said) == (0, True, False)
     assert run("nosuch", "-f", "-", text=world.text)[0] == 2
     assert len(find_shapes(world.cluster, ())) == 2
+
+
+def test_nodes_that_serve_claims_are_no_shape_that_an_autoscaler_could_add():
+    nodes = [Node("n1", labels=((TYPE, "a2"),)), Node("d1", (40,), labels=((TYPE, "t4"),))]
+    said = "node d1 serves claims: its kubelet offers no GPU memory"
+    status, output = run("-f", "-", text=grown(nodes, [], d1=serve_claims).text)
+    assert (status, [entry["name"] for entry in yaml.safe_load(output)["shapes"]]) == (0, ["a2"])
+    for names, text in (
+        (("d1",), grown(nodes, [], d1=serve_claims)),
+        ((), grown(nodes[1:], [], d1=serve_claims)),
+    ):
+        status, output = run(*names, "-f", "-", text=text.text)
+        assert (status, said in output) == (2, True), output
 
 
 def test_the_label_of_batch_modes_own_nodes_is_told():
