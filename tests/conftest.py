@@ -1,5 +1,6 @@
 """What every test starts from."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,12 @@ import structlog
 from tests.examples import choose_examples
 
 choose_examples()
+# Else the garbage collector walks over thousands of tests again and again.
+gc.set_threshold(20_000, 10, 10)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

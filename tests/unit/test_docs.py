@@ -11,7 +11,9 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from functools import cache
+from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import MagicMock
 
 import click
@@ -62,13 +64,24 @@ def headings(page: Path) -> set[str]:
     return anchors
 
 
+class Source(NamedTuple):
+    """A shipped module; `nodes`: all of its tree."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+    nodes: list[ast.AST]
+
+
 @cache
-def sources() -> list[tuple[Path, ast.Module]]:
-    return [
-        (path, ast.parse(path.read_text(encoding="utf-8")))
-        for package in SHIPPED
-        for path in sorted((ROOT / package).rglob("*.py"))
-    ]
+def sources() -> list[Source]:
+    found = []
+    for package in SHIPPED:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            tree = ast.parse(text)
+            found.append(Source(path, text, tree, list(ast.walk(tree))))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +138,9 @@ def test_pages_are_in_plain_english(page: Path) -> None:
     assert UNCLEAR.findall(page.read_text(encoding="utf-8")) == []
 
 
-def messages(tree: ast.Module) -> Iterator[str]:
+def messages(source: Source) -> Iterator[str]:
     """Texts that users see: those of errors, of log lines, and of the command line."""
-    for call in ast.walk(tree):
+    for call in source.nodes:
         if isinstance(call, ast.Call):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             if name in {"info", "warning", "error", "echo", "option", "fail"} or name.endswith("Error"):
@@ -138,70 +151,70 @@ def messages(tree: ast.Module) -> Iterator[str]:
 
 def test_messages_are_in_plain_english() -> None:
     assert [
-        (path.name, text) for path, tree in sources() for text in messages(tree) if UNCLEAR.search(text)
+        (source.path.name, text) for source in sources() for text in messages(source) if UNCLEAR.search(text)
     ] == []
 
 
-def remarks(path: Path, tree: ast.Module) -> Iterator[str]:
+@cache
+def remarks() -> list[tuple[Path, str]]:
     """What maintainers read: comments, and docstrings of modules, classes and functions."""
-    with path.open("rb") as file:
-        yield from (each.string for each in tokenize.tokenize(file.readline) if each.type == tokenize.COMMENT)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield ast.get_docstring(node) or ""
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            yield str(node.value.value)
+    found = []
+    for path, text, _, nodes in sources():
+        tokens = tokenize.generate_tokens(StringIO(text).readline)
+        found += [(path, each.string) for each in tokens if each.type == tokenize.COMMENT]
+        for node in nodes:
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.append((path, ast.get_docstring(node) or ""))
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                found.append((path, str(node.value.value)))
+    return found
 
 
 def test_comments_and_docstrings_are_in_plain_english() -> None:
-    assert [
-        (path.name, text) for path, tree in sources() for text in remarks(path, tree) if UNCLEAR.search(text)
-    ] == []
+    assert [(path.name, text) for path, text in remarks() if UNCLEAR.search(text)] == []
 
 
-def identifiers(tree: ast.AST) -> Iterator[str]:
-    """Names that the code of a module has; those of its strings are left out."""
-    for node in ast.walk(tree):
-        for field in ("name", "asname", "id", "attr", "arg"):
-            value = getattr(node, field, None)
-            if isinstance(value, str):
-                yield from value.split(".")
+@cache
+def identifiers() -> dict[Path, set[str]]:
+    """Names that the code of each module has; those of its strings are left out."""
+    found = {}
+    for path, _, _, nodes in sources():
+        values = {
+            getattr(node, field, None) for node in nodes for field in ("name", "asname", "id", "attr", "arg")
+        }
+        found[path] = {name for value in values if isinstance(value, str) for name in value.split(".")}
+    return found
 
 
 def test_docstrings_name_errors_and_members_that_exist() -> None:
     """A rename does not reach Raises, the trees of errors.py and `Class.member` by itself."""
-    known = {*dir(builtins), *(name for _, tree in sources() for name in identifiers(tree))}
-    owners = {each.name for _, tree in sources() for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
-    owners |= {path.stem for path, _ in sources()}
+    known = set(dir(builtins)).union(*identifiers().values())
+    owners = {each.name for source in sources() for each in source.nodes if isinstance(each, ast.ClassDef)}
+    owners |= {source.path.stem for source in sources()}
     dead = []
-    for path, tree in sources():
-        for text in remarks(path, tree):
-            raised = re.search(r"^ *Raises:\n(.*?)(?:\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
-            errors = re.findall(r"^ +([A-Z]\w+(?:, [A-Z]\w+)*):", raised[1], re.MULTILINE) if raised else []
-            errors += re.findall(r"^[│ ]*[├└]── ([A-Z]\w+)", text, re.MULTILINE)
-            members = [
-                name for owner, name in re.findall(r"`(\w+)\.([a-z0-9_]+|[A-Z]\w+)`", text) if owner in owners
-            ]
-            names = {name for each in errors for name in each.split(", ")} | set(members)
-            dead += [(path.name, name) for name in sorted(names - known)]
+    for path, text in remarks():
+        raised = re.search(r"^ *Raises:\n(.*?)(?:\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+        errors = re.findall(r"^ +([A-Z]\w+(?:, [A-Z]\w+)*):", raised[1], re.MULTILINE) if raised else []
+        errors += re.findall(r"^[│ ]*[├└]── ([A-Z]\w+)", text, re.MULTILINE)
+        members = [
+            name for owner, name in re.findall(r"`(\w+)\.([a-z0-9_]+|[A-Z]\w+)`", text) if owner in owners
+        ]
+        names = {name for each in errors for name in each.split(", ")} | set(members)
+        dead += [(path.name, name) for name in sorted(names - known)]
     assert dead == []
 
 
 def test_packages_name_their_modules() -> None:
     """The first thing that a newcomer reads of a package says which module does what."""
     dead = []
-    for path, tree in sources():
+    for source in sources():
+        path = source.path
         if path.name == "__init__.py":
-            known = {
-                *SHIPPED,
-                "kubernetes",
-                *(each.stem for each in path.parent.iterdir()),
-                *identifiers(tree),
-            }
-            for inside, more in sources():
-                if inside.is_relative_to(path.parent):
-                    known.update(identifiers(more))
-            named = re.findall(r"`([a-z_]+)`", ast.get_docstring(tree) or "")
+            known = {*SHIPPED, "kubernetes", *(each.stem for each in path.parent.iterdir())}
+            known.update(
+                *(names for inside, names in identifiers().items() if inside.is_relative_to(path.parent))
+            )
+            named = re.findall(r"`([a-z_]+)`", ast.get_docstring(source.tree) or "")
             dead += [(str(path.relative_to(ROOT)), name) for name in named if name not in known]
     assert dead == []
 
@@ -209,9 +222,9 @@ def test_packages_name_their_modules() -> None:
 def test_pages_that_the_code_names_exist() -> None:
     """Helps, messages and comments send readers there."""
     named = {
-        (path.relative_to(ROOT).as_posix(), name)
-        for path, _ in sources()
-        for name in re.findall(r"\bdocs/[a-z0-9/_-]+\.md", path.read_text(encoding="utf-8"))
+        (source.path.relative_to(ROOT).as_posix(), name)
+        for source in sources()
+        for name in re.findall(r"\bdocs/[a-z0-9/_-]+\.md", source.text)
     }
     assert len(named) > 5
     assert not [(path, name) for path, name in named if not (ROOT / name).exists()]
@@ -245,7 +258,7 @@ def test_every_name_has_its_line(page: str) -> None:
 def event_reasons() -> set[str]:
     """Reasons of all Events: words in CamelCase that are given to what records them."""
     found = set()
-    for path, tree in sources():
+    for path, _, tree, nodes in sources():
         constants = {
             target.id: node.value.value
             for node in tree.body
@@ -253,7 +266,7 @@ def event_reasons() -> set[str]:
             for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
             if isinstance(target, ast.Name)
         }
-        for call in ast.walk(tree):
+        for call in nodes:
             if path.parts[-2] == "kubeapi" or not isinstance(call, ast.Call):
                 continue
             if isinstance(call.func, ast.Attribute) and call.func.attr in RECORDERS:
@@ -272,10 +285,10 @@ def test_every_event_has_its_line(page: str) -> None:
 
 def test_every_environment_variable_has_its_line(page: str) -> None:
     used = {"NVIDIA_VISIBLE_DEVICES"}
-    for path, tree in sources():
+    for path, _, _, nodes in sources():
         if path.parts[-2] in {"migration", "commands"}:
             continue  # what others set, and what messages name
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 used |= set(
                     re.findall(r"^(?:(?:GPUPACK|CUDA_MPS|TF|XLA)_[A-Z_]+|(?:HTTPS?|NO)_PROXY)$", node.value)
@@ -312,8 +325,8 @@ def test_every_path_has_its_line(page: str) -> None:
         ast.literal_eval(call.args[0]).partition("{")[0]
         if isinstance(call.args[0], ast.Constant)
         else "/status"
-        for _, tree in sources()
-        for call in ast.walk(tree)
+        for source in sources()
+        for call in source.nodes
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "web.get"
     }
     assert set(reference.names_of(page, "HTTP")) == served
