@@ -65,10 +65,10 @@ test-random: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d '
 test-random: $(VENV)/.dev ## Property tests with examples and histories of a random seed, or of SEED=N
 	@echo "seed $(SEED): make test-random SEED=$(SEED) runs this again"
 	@GPUPACK_RANDOM_EXAMPLES=1 GPUPACK_UNDERCOUNT_FIRST_SEED=$(SEED) \
-	  GPUPACK_UNDERCOUNT_STEPS=$${GPUPACK_UNDERCOUNT_STEPS:-30000} \
-	  GPUPACK_QUEUE_FIRST_SEED=$(SEED) GPUPACK_QUEUE_STEPS=$${GPUPACK_QUEUE_STEPS:-8000} \
-	  GPUPACK_AUTOSCALE_FIRST_SEED=$(SEED) \
-	  GPUPACK_CLAIMS_FIRST_SEED=$(SEED) GPUPACK_CLAIMS_STEPS=$${GPUPACK_CLAIMS_STEPS:-20000} \
+	  GPUPACK_UNDERCOUNT_STEPS=$${GPUPACK_UNDERCOUNT_STEPS:-50000} \
+	  GPUPACK_QUEUE_FIRST_SEED=$(SEED) GPUPACK_QUEUE_STEPS=$${GPUPACK_QUEUE_STEPS:-14000} \
+	  GPUPACK_AUTOSCALE_FIRST_SEED=$(SEED) GPUPACK_AUTOSCALE_CLUSTERS=$${GPUPACK_AUTOSCALE_CLUSTERS:-9} \
+	  GPUPACK_CLAIMS_FIRST_SEED=$(SEED) GPUPACK_CLAIMS_STEPS=$${GPUPACK_CLAIMS_STEPS:-28000} \
 	  $(PYTEST) tests/unit tests/property -m 'hypothesis or histories' --hypothesis-seed=$(SEED) -n 4 --dist worksteal -q \
 	  || { echo "failed with seed $(SEED): make test-random SEED=$(SEED) runs it again" >&2; exit 1; }
 

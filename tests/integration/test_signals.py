@@ -140,6 +140,7 @@ def test_ctrl_c_while_the_processes_of_simulate_load_prints_no_traceback(tmp_pat
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not children.read_text():
         assert process.poll() is None
+        time.sleep(0.01)
     time.sleep(after_s)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)

@@ -13,7 +13,7 @@ from gpupack.autoscale.planner import PlanRules
 from tests.ask_world import Pod
 from tests.autoscaler_model import LOOP_S, Cloud, Group, fewest_nodes
 
-FEW = 6
+FEW = 3
 CLUSTERS = int(os.environ.get("GPUPACK_AUTOSCALE_CLUSTERS", FEW))
 FIRST_SEED = int(os.environ.get("GPUPACK_AUTOSCALE_FIRST_SEED", "0"))
 PARTS = 2
@@ -122,7 +122,7 @@ def test_a_pod_that_the_autoscaler_is_wrongly_trusted_to_help_gets_a_node_in_the
 
 
 @pytest.mark.histories
-@pytest.mark.timeout(0 if CLUSTERS > FEW else 300)
+@pytest.mark.timeout(0 if CLUSTERS > 3 * FEW else 300)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_in_random_clusters_too(groups, part):

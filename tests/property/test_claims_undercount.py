@@ -1,6 +1,6 @@
 """Claims and ordinary pods on one card: the extender never counts less, a node never gives more.
 
-Shipped modules of node and extender in a model world. `GPUPACK_CLAIMS_STEPS` sets the number of steps, 16 000
+Shipped modules of node and extender in a model world. `GPUPACK_CLAIMS_STEPS` sets the number of steps, 8 000
 by default, `GPUPACK_CLAIMS_FIRST_SEED` the seed of the first history.
 """
 
@@ -16,12 +16,12 @@ from tests.property.proven import Record
 from tests.property.undercount.mutant import Mutant
 from tests.property.undercount.scene import ViolationError
 
-ALL_STEPS = int(os.environ.get("GPUPACK_CLAIMS_STEPS", "16000"))
+ALL_STEPS = int(os.environ.get("GPUPACK_CLAIMS_STEPS", "8000"))
 FIRST_SEED = int(os.environ.get("GPUPACK_CLAIMS_FIRST_SEED", "0"))
 PARTS = 2
 PROVEN = Record(Path(__file__).parent / "claimed", MUTANTS)
 
-pytestmark = pytest.mark.timeout(0 if ALL_STEPS > 16_000 else 300)
+pytestmark = pytest.mark.timeout(0 if ALL_STEPS > 28_000 else 300)
 
 
 @pytest.mark.histories

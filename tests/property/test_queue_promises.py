@@ -22,7 +22,7 @@ from tests.property.queuemodel.promises import BrokenError
 from tests.property.queuemodel.simulation import AGAIN, run
 from tests.property.undercount.mutant import Mutant
 
-STEPS = int(os.environ.get("GPUPACK_QUEUE_STEPS", "12000"))
+STEPS = int(os.environ.get("GPUPACK_QUEUE_STEPS", "6000"))
 FIRST_SEED = int(os.environ.get("GPUPACK_QUEUE_FIRST_SEED", "0"))
 PARTS = 2
 PROVEN = Record(Path(__file__).parent / "queuemodel", MUTANTS)
@@ -40,7 +40,7 @@ SHARES = {
 }
 """Of the steps, by kind; a step under load takes several times as long as others."""
 
-pytestmark = pytest.mark.timeout(0 if STEPS > 12_000 else 300)
+pytestmark = pytest.mark.timeout(0 if STEPS > 14_000 else 300)
 
 
 @pytest.fixture(autouse=True)
