@@ -116,6 +116,15 @@ def test_a_gang_that_another_process_released_in_part_is_completed(world: QueueW
     assert world.requeue_pods() == []
 
 
+def test_the_rest_of_a_gang_goes_before_the_oldest_of_a_strict_queue(world: QueueWorld) -> None:
+    """Those of it that run would wait for as long."""
+    world.configure("queues: [{name: a, queueingStrategy: StrictFIFO}]")
+    world.pod("oldest", 17, metadata={"creationTimestamp": "2025-12-31T23:59:00Z"})
+    world.pod("small", 1, created=1)
+    half_released(world, 4)
+    assert release(world) == ["g2", "g3"], "and not the small one"
+
+
 def test_of_pods_without_data_nobody_says_that_it_is_elsewhere(world: QueueWorld) -> None:
     """The rest of a gang goes out of turn."""
     half_released(world, 4)

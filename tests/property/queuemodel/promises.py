@@ -162,8 +162,11 @@ class Promises:
             raise BrokenError(f"{pods[0].name} is released for {where}, its data is near {better}")
 
     def _check_turn(self, release: AdmittedWorkload) -> None:
-        """A strict queue lets nobody go before its oldest."""
+        """A strict queue lets nobody go before its oldest, but for the rest of a gang that runs in part."""
         queue = self.process.queue.queues[release.queue]
+        gang = self.process.queue.gangs.get(release.workload.uid)
+        if gang is not None and not gang.is_whole and len(gang.members) > len(release.members):
+            return
         if self.process.config.queues[release.queue].queueing_strategy != "StrictFIFO":
             return
         waits = [each for each in queue.waiting if not queue.waiting.waits_for_stage(each.uid)]
