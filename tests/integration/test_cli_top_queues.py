@@ -34,6 +34,7 @@ STATUS = {
             "firstStage": 0,
             "weightedShare": 0.0,
             "dominantResource": "",
+            "claimed": 0,
         }
     ],
     "pods": [
