@@ -42,10 +42,12 @@ class Lender:
         for uid in evicted:
             world.delete(uid)
         self.borrow()
+        made = self.made
         while self.lends and sum(pod.startswith("uid-a") for pod in world.objects) < 4:
             world.pod(f"a{self.made}", 8, created=0)
             self.made += 1
-        self.borrow()
+        if self.made > made:
+            self.borrow()
         return len(evicted)
 
 
