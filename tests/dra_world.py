@@ -155,6 +155,19 @@ class DraWorld(NodeWorld):
         self.kubelet.run(uid)  # type: ignore[attr-defined]
         return uid
 
+    async def share(self, name: str, pod: str) -> str:
+        """Create another bound pod that has a claim; returns its UID."""
+        use = {"name": "main", "image": "x", "resources": {"claims": [{"name": "c"}]}}
+        spec = {"resourceClaims": [{"name": "c", "resourceClaimName": name}], "containers": [use]}
+        made = self.api.add_pod({"metadata": {"name": pod, "namespace": "default"}, "spec": spec})
+        self.api.bind_pod("default", pod, NODE, {})
+        uid = str(made["metadata"]["uid"])
+        found = await self.call("GET", f"{CLAIMS}/{name}")
+        found["status"]["reservedFor"].append({"resource": "pods", "name": pod, "uid": uid})
+        await self.call("PUT", f"{CLAIMS}/{name}/status", found)
+        self.kubelet.run(uid)  # type: ignore[attr-defined]
+        return uid
+
     def end_pod(self, name: str) -> None:
         """Delete a pod whose containers are gone."""
         uid = self.api.pod("default", name)["metadata"]["uid"]

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
 
@@ -10,7 +11,7 @@ import msgspec
 import structlog
 
 from allocator.claims import ClaimObject, make_claims_path
-from allocator.ids import device_id, device_names
+from allocator.ids import device_id, device_names, parse_device_id
 from allocator.ledger.charges import charge_cards, charge_pod
 from deviceplugin.allocation.allocation_service import MakeGrant, container_grant
 from deviceplugin.allocation.ledger_service import LedgerService
@@ -29,6 +30,9 @@ ROOM_WAIT_S: Final = 40.0
 """Longest wait of a claim for room. The kubelet gives up after 45 s, and asks again a minute later."""
 
 READ_TIMEOUT_S: Final = 3.0
+
+SHARERS_LOOK_S: Final = 5.0
+"""Between two looks for claims whose pod has ended and that other pods share."""
 
 
 class ClaimApi(Protocol):
@@ -128,6 +132,59 @@ class ClaimService:
                 log.info("claim unprepared", claim=uid)
                 self._account.read_checkpoint()
         self._locks.pop(uid, None)
+
+    async def follow_ends(self) -> None:
+        """Hand claims over as pods end, until cancelled."""
+        while True:
+            await asyncio.sleep(SHARERS_LOOK_S)
+            await self.hand_over_claims()
+
+    async def hand_over_claims(self) -> None:
+        """Count claims whose pod has ended for another pod that shares them.
+
+        A kubelet asks for a claim to be unprepared when the last of its pods has ended.
+        """
+        for claim in self._prepared:
+            living = self._pods.living_uids
+            if claim.is_for_limits or living is None or claim.pod_uid in living:
+                continue
+            with suppress(AllocationRefusedError):
+                await self._hand_over(claim.uid)
+
+    async def _hand_over(self, uid: str) -> None:
+        """Count a prepared claim for another of the pods that may use it; nothing where there is none.
+
+        Raises:
+            AllocationRefusedError: claim or pods cannot be read, or the kubelet is about to let it go.
+        """
+        async with self._lock(uid):
+            known = self._prepared.get(uid)
+            if known is None:
+                return
+            _, shares, pod, item = await self._read_all(known.namespace, known.name, uid)
+            if item.runtime_uid == known.pod_uid or self._pods.has_seen_end(item):
+                return
+            if _units(shares) != known.units:
+                return
+            # No await from here on until the shares count for the other pod.
+            containers = shares_by_container(pod, known.name, shares)
+            ids = _divide(known, shares)
+            moved = msgspec.structs.replace(
+                known,
+                pod_uid=item.runtime_uid,
+                pod_name=item.metadata.name,
+                ids={
+                    container: [text for share in mine for text in ids[share]]
+                    for container, mine in containers.items()
+                },
+            )
+            self._prepared.add(moved)
+            self._account.read_checkpoint()
+            for runtime_uid in (known.pod_uid, moved.pod_uid):
+                self._pods.claims_changed(runtime_uid)
+            self._account.notify_subscribers()
+            log.info("claim of another pod", claim=f"{known.namespace}/{known.name}", pod=moved.pod_name)
+            await self._write(moved)
 
     def _lock(self, uid: str) -> asyncio.Lock:
         return self._locks.setdefault(uid, asyncio.Lock())
@@ -300,6 +357,16 @@ class ClaimService:
             taken.update(free)
             found[share] = free
         return found
+
+
+def _divide(claim: PreparedClaim, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
+    """Divide the device IDs of a prepared claim among its shares."""
+    left = sorted({text for ids in claim.ids.values() for text in ids})
+    found: dict[ClaimShare, list[str]] = {}
+    for share in shares:
+        found[share] = [text for text in left if parse_device_id(text)[0] == share.uuid][: share.units]
+        left = [text for text in left if text not in found[share]]
+    return found
 
 
 def _units(shares: Sequence[ClaimShare]) -> dict[str, int]:

@@ -55,7 +55,7 @@ def device_statuses(claim: PreparedClaim, cards: dict[str, str], pool: str, now:
 
 
 class ClaimStatusWriter:
-    """Writes `status.devices` of each prepared claim once, as long as the API server has that claim.
+    """Writes `status.devices` of each prepared claim once for its pod, as long as the API server has it.
 
     Claims that the extender wrote are left out: their pod's annotation says the same. Kubernetes takes the
     entries away when the claim is deallocated.
@@ -74,7 +74,7 @@ class ClaimStatusWriter:
         self._account = account
         self._prepared = prepared
         self._node_name = node_name
-        self._written: set[str] = set()
+        self._written: set[tuple[str, str]] = set()
         self._wake = asyncio.Event()
         self._backoff = Backoff(0.5, LONGEST_WAIT_S)
         self._refused: dict[str, Backoff] = {}
@@ -104,13 +104,13 @@ class ClaimStatusWriter:
         """
         now_s = asyncio.get_running_loop().time
         uids = {claim.uid for claim in self._prepared}
-        self._written &= uids
+        self._written &= {(claim.uid, claim.pod_uid) for claim in self._prepared}
         for uid in self._refused.keys() - uids:
             self._forget_refusal(uid)
         for claim in self._prepared:
             if (
                 claim.is_for_limits
-                or claim.uid in self._written
+                or (claim.uid, claim.pod_uid) in self._written
                 or now_s() < self._again_at_s.get(claim.uid, 0)
             ):
                 continue
@@ -127,7 +127,7 @@ class ClaimStatusWriter:
                 delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
                 _report(claim, error, self._backoff)
                 return delay_s
-            self._written.add(claim.uid)
+            self._written.add((claim.uid, claim.pod_uid))
             self._forget_refusal(claim.uid)
             self._backoff.reset()
         return None

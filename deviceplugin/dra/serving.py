@@ -121,10 +121,11 @@ class ClaimServing:
         """Do nothing: the kubelet unprepares claims by itself."""
 
     async def run(self) -> None:
-        """Publish the cards, and say in claims' status who has them, until cancelled."""
+        """Publish the cards, and follow who has the claims, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publisher.run())
             group.create_task(self._statuses.run())
+            group.create_task(self._service.follow_ends())
 
 
 def make_prepared_claims(settings: Settings) -> PreparedClaims:

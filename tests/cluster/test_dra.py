@@ -351,7 +351,12 @@ def test_a_claim_that_pods_share_counts_once_until_the_last_one_has_ended(cluste
     cluster.wait_used([10, 0])
     cluster.delete("first")
     assert cluster.environment("second")["GPUPACK_CARDS"] == f"{SMALL}:10"
+    until(
+        lambda: cluster.state().holds == {cluster.pod("second")["metadata"]["uid"]}, "it is the other pod's"
+    )
     cluster.wait_used([10, 0])
+    path = f"{CLAIMS}/shared"
+    until(lambda: cluster.api.get(path)["status"]["devices"][0]["data"]["pod"] == "second", "its status")
     cluster.delete("second")
     cluster.wait_used([0, 0])
 

@@ -338,6 +338,38 @@ async def test_a_node_changes_its_kind_drained_only() -> None:
             await world.spawn_daemon(serve="device-plugin")
 
 
+async def test_a_shared_claim_is_of_another_pod_once_its_own_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Words, status and the other kind of daemon know of it."""
+    monkeypatch.setattr(claim_service, "SHARERS_LOOK_S", 0.05)
+    async with dra_world(8, 16) as world:
+        first = await world.claim("a", (0, 2), (0, 3), (1, 5))
+        second = await world.share("a", "second")
+        await world.prepare("a")
+        await world.settled([5, 5], {first})
+        world.end_pod("pod-a")
+        await world.settled([5, 5], {second})
+        path = f"{CLAIMS}/a"
+
+        async def told() -> set[str]:
+            return {
+                one["data"]["pod"] for one in (await world.call("GET", path))["status"].get("devices", ())
+            }
+
+        async with asyncio.timeout(DEADLINE_S):
+            while await told() != {"second"}:  # noqa: ASYNC110  (HTTP has no event to wait for)
+                await asyncio.sleep(0.02)
+        await world.stop_daemon()
+        with pytest.raises(KindInUseError, match=f"1 pods of this node .* such as {second}"):
+            await world.spawn_daemon(serve="device-plugin")
+        await world.start_daemon()
+        await world.settled([5, 5], {second})
+        world.end_pod("second")
+        await world.unprepare("a")
+        await world.settled([0, 0], set())
+
+
 async def test_pods_of_the_device_plugin_keep_claims_away() -> None:
     async with node_world() as world:
         await world.run("a", 2)

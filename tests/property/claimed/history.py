@@ -376,6 +376,7 @@ class History:
 
     def _cgroups(self) -> None:
         if self.daemon.up:
+            self.daemon.hand_over_claims()
             self.daemon.look_at_cgroups()
 
     # The kubelet.
