@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from allocator.names import NODE_CARDS
 from allocator.records import dump_cards, load_cards
@@ -21,13 +22,14 @@ REQUIRED = os.environ.get("GPUPACK_BROWSER_REQUIRED") == "1"
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(
         program() is None and not REQUIRED, reason="no browser on this machine: apt-get install chromium"
     ),
 ]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser():
     async with chromium() as started:
         yield started
