@@ -347,7 +347,7 @@ class Promises:
         start_s = START_S * (1 + self._refused_like(job))
         if not truth.settled:
             pass
-        elif truth.allows(job.queue, job.units) and _has_room(job, truth) and not self._kept(job):
+        elif truth.allows(job.queue, job.units) and truth.has_room(job.pods) and not self._kept(job):
             found.append(("fits its own quota and a card and waits", start_s))
         elif self._could_reclaim(job, truth) and not self._kept(job):
             found.append(("could have what others borrowed and waits", start_s))
@@ -475,12 +475,6 @@ class Promises:
                 there[pod.spec.queue] = there.get(pod.spec.queue, 0) + pod.spec.units
         if counted != there:
             raise BrokenError(f"the queue counts {counted}, there are {there}")
-
-
-def _has_room(job: Job, truth: Truth) -> bool:
-    """Whether cards are free for a job where it may go."""
-    named = _find_named_node(job)
-    return truth.fits_on(job.pods[0], named) if named else truth.has_room(job.pods)
 
 
 def _find_named_node(job: Job) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.config.quota import find_cohorts
 
-from .cluster import Cluster
+from .cluster import Cluster, only_node
 from .world import Pod, World
 
 
@@ -142,8 +142,14 @@ class Truth:
         return bool(fits)
 
     def _nodes(self, pod: Pod) -> Iterator[str]:
+        """Nodes where a pod may go; one that nobody makes again only where an admission named a node."""
+        named = "" if pod.spec.owner else only_node(pod)
         for name in self._world.nodes:
-            if name not in self._world.cordoned and pod.spec.model in {"", self._world.models[name]}:
+            if (
+                name not in self._world.cordoned
+                and pod.spec.model in {"", self._world.models[name]}
+                and named in {"", name}
+            ):
                 yield name
 
     def fits_empty(self, pods: Sequence[Pod]) -> bool:
