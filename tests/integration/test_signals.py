@@ -133,7 +133,7 @@ def test_ctrl_c_while_the_processes_of_simulate_load_prints_no_traceback(tmp_pat
     pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\none,1,1,1,1,\n"
     (tmp_path / "pods.csv").write_text(pods)
     command = [sys.executable, "-m", "gpupack", "simulate", "--policy", "fragmentation", "--seeds", "1-400"]
-    command += ["--nodes", tmp_path / "nodes.csv", "--pods", tmp_path / "pods.csv", "--jobs", "3"]
+    command += ["--nodes", tmp_path / "nodes.csv", "--pods", tmp_path / "pods.csv", "--jobs", "2"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
