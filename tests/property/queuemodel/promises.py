@@ -373,13 +373,27 @@ class Promises:
     def _could_reclaim(self, job: Job, truth: Truth) -> bool:
         if self.process.config.reclaim != "evict" or not truth.is_own(job.queue, job.units):
             return False
-        if job.uid in self._troubled or job.key in self._refused or job.rest or _find_named_node(job):
+        if job.uid in self._troubled or job.rest or _find_named_node(job):
+            return False
+        if job.key in self._refused or self._is_behind_refused(job):
             return False
         form = self.process.config.queues[job.queue]
         if form.nominal_quota is None or self.cluster.silent:
             return False
         may_go = truth.borrowed(job.queue, min(pod.spec.priority for pod in job.pods))
         return self._is_enough(job, tuple(pod.uid for pod in may_go))
+
+    def _is_behind_refused(self, job: Job) -> bool:
+        """Whether an older pod of its queue asks for the same, and kube-scheduler has refused that one."""
+        pod = job.pods[0]
+        asks = (pod.spec.queue, pod.spec.units, pod.spec.model)
+        return any(
+            each.waits
+            and (each.spec.queue, each.spec.units, each.spec.model) == asks
+            and each.created <= pod.created
+            and alike(each) in self._refused
+            for each in self.world.pods.values()
+        )
 
     def _first(self, truth: Truth, queue: str) -> str:
         """UID of the oldest that waits and could run if all others ended."""
