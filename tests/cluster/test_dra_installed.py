@@ -198,6 +198,8 @@ def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(clu
     assert cluster.api.get(dra.CLAIMS)["items"] == []
     assert dra.cdi_files(cluster) == []
     assert dra.slices(cluster) == []
+    # Before its units are seen they cannot be seen to be let go.
+    cluster.wait_used([0, 20])
     cluster.delete("of-devices")
     cluster.wait_used([0, 0])
     cluster.daemon.stop()
