@@ -235,3 +235,23 @@ def test_of_two_for_which_room_is_kept_on_a_node_the_first_goes_as_soon_as_one_f
         world.delete(uid)
         assert world.admitted() == [name]
         world.bind(f"uid-{name}")
+
+
+def test_of_two_borrowers_for_which_not_both_the_quota_is_left_the_first_keeps_its_room() -> None:
+    """Each left it to the other: room was given up and kept again, with an Event, every few seconds."""
+    queues = ", ".join(f"{{name: {name}, cohort: x, nominalQuota: 8}}" for name in "abc")
+    world = QueueWorld(f"queues: [{queues}]\nkeepRoomAfter: 30s")
+    world.node("n1", (10, 10))
+    running = [world.pod(f"r{name}", 10, queue=name, created=0) for name in "bc"]
+    assert len(world.admitted()) == 2
+    for uid in running:
+        world.bind(uid)
+    world.pod("first", 3, queue="b", created=1)
+    world.pod("second", 3, queue="c", created=2)
+    world.now = 1000.0
+    assert world.admitted() == []
+    _kept(world)
+    assert [_kept(world) for _ in range(3)] == [[], [], []]
+    assert list(world.queue.capacity.reservations.workload_uids) == ["uid-first"]
+    world.delete(running[1])
+    assert sorted(world.admitted()) == ["first", "second"]

@@ -1,6 +1,7 @@
 """The queues: their waiting workloads, what they have, and what they may have. Pure."""
 
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, WaitingWorkloads
 from scheduler_plugin.queue.capacity.dominant_share import QueueResources, find_dominant
@@ -188,8 +189,11 @@ class Queues:
         if cohort is None or most is None or not self._reserved:
             return most
         uid, own = self._reserved.get(name, ("", 0))
-        others = self._reserved_in.get(id(cohort), 0) - own
-        if uid != workload_uid:
+        if uid == workload_uid:
+            # If each left it to the others, none would start.
+            others = self._sum_reserved_ahead(name, cohort)
+        else:
+            others = self._reserved_in.get(id(cohort), 0) - own
             most -= own
         if others:
             # What is its own a queue has whatever others wait for.
@@ -198,6 +202,11 @@ class Queues:
                 most, max(cohort.compute_free(name) - others, (account.quota.nominal or 0) - account.used)
             )
         return most
+
+    def _sum_reserved_ahead(self, name: str, cohort: Cohort) -> int:
+        """Units that are kept in a cohort for queues before this one, in the order of `reserve_quota`."""
+        ahead = takewhile(lambda other: other != name, self._reserved)
+        return sum(self._reserved[other][1] for other in ahead if self._cohorts[other] is cohort)
 
     @property
     def reserved_quota(self) -> Mapping[str, tuple[str, int]]:
@@ -209,7 +218,7 @@ class Queues:
 
         Args:
             reservations: By queue with a nominal quota the UID of a workload, and units that are within that
-                quota.
+                quota; those first that have it first.
         """
         self._reserved = {name: each for name, each in reservations.items() if name in self._cohorts}
         self._reserved_in = {}

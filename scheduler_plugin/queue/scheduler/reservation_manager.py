@@ -91,7 +91,7 @@ class ReservationManager:
                 ]
             if planned is _PlannedReservation.BEHIND or self._searches >= MAX_SEARCHES:
                 # Those that were not looked at keep what they have.
-                quota = self._sum_reserved_before(quota, passed) | quota
+                quota |= self._sum_reserved_before(quota, passed)
                 break
         admission.queues.reserve_quota(
             {name: each for name, each in quota.items() if self._fits_nominal(name, each[1])}

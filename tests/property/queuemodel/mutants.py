@@ -94,6 +94,14 @@ MUTANTS = (
         4_127_210_001,
     ),
     Mutant(
+        "quota: of those for whom more is reserved than is left the first need not leave it to the others",
+        queues.Queues._sum_reserved_ahead,
+        "takewhile(lambda other: other != name, self._reserved)",
+        "(other for other in self._reserved if other != name)",
+        of_claims,
+        4_150_000_056,
+    ),
+    Mutant(
         "slots: room is kept on nodes that have some",
         reservation_planner.ReservationPlanner._find_place,
         " or not self._has_slot(load, nodes.names[row])",

@@ -156,7 +156,10 @@ class Promises:
             return
         self.judged_near += 1
         truth = Truth(self.world, self.cluster, self.process.config)
-        better = [node for node in near if node not in taken and truth.fits_on(pods[0], node)]
+        member = release.members[0]
+        # Nodes that have rejected one like it come last for a while.
+        passed = {*taken, *self.process.queue.admission.rejected_nodes._until.get(member.requirements, ())}
+        better = [node for node in near if node not in passed and truth.fits_on(pods[0], node)]
         if better:
             where = release.members[0].node
             raise BrokenError(f"{pods[0].name} is released for {where}, its data is near {better}")
