@@ -128,7 +128,7 @@ class InstalledPod(msgspec.Struct):
 
     @property
     def asks_for_memory(self) -> bool:
-        """Whether a container asks for GPU memory, or has or wants it by a claim."""
+        """Tell whether a container asks for GPU memory, or has or wants it by a claim."""
         if self.has_claim:
             return True
         containers = [*(self.spec.containers or ()), *(self.spec.initContainers or ())]
@@ -461,7 +461,7 @@ class _Claim(ClaimObject):
 
     @property
     def names_class(self) -> bool:
-        """Whether it asks for devices of our class."""
+        """Tell whether the claim asks for devices of the class `gpupack`."""
         return any(
             each is not None and each.deviceClassName == DEVICE_CLASS
             for request in self.spec.devices.requests or ()

@@ -140,12 +140,12 @@ class _PodExplainer:
 
     @property
     def has_cards_by_claims(self) -> bool:
-        """Whether it has cards of its node by ResourceClaims."""
+        """Tell whether the pod has cards of its node by ResourceClaims."""
         pods = PodCardUsage(self._cluster).list_claim_pods(self._pod.spec.node_name)
         return any(units and pod is self._pod for pod, units in pods)
 
     def explain_no_cards(self) -> PodExplanation:
-        """A pod that asks for no GPU memory by its limits."""
+        """Explain a pod that asks for no GPU memory by its limits."""
         text = f"asks for no GPU memory: no container has {self._cluster.state.resource} in its limits"
         containers = (*(self._pod.spec.containers or ()), *(self._pod.spec.init_containers or ()))
         limits = [each.resources.limits or {} for each in containers if each.resources is not None]

@@ -1,4 +1,4 @@
-"""What the driver says of a real card, against NVIDIA's own program and against what processes do."""
+"""Tests the driver's answers about a real card against NVIDIA's own program and against processes."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""What frameworks do with a part of a real card where nothing holds them to it; see docs/mps.md."""
+"""Tests that frameworks keep to a part of a real card where only advice holds them; see docs/mps.md."""
 
 import asyncio
 import json

@@ -28,7 +28,7 @@ PARTS = 8
 OTHERS = max(min(24, STEPS // 2_000), STEPS // HISTORY // 10)
 """Histories of each other kind."""
 ODD_ONES = max(1, min(3, STEPS // 15_000), STEPS // HISTORY // 100)
-"""Of each odd kind."""
+"""Histories of each odd kind."""
 PROVEN = Record(Path(__file__).parent / "undercount", MUTANTS)
 
 pytestmark = pytest.mark.timeout(0 if STEPS > 100_000 else 300)

@@ -548,7 +548,7 @@ class Scene:
 
 
 def _is_foreign(claim: dict[str, Any], node: str) -> bool:
-    """Whether others than the extender allocated a claim cards of a node."""
+    """Tell whether others than the extender allocated a claim cards of a node."""
     results = claim["status"]["allocation"]["devices"]["results"]
     return not claim["metadata"]["uid"].startswith(OF_POD) and any(
         result["pool"] == node for result in results

@@ -387,7 +387,7 @@ class Promises:
         return self._is_enough(job, tuple(pod.uid for pod in may_go))
 
     def _is_behind_refused(self, job: Job) -> bool:
-        """Whether an older pod of its queue asks for the same, and kube-scheduler has refused that one."""
+        """Tell whether kube-scheduler has refused an older pod of the queue that asks for the same."""
         pod = job.pods[0]
         asks = (pod.spec.queue, pod.spec.units, pod.spec.model)
         return any(
@@ -500,7 +500,7 @@ def _find_named_node(job: Job) -> str:
 
 
 def _took_since(pod: Pod, round_: Round) -> bool:
-    """Whether an older pod of the lender's queue was bound since a round began, or one with a claim."""
+    """Tell whether an older pod of the lender's queue, or one with a claim, was bound since a round began."""
     is_older = pod.spec.queue == round_.job.queue and pod.created <= max(
         other.created for other in round_.job.pods
     )

@@ -135,7 +135,7 @@ class Pod:
 
     @property
     def counts(self) -> bool:
-        """It was admitted, or bound, and has not ended: quota counts it. With a claim it is bound only."""
+        """Tell whether quota counts the pod: admitted or bound, with a claim bound only, and not ended."""
         return not self.waits and not self.ended and (bool(self.node) or not self.spec.claims)
 
     @property
@@ -320,7 +320,11 @@ class World:
         self._tell_claim("DELETED", self.claims.pop(uid))
 
     def ends_claims(self, within_s: float) -> bool:
-        """Whether a pod with a claim has ended whose cards still count, or did so long ago at most."""
+        """Tell whether a claim whose pod has ended still counts, or did so until lately.
+
+        Args:
+            within_s: How long ago that may have ended, seconds.
+        """
         held = {pod.claim for pod in self.pods.values() if pod.counts}
         return not self.claims.keys() <= held or self.now - self.claim_ended < within_s
 
