@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.records import Assignment
-from scheduler_plugin.queue.controller.status import explain_waiting
+from scheduler_plugin.queue.controller.status import KEPT_QUOTA, explain_waiting
 from tests.queue_world import QueueWorld
 
 TWO = "queues: [{name: a, nominalQuota: 32}, {name: b}]"
@@ -255,3 +255,39 @@ def test_of_two_borrowers_for_which_not_both_the_quota_is_left_the_first_keeps_i
     assert list(world.queue.capacity.reservations.workload_uids) == ["uid-first"]
     world.delete(running[1])
     assert sorted(world.admitted()) == ["first", "second"]
+
+
+def test_younger_pods_borrow_while_an_older_one_waits_for_room_until_that_cost_it_its_quota() -> None:
+    """They started again each time that others lent; the older one had its quota or its room, never both."""
+    nominal = {"a": 16, "b": 16, "c": 8}
+    queues = ", ".join(f"{{name: {name}, cohort: x, nominalQuota: {has}}}" for name, has in nominal.items())
+    world = QueueWorld(f"queues: [{queues}]\nkeepRoomAfter: 30s")
+    world.node("n1", (16, 4, 4, 8, 16), uuids=("A", "B", "C", "D", "E"))
+
+    def starts(name: str, units: int, queue: str, card: str) -> bool:
+        annotations = {"gpupack.io/gpu-uuid": card}
+        uid = world.pod(name, units, queue=queue, created=len(world.objects), annotations=annotations)
+        if world.admitted() != [name]:
+            return False
+        world.bind(uid)
+        return True
+
+    assert starts("first", 8, "a", "A")
+    assert not starts("large", 16, "a", "A")
+    world.now = 1000.0
+    assert _kept(world) == ["n1"]
+    assert starts("small", 4, "a", "B"), "nobody else asks for what is lent"
+    assert starts("lender", 16, "b", "E")
+    assert starts("other", 8, "c", "D")
+    world.delete("uid-first")
+    assert world.admitted() == []
+    assert _kept(world) == [], "its card is for others while it lacks quota"
+    world.delete("uid-other")
+    assert starts("another", 8, "c", "A")
+    world.delete("uid-lender")
+    assert _kept(world) == ["n1"]
+    assert not starts("small-2", 4, "a", "C")
+    messages = {each.name: each.message for each in explain_waiting(world.queue, world.now)}
+    assert messages["small-2"] == KEPT_QUOTA
+    world.delete("uid-another")
+    assert world.admitted() == ["large", "small-2"]

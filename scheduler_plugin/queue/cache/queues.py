@@ -1,6 +1,6 @@
 """The queues: their waiting workloads, what they have, and what they may have. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import takewhile
 
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, WaitingWorkloads
@@ -108,6 +108,7 @@ class Queues:
         self._cohorts: dict[str, Cohort] = {}
         self._reserved: dict[str, tuple[str, int]] = {}
         self._reserved_in: dict[int, int] = {}
+        self._overtaken: frozenset[str] = frozenset()
         self._cluster: QueueResources | None = None
         self.configure(config)
 
@@ -189,18 +190,17 @@ class Queues:
         if cohort is None or most is None or not self._reserved:
             return most
         uid, own = self._reserved.get(name, ("", 0))
+        account = cohort.accounts[name]
+        nominal_left = (account.quota.nominal or 0) - account.used
         if uid == workload_uid:
             # If each left it to the others, none would start.
             others = self._sum_reserved_ahead(name, cohort)
         else:
             others = self._reserved_in.get(id(cohort), 0) - own
-            most -= own
+            most = (min(most, nominal_left) if uid in self._overtaken else most) - own
         if others:
             # What is its own a queue has whatever others wait for.
-            account = cohort.accounts[name]
-            most = min(
-                most, max(cohort.compute_free(name) - others, (account.quota.nominal or 0) - account.used)
-            )
+            most = min(most, max(cohort.compute_free(name) - others, nominal_left))
         return most
 
     def _sum_reserved_ahead(self, name: str, cohort: Cohort) -> int:
@@ -213,13 +213,18 @@ class Queues:
         """Reserved quota by queue: UID of the workload that waits long, and its units."""
         return self._reserved
 
-    def reserve_quota(self, reservations: Mapping[str, tuple[str, int]]) -> None:
+    def reserve_quota(
+        self, reservations: Mapping[str, tuple[str, int]], overtaken: Collection[str] = ()
+    ) -> None:
         """Keep quota for these workloads only, from others of the same queue and from borrowers.
 
         Args:
             reservations: By queue with a nominal quota the UID of a workload, and units that are within that
                 quota; those first that have it first.
+            overtaken: UIDs of workloads that lost their quota once to younger ones of their queue, which had
+                borrowed it: those borrow nothing more.
         """
+        self._overtaken = frozenset(overtaken)
         self._reserved = {name: each for name, each in reservations.items() if name in self._cohorts}
         self._reserved_in = {}
         for name, (_, units) in self._reserved.items():
@@ -229,7 +234,9 @@ class Queues:
     def unreserve_quota(self, name: str, workload_uid: str) -> None:
         """Keep no quota for a workload, if that was done."""
         if self._reserved.get(name, ("", 0))[0] == workload_uid:
-            self.reserve_quota({other: each for other, each in self._reserved.items() if other != name})
+            self.reserve_quota(
+                {other: each for other, each in self._reserved.items() if other != name}, self._overtaken
+            )
 
     def charge_pod(self, name: str, uid: str, has: QueueResources) -> None:
         """Count an admitted pod of a queue."""

@@ -102,6 +102,14 @@ MUTANTS = (
         4_150_000_056,
     ),
     Mutant(
+        "quota: younger pods that had what is kept for an older one borrow no more until it starts",
+        queues.Queues.compute_headroom,
+        "most = (min(most, nominal_left) if uid in self._overtaken else most) - own",
+        "most -= own",
+        under_load,
+        4_180_000_020,
+    ),
+    Mutant(
         "slots: room is kept on nodes that have some",
         reservation_planner.ReservationPlanner._find_place,
         " or not self._has_slot(load, nodes.names[row])",
