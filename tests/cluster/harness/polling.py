@@ -26,17 +26,17 @@ def until(probe: Callable[[], T], what: str, timeout_s: float = PATIENCE_S, ever
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        seen: object
         try:
             answer = probe()
         except Exception as error:  # noqa: BLE001 - whatever it was, it is named when the time is up
-            seen = error
+            # In words: kept, it would keep this frame, that keeps it, and the answer's socket stays open.
+            seen = repr(error)
         else:
             if answer:
                 return answer
-            seen = answer
+            seen = repr(answer)
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {timeout_s:g} s; last seen: {seen!r}"[:4000])
+            raise AssertionError(f"{what}: not within {timeout_s:g} s; last seen: {seen}"[:4000])
         time.sleep(every_s)
 
 
