@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -229,6 +230,10 @@ class Comparison:
         for name, why, _ in asked:
             look = verdict(self.fleet, name)
             until(lambda look=look: bool(look()), f"kube-scheduler's word on {name}", 60)  # type: ignore[misc]
+            if not why:
+                # It may have heard of the new pod before it heard that those of the last wave are gone.
+                with suppress(AssertionError):
+                    until(lambda look=look: look() == "bound", f"{name} bound", 20)  # type: ignore[misc]
             theirs = look()
             self.reasons[why or "allowed"] += 1
             if (theirs == "bound") is not (why == "") and not (why and may_refuse_more):

@@ -38,7 +38,7 @@ class Replica(Extender):
 
     def http(self, path: str) -> str:
         trust = ssl.create_default_context(cafile=self.certificate)
-        with urllib.request.urlopen(self.url + path, timeout=5, context=trust) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=20, context=trust) as answer:
             return str(answer.read(), "utf-8")
 
 

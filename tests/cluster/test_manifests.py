@@ -390,12 +390,22 @@ def test_daemon_has_no_further_rights(cluster, node_daemon):
         assert error.value.status == 403
 
 
-def test_a_daemon_whose_right_to_patch_is_taken_away_is_not_ready(cluster):
+def test_a_daemon_whose_right_to_patch_is_taken_away_is_not_ready(cluster, node_daemon):
     path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/gpupack-node"
     shipped = cluster.api.get(path)
     rules = [rule for rule in shipped["rules"] if rule["resources"] != ["nodes/status"]]
     cluster.api.put(path, {**shipped, "rules": rules})
+
+    def is_taken_away() -> bool:
+        """The authorizer has a view of its own of roles."""
+        try:
+            node_daemon.merge(f"/api/v1/nodes/{cluster.node_name}/status", {})
+        except ApiError as error:
+            return error.status == 403
+        return False
+
     try:
+        until(is_taken_away, "the right taken away")
         cluster.daemon.kill()
         cluster.daemon.start(ready=False)
         reason = until(lambda: patch_refusal(cluster), "not ready")

@@ -215,7 +215,7 @@ def test_a_second_stage_waits_for_the_pods_that_a_job_is_still_to_make(
     until(lambda: any(lacks in pod["message"] for pod in running.status()["pods"]), "its Job is known")
     cluster.api.merge(f"{jobs}/maps", {"spec": {"suspend": False}})
     cluster.wait_running("reduce", 90)
-    assert cluster.api.get(f"{jobs}/maps")["status"]["succeeded"] == 2
+    until(lambda: cluster.api.get(f"{jobs}/maps")["status"].get("succeeded") == 2, "its Job has both")
     maps = [pod for pod in cluster.api.get(PODS)["items"] if pod["metadata"]["name"].startswith("maps")]
     assert [pod["status"]["phase"] for pod in maps] == ["Succeeded"] * 2
     for each in maps:

@@ -90,6 +90,8 @@ def test_release_after_a_kubelet_restart(cluster, two):
 @pytest.mark.telling
 def test_daemon_killed_and_started_again(cluster, two):
     before = cluster.state()
+    for name in two:
+        until(lambda name=name: cluster.allocation(name), f"allocation annotation of {name}")
     with words_never_below(cluster, [5, 5]):
         cluster.daemon.kill()
         until(lambda: cluster.allocatable() == 0, "kubelet noticed")

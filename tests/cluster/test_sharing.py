@@ -50,7 +50,8 @@ def cluster(shared) -> Cluster:
 def test_container_names_exactly_the_card_of_the_words(cluster):
     uid = cluster.create(w.pod("one", w.container(gib=5)))
     cluster.wait_running("one")
-    state = cluster.wait_used([5, 0])
+    state = wait_agree(cluster)
+    assert sorted(state.used) == [0, 5]
     (card,) = [card for card in state.cards if card.used]
     environment = cluster.environment("one")
     assert environment["NVIDIA_VISIBLE_DEVICES"] == card.uuid

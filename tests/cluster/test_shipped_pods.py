@@ -178,12 +178,12 @@ def test_prometheus_reads_every_replica_where_no_verb_is_served(cluster):
         url = f"http://127.0.0.1:{port}"
 
         def lines(url: str = url) -> list[str]:
-            with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
                 return answer.read().decode().splitlines()
 
         until(lambda: 'gpupack_scheduler_nodes{words="readable"} 1.0' in lines(), "the node is known")
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{url}/bind", b"{}", timeout=5)
+            urllib.request.urlopen(f"{url}/bind", b"{}", timeout=20)
 
 
 def test_the_dashboard_is_read_through_the_api_server_with_few_rights(cluster):

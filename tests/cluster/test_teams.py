@@ -141,7 +141,7 @@ def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
     kubeconfig = cluster.use_identity("dashboard", cluster.token(SYSTEM, SERVICE))
     started = Dashboard(kubeconfig, cluster.home, page, *extra)
     started.start()
-    until(lambda: ask(cluster, started, "", TEAM)[0] != 503, "the proxy leads to the dashboard")
+    until(lambda: ask(cluster, started, "", TEAM)[0] == 403, "the proxy leads to the dashboard")
     try:
         yield started
     finally:

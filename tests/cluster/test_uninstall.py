@@ -55,6 +55,8 @@ def test_it_leaves_nothing_and_gpupack_comes_back(cluster: Cluster) -> None:
 
     cluster.create(w.pod("holder", w.container(gib=5)))
     cluster.wait_running("holder")
+    # Before its units are seen they cannot be seen to be let go.
+    cluster.wait_used([0, 5])
     status, said = uninstall()
     assert status == 1
     assert "stays as it is: 1 pod there holds GPU memory: default/holder" in said

@@ -76,7 +76,7 @@ class _Daemon:
 
     def http(self, path: str) -> str:
         """GET one of its pages."""
-        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=20) as answer:
             return str(answer.read(), "utf-8")
 
     def metric(self, name: str) -> float:

@@ -3,7 +3,7 @@
 import random
 import socket
 
-from tests.cluster.harness.rest import Api
+from tests.cluster.harness.rest import Api, ApiError
 from tests.cluster.harness.slowlink import SlowLink
 
 
@@ -33,7 +33,10 @@ class ServiceLink(SlowLink):
         ]
 
     def _connect(self) -> socket.socket:
-        found = self.endpoints()
+        try:
+            found = self.endpoints()
+        except ApiError as error:
+            raise ConnectionRefusedError from error
         if not found:
             raise ConnectionRefusedError
         return socket.create_connection(random.choice(found), timeout=5)

@@ -32,23 +32,33 @@ def grants(cluster: Cluster, pod: str, *containers: str) -> dict[str, int]:
 
 def promised_now(cluster: Cluster) -> dict[str, int]:
     """Units by card over every running container; right while no pod has ordinary init containers."""
-    total: Counter[str] = Counter()
+    return dict(sum(promised_to_pods(cluster).values(), Counter()))
+
+
+def promised_to_pods(cluster: Cluster) -> dict[str, Counter[str]]:
+    """Units by card over the running containers of each pod that has cards, by its UID."""
+    found: dict[str, Counter[str]] = {}
     for pod in cluster.api.get(PODS)["items"]:
         status = pod["status"]
         for part in status.get("containerStatuses", []) + status.get("initContainerStatuses", []):
             if "running" in part["state"]:
                 environment = cluster.host.environment(part["containerID"].partition("://")[2])
                 if "GPUPACK_CARDS" in environment:
-                    total.update(granted(environment))
-    return dict(total)
+                    found.setdefault(pod["metadata"]["uid"], Counter()).update(granted(environment))
+    return found
 
 
 def wait_agree(cluster: Cluster, timeout_s: float = PATIENCE_S) -> NodeState:
-    """Return the node's state once its words say exactly what the containers' environments say."""
+    """Return the node's state once its words say exactly what the containers' environments say.
+
+    The words may have a pod's units a while before they say whose they are: then they have both.
+    """
 
     def agree() -> NodeState:
-        state, running = cluster.state(), promised_now(cluster)
+        state, pods = cluster.state(), promised_to_pods(cluster)
+        running = dict(sum(pods.values(), Counter()))
         assert state.used_by_uuid == running, f"words {state.used_by_uuid}, containers {running}"
+        assert state.holds == pods.keys(), f"words have pods {state.holds}, containers {pods.keys()}"
         return state
 
     return until(agree, "words and containers agree", timeout_s)
