@@ -146,8 +146,13 @@ def test_init_container_and_main_share_one_card_and_cost_the_larger(cluster):
     cluster.wait_running("initial")
     state = cluster.wait_used([4, 0])
     (card,) = [card.uuid for card in state.cards if card.used]
-    lines = cluster.output("initial", "prepare").splitlines()
-    assert granted(dict(line.split("=", 1) for line in lines)) == {card: 4}
+
+    def prepared() -> dict[str, int]:
+        lines = cluster.output("initial", "prepare").splitlines()
+        return granted(dict(line.split("=", 1) for line in lines))
+
+    # The runtime may write a container's output after it has said that the container ended.
+    assert until(prepared, "what the init container wrote") == {card: 4}
     # By claims all containers of such a pod have its effective units.
     assert granted(cluster.environment("initial")) == {card: 4 if cluster.serves_claims else 2}
     until(lambda: uid in cluster.state().holds, "held")
