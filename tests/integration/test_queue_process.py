@@ -25,6 +25,7 @@ from allocator.names import (
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.controller.app import run
 from scheduler_plugin.queue.controller.settings import QueueSettings
+from scheduler_plugin.queue.scheduler.queue import Queue
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object
 from tests.extender_client import until
@@ -388,6 +389,28 @@ async def test_two_queues_do_not_release_together(tmp_path: Path) -> None:
             await until(leads)
             make_pod(api, "two", 4)
             await standby.admitted("two")
+
+
+async def test_a_process_begins_a_term_each_time_that_it_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one may have decided meanwhile."""
+    begun = list[float]()
+    monkeypatch.setattr(Queue, "begin_term", lambda _queue, now: begun.append(now))
+    async with ApiServer(seed=1) as api, queue(api, tmp_path, leader_elect=True, lease_s=1) as running:
+
+        async def leads() -> bool:
+            return (await running.status())["trouble"] == ""
+
+        async def has_lost() -> bool:
+            return (await running.status())["trouble"] == "another process is the leader"
+
+        for terms in (1, 2):
+            await until(leads)
+            assert len(begun) == terms
+            await api.away(True)
+            await until(has_lost)
+            await api.away(False)
 
 
 async def test_a_standby_with_a_pod_is_ready_and_the_label_moves_with_the_lease(tmp_path: Path) -> None:

@@ -169,6 +169,44 @@ def test_a_member_that_is_made_again_after_a_restart_joins_and_the_healthy_ones_
     assert release(fresh) == ["again"]
 
 
+def test_a_process_that_leads_again_takes_gangs_as_others_left_them(world: QueueWorld) -> None:
+    """It began to remove one, and lost its Lease before an answer; another process completed it."""
+    uids = gang(world, 4)
+    release(world, uids[3])
+    bind(world, *uids[:3])
+    world.now = WITHIN_S
+    assert {each.queued_pod.uid for each in world.requeue_pods()} == set(uids[:3])
+    world.change(uids[3], spec={"schedulingGates": []})
+    world.bind_to(uids[3], "n1")
+    world.change(uids[3], status=bound_at(310))
+    world.delete(uids[0])
+    world.pod("blocks", 16, queue="", gates=())
+    world.change("uid-blocks", spec={"nodeName": "n1"})
+    world.pod("again", 4, gang="G", size=4, created=600)
+    world.now = 650
+    world.queue.begin_term(world.now)
+    for world.now in (700, 700 + WITHIN_S, 700 + 2 * WITHIN_S):
+        assert release(world) == []
+        assert world.requeue_pods() == [], "they are healthy"
+    world.delete("uid-blocks")
+    assert release(world) == ["again"]
+
+
+def test_a_gang_that_another_process_admitted_a_moment_ago_has_its_time_under_one_that_leads_again(
+    world: QueueWorld,
+) -> None:
+    uids = gang(world, 4)
+    release(world, uids[3])
+    bind(world, *uids[:3])
+    world.now = 10 * WITHIN_S
+    world.change(uids[3], spec={"schedulingGates": []})
+    world.queue.begin_term(world.now)
+    assert release(world) == []
+    assert world.requeue_pods() == []
+    world.now += WITHIN_S
+    assert {each.queued_pod.uid for each in world.requeue_pods()} == set(uids)
+
+
 def test_of_a_half_bound_gang_of_bare_pods_the_rest_waits_again_and_joins(world: QueueWorld) -> None:
     """The bound one would be lost; its room is its own."""
     uids = gang(world, 2, 16, owned=False)

@@ -114,7 +114,7 @@ async def run(
                 watch_pod_groups(client, PodGroupSink(feed, controller.record_change), clock),
                 watch_batch_pods(client, BatchPodSink(queue, controller.record_change), clock).run(),
                 conditions.run(),
-                term.run(controller.record_change),
+                term.run(controller.begin_term),
                 recorder.run(),
                 file.follow_changes(controller.configure),
                 controller.run(),

@@ -114,6 +114,11 @@ class Controller:
         self._changed = True
         self._news.set()
 
+    def begin_term(self) -> None:
+        """Decide from now on: this process leads."""
+        self.queue.begin_term(self._clock())
+        self.record_change()
+
     @property
     def is_busy(self) -> bool:
         """Tell whether admissions are being written to the API server, or admitted pods are being bound."""

@@ -97,6 +97,13 @@ class Gangs:
         """kube-scheduler found no node for an admitted pod: its gang keeps its room, others like it wait."""
         self._record_gang_refusal(self._known[pod.gang], now)
 
+    def find_again(self, now: float) -> None:
+        """Take gangs that are not whole for ones that another process has admitted now."""
+        for gang in self._known.values():
+            if gang.admitted_at is not None and not gang.is_whole:
+                gang.admitted_at, gang.is_broken = now, False
+                self._found.add(gang.uid)
+
     def retry_due(self, now: float) -> None:
         """Let gangs that are held back wait for their admission, one of each template."""
         for uid in self._found:

@@ -264,6 +264,10 @@ class Queue:
         if pod is not None and pod.gang:
             self.gangs.record_refused_removal(pod)
 
+    def begin_term(self, now: float) -> None:
+        """Take gangs as a new process takes them: another one may have led meanwhile."""
+        self.gangs.find_again(now)
+
     @property
     def known_uids(self) -> Iterator[str]:
         """UIDs of all pods that the queue would forget if they were gone."""
