@@ -23,6 +23,7 @@ from gpupack.dashboard.telemetry import TelemetrySource, explain_no_telemetry, r
 from gpupack.dashboard.trend import EVERY_S, Trend, make_trend_point
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import NODES_PATH, connect
+from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.teams.handlers import MemberHandlers
 from gpupack.teams.reviews import MemberReviewer
 from gpupack.usage.records import TrendPoint
@@ -362,6 +363,8 @@ async def serve_file(
         dashboard.board.replace_pods(found.pods)
         dashboard.board.replace_claims(found.claims)
         dashboard.flush_changes()
+        if dashboard.board.get_cluster().lacks_claims:
+            dashboard.hub.set_part("problems", [CLAIMS_NOT_READ])
         with dashboard.hub.open_page():  # somebody will look
             await dashboard.refresh_advice()
         dashboard.hub.set_part(

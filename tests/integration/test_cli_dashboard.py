@@ -15,6 +15,7 @@ from benchmarks.dashboard import shown
 from benchmarks.fleet import Fleet
 from gpupack.cli.app import main
 from gpupack.dashboard.records import NodeTile
+from gpupack.inventory.objects import CLAIMS_NOT_READ
 from tests.cluster_builders import claim_object, node_object
 
 
@@ -57,15 +58,25 @@ async def test_a_file_is_shown_until_ctrl_c(command, session):
     assert await process.stderr.read() == b""
 
 
-async def test_a_file_is_shown_with_what_claims_have(command, session):
-    node = node_object("n", (16, 16), extra={NODE_SERVES: SERVES_CLAIMS}, allocatable_units=0)
-    items = [node | {"kind": "Node"}, claim_object("c", (0, 10), pods=["x"])]
+@pytest.mark.parametrize(
+    ("claims", "problems"),
+    [([claim_object("c", (0, 10), pods=["x"])], []), ([], [CLAIMS_NOT_READ])],
+    ids=["read", "not-read"],
+)
+async def test_a_file_is_shown_with_what_claims_have(command, session, claims, problems):
+    serves, held = {NODE_SERVES: SERVES_CLAIMS}, {"uid-c": {0: 10}}
+    node = node_object(
+        "n", (16, 16), (10, 0), extra=serves, allocatable_units=0, holds=["uid-x"], claims=held
+    )
+    items = [node | {"kind": "Node"}, *claims]
     text = json.dumps({"kind": "List", "items": items}).encode()
     process = await command("-f", "-", "--port", 0, stdin=text, end=False)
     line = (await process.stdout.readline()).decode()
     async with session.get(f"{line.split()[2]}api/state") as answer:
-        (tile,) = msgspec.convert((await answer.json())["nodes"], list[NodeTile])
+        state = await answer.json()
+    (tile,) = msgspec.convert(state["nodes"], list[NodeTile])
     assert [card.free for card in tile.cards] == [6, 16]
+    assert state["problems"] == problems
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 0
 
