@@ -61,7 +61,7 @@ def test_the_daemon_cannot_read_claims_for_a_while(cluster: Cluster, link: tuple
     _, slow = link
     slow.hold()
     try:
-        cluster.api.post(CLAIMS, claim("c4", 4))
+        cluster.api.post(CLAIMS, claim("c4", 4, ON_SMALL))
         cluster.create(claim_pod("p4", "c4"))
         cluster.create(workload.pod("ordinary", workload.container(gib=20)))
         cluster.wait_event("p4", "cannot be read", 60)
