@@ -169,6 +169,28 @@ def test_a_member_that_is_made_again_after_a_restart_joins_and_the_healthy_ones_
     assert release(fresh) == ["again"]
 
 
+def test_a_gang_that_lost_a_pod_before_all_were_bound_is_not_whole_for_the_next_process(
+    world: QueueWorld,
+) -> None:
+    """What was made again is older than a Binding of those that were there from the beginning."""
+    uids = gang(world, 3, gates=())
+    for uid, second in zip(uids, (10, 10, 15), strict=True):
+        world.bind_to(uid, "n1")
+        world.change(uid, status=bound_at(second))
+    world.delete(uids[0])
+    fresh = QueueWorld()
+    fresh.node("n1", (16,))
+    for uid in uids[1:]:
+        fresh.objects[uid] = world.objects[uid]
+        fresh.change(uid)
+    fresh.pod("blocks", 8, queue="", gates=())
+    fresh.change("uid-blocks", spec={"nodeName": "n1"})
+    fresh.pod("again", 4, gang="G", size=3, created=12)
+    assert release(fresh) == []
+    fresh.now = WITHIN_S
+    assert {each.queued_pod.uid for each in fresh.requeue_pods()} == set(uids[1:])
+
+
 def test_a_process_that_leads_again_takes_gangs_as_others_left_them(world: QueueWorld) -> None:
     """It began to remove one, and lost its Lease before an answer; another process completed it."""
     uids = gang(world, 4)

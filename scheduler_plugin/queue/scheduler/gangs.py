@@ -176,13 +176,14 @@ class Gangs:
         """Tell for a gang that another process admitted which of its pods were to go with the others.
 
         Some may wear their gate still, where that process has ended between two writes. What is made again
-        for a gang that was bound was created after that.
+        for a gang that was bound was created after all that were there from the beginning had been bound.
         """
         pods = [self._queued_pods[uid] for uid in gang.members]
-        bound = [pod.queue_info.scheduled for pod in pods if pod.phase is Phase.BOUND]
-        first = min(bound, default=math.inf)
+        bound = [pod.queue_info for pod in pods if pod.phase is Phase.BOUND]
+        first = min((info.scheduled for info in bound), default=math.inf)
+        last = max((info.scheduled for info in bound if info.created <= first), default=first)
         gang.unbound = {
-            pod.uid for pod in pods if pod.phase is not Phase.BOUND and pod.queue_info.created <= first
+            pod.uid for pod in pods if pod.phase is not Phase.BOUND and pod.queue_info.created <= last
         }
         gang.is_whole = not gang.unbound
 

@@ -286,7 +286,7 @@ MUTANTS = (
     Mutant(
         "of a gang that another process released in part the rest is known",
         gangs.Gangs._adopt_admission,
-        "pod.phase is not Phase.BOUND and pod.queue_info.created <= first",
+        "pod.phase is not Phase.BOUND and pod.queue_info.created <= last",
         "pod.phase is Phase.ADMITTED",
         of_gangs,
         1000,

@@ -57,6 +57,7 @@ class Process:
 
     Attributes:
         admitted: Told of each release, and for which nodes there were others in the same round.
+        began: When the process that runs now began, seconds.
         said: Events about pods, since the history began.
         counted: How often what was done, likewise.
     """
@@ -91,6 +92,7 @@ class Process:
         if self._opens is not None:
             self._opens.cancel()
         self.api.cut()
+        self.began = loop.time()
         self.open = False
         self.state = ClusterState(rules=QueueChargeRules())
         self.queue = Queue(self.config, self.state, ClusterPolicies(self.policy), wall=NEW_YEAR.timestamp())

@@ -433,13 +433,19 @@ class Promises:
             units = sum(pod.spec.units for pod in waits)
             blocked = self.world.now < self._blocked.get(alike(pods[0]), (0.0, 0.0))[1]
             blocked = blocked or any(pod.uid in self.world.forbidden for pod in waits)
-            must_go = bool(pods[0].spec.owner) and name not in self._whole
+            is_whole = name in self._whole or (name in self.world.bereft and self._seems_whole(pods))
+            must_go = bool(pods[0].spec.owner) and not is_whole
             fits = truth.allows(form.name, units) and truth.has_room(waits) and not self._kept_any()
             if must_go or (fits and not blocked):
                 # What is made again begins anew.
                 first = min(pods, key=lambda pod: (pod.created, pod.uid))
                 found.append((f"{name} with {first.uid}", "is admitted in part"))
         return found
+
+    def _seems_whole(self, pods: Sequence[Pod]) -> bool:
+        """Tell whether the process that runs cannot know that not all pods of a gang were ever bound."""
+        last = max((pod.bound for pod in pods if pod.node), default=self.world.now)
+        return self.process.began > last and all(pod.created > last for pod in pods if not pod.node)
 
     def _kept_any(self) -> bool:
         return bool(self.process.queue.capacity.reservations) or bool(

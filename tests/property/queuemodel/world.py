@@ -183,6 +183,7 @@ class World:
         skew_s: Seconds that the API server's clock is ahead.
         was_skewed: Pods were dated by a wrong clock.
         blocked: Owners for whose pods kube-scheduler finds no node, for reasons of its own.
+        bereft: Gangs of which others than the queue have evicted a pod.
         models: Card model by node.
     """
 
@@ -208,6 +209,7 @@ class World:
         self.cordoned: set[str] = set()
         self.budgets: set[str] = set()
         self.blocked: set[str] = set()
+        self.bereft: set[str] = set()
         self.born = 0
         self.forbidden: set[str] = set()
         self.skew_s = 0.0
