@@ -10,6 +10,7 @@ import msgspec
 from allocator.names import POD_GANG, POD_PLANNED, POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
 from scheduler_plugin.cache.objects import NodeLite
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
+from scheduler_plugin.queue.controller.writer import make_node_affinity
 from tests.property.undercount.world import ModelPod, World
 
 PLANNED_PATH = "/metadata/annotations/" + POD_PLANNED.replace("/", "~1")
@@ -46,6 +47,8 @@ class GatedPod(ModelPod):
         }
         if self.gated:
             raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
+        if self.only_node:
+            raw["spec"]["affinity"] = {"nodeAffinity": make_node_affinity(self.only_node)}
         if self.unschedulable and not self.node:
             failed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             raw["status"]["conditions"] = [failed]

@@ -329,7 +329,8 @@ class QueuedSimulation(Simulation):
         nodes = self.extender.state.nodes
         return any(
             place(build_cards(nodes, row), pod.request, "least-used") is not None
-            for row in nodes.rows.values()
+            for name, row in nodes.rows.items()
+            if pod.only_node in {"", name}
         )
 
     def serve_all(self) -> None:
