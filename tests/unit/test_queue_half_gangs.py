@@ -229,6 +229,22 @@ def test_a_gang_that_another_process_admitted_a_moment_ago_has_its_time_under_on
     assert {each.queued_pod.uid for each in world.requeue_pods()} == set(uids)
 
 
+def test_what_another_process_admitted_to_a_whole_gang_a_moment_ago_has_its_time(world: QueueWorld) -> None:
+    """The gang itself was admitted long ago."""
+    uids = gang(world, 4)
+    release(world)
+    bind(world, *uids)
+    world.now = 10 * WITHIN_S
+    world.delete(uids[0])
+    world.pod("again", 4, gang="G", size=4, created=int(world.now), metadata=OWNED)
+    world.change("uid-again", spec={"schedulingGates": []})
+    world.queue.begin_term(world.now)
+    assert release(world) == []
+    assert world.requeue_pods() == []
+    world.now += WITHIN_S
+    assert [each.queued_pod.uid for each in world.requeue_pods()] == ["uid-again"]
+
+
 def test_of_a_half_bound_gang_of_bare_pods_the_rest_waits_again_and_joins(world: QueueWorld) -> None:
     """The bound one would be lost; its room is its own."""
     uids = gang(world, 2, 16, owned=False)

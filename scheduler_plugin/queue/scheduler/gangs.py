@@ -98,10 +98,13 @@ class Gangs:
         self._record_gang_refusal(self._known[pod.gang], now)
 
     def find_again(self, now: float) -> None:
-        """Take gangs that are not whole for ones that another process has admitted now."""
+        """Take gangs as ones that another process has admitted now; of whole ones, what was made again."""
         for gang in self._known.values():
-            if gang.admitted_at is not None and not gang.is_whole:
-                gang.admitted_at, gang.is_broken = now, False
+            if gang.admitted_at is None:
+                continue
+            gang.admitted_at = now
+            if not gang.is_whole:
+                gang.is_broken = False
                 self._found.add(gang.uid)
 
     def retry_due(self, now: float) -> None:
