@@ -172,7 +172,7 @@ def test_a_member_that_is_made_again_after_a_restart_joins_and_the_healthy_ones_
 def test_a_gang_that_lost_a_pod_before_all_were_bound_is_not_whole_for_the_next_process(
     world: QueueWorld,
 ) -> None:
-    """What was made again is older than a Binding of those that were there from the beginning."""
+    """A pod that was made again is older than the Binding of one that was there from the beginning."""
     uids = gang(world, 3, gates=())
     for uid, second in zip(uids, (10, 10, 15), strict=True):
         world.bind_to(uid, "n1")
@@ -192,7 +192,7 @@ def test_a_gang_that_lost_a_pod_before_all_were_bound_is_not_whole_for_the_next_
 
 
 def test_a_process_that_leads_again_takes_gangs_as_others_left_them(world: QueueWorld) -> None:
-    """It began to remove one, and lost its Lease before an answer; another process completed it."""
+    """The process began to remove the gang and lost its Lease; another process completed the gang."""
     uids = gang(world, 4)
     release(world, uids[3])
     bind(world, *uids[:3])

@@ -258,7 +258,7 @@ def test_of_two_borrowers_for_which_not_both_the_quota_is_left_the_first_keeps_i
 
 
 def test_younger_pods_borrow_while_an_older_one_waits_for_room_until_that_cost_it_its_quota() -> None:
-    """They started again each time that others lent; the older one had its quota or its room, never both."""
+    """Younger pods started each time that others lent: the older one had quota or room, never both."""
     nominal = {"a": 16, "b": 16, "c": 8}
     queues = ", ".join(f"{{name: {name}, cohort: x, nominalQuota: {has}}}" for name, has in nominal.items())
     world = QueueWorld(f"queues: [{queues}]\nkeepRoomAfter: 30s")

@@ -1,6 +1,6 @@
 """The queues: their waiting workloads, what they have, and what they may have. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, WaitingWorkloads
@@ -101,6 +101,10 @@ class Queues:
 
     Args:
         config: The configuration.
+
+    Attributes:
+        overtaken: UIDs of workloads that lost reserved quota once to younger ones of their queue, which had
+            borrowed it: those borrow nothing more.
     """
 
     def __init__(self, config: QueueConfig) -> None:
@@ -108,7 +112,7 @@ class Queues:
         self._cohorts: dict[str, Cohort] = {}
         self._reserved: dict[str, tuple[str, int]] = {}
         self._reserved_in: dict[int, int] = {}
-        self._overtaken: frozenset[str] = frozenset()
+        self.overtaken: set[str] = set()
         self._cluster: QueueResources | None = None
         self.configure(config)
 
@@ -197,7 +201,7 @@ class Queues:
             others = self._sum_reserved_ahead(name, cohort)
         else:
             others = self._reserved_in.get(id(cohort), 0) - own
-            most = (min(most, nominal_left) if uid in self._overtaken else most) - own
+            most = (min(most, nominal_left) if uid in self.overtaken else most) - own
         if others:
             # What is its own a queue has whatever others wait for.
             most = min(most, max(cohort.compute_free(name) - others, nominal_left))
@@ -213,18 +217,13 @@ class Queues:
         """Reserved quota by queue: UID of the workload that waits long, and its units."""
         return self._reserved
 
-    def reserve_quota(
-        self, reservations: Mapping[str, tuple[str, int]], overtaken: Collection[str] = ()
-    ) -> None:
+    def reserve_quota(self, reservations: Mapping[str, tuple[str, int]]) -> None:
         """Keep quota for these workloads only, from others of the same queue and from borrowers.
 
         Args:
             reservations: By queue with a nominal quota the UID of a workload, and units that are within that
                 quota; those first that have it first.
-            overtaken: UIDs of workloads that lost their quota once to younger ones of their queue, which had
-                borrowed it: those borrow nothing more.
         """
-        self._overtaken = frozenset(overtaken)
         self._reserved = {name: each for name, each in reservations.items() if name in self._cohorts}
         self._reserved_in = {}
         for name, (_, units) in self._reserved.items():
@@ -234,9 +233,7 @@ class Queues:
     def unreserve_quota(self, name: str, workload_uid: str) -> None:
         """Keep no quota for a workload, if that was done."""
         if self._reserved.get(name, ("", 0))[0] == workload_uid:
-            self.reserve_quota(
-                {other: each for other, each in self._reserved.items() if other != name}, self._overtaken
-            )
+            self.reserve_quota({other: each for other, each in self._reserved.items() if other != name})
 
     def charge_pod(self, name: str, uid: str, has: QueueResources) -> None:
         """Count an admitted pod of a queue."""

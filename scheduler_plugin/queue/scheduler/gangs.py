@@ -98,7 +98,7 @@ class Gangs:
         self._record_gang_refusal(self._known[pod.gang], now)
 
     def find_again(self, now: float) -> None:
-        """Take gangs as ones that another process has admitted now; of whole ones, what was made again."""
+        """Take admitted gangs as a new process takes them: what is not bound has `gangWithin` from now."""
         for gang in self._known.values():
             if gang.admitted_at is None:
                 continue

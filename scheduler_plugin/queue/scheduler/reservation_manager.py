@@ -56,7 +56,6 @@ class ReservationManager:
         self._vain_key: object = None
         self._vain_since = 0.0
         self._searches = 0
-        self._overtaken: set[str] = set()
 
     def update_reservations(self, now: float) -> list[tuple[str, str]]:
         """Keep cards free for workloads that waited too long; one for each queue, the oldest first.
@@ -95,8 +94,8 @@ class ReservationManager:
                 quota |= self._sum_reserved_before(quota, passed)
                 break
         quota = {name: each for name, each in quota.items() if self._fits_nominal(name, each[1])}
-        self._overtaken.intersection_update(uid for uid, _ in quota.values())
-        admission.queues.reserve_quota(quota, self._overtaken)
+        admission.queues.overtaken.intersection_update(uid for uid, _ in quota.values())
+        admission.queues.reserve_quota(quota)
         return reservations
 
     def _reserve_for(self, workload: QueuedWorkload[Needs], name: str, units: int) -> "_PlannedReservation":
@@ -254,6 +253,6 @@ class ReservationManager:
             # Its own quota comes back to it when borrowers end. What it would borrow may not come back. The
             # lender needs it, or it is kept for a workload of the lender, which may wait for this very room.
             if self._fits_nominal(queue.name, units):
-                self._overtaken.add(uid)
+                admission.queues.overtaken.add(uid)
             return False
         return self._make_planner(uid).can_serve(pods)

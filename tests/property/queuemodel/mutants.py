@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant(
         "quota: younger pods that had what is kept for an older one borrow no more until it starts",
         queues.Queues.compute_headroom,
-        "most = (min(most, nominal_left) if uid in self._overtaken else most) - own",
+        "most = (min(most, nominal_left) if uid in self.overtaken else most) - own",
         "most -= own",
         under_load,
         4_180_000_020,
