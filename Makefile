@@ -39,12 +39,11 @@ $(VENV)/.docs: requirements-docs.lock $(VENV)/.runtime
 demo: $(VENV)/.runtime ## Show gpupack at work on embedded stand-ins: 3 nodes, 20 pods, no GPU, no cluster
 	@$(BIN)/gpupack demo
 
-lint: $(VENV)/.dev ## Format check, lint, types, import rules, modules that nothing imports, class names, prose
+lint: $(VENV)/.dev ## Format check, lint, types, import rules, modules that nothing imports, long lines of pages
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/python -m tests.scripts.class_names
 	@$(BIN)/python -m tests.scripts.unimported
 	@$(BIN)/python -m tests.scripts.prose
 
