@@ -77,8 +77,8 @@ mutants: $(VENV)/.dev ## Run the mutants whose code has changed, and record that
 
 # Once each version's programs are built, which takes 6 minutes on two cores. Three clusters at a time: for most of
 # the time a test waits for the kubelet. A file's tests share a cluster and stay together.
-test-cluster: $(VENV)/.dev ## The same product on a real Kubernetes, the newest or KUBE_VERSION=1.34; TELLING=1 for fewer tests, NIGHTLY=1 for more, ONLY=dra for those with a word in their names, AUTOSCALER=1, KARPENTER=1 and CONTROLLERS=1 build these for their tests (root)
-	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) GPUPACK_AUTOSCALER=$(AUTOSCALER) GPUPACK_KARPENTER=$(KARPENTER) GPUPACK_CONTROLLERS=$(CONTROLLERS) $(PYTEST) tests/cluster -n 3 --dist loadfile --no-loadscope-reorder -q -m '$(if $(TELLING),telling,$(if $(NIGHTLY),cluster,not nightly))' $(if $(ONLY),-k '$(ONLY)')
+test-cluster: $(VENV)/.dev ## The same product on a real Kubernetes, the newest or KUBE_VERSION=1.34; TELLING=1 for fewer tests, NIGHTLY=1 for more, ONLY=dra for those with a word in their names, KARPENTER=1 and CONTROLLERS=1 build these for their tests (root)
+	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) GPUPACK_KARPENTER=$(KARPENTER) GPUPACK_CONTROLLERS=$(CONTROLLERS) $(PYTEST) tests/cluster -n 3 --dist loadfile --no-loadscope-reorder -q -m '$(if $(TELLING),telling,$(if $(NIGHTLY),cluster,not nightly))' $(if $(ONLY),-k '$(ONLY)')
 
 test-hardware: $(VENV)/.dev ## The node daemon and MPS on this node's first card, a real one that is idle (root)
 	@GPUPACK_HARDWARE=1 $(PYTEST) tests/hardware -q

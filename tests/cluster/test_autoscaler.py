@@ -83,7 +83,7 @@ class World:
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
     if binaries.autoscaler() is None:
-        pytest.skip("Cluster Autoscaler is not built: make test-cluster AUTOSCALER=1 builds it")
+        pytest.skip("GPUPACK_AUTOSCALER_BIN names no folder with cluster-autoscaler and externalgrpc.proto")
 
 
 def start(cluster: Cluster) -> None:

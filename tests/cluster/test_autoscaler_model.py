@@ -35,7 +35,7 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
     if binaries.autoscaler() is None:
-        pytest.skip("Cluster Autoscaler is not built: make test-cluster AUTOSCALER=1 builds it")
+        pytest.skip("GPUPACK_AUTOSCALER_BIN names no folder with cluster-autoscaler and externalgrpc.proto")
 
 
 def start_api_server(cluster: Cluster) -> None:

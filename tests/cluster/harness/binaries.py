@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +36,6 @@ TOOLS = {
 }
 BUSYBOX = Path("/bin/busybox")
 BUILD_TIMEOUT_S = 3600
-AUTOSCALER_SOURCES = "https://github.com/kubernetes/autoscaler"
-AUTOSCALER_COMMIT = "a16f0ae8b5578f09604371c75e0cad29ed794e59"
-"""Of the branch cluster-autoscaler-release-1.37."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +147,6 @@ def build() -> None:
     kustomize()
     tool("helm")
     promql()
-    if os.environ.get("GPUPACK_AUTOSCALER") == "1":
-        _build_autoscaler()
     if os.environ.get("GPUPACK_KARPENTER") == "1":
         KARPENTER.build()
     if os.environ.get("GPUPACK_CONTROLLERS") == "1":
@@ -232,45 +226,12 @@ def promql() -> Path:
 
 
 def autoscaler() -> Path | None:
-    """The folder with Cluster Autoscaler and the proto of its external clouds; None where it is not built.
+    """The folder with Cluster Autoscaler and its external clouds' proto; None where none is named.
 
-    Its module is on no proxy that everybody can reach, so it is built from its repository, on request alone:
-    `make test-cluster AUTOSCALER=1`.
+    Its module is on no proxy that everybody can reach, so nothing here builds it.
     """
-    folder = _autoscaler_folder()
-    return folder if (folder / "cluster-autoscaler").exists() else None
-
-
-def _autoscaler_folder() -> Path:
     named = os.environ.get("GPUPACK_AUTOSCALER_BIN")
-    return Path(named) if named else _cache() / f"cluster-autoscaler-{AUTOSCALER_COMMIT[:12]}"
-
-
-def _build_autoscaler() -> None:
-    """Build it where it is not there; GPUPACK_AUTOSCALER_SOURCES names a checkout of its repository."""
-    folder = _autoscaler_folder()
-    if (folder / "cluster-autoscaler").exists():
-        return
-    sources = os.environ.get("GPUPACK_AUTOSCALER_SOURCES")
-    with tempfile.TemporaryDirectory() as made:
-        checkout = Path(sources or made)
-        if sources is None:
-            _run("git", "init", "-q", made)
-            _run("git", "-C", made, "fetch", "-q", "--depth=1", AUTOSCALER_SOURCES, AUTOSCALER_COMMIT)
-            _run("git", "-C", made, "checkout", "-q", "FETCH_HEAD")
-        main = checkout / "cluster-autoscaler"
-        unfinished = folder.with_suffix(".part")
-        unfinished.mkdir(parents=True, exist_ok=True)
-        flags = ["-trimpath", "-ldflags", "-s -w", "-tags", "externalgrpc"]
-        _go("build", *flags, "-o", str(unfinished / "cluster-autoscaler"), ".", cwd=main)
-        shutil.copy(main / "cloudprovider/externalgrpc/protos/externalgrpc.proto", unfinished)
-        unfinished.rename(folder)
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed with {done.returncode}: {done.stderr[-2000:]}")
+    return Path(named) if named else None
 
 
 def _cache() -> Path:
