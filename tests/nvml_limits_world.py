@@ -1,4 +1,4 @@
-"""The two functions of NVML for memory limits on plain data, for tests."""
+"""A driver that holds memory limits, on plain data, for tests."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class LimitsDriver:
     `unset` is what a read fails with where nothing is set, None for a read that says so. With the
     backend dmem soft limits are added to the cgroups above (`reserved`), and stay when their own is deleted.
     A read of a cgroup without a limit tells that of the nearest one above with `inherits`. Cgroups without a
-    file dmem.max take no limit with `files`.
+    file dmem.max take no limit with `files`. Without `keeps` it takes limits and forgets them.
     """
 
     hard: dict[tuple[Any, str], int] = field(default_factory=dict)
@@ -29,9 +29,20 @@ class LimitsDriver:
     unset: int | None = None
     inherits: bool = False
     files: bool = False
+    keeps: bool = True
     reads: int = 0
     sets: int = 0
     paths: list[str] = field(default_factory=list)
+    missing: set[str] = field(default_factory=set)
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Answer a function of NVML; the handle of a card is its UUID."""
+        return {
+            "DeviceGetHandleByUUID": lambda uuid: uuid,
+            "DeviceSetMemoryLimits_v1": self.set,
+            "DeviceGetMemoryLimits_v1": self.get,
+            "SystemGetDriverVersion": lambda: "580.65.06",
+        }[name](*args)
 
     def standing(self) -> dict[tuple[Any, str], int]:
         """Hard limits of cgroups that are there: one that goes takes its limit along."""
@@ -44,11 +55,14 @@ class LimitsDriver:
         self._fail()
         if self.set_error is not None:
             raise pynvml.NVMLError(self.set_error)
-        if self.files and not (Path(wanted.nameSpace) / "dmem.max").exists():
+        path = wanted.nameSpace
+        if self.files and not (Path(path) / "dmem.max").exists():
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        self.paths.append(wanted.nameSpace)
-        key = handle, wanted.nameSpace
-        for above in Path(wanted.nameSpace).parents:
+        self.paths.append(path)
+        if not self.keeps:
+            return
+        key = handle, path
+        for above in Path(path).parents:
             self.reserved[str(above)] += wanted.softLimit - self.soft.get(key, 0)
         self.hard[key], self.soft[key] = wanted.hardLimit, wanted.softLimit
 

@@ -1,8 +1,8 @@
-"""A driver of plain data whose functions are patched into pynvml, for tests of the NVML source."""
+"""A driver of plain data behind the real pynvml, for tests of the NVML source."""
 # ruff: noqa: N802 (the fake driver's methods are named like NVML's functions)
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.nvidia.source import NvmlGpus
+from tests.nvml_library import install
 
 MIB = 1 << 20
 ABSENT = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
@@ -30,7 +31,8 @@ class Card:
     """One card as a driver holds it; `errors` maps NVML functions to the codes that they fail with.
 
     `used_has_reserved`: what the v2 call tells as used has the reserved part in it. `free_mib` is what it
-    tells as free, None for what is neither used nor reserved.
+    tells as free, None for what is neither used nor reserved. `links` says
+    what each NVLink leads to: a bus address, `switch`, `npu`, or None for a link that is down.
     """
 
     uuid: str
@@ -59,6 +61,7 @@ class Card:
     mig: list["Card"] | None = None
     instance: int = 0
     compute_instance: int = 0
+    links: list[str | None] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
 
 
@@ -70,66 +73,22 @@ class Driver:
         self.errors: dict[str, int] = {}
         self.version = "580.65.06"
         self.opened = 0
-        self.news: list[SimpleNamespace | int] = []
+        self.news: list[Event | int] = []
         self.registered: list[str] = []
         self.calls: list[str] = []
         self.mig_places: dict[str, int] = {}
         self.heard = threading.Event()
-        for name in [
-            "Init",
-            "Shutdown",
-            "SystemGetDriverVersion",
-            "SystemGetNVMLVersion",
-            "EventSetCreate",
-            "EventSetFree",
-            "EventSetWait_v2",
-            "DeviceGetCount",
-            "DeviceGetHandleByIndex",
-            "DeviceGetUUID",
-            "DeviceGetName",
-            "DeviceGetMinorNumber",
-            "DeviceGetPciInfo",
-            "DeviceGetMemoryInfo",
-            "DeviceGetMemoryAffinity",
-            "DeviceGetNumaNodeId",
-            "DeviceGetAddressingMode",
-            "DeviceGetMigMode",
-            "DeviceGetMaxMigDeviceCount",
-            "DeviceGetGpuInstanceId",
-            "DeviceGetComputeInstanceId",
-            "DeviceGetMigDeviceHandleByIndex",
-            "DeviceRegisterEvents",
-            "DeviceGetTotalEccErrors",
-            "DeviceGetRemappedRows",
-            "DeviceGetRetiredPages",
-            "DeviceGetRetiredPagesPendingStatus",
-            "DeviceGetFieldValues",
-            "DeviceGetUtilizationRates",
-            "DeviceGetTemperature",
-            "DeviceGetPowerUsage",
-            "DeviceGetEnforcedPowerLimit",
-            "DeviceGetClockInfo",
-            "DeviceGetCurrentClocksEventReasons",
-            "DeviceGetCurrentClocksThrottleReasons",
-            "DeviceGetComputeRunningProcesses_v3",
-            "DeviceGetComputeRunningProcesses_v2",
-            "DeviceGetGraphicsRunningProcesses_v3",
-            "DeviceGetGraphicsRunningProcesses_v2",
-            "DeviceGetMPSComputeRunningProcesses_v3",
-            "DeviceGetMPSComputeRunningProcesses_v2",
-        ]:
-            mocker.patch.object(pynvml, f"nvml{name}", self._answer(name))
+        self.missing: set[str] = set()
+        install(mocker, self)
 
-    def _answer(self, name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls.append(name)
-            errors = args[0].errors if args and isinstance(args[0], Card) else self.errors
-            key = f"{name}_v2" if kwargs.get("version") else name
-            if key in errors:
-                raise pynvml.NVMLError(errors[key])
-            return getattr(self, name.removesuffix("_v2").removesuffix("_v3"))(*args, **kwargs)
-
-        return call
+    def call(self, name: str, *args: Any) -> Any:
+        """Answer a function of NVML, or fail as `errors` of its card, else of the driver, say."""
+        self.calls.append(name)
+        errors = args[0].errors if args and isinstance(args[0], Card) else self.errors
+        if name in errors:
+            raise pynvml.NVMLError(errors[name])
+        versioned = name.endswith(("RunningProcesses_v2", "RunningProcesses_v3", "Wait_v2"))
+        return getattr(self, name[:-3] if versioned else name)(*args)
 
     def Init(self) -> None:
         self.opened += 1
@@ -155,7 +114,7 @@ class Driver:
     def EventSetCreate(self) -> object:
         return object()
 
-    def EventSetWait(self, events: object, timeout_ms: int) -> SimpleNamespace:
+    def EventSetWait(self, events: object, timeout_ms: int) -> "Event":
         if not self.news:
             self.heard.set()
             threading.Event().wait(0.005)
@@ -183,34 +142,32 @@ class Driver:
     def DeviceGetMinorNumber(self, card: Card) -> int:
         return card.minor
 
-    def DeviceGetPciInfo(self, card: Card) -> SimpleNamespace:
-        return SimpleNamespace(busId=card.bus_id)
+    def DeviceGetPciInfo(self, card: Card) -> str:
+        return card.bus_id
 
-    def DeviceGetMemoryInfo(self, card: Card, version: int | None = None) -> SimpleNamespace:
+    def DeviceGetMemoryInfo(self, card: Card, *, reserved_counts: bool = True) -> dict[str, int]:
         # A byte less than whole MiB, as drivers have it too.
-        reserved = card.reserved_mib * MIB - 1
+        reserved = max(card.reserved_mib * MIB - 1, 0)
         used = card.used_mib * MIB
         free = card.total_mib * MIB - used - reserved if card.free_mib is None else card.free_mib * MIB
-        with_reserved = version is None or card.used_has_reserved
-        info = SimpleNamespace(
-            total=card.total_mib * MIB, used=used + (reserved if with_reserved else 0), free=free
-        )
-        if version:
-            assert version == pynvml.nvmlMemory_v2
-            info.reserved = reserved
-        return info
+        if reserved_counts:
+            used += reserved
+        return {"total": card.total_mib * MIB, "reserved": reserved, "used": used, "free": free}
 
-    def DeviceGetMemoryAffinity(self, card: Card, words: int, scope: int) -> list[int]:
-        return [card.numa_mask] + [0] * (words - 1)
+    def DeviceGetMemoryInfo_v2(self, card: Card) -> dict[str, int]:
+        return self.DeviceGetMemoryInfo(card, reserved_counts=card.used_has_reserved)
+
+    def DeviceGetMemoryAffinity(self, card: Card, scope: int) -> int:
+        return card.numa_mask
 
     def DeviceGetNumaNodeId(self, card: Card) -> int:
         if card.memory_node is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return card.memory_node
 
-    def DeviceGetAddressingMode(self, card: Card) -> SimpleNamespace:
+    def DeviceGetAddressingMode(self, card: Card) -> int:
         ats, none = pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS, pynvml.NVML_DEVICE_ADDRESSING_MODE_NONE
-        return SimpleNamespace(value=ats if card.coherent else none)
+        return int(ats if card.coherent else none)
 
     def DeviceGetMigMode(self, card: Card) -> list[int]:
         return [int(card.mig is not None)] * 2
@@ -249,14 +206,36 @@ class Driver:
     def DeviceGetRetiredPagesPendingStatus(self, card: Card) -> int:
         return card.pages[2]
 
-    def DeviceGetFieldValues(self, card: Card, fields: list[int]) -> list[SimpleNamespace]:
-        assert fields == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
-        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=card.action))]
+    def DeviceGetFieldValues(self, card: Card, field: int) -> int:
+        assert field == pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+        return card.action
 
-    def DeviceGetUtilizationRates(self, card: Card) -> SimpleNamespace:
+    def DeviceGetArchitecture(self, card: Card) -> int:
+        return int(pynvml.NVML_DEVICE_ARCH_HOPPER)
+
+    def DeviceGetNvLinkState(self, card: Card, link: int) -> int:
+        return int(self._end(card, link) is not None)
+
+    def DeviceGetNvLinkRemotePciInfo(self, card: Card, link: int) -> str:
+        end = self._end(card, link)
+        return end if end and ":" in end else "FFFFFFFF:FF:FF.0"
+
+    def DeviceGetNvLinkRemoteDeviceType(self, card: Card, link: int) -> int:
+        kinds = {
+            "switch": pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
+            "npu": pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU,
+        }
+        return int(kinds[self._end(card, link) or ""])
+
+    def _end(self, card: Card, link: int) -> str | None:
+        if link >= len(card.links):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return card.links[link]
+
+    def DeviceGetUtilizationRates(self, card: Card) -> tuple[int, int]:
         if card.mig is not None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return SimpleNamespace(gpu=card.utilization[0], memory=card.utilization[1])
+        return card.utilization
 
     def DeviceGetTemperature(self, card: Card, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
@@ -287,10 +266,19 @@ class Driver:
         return card.mps
 
 
-def xid(card: Any, code: int, **fields: int) -> SimpleNamespace:
-    return SimpleNamespace(
-        device=card, eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=code, **fields
-    )
+@dataclass
+class Event:
+    """What a driver says unasked; of a card without instances it names none."""
+
+    card: Card
+    kind: int
+    code: int
+    gpu_instance: int = 0xFFFFFFFF
+    compute_instance: int = 0xFFFFFFFF
+
+
+def xid(card: Card, code: int, gpu_instance: int = 0xFFFFFFFF) -> Event:
+    return Event(card, XID_EVENTS, code, gpu_instance)
 
 
 @pytest.fixture

@@ -117,23 +117,12 @@ class ProofDriver(Driver):
         super().__init__(mocker)
         self.limits = LimitsDriver()
         self.refused_kinds: dict[int, int] = {}
-        for name in (
-            "DeviceGetHandleByUUID",
-            "SystemGetDriverVersion",
-            "DeviceGetGpuInstanceProfileInfo",
-            "DeviceCreateGpuInstance",
-            "GpuInstanceGetComputeInstanceProfileInfo",
-            "GpuInstanceCreateComputeInstance",
-            "GpuInstanceDestroy",
-            "ComputeInstanceDestroy",
-        ):
-            mocker.patch.object(pynvml, f"nvml{name}", self._answer(name))
-        mocker.patch.object(
-            pynvml, "nvmlDeviceSetMemoryLimits_v1", lambda card, wanted: self.limits.set(card.uuid, wanted)
-        )
-        mocker.patch.object(
-            pynvml, "nvmlDeviceGetMemoryLimits_v1", lambda card, asked: self.limits.get(card.uuid, asked)
-        )
+
+    def DeviceSetMemoryLimits_v1(self, card: Card, wanted: Any) -> None:
+        self.limits.set(card.uuid, wanted)
+
+    def DeviceGetMemoryLimits_v1(self, card: Card, found: Any) -> None:
+        self.limits.get(card.uuid, found)
 
     def SystemGetDriverVersion(self) -> str:
         return "615.71.09"
@@ -150,9 +139,9 @@ class ProofDriver(Driver):
             raise pynvml.NVMLError(self.refused_kinds[kinds])
         self.registered.append(card.uuid)
 
-    def DeviceGetGpuInstanceProfileInfo(self, card: Card, profile: int) -> SimpleNamespace:
+    def DeviceGetGpuInstanceProfileInfo(self, card: Card, profile: int) -> int:
         assert profile == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE
-        return SimpleNamespace(id=19)
+        return 19
 
     def DeviceCreateGpuInstance(self, card: Card, profile: int) -> tuple[Card, int]:
         assert profile == 19
@@ -163,9 +152,9 @@ class ProofDriver(Driver):
 
     def GpuInstanceGetComputeInstanceProfileInfo(
         self, instance: tuple[Card, int], profile: int, engine: int
-    ) -> SimpleNamespace:
+    ) -> int:
         assert (profile, engine) == (0, 0)
-        return SimpleNamespace(id=0)
+        return 0
 
     def GpuInstanceCreateComputeInstance(self, instance: tuple[Card, int], profile: int) -> tuple[Card, int]:
         card, number = instance

@@ -162,7 +162,20 @@ def test_a_whole_proof_on_the_kernels_cgroups(
     mocker: MockerFixture, kernels: Path, library: Path, unset: int | None, refuses: bool
 ) -> None:
     """NVML on plain data, a libcuda that asks the kernel where it is, real processes and cgroups."""
-    driver = ProofDriver(mocker)
+
+    class Kernel(ProofDriver):
+        def DeviceSetMemoryLimits_v1(self, card: Card, wanted: Any) -> None:  # noqa: N802
+            super().DeviceSetMemoryLimits_v1(card, wanted)
+            if refuses:
+                library.write_text(f"/{Path(wanted.nameSpace).name} {wanted.hardLimit // MIB}")
+
+        def DeviceGetMemoryLimits_v1(self, card: Card, found: Any) -> None:  # noqa: N802
+            super().DeviceGetMemoryLimits_v1(card, found)
+            if used.exists() and str(probe) == found.nameSpace:
+                found.currentUsed = int(used.read_text()) * MIB
+                self.cards[0].compute = [process(watched[0], int(used.read_text()))]
+
+    driver = Kernel(mocker)
     driver.cards = [Card("GPU-a", total_mib=9480)]
     driver.limits.unset = unset
     used = library.with_name("used")
@@ -176,19 +189,6 @@ def test_a_whole_proof_on_the_kernels_cgroups(
 
     watched: list[int] = []
 
-    def set_limit(card: Card, wanted: Any) -> None:
-        driver.limits.set(card.uuid, wanted)
-        if refuses:
-            library.write_text(f"/{Path(wanted.nameSpace).name} {wanted.hardLimit // MIB}")
-
-    def get_limit(card: Card, asked: Any) -> None:
-        driver.limits.get(card.uuid, asked)
-        if used.exists() and str(probe) == asked.nameSpace:
-            asked.currentUsed = int(used.read_text()) * MIB
-            driver.cards[0].compute = [process(watched[0], int(used.read_text()))]
-
-    mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1", set_limit)
-    mocker.patch.object(pynvml, "nvmlDeviceGetMemoryLimits_v1", get_limit)
     source = NvmlGpus(pci_devices=library.parent, cgroup_root=kernels, probe_parent=lambda: kernels)
     source.open()
     trying = prover(source, kernels, Watched(source), ScratchCgroup(kernels))

@@ -1,13 +1,11 @@
 """NVLinks: from the driver or a profile, through the inventory's annotation, to the cards that are chosen."""
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
 from msgspec.structs import replace
-from pytest_mock import MockerFixture
 
 from allocator.packing import NodeWords
 from allocator.records import CardRecord, dump_cards, join_cards, load_cards, read_links, write_links
@@ -20,6 +18,9 @@ from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.published_nodes import read_published
 from tests.cluster_builders import node
+from tests.nvml_world import Card, Driver, driver
+
+__all__ = ["driver"]
 
 BRIDGED = """
 version: "1.0"
@@ -77,46 +78,16 @@ def test_links_that_cannot_be(old: str, new: str, fault: str) -> None:
     assert f"nvlink.device_links[0].{fault}" in caught.value.faults
 
 
-class Driver:
-    """What each card's links lead to: a bus address, `switch`, `npu`, or None for a link that is down."""
-
-    def __init__(self, mocker: MockerFixture, ends: dict[str, list[str | None]]) -> None:
-        self.ends = ends
-        for name in ("State", "RemotePciInfo", "RemoteDeviceType"):
-            mocker.patch.object(pynvml, f"nvmlDeviceGetNvLink{name}", getattr(self, name))
-
-    def end(self, handle: str, link: int) -> str | None:
-        if link >= len(self.ends[handle]):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return self.ends[handle][link]
-
-    def State(self, handle: str, link: int) -> int:  # noqa: N802
-        return int(self.end(handle, link) is not None)
-
-    def RemotePciInfo(self, handle: str, link: int) -> SimpleNamespace:  # noqa: N802
-        end = self.end(handle, link)
-        return SimpleNamespace(busId=end if end and ":" in end else "FFFFFFFF:FF:FF.0")
-
-    def RemoteDeviceType(self, handle: str, link: int) -> int:  # noqa: N802
-        kinds = {
-            "switch": pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
-            "npu": pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU,
-        }
-        return int(kinds[self.end(handle, link) or ""])
-
-
-def test_the_driver_tells_of_each_end(mocker: MockerFixture) -> None:
-    Driver(
-        mocker,
-        {
-            "a": ["00000000:1B:00.0", None, "00000000:1B:00.0", "switch", "switch"],
-            "b": ["00000000:1A:00.0", "00000000:1A:00.0", "npu"],
-            "c": ["switch"],
-            "d": [],
-        },
-    )
+def test_the_driver_tells_of_each_end(driver: Driver) -> None:
+    driver.cards = [
+        Card("a", links=["00000000:1B:00.0", None, "00000000:1B:00.0", "switch", "switch"]),
+        Card("b", links=["00000000:1A:00.0", "00000000:1A:00.0", "npu"]),
+        Card("c", links=["switch"]),
+        Card("d"),
+    ]
+    handles = {card.uuid: pynvml.nvmlDeviceGetHandleByIndex(at) for at, card in enumerate(driver.cards)}
     buses = {"a": "0000:1a:00.0", "b": "0000:1b:00.0", "c": "0000:1c:00.0", "d": ""}
-    assert read_from_driver({name: name for name in "abcd"}, buses) == {
+    assert read_from_driver(handles, buses) == {
         "a": (("b", 2), ("c", 1)),
         "b": (("a", 2),),
         "c": (("a", 1),),

@@ -1,4 +1,4 @@
-"""The NVML source against a driver whose functions are patched into pynvml: cards, memory and errors."""
+"""The NVML source through the real pynvml, against a driver of plain data: cards, memory and errors."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

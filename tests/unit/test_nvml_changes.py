@@ -9,6 +9,7 @@ import pytest
 from deviceplugin.errors import DriverGoneError, GpuError, LimitError
 from deviceplugin.gpus.api.source import GONE_S
 from deviceplugin.gpus.nvidia.source import AGAIN_S, NvmlGpus
+from tests.nvml_library import SYMBOLS
 from tests.nvml_world import LOST, Card, Driver, driver, xid
 
 __all__ = ["driver"]
@@ -59,7 +60,7 @@ def test_instances_come_and_go(driver: Driver, gpus: NvmlGpus) -> None:
 
 def test_the_driver_tells_of_new_instances(driver: Driver, gpus: NvmlGpus) -> None:
     event = xid(driver.cards[0], 0)
-    event.eventType = pynvml.nvmlEventMigConfigChange
+    event.kind = pynvml.nvmlEventMigConfigChange
     driver.news = [event]
     gpus.open()
     assert gpus.events(30) == []
@@ -136,12 +137,12 @@ def test_a_card_whose_memory_is_never_told_is_told_once_and_left(
     card = gpus.cards()[0]
     assert (card.uuid, card.schedulable_mib) == ("GPU-a", 0)
     assert "an integrated GPU, which shares the system's" in str(card.error)
-    asked = driver.calls.count("DeviceGetMemoryInfo")
+    asked = driver.calls.count("DeviceGetMemoryInfo_v2")
     for now_s[0] in range(0, 1000, 5):
         assert [sample.error for sample in gpus.sample()] == [card.error, None]
     assert driver.calls.count("Init") == 1
     # Once for each sample of the other card.
-    assert driver.calls.count("DeviceGetMemoryInfo") - asked == 200
+    assert driver.calls.count("DeviceGetMemoryInfo_v2") - asked == 200
 
 
 def test_a_driver_that_is_loaded_again_is_taken_up(driver: Driver, gpus: NvmlGpus) -> None:
@@ -251,7 +252,7 @@ def test_while_the_driver_is_let_go_others_may_change_what_nobody_may_use(
 def test_no_handle_outlasts_the_library_that_gave_it(driver: Driver, gpus: NvmlGpus) -> None:
     """Limits are set from threads of their own, also while the library is started again."""
     gpus.open()
-    assert gpus._handle_of("GPU-a") is driver.cards[0]
+    assert pynvml.nvmlDeviceGetUUID(gpus._handle_of("GPU-a")) == "GPU-a"
     unload(driver, gpus)
     assert gpus._handle_of("GPU-a") is None
     with pytest.raises(LimitError, match="does not show the card now"):
@@ -270,6 +271,33 @@ def fail(driver: Driver, name: str, code: int | None) -> None:
     driver.errors = {key: value for key, value in broken.items() if key in WHOLE}
     for card in (driver.cards[0], *(driver.cards[0].mig or ())):
         card.errors = broken
+
+
+NEEDED = {f"nvml{name}" for name in ("InitWithFlags", "DeviceGetCount_v2")}
+OF_EVERY_CARD = {f"nvml{name}" for name in ("DeviceGetHandleByIndex_v2", "DeviceGetUUID")}
+OF_INSTANCES = {f"nvmlDeviceGet{name}" for name in ("MigDeviceHandleByIndex", "MaxMigDeviceCount")}
+
+
+@pytest.mark.parametrize("symbol", sorted(SYMBOLS.keys() - NEEDED))
+def test_a_library_without_a_symbol(driver: Driver, gpus: NvmlGpus, symbol: str) -> None:
+    """Whatever an older driver lacks, no call ends in a traceback, and cards that can be named work."""
+    driver.missing.add(symbol)
+    driver.cards[0].mig = [Card("MIG-1", instance=1)]
+    gpus.open()
+    told = errors(gpus)
+    gpus.events(0)
+    if symbol in OF_EVERY_CARD:
+        assert all(told)
+    else:
+        assert told[-1] is None
+        assert (told[0] is not None) == (symbol in OF_INSTANCES)
+
+
+@pytest.mark.parametrize("symbol", sorted(NEEDED))
+def test_a_library_that_cannot_list_cards_is_refused(driver: Driver, gpus: NvmlGpus, symbol: str) -> None:
+    driver.missing.add(symbol)
+    with pytest.raises(GpuError, match="Function Not Found"):
+        gpus.open()
 
 
 @pytest.mark.parametrize("code", CODES)

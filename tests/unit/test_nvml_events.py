@@ -44,7 +44,7 @@ def test_which_xids_are_ignored_can_be_chosen(driver: Driver) -> None:
 
 def test_other_kinds_of_events_are_passed_over(driver: Driver, gpus: NvmlGpus) -> None:
     other = xid(driver.cards[0], 79)
-    other.eventType = pynvml.nvmlEventTypePState
+    other.kind = pynvml.nvmlEventTypePState
     driver.news = [other, xid(driver.cards[0], 48)]
     gpus.open()
     assert [event.reason for event in gpus.events(30)] == ["XID 48: double-bit ECC error"]

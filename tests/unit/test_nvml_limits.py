@@ -1,6 +1,7 @@
-"""Memory limits by the driver, against a driver whose two functions are patched into pynvml."""
+"""Memory limits by the driver, against a driver of plain data behind the real pynvml."""
 
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
@@ -11,6 +12,7 @@ from deviceplugin.enforcement.limit_setter import LimitJob, apply_limits
 from deviceplugin.errors import LimitError
 from deviceplugin.gpus.api.memory_limits import HELD, Enforcement, LimitReading, MemoryLimits
 from deviceplugin.gpus.nvidia.memory_limits import PROBE, NvmlLimits
+from tests.nvml_library import install
 from tests.nvml_limits_world import LimitsDriver as Driver
 
 MIB = 1 << 20
@@ -19,11 +21,9 @@ ABSENT = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
 
 @pytest.fixture
 def driver(mocker: MockerFixture) -> Driver:
-    found = Driver()
-    mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1", found.set)
-    mocker.patch.object(pynvml, "nvmlDeviceGetMemoryLimits_v1", found.get)
-    mocker.patch.object(pynvml, "nvmlSystemGetDriverVersion", return_value="580.65.06")
-    return found
+    made = Driver()
+    install(mocker, made)
+    return made
 
 
 @pytest.fixture
@@ -36,8 +36,11 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def limits(driver: Driver, root: Path) -> NvmlLimits:
     del driver
-    handles = {"GPU-a": "handle a", "GPU-b": "handle b", "MIG-a": "handle m"}
-    return NvmlLimits(handles.get, root)
+    return NvmlLimits(find_handle, root)
+
+
+def find_handle(uuid: str) -> Any:
+    return None if uuid == "GPU-x" else pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
 def test_limits_are_bytes_of_the_cgroups_full_path(driver: Driver, limits: NvmlLimits, root: Path) -> None:
@@ -45,7 +48,7 @@ def test_limits_are_bytes_of_the_cgroups_full_path(driver: Driver, limits: NvmlL
     cgroup = root / "pod"
     assert typed.read("GPU-a", cgroup) == LimitReading(None, 0)
     typed.set("GPU-a", cgroup, 8192)
-    key = "handle a", str(cgroup)
+    key = "GPU-a", str(cgroup)
     assert (driver.hard, driver.soft) == ({key: 8192 * MIB}, {key: 0})
     driver.used[key] = 5 * MIB + 1
     assert typed.read("GPU-a", cgroup) == LimitReading(8192, 6)
@@ -68,7 +71,7 @@ def test_support_is_proven_by_a_limit_on_a_cgroup_of_our_own_once(
 
 def test_it_is_tried_where_the_pods_are(driver: Driver, root: Path) -> None:
     """With the kernel's dmem controller the cgroups above decide, too."""
-    limits = NvmlLimits({"GPU-a": "handle a"}.get, root, probe_parent=lambda: root / "pod")
+    limits = NvmlLimits(find_handle, root, probe_parent=lambda: root / "pod")
     assert limits.support("GPU-a") == HELD
     assert driver.paths == [str(root / "pod" / PROBE)]
 
@@ -115,14 +118,13 @@ def test_a_right_that_is_missing_after_all_is_told(driver: Driver, limits: NvmlL
 
 @pytest.mark.parametrize("unset", [None, pynvml.NVML_ERROR_NOT_FOUND])
 def test_a_limit_that_is_taken_and_not_kept_proves_nothing(
-    driver: Driver, limits: NvmlLimits, mocker: MockerFixture, unset: int | None
+    driver: Driver, limits: NvmlLimits, unset: int | None
 ) -> None:
-    driver.unset = unset
-    mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1")
+    driver.unset, driver.keeps = unset, False
     support = limits.support("GPU-a")
     assert (support.can_limit, support.is_forbidden) == (False, False)
     assert support.reason.endswith("and there was none")
-    mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1", driver.set)
+    driver.keeps = True
     assert limits.support("GPU-a") == HELD
 
 
@@ -216,17 +218,16 @@ def test_a_limit_that_was_never_set_is_set(
     assert limits.support("GPU-a") == HELD
     (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     assert (outcome.fault, outcome.was_mib, outcome.reading) == (None, None, LimitReading(8192, 0))
-    assert driver.hard["handle a", str(root / "pod")] == 8192 * MIB
+    assert driver.hard["GPU-a", str(root / "pod")] == 8192 * MIB
     assert limits.support("GPU-a") == HELD
     assert not (root / PROBE).exists()
 
 
 @UNSET
 def test_a_limit_that_is_not_there_after_it_was_set_does_not_hold(
-    driver: Driver, limits: NvmlLimits, root: Path, mocker: MockerFixture, unset: int | None
+    driver: Driver, limits: NvmlLimits, root: Path, unset: int | None
 ) -> None:
-    driver.unset = unset
-    mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1")
+    driver.unset, driver.keeps = unset, False
     (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     assert outcome.fault == "failed"
     assert f"for cgroup {root}/pod was set, and there is none" in outcome.problem
@@ -253,7 +254,7 @@ def test_a_soft_limit_of_the_toolkit_is_ended_before_its_cgroup_is(
         asked = pynvml.c_nvmlSetMemoryLimits_v1_t(
             nameSpace=str(root / "pod").encode(), softLimit=soft_mib * MIB, hardLimit=8192 * MIB
         )
-        pynvml.nvmlDeviceSetMemoryLimits_v1("handle a", asked)
+        pynvml.nvmlDeviceSetMemoryLimits_v1(find_handle("GPU-a"), asked)
         assert driver.reserved[str(root)] == soft_mib * MIB
         (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
         assert (outcome.fault, outcome.reading) == (None, LimitReading(8192, 0))
@@ -271,7 +272,7 @@ def test_the_limit_of_a_cgroup_above_is_not_taken_for_its_own(
     limits.set("GPU-a", root, 8192)
     assert limits.read("GPU-a", root / "pod") == LimitReading(8192, 0)
     (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
-    assert (outcome.fault, ("handle a", str(root / "pod")) in driver.hard) == (None, True)
+    assert (outcome.fault, ("GPU-a", str(root / "pod")) in driver.hard) == (None, True)
 
 
 def test_a_cgroup_for_which_the_kernels_controller_is_not_enabled(

@@ -1,4 +1,4 @@
-"""`gpupack node --check --prove` on NVML, whose functions are patched into pynvml, in several moods."""
+"""`gpupack node --check --prove` on NVML, through the real pynvml, in several moods."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,12 +113,9 @@ def test_a_kernel_whose_controller_is_not_enabled_there(
 
 
 @pytest.mark.parametrize("unset", [None, pynvml.NVML_ERROR_NOT_SUPPORTED])
-def test_a_limit_that_is_taken_and_not_kept(
-    driver: ProofDriver, trying: Prover, mocker: MockerFixture, unset: int | None
-) -> None:
+def test_a_limit_that_is_taken_and_not_kept(driver: ProofDriver, trying: Prover, unset: int | None) -> None:
     """The driver's answer of success is no proof."""
-    driver.limits.unset = unset
-    mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1")
+    driver.limits.unset, driver.limits.keeps = unset, False
     trying.run()
     assert results(trying.proofs)["limits"] == "unproven"
     assert "and there was none" in found(trying.proofs, "limits")

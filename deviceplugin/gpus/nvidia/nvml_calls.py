@@ -196,7 +196,7 @@ def find_memory_node(handle: Any, nodes: Path) -> int | None:
     try:
         has_cpus = bool((nodes / f"node{int(node)}" / "cpulist").read_text("ascii", "replace").strip())
     except OSError:
-        mode = call_optional(lambda: pynvml.nvmlDeviceGetAddressingMode(handle).value)
+        mode = call_optional(lambda: pynvml.nvmlDeviceGetAddressingMode(handle))
         has_cpus = mode != pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS
     return None if has_cpus else int(node)
 
