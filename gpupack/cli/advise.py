@@ -30,8 +30,9 @@ So that three of 2 x 20 GiB start:  gpupack advise --for 40x3 --cards 2
 To empty a card, or a node:         gpupack advise --empty gpu-node-3/0
 To make the moves, one by one:      gpupack advise --for 40 --apply
 
-A move evicts a pod, and its controller replaces it elsewhere. These stay: pods without a controller, of
-DaemonSets, with volumes of claims, and pods that a PodDisruptionBudget protects. See docs/ask.md.
+A move evicts a pod, and its ReplicaSet or StatefulSet replaces it elsewhere. These stay: pods of other
+controllers and of none, of gangs, with volumes of claims, and pods that a PodDisruptionBudget protects. See
+docs/ask.md.
 """
 
 _FOR: Final = re.compile(r"([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,3}))?")

@@ -1,15 +1,16 @@
 """Finds the fewest pods whose end lets another one start."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Final
 
 import numpy as np
 
+from gpupack.whatif.gangs import list_gang
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, charge_cards
 from scheduler_plugin.cache.arrays import LongArray
 from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.queue.cache.pod_groups import read_gang_key
 from scheduler_plugin.scheduling.request import compute_units_by_card
 
 MOST_NODES: Final = 48
@@ -23,8 +24,8 @@ class EvictionSet:
     """Pods that would have to end.
 
     Attributes:
-        node: Where.
-        pods: Which.
+        node: Where the pod starts then.
+        pods: Which; of a gang all that run, also on other nodes.
         fewest: Whether no smaller number does, on any node.
     """
 
@@ -36,7 +37,8 @@ class EvictionSet:
 def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[str]) -> EvictionSet | None:
     """Find the fewest pods whose end lets a pod start.
 
-    Nodes are tried in the order of what their cards lack: all sets of one pod, then of two, and so on. The
+    Nodes are tried in the order of what their cards lack: all sets of one pod, then of two, and so on. Pods
+    of a gang end together, or none of them does; a gang of more than `MOST_PODS` is tried by itself. The
     number of nodes and sets is bounded, so for large clusters the answer may not be the smallest there is.
 
     Args:
@@ -58,11 +60,13 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
     # Of a gang every set is asked about on all nodes.
     budget = MOST_SETS if what_if.is_alone else MOST_SETS // 6
     complete &= what_if.is_alone
-    for count in range(1, MOST_PODS + 1):
+    units = {name: _list_units(what_if, usage, name) for name in looked_at}
+    larger = {len(unit) for node_units in units.values() for unit in node_units if len(unit) > MOST_PODS}
+    for count in (*range(1, MOST_PODS + 1), *sorted(larger)):
+        complete &= count <= MOST_PODS
         best: tuple[tuple[int, int, str], EvictionSet] | None = None
         for name in looked_at:
-            pods = [pod for pod in usage.list_pods(name) if usage.get_freed_units(pod) and not pod.is_mirror]
-            for group in combinations(pods, count):
+            for group in _iterate_sets(units[name], count):
                 budget -= 1
                 if budget < 0:
                     complete = False
@@ -77,14 +81,46 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
     return None
 
 
+def _list_units(what_if: WhatIf, usage: PodCardUsage, node: str) -> list[tuple[PodRecord, ...]]:
+    """List the pods whose end frees cards of a node, each with those of its gang that run."""
+    cluster, own = what_if.cluster, what_if.requirements.pod
+    units: dict[object, tuple[PodRecord, ...]] = {}
+    for record in usage.list_pods(node):
+        pod = cluster.pods[record.uid]
+        key = read_gang_key(pod.metadata)
+        if not usage.get_freed_units(record) or record.is_mirror or (key or record.uid) in units:
+            continue
+        if key is None:
+            units[record.uid] = (record,)
+        elif own is None or key != read_gang_key(own.metadata):
+            members = [cluster.state.pods[member.metadata.uid] for member in list_gang(cluster, pod)]
+            units[key] = tuple(sorted((each for each in members if each.node), key=lambda each: each.name))
+    return list(units.values())
+
+
+def _iterate_sets(units: Sequence[tuple[PodRecord, ...]], count: int) -> Iterator[tuple[PodRecord, ...]]:
+    """Give the sets of units that are so many pods together."""
+    if count > MOST_PODS:
+        yield from (unit for unit in units if len(unit) == count)
+        return
+    if not count:
+        yield ()
+        return
+    for number, unit in enumerate(units):
+        if len(unit) <= count:
+            for rest in _iterate_sets(units[number + 1 :], count - len(unit)):
+                yield unit + rest
+
+
 def can_start_without(what_if: WhatIf, usage: PodCardUsage, node: str, pods: Sequence[PodRecord]) -> bool:
     """Ask filter and kube-scheduler's rules whether a node takes a pod once others have ended."""
-    freed: dict[int, int] = {}
+    freed: dict[str, dict[int, int]] = {}
     for pod in pods:
+        on_node = freed.setdefault(pod.node, {})
         for card, units in usage.get_freed_units(pod).items():
-            freed[card] = freed.get(card, 0) - units
+            on_node[card] = on_node.get(card, 0) - units
     row = np.array([what_if.cluster.state.nodes.rows[node]], dtype=np.intp)
-    with charge_cards(what_if.cluster, {node: freed}):
+    with charge_cards(what_if.cluster, freed):
         return len(what_if.find_rows(leaving={pod.uid for pod in pods}, only=row)) > 0
 
 

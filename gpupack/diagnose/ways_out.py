@@ -15,11 +15,13 @@ from gpupack.whatif.node_results import NodeResults
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, list_card_numbers
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.queue.cache.pod_groups import read_gang_key
 from scheduler_plugin.scheduling.available import widen_patterns
 from scheduler_plugin.scheduling.reasons import Cure, FilterReason, format_memory
 
 _MOST_CARDS: Final = 8
 _MODELS: Final = 3
+_PODS_NAMED: Final = 8
 _NEVER_BY_ENDS: Final = frozenset(
     {SELECTOR, TAINT, CORDONED, NOT_READY, PORTS}
     | {reason.json_name for reason in FilterReason if Cure.PODS_END not in reason.cures}
@@ -270,13 +272,18 @@ def _ends(what_if: WhatIf, results: NodeResults, usage: PodCardUsage) -> Iterato
             pod.namespace,
             pod.name,
             sum(usage.get_units(pod).values()),
-            list_card_numbers(what_if.cluster, end.node, usage.get_units(pod).keys()),
+            list_card_numbers(what_if.cluster, pod.node, usage.get_units(pod).keys()),
         )
         for pod in end.pods
     )
     said = ", ".join(
-        f"{pod.namespace}/{pod.pod} ({format_memory(pod.units, what_if.cluster.unit_mib)})" for pod in pods
+        f"{pod.namespace}/{pod.pod} ({format_memory(pod.units, what_if.cluster.unit_mib)})"
+        for pod in pods[:_PODS_NAMED]
     )
+    if len(pods) > _PODS_NAMED:
+        said += f" and {len(pods) - _PODS_NAMED} more"
+    if any(read_gang_key(what_if.cluster.pods[pod.uid].metadata) for pod in end.pods):
+        said += "; a gang ends as a whole"
     what = "the end of one pod frees" if len(pods) == 1 else f"the end of {len(pods)} pods frees"
     yield WayOut(
         "pods-end",

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from allocator.errors import shown
+from allocator.names import QUEUE_NAME
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
@@ -12,11 +14,14 @@ from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
 from scheduler_plugin.cache.pod_affinity import read_affinity
 from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.queue.cache.pod_groups import read_gang_key
 
 CRITICAL: Final = 2_000_000_000
 """From this priority on pods are part of the system (system-cluster-critical)."""
 
-_STAYS: Final = frozenset({"DaemonSet", "Node"})
+_REPLACING: Final = frozenset({"ReplicaSet", "ReplicationController", "StatefulSet"})
+"""Controllers that make one pod again, wherever there is room, and leave the others as they are. A Job counts
+an evicted pod as failed, and may end for it; operators of distributed jobs start all workers again."""
 _KEEP: Final = (
     ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
     ("karpenter.sh/do-not-disrupt", "true"),
@@ -105,11 +110,9 @@ class MovablePods:
 
     def _explain_fixed_place(self, pod: KubePod, record: PodRecord) -> str:
         """Say why a pod would not start again, or not elsewhere; empty: it would."""
-        owner, units = _controller(pod), self._held.get_units(record)
-        if record.is_mirror or owner is None:
-            return "no controller replaces it"
-        if owner.kind in _STAYS:
-            return f"it belongs to a {owner.kind}, which wants it there"
+        units = self._held.get_units(record)
+        if reason := _explain_not_replaced(pod, record):
+            return reason
         if record.request is None:
             return "what it asks for cannot be read"
         if not units or self._held.get_freed_units(record) != units:
@@ -132,6 +135,21 @@ class MovablePods:
         if self._cluster.budgets is not None and not keeps_budgets(self._cluster.budgets, [record]):
             return "its PodDisruptionBudget allows no eviction now"
         return ""
+
+
+def _explain_not_replaced(pod: KubePod, record: PodRecord) -> str:
+    """Say why nobody would make a pod again, or not it alone; empty: somebody would."""
+    owner, gang = _controller(pod), read_gang_key(pod.metadata)
+    queue = (pod.metadata.labels or {}).get(QUEUE_NAME, "")
+    if record.is_mirror or owner is None:
+        return "no controller replaces it"
+    if owner.kind == "DaemonSet":
+        return "it belongs to a DaemonSet, which wants it there"
+    if owner.kind not in _REPLACING:
+        return f"it is not known that {owner.kind} {owner.name} only makes it again when it is evicted"
+    if gang is not None:
+        return f"it runs together with the other pods of gang {shown(gang[1])}"
+    return f"queue {shown(queue)}, which would have to admit its successor, was not read" if queue else ""
 
 
 def _controller(pod: KubePod) -> OwnerReference | None:

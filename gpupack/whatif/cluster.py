@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -29,6 +29,7 @@ from scheduler_plugin.cache.disruption_budgets import DisruptionBudget, Disrupti
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.pods import parse_pod_request
 from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.queue.cache.pod_groups import read_gang_key
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class Cluster:
 
     def _expire_and_forget(self, now: float | None) -> None:
         self.state.expire_tombstones(_at(now))
-        for name in ("kube_checks", "rows", "unreadable_nodes", "_units", "_views"):
+        for name in ("kube_checks", "rows", "unreadable_nodes", "pods_by_gang", "_units", "_views"):
             self.__dict__.pop(name, None)
 
     # Questions.
@@ -219,6 +220,16 @@ class Cluster:
     def kube_checks(self) -> KubeSchedulerChecks:
         """Checks of kube-scheduler besides the cards."""
         return KubeSchedulerChecks(self.nodes, self.pods, self.state)
+
+    @cached_property
+    def pods_by_gang(self) -> Mapping[tuple[str, str], Sequence[KubePod]]:
+        """Pods of gangs, by `read_gang_key`."""
+        found: dict[tuple[str, str], list[KubePod]] = {}
+        for pod in self.pods.values():
+            key = read_gang_key(pod.metadata)
+            if key is not None:
+                found.setdefault(key, []).append(pod)
+        return found
 
     @property
     def has_words(self) -> bool:

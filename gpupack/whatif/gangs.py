@@ -20,7 +20,7 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.pod_affinity import read_anti_affinity
 from scheduler_plugin.cache.pods import sum_host_requests, sum_requests
-from scheduler_plugin.queue.cache.pod_groups import read_gang_name
+from scheduler_plugin.queue.cache.pod_groups import read_gang_key, read_gang_name
 from scheduler_plugin.queue.cache.pods import read_gang, read_pod_node_rules
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_pods
@@ -71,13 +71,7 @@ def find_gang(cluster: Cluster, pod: KubePod) -> WaitingGang | None:
     name, size, fault = _read_gang(pod)
     if fault or not name or size <= 1:
         return None
-    members = [
-        each
-        for each in cluster.pods.values()
-        if each.metadata.namespace == pod.metadata.namespace
-        and read_gang_name(each.metadata) == name
-        and not is_terminal(each.status.phase)
-    ]
+    members = list_gang(cluster, pod)
     waiting = [each for each in members if not each.spec.node_name]
     kinds: dict[object, list[KubePod]] = {}
     for each in waiting:
@@ -95,6 +89,14 @@ def find_gang(cluster: Cluster, pod: KubePod) -> WaitingGang | None:
             requirements = HostRequirements.from_pod(pods[0])
             others.append(GangMembers(make_query(cluster, request, requirements), requirements, len(pods)))
     return WaitingGang(name, size, alike + missing, tuple(others), refused)
+
+
+def list_gang(cluster: Cluster, pod: KubePod) -> list[KubePod]:
+    """List the pods that start, move and end together with a pod, itself among them; none that has ended."""
+    key = read_gang_key(pod.metadata)
+    if key is None:
+        return [pod]
+    return [pod for pod in cluster.pods_by_gang[key] if not is_terminal(pod.status.phase)]
 
 
 def format_gang(pod: KubePod) -> str:

@@ -247,3 +247,37 @@ def test_what_cannot_be_read_is_alike_only_with_itself():
     answer = explain_pod(cluster, "default", "g0")
     assert (answer.state, answer.fits, answer.ways_out) == ("pending", (), ())
     assert "its gang starts together, and pod default/g1 is refused" in answer.text
+
+
+def test_a_gang_in_the_way_ends_as_a_whole_wherever_its_pods_are() -> None:
+    """It named one pod of the gang: the three others would have kept their cards for nothing."""
+    nodes = (Node("a", (39,)), Node("b", (39, 39)), Node("c", (39,), cordoned=True))
+    train = [
+        member(f"t{at}", 20, gang="train", node=node, cards=(card,), owned=False)
+        for at, (node, card) in enumerate((("a", 0), ("b", 0), ("b", 1), ("c", 0)))
+    ]
+    (way,) = [way for way in ask(nodes, (Pod("w", 30), *train), "w").ways_out if way.kind == "pods-end"]
+    assert (way.node, [pod.pod for pod in way.pods]) == ("a", ["t0", "t1", "t2", "t3"])
+    assert way.text == (
+        "the end of 4 pods frees the cards on node a: default/t0 (20 GiB), default/t1 (20 GiB), "
+        "default/t2 (20 GiB), default/t3 (20 GiB); a gang ends as a whole"
+    )
+
+
+@pytest.mark.parametrize(("alone", "pods"), [(10, 2), (0, 7)], ids=["two others", "a large gang"])
+def test_the_fewest_pods_end_counting_all_pods_of_a_gang(alone: int, pods: int) -> None:
+    """A card of 39 has one pod of a gang of seven, another one two pods that stand alone, or none."""
+    small = (8,) * 6
+    nodes = (Node("a", (39, *small)), Node("b", (39,), foreign=(0 if alone else 39,)))
+    others = [Pod(f"o{at}", alone, "b", (0,), owned=False) for at in (0, 1) if alone]
+    train = [member(f"t{at}", 8, gang="train", size=7, node="a", cards=(at,), owned=False) for at in range(7)]
+    answer = ask(nodes, (Pod("w", 39), *train, *others), "w")
+    (way,) = [way for way in answer.ways_out if way.kind == "pods-end"]
+    assert len(way.pods) == pods
+    assert way.fewest is bool(alone)
+
+
+def test_pods_of_its_own_gang_are_not_ended_for_a_pod() -> None:
+    nodes = (Node("a", (39,)),)
+    pods = (member("g0", 30, size=2), member("g1", 30, size=2, node="a", cards=(0,), owned=False))
+    assert "pods-end" not in ways(ask(nodes, pods))

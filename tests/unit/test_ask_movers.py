@@ -72,6 +72,15 @@ def annotate(name, value):
     return lambda pod: pod["metadata"]["annotations"].update({name: value})
 
 
+def label(name, value):
+    return lambda pod: pod["metadata"].setdefault("labels", {}).update({name: value})
+
+
+def of_worker_group(pod):
+    label("leaderworkerset.sigs.k8s.io/name", "llm")(pod)
+    label("leaderworkerset.sigs.k8s.io/group-index", "0")(pod)
+
+
 def near(pod):
     term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "x"}}}
     pod["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
@@ -98,6 +107,12 @@ def near(pod):
             "topology spread could keep it",
         ),
         (near, "want to be near each other"),
+        (owner("Job"), "not known that Job app only makes it again"),
+        (owner("PyTorchJob"), "not known that PyTorchJob app only makes it again"),
+        (annotate("gpupack.io/gang", "train"), 'together with the other pods of gang "train"'),
+        (label("scheduling.x-k8s.io/pod-group", "train"), 'together with the other pods of gang "train"'),
+        (of_worker_group, 'together with the other pods of gang "llm-0"'),
+        (label("gpupack.io/queue-name", "research"), 'queue "research", which would have to admit'),
     ],
 )
 def test_a_pod_that_must_not_be_moved_stays(change, why_not):

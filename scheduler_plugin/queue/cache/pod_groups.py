@@ -82,6 +82,17 @@ def read_gang_name(metadata: PodMetadata) -> str:
     return name or (read_worker_group(metadata.labels) if POD_GANG_SIZE in annotations else "")
 
 
+def read_gang_key(metadata: PodMetadata) -> tuple[str, str] | None:
+    """Read what pods have in common that start, move and end together; None: a pod that stands alone.
+
+    Returns:
+        The namespace, and the name of the gang or of the group of a LeaderWorkerSet, which makes all pods of
+        a group again when one of them is gone.
+    """
+    name = read_gang_name(metadata) or read_worker_group(metadata.labels)
+    return (metadata.namespace, name) if name else None
+
+
 def needs_group(metadata: PodMetadata) -> bool:
     """Tell whether a PodGroup says how large a pod's gang is."""
     annotations = metadata.annotations or {}
