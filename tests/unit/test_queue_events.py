@@ -112,6 +112,11 @@ async def test_a_stage_that_does_not_end_is_told_with_the_pods_that_hold_it_up(r
     await running.pass_time(AGAIN_S)
     assert len(running.told("reduce")) == 2, "nothing new"
     world.delete("uid-map-1")
+    world.pod("map-2", data="d", job="j")
+    await running.pass_time()
+    world.bind("uid-map-2")
+    assert not running.is_released("reduce")
+    world.change("uid-map-2", status={"phase": "Succeeded"})
     await running.pass_time()
     assert running.is_released("reduce")
 
@@ -328,22 +333,6 @@ def test_the_order_of_a_queue_when_its_pods_were_dated_by_a_clock_that_jumped() 
         world.now = number
         world.pod(f"p{number}", 16, live=True, created=hour * 3600)
     assert world.admitted() == ["p0"]
-
-
-def test_a_failed_first_stage_is_remembered_while_its_queue_is_away() -> None:
-    """The queue is taken out of the configuration and put back; the second stage still waits."""
-    world = QueueWorld(TWO)
-    world.node("n1", (16,))
-    failed = world.pod("map", data="d", job="j")
-    world.decide()
-    world.bind(failed)
-    world.change(failed, status={"phase": "Failed"})
-    world.configure("queues: [{name: b}]")
-    world.configure(TWO)
-    world.pod("reduce", job="j")
-    assert world.admitted() == []
-    world.delete(failed)
-    assert world.admitted() == ["reduce"]
 
 
 async def test_the_controller_is_busy_until_what_it_released_is_bound(running: Running) -> None:

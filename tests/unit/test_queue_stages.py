@@ -18,8 +18,16 @@ def _gang(world: QueueWorld) -> list[str]:
     return [world.pod(f"g{i}", 8, data="d", job="j", gang="G", size=2) for i in range(2)]
 
 
+def _run(world: QueueWorld, name: str) -> None:
+    """Let a pod of the first stage come, run and succeed."""
+    uid = world.pod(name, 1, data="d", job="j")
+    assert world.admitted() == [name]
+    world.bind(uid)
+    world.change(uid, status={"phase": "Succeeded"})
+
+
 def test_the_second_stage_of_a_job_waits_for_the_first(world: QueueWorld) -> None:
-    """A pod without data waits for those of its job that read data; a failed one does not count as done."""
+    """A pod without data waits until one with data has succeeded, also in place of one that has failed."""
     first = world.pod("map", 1, data="d", job="j")
     world.pod("reduce", 1, job="j")
     assert world.admitted() == ["map"]
@@ -28,6 +36,64 @@ def test_the_second_stage_of_a_job_waits_for_the_first(world: QueueWorld) -> Non
     world.change(first, status={"phase": "Failed"})
     assert world.admitted() == []
     world.delete(first)
+    assert world.admitted() == []
+    _run(world, "again")
+    assert world.admitted() == ["reduce"]
+
+
+@pytest.mark.parametrize("fate", ["waits", "runs", "failed"])
+@pytest.mark.parametrize("controller", ["", "PyTorchJob"])
+def test_a_second_stage_does_not_begin_when_the_only_pod_of_the_first_is_deleted(
+    world: QueueWorld, fate: str, controller: str
+) -> None:
+    """Nothing of the first stage has succeeded; an eviction for a lender is such a deletion."""
+    owner = {"apiVersion": "kubeflow.org/v1", "kind": controller, "uid": "u", "controller": True}
+    metadata = {"ownerReferences": [owner]} if controller else {}
+    first = world.pod("map", 1, data="d", job="j", metadata=metadata)
+    world.pod("reduce", 1, job="j")
+    if fate != "waits":
+        assert world.admitted() == ["map"]
+        world.bind(first)
+    if fate == "failed":
+        world.change(first, status={"phase": "Failed"})
+    world.delete(first)
+    assert world.admitted() == []
+    assert explain_waiting(world.queue, 0)[0].message == (
+        "its job waits for its first stage: 1 pod with data is gone without success, and another one in its"
+        " place must succeed; where none comes, gpupack.io/first-stage-size says how many must"
+    )
+    _run(world, "again")
+    assert world.admitted() == ["reduce"]
+
+
+def test_a_second_stage_waits_for_whatever_comes_in_place_of_each_lost_pod(world: QueueWorld) -> None:
+    """Also where others have succeeded, and where a new pod comes while the old one still ends."""
+    first = [world.pod(name, 1, data="d", job="j") for name in ("m1", "m2", "m3")]
+    world.pod("reduce", 1, job="j")
+    world.admitted()
+    for uid in first:
+        world.bind(uid)
+    world.change(first[0], status={"phase": "Succeeded"})
+    world.delete(first[1])
+    world.change(first[2], metadata={"deletionTimestamp": "2026-01-01T00:10:00Z"})
+    _run(world, "in place of m3")
+    world.delete(first[2])
+    assert world.admitted() == []
+    _run(world, "in place of m2")
+    assert world.admitted() == ["reduce"]
+
+
+def test_a_second_stage_begins_without_a_lost_pod_where_its_size_says_that_others_are_enough(
+    world: QueueWorld,
+) -> None:
+    lost = world.pod("lost", 1, data="d", job="j")
+    reduce = world.pod("reduce", 1, job="j")
+    assert world.admitted() == ["lost"]
+    _run(world, "map")
+    world.delete(lost)
+    assert world.admitted() == []
+    notes = world.objects[reduce]["metadata"]["annotations"]
+    world.change(reduce, metadata={"annotations": {**notes, POD_FIRST_STAGE_SIZE: "1"}})
     assert world.admitted() == ["reduce"]
 
 
@@ -46,8 +112,8 @@ def test_a_second_stage_begins_when_the_pods_of_a_gang_have_succeeded() -> None:
     assert world.admitted() == ["second"]
 
 
-def test_a_second_stage_begins_when_a_gang_was_deleted_before_its_release() -> None:
-    """Nothing is left that it could wait for."""
+def test_a_second_stage_does_not_begin_when_a_gang_was_deleted_before_its_release() -> None:
+    """It waits for the next gang."""
     world = QueueWorld()
     world.node("n1", (1,))
     gang = _gang(world)
@@ -55,28 +121,46 @@ def test_a_second_stage_begins_when_a_gang_was_deleted_before_its_release() -> N
     assert world.admitted() == []
     for uid in gang:
         world.delete(uid)
+    assert world.admitted() == []
+    assert "2 pods with data are gone without success" in explain_waiting(world.queue, 0)[0].message
+    world.node("n1", (16, 16))
+    gang = _gang(world)
+    assert sorted(world.admitted()) == ["g0", "g1"]
+    for uid in gang:
+        world.bind(uid)
+        world.change(uid, status={"phase": "Succeeded"})
     assert world.admitted() == ["second"]
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"labels": {"gpupack.io/queue-name": "b"}},
         {"labels": {"gpupack.io/queue-name": "b"}, "annotations": {}},
         {"annotations": {"gpupack.io/data": "d", "gpupack.io/job": "other"}},
         {"annotations": {"gpupack.io/job": "j"}},
     ],
-    ids=("queue", "queue and data", "job", "data"),
+    ids=("queue and data", "job", "data"),
 )
 def test_a_pod_that_leaves_a_first_stage_holds_it_up_no_more(change: dict[str, dict[str, str]]) -> None:
-    """It counts for the job and the queue that it names now, and for no other one."""
+    """It counts for the job that it names now, and for no other one."""
     world = QueueWorld("queues: [{name: a}, {name: b}]")
     world.node("n1", (16, 16))
     first = world.pod("first", 1, data="d", job="j", gates=("gpupack.io/queue", HELD))
     world.pod("second", 1, job="j")
+    _run(world, "map")
     assert world.admitted() == []
     world.change(first, metadata=change)
     world.delete(first)
+    assert world.admitted() == ["second"]
+
+
+def test_a_pod_that_moves_to_another_queue_holds_its_job_up_there(world: QueueWorld) -> None:
+    """Not in the queue that it has left: the stages of a job hold within one."""
+    first = world.pod("first", 1, data="d", job="j", gates=("gpupack.io/queue", HELD))
+    world.pod("second", 1, job="j")
+    _run(world, "map")
+    assert world.admitted() == []
+    world.change(first, metadata={"labels": {"gpupack.io/queue-name": "b"}})
     assert world.admitted() == ["second"]
 
 
@@ -93,6 +177,8 @@ def test_a_failed_pod_holds_its_job_up_across_a_new_configuration() -> None:
     world.configure("queues: [{name: a}, {name: b}]")
     assert world.admitted() == []
     assert [each.reason for each in explain_waiting(world.queue, 0)] == [WaitReason.STAGE]
+    _run(world, "again")
+    assert world.admitted() == []
     world.delete(first)
     assert world.admitted() == ["second"]
 
@@ -234,6 +320,25 @@ def test_a_pod_whose_job_is_not_known_yet_does_not_end_its_first_stage(world: Qu
     assert world.admitted() == []
     world.lose_job("maps")
     assert world.admitted() == ["reduce"]
+
+
+@pytest.mark.parametrize(("complete", "admitted"), [(True, ["reduce"]), (False, [])])
+def test_a_job_that_is_deleted_has_ended_its_first_stage_where_it_was_complete(
+    world: QueueWorld, *, complete: bool, admitted: list[str]
+) -> None:
+    """Of a Job without completions pods may fail, and it is complete; others are gone without success."""
+    made = [world.pod(name, 1, data="d", job="j", metadata=world.made_by("maps")) for name in ("m1", "m2")]
+    world.job("maps", None, data="d", job="j")
+    world.admitted()
+    for uid, phase in zip(made, ("Succeeded", "Failed"), strict=True):
+        world.bind(uid)
+        world.change(uid, status={"phase": phase})
+    world.job("maps", None, data="d", job="j", succeeded=1, complete=complete)
+    world.pod("reduce", 1, job="j")
+    world.lose_job("maps")
+    for uid in made:
+        world.delete(uid)
+    assert world.admitted() == admitted
 
 
 def test_a_second_stage_that_is_made_again_does_not_wait_for_pods_that_are_gone(world: QueueWorld) -> None:

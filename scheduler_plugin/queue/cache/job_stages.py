@@ -6,7 +6,7 @@ gpupack.io/first-stage-size, the Jobs that make the pods, and the pods themselve
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, TypeVar
@@ -19,7 +19,7 @@ from scheduler_plugin.queue.cache.queued_pods import FailedStagePod, Phase, Queu
 from scheduler_plugin.queue.cache.queues import Queues
 from scheduler_plugin.queue.cache.waiting import SlotType
 
-T = TypeVar("T", str, int)
+T = TypeVar("T", bound=Hashable)
 
 TO_COME: Final = "pods to come"
 """Stands among the unfinished pods of a job's first stage while some of them are not known."""
@@ -30,6 +30,8 @@ class _StagePart(Enum):
 
     FIRST = auto()
     """A pod of the first stage that has not ended."""
+    ENDING = auto()
+    """A pod of the first stage that is being deleted: another one may be there in its place already."""
     FAILED = auto()
     """A pod of the first stage that has failed: its job waits for whatever is made in its place."""
     DONE = auto()
@@ -40,7 +42,8 @@ class _StagePart(Enum):
     """A pod of the second stage that does not wait."""
 
 
-_FIRST_STAGE: Final = frozenset({_StagePart.FIRST, _StagePart.FAILED, _StagePart.DONE})
+_UNFINISHED: Final = frozenset({_StagePart.FIRST, _StagePart.ENDING})
+_FIRST_STAGE: Final = _UNFINISHED | {_StagePart.FAILED, _StagePart.DONE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +72,64 @@ class _FirstStage:
     """The first stage of one job, and who waits for it.
 
     Attributes:
-        seen: Some pod of it, or a Job that makes such pods, has been known.
         pods: How many pods that name the job exist, of both stages.
         sizes: How often each size is said by pods that exist.
         made: Pods of the first stage that exist, by the UID of their Job.
+        parts: The same pods by what they are, and by the UID of their Job.
         done: Pods that have succeeded, by the UID of their Job; also those that are gone.
+        needed: Pods that have to succeed, by the UID of their Job: the most that had, or were to, at a time.
+            So a pod that is gone without success is missing until another one comes in its place.
         makers: Jobs whose pods name the job, by UID; of both stages.
         lost: UIDs of Jobs that are gone.
         waiting: Pods of the second stage that wait for their admission, by queue.
         blocked_queues: Queues in which the second stage is held for pods to come.
     """
 
-    seen: bool = False
     pods: int = 0
     sizes: Counter[int] = field(default_factory=Counter)
     made: Counter[str] = field(default_factory=Counter)
+    parts: Counter[tuple[_StagePart, str]] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)
+    needed: Counter[str] = field(default_factory=Counter)
     makers: dict[str, PodMaker] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     waiting: Counter[str] = field(default_factory=Counter)
     blocked_queues: set[str] = field(default_factory=set)
+
+    def count(self, maker: str, *parts: _StagePart) -> int:
+        """Count the pods of a Job that are one of these parts."""
+        return sum(self.parts[part, maker] for part in parts)
+
+    def record_needed(self, maker: str) -> None:
+        """Note how many pods of a Job, or without one, have to succeed."""
+        self.needed[maker] = max(self.needed[maker], self.done[maker] + self.count(maker, _StagePart.FIRST))
+
+    def explain_uncounted(self, jobs: Collection[str], name: str) -> str:
+        """Say what is missing of the pods that no known Job counts; empty for nothing.
+
+        Args:
+            jobs: UIDs of the Jobs that are known.
+            name: Of the job, told apart by namespace.
+        """
+        others = {*self.made, *self.needed, *self.done} - set(jobs)
+        missing = sum(
+            max(
+                0,
+                self.needed[maker] - self.done[maker] - self.count(maker, *_UNFINISHED, _StagePart.FAILED),
+            )
+            for maker in others
+        )
+        if missing:
+            pods = "1 pod with data is" if missing == 1 else f"{missing} pods with data are"
+            others_in = "another one in its" if missing == 1 else "others in their"
+            return (
+                f"{pods} gone without success, and {others_in} place must succeed; where none comes,"
+                f" {POD_FIRST_STAGE_SIZE} says how many must"
+            )
+        if jobs or self.made or any(self.done.values()):
+            return ""
+        none = f"where it has none, {POD_FIRST_STAGE_SIZE}: 0 says so"
+        return f"no pod with data of job {name} is known yet; {none}"
 
 
 class JobStages:
@@ -122,7 +163,7 @@ class JobStages:
     def update_pod(self, pod: QueuedPod) -> None:
         """Take a pod that waits or runs, or what is new about it."""
         if pod.kind is SlotType.LOCAL:
-            part = _StagePart.FIRST
+            part = _StagePart.ENDING if pod.queue_info.ending else _StagePart.FIRST
         else:
             part = _StagePart.WAITS if pod.phase is Phase.GATED else _StagePart.REST
         self._set_part(pod.record, pod.queue_info, part)
@@ -161,7 +202,6 @@ class JobStages:
         if job.job:
             stage = self._stages.setdefault(job.job, _FirstStage())
             stage.makers[job.uid] = job
-            stage.seen |= job.reads_data
         return self._update_made_by(job.uid, job.job)
 
     def remove_job(self, uid: str) -> bool:
@@ -173,6 +213,10 @@ class JobStages:
             if name == job.job or uid in stage.made:
                 stage.makers.pop(uid, None)
                 stage.lost.add(uid)
+                if job.reads_data:
+                    stage.done[uid] = max(stage.done[uid], job.succeeded)
+                if not job.missing:
+                    del stage.needed[uid]
         return self._update_made_by(uid, job.job)
 
     def configure(self) -> None:
@@ -205,9 +249,8 @@ class JobStages:
         elif unknown := [uid for uid in makers if uid not in self._jobs and uid not in stage.lost]:
             names = (pod.name for pod in self._pods.values() if (pod.job, pod.maker) == (job, unknown[0]))
             return f"the Job that made pod {next(names)} is not known yet"
-        elif not stage.seen:
-            none = f"where it has none, {POD_FIRST_STAGE_SIZE}: 0 says so"
-            return f"no pod with data of job {job} is known yet; {none}"
+        elif why := stage.explain_uncounted({maker.uid for maker in known}, job):
+            return why
         return next((maker.missing for maker in known if maker.missing), "")
 
     def _set_part(self, record: PodRecord, queue_info: PodQueueInfo, part: _StagePart) -> None:
@@ -226,6 +269,12 @@ class JobStages:
             self._add_part(new)
         if old is not None:
             self._remove_part(uid, old)
+            if old.part in _FIRST_STAGE and not _is_of_same_stage(old, new):
+                # It has left the stage, and is not lost.
+                needed = self._stages[old.job].needed
+                needed[old.maker] = max(0, needed[old.maker] - 1)
+        if new is not None:
+            self._stages[new.job].record_needed(new.maker)
         if new is None:
             self._pods.pop(uid, None)
         for job in {pod.job for pod in (old, new) if pod is not None}:
@@ -238,8 +287,8 @@ class JobStages:
         if pod.size is not None:
             stage.sizes[pod.size] += 1
         if pod.part in _FIRST_STAGE:
-            stage.seen = True
             stage.made[pod.maker] += 1
+            stage.parts[pod.part, pod.maker] += 1
         if pod.part is _StagePart.DONE:
             stage.done[pod.maker] += 1
         if pod.part is _StagePart.WAITS:
@@ -252,6 +301,7 @@ class JobStages:
             _count_down(stage.sizes, pod.size)
         if pod.part in _FIRST_STAGE:
             _count_down(stage.made, pod.maker)
+            _count_down(stage.parts, (pod.part, pod.maker))
         if pod.part is _StagePart.DONE and not gone:
             _count_down(stage.done, pod.maker)
         if pod.part is _StagePart.WAITS:
@@ -267,7 +317,7 @@ class JobStages:
         self.failed.pop(uid, None)
         new = None
         # Whatever a Job makes in the place of a failed pod is among its completions.
-        if pod is not None and (pod.part is _StagePart.FIRST or (failed and pod.maker not in self._jobs)):
+        if pod is not None and (pod.part in _UNFINISHED or (failed and pod.maker not in self._jobs)):
             new = (pod.queue, pod.job)
             if failed:
                 self.failed[uid] = FailedStagePod(pod.name)
@@ -307,6 +357,11 @@ class JobStages:
             self._finish_pod(TO_COME, queue, job)
         if not stage.pods and not stage.makers:
             del self._stages[job]
+
+
+def _is_of_same_stage(old: _StagePod, new: _StagePod | None) -> bool:
+    """Tell whether a pod of a first stage is one of the same stage still."""
+    return new is not None and new.part in _FIRST_STAGE and (new.job, new.maker) == (old.job, old.maker)
 
 
 def _count_down(counts: Counter[T], key: T) -> None:
