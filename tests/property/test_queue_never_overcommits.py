@@ -57,6 +57,14 @@ def test_pods_that_nobody_makes_again(mode: str) -> None:
         run(seed, STEPS, mode=mode, gangs=0.3, bare=True)
 
 
+@pytest.mark.histories
+@pytest.mark.parametrize("mode", ["gate", "batch"])
+def test_pods_whose_labels_are_taken_away(mode: str) -> None:
+    """They count in the queue of their namespace all the same, for a process that starts anew too."""
+    for seed in SEEDS:
+        run(seed, STEPS, mode=mode, density=2.0, tenants=True)
+
+
 class NoFence(Replica):
     """A new leader decides at once: it does not know what the one before has sent."""
 

@@ -1,32 +1,29 @@
 """Claims in the quotas of queues: what pods have that ask by ResourceClaims. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from allocator.names import QUEUE_NAME
 from scheduler_plugin.cache.claim_charges import AllocatedClaim, sum_shares
 from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.queue.cache.membership import QueueMembership
 from scheduler_plugin.queue.cache.queues import Queues
-from scheduler_plugin.queue.cache.refusals import admits_namespace
 
 
 class ClaimedUnits:
     """Counts each claim in the quota of one queue, as long as it is allocated.
 
-    That queue is named by the label of a pod for which the claim is reserved, the first that has one. Where
-    none has, it is named by the label of the namespace.
+    That is the queue of a pod for which the claim is reserved: the first one that names a queue, as
+    `QueueMembership` takes what it names.
 
     Args:
         state: The cluster.
         queues: The queues.
-        namespaces: Labels of each namespace.
+        membership: Which queue is whose.
     """
 
-    def __init__(
-        self, state: ClusterState, queues: Queues, namespaces: Mapping[str, Mapping[str, str]]
-    ) -> None:
+    def __init__(self, state: ClusterState, queues: Queues, membership: QueueMembership) -> None:
         self._state = state
         self._queues = queues
-        self._namespaces = namespaces
+        self._membership = membership
         self._names: dict[str, str] = {}
         self._charged: dict[str, str] = {}
         self._sources: dict[str, tuple[str, ...]] = {}
@@ -89,11 +86,10 @@ class ClaimedUnits:
 
     def _find_queue(self, claim: AllocatedClaim) -> str:
         """Find the queue of a claim, empty for none."""
-        labels = self._namespaces.get(claim.namespace)
         named = next((self._names[pod] for pod in claim.pods if pod in self._names), "")
-        name = named or (labels or {}).get(QUEUE_NAME, "")
-        form = self._queues.get_form(name)
-        return name if form is None or admits_namespace(form, labels) else ""
+        name = self._membership.find_queue(claim.namespace, named)
+        is_known = self._queues.get_form(name) is not None
+        return name if not is_known or self._membership.admits(name, claim.namespace) else ""
 
     def _count_units(self, node: str, claim: AllocatedClaim) -> int:
         """Count the units of a claim on a node; all of a card counts once the node says how large that is."""

@@ -122,7 +122,9 @@ class PodQueueInfo:
     """The part of a pod that the queue reads: labels, annotations, gates and conditions.
 
     Attributes:
-        queue: Name of its queue, empty when it names none.
+        queue: Name of the queue that it belongs to, empty for none: what its label names, unless the queue
+            knows better, see `QueueMembership`.
+        label: What its label names, empty for none.
         created: When it was created, seconds since 1970; 0 where the API server does not say.
         gated: The pod waits for its admission: it has our gate, is requeued, or waits to be bound by batch
             mode.
@@ -149,6 +151,7 @@ class PodQueueInfo:
     """
 
     queue: str
+    label: str
     created: float
     gated: bool
     has_gate: bool
@@ -191,11 +194,13 @@ def read_queue_info(pod: QueuePod) -> PodQueueInfo:
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
     fault = fault or wrong or wrong_size
     owner = next((owner for owner in meta.owner_references or () if owner.controller), PodOwner())
+    label = (meta.labels or {}).get(QUEUE_NAME, "")
     data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
     if len(data) > MAX_DATA:
         fault = fault or f"annotation {POD_DATA} names {len(data)} data; allowed: {MAX_DATA}"
     return PodQueueInfo(
-        queue=(meta.labels or {}).get(QUEUE_NAME, ""),
+        queue=label,
+        label=label,
         created=(parse_time(meta.creation_timestamp) or 0.0),
         gated=QUEUE_GATE in gates or requeued or (is_batch and not pod.spec.node_name),
         has_gate=QUEUE_GATE in gates,

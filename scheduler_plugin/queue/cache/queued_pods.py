@@ -64,6 +64,7 @@ class QueuedPod:
         admitted_at: Time of the admission, seconds; where the queue began later, when it saw the pod first.
         bound_at: Time when the pod came to its node, seconds of the queue's clock; only while it has one.
         charged_queue: Queue whose quota counts the pod, empty for none.
+        last_queue: Newest queue of its namespace that it belonged to, empty for none.
         waiting_queue: Queue in which the pod waits, empty for none; pods of gangs wait with their gang.
         capacity_freed: Whether others have the pod's capacity again although it was admitted; the queue is
             charged for the pod until it is requeued.
@@ -83,6 +84,7 @@ class QueuedPod:
     admitted_at: float
     bound_at: float = 0.0
     charged_queue: str = ""
+    last_queue: str = ""
     waiting_queue: str = ""
     capacity_freed: bool = False
     earlier_unschedulable: str = ""

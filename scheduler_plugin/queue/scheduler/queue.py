@@ -1,7 +1,7 @@
 """The queue: pods, nodes and namespaces come in, admissions and requeues come out. Pure.
 
-Nothing of this is written anywhere. A pod that has the gate waits. A pod that names a queue and has the gate
-no longer was admitted. A pod with a node sits in its slot. So everything is found again after a restart.
+Nothing of this is written anywhere. A pod that has the gate waits. A pod that belongs to a queue and has the
+gate no longer was admitted. A pod with a node sits in its slot. So everything is found again after a restart.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
+from allocator.names import PLACEHOLDER_SCHEDULER
 from scheduler_plugin.cache.charges import AssumedPod, ChargeRules, NodeRecord
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
@@ -16,6 +17,7 @@ from scheduler_plugin.queue.cache.batch_pods import BatchPods
 from scheduler_plugin.queue.cache.claimed_units import ClaimedUnits
 from scheduler_plugin.queue.cache.ended_pods import EndedPods
 from scheduler_plugin.queue.cache.job_stages import JobStages
+from scheduler_plugin.queue.cache.membership import QueueMembership
 from scheduler_plugin.queue.cache.pods import PodQueueInfo, QueuePod, read_queue_info
 from scheduler_plugin.queue.cache.queue_clock import QueueClock
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue
@@ -87,8 +89,9 @@ class Queue:
         self.job_stages = JobStages(self.queues)
         self.ended_pods = EndedPods(state)
         self.seen_bound = float("-inf")
-        self._namespaces: dict[str, Mapping[str, str]] = {}
-        self.claimed = ClaimedUnits(state, self.queues, self._namespaces)
+        self._membership = QueueMembership(config)
+        self._outside: dict[str, tuple[QueuePod, float]] = {}
+        self.claimed = ClaimedUnits(state, self.queues, self._membership)
         self.unplaced: set[str] = set()
         self.equivalence_backoff: EquivalenceBackoff[QueuedPod] = EquivalenceBackoff()
         self._requeue_finder = RequeueFinder(
@@ -110,14 +113,14 @@ class Queue:
         self.admission.configure(config)
         self.config = config
         self.queues.configure(config)
+        self._membership.configure(config)
         self.slots.form = config.slots
         self.locality = self.admission.locality = Locality(config.locality)
         for name, facts in self.capacity.facts.items():
             self._count_node(name, facts)
         self.job_stages.configure()
         self.claimed.update_all()
-        for pod in list(self.queued_pods.values()):
-            self._place_in_queue(pod)
+        self._find_queues_again()
 
     def set_node(self, name: str, facts: NodeFacts | None) -> None:
         """Take what is known of a node, None when it is gone; after the state has it."""
@@ -136,15 +139,9 @@ class Queue:
 
     def set_namespace(self, name: str, labels: Mapping[str, str] | None) -> None:
         """Take a namespace's labels, None when it is gone."""
-        if self._namespaces.get(name) == labels:
-            return
-        self._namespaces.pop(name, None)
-        if labels is not None:
-            self._namespaces[name] = dict(labels)
-        self.claimed.update_namespace(name)
-        for pod in list(self.queued_pods.values()):
-            if pod.record.namespace == name:
-                self._place_in_queue(pod)
+        if self._membership.set_namespace(name, labels):
+            self.claimed.update_namespace(name)
+            self._find_queues_again(name)
 
     def apply_pod(self, pod: QueuePod, now: float, *, live: bool = False) -> None:
         """Take a pod's newest version; after the state has it.
@@ -160,12 +157,15 @@ class Queue:
             self.state.pods.get(uid) or read_pod(pod, self.state.resource),
             read_queue_info(pod),
         )
-        if queued_pod is not None and queued_pod.charged_queue in self.config.queues and not queue_info.gated:
-            # What was admitted stays with its queue until it ends, whatever its label says then.
-            queue_info = replace(queue_info, queue=queued_pod.charged_queue)
-        self.claimed.set_pod(uid, queue_info.queue if pod.spec.resource_claims else "")
-        concerns = queue_info.gated or (queue_info.queue and (record.charged is not None or record.error))
+        if pod.spec.scheduler_name != PLACEHOLDER_SCHEDULER or record.node:
+            queue_info = replace(queue_info, queue=self._find_queue(queued_pod, record.namespace, queue_info))
+        self.claimed.set_pod(uid, queue_info.label if pod.spec.resource_claims else "")
+        has_cards = record.charged is not None or bool(record.error)
+        concerns = queue_info.gated or (queue_info.queue and has_cards)
+        self._outside.pop(uid, None)
         if not concerns or record.ended:
+            if has_cards and not record.ended:
+                self._outside[uid] = (pod, now)
             succeeded = pod.status.phase == "Succeeded"
             self._forget_pod(uid, now, succeeded=succeeded)
             if record.ended:
@@ -194,6 +194,7 @@ class Queue:
             )
         self.gangs.move_pod(queued_pod, queue_info.gang)
         queued_pod.update(record, queue_info, requirements, fault, phase)
+        self._note_queue(queued_pod)
         self._place_in_queue(queued_pod)
         if queued_pod.is_unschedulable() and not queued_pod.capacity_freed:
             (self.gangs if queued_pod.gang else self._requeue_finder).record_unschedulable(queued_pod, now)
@@ -229,6 +230,7 @@ class Queue:
         """Forget a pod; after the state has."""
         self._forget_pod(uid, now)
         self.job_stages.forget_pod(uid)
+        self._outside.pop(uid, None)
         self.claimed.set_pod(uid, "")
 
     def record_refused_admission(
@@ -271,7 +273,7 @@ class Queue:
     @property
     def known_uids(self) -> Iterator[str]:
         """UIDs of all pods that the queue would forget if they were gone."""
-        others = chain(self.job_stages.pod_uids, self.claimed.pod_uids)
+        others = chain(self.job_stages.pod_uids, self.claimed.pod_uids, self._outside)
         return chain(self.queued_pods, (uid for uid in others if uid not in self.queued_pods))
 
     # What comes out.
@@ -334,7 +336,7 @@ class Queue:
         """Say what is wrong with a gated pod itself; empty for nothing."""
         if pod.requirements is None:
             return pod.fault or has_no_request(self.state.resource)
-        wrong = explain_refusal(pod, self.config, self._namespaces.get(pod.record.namespace))
+        wrong = explain_refusal(pod, self.config, self._membership.get_labels(pod.record.namespace))
         return wrong or (self.batch.explain_refusal(pod.uid) if pod.queue_info.is_batch else "")
 
     def is_rejected_everywhere(self, pod: QueuedPod) -> bool:
@@ -355,6 +357,38 @@ class Queue:
             self.capacity.forget_unused(used)
 
     # Pods.
+
+    def _find_queue(self, known: QueuedPod | None, namespace: str, queue_info: PodQueueInfo) -> str:
+        """Find the queue that a pod belongs to, empty for none.
+
+        What was admitted stays with its queue until it ends. What waits for its first admission goes where
+        its label says, or is told why it cannot.
+        """
+        if known is not None and known.charged_queue in self.config.queues and not queue_info.gated:
+            return known.charged_queue
+        if queue_info.label and queue_info.gated and not queue_info.requeued:
+            return queue_info.label
+        last = "" if known is None else known.last_queue
+        return self._membership.find_queue(namespace, queue_info.label, last)
+
+    def _note_queue(self, pod: QueuedPod) -> None:
+        """Remember the queue of a pod, if it may be there: it stays there if its label is taken away."""
+        if self._membership.admits(pod.queue_info.queue, pod.record.namespace):
+            pod.last_queue = pod.queue_info.queue
+
+    def _find_queues_again(self, namespace: str | None = None) -> None:
+        """Find the queues of all pods again, or of those of one namespace."""
+        for pod in list(self.queued_pods.values()):
+            if namespace in (None, pod.record.namespace):
+                # Whoever belonged to a queue stays where it was when none is for it any more.
+                queue = self._find_queue(pod, pod.record.namespace, pod.queue_info) or pod.queue_info.queue
+                if queue != pod.queue_info.queue:
+                    pod.queue_info = replace(pod.queue_info, queue=queue)
+                self._note_queue(pod)
+                self._place_in_queue(pod)
+        for outside, seen in list(self._outside.values()):
+            if namespace in (None, outside.metadata.namespace):
+                self.apply_pod(outside, seen)
 
     def _place_in_queue(self, pod: QueuedPod) -> None:
         """Put a pod where it belongs: a queue's queue, a quota and a slot, or nowhere."""
@@ -394,7 +428,7 @@ class Queue:
     def _charge_pod(self, pod: QueuedPod) -> None:
         """Count a pod in its queue's quota, with what it counts for now."""
         form = self.config.queues.get(pod.queue_info.queue)
-        labels = self._namespaces.get(pod.record.namespace)
+        labels = self._membership.get_labels(pod.record.namespace)
         if pod.requirements is None or not (
             pod.charged_queue or form is None or admits_namespace(form, labels)
         ):

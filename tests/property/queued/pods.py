@@ -27,6 +27,7 @@ class GatedPod(ModelPod):
         only_node: The node that the queue named.
         unschedulable: kube-scheduler said that it finds no node.
         owned: A controller would make it again.
+        label: What its label names, if not its queue.
     """
 
     queue: str = ""
@@ -34,6 +35,7 @@ class GatedPod(ModelPod):
     only_node: str = ""
     unschedulable: bool = False
     owned: bool = True
+    label: str | None = None
 
     @cached_property
     def lite(self) -> QueuePod:
@@ -41,7 +43,7 @@ class GatedPod(ModelPod):
         raw = msgspec.to_builtins(super().lite)
         number = int(self.created)
         raw["metadata"] |= {
-            "labels": {QUEUE_NAME: self.queue},
+            "labels": {QUEUE_NAME: self.queue if self.label is None else self.label},
             "creationTimestamp": f"2026-01-01T00:{number // 60 % 60:02}:{number % 60:02}Z",
             "ownerReferences": [{"uid": "owner", "controller": True}] if self.owned else [],
         }

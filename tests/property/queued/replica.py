@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from allocator.names import QUEUE_NAME
 from kubeapi.errors import Invalid, NotFound, Unreachable
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
@@ -25,6 +26,9 @@ from .pods import find, queue_node, take_patch
 
 WRITE_S: Final = 5.0
 """A request without an answer takes effect within this time or never."""
+
+NAMESPACE_QUEUE: Final = "a"
+"""The queue that the label of the pods' namespace names."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Replica:
         QueueFeed(self.queue, self.watcher, lambda: self.now)
         self.reclaimer = Reclaimer(self.queue)
         self.writer = PodWriter(self, lambda: self.leads_since is not None, WRITE_S, self._sleep)
+        self.queue.set_namespace("default", {QUEUE_NAME: NAMESPACE_QUEUE})
         self.relist_nodes()
         self.relist_pods()
 

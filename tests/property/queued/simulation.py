@@ -16,7 +16,7 @@ from tests.property.undercount.simulation import Simulation
 from tests.property.undercount.world import ModelPod
 
 from .pods import GatedPod, gate
-from .replica import Replica, given_back
+from .replica import NAMESPACE_QUEUE, Replica, given_back
 
 CONFIG: Final = """
 queues:
@@ -53,6 +53,7 @@ class QueuedSimulation(Simulation):
         mode: `gate` or `batch`; empty: either.
         gangs: Share of the pods that belong to a gang of two.
         bare: No controller makes its pods again.
+        tenants: Members of the namespace take admitted pods out of its queue.
 
     Attributes:
         served: Gangs of which both pods were bound at once.
@@ -68,6 +69,7 @@ class QueuedSimulation(Simulation):
         mode: str = "",
         gangs: float = 0.0,
         bare: bool = False,
+        tenants: bool = False,
     ) -> None:
         self.replicas: list[Replica] = []
         self.gangs = gangs
@@ -112,6 +114,7 @@ class QueuedSimulation(Simulation):
             (trouble, self._restart_queue),
             (trouble, self._queue_relists),
         )
+        own += ((trouble * 4, self._relabel),) if tenants else ()
         self.actions += own
         self.weights += [weight * self._pace() for weight, _ in own]
 
@@ -206,6 +209,18 @@ class QueuedSimulation(Simulation):
     def _queue_relists(self) -> None:
         each = self.random.choice(self.replicas)
         self.random.choice((each.relist_nodes, each.relist_pods))()
+
+    def _relabel(self) -> None:
+        """Somebody takes a pod that was admitted out of the queue of its namespace."""
+        pods = [
+            pod
+            for pod in self._gated_pods()
+            if pod.queue == NAMESPACE_QUEUE and not pod.waits and not pod.ended
+        ]
+        if pods:
+            pod = self.random.choice(pods)
+            self._say(f"{pod.name} {pod.uid} loses its label")
+            self.world.change(pod.name, pod.uid, label=self.random.choice(("", "nowhere")))
 
     # What must hold.
 

@@ -43,6 +43,9 @@ OF_KUBE_SCHEDULER: Final = ("block", "slow_binding", "ungate")
 OF_SCHEDULER: Final = ("restart_scheduler", "kill_scheduler", "lose_commits", "late_scheduler")
 """Troubles of the process that binds pods of batch mode."""
 
+OF_TENANTS: Final = ("escape", "relabel", "mark")
+"""What whoever may patch pods does where no policy is in force."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -68,6 +71,7 @@ class Plan:
         binds: Batch mode binds the pods.
         labels: Of nodes that have any.
         slots: Places for pods on each node; 0: any number.
+        namespace_queue: The queue that the label of the pods' namespace names; empty: it has none.
     """
 
     kind: str
@@ -89,6 +93,7 @@ class Plan:
     binds: bool = False
     labels: dict[str, dict[str, str]] = field(default_factory=dict)
     slots: int = 0
+    namespace_queue: str = ""
 
     @property
     def runs_s(self) -> float:
@@ -413,6 +418,18 @@ def claimed(random: Random) -> Plan:
     return replace(plan, kind="claimed", templates=(*plan.templates, *others))
 
 
+def tenants(random: Random) -> Plan:
+    """Members of the namespace patch labels, gates and the mark of requeued pods, to be counted nowhere."""
+    plan = random.choice((mixed, reclaim, gangs, batch, claimed))(random)
+    return replace(
+        plan,
+        kind="tenants",
+        # Each more often than all else that there may be.
+        troubles=(*plan.troubles, *OF_TENANTS * 3),
+        namespace_queue="a",
+    )
+
+
 _GANG: Final = (("gpupack.io/gang", "odd"), ("gpupack.io/gang-size", "2"))
 ODD_NOTES: Final[tuple[tuple[tuple[tuple[str, str], ...], ...], ...]] = (
     ((("gpupack.io/job", "\x1b[2Jjob"),),),
@@ -425,5 +442,6 @@ ODD_NOTES: Final[tuple[tuple[tuple[tuple[str, str], ...], ...], ...]] = (
 """Annotations that people may write, by history and template. Of one gang the pods disagree on the job."""
 
 KINDS: Final = {
-    kind.__name__: kind for kind in (mixed, reclaim, refused, gangs, load, batch, together, slotted, claimed)
+    kind.__name__: kind
+    for kind in (mixed, reclaim, refused, gangs, load, batch, together, slotted, claimed, tenants)
 }

@@ -42,7 +42,12 @@ class Simulation:
     def __init__(self, kind: str, seed: int) -> None:
         self.random = Random(f"{kind} {seed}")
         self.plan: Plan = KINDS[kind](self.random)
-        self.world = World(self.plan.nodes, binds=self.plan.binds, labels=self.plan.labels)
+        self.world = World(
+            self.plan.nodes,
+            binds=self.plan.binds,
+            labels=self.plan.labels,
+            namespace_queue=self.plan.namespace_queue,
+        )
         self.trace: list[str] = []
         self.steps = 0
         self.cluster = Cluster(self.world, self.random, self._say)

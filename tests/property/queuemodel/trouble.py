@@ -1,9 +1,10 @@
 """What troubles a history: the controller, the API server, nodes and kube-scheduler fail for a while."""
 
+from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from allocator.names import POD_REQUEUED
+from allocator.names import POD_REQUEUED, QUEUE_NAME
 
 from .api import Troubles
 from .binding import Scheduler
@@ -11,7 +12,7 @@ from .cluster import Cluster
 from .histories import OF_SCHEDULER, Plan
 from .process import Process
 from .promises import Promises
-from .world import World
+from .world import Pod, World
 
 WRITES: Final = {
     "lose_writes": ("lost", "unanswered"),
@@ -185,10 +186,43 @@ class Trouble:
         """Somebody lets a pod go by hand, past the queue."""
         pods = [pod for pod in self._world.pods.values() if pod.waits and not pod.ending]
         if pods:
+            self._let_go(self._random.choice(pods))
+
+    def _let_go(self, pod: Pod) -> None:
+        pod.raw["spec"]["schedulingGates"] = []
+        pod.raw["metadata"]["annotations"].pop(POD_REQUEUED, None)
+        pod.loose = self._world.now
+        self._world.changed(pod)
+
+    # Tenants. They do it to pods of the queue that their namespace names: a new process knows no other one.
+
+    def _escape(self) -> None:
+        """Somebody takes a pod that waits out of its queue, and then lets it go."""
+        self._take_out(lambda pod: pod.waits and not pod.ending and not pod.spec.batch, self._let_go)
+
+    def _relabel(self) -> None:
+        """Somebody takes a pod that does not wait out of its queue."""
+        self._take_out(lambda pod: not pod.waits and not pod.ended, lambda _: None)
+
+    def _take_out(self, may: Callable[[Pod], bool], then: Callable[[Pod], None]) -> None:
+        own = self._plan.namespace_queue
+        pods = [pod for pod in self._world.pods.values() if pod.spec.queue == own and may(pod)]
+        if pods:
             pod = self._random.choice(pods)
-            pod.raw["spec"]["schedulingGates"] = []
-            pod.raw["metadata"]["annotations"].pop(POD_REQUEUED, None)
-            pod.loose = self._world.now
+            pod.raw["metadata"]["labels"] = self._random.choice(({}, {QUEUE_NAME: "nowhere"}))
+            self._world.changed(pod)
+            then(pod)
+
+    def _mark(self) -> None:
+        """Somebody marks a pod that was admitted as one that waits again."""
+        pods = [
+            pod
+            for pod in self._world.pods.values()
+            if not pod.waits and not pod.node and not pod.ending and not pod.ended and not pod.spec.claims
+        ]
+        if pods:
+            pod = self._random.choice(pods)
+            pod.raw["metadata"]["annotations"][POD_REQUEUED] = "true"
             self._world.changed(pod)
 
     def _silent_node(self) -> None:

@@ -172,6 +172,7 @@ class World:
         nodes: Units of the cards, by node.
         binds: Batch mode binds the pods.
         labels: Of nodes that have any.
+        namespace_queue: The queue that the label of the pods' namespace names; empty: it has none.
 
     Attributes:
         pods: By name.
@@ -193,8 +194,10 @@ class World:
         *,
         binds: bool = False,
         labels: Mapping[str, Mapping[str, str]] | None = None,
+        namespace_queue: str = "",
     ) -> None:
         self.binds = binds
+        self.namespace_labels = {QUEUE_NAME: namespace_queue} if namespace_queue else {}
         self.labels = dict(labels or {})
         self.now = 0.0
         self.version = 1
