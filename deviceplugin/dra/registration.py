@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import structlog
 
 from allocator.names import DRA_DRIVER
 from deviceplugin.dra.plugin_service import DraPlugin, PluginRegistration
 from deviceplugin.errors import RegistrationError
-from deviceplugin.kubelet.sockets import FolderWatch, SocketId, check_socket_path, clear_socket_path, identify
+from deviceplugin.kubelet.grpc_sockets import GrpcSockets, step_on_changes
 from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
 from deviceplugin.kubelet.wire import pluginregistration_pb2_grpc as registration_rpc
 from kubeapi.backoff import Backoff
@@ -47,72 +46,46 @@ class DraRegistrar:
         self._plugin = plugin
         self._socket = plugin_folder(kubelet_dir) / "dra.sock"
         self._registry = kubelet_dir / "plugins_registry" / f"{DRA_DRIVER}-reg.sock"
-        for path in (self._socket, self._registry):
-            check_socket_path(path)
+        # The kubelet must find the first one when it has found the second.
+        self._sockets = GrpcSockets([self._socket, self._registry], self._add_services, grace_s=GRACE_S)
         self._on_registered = on_registered
         self._backoff = Backoff(0.1, 5.0)
         self._wake = asyncio.Event()
-        self._server: Any = None
-        self._own: tuple[SocketId | None, SocketId | None] = (None, None)
         self.is_registered = False
         self.registrations = 0
 
     async def run(self) -> None:
         """Serve, and serve anew when a socket is gone, until cancelled; then take the sockets away."""
         try:
-            async with FolderWatch(self._registry.parent, self._wake.set):
-                while True:
-                    self._wake.clear()
-                    delay_s = await self._step()
-                    try:
-                        async with asyncio.timeout(delay_s):
-                            await self._wake.wait()
-                    except TimeoutError:
-                        continue
+            await step_on_changes(self._registry.parent, self._wake, self._step)
         finally:
             await self._stop()
 
     async def _step(self) -> float | None:
-        if self._server is not None and self._identify() != self._own:
+        if self._sockets.is_serving:
+            if self._sockets.are_ours:
+                return None
             log.warning("own socket is gone", socket=str(self._registry))
             await self._stop()
-        if self._server is not None:
-            return None
         try:
-            await self._serve()
+            for path in (self._socket, self._registry):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            await self._sockets.serve()
         except (RegistrationError, OSError) as error:
             delay_s = self._backoff.failed()
             log.warning("sockets not served", error=str(error), retry_s=round(delay_s, 2))
-            await self._stop()
             return delay_s
         self._backoff.reset()
         return None
 
-    def _identify(self) -> tuple[SocketId | None, SocketId | None]:
-        return identify(self._socket), identify(self._registry)
-
-    async def _serve(self) -> None:
-        for path in (self._socket, self._registry):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            clear_socket_path(path)
-        server = self._server = grpc.aio.server()
+    def _add_services(self, server: Any) -> None:
         rpc.add_DRAPluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
         what = PluginRegistration(self._socket, self._heard)
         registration_rpc.add_RegistrationServicer_to_server(what, server)  # type: ignore[no-untyped-call]
-        try:
-            # The kubelet must find the first one when it has found the second.
-            server.add_insecure_port(f"unix:{self._socket}")
-            server.add_insecure_port(f"unix:{self._registry}")
-            await server.start()
-        except RuntimeError as error:
-            raise RegistrationError(f"cannot serve on {self._socket}: {error}") from error
-        self._own = self._identify()
 
     async def _stop(self) -> None:
-        server, self._server = self._server, None
         self.is_registered = False
-        if server is not None:
-            await server.stop(GRACE_S)
+        await self._sockets.stop()
 
     def _heard(self, registered: bool, error: str) -> None:
         self.is_registered = registered

@@ -24,8 +24,9 @@ import grpc
 import structlog
 
 from deviceplugin.errors import RegistrationError
+from deviceplugin.kubelet.grpc_sockets import GrpcSockets, step_on_changes
 from deviceplugin.kubelet.plugin_service import DevicePlugin, DeviceStream
-from deviceplugin.kubelet.sockets import FolderWatch, SocketId, check_socket_path, clear_socket_path, identify
+from deviceplugin.kubelet.sockets import SocketId, identify
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from kubeapi.backoff import Backoff
@@ -75,13 +76,6 @@ class _OpenRegistration:
     stream: DeviceStream | None = None
 
 
-def _end_if_cancelled() -> None:
-    """Raise the cancellation of this task that grpc.aio may have kept: its stop() uses 3.11's wait_for."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
 class Registrar:
     """Serves a plugin on its socket and keeps it registered, until `run` is cancelled.
 
@@ -117,11 +111,10 @@ class Registrar:
         timing: RegistrationTimeouts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_socket_path(folder / endpoint)
         self._plugin = plugin
         self._folder = folder
         self._kubelet_path = folder / KUBELET_SOCKET
-        self._own_path = folder / endpoint
+        self._endpoint = endpoint
         self._resource = resource
         self._on_registered = on_registered
         self._on_kubelet_restart = on_kubelet_restart
@@ -129,8 +122,9 @@ class Registrar:
         self._timing = timing or RegistrationTimeouts()
         self._clock = clock
         self._wake = asyncio.Event()
-        self._server: Any = None
-        self._own: SocketId | None = None
+        self._sockets = GrpcSockets(
+            [folder / endpoint], self._add_services, grace_s=self._timing.grace_s, options=_SERVER_OPTIONS
+        )
         self._known_kubelet: SocketId | None = None
         self._registration: _OpenRegistration | None = None
         self._not_before = 0.0
@@ -152,16 +146,7 @@ class Registrar:
         """Serve and keep registered until cancelled; then end the streams and take our socket away."""
         self._plugin.set_stream_listener(self._wake.set)
         try:
-            async with FolderWatch(self._folder, self._wake.set):
-                while True:
-                    self._wake.clear()
-                    delay_s = await self._step()
-                    _end_if_cancelled()
-                    try:
-                        async with asyncio.timeout(delay_s):
-                            await self._wake.wait()
-                    except TimeoutError:
-                        continue
+            await step_on_changes(self._folder, self._wake, self._step)
         finally:
             await self._stop_serving()
 
@@ -174,8 +159,8 @@ class Registrar:
         kubelet = identify(self._kubelet_path)
         self._notice_restart(kubelet)
         self._notice_lost()
-        if self._server is not None and identify(self._own_path) != self._own:
-            log.warning("own socket is gone", socket=str(self._own_path))
+        if self._sockets.is_serving and not self._sockets.are_ours:
+            log.warning("own socket is gone", socket=str(self._folder / self._endpoint))
             await self._stop_serving()
         if self._registration is not None:
             return self._follow(self._registration)
@@ -185,9 +170,9 @@ class Registrar:
         wait_s = self._not_before - self._clock()
         if wait_s > 0:
             return wait_s
-        if self._server is None:
+        if not self._sockets.is_serving:
             try:
-                await self._serve()
+                await self._sockets.serve()
             except RegistrationError as error:
                 return self._failed(str(error))
         return await self._register()
@@ -257,29 +242,15 @@ class Registrar:
                     await self._plugin.end_streams()
             except TimeoutError:
                 # A kubelet that does not read: only the end of the server ends that stream.
-                await self._stop_server()
+                await self._sockets.stop()
 
-    async def _serve(self) -> None:
-        clear_socket_path(self._own_path)
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+    def _add_services(self, server: Any) -> None:
         rpc.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
-        try:
-            server.add_insecure_port(f"unix:{self._own_path}")
-            await server.start()
-        except RuntimeError as error:
-            raise RegistrationError(f"cannot serve on {self._own_path}: {error}") from error
-        self._server, self._own = server, identify(self._own_path)
 
     async def _stop_serving(self) -> None:
-        """Take our server away. gRPC removes the socket's path, so the next server must come after this."""
         await self._end_streams()
         self._registration = None
-        await self._stop_server()
-
-    async def _stop_server(self) -> None:
-        server, self._server, self._own = self._server, None, None
-        if server is not None:
-            await server.stop(self._timing.grace_s)
+        await self._sockets.stop()
 
     async def _register(self) -> float | None:
         """Ask the kubelet to register us, for as long as the sockets are those that it is about."""
@@ -302,13 +273,13 @@ class Registrar:
         return self._follow(self._registration)
 
     def _sockets_changed(self) -> bool:
-        return identify(self._kubelet_path) != self._known_kubelet or identify(self._own_path) != self._own
+        return identify(self._kubelet_path) != self._known_kubelet or not self._sockets.are_ours
 
     async def _call_register(self) -> str | None:
         """Call Register; returns why it failed, if it did."""
         request = pb.RegisterRequest(
             version=API_VERSION,
-            endpoint=self._own_path.name,
+            endpoint=self._endpoint,
             resource_name=self._resource,
             options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
         )
@@ -318,7 +289,7 @@ class Registrar:
             await self._connect(channel)
             # A kubelet deletes every socket before it listens: from now on this one leaves ours alone.
             # It would look for a socket that is gone for 10 s.
-            if identify(self._own_path) != self._own:
+            if not self._sockets.are_ours:
                 return "own socket is gone"
             try:
                 await rpc.RegistrationStub(channel).Register(request, timeout=self._timing.register_s)  # type: ignore[no-untyped-call]

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from deviceplugin.dra.registration import DraRegistrar
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.registration import Registrar, RegistrationTimeouts
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
@@ -138,16 +140,25 @@ async def test_a_socket_that_cannot_be_served_is_tried_again() -> None:
         await until(lambda: here.kubelet.requests)
 
 
-async def test_a_cancellation_that_grpc_keeps_ends_the_registrar_all_the_same(mocker):
+def plugin_registrar(folder: Path) -> Registrar:
+    return Registrar(
+        DevicePlugin(SimpleAllocator()),
+        folder,
+        "gpupack.sock",
+        RESOURCE,
+        on_registered=lambda: None,
+        on_kubelet_restart=lambda: None,
+    )
+
+
+def claims_registrar(folder: Path) -> DraRegistrar:
+    return DraRegistrar(cast("Any", None), folder, on_registered=lambda: None)
+
+
+@pytest.mark.parametrize("make", [plugin_registrar, claims_registrar])
+async def test_a_cancellation_that_grpc_keeps_ends_the_registrar_all_the_same(mocker, make):
     async with short_folder() as folder:
-        registrar = Registrar(
-            DevicePlugin(SimpleAllocator()),
-            folder,
-            "gpupack.sock",
-            RESOURCE,
-            on_registered=lambda: None,
-            on_kubelet_restart=lambda: None,
-        )
+        registrar = make(folder)
         entered = asyncio.Event()
 
         async def step() -> None:

@@ -1,0 +1,109 @@
+"""A gRPC server on sockets that others may delete, and the loop of those who keep such sockets served."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from deviceplugin.errors import RegistrationError
+from deviceplugin.kubelet.sockets import FolderWatch, SocketId, check_socket_path, clear_socket_path, identify
+
+
+class GrpcSockets:
+    """GrpcSockets is one server on several sockets.
+
+    Args:
+        paths: in the order in which the sockets appear.
+        add_services: adds the services to a new server.
+        grace_s: for calls in progress when the server stops.
+        options: gRPC's options of the server.
+
+    Raises:
+        RegistrationError: a path is too long.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        add_services: Callable[[Any], None],
+        *,
+        grace_s: float,
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        for path in paths:
+            check_socket_path(path)
+        self._paths = tuple(paths)
+        self._add_services = add_services
+        self._grace_s = grace_s
+        self._options = tuple(options)
+        self._server: Any = None
+        self._own: tuple[SocketId | None, ...] = ()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the server runs; its sockets may be gone all the same."""
+        return self._server is not None
+
+    @property
+    def are_ours(self) -> bool:
+        """Whether the files at the paths are the sockets of the server that runs."""
+        return self._own == self._identify()
+
+    def _identify(self) -> tuple[SocketId | None, ...]:
+        return tuple(map(identify, self._paths))
+
+    async def serve(self) -> None:
+        """Start a server; the one before must have been stopped.
+
+        Raises:
+            RegistrationError: a socket cannot be had.
+        """
+        for path in self._paths:
+            clear_socket_path(path)
+        server = self._server = grpc.aio.server(options=self._options)
+        self._add_services(server)
+        try:
+            for path in self._paths:
+                server.add_insecure_port(f"unix:{path}")
+            await server.start()
+        except RuntimeError as error:
+            await self.stop()
+            raise RegistrationError(f"cannot serve on {self._paths[0]}: {error}") from error
+        self._own = self._identify()
+
+    async def stop(self) -> None:
+        """Stop the server. gRPC removes the sockets' paths, so the next server must come after this."""
+        server, self._server, self._own = self._server, None, ()
+        if server is not None:
+            await server.stop(self._grace_s)
+
+
+async def step_on_changes(
+    folder: Path, wake: asyncio.Event, step: Callable[[], Awaitable[float | None]]
+) -> None:
+    """Call `step` at once, and whenever something may have changed, until cancelled.
+
+    Args:
+        folder: a change in it is a reason.
+        wake: set for any other reason.
+        step: returns the seconds after which it is called even if nothing happens, None for no need.
+    """
+    async with FolderWatch(folder, wake.set):
+        while True:
+            wake.clear()
+            delay_s = await step()
+            _end_if_cancelled()
+            try:
+                async with asyncio.timeout(delay_s):
+                    await wake.wait()
+            except TimeoutError:
+                continue
+
+
+def _end_if_cancelled() -> None:
+    """Raise the cancellation of this task that grpc.aio may have kept: its stop() uses 3.11's wait_for."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
