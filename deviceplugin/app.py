@@ -312,8 +312,7 @@ class Daemon:
             lambda: self._sampler.driver_gone_reason,
             telemetry=lambda history: self._sampler.telemetry.explain(history=history),
         )
-        _, self.http_port = await http.start(settings.host, settings.port)
-        stack.push_async_callback(http.stop)
+        _, self.http_port = await http.start(stack, settings.http)
         # Not earlier: what the user got wrong is one line, without a log before it.
         self._log_start(cards)
         freeze_garbage_collector()

@@ -1,24 +1,21 @@
 """/healthz, /readyz, /metrics, /explain and /telemetry."""
 
-from collections.abc import Awaitable, Callable
+import ipaddress
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
-from allocator.errors import shown
 from deviceplugin.errors import NodeSettingsError
 from deviceplugin.metrics import Metrics
+from kubeapi.serving import SharedAnswer, serve_health, serve_metrics, start_serving
 
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
-
-PLACES: Final = web.AppKey("places", str)
-"""What is served, in words."""
-
-SHUTDOWN_S: Final = 2.0
-"""The daemon's end waits so long, and once more, for who is slow to send a request or to read an answer."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+NOT_EXPLAINED: Final = (
+    "/explain names every pod of the node, so it is answered to this machine's own processes alone; "
+    "allowed: kubectl port-forward to the daemon's pod, and then localhost\n"
+)
 
 
 class HttpServer:
@@ -43,17 +40,27 @@ class HttpServer:
     ) -> None:
         self._metrics = metrics
         self._not_ready = not_ready
-        self._explain = explain
         self._ends = ends
-        self._telemetry = telemetry
-        self._runner: web.AppRunner | None = None
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen.
+        async def write_explanation() -> bytes:
+            return msgspec.json.encode(explain())
+
+        async def write_telemetry() -> bytes:
+            return msgspec.json.encode(telemetry(True))
+
+        async def write_newest() -> bytes:
+            return msgspec.json.encode(telemetry(False))
+
+        self._explanation = SharedAnswer(write_explanation)
+        self._course = SharedAnswer(write_telemetry)
+        self._newest = SharedAnswer(write_newest)
+
+    async def start(self, stack: AsyncExitStack, address: str) -> tuple[str, int]:
+        """Listen until a stack ends.
 
         Args:
-            host: address or name; empty for every address.
-            port: 0 for any free one.
+            stack: Its end stops the server.
+            address: HOST:PORT; port 0 for any free one.
 
         Returns:
             The address and the port it listens on.
@@ -61,62 +68,32 @@ class HttpServer:
         Raises:
             SettingsError: the address cannot be had.
         """
-        app = web.Application(middlewares=[_explain_unknown_paths])
-        routes = [
-            web.get("/healthz", self._on_healthz),
-            web.get("/readyz", self._on_readyz),
-            web.get("/metrics", self._on_metrics),
-            web.get("/explain", self._on_explain),
-            web.get("/telemetry", self._on_telemetry),
-        ]
-        app[PLACES] = ", ".join(f"{route.method} {route.path}" for route in routes)
-        app.add_routes(routes)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host or None, port)
-        try:
-            await site.start()
-        except OSError as error:
-            await self.stop()
-            raise NodeSettingsError((f"--http {host}:{port}: {error.strerror or error}",)) from error
-        address = self._runner.addresses[0]
-        return str(address[0]), int(address[1])
+        app = web.Application()
+        app.add_routes(
+            [
+                *serve_health(lambda: "\n".join(self._not_ready()), lambda: self._ends() or ""),
+                serve_metrics(self._metrics.write_text),
+                web.get("/explain", self._on_explain),
+                web.get("/telemetry", self._on_telemetry),
+            ]
+        )
+        return await start_serving(stack, app, address, lambda text: NodeSettingsError((f"--{text}",)))
 
-    async def stop(self) -> None:
-        """Stop listening."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
-
-    async def _on_healthz(self, _request: web.Request) -> web.Response:
-        """The event loop turns, or this would not answer; and the process has not to be another one."""
-        reason = self._ends()
-        if reason is not None:
-            return web.Response(status=503, text=f"{reason}\n")
-        return web.Response(text="ok\n")
-
-    async def _on_readyz(self, _request: web.Request) -> web.Response:
-        reasons = self._not_ready()
-        if reasons:
-            return web.Response(status=503, text="".join(f"{reason}\n" for reason in reasons))
-        return web.Response(text="ok\n")
-
-    async def _on_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=await self._metrics.write_text(), headers={"Content-Type": TEXT})
-
-    async def _on_explain(self, _request: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(self._explain()), content_type="application/json")
+    async def _on_explain(self, request: web.Request) -> web.Response:
+        if not _is_of_this_machine(request.remote):
+            return web.Response(text=NOT_EXPLAINED, status=403)
+        return web.Response(body=await self._explanation.get(), content_type="application/json")
 
     async def _on_telemetry(self, request: web.Request) -> web.Response:
-        told = self._telemetry(request.query.get("history", "1") != "0")
-        return web.Response(body=msgspec.json.encode(told), content_type="application/json")
+        shared = self._newest if request.query.get("history", "1") == "0" else self._course
+        return web.Response(body=await shared.get(), content_type="application/json")
 
 
-@web.middleware
-async def _explain_unknown_paths(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Say what is served to whoever asks for something else."""
+def _is_of_this_machine(remote: str | None) -> bool:
+    """Tell whether a peer came over loopback, which in a pod is its own: `kubectl port-forward` does."""
     try:
-        return await handler(request)
-    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-        error.text = f"{request.method} {shown(request.raw_path)}; allowed: {request.app[PLACES]}\n"
-        raise
+        address = ipaddress.ip_address(remote or "")
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

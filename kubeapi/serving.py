@@ -1,39 +1,242 @@
-"""Serves pages over HTTP for as long as a process runs."""
+"""Serves pages over HTTP for as long as a process runs: the server of all our processes.
 
+Its bounds are in `listening`: connections, and the time that clients may take. Here are those of the work:
+
+- At most three quarters of the connections are answered at a time. Further requests get 429, but for health.
+- What costs something is one `SharedAnswer` for all who ask for it.
+"""
+
+import asyncio
+import json
 import ssl
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import Final, Protocol, cast
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from kubeapi.addresses import split_address
+from kubeapi.errors import shorten
+from kubeapi.listening import Acceptor, Connection, Connections, open_listeners
+
+GRACE_S: Final = 2.0
+"""The end waits so long for requests under way, and for who is slow to read an answer."""
+
+HEALTH: Final = frozenset({"/healthz", "/readyz"})
+
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+SHARED_PARTS: Final = 4
+"""Making one shared answer takes at most one part in so many of the time."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class FrontServer(Protocol):
+    """FrontServer reads connections before aiohttp does, and leaves to it what it does not know."""
+
+    def make_protocol(
+        self, connection: Connection, other: Callable[[], asyncio.Protocol]
+    ) -> asyncio.Protocol: ...
+
+    async def close(self) -> None: ...
 
 
 async def start_serving(
     stack: AsyncExitStack,
-    runner: web.AppRunner,
+    app: web.Application,
     address: str,
     make_error: Callable[[str], Exception],
+    *,
     tls: ssl.SSLContext | None = None,
+    grace_s: float | None = None,
+    front: FrontServer | None = None,
+    handler_cancellation: bool = False,
 ) -> tuple[str, int]:
     """Listen until a stack ends.
 
     Args:
-        stack: Its end stops the runner.
-        runner: Not set up yet.
+        stack: Its end stops the server.
+        app: What is served; it is changed.
         address: HOST:PORT that was checked; port 0 is any free one.
         make_error: Makes the error for an address that cannot be had.
         tls: None for plain HTTP.
+        grace_s: Seconds that requests under way have at the end; None: `GRACE_S`.
+        front: Reads connections first; None: aiohttp reads all.
+        handler_cancellation: A request whose client goes away is cancelled.
 
     Returns:
         The address, an IPv6 one in brackets, and the port.
     """
+    grace_s = GRACE_S if grace_s is None else grace_s
+
+    def make_protocol(connection: Connection) -> asyncio.Protocol:
+        return http() if front is None else front.make_protocol(connection, http)
+
+    connections = Connections(make_protocol)
+    app.middlewares.insert(0, _explain_unknown_paths)
+    app.middlewares.append(_make_guard(connections))
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=grace_s,
+        handler_cancellation=handler_cancellation,
+    )
     await runner.setup()
-    stack.push_async_callback(runner.cleanup)
+    http = cast("Callable[[], asyncio.Protocol]", runner.server)
+    acceptors: list[Acceptor] = []
+
+    async def stop() -> None:
+        for acceptor in acceptors:
+            acceptor.close()
+        await connections.close(grace_s)
+        if front is not None:
+            await front.close()
+        await runner.cleanup()
+
+    stack.push_async_callback(stop)
     host, port = split_address(address)
     try:
-        await web.TCPSite(runner, host or None, port, ssl_context=tls).start()
+        for listener in await open_listeners(host or None, port):
+            acceptors.append(Acceptor(listener, connections, tls))
+            acceptors[-1].start()
     except OSError as error:
         raise make_error(f"http {address!r}: {error.strerror or error}") from error
-    host, port = runner.addresses[0][:2]
+    host, port = acceptors[0].listener.getsockname()[:2]
     return (f"[{host}]" if ":" in host else host), port
+
+
+def _make_guard(connections: Connections) -> Middleware:
+    most = max(1, connections.most * 3 // 4)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Handle a request once it is here whole; until then its connection may be ended."""
+        if request.path not in HEALTH and connections.count_answering >= most:
+            raise web.HTTPTooManyRequests(
+                text=f"{most} requests are being answered; allowed: no more\n", headers={"Retry-After": "1"}
+            )
+        if request.body_exists:
+            await _read_body(request)
+        connection = connections.by_protocol.get(request.protocol)
+        if connection is None:  # its client went away
+            return await handler(request)
+        with connection.answering():
+            return await handler(request)
+
+    return guard
+
+
+async def _read_body(request: web.Request) -> None:
+    """Read the body, which the request keeps."""
+    try:
+        await request.read()
+    except (web.RequestPayloadError, ConnectionError) as error:
+        allowed = "allowed: a whole one, encoded as its headers say"
+        refusal = web.HTTPBadRequest(text=f"body cannot be read: {shorten(str(error))}; {allowed}\n")
+        # aiohttp ends the connection when it comes to the rest of such a body, but does not say so.
+        refusal.force_close()
+        raise refusal from error
+
+
+@web.middleware
+async def _explain_unknown_paths(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Say what is served to whoever asks for something else."""
+    try:
+        return await handler(request)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        routes = (route for route in request.app.router.routes() if route.method != "HEAD")
+        served = ", ".join(f"{each.method} {each.resource.canonical}" for each in routes if each.resource)
+        asked = json.dumps(shorten(request.raw_path, 64), ensure_ascii=False)
+        error.text = f"{request.method} {asked}; allowed: {served}\n"
+        raise
+
+
+class SharedAnswer:
+    """Makes an answer once for all who ask meanwhile, and rests before it makes the next one.
+
+    An answer is never older than its question.
+
+    Args:
+        make: Makes it.
+        clock: Monotonic seconds.
+        sleep: Waits for seconds.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Awaitable[bytes]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._make = make
+        self._clock = clock
+        self._sleep = sleep
+        self._rested_at = float("-inf")
+        self._turn = asyncio.Lock()
+        self._next: asyncio.Task[bytes] | None = None
+
+    async def get(self) -> bytes:
+        """Wait for the next answer; its failure is that of all who wait."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._make_next())
+            self._next.add_done_callback(_read_failure)
+        return await asyncio.shield(self._next)
+
+    async def _make_next(self) -> bytes:
+        async with self._turn:
+            if (rest_s := self._rested_at - self._clock()) > 0:
+                await self._sleep(rest_s)
+            # Whoever asks from here on gets a newer one.
+            self._next = None
+            began = self._clock()
+            try:
+                return await self._make()
+            finally:
+                now = self._clock()
+                self._rested_at = now + (SHARED_PARTS - 1) * (now - began)
+
+
+def _read_failure(task: asyncio.Task[bytes]) -> None:
+    """Take note of a failure: everybody who waited may have gone away."""
+    if not task.cancelled():
+        task.exception()
+
+
+def serve_shared(
+    path: str, make: Callable[[], Awaitable[bytes]], content_type: str = "application/json"
+) -> web.RouteDef:
+    """Serve what costs something to make, at GET of a path."""
+    shared = SharedAnswer(make)
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=await shared.get(), headers={"Content-Type": content_type})
+
+    return web.get(path, answer)
+
+
+def serve_health(unready: Callable[[], str], broken: Callable[[], str] = lambda: "") -> list[web.RouteDef]:
+    """Serve /healthz and /readyz.
+
+    Args:
+        unready: Why the process cannot do its work now; empty: it can.
+        broken: Why it never will and has to be another one; empty: nothing.
+    """
+
+    def answer_for(why: Callable[[], str]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def answer(_request: web.Request) -> web.Response:
+            reason = why()
+            return web.Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
+
+        return answer
+
+    return [web.get("/healthz", answer_for(broken)), web.get("/readyz", answer_for(unready))]
+
+
+def serve_metrics(make: Callable[[], Awaitable[bytes]]) -> web.RouteDef:
+    """Serve /metrics for Prometheus."""
+    return serve_shared("/metrics", make, METRICS_TYPE)

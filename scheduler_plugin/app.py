@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Final, Protocol, cast
 
 import structlog
-from aiohttp import web
 
 from allocator.names import SCHEDULER_NAME
 from kubeapi.client import KubeClient
@@ -14,6 +14,7 @@ from kubeapi.events import EventRecorder
 from kubeapi.lease_follower import LeaseFollower
 from kubeapi.posting import make_post_client
 from kubeapi.reflect import Kind, Reflector
+from kubeapi.serving import start_serving
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.claim_writer import ClaimWriter
@@ -26,12 +27,10 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.extender.fast_server import FastServer
-from scheduler_plugin.extender.listening import Acceptor, open_listeners
 from scheduler_plugin.extender.metrics import ClusterMetrics, Metrics
-from scheduler_plugin.extender.observing import serve_open_endpoints
 from scheduler_plugin.extender.pod_events import PodReporter
 from scheduler_plugin.extender.retry import RefusedPodRetrier
-from scheduler_plugin.extender.server import MAX_BODY, ExtenderService, make_app
+from scheduler_plugin.extender.server import MAX_BODY, ExtenderService, make_app, make_open_app
 from scheduler_plugin.extender.stale_refusals import StaleRefusalWait, WatchActivity
 from scheduler_plugin.extender.tls import ServerTls
 from scheduler_plugin.extender.verbs import Extender
@@ -132,32 +131,21 @@ async def run(
             batch=_make_batch_committer(settings, binder, watcher, follower, metrics),
             standby_is_ready=label is not None,
         )
-        app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
-        await runner.setup()
-        direct = FastServer(
-            service.answer,
-            service.record_cut_off,
-            cast("Callable[[], asyncio.Protocol]", runner.server),
-            MAX_BODY,
-            only_known_clients=settings.tls_client_ca is not None,
-        )
-        listening: list[Acceptor] = []
-        try:
-            tls = await _listen(listening, direct, settings)
-            url = _format_url(listening, settings)
+        async with AsyncExitStack() as stack:
+            stack.callback(collect_as_before)
+            stack.push_async_callback(binder.close)
+            tls = _read_tls(settings)
+            url = await _listen(stack, service, settings, tls)
             log.info("serving", url=url, node_policy=settings.node_policy, card_policy=settings.card_policy)
-            async with serve_open_endpoints(service, settings.metrics_http):
-                if started is not None:
-                    started(url, state)
-                wanted = (watcher, events, looks, budget_reflector, elector, follower, label, tls, preemption)
-                await _run_until_stopped(stop, binder, [each for each in wanted if each is not None])
-        finally:
-            for each in listening:
-                each.close()
-            await asyncio.gather(direct.close(SHUTDOWN_S), runner.cleanup())
-            await binder.close()
-            collect_as_before()
+            if settings.metrics_http is not None:
+                host, port = await start_serving(
+                    stack, make_open_app(service), settings.metrics_http, _metrics_error
+                )
+                log.info("serving metrics", host=host, port=port)
+            if started is not None:
+                started(url, state)
+            wanted = (watcher, events, looks, budget_reflector, elector, follower, label, tls, preemption)
+            await _run_until_stopped(stop, binder, [each for each in wanted if each is not None])
 
 
 def _make_batch_committer(
@@ -221,38 +209,49 @@ def _connect_signals(watcher: Watcher, policies: ClusterPolicies) -> None:
     policies.slow_policy_found.connect(lambda line: log.warning("slow card policy", what=line))
 
 
-async def _listen(listening: list[Acceptor], direct: FastServer, settings: Settings) -> ServerTls | None:
-    """Serve on the address of the settings.
-
-    Args:
-        listening: Takes the servers.
-        direct: Makes the connections.
-        settings: The address and the TLS files.
-
-    Returns:
-        The TLS side, None where the server speaks plain HTTP.
+async def _listen(
+    stack: AsyncExitStack, service: ExtenderService, settings: Settings, tls: ServerTls | None
+) -> str:
+    """Serve on the address of the settings; returns the URL.
 
     Raises:
-        SettingsError: the TLS files or the address cannot be used.
+        SettingsError: the address cannot be used.
     """
-    tls = None
+    only_known_clients = settings.tls_client_ca is not None
+    host, port = await start_serving(
+        stack,
+        make_app(service, only_known_clients=only_known_clients),
+        settings.http,
+        SettingsError,
+        tls=tls.context if tls is not None else None,
+        grace_s=SHUTDOWN_S,
+        front=FastServer(
+            service.answer, service.record_cut_off, MAX_BODY, only_known_clients=only_known_clients
+        ),
+    )
+    return f"{'http' if tls is None else 'https'}://{host}:{port}"
+
+
+def _read_tls(settings: Settings) -> ServerTls | None:
+    """Make the TLS side, None where the server speaks plain HTTP.
+
+    Raises:
+        SettingsError: the files cannot be used.
+    """
     try:
         if settings.tls_cert is not None and settings.tls_key is not None:
-            tls = ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+            return ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     except OSError as error:
         authority = f", client CA {settings.tls_client_ca!r}" if settings.tls_client_ca else ""
         raise SettingsError(
             f"TLS certificate {settings.tls_cert!r}, key {settings.tls_key!r}{authority} cannot be used: "
             f"{error.strerror or error}; allowed: PEM files, certificate and key of one pair"
         ) from error
-    context = tls.context if tls is not None else None
-    try:
-        for listener in await open_listeners(settings.host or None, settings.port):
-            listening.append(Acceptor(listener, direct.connection, context))
-            listening[-1].start()
-    except OSError as error:
-        raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
-    return tls
+    return None
+
+
+def _metrics_error(text: str) -> SettingsError:
+    return SettingsError(f"metrics {text}")
 
 
 class _Runnable(Protocol):
@@ -272,9 +271,3 @@ async def _run_until_stopped(stop: asyncio.Event, binder: Binder, works: Sequenc
         binder.stop_binding()
         for task in tasks:
             task.cancel()
-
-
-def _format_url(listening: Sequence[Acceptor], settings: Settings) -> str:
-    scheme = "https" if settings.tls_cert else "http"
-    host, port = listening[0].listener.getsockname()[:2]
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -24,7 +24,7 @@ from kubeapi.client import KubeClient
 from kubeapi.correlation import make_node_ref, make_pod_ref
 from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
-from kubeapi.serving import start_serving
+from kubeapi.serving import serve_health, serve_metrics, serve_shared, start_serving
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.options import EVENTS, make_elector, make_leader_label
 
@@ -201,30 +201,15 @@ def make_app(
 ) -> web.Application:
     """Make health, metrics and status over HTTP."""
 
-    async def healthz(_request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    async def write_metrics() -> bytes:
+        return metrics.render(loop.plan, loop.kept, writer.failed)
 
-    async def readyz(_request: web.Request) -> web.Response:
-        why = unready()
-        return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
-
-    async def render(_request: web.Request) -> web.Response:
-        return web.Response(
-            body=metrics.render(loop.plan, loop.kept, writer.failed),
-            headers={"Content-Type": "text/plain; version=0.0.4"},
-        )
-
-    async def status(_request: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(loop.status()), content_type="application/json")
+    async def write_status() -> bytes:
+        return msgspec.json.encode(loop.status())
 
     app = web.Application()
     app.add_routes(
-        [
-            web.get("/healthz", healthz),
-            web.get("/readyz", readyz),
-            web.get("/metrics", render),
-            web.get("/status", status),
-        ]
+        [*serve_health(unready), serve_metrics(write_metrics), serve_shared("/status", write_status)]
     )
     return app
 
@@ -288,13 +273,8 @@ async def run(
         metrics = AutoscaleMetrics()
         loop = AutoscaleLoop(board, settings, detector, writer, recorder, metrics, lambda: leadership.trouble)
         unready = (lambda: leadership.blindness) if label is not None else (lambda: leadership.trouble)
-        runner = web.AppRunner(
-            make_app(loop, metrics, writer, unready),
-            access_log=None,
-            handle_signals=False,
-            shutdown_timeout=SHUTDOWN_S,
-        )
-        host, port = await start_serving(stack, runner, settings.http, SettingsError)
+        app = make_app(loop, metrics, writer, unready)
+        host, port = await start_serving(stack, app, settings.http, SettingsError)
         url = f"http://{host}:{port}"
         log.info("serving", url=url, namespace=settings.namespace)
         if started is not None:

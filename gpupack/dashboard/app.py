@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 import aiohttp
 import msgspec
 import structlog
-from aiohttp import web
 
 from gpupack import __version__
 from gpupack.dashboard import advice, queues
@@ -327,11 +326,8 @@ async def _answer_members(
         board.find_queued,
         {"page": pages.answer_page, "node": pages.answer_node},
     )
-    runner = web.AppRunner(
-        members.make_app(), access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S
-    )
     context = tls.context if tls is not None else None
-    address = await start_serving(stack, runner, settings.teams_http, InputError, context)
+    address = await start_serving(stack, members.make_app(), settings.teams_http, InputError, tls=context)
     log.info("answering members", address=address, tls=tls is not None)
     return tls
 
@@ -389,14 +385,9 @@ async def start_listening(pages: DashboardHandlers, settings: Settings, stack: A
     Raises:
         InputError: the address cannot be used.
     """
-    runner = web.AppRunner(
-        pages.make_app(),
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=SHUTDOWN_S,
-        handler_cancellation=True,
+    host, port = await start_serving(
+        stack, pages.make_app(), settings.http, InputError, grace_s=SHUTDOWN_S, handler_cancellation=True
     )
-    host, port = await start_serving(stack, runner, settings.http, InputError)
     stack.callback(pages.end_streams)
     host = "127.0.0.1" if host in {"0.0.0.0", "[::]"} else host  # noqa: S104 - as a browser can name it
     return f"http://{host}:{port}/"

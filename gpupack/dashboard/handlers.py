@@ -22,6 +22,7 @@ from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
 from gpupack.whatif import FitQuestion, answer_fit
 from kubeapi.errors import KubeApiError
+from kubeapi.serving import serve_health
 
 GAP_S: Final = 0.1
 """Least time between two messages to one page."""
@@ -185,8 +186,7 @@ class DashboardHandlers:
                 web.get("/api/why", self.why),
                 web.get("/api/fit", self.fit),
                 web.get("/api/usage", self.usage),
-                web.get("/healthz", self.healthz),
-                web.get("/readyz", self.readyz),
+                *serve_health(lambda: "" if self._ready() else "nodes are not read yet"),
             ]
         )
         return app
@@ -205,7 +205,6 @@ class DashboardHandlers:
             answer = await handler(request)
         except web.HTTPException as error:
             error.headers.update(HEADERS)
-            error.text = f"{request.method} {shown(request.path)}: {error.reason}\n"
             raise
         if not answer.prepared:
             answer.headers.update(HEADERS)
@@ -274,17 +273,6 @@ class DashboardHandlers:
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)
         return web.Response(body=body, content_type="application/json")
-
-    async def healthz(self, _request: web.Request) -> web.Response:
-        """GET /healthz: the process answers."""
-        return web.Response(text="ok\n")
-
-    async def readyz(self, _request: web.Request) -> web.Response:
-        """GET /readyz: there is something to show."""
-        ready = self._ready()
-        return web.Response(
-            text="ok\n" if ready else "nodes are not read yet\n", status=200 if ready else 503
-        )
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """GET /api/events: everything, and then what changes, as server-sent events."""

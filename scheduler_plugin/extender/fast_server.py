@@ -15,6 +15,8 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final, cast
 
+from kubeapi.listening import Connection
+
 LONGEST_HEAD: Final = 4096
 """Bytes up to the end of the headers that are looked at here."""
 
@@ -78,38 +80,34 @@ class _RequestHead:
 
 
 class FastServer:
-    """Makes the connections, and ends them.
+    """Reads connections first; see `kubeapi.serving.FrontServer`.
 
     Args:
         call: Answers a call.
         cut_off: Told the path of a call whose client went away before its body was here.
-        other: Makes the protocol that takes over a connection with anything else on it.
-        most: Bytes of a body; a longer one is left to `other`.
-        only_known_clients: Leave connections of clients without a certificate to `other`.
+        most: Bytes of a body; a longer one is left to the other server.
+        only_known_clients: Leave connections of clients without a certificate to the other server.
     """
 
     def __init__(
         self,
         call: Call,
         cut_off: Callable[[str], None],
-        other: Callable[[], asyncio.Protocol],
         most: int,
         *,
         only_known_clients: bool,
     ) -> None:
         self.call = call
         self.cut_off = cut_off
-        self.other = other
         self.most = most
         self.only_known_clients = only_known_clients
-        self.ending = False
-        self.connections: set[_Connection] = set()
         self._answering: set[asyncio.Task[None]] = set()
-        self._all_gone = asyncio.Event()
 
-    def connection(self) -> asyncio.Protocol:
-        """Make the protocol of a new connection."""
-        return _Connection(self)
+    def make_protocol(
+        self, connection: Connection, other: Callable[[], asyncio.Protocol]
+    ) -> asyncio.Protocol:
+        """Make the protocol of a new connection; `other` makes the one that takes over anything else."""
+        return _CallReader(self, connection, other)
 
     def begin(self, work: Awaitable[None]) -> None:
         """Answer a call to the end, even if its client goes away: a Binding may be under way."""
@@ -117,35 +115,22 @@ class FastServer:
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    def gone(self, connection: "_Connection") -> None:
-        """Forget a connection."""
-        self.connections.discard(connection)
-        if not self.connections:
-            self._all_gone.set()
-
-    async def close(self, grace_s: float) -> None:
-        """End idle connections now, those with a call under way once it is answered or `grace_s` are over."""
-        self.ending = True
-        self._all_gone.clear()
-        for connection in list(self.connections):
-            connection.end_if_idle()
-        try:
-            async with asyncio.timeout(grace_s if self.connections else None):
-                if self.connections:
-                    await self._all_gone.wait()
-        except TimeoutError:
-            for connection in list(self.connections):
-                connection.abort()
+    async def close(self) -> None:
+        """Give up the calls that are not answered yet."""
         for task in self._answering:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)
 
 
-class _Connection(asyncio.Protocol):
-    """A connection, which answers one call at a time, in the order in which they come."""
+class _CallReader(asyncio.Protocol):
+    """Reads a connection, and answers one call at a time, in the order in which they come."""
 
-    def __init__(self, server: FastServer) -> None:
+    def __init__(
+        self, server: FastServer, connection: Connection, other: Callable[[], asyncio.Protocol]
+    ) -> None:
         self._server = server
+        self._connection = connection
+        self._other = other
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
         self._have = 0
@@ -157,7 +142,6 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; the other server refuses a client that has to show a certificate and has none."""
         self._transport = cast("asyncio.Transport", transport)
-        self._server.connections.add(self)
         if self._server.only_known_clients and not transport.get_extra_info("peercert"):
             self._hand_over(self._transport)
 
@@ -167,9 +151,8 @@ class _Connection(asyncio.Protocol):
             return
         self._transport = None
         self._parts.clear()
-        if self._head is not None and not self._answering and not self._server.ending:
+        if self._head is not None and not self._answering and not self._connection.is_last:
             self._server.cut_off(self._head.path)
-        self._server.gone(self)
 
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
@@ -186,16 +169,6 @@ class _Connection(asyncio.Protocol):
         """Answers are read again."""
         self._unread_answers = False
         self._pace()
-
-    def end_if_idle(self) -> None:
-        """Close the connection unless a call is under way, its body perhaps not here yet."""
-        if self._transport is not None and not self._answering and self._head is None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close the connection whatever is under way."""
-        if self._transport is not None:
-            self._transport.abort()
 
     def _next(self) -> None:
         """Begin with the next call, if all of it is here."""
@@ -214,6 +187,7 @@ class _Connection(asyncio.Protocol):
                 body, rest = data[self._head.size : size], data[size:]
                 self._parts, self._have = [rest] if rest else [], len(rest)
                 self._answering = True
+                self._connection.begin_answer()
                 self._server.begin(self._answer(self._head.path, body))
         self._pace()
 
@@ -221,13 +195,15 @@ class _Connection(asyncio.Protocol):
         try:
             answer = await self._server.call(path, body)
         except BaseException:
-            self.abort()
+            self._connection.end()
             raise
+        finally:
+            self._connection.end_answer()
         self._answering, self._head = False, None
         if self._transport is None:
             return
         self._transport.write(answer.wire())
-        if self._server.ending or answer.is_last:
+        if answer.is_last or self._connection.is_last:
             self._transport.close()
         else:
             self._next()
@@ -252,13 +228,11 @@ class _Connection(asyncio.Protocol):
 
     def _hand_over(self, transport: asyncio.Transport) -> None:
         """Make the connection the other server's, with what has come of its next message."""
-        self._server.gone(self)
         self._transport = None
         if self._paused:
             transport.resume_reading()
-        other = self._server.other()
-        transport.set_protocol(other)
-        other.connection_made(transport)
+        other = self._other()
+        self._connection.switch_to(other)
         if self._parts:
             other.data_received(self._all())
 

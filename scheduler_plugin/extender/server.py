@@ -9,8 +9,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from allocator.errors import shown
-from kubeapi.errors import shorten
+from kubeapi.serving import serve_health, serve_metrics
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.batch_protocol import CommitReply, decode_commit_call
 from scheduler_plugin.binding.batch_protocol import encode as encode_commit
@@ -45,9 +44,6 @@ _ENCODE_ERROR: Final = {"/filter": encode_filter_error, "/bind": encode_bind}
 """Verbs whose answer has a place for an error."""
 
 METRICS: Final = web.AppKey("metrics", Metrics)
-
-PLACES: Final = web.AppKey("places", str)
-"""What is served, in words."""
 
 _WHOLE: Final = "; allowed: a whole one, encoded as its headers say"
 
@@ -223,25 +219,17 @@ class ExtenderService:
         began = perf_counter()
         return self._finish("preempt", began, self.extender.preempt(body, self.clock(), self.watcher.stale))
 
-    async def healthz(self, _: web.Request) -> web.Response:
-        """GET /healthz: the process answers."""
-        return web.Response(text="ok\n")
-
-    async def readyz(self, _: web.Request) -> web.Response:
-        """GET /readyz: the view is complete and fresh; without a leader's label only the leader is ready."""
+    def explain_not_ready(self) -> str:
+        """Say why the view is not complete and fresh; without a leader's label only the leader is ready."""
         why = self.watcher.stale
-        if not why and not self.standby_is_ready and self._is_standby:
-            why = "not the leader"
-        return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
+        return "not the leader" if not why and not self.standby_is_ready and self._is_standby else why
 
-    async def metrics_page(self, _: web.Request) -> web.Response:
-        """GET /metrics."""
-        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=self.metrics.render(), headers=headers)
+    async def render_metrics(self) -> bytes:
+        return self.metrics.render()
 
     async def any_form(self, request: web.Request) -> web.Response:
         """POST of a verb in a form that `direct` leaves to aiohttp."""
-        answer = await self.answer(request.path, await _body(request))
+        answer = await self.answer(request.path, await request.read())
         headers = {"Content-Type": answer.content_type}
         if answer.timing:
             headers["Server-Timing"] = answer.timing
@@ -256,40 +244,21 @@ class ExtenderService:
         return VerbAnswer(answer, took_s)
 
 
-async def _body(request: web.Request) -> bytes:
-    """Read the body.
-
-    Raises:
-        ProtocolError: 400, it was cut off, or is not encoded as its headers say.
-    """
-    try:
-        return await request.read()
-    except (web.RequestPayloadError, ConnectionError) as error:
-        raise ProtocolError(f"body cannot be read: {shorten(str(error))}{_WHOLE}", 400) from error
-
-
 @web.middleware
 async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn what is wrong with a request before a verb sees it into one clear line."""
     try:
         return await handler(request)
-    except ProtocolError as error:
+    except web.HTTPBadRequest as error:
         request.app[METRICS].errors.labels(request.path.strip("/")).inc()
-        log.warning("request refused", path=request.path, error=str(error))
-        answer = web.Response(text=f"{error}\n", status=error.status)
-        if request.content.exception() is not None:
-            # aiohttp ends the connection when it comes to the rest of such a body, but does not say so.
-            answer.force_close()
-        return answer
+        log.warning("request refused", path=request.path, error=(error.text or "").strip())
+        raise
     except web.HTTPRequestEntityTooLarge as error:
         size, most = request.content_length, f"more than {MAX_BODY}"
         # The length is that of what was sent, which may be packed.
         is_packed = size is not None and size <= MAX_BODY
         what = f"that unpacks to {most}" if is_packed else f"of {size or most}"
         error.text = f"body {what} bytes; allowed: {MAX_BODY}\n"
-        raise
-    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-        error.text = f"{request.method} {shown(request.raw_path)}; allowed: {request.app[PLACES]}\n"
         raise
     except web.HTTPException:
         raise
@@ -330,11 +299,7 @@ def make_open_app(service: ExtenderService) -> web.Application:
 
 
 def _open_routes(service: ExtenderService) -> list[web.RouteDef]:
-    return [
-        web.get("/healthz", service.healthz),
-        web.get("/readyz", service.readyz),
-        web.get("/metrics", service.metrics_page),
-    ]
+    return [*serve_health(service.explain_not_ready), serve_metrics(service.render_metrics)]
 
 
 def _app(
@@ -342,6 +307,5 @@ def _app(
 ) -> web.Application:
     app = web.Application(client_max_size=MAX_BODY, middlewares=[*guards, _explain])
     app[METRICS] = service.metrics
-    app[PLACES] = ", ".join(f"{route.method} {route.path}" for route in routes)
     app.add_routes(routes)
     return app

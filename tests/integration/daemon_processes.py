@@ -40,10 +40,15 @@ def free_port():
 
 
 @asynccontextmanager
-async def process(*arguments, stderr=asyncio.subprocess.PIPE, **environment):
-    """The command as a process, where it serves, and what it says; it must end by itself when told."""
+async def process(*arguments, stderr=asyncio.subprocess.PIPE, files=None, **environment):
+    """The command as a process, where it serves, and what it says; it must end by itself when told.
+
+    `files`: how many it may open.
+    """
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "gpupack", *map(str, arguments), "--http", url.removeprefix("http://")]
+    if files is not None:
+        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
     running = await asyncio.create_subprocess_exec(*command, stderr=stderr, env=os.environ | environment)
     lines = []
 

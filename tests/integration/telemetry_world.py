@@ -135,15 +135,14 @@ class Cluster:
         server = HttpServer(
             Metrics(), list, dict, telemetry=lambda history: self.histories[name].explain(history=history)
         )
-        host, port = await server.start("127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(
-            f"GET /telemetry?{request.query_string} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
-        )
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        assert b" 200 " in head
-        writer.close()
-        await server.stop()
+        async with contextlib.AsyncExitStack() as stack:
+            host, port = await server.start(stack, "127.0.0.1:0")
+            reader, writer = await asyncio.open_connection(host, port)
+            asked = f"GET /telemetry?{request.query_string} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            writer.write(asked.encode())
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            assert b" 200 " in head
+            writer.close()
         return web.Response(body=body, content_type="application/json")
 
     @contextlib.asynccontextmanager

@@ -193,7 +193,7 @@ async def test_health_and_metrics(client: Client) -> None:
         ("/bind", b"\n" * 1000, 400, r"ExtenderBindingArgs is not JSON but b'\n\n\n\n"),
         ("/filter", b" " * (MAX_BODY + 1), 413, f"body of {MAX_BODY + 1} bytes; allowed: {MAX_BODY}"),
         ("/nowhere", b"", 404, 'POST "/nowhere"; allowed: POST /filter, POST /prioritize, POST /bind, '),
-        ("/nowhere%0A" + "x" * 400, b"", 404, "x...; allowed: "),
+        ("/nowhere%0A" + "x" * 400, b"", 404, 'x…"; allowed: '),
         ("/healthz", b"", 405, 'POST "/healthz"; allowed: POST /filter, '),
     ],
 )

@@ -12,6 +12,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import HttpProcessingError
 
+from kubeapi.listening import Connection, Connections
 from scheduler_plugin.extender.fast_server import FastServer, VerbAnswer
 
 BODY = b'{"Pod":{}}'
@@ -52,9 +53,19 @@ class World:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.address = ("", 0)
-        self.server = FastServer(
-            self.call, self.note_cut_off, lambda: Other(self), 1000, only_known_clients=False
+        self.server = FastServer(self.call, self.note_cut_off, 1000, only_known_clients=False)
+        self.connections = Connections(
+            lambda connection: self.server.make_protocol(connection, lambda: Other(self))
         )
+
+    def connection(self) -> Connection:
+        admitted = self.connections.admit()
+        assert admitted is not None
+        return admitted
+
+    async def close(self, grace_s: float) -> None:
+        await self.connections.close(grace_s)
+        await self.server.close()
 
     async def call(self, path: str, body: bytes) -> VerbAnswer:
         self.calls.append((path, body))
@@ -79,13 +90,13 @@ class World:
 @asynccontextmanager
 async def serving() -> AsyncIterator[World]:
     world = World()
-    listening = await asyncio.get_running_loop().create_server(world.server.connection, "127.0.0.1", 0)
+    listening = await asyncio.get_running_loop().create_server(world.connection, "127.0.0.1", 0)
     world.address = listening.sockets[0].getsockname()[:2]
     try:
         yield world
     finally:
         listening.close()
-        await world.server.close(0.01)
+        await world.close(0.01)
 
 
 @pytest.fixture
@@ -194,7 +205,7 @@ async def test_the_end_waits_for_answers_and_for_nothing_else(world: World) -> N
     world.may_answer.clear()
     writer.write(request())
     await world.until(lambda: len(world.calls) == 1)
-    ending = asyncio.create_task(world.server.close(LIMIT_S))
+    ending = asyncio.create_task(world.close(LIMIT_S))
     async with asyncio.timeout(LIMIT_S):
         assert await idle.read() == b""
     assert not ending.done()
@@ -217,7 +228,7 @@ async def test_the_end_gives_up_what_does_not_end(world: World) -> None:
         connections.append((reader, writer))
     await world.until(lambda: len(world.calls) == 1)
     async with asyncio.timeout(LIMIT_S):
-        await world.server.close(0.05)
+        await world.close(0.05)
         for reader, writer in connections:
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
@@ -233,7 +244,7 @@ async def test_a_client_that_sends_on_without_end_has_to_wait(world: World) -> N
     for _ in range(100):
         writer.write(many)
     await world.until(lambda: len(world.calls) == 1)
-    (connection,) = world.server.connections
+    (connection,) = world.connections.by_protocol.values()
     transport = connection._transport
     assert transport is not None
     async with asyncio.timeout(LIMIT_S):
@@ -286,6 +297,9 @@ class Wire(asyncio.Transport):
     def resume_reading(self) -> None:
         pass
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def close(self) -> None:
         pass
 
@@ -320,7 +334,7 @@ async def test_what_is_answered_here_is_what_a_whole_parser_reads() -> None:
     for _ in range(10_000):
         data = mutated(chance)
         world = World()
-        connection = world.server.connection()
+        connection = world.connection()
         connection.connection_made(Wire())
         cut = chance.choice((len(data), chance.randrange(len(data) + 1)))
         for part in (data[:cut], data[cut:]):

@@ -6,9 +6,9 @@ from pathlib import Path
 import yaml
 from structlog.testing import capture_logs
 
-from deviceplugin.http import SHUTDOWN_S
 from deviceplugin.kubelet.registration import RegistrationTimeouts
 from deviceplugin.publishing.shutdown import ShutdownTimeouts, drain_and_stop
+from kubeapi.serving import GRACE_S
 
 FOR_EVER_S = 1e6
 
@@ -71,5 +71,5 @@ def test_the_longest_end_is_within_the_grace_period_of_the_shipped_pod():
     ]
     patience = ShutdownTimeouts()
     farewell_s = patience.publish_s + patience.admit_s
-    # Streams that are to end, then calls; requests that are slow to come, then answers that are slow to go.
-    assert farewell_s + 2 * RegistrationTimeouts().grace_s + 2 * SHUTDOWN_S < grace_s
+    # Streams that are to end, then calls; and requests over HTTP.
+    assert farewell_s + 2 * RegistrationTimeouts().grace_s + GRACE_S < grace_s

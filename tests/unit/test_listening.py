@@ -1,7 +1,8 @@
-"""Listening sockets when nothing is left to accept with."""
+"""Listening sockets when nothing is left to accept with, and bounds of connections."""
 
 import asyncio
 import errno
+import resource
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,13 +10,21 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from scheduler_plugin.extender.listening import Acceptor, open_listeners
+from kubeapi.listening import (
+    IDLE_S,
+    REQUEST_S,
+    Acceptor,
+    Connection,
+    Connections,
+    limit_connections,
+    open_listeners,
+)
 
 
 @pytest.fixture
 async def acceptor() -> AsyncIterator[Acceptor]:
     (listener,) = await open_listeners("127.0.0.1", 0)
-    acceptor = Acceptor(listener, asyncio.Protocol, None)
+    acceptor = Acceptor(listener, Connections(lambda _: asyncio.Protocol()), None)
     acceptor.start()
     yield acceptor
     acceptor.close()
@@ -33,7 +42,7 @@ async def test_without_file_descriptors_it_is_told_once_and_tried_again(
 
     asyncio.get_running_loop().set_exception_handler(note)
     refusing = mocker.patch.object(socket.socket, "accept", side_effect=OSError(errno.EMFILE, "none left"))
-    monkeypatch.setattr("scheduler_plugin.extender.listening.PAUSE_S", 0.05)
+    monkeypatch.setattr("kubeapi.listening.PAUSE_S", 0.05)
     mocker.patch.object(asyncio.Protocol, "connection_made", side_effect=lambda _: begun.set())
     async with asyncio.timeout(10):
         _, writer = await asyncio.open_connection(*acceptor.listener.getsockname())
@@ -91,3 +100,133 @@ async def test_a_port_that_is_taken_leaves_no_socket_behind() -> None:
     with pytest.raises(OSError, match="in use"):
         await open_listeners("127.0.0.1", first.getsockname()[1])
     first.close()
+
+
+class Wire(asyncio.Transport):
+    """A transport that only knows whether it was closed, and what its client has not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = False
+        self.was_closed = asyncio.Event()
+        self.unread = 0
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        self.was_closed.set()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+
+class Crowd:
+    """Connections with a clock that the test moves."""
+
+    def __init__(self, most: int) -> None:
+        self.now = 0.0
+        self.connections = Connections(lambda _: asyncio.Protocol(), most, lambda: self.now)
+
+    def connect(self) -> tuple[Connection, Wire]:
+        """Let a client in, a second after the last one."""
+        self.now += 1
+        connection = self.connections.admit()
+        assert connection is not None
+        wire = Wire()
+        connection.connection_made(wire)
+        return connection, wire
+
+    def answered(self) -> tuple[Connection, Wire]:
+        connection, wire = self.connect()
+        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        with connection.answering():
+            pass
+        return connection, wire
+
+
+async def test_for_one_more_the_longest_waiting_that_was_never_answered_is_ended() -> None:
+    crowd = Crowd(3)
+    _, known = crowd.answered()
+    _, first = crowd.connect()
+    _, second = crowd.connect()
+    _, third = crowd.connect()
+    assert [each.aborted for each in (known, first, second, third)] == [False, True, False, False]
+    crowd.connect()
+    assert [each.aborted for each in (known, second, third)] == [False, True, False]
+
+
+async def test_then_the_one_that_was_answered_longest_ago_is_ended() -> None:
+    crowd = Crowd(2)
+    (early, wire_of_early), (_, wire) = crowd.answered(), crowd.answered()
+    crowd.now += 1
+    with early.answering():
+        pass
+    crowd.connect()
+    assert (wire_of_early.aborted, wire.aborted) == (False, True)
+
+
+async def test_one_that_is_answered_is_never_ended_and_a_further_client_is_refused() -> None:
+    crowd = Crowd(2)
+    wires = []
+    for _ in range(2):
+        connection, wire = crowd.connect()
+        connection.begin_answer()
+        wires.append(wire)
+    crowd.now += 1e6
+    crowd.connections.end_overdue()
+    assert crowd.connections.admit() is None
+    assert not any(wire.aborted for wire in wires)
+
+
+@pytest.mark.parametrize(
+    ("answered", "sent", "limit_s"),
+    [
+        pytest.param(False, [], REQUEST_S, id="nothing sent"),
+        pytest.param(False, [b"G", b"E", b"T"], REQUEST_S, id="byte by byte"),
+        pytest.param(True, [], IDLE_S, id="idle after an answer"),
+        pytest.param(True, [b"G", b"E", b"T"], REQUEST_S, id="byte by byte after an answer"),
+    ],
+)
+async def test_a_client_that_takes_too_long_is_ended(
+    *, answered: bool, sent: list[bytes], limit_s: float
+) -> None:
+    crowd = Crowd(2)
+    connection, wire = crowd.answered() if answered else crowd.connect()
+    for byte in sent:
+        connection.data_received(byte)
+        crowd.now += limit_s / len(sent) / 2
+    crowd.now += limit_s - (crowd.now - connection.since)
+    crowd.connections.end_overdue()
+    assert not wire.aborted
+    crowd.now += 0.1
+    crowd.connections.end_overdue()
+    assert wire.aborted
+
+
+async def test_a_handshake_that_is_never_made_counts_and_is_ended() -> None:
+    crowd = Crowd(1)
+    handshaking = crowd.connections.admit()
+    assert handshaking is not None
+    handshaking.beginning = asyncio.create_task(asyncio.sleep(60))
+    crowd.connect()
+    await asyncio.wait([handshaking.beginning])
+    assert handshaking.beginning.cancelled()
+
+
+async def test_the_end_lets_clients_read_what_was_answered() -> None:
+    crowd = Crowd(2)
+    (_, idle), (reading, unread) = crowd.answered(), crowd.answered()
+    unread.unread = 5
+    ending = asyncio.create_task(crowd.connections.close(10))
+    async with asyncio.timeout(10):
+        await unread.was_closed.wait()
+        assert (idle.aborted, unread.aborted, ending.done()) == (True, False, False)
+        reading.connection_lost(None)
+        await ending
+
+
+@pytest.mark.parametrize(("files", "most"), [(1024, 256), (200, 50), (10, 8), (resource.RLIM_INFINITY, 256)])
+def test_a_server_leaves_most_files_to_others(mocker: MockerFixture, files: int, most: int) -> None:
+    mocker.patch.object(resource, "getrlimit", return_value=(files, files))
+    assert limit_connections() == most

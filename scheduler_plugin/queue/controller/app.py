@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import structlog
-from aiohttp import web
 
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
@@ -100,8 +99,7 @@ async def run(
 
         unready = (lambda: term.stale_view_reason) if label is not None else (lambda: term.pause_reason)
         app = make_app(controller, metrics, unready, lambda: term.pause_reason, lambda: file.fault, clock)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
-        host, port = await start_serving(stack, runner, settings.http, SettingsError)
+        host, port = await start_serving(stack, app, settings.http, SettingsError)
         url = f"http://{host}:{port}"
         log.info("serving", url=url, queues=len(config.queues), mode=config.mode)
         if started is not None:

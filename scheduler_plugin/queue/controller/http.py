@@ -5,6 +5,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
+from kubeapi.serving import serve_health, serve_metrics, serve_shared
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.metrics import QueueMetrics
 from scheduler_plugin.queue.controller.status import explain_waiting, report_queues
@@ -31,20 +32,10 @@ def make_app(
         clock: Monotonic seconds.
     """
 
-    async def healthz(_request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    async def write_metrics() -> bytes:
+        return metrics.render_metrics(controller, clock())
 
-    async def readyz(_request: web.Request) -> web.Response:
-        why = unready()
-        return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
-
-    async def metrics_page(_request: web.Request) -> web.Response:
-        return web.Response(
-            body=metrics.render_metrics(controller, clock()),
-            headers={"Content-Type": "text/plain; version=0.0.4"},
-        )
-
-    async def status(_request: web.Request) -> web.Response:
+    async def write_status() -> bytes:
         queue, now = controller.queue, clock()
         body = {
             "mode": queue.config.mode,
@@ -55,15 +46,8 @@ def make_app(
             "fault": fault(),
             "warning": controller.warning,
         }
-        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+        return msgspec.json.encode(body)
 
     app = web.Application()
-    app.add_routes(
-        [
-            web.get("/healthz", healthz),
-            web.get("/readyz", readyz),
-            web.get("/metrics", metrics_page),
-            web.get(STATUS, status),
-        ]
-    )
+    app.add_routes([*serve_health(unready), serve_metrics(write_metrics), serve_shared(STATUS, write_status)])
     return app
