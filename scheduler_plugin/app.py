@@ -160,7 +160,7 @@ def _make_batch_committer(
         return None
     shared = SharedNodes()
     metrics.follow_shared_nodes(shared, binder.clock)
-    shared.lost.connect(lambda why: log.warning("batch mode pauses on shared nodes", why=why))
+    shared.lost.connect(lambda why: log.warning("batch mode pauses on a shared node", why=why))
     checks = connect_checks(watcher, binder.committer.state, binder.clock, shared)
     return BatchCommitter(binder, checks, lambda: watcher.stale, follower, shared)
 

@@ -102,7 +102,6 @@ class BatchWorld:
             sleep=self.sleep,
         )
         self.shared = SharedNodes()
-        self.shared.replace_pods([], self.now)
         self.committer = BatchCommitter(self.binder, self.checks, lambda: self.stale, follower, self.shared)
         self.version = 1
         for name in ("n", "m"):

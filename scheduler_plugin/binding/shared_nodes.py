@@ -1,8 +1,8 @@
 """Nodes that batch mode shares with another scheduler, and when it stops binding there. Pure.
 
-What kube-scheduler has decided and not bound yet is not seen. Where a node is short of cpu or memory two pods
-may meet, and the kubelet then fails one for good. Then the headroom is too small, and batch mode stops on
-shared nodes for a while.
+What kube-scheduler has decided and not bound yet is not seen. Where a node is short of cpu or memory two
+Bindings may meet, and the kubelet then fails one of the two pods for good. Then the headroom is too small,
+and batch mode stops on that node for a while.
 """
 
 from collections import Counter
@@ -15,7 +15,10 @@ from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.signals import Signal
 
 STOPPED_S: Final = 600.0
-"""So long batch mode binds nothing on shared nodes after a kubelet has failed a pod there."""
+"""So long batch mode binds nothing on a shared node after a Binding of its own met another one there."""
+
+RACE_S: Final = 30.0
+"""Bindings to one node this close together may have been decided without each other."""
 
 OUT_OF: Final = "OutOf"
 """Reason with which a kubelet fails a pod that it has no room for, before the resource's name."""
@@ -26,9 +29,13 @@ KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
 class SharedNodes:
     """SharedNodes tells batch mode's own nodes from those that it shares.
 
+    Anybody who may create pods can have a kubelet fail one: with `spec.nodeName`, and more cpu than the node
+    has. So a failed pod is evidence only where it was seen without a node before, for then a scheduler's
+    Binding gave it one.
+
     Attributes:
-        failed: Pods that kubelets failed for lack of a resource on shared nodes with pods of batch mode, by
-            that resource.
+        failed: Pods that kubelets failed on shared nodes after a Binding of batch mode had met another one,
+            by the resource that was short.
         lost: Signals such a pod: what batch mode says of it.
     """
 
@@ -36,12 +43,10 @@ class SharedNodes:
         self.failed: Counter[str] = Counter()
         self.lost: Signal[[str]] = Signal()
         self._own: set[str] = set()
-        self._on: dict[str, set[str]] = {}
-        self._node_of: dict[str, str] = {}
-        self._counted: set[str] = set()
-        self._has_list = False
-        self._stopped_until = float("-inf")
-        self._why = ""
+        self._unbound: set[str] = set()
+        self._bound_at: dict[str, float] = {}
+        self._batch_bound_at: dict[str, float] = {}
+        self._stopped: dict[str, tuple[float, str]] = {}
 
     # What comes in.
 
@@ -53,10 +58,14 @@ class SharedNodes:
     def delete_node(self, name: str) -> None:
         """Forget a node."""
         self._own.discard(name)
+        self._batch_bound_at.pop(name, None)
+        self._stopped.pop(name, None)
 
     def replace_nodes(self, nodes: Sequence[HostNode]) -> None:
         """Take a complete list of nodes."""
-        self._own.clear()
+        listed = {node.metadata.name for node in nodes}
+        for name in (self._own | self._batch_bound_at.keys() | self._stopped.keys()) - listed:
+            self.delete_node(name)
         for node in nodes:
             self.apply_node(node)
 
@@ -68,36 +77,40 @@ class SharedNodes:
             now: Seconds.
         """
         uid, node = pod.metadata.uid, pod.spec.node_name
+        if not node:
+            self._unbound.add(uid)
+            return
         of_batch = pod.spec.scheduler_name == BATCH_SCHEDULER
-        failed = pod.status.phase == "Failed" and pod.status.reason.startswith(OUT_OF)
-        if failed and uid not in self._counted:
-            self._counted.add(uid)
-            if self._has_list and node not in self._own and (of_batch or self._on.get(node)):
-                self._lose(pod, now)
-        if of_batch and node and not is_terminal(pod.status.phase):
-            self._node_of[uid] = node
-            self._on.setdefault(node, set()).add(uid)
-        else:
-            self._leave(uid)
+        if uid in self._unbound:
+            self._unbound.discard(uid)
+            self._bound_at[uid] = now
+            if of_batch:
+                self._batch_bound_at[node] = now
+        bound_at = self._bound_at.get(uid)
+        if pod.status.phase == "Failed" and pod.status.reason.startswith(OUT_OF) and bound_at is not None:
+            batch_bound_at = self._batch_bound_at.get(node, float("-inf"))
+            if node not in self._own and (of_batch or abs(bound_at - batch_bound_at) <= RACE_S):
+                self._record_lost_race(pod, now)
+        if is_terminal(pod.status.phase) or pod.status.phase == "Running":
+            # The kubelet has decided.
+            self._bound_at.pop(uid, None)
 
     def delete_pod(self, uid: str) -> None:
         """Forget a pod."""
-        self._counted.discard(uid)
-        self._leave(uid)
+        self._unbound.discard(uid)
+        self._bound_at.pop(uid, None)
 
     def replace_pods(self, pods: Sequence[HostPod], now: float) -> None:
-        """Take a complete list of pods; what had failed before the first one is history.
+        """Take a complete list of pods.
 
         Args:
             pods: All pods.
             now: Seconds.
         """
-        listed = {pod.metadata.uid for pod in pods}
-        for uid in [uid for uid in (*self._node_of, *self._counted) if uid not in listed]:
+        for uid in (self._unbound | self._bound_at.keys()) - {pod.metadata.uid for pod in pods}:
             self.delete_pod(uid)
         for pod in pods:
             self.apply_pod(pod, now)
-        self._has_list = True
 
     # What is asked.
 
@@ -105,29 +118,22 @@ class SharedNodes:
         """Tell whether a taint keeps all pods but those of batch mode, and of DaemonSets, off a node."""
         return name in self._own
 
-    def is_stopped(self, now: float) -> bool:
-        """Tell whether batch mode binds nothing on shared nodes now."""
-        return now < self._stopped_until
+    def list_stopped(self, now: float) -> list[str]:
+        """List the nodes on which batch mode binds nothing now."""
+        return [name for name in self._stopped if self.explain_stop(name, now)]
 
     def explain_stop(self, name: str, now: float) -> str:
         """Say why batch mode must not bind to a node now, empty where it may."""
-        return self._why if self.is_stopped(now) and not self.is_own(name) else ""
+        until, why = self._stopped.get(name, (float("-inf"), ""))
+        return why if now < until and not self.is_own(name) else ""
 
-    def _lose(self, pod: HostPod, now: float) -> None:
-        resource = pod.status.reason.removeprefix(OUT_OF)
+    def _record_lost_race(self, pod: HostPod, now: float) -> None:
+        node, resource = pod.spec.node_name, pod.status.reason.removeprefix(OUT_OF)
         self.failed[resource] += 1
-        self._stopped_until = now + STOPPED_S
-        self._why = (
-            f"batch mode pauses on nodes without the taint {BATCH_POOL}: the kubelet of node"
-            f" {pod.spec.node_name} had not enough {resource} for pod"
-            f" {pod.metadata.namespace}/{pod.metadata.name}; a larger batchHeadroom helps"
+        why = (
+            f"batch mode pauses on node {node}: its kubelet had not enough {resource} for pod"
+            f" {pod.metadata.namespace}/{pod.metadata.name}, which was bound at the same time as another;"
+            " a larger batchHeadroom helps"
         )
-        self.lost(self._why)
-
-    def _leave(self, uid: str) -> None:
-        node = self._node_of.pop(uid, None)
-        if node is not None:
-            on = self._on[node]
-            on.discard(uid)
-            if not on:
-                del self._on[node]
+        self._stopped[node] = (now + STOPPED_S, why)
+        self.lost(why)

@@ -70,6 +70,7 @@ class HostCondition(KubeStruct):
 
     type: str = ""
     status: str = ""
+    reason: str = ""
 
 
 class HostPodStatus(PodLiteStatus):

@@ -137,16 +137,16 @@ class SharedNodesMetrics(Collector):
         """Read it."""
         failed = CounterMetricFamily(
             "gpupack_extender_batch_failed_pods",
-            "Pods that kubelets failed (OutOf...) on shared nodes with pods of batch mode, by resource.",
+            "Pods that kubelets failed (OutOf...) where a Binding of batch mode met another, by resource.",
             labels=["resource"],
         )
         for resource in sorted({"cpu", "memory", *self._shared.failed}):
             failed.add_metric([resource], self._shared.failed[resource])
         yield failed
         yield GaugeMetricFamily(
-            "gpupack_extender_batch_paused",
-            "1 while batch mode binds no pod on shared nodes, because a kubelet had to fail one.",
-            value=int(self._shared.is_stopped(self._clock())),
+            "gpupack_extender_batch_paused_nodes",
+            "Shared nodes on which batch mode binds no pod for now, because the kubelet had to fail one.",
+            value=len(self._shared.list_stopped(self._clock())),
         )
 
 

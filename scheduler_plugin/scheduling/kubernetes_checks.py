@@ -5,7 +5,7 @@
 - Enough of every resource is left. That is allocatable, less all pods that have not ended, less what is being
   bound, less nominated pods of at least the same priority.
 - No pod's required anti-affinity keeps the pod away.
-- No pod of larger priority that kube-scheduler has not tried yet would take the room.
+- No pod of larger priority that its scheduler has not tried yet would take the room.
 
 What this does not know (volumes, claims, spread, ports) a pod must not have, see `batch_eligibility`.
 """
@@ -13,13 +13,14 @@ What this does not know (volumes, claims, spread, ports) a pod must not have, se
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from allocator.errors import QuantityError
 from allocator.names import BATCH_SCHEDULER
 from allocator.quantity import parse_bytes, parse_milli
+from allocator.request import PodRequest
 from kubeapi.podstate import is_terminal
 from kubeapi.selectors import (
     UNSCHEDULABLE,
@@ -33,17 +34,20 @@ from scheduler_plugin.cache.host_objects import ContainerStatus, HostNode, HostP
 from scheduler_plugin.cache.kubelet_sums import compute_sum_left
 from scheduler_plugin.cache.objects import ContainerLite, PodLite, ResourceList
 from scheduler_plugin.cache.pod_affinity import AffinityTerm, read_anti_affinity
-from scheduler_plugin.cache.pods import PodRecord, is_requeued, parse_pod_request
+from scheduler_plugin.cache.pods import PodRecord, ResourceAmounts, is_requeued, parse_pod_request
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.filtering import SelectorMasks, filter_nodes
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
 UNTRIED_S: Final = 60.0
-"""A pod that kube-scheduler has not tried for so long keeps no room: its scheduler may not run."""
+"""A pod that its scheduler has not tried for so long keeps no room: the scheduler may not run any more."""
 
 MOST_UNTRIED: Final = 64
-"""Waiting pods of larger priority that are looked at for one node."""
+"""Kinds of waiting pods of larger priority that are looked at for one node, those of the largest first.
+
+Kinds beyond that keep no room: whoever makes many pods that fit nowhere must not stop batch mode.
+"""
 
 _REJECTIONS: Final = {
     NodeRejection.NOT_READY: "the node is not ready",
@@ -68,6 +72,17 @@ class _Node:
     pods: int
 
 
+class _PodKind(NamedTuple):
+    """What decides on which nodes an untried pod fits: of pods that are alike one is looked at."""
+
+    priority: int
+    rules: NodeRules
+    charged: PodRequest | None
+    cpu_milli: int
+    memory_bytes: int
+    other_resources: ResourceAmounts
+
+
 @dataclass(slots=True)
 class _Pod:
     """_Pod is the facts about a pod besides its `PodRecord`.
@@ -82,6 +97,7 @@ class _Pod:
         resized: What it holds beyond its spec while it is being resized, by resource.
         untried_since: When a pod was seen first that waits for another scheduler, seconds; None: it does not
             wait, or was tried.
+        kind: Its kind, where `untried_since` is set.
         lite: The pod, for terms of others.
         scheduler: `spec.schedulerName`.
         gated: The pod has scheduling gates.
@@ -95,6 +111,7 @@ class _Pod:
     shuns: Sequence[AffinityTerm]
     resized: Mapping[str, int]
     untried_since: float | None
+    kind: _PodKind | None
     lite: PodLite
     scheduler: str
     gated: bool
@@ -121,7 +138,9 @@ class KubernetesChecks:
         self._pods: dict[str, _Pod] = {}
         self._on: dict[str, _OnNode] = {}
         self._shunning: set[str] = set()
-        self._untried: set[str] = set()
+        self._untried: dict[_PodKind, set[str]] = {}
+        self._untried_order: list[_PodKind] | None = []
+        self._schedulers: set[str] = set()
         self._selectors = SelectorMasks()
 
     # What comes in.
@@ -153,17 +172,21 @@ class KubernetesChecks:
         self.delete_pod(uid)
         if is_terminal(pod.status.phase):
             return
-        untried = _waits_untried(pod)
+        if _was_tried(pod) or (pod.spec.node_name and before is not None and not before.node):
+            self._schedulers.add(pod.spec.scheduler_name)
+        rules, record = read_node_rules(pod.spec), self._state.pods.get(uid)
+        kind = None if record is None or not _waits_untried(pod) else _get_kind(record, rules)
         since = before.untried_since if before is not None else None
         known = self._pods[uid] = _Pod(
             node=pod.spec.node_name,
             nominated="" if pod.spec.node_name else pod.status.nominated_node_name,
-            rules=read_node_rules(pod.spec),
+            rules=rules,
             labels=pod.metadata.labels or {},
             namespace=pod.metadata.namespace,
             shuns=read_anti_affinity(pod),
             resized=find_resized(pod, self._state.resource) if pod.spec.node_name else {},
-            untried_since=(now if since is None else since) if untried else None,
+            untried_since=None if kind is None else now if since is None else since,
+            kind=kind,
             lite=pod,
             scheduler=pod.spec.scheduler_name,
             gated=bool(pod.spec.scheduling_gates),
@@ -174,8 +197,10 @@ class KubernetesChecks:
             self._on.setdefault(known.nominated, _OnNode()).nominated.add(uid)
         if known.shuns:
             self._shunning.add(uid)
-        if untried:
-            self._untried.add(uid)
+        if kind is not None:
+            if kind not in self._untried:
+                self._untried_order = None
+            self._untried.setdefault(kind, set()).add(uid)
 
     def delete_pod(self, uid: str) -> None:
         """Forget a pod."""
@@ -183,7 +208,7 @@ class KubernetesChecks:
         if known is None:
             return
         self._shunning.discard(uid)
-        self._untried.discard(uid)
+        self._forget_untried(uid, known)
         at = known.node or known.nominated
         on = self._on.get(at)
         if on is not None:
@@ -335,17 +360,17 @@ class KubernetesChecks:
 
     def _find_preceding(self, record: PodRecord, uid: str, name: str, node: _Node, now: float) -> str:
         """Whether a pod of larger priority, which kube-scheduler has not tried yet, would fit here."""
+        if self._untried_order is None:
+            self._untried_order = sorted(self._untried, key=lambda kind: -kind.priority)
         looked = 0
-        for other_uid in self._untried:
-            pod, other = self._pods[other_uid], self._state.pods.get(other_uid)
-            since = pod.untried_since
-            if other_uid == uid or other is None or since is None or other.priority <= record.priority:
-                continue
-            if now - since >= UNTRIED_S or self._state.get_assumed(other_uid) is not None:
+        for kind in self._untried_order:
+            if kind.priority <= record.priority or looked == MOST_UNTRIED:
+                return ""
+            other_uid = self._find_untried(kind, uid, now)
+            if other_uid is None:
                 continue
             looked += 1
-            if looked > MOST_UNTRIED:
-                return "a pod of larger priority waits for the node"
+            pod, other = self._pods[other_uid], self._state.pods[other_uid]
             if (
                 not self._find_lasting_rejection(pod, name, node)
                 and not self._find_short_resource(other, other_uid, name, node, 0.0)
@@ -353,6 +378,32 @@ class KubernetesChecks:
             ):
                 return "a pod of larger priority waits for the node"
         return ""
+
+    def _find_untried(self, kind: _PodKind, but: str, now: float) -> str | None:
+        """Find a pod of a kind that still keeps room; those that have waited too long are forgotten.
+
+        A pod keeps room once its scheduler was seen at work: anybody can name one that does not exist.
+        """
+        for uid in list(self._untried.get(kind, ())):
+            since = self._pods[uid].untried_since
+            if since is None or now - since >= UNTRIED_S:
+                self._forget_untried(uid, self._pods[uid])
+            elif (
+                uid != but
+                and uid in self._state.pods
+                and self._pods[uid].scheduler in self._schedulers
+                and self._state.get_assumed(uid) is None
+            ):
+                return uid
+        return None
+
+    def _forget_untried(self, uid: str, pod: _Pod) -> None:
+        alike = self._untried.get(pod.kind) if pod.kind is not None else None
+        if alike is not None and pod.kind is not None:
+            alike.discard(uid)
+            if not alike:
+                del self._untried[pod.kind]
+                self._untried_order = None
 
     def _has_cards(self, record: PodRecord, name: str) -> bool:
         """Tell whether the cards of a node can take what a pod asks for, by the rule of filter."""
@@ -368,6 +419,17 @@ class KubernetesChecks:
         )
         query = SchedulingRequest(record.charged, request)
         return bool(filter_nodes(nodes, query, np.array([row], dtype=np.intp))[0])
+
+
+def _get_kind(record: PodRecord, rules: NodeRules) -> _PodKind:
+    return _PodKind(
+        record.priority,
+        rules,
+        record.charged,
+        record.cpu_milli,
+        record.memory_bytes,
+        record.other_resources,
+    )
 
 
 def find_resized(pod: HostPod, resource: str) -> dict[str, int]:
@@ -423,6 +485,12 @@ def _waits_untried(pod: HostPod) -> bool:
     if pod.spec.scheduler_name == BATCH_SCHEDULER or pod.metadata.deletion_timestamp is not None:
         return False
     return not any(each.type == "PodScheduled" for each in pod.status.conditions or ())
+
+
+def _was_tried(pod: HostPod) -> bool:
+    """Tell whether a scheduler has said that it found no node for a pod."""
+    conditions = pod.status.conditions or ()
+    return any(each.type == "PodScheduled" and each.reason == "Unschedulable" for each in conditions)
 
 
 def _may_match(term: AffinityTerm, owner: _Pod, pod: _Pod) -> bool:

@@ -158,7 +158,7 @@ class Run:
             if not reason.startswith("OutOf"):
                 self.explained.append(self.explain(node))
         self.cluster.api.delete(f"{PODS}/{name}", grace_s=0)
-        if self.cluster.extender.metric("gpupack_extender_batch_paused"):
+        if self.cluster.extender.metric("gpupack_extender_batch_paused_nodes"):
             # It would pause for ten minutes, as it should; a new process knows nothing of that. A killed one
             # without a Lease may leave a Binding behind that is written after the list of its successor.
             self.cluster.extender.stop()

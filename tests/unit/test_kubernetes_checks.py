@@ -9,7 +9,7 @@ import pytest
 from allocator.names import BATCH_SCHEDULER, POD_GPU_MODEL
 from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.scheduling.kubernetes_checks import UNTRIED_S, KubernetesChecks
+from scheduler_plugin.scheduling.kubernetes_checks import MOST_UNTRIED, UNTRIED_S, KubernetesChecks
 from tests.cluster_builders import container, node_object, pod_object
 
 READY = [{"type": "Ready", "status": "True"}]
@@ -23,8 +23,18 @@ class World:
         self.state = ClusterState()
         self.checks = KubernetesChecks(self.state)
         self.version = 1
+        self.now = 0.0
         self.node()
+        self.node("other")
+        for scheduler in ("default-scheduler", "other"):
+            self.show_at_work(scheduler)
         self.pod("p", **pod)
+
+    def show_at_work(self, scheduler: str) -> None:
+        """A scheduler binds a pod to another node."""
+        name = f"of-{scheduler}"
+        self.pod(name, scheduler=scheduler)
+        self.pod(name, scheduler=scheduler, node="other")
 
     def node(
         self,
@@ -57,8 +67,8 @@ class World:
         raw: dict[str, Any] = pod_object(name, units, version=self.version, **more)
         raw["spec"].setdefault("schedulerName", scheduler)
         found = msgspec.json.decode(msgspec.json.encode(raw), type=HostPod)
-        self.state.apply_pod(found, 0)
-        self.checks.apply_pod(found, 0)
+        self.state.apply_pod(found, self.now)
+        self.checks.apply_pod(found, self.now)
 
     def rejection(self, node: str = "n", now: float = 0, margin: float = 0.0) -> str:
         return self.checks.find_rejection("uid-p", node, now, margin=margin)
@@ -308,6 +318,46 @@ def test_no_pod_of_larger_priority_waits_for_the_room(units: int, more: dict[str
     world.pod("other", units, **{"scheduler": "default-scheduler"} | more)
     assert world.rejection() == why
     assert world.rejection(now=UNTRIED_S) == ""
+
+
+@pytest.mark.parametrize("kinds", [1, MOST_UNTRIED + 1])
+def test_many_pods_of_larger_priority_that_fit_nowhere_hold_up_nobody(kinds: int) -> None:
+    world = World()
+    for number in range(MOST_UNTRIED + 1):
+        world.pod(f"x{number}", scheduler="other", spec={"priority": 1}, cpu=str(100 + number % kinds))
+    assert world.rejection() == ""
+    world.pod("fits", scheduler="other", spec={"priority": 2})
+    assert world.rejection() == "a pod of larger priority waits for the node"
+    world.pod("fits", scheduler="other", spec={"priority": 2}, status={"conditions": TRIED})
+    assert world.rejection() == ""
+
+
+@pytest.mark.parametrize("proof", ["it binds a pod", "it finds no node for a pod"])
+def test_a_pod_of_a_scheduler_that_does_not_exist_holds_up_nobody(proof: str) -> None:
+    world = World()
+    world.pod("waits", scheduler="nobody", spec={"priority": 1})
+    world.pod(
+        "named",
+        scheduler="nobody",
+        node="other",
+        status={"conditions": [{"type": "PodScheduled", "status": "True"}]},
+    )
+    assert world.rejection() == ""
+    if proof == "it binds a pod":
+        world.show_at_work("nobody")
+    else:
+        world.pod("tried", scheduler="nobody", status={"conditions": TRIED})
+    assert world.rejection() == "a pod of larger priority waits for the node"
+
+
+def test_a_pod_that_waited_long_does_not_hide_a_new_one_that_is_alike() -> None:
+    world = World()
+    world.pod("old", scheduler="other", spec={"priority": 1})
+    world.now = UNTRIED_S / 2
+    world.pod("old", scheduler="other", spec={"priority": 1})
+    world.pod("new", scheduler="other", spec={"priority": 1})
+    assert world.rejection(now=UNTRIED_S) == "a pod of larger priority waits for the node"
+    assert world.rejection(now=1.5 * UNTRIED_S) == ""
 
 
 def test_headroom_is_kept_of_cpu_and_memory() -> None:

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from allocator.names import BATCH_POOL, BATCH_SCHEDULER
 from scheduler_plugin.binding.batch_protocol import CommitOutcome
-from scheduler_plugin.binding.shared_nodes import STOPPED_S, SharedNodes
+from scheduler_plugin.binding.shared_nodes import RACE_S, STOPPED_S, SharedNodes
 from scheduler_plugin.cache.host_objects import HostPod
 from scheduler_plugin.extender.metrics import Metrics
 from tests.batch_world import BatchWorld
@@ -17,12 +17,26 @@ OWN = {"taints": [{"key": BATCH_POOL, "value": "true", "effect": "NoSchedule"}]}
 TOLERATES = {"tolerations": [{"key": BATCH_POOL, "operator": "Exists"}]}
 
 
-def fail(world: BatchWorld, name: str, node: str, reason: str, scheduler: str = "default-scheduler") -> None:
-    """A kubelet fails a pod."""
-    raw = pod_object(name, 1, node=node, spec={"schedulerName": scheduler})
-    world.shared.apply_pod(msgspec.convert(raw, HostPod), world.now)
-    raw["status"] = {"phase": "Failed", "reason": reason}
-    world.shared.apply_pod(msgspec.convert(raw, HostPod), world.now)
+def show(
+    shared: SharedNodes, name: str, now: float, node: str = "", reason: str = "", scheduler: str = "other"
+) -> None:
+    """Bring a version of a pod: unbound, bound, or failed by its kubelet."""
+    phase = "Failed" if reason else "Pending"
+    raw = pod_object(
+        name, 1, node=node, phase=phase, status={"reason": reason}, spec={"schedulerName": scheduler}
+    )
+    shared.apply_pod(msgspec.convert(raw, HostPod), now)
+
+
+def bind_other(world: BatchWorld, name: str, node: str) -> None:
+    """Another scheduler binds a pod."""
+    show(world.shared, name, world.now)
+    show(world.shared, name, world.now, node)
+
+
+def fail(world: BatchWorld, name: str, node: str, reason: str) -> None:
+    """A kubelet fails a pod of another scheduler."""
+    show(world.shared, name, world.now, node, reason)
 
 
 async def bind(world: BatchWorld, name: str, node: str = "n", **more: Any) -> str:
@@ -34,25 +48,37 @@ async def bind(world: BatchWorld, name: str, node: str = "n", **more: Any) -> st
     return result.why
 
 
-async def test_a_pod_that_a_kubelet_fails_stops_batch_mode_on_shared_nodes_for_a_while() -> None:
+async def test_a_lost_race_with_a_binding_of_batch_mode_stops_it_on_that_node_for_a_while() -> None:
     world = BatchWorld()
     assert not await bind(world, "p")
+    bind_other(world, "theirs", "n")
     fail(world, "theirs", "n", "OutOfcpu")
-    for node in ("n", "m"):
-        why = await bind(world, f"q-{node}", node)
-        assert "the kubelet of node n had not enough cpu for pod default/theirs" in why
-        assert "batchHeadroom" in why
+    why = await bind(world, "q")
+    assert "node n: its kubelet had not enough cpu for pod default/theirs" in why
+    assert "batchHeadroom" in why
+    assert not await bind(world, "r", "m")
     world.now += STOPPED_S
-    assert not await bind(world, "r")
+    assert not await bind(world, "s")
+
+
+async def test_a_pod_that_names_its_node_itself_stops_nobody() -> None:
+    world = BatchWorld()
+    assert not await bind(world, "p")
+    show(world.shared, "evil", world.now, "n")
+    fail(world, "evil", "n", "OutOfcpu")
+    show(world.shared, "evil-batch", world.now, "n", "OutOfcpu", BATCH_SCHEDULER)
+    assert not await bind(world, "q")
+    assert not world.shared.failed
 
 
 async def test_nodes_of_batch_mode_alone_are_used_all_the_same() -> None:
     world = BatchWorld()
-    world.node("m", spec=OWN)
     assert not await bind(world, "p")
+    bind_other(world, "theirs", "n")
     fail(world, "theirs", "n", "OutOfmemory")
     assert await bind(world, "q", spec=TOLERATES)
-    assert not await bind(world, "r", "m", spec=TOLERATES)
+    world.node("n", spec=OWN)
+    assert not await bind(world, "r", spec=TOLERATES)
 
 
 async def test_headroom_is_kept_on_shared_nodes_only() -> None:
@@ -68,35 +94,50 @@ async def test_headroom_is_kept_on_shared_nodes_only() -> None:
 
 async def test_who_is_no_loser_of_a_race_with_batch_mode_does_not_count() -> None:
     world = BatchWorld()
+    bind_other(world, "alone", "n")
     fail(world, "alone", "n", "OutOfcpu")
     assert not await bind(world, "p")
+    for name in ("odd", "own", "race"):
+        bind_other(world, name, "n")
+    bind_other(world, "elsewhere", "m")
     fail(world, "odd", "n", "UnexpectedAdmissionError")
     fail(world, "elsewhere", "m", "OutOfcpu")
     world.node("n", spec=OWN)
     fail(world, "own", "n", "OutOfcpu")
-    assert not world.shared.failed
     world.node("n")
-    fail(world, "race", "n", "OutOfcpu")
-    fail(world, "race", "n", "OutOfcpu")
-    fail(world, "ours", "m", "OutOfmemory", BATCH_SCHEDULER)
+    world.now += RACE_S + 1
+    bind_other(world, "late", "n")
+    fail(world, "late", "n", "OutOfcpu")
+    show(world.shared, "admitted", world.now, scheduler=BATCH_SCHEDULER)
+    world.shared.apply_pod(
+        msgspec.convert(pod_object("admitted", 1, node="m", phase="Running"), HostPod), world.now
+    )
+    show(world.shared, "admitted", world.now, "m", "OutOfcpu", BATCH_SCHEDULER)
+    assert not world.shared.failed
+    for _ in range(2):
+        fail(world, "race", "n", "OutOfcpu")
+    show(world.shared, "ours", world.now, scheduler=BATCH_SCHEDULER)
+    show(world.shared, "ours", world.now, "m", "OutOfmemory", BATCH_SCHEDULER)
     assert dict(world.shared.failed) == {"cpu": 1, "memory": 1}
 
 
-def test_what_failed_before_this_process_began_is_history() -> None:
-    def failed(name: str) -> HostPod:
-        status = {"reason": "OutOfcpu"}
-        raw = pod_object(
-            name, 1, node="n", phase="Failed", status=status, spec={"schedulerName": BATCH_SCHEDULER}
-        )
-        return msgspec.convert(raw, HostPod)
-
+def test_lists_replace_what_was_known() -> None:
     shared = SharedNodes()
-    shared.replace_pods([failed("before")], 0)
-    assert not shared.is_stopped(0)
-    shared.replace_pods([failed("before"), failed("since")], 0)
-    assert (shared.is_stopped(0), shared.failed.total()) == (True, 1)
+    lose_race(shared)
+    show(shared, "waits", 0)
+    show(shared, "bound", 0)
+    show(shared, "bound", 0, "n")
+    assert shared.list_stopped(0) == ["n"]
     shared.replace_pods([], 0)
-    assert (shared._counted, shared._on, shared._node_of) == (set(), {}, {})
+    shared.replace_nodes([])
+    assert not shared.list_stopped(0)
+    assert not [*shared._unbound, *shared._bound_at, *shared._batch_bound_at, *shared._stopped]
+
+
+def lose_race(shared: SharedNodes) -> None:
+    """A pod that batch mode bound is failed by the kubelet of node n."""
+    show(shared, "p", 0, scheduler=BATCH_SCHEDULER)
+    show(shared, "p", 0, "n", "OutOfcpu", BATCH_SCHEDULER)
 
 
 def test_the_count_and_the_pause_are_metrics() -> None:
@@ -116,13 +157,10 @@ def test_the_count_and_the_pause_are_metrics() -> None:
     assert read() == {
         "gpupack_extender_batch_failed_pods_total|cpu": 0,
         "gpupack_extender_batch_failed_pods_total|memory": 0,
-        "gpupack_extender_batch_paused": 0,
+        "gpupack_extender_batch_paused_nodes": 0,
     }
-    shared.replace_pods([], now)
-    raw = pod_object("p", 1, node="n", phase="Failed", status={"reason": "OutOfcpu"})
-    raw["spec"]["schedulerName"] = BATCH_SCHEDULER  # type: ignore[index]
-    shared.apply_pod(msgspec.convert(raw, HostPod), now)
+    lose_race(shared)
     assert read()["gpupack_extender_batch_failed_pods_total|cpu"] == 1
-    assert read()["gpupack_extender_batch_paused"] == 1
+    assert read()["gpupack_extender_batch_paused_nodes"] == 1
     now = STOPPED_S
-    assert read()["gpupack_extender_batch_paused"] == 0
+    assert read()["gpupack_extender_batch_paused_nodes"] == 0
