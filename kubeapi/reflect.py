@@ -33,7 +33,10 @@ log = structlog.get_logger(__name__)
 
 
 class Sink(Protocol[S_contra]):
-    """Sink receives the objects; every method is synchronous and quick."""
+    """Sink receives the objects; every method is synchronous and quick.
+
+    A class that derives from it need not define `bookmark` and `disconnected`.
+    """
 
     def replace(self, items: Sequence[S_contra], resource_version: str) -> None:
         """Take a complete list; whatever is not in it is gone.
@@ -47,9 +50,11 @@ class Sink(Protocol[S_contra]):
 
     def bookmark(self, resource_version: str) -> None:
         """Record that everything up to this version has been seen."""
+        del resource_version
 
     def disconnected(self, error: KubeApiError) -> None:
         """The view may be stale from now on, until the next call of another method."""
+        del error
 
 
 class _PageMetadata(msgspec.Struct, rename={"resource_version": "resourceVersion"}):

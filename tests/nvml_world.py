@@ -78,7 +78,7 @@ class Driver:
         self.calls: list[str] = []
         self.mig_places: dict[str, int] = {}
         self.heard = threading.Event()
-        self.missing: set[str] = set()
+        self.missing = {f"nvmlDevice{name}MemoryLimits_v1" for name in ("Set", "Get")}
         install(mocker, self)
 
     def call(self, name: str, *args: Any) -> Any:
@@ -132,6 +132,13 @@ class Driver:
         if "Handle" in card.errors:
             raise pynvml.NVMLError(card.errors["Handle"])
         return card
+
+    def DeviceGetHandleByUUID(self, uuid: str) -> Card:
+        for card in self.cards:
+            for each in (card, *(card.mig or ())):
+                if each.uuid == uuid:
+                    return each
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def DeviceGetUUID(self, card: Card) -> str:
         return card.uuid

@@ -115,6 +115,7 @@ class ProofDriver(Driver):
 
     def __init__(self, mocker: MockerFixture) -> None:
         super().__init__(mocker)
+        self.missing.clear()
         self.limits = LimitsDriver()
         self.refused_kinds: dict[int, int] = {}
 
@@ -126,13 +127,6 @@ class ProofDriver(Driver):
 
     def SystemGetDriverVersion(self) -> str:
         return "615.71.09"
-
-    def DeviceGetHandleByUUID(self, uuid: str) -> Card:
-        for card in self.cards:
-            for each in (card, *(card.mig or ())):
-                if each.uuid == uuid:
-                    return each
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def DeviceRegisterEvents(self, card: Card, kinds: int, events: object) -> None:
         if kinds in self.refused_kinds:

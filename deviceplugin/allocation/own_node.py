@@ -9,14 +9,13 @@ from allocator.errors import shown
 from allocator.names import NODE_CORDON
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
-from kubeapi.errors import KubeApiError
-from kubeapi.reflect import Kind
+from kubeapi.reflect import Kind, Sink
 
 log = structlog.get_logger(__name__)
 
 
-class OwnNode:
-    """OwnNode keeps the newest state of the own Node; a sink of `kubeapi.reflect`.
+class OwnNode(Sink[NodeObject]):
+    """OwnNode keeps the newest state of the own Node.
 
     Args:
         account: the ledger, which heeds the cordon.
@@ -71,12 +70,6 @@ class OwnNode:
             self.apply_node(item)
         self._tell_missing()
         self._account.notify_subscribers()
-
-    def bookmark(self, resource_version: str) -> None:
-        """Nothing changed."""
-
-    def disconnected(self, error: KubeApiError) -> None:
-        """The Node is taken to be as it was."""
 
     def holds_pod(self, uid: str) -> bool:
         """Tell whether the Node's words contain a pod, by its UID."""

@@ -1,7 +1,5 @@
 """Says on the Node which way its pods get their cards, before any words offer them."""
 
-import asyncio
-from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -13,6 +11,7 @@ from deviceplugin.allocation.own_node import OwnNode
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
+from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
 
@@ -50,9 +49,9 @@ class NodeKindMark:
         self._node_name = node_name
         self._resources = (resource, PERCENT_RESOURCE)
         self._serves_claims = serves_claims
-        self._wake = asyncio.Event()
+        self._stepper = Stepper(self._step)
         self._backoff = Backoff(0.2, 15.0)
-        account.subscribe(self._wake.set)
+        account.subscribe(self._stepper.wake)
 
     @property
     def is_right(self) -> bool:
@@ -62,12 +61,7 @@ class NodeKindMark:
 
     async def run(self) -> None:
         """Patch the Node whenever it says something else, until cancelled."""
-        while True:
-            self._wake.clear()
-            wait_s = await self._step()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
+        await self._stepper.run()
 
     async def _step(self) -> float | None:
         node = self._own_node.node

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +26,8 @@ from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound
 from kubeapi.paths import quote_segment
-from kubeapi.reflect import Kind, Reflector
+from kubeapi.reflect import Kind, Reflector, Sink
+from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ class SliceObject(msgspec.Struct):
     spec: dict[str, Any] = {}
 
 
-class SlicePublisher:
+class SlicePublisher(Sink[SliceObject]):
     """Publishes the cards, in the order in which kube-scheduler is to try them.
 
     The kubelet deletes the slices of its node when it starts, and those of a driver that stays away. A watch
@@ -104,11 +104,11 @@ class SlicePublisher:
         self._found: dict[str, SliceObject] | None = None
         self._written: dict[str, tuple[Mapping[str, Any], str]] = {}
         self._generation = 0
-        self._wake = asyncio.Event()
+        self._stepper = Stepper(self._step, gap_s)
         self._backoff = Backoff(0.5, 15.0)
         self.problem: str | None = None
         self.writes = 0
-        account.subscribe(self._wake.set)
+        account.subscribe(self._stepper.wake)
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -116,14 +116,14 @@ class SlicePublisher:
         reflector = Reflector(self._client, SLICES, SliceObject, self, params={"fieldSelector": selector})
         async with asyncio.TaskGroup() as group:
             group.create_task(reflector.run())
-            group.create_task(self._publish())
+            group.create_task(self._stepper.run())
 
     # What the watch shows.
 
     def replace(self, items: Sequence[SliceObject], _resource_version: str) -> None:
         """Take all slices of this node."""
         self._found = {item.metadata.name: item for item in items}
-        self._wake.set()
+        self._stepper.wake()
 
     def event(self, kind: Kind, item: SliceObject, _resource_version: str) -> None:
         """Take one change."""
@@ -132,13 +132,7 @@ class SlicePublisher:
             found.pop(item.metadata.name, None)
         else:
             found[item.metadata.name] = item
-        self._wake.set()
-
-    def bookmark(self, resource_version: str) -> None:
-        """Nothing changed."""
-
-    def disconnected(self, error: KubeApiError) -> None:
-        """The slices are taken to be as they were."""
+        self._stepper.wake()
 
     # What is written.
 
@@ -172,18 +166,13 @@ class SlicePublisher:
         }
         return slices(self._node_name, devices, owner)
 
-    async def _publish(self) -> None:
-        while True:
-            self._wake.clear()
-            wait_s: float | None = None
-            if self._found is not None and self._node_view.node is not None and self._ready():
-                wait_s = await self._step(self._found)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
-            await asyncio.sleep(self._gap_s)
+    async def _step(self) -> float | None:
+        if self._found is None or self._node_view.node is None or not self._ready():
+            return None
+        wait_s = await self._write_slices(self._found)
+        return None if wait_s is None else wait_s + self._gap_s
 
-    async def _step(self, found: dict[str, SliceObject]) -> float | None:
+    async def _write_slices(self, found: dict[str, SliceObject]) -> float | None:
         """Write what differs.
 
         Returns:

@@ -21,7 +21,6 @@ import asyncio
 import hashlib
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +35,7 @@ from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError
+from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
 
@@ -126,14 +126,14 @@ class NodeOwnership:
         self._me = me
         self._node_name = node_name
         self._on_conflict = on_conflict
-        self._wake = asyncio.Event()
+        self._stepper = Stepper(self._step)
         self._backoff = Backoff(0.2, 15.0)
         self._error: str | None = None
         self._challenged_s: float | None = None
         self._due_s = self._turned_down_s = float("-inf")
         self._lost_to: DaemonIdentity | None = None
         self.errors = 0
-        account.subscribe(self._wake.set)
+        account.subscribe(self._stepper.wake)
 
     @property
     def owns_node(self) -> bool:
@@ -175,12 +175,7 @@ class NodeOwnership:
 
     async def run(self) -> None:
         """Challenge, answer and wait until cancelled."""
-        while True:
-            self._wake.clear()
-            wait_s = await self._step()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
+        await self._stepper.run()
 
     async def _step(self) -> float | None:
         """Do what is to be done.

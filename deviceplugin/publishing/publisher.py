@@ -29,6 +29,7 @@ from deviceplugin.publishing.node_publication import (
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
+from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
 
@@ -108,7 +109,7 @@ class NodePublisher:
         self._leaving = asyncio.Event()
         self._left = asyncio.Event()
         self._backoff = Backoff(0.2, 15.0)
-        self._wake = asyncio.Event()
+        self._stepper = Stepper(self._step, BURST_S)
         self._since_s: float | None = None
         self._last_s = float("-inf")
         self._written: NodePublication | None = None
@@ -120,7 +121,7 @@ class NodePublisher:
         self.patches = 0
         self.errors = 0
         self.revision = 0
-        account.subscribe(self._wake.set)
+        account.subscribe(self._stepper.wake)
 
     @property
     def is_failing(self) -> bool:
@@ -140,14 +141,7 @@ class NodePublisher:
     async def run(self) -> None:
         """Publish until cancelled, or until `leave` has had its way."""
         while not self._leaving.is_set():
-            self._wake.clear()
-            wait_s = await self._step()
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
-            await asyncio.sleep(BURST_S)
+            await self._stepper.run_once()
         # Here, after the last ordinary patch: it must not arrive behind the last one, of the shutdown.
         while not await self._say_full():
             continue
@@ -156,7 +150,7 @@ class NodePublisher:
     async def publish_full(self) -> None:
         """Have `run` say that every card is full, and nothing after that; returns once it is said."""
         self._leaving.set()
-        self._wake.set()
+        self._stepper.wake()
         await self._left.wait()
 
     async def _say_full(self) -> bool:

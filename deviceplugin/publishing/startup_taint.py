@@ -6,7 +6,6 @@ not fit and adds a second node. With the taint, which its group gives it, the no
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -19,6 +18,7 @@ from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound
 from kubeapi.paths import quote_segment
+from kubeapi.stepper import Stepper
 
 WRITE_TIMEOUT_S: Final = 10.0
 
@@ -62,18 +62,13 @@ class StartupTaint:
         self._node_name = node_name
         self._resource = resource
         self._serves = serves
-        self._wake = asyncio.Event()
+        self._stepper = Stepper(self._step)
         self._backoff = Backoff(0.5, LONGEST_WAIT_S)
-        account.subscribe(self._wake.set)
+        account.subscribe(self._stepper.wake)
 
     async def run(self) -> None:
         """Remove the taint whenever it is there and pods can be served, until cancelled."""
-        while True:
-            self._wake.clear()
-            wait_s = await self._step()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
+        await self._stepper.run()
 
     async def _step(self) -> float | None:
         """Remove the taint if it is time.

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 from allocator.claims import CLAIMS_PATH, ClaimObject, make_claims_path
 from gpupack.dashboard.board import ClusterBoard
@@ -11,7 +11,7 @@ from gpupack.whatif.objects import KubeNode, KubePod
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.paths import quote_segment
-from kubeapi.reflect import Kind, Reflector
+from kubeapi.reflect import Kind, Reflector, Sink
 from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroup, make_pod_groups_path
 from scheduler_plugin.queue.controller.watching import watch_pod_groups
 
@@ -21,7 +21,7 @@ WATCH_S: Final = 120
 """A watch ends after so long, which is also when silence is noticed."""
 
 
-class _BoardSink(Generic[T]):
+class _BoardSink(Sink[T]):
     """Gives objects of one kind to the board.
 
     Args:
@@ -61,9 +61,6 @@ class _BoardSink(Generic[T]):
     def event(self, kind: Kind, item: T, _resource_version: str) -> None:
         (self._drop if kind == "DELETED" else self._put)(item)
         self._changed()
-
-    def bookmark(self, _resource_version: str) -> None:
-        pass
 
     def disconnected(self, error: KubeApiError) -> None:
         self._error = error

@@ -7,7 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from gpupack.daemon_pods import DAEMON_NAMESPACE
@@ -20,7 +20,7 @@ from gpupack.inventory.telemetry import TelemetryByNode, add_telemetry, fetch_te
 from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
-from kubeapi.reflect import Kind, Reflector
+from kubeapi.reflect import Kind, Reflector, Sink
 from scheduler_plugin.cache.objects import PodLite
 
 T = TypeVar("T", InventoryNode, PodLite, ClaimObject)
@@ -39,8 +39,8 @@ _HOME: Final = "\x1b[H\x1b[2J\x1b[?7l"
 _WRAP: Final = "\x1b[?7h"
 
 
-class WatchedObjects(Generic[T]):
-    """Keeps all objects of one kind, as a sink of `kubeapi.reflect`.
+class WatchedObjects(Sink[T]):
+    """Keeps all objects of one kind.
 
     Args:
         client: API server.
@@ -81,9 +81,6 @@ class WatchedObjects(Generic[T]):
         else:
             objects[_key(item)] = item
         self._changed()
-
-    def bookmark(self, _resource_version: str) -> None:
-        """Nothing has changed."""
 
     def disconnected(self, error: KubeApiError) -> None:
         """Record that what is shown may be old from now on."""

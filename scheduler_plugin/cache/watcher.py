@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import KubeApiError
-from kubeapi.reflect import Kind, Reflector, has_gone_back
+from kubeapi.reflect import Kind, Reflector, Sink, has_gone_back
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
@@ -20,7 +20,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-class _CacheSink(Generic[T]):
+class _CacheSink(Sink[T]):
     """The part of both sinks that handles resourceVersions.
 
     Attributes:
@@ -65,9 +65,6 @@ class _CacheSink(Generic[T]):
     def bookmark(self, resource_version: str) -> None:
         """Record that nothing changed up to this version."""
         self._seen = resource_version
-
-    def disconnected(self, error: KubeApiError) -> None:
-        """Do nothing; `Watcher.age_s` shows it."""
 
     def _apply_list(self, items: Sequence[T], resource_version: str, restored: bool) -> bool:
         raise NotImplementedError

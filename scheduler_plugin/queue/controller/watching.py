@@ -107,7 +107,7 @@ class QueueFeed:
         self._listed = True
 
 
-class NamespaceSink:
+class NamespaceSink(Sink[NamespaceLite]):
     """Writes namespaces into the queue.
 
     Args:
@@ -144,14 +144,8 @@ class NamespaceSink:
         (self._known.discard if gone else self._known.add)(item.metadata.name)
         self._changed()
 
-    def bookmark(self, resource_version: str) -> None:
-        """Nothing changed up to this version."""
 
-    def disconnected(self, error: KubeApiError) -> None:
-        """Nothing to do: the namespaces known are used until others come."""
-
-
-class JobSink:
+class JobSink(Sink[QueueJob]):
     """Writes Jobs into the stages of a queue.
 
     Args:
@@ -180,14 +174,8 @@ class JobSink:
         ):
             self._changed()
 
-    def bookmark(self, resource_version: str) -> None:
-        """Nothing changed up to this version."""
 
-    def disconnected(self, error: KubeApiError) -> None:
-        """Nothing to do: the Jobs known are used until others come."""
-
-
-class PodGroupSink:
+class PodGroupSink(Sink[PodGroup]):
     """Writes PodGroups into a feed.
 
     Args:
@@ -213,12 +201,6 @@ class PodGroupSink:
         else:
             self._feed.put_group(item)
             self._changed()
-
-    def bookmark(self, resource_version: str) -> None:
-        """Nothing changed up to this version."""
-
-    def disconnected(self, error: KubeApiError) -> None:
-        """Nothing to do: the sizes known are used until others come."""
 
     def note_fault(self, fault: str) -> None:
         """Take why PodGroups cannot be read; empty where they can be, or the cluster has none."""
@@ -280,7 +262,7 @@ class WholePod(KubeStruct):
     spec: dict[str, Any]
 
 
-class BatchPodSink:
+class BatchPodSink(Sink[WholePod]):
     """Writes the whole specs of pods that wait for batch mode into the queue.
 
     Args:
@@ -309,12 +291,6 @@ class BatchPodSink:
             return
         self._queue.set_batch_spec(item.metadata.uid, item.spec)
         self._changed()
-
-    def bookmark(self, resource_version: str) -> None:
-        """Nothing changed up to this version."""
-
-    def disconnected(self, error: KubeApiError) -> None:
-        """Do nothing: while a pod waits its spec changes in nothing that an admission needs."""
 
 
 def watch_batch_pods(

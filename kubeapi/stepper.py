@@ -1,0 +1,39 @@
+"""Runs one step again and again: after news, and after as long as the last step asked for."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+
+class Stepper:
+    """Stepper calls a step when something has happened; news during a step cause one more.
+
+    Args:
+        step: Returns the seconds after which it is called again even if nothing happens, None for no need.
+        burst_s: News within so many seconds after the first are one call.
+    """
+
+    def __init__(self, step: Callable[[], Awaitable[float | None]], burst_s: float = 0.0) -> None:
+        self._step = step
+        self._burst_s = burst_s
+        self._news = asyncio.Event()
+
+    def wake(self) -> None:
+        """Have the step called soon."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Call the step at once, then whenever it is due, until cancelled."""
+        while True:
+            await self.run_once()
+
+    async def run_once(self) -> None:
+        """Call the step, and return when the next call is due."""
+        self._news.clear()
+        wait_s = await self._step()
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        if self._burst_s:
+            await asyncio.sleep(self._burst_s)
