@@ -10,7 +10,7 @@ import msgspec
 from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED
 from kubeapi.errors import KubeApiError, NotFound
 from scheduler_plugin.binding.batch_committer import BatchCommitter
-from scheduler_plugin.binding.batch_protocol import CommitCall, NodeCandidate, PodCandidates, PodResult
+from scheduler_plugin.binding.batch_protocol import CommitCall, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.binding.shared_nodes import SharedNodes
@@ -18,7 +18,6 @@ from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
-from scheduler_plugin.scheduling.node_versions import compute_node_version
 from tests.binding_world import Leader
 from tests.cluster_builders import node_object, pod_object
 
@@ -161,17 +160,9 @@ class BatchWorld:
         self.checks.apply_pod(found, self.now)
         self.shared.apply_pod(found, self.now)
 
-    def candidates(self, name: str, *nodes: str, stale: bool = False) -> PodCandidates:
-        """A pod's list, scored at the nodes as they are now, or `stale`."""
-        rows = self.state.nodes.rows
-        listed = tuple(
-            NodeCandidate(
-                node,
-                0 if stale or node not in rows else compute_node_version(self.state.nodes, rows[node]),
-            )
-            for node in nodes
-        )
-        return PodCandidates("default", name, f"uid-{name}", listed)
+    def candidates(self, name: str, *nodes: str) -> PodCandidates:
+        """A pod's list."""
+        return PodCandidates("default", name, f"uid-{name}", nodes)
 
     async def commit(self, *groups: Sequence[PodCandidates], headroom: float = 0.0) -> list[PodResult]:
         return await self.committer.commit(CommitCall(tuple(tuple(group) for group in groups), headroom))

@@ -1,30 +1,23 @@
 """Bind pods of batch mode: go down the list of nodes of each, assume its cards, send one Binding.
 
-This is the second tier. The cards are chosen, assumed and forgotten by `Binder`, as for a pod that
-kube-scheduler places: one committer for both. Where a node has changed since the list was made, its nodes
-are scored again first.
+This is the second tier. It keeps the order of the list, and leaves out what no longer fits: the queue ranked
+the nodes by its own policy, by weights that it learned, and counts the attempts of each pod. A list that is
+used up goes back to the queue, which scores all nodes again. The cards are chosen, assumed and forgotten by
+`Binder`, as for a pod that kube-scheduler places: one committer for both.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-import numpy as np
-import structlog
-
-from allocator.errors import RequestError
 from allocator.names import BATCH_SCHEDULER
 from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder, LeaderStatus
 from scheduler_plugin.binding.committer import PendingBinding
 from scheduler_plugin.binding.shared_nodes import SharedNodes
-from scheduler_plugin.binding.two_tier import ScoredNode, merge_candidates
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
-from scheduler_plugin.scheduling.node_versions import compute_node_version
-from scheduler_plugin.scheduling.placing import POLICY_FAULTS, score_nodes
 
 LATE: Final = "its Binding could not be sent in time; it is tried again"
 
@@ -32,8 +25,6 @@ NOT_LEADER: Final = "the kube-scheduler of this gpupack scheduler does not lead;
 
 UNDER_WAY: Final = 16
 """Bindings at once: more do not make the API server faster."""
-
-log = structlog.get_logger(__name__)
 
 
 class BatchCommitter:
@@ -147,8 +138,9 @@ class BatchCommitter:
             return refused(why=f"its schedulerName is not {BATCH_SCHEDULER}")
         why = "no node of its list is there any more"
         rejected: list[str] = []
-        for candidate in self._order(pod):
-            node = candidate.node
+        for node in pod.nodes:
+            if node not in state.nodes.rows:
+                continue
             margin = 0.0 if self._shared.is_own(node) else headroom
             why = self._shared.explain_stop(node, now) or self._checks.find_rejection(
                 pod.uid, node, now, margin=margin
@@ -157,46 +149,11 @@ class BatchCommitter:
                 rejected.append(node)
                 continue
             try:
-                cards = pod.cards if node == pod.nodes[0].node else ()
+                cards = pod.cards if node == pod.nodes[0] else ()
                 return self._binder.begin(pod.namespace, pod.name, pod.uid, node, cards)
             except CommitError as error:
                 why = str(error)
         return refused(why=why, rejected=tuple(rejected))
-
-    def _order(self, pod: PodCandidates) -> list[ScoredNode]:
-        """Lists 2 and 4 of the two-tier method: as offered, or scored again where a node has changed."""
-        state = self._binder.committer.state
-        nodes, record = state.nodes, state.pods.get(pod.uid)
-        versions = {
-            each.node: compute_node_version(nodes, row)
-            for each in pod.nodes
-            if (row := nodes.rows.get(each.node)) is not None
-        }
-        offered = [ScoredNode(each.node, float(place), each.version) for place, each in enumerate(pod.nodes)]
-        changed = len(offered) > 1 and any(versions.get(each.node) != each.version for each in offered)
-        if not changed or record is None or record.request is None:
-            return [each for each in offered if each.node in versions]
-        scores = self._rescore(pod, versions)
-        # Places in a list are no scores: where one node is scored again, all are.
-        epoch = 0 if scores is None else 1
-        return merge_candidates(offered, versions.get, (scores or {}).get, epoch=epoch)
-
-    def _rescore(self, pod: PodCandidates, versions: Mapping[str, int]) -> dict[str, float] | None:
-        """Filter and score the latest records; None where the pod or its policy cannot be asked."""
-        state, policies = self._binder.committer.state, self._binder.committer.policies
-        nodes, record = state.nodes, state.pods[pod.uid]
-        if record.request is None:
-            return None
-        rows = np.array([nodes.rows[name] for name in versions], dtype=np.intp)
-        try:
-            query = policies.make_request(nodes, record.request, record.cpu_milli, record.memory_bytes)
-            fits = rows[filter_nodes(nodes, query, rows)]
-            scores = score_nodes(policies.get_policy(query.request), nodes, query, fits)
-        except (RequestError, *POLICY_FAULTS) as error:
-            log.warning("not scored again", pod=f"{pod.namespace}/{pod.name}", error=str(error))
-            return None
-        found = zip(fits.tolist(), scores.tolist(), strict=True)
-        return {nodes.names[row]: value for row, value in found if value < np.inf}
 
     async def _send(self, commitment: PendingBinding, until: float) -> PodResult:
         """Send a Binding, unless it is later than `until`, seconds."""

@@ -15,18 +15,6 @@ MOST_CANDIDATES: Final = 64
 """Nodes of one pod."""
 
 
-class NodeCandidate(msgspec.Struct, frozen=True):
-    """A node that the first tier found for a pod.
-
-    Attributes:
-        node: Its name.
-        version: What its score follows from, see `node_versions.compute_node_version`.
-    """
-
-    node: str
-    version: int = 0
-
-
 class PodCandidates(msgspec.Struct, frozen=True):
     """A pod and its candidates, the best first.
 
@@ -34,7 +22,7 @@ class PodCandidates(msgspec.Struct, frozen=True):
         namespace: Namespace of the pod.
         name: Name of the pod.
         uid: UID of the pod.
-        nodes: Where it may be bound, in the order in which to try.
+        nodes: Names of the nodes where it may be bound, in the order in which to try.
         cards: UUIDs of the cards that the queue planned for it on the first node; preferred where they are
             free.
     """
@@ -42,7 +30,7 @@ class PodCandidates(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     uid: str
-    nodes: tuple[NodeCandidate, ...]
+    nodes: tuple[str, ...]
     cards: tuple[str, ...] = ()
 
 

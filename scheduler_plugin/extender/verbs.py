@@ -155,7 +155,8 @@ class Extender:
                 fitting_rows = rows[filter_nodes(self.state.nodes, query, rows)]
                 if held:
                     return bool(len(fitting_rows))
-                scores = self._score_fitting(bool(pod.planned_uuids) and len(rows) == 1, query, fitting_rows)
+                planned = bool(pod.planned_uuids)
+                scores = self._score_fitting(planned, planned and len(rows) == 1, query, fitting_rows)
         except POLICY_FAULTS:
             return False
         return bool((scores < np.inf).any())
@@ -178,7 +179,7 @@ class Extender:
             fits = only if placed else fits
         fitting_rows = rows[fits]
         self.pending_pods.report_to_policies(now)
-        scores = self._score_fitting(placed, query, fitting_rows)
+        scores = self._score_fitting(bool(planned), placed, query, fitting_rows)
         limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
         first = rank_best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         tried = (query, int(fitting_rows[first[0]]) if len(first) else None) if len(scores) else None
@@ -205,11 +206,18 @@ class Extender:
         if reply.attempt is not None:
             self.policies.record_attempt(self.state.nodes, *reply.attempt)
 
-    def _score_fitting(self, placed: bool, query: SchedulingRequest, fitting_rows: RowArray) -> FloatArray:
-        """Score nodes that fit; the queue has asked the policy already for a pod that it placed on one."""
+    def _score_fitting(
+        self, planned: bool, placed: bool, query: SchedulingRequest, fitting_rows: RowArray
+    ) -> FloatArray:
+        """Score nodes that fit.
+
+        The queue has asked its policy already for a pod that it planned: that is not held back once more
+        where the node it was placed on has filled up.
+        """
         if placed:
             return np.zeros(len(fitting_rows), dtype=np.float64)
-        return score_nodes(self.policies.get_policy(query.request), self.state.nodes, query, fitting_rows)
+        scores = score_nodes(self.policies.get_policy(query.request), self.state.nodes, query, fitting_rows)
+        return np.minimum(scores, np.finfo(np.float64).max) if planned else scores
 
     def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a prioritize call: 10 for the best node, one less for each next, never below 0.

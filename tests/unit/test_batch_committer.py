@@ -20,8 +20,10 @@ from scheduler_plugin.binding.batch_protocol import (
     encode,
 )
 from scheduler_plugin.errors import ProtocolError
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.batch_world import BatchWorld, T, raising
 from tests.binding_world import Leader
+from tests.cluster_builders import container
 
 
 async def test_a_pod_is_bound_by_one_write_with_its_cards() -> None:
@@ -77,17 +79,32 @@ async def test_the_next_node_is_taken_where_the_first_is_refused_and_the_reason_
     assert third.why == "no node of its list is there any more"
 
 
-async def test_an_unchanged_list_keeps_its_order_and_a_changed_one_is_scored_again() -> None:
-    """least-requested takes the emptier node first."""
+HOLD = {"on-no-improvement": "hold", "threshold": "1"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "parameters"),
+    [
+        ("least-requested", {}),
+        ("least-requested", {"resources": "example.com/nic"}),
+        ("weighted-balance", HOLD),
+        ("best-fit", {"mode": "pick"}),
+    ],
+    ids=["of another policy", "with another resource", "held back", "one node picked"],
+)
+async def test_the_order_of_a_list_is_the_queues_whatever_this_process_would_rank(
+    policy: str, parameters: dict[str, str]
+) -> None:
+    """Only the queue knows what it ranked by, and how often it tried the pod."""
     world = BatchWorld()
-    world.pod("full", 8)
-    await world.commit([world.candidates("full", "n")])
-    for name in "pq":
-        world.pod(name, 8)
-    as_listed, changed = world.candidates("p", "n", "m"), world.candidates("q", "n", "m", stale=True)
-    (first,) = await world.commit([as_listed])
-    (second,) = await world.commit([changed])
-    assert (first.node, second.node) == ("n", "m")
+    world.binder.committer.policies = ClusterPolicies(policy, parameters=parameters)
+    for name, cards, nics in (("n", (2, 2), "2"), ("m", (8, 2), "20")):
+        world.node(name, used=cards, resources={"example.com/nic": nics})
+    asks = [container(units=1, cpu="0", memory="40Gi", resources={"example.com/nic": "2"})]
+    world.pod("p", containers=asks)
+    world.pod("q", containers=asks)
+    lists = [[world.candidates("p", "m", "n")], [world.candidates("q", "n", "m")]]
+    assert [result.node for result in await world.commit(*lists)] == ["m", "n"]
 
 
 async def test_a_gang_is_bound_whole_or_not_at_all() -> None:
@@ -306,9 +323,7 @@ async def test_whatever_fails_nothing_is_bound_twice_or_over_committed(seed: int
     for _ in range(30):
         waiting = [name for name in names if f"uid-{name}" not in world.api.bound]
         rng.shuffle(waiting)
-        lists = [
-            [world.candidates(name, *rng.sample(("n", "m"), 2), stale=rng.random() < 0.3)] for name in waiting
-        ]
+        lists = [[world.candidates(name, *rng.sample(("n", "m"), 2))] for name in waiting]
         results = await world.commit(*lists)
         bound = {result.uid: result.node for result in results if result.outcome is CommitOutcome.BOUND}
         assert bound.items() <= world.api.bound.items()

@@ -374,6 +374,9 @@ def test_the_queue_has_asked_the_policy_for_a_pod_that_it_placed() -> None:
     assert asked == []
     assert world.filter(pod_object("p", 8), ["n1"])["NodeNames"] == []
     assert asked == [1]
+    world.node("n1", (16,), used=(16,))
+    passed = world.filter(pod_object("p", 8, annotations=plan), names)["NodeNames"]
+    assert passed == ["n2"], "not held back again where its first node has filled up"
 
 
 def test_a_pod_goes_where_the_queue_had_it_in_mind_while_it_fits_there() -> None:

@@ -29,4 +29,4 @@ async def test_a_gang_goes_to_the_committer_the_hardest_pod_first() -> None:
     handed, _ = handover.split_admission(release)
     await handover.commit_groups([handed])
     assert [pod.name for pod in client.calls[0].groups[0]] == ["hard", "easy0", "easy1"]
-    assert [pod.nodes[0].node for pod in client.calls[0].groups[0]] == ["large", "small", "small"]
+    assert [pod.nodes[0] for pod in client.calls[0].groups[0]] == ["large", "small", "small"]

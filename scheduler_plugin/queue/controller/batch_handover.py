@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from scheduler_plugin.binding.batch_protocol import (
     CommitCall,
     CommitOutcome,
-    NodeCandidate,
     PodCandidates,
     PodResult,
 )
@@ -14,7 +13,6 @@ from scheduler_plugin.queue.controller.batch_client import BatchCommitClient, Co
 from scheduler_plugin.queue.controller.writer import WriteOutcome, WriteResult
 from scheduler_plugin.queue.scheduler.admission import AdmittedPod, AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue
-from scheduler_plugin.scheduling.node_versions import compute_node_version
 
 _WRITTEN = {
     CommitOutcome.BOUND: WriteOutcome.DONE,
@@ -47,15 +45,15 @@ class Handover:
     def __init__(self, queue: Queue, client: BatchCommitClient | None) -> None:
         self._queue = queue
         self._client = client
-        self._candidates: dict[str, tuple[tuple[NodeCandidate, ...], tuple[str, ...]]] = {}
+        self._candidates: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
     def record_candidates(self, admitted: AdmittedWorkload) -> None:
-        """Remember the candidate nodes of an admission, their versions and its cards, before the next one."""
+        """Remember the candidate nodes of an admission and its cards, before the next one."""
         for member in admitted.members if self._client is not None else ():
             pod = self._queue.queued_pods.get(member.uid)
             if pod is not None and pod.queue_info.is_batch:
                 cards = tuple(self._queue.list_planned_cards(member.uid))
-                self._candidates[member.uid] = self._list_candidates(member), cards
+                self._candidates[member.uid] = (member.node, *member.others), cards
 
     def split_admission(self, admitted: AdmittedWorkload) -> tuple[list[Handed], list[AdmittedPod]]:
         """Split an admission: the pods that the committer binds, and those that lose their gate."""
@@ -104,16 +102,3 @@ class Handover:
             nodes, cards = self._candidates[pod.uid]
             pods.append(PodCandidates(pod.record.namespace, pod.record.name, pod.uid, nodes, cards))
         return tuple(pods)
-
-    def _list_candidates(self, member: AdmittedPod) -> tuple[NodeCandidate, ...]:
-        """List the nodes of a pod that was just admitted, with what their scores followed from."""
-        state = self._queue.state
-        assumed, rows = state.get_assumed(member.uid), state.nodes.rows
-        return tuple(
-            NodeCandidate(
-                name,
-                compute_node_version(state.nodes, rows[name], assumed if name == member.node else None),
-            )
-            for name in (member.node, *member.others)
-            if name in rows
-        )
