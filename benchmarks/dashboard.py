@@ -45,6 +45,7 @@ from gpupack.dashboard.telemetry import NodeCourse, explain_no_telemetry
 from gpupack.dashboard.trend import Trend
 from gpupack.usage.records import TrendPoint
 from gpupack.whatif.objects import KubeNode, KubePod
+from gpupack.whatif.questions import WorkBudget
 from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, PodGroup
 from scheduler_plugin.queue.controller.status import WaitExplanation
 from standins.apiserver.server import ApiServer
@@ -86,13 +87,14 @@ async def shown(
     settings = Settings(http=address)
     async with AsyncExitStack() as stack:
         dashboard = Dashboard(settings, "https://api.example.com:6443")
+        stack.callback(dashboard.questions.close)
         dashboard.hub.trend = Trend(trend)
         fill_board(dashboard.board, fleet)
         dashboard.flush_changes()
         with dashboard.hub.open_page():
             await dashboard.refresh_advice()
         pages = DashboardHandlers(
-            BoardAnswers(dashboard.board),
+            BoardAnswers(dashboard.board, dashboard.questions),
             dashboard.hub,
             dashboard.refresh_advice,
             lambda: True,
@@ -340,7 +342,7 @@ async def shown_to_member(board: ClusterBoard, namespace: str) -> AsyncIterator[
     async def ask(question: str, query: dict[str, str | int]) -> bytes:
         answer = pages.answer_page if question == "page" else pages.answer_node
         texts = {key: str(value) for key, value in query.items()}
-        return msgspec.json.encode(await answer(board.get_cluster(), namespace, texts))
+        return msgspec.json.encode(answer(board.get_cluster(), namespace, texts, WorkBudget()))
 
     member = MemberDashboard("https://api.example.com:6443", namespace, ask)
     await member.refresh()

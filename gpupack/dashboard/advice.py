@@ -12,6 +12,7 @@ from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.answers import FitAnswer
 from gpupack.whatif.gangs import format_gang
 from gpupack.whatif.objects import KubePod
+from gpupack.whatif.questions import WorkBudget
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 EXPLAINED: Final = 100
@@ -84,13 +85,20 @@ def list_waiting_pods(cluster: Cluster) -> list[KubePod]:
     )
 
 
-def explain_pods(cluster: Cluster, pods: list[KubePod], queued: QueuedAs) -> Iterator[PendingPod]:
-    """Say why pods wait, one after the other: the caller may do something else between two."""
-    for number, pod in enumerate(pods[:SHOWN]):
-        yield explain_pending_pod(cluster, pod, queued) if number < EXPLAINED else _name_pod(pod)
+def explain_pods(
+    cluster: Cluster, pods: Sequence[KubePod], queued: QueuedAs, budget: WorkBudget | None = None
+) -> list[PendingPod]:
+    """Say why pods wait, as long as that takes no more work than `budget`; others are only named."""
+    return [
+        explain_pending_pod(cluster, pod, queued)
+        if number < EXPLAINED and (budget is None or not budget.is_spent)
+        else name_pod(pod)
+        for number, pod in enumerate(pods[:SHOWN])
+    ]
 
 
-def _name_pod(pod: KubePod) -> PendingPod:
+def name_pod(pod: KubePod) -> PendingPod:
+    """Say of a pod only that it waits."""
     meta = pod.metadata
     return PendingPod(meta.namespace, meta.name, meta.creation_timestamp)
 
@@ -103,7 +111,7 @@ def explain_pending_pod(cluster: Cluster, pod: KubePod, queued: QueuedAs) -> Pen
     try:
         found = explain_pod(cluster, namespace, name, queued=said, ways=False)
     except (AllocatorError, InputError) as error:
-        return msgspec.structs.replace(_name_pod(pod), text=str(error))
+        return msgspec.structs.replace(name_pod(pod), text=str(error))
     return PendingPod(
         namespace=found.namespace,
         name=found.pod,

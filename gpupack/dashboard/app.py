@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final
 
 import aiohttp
 import msgspec
@@ -32,13 +33,12 @@ from gpupack.usage.store import HistoryFile, MemoryStore
 from gpupack.usage.times import parse_span
 from gpupack.whatif.fetching import DEFAULT
 from gpupack.whatif.objects import KubeObjects
+from gpupack.whatif.questions import Questions
 from kubeapi.client import KubeClient
 from kubeapi.errors import Forbidden, KubeApiError
 from kubeapi.serving import start_serving
 from scheduler_plugin.extender.tls import ServerTls
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
-
-T = TypeVar("T")
 
 SHUTDOWN_S: Final = 1.0
 PROBE_S: Final = 3.0
@@ -72,6 +72,7 @@ class Dashboard:
         self._settings = settings
         self._now_s = now_s
         self.board = ClusterBoard()
+        self.questions = Questions(self.board.prepare_cluster)
         self.store: MemoryStore | HistoryFile = (
             MemoryStore() if settings.history is None else HistoryFile(settings.history)
         )
@@ -112,17 +113,20 @@ class Dashboard:
             self._changed.set()
 
     async def refresh_advice(self) -> None:
-        """Show what waits and what fits, a step at a time, for a large cluster takes a second."""
-        cluster = self.board.get_cluster()
-        pods = advice.list_waiting_pods(cluster)
+        """Show what waits and what fits; others may ask between two pods."""
+        ask = partial(self.questions.ask, is_bounded=False)
+        pods = await ask(advice.list_waiting_pods)
         self._pending = len(pods)
         if not self.hub.is_watched:
             return
+        find = self.board.find_queued
         waits = [
-            each async for each in _yield_between(advice.explain_pods(cluster, pods, self.board.find_queued))
+            (await ask(partial(advice.explain_pods, pods=[pod], queued=find)))[0]
+            for pod in pods[: advice.EXPLAINED]
         ]
+        waits += map(advice.name_pod, pods[advice.EXPLAINED : advice.SHOWN])
         self.hub.set_part("pending", {"pods": waits, "more": len(pods) - len(waits)})
-        self.hub.set_part("fits", [each async for each in _yield_between(advice.count_fit_of_sizes(cluster))])
+        self.hub.set_part("fits", await ask(lambda cluster: list(advice.count_fit_of_sizes(cluster))))
 
     async def run(self) -> None:
         """Keep it up to date until cancelled."""
@@ -172,6 +176,7 @@ class Dashboard:
 
     async def close(self) -> None:
         """Keep the period that has begun."""
+        self.questions.close()
         await self._end_period()
         self.store.close()
 
@@ -229,7 +234,7 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
             namespace = read_own_namespace() or settings.queue_namespace
             telemetry = TelemetrySource(client, pods, settings.daemon_port, namespace)
         pages = DashboardHandlers(
-            BoardAnswers(dashboard.board),
+            BoardAnswers(dashboard.board, dashboard.questions),
             dashboard.hub,
             dashboard.refresh_advice,
             lambda: following.is_synced,
@@ -237,7 +242,7 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
             telemetry.fetch,
             settings.allowed_hosts,
         )
-        tls = await _answer_members(client, dashboard.board, following, settings, stack)
+        tls = await _answer_members(client, dashboard, following, settings, stack)
         started(await start_listening(pages, settings, stack))
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -301,7 +306,7 @@ async def _serve_member(
 
 
 async def _answer_members(
-    client: KubeClient, board: ClusterBoard, feed: BoardFeed, settings: Settings, stack: AsyncExitStack
+    client: KubeClient, dashboard: Dashboard, feed: BoardFeed, settings: Settings, stack: AsyncExitStack
 ) -> ServerTls | None:
     """Answer members of namespaces where the settings say so; returns the TLS side, if there is one.
 
@@ -319,11 +324,12 @@ async def _answer_members(
                 f"TLS certificate {settings.teams_tls_cert!r}, key {settings.teams_tls_key!r} cannot be "
                 f"used: {error.strerror or error}; allowed: PEM files of one pair"
             ) from error
-    pages = MemberPages(board)
+    pages = MemberPages(dashboard.board)
     members = MemberHandlers(
         MemberReviewer(client, time.monotonic),
-        lambda: board.get_cluster() if feed.is_synced and not feed.is_failing else None,
-        board.find_queued,
+        dashboard.questions,
+        lambda: feed.is_synced and not feed.is_failing,
+        dashboard.board.find_queued,
         {"page": pages.answer_page, "node": pages.answer_node},
     )
     context = tls.context if tls is not None else None
@@ -355,6 +361,7 @@ async def serve_file(
     settings.check()
     async with AsyncExitStack() as stack:
         dashboard = Dashboard(settings, name, live=False)
+        stack.callback(dashboard.questions.close)
         dashboard.board.replace_nodes(found.nodes)
         dashboard.board.replace_pods(found.pods)
         dashboard.board.replace_claims(found.claims)
@@ -367,7 +374,7 @@ async def serve_file(
             "queues", queues.explain_no_queues("A file does not say what queues there are.")
         )
         pages = DashboardHandlers(
-            BoardAnswers(dashboard.board),
+            BoardAnswers(dashboard.board, dashboard.questions),
             dashboard.hub,
             dashboard.refresh_advice,
             lambda: True,
@@ -391,10 +398,3 @@ async def start_listening(pages: DashboardHandlers, settings: Settings, stack: A
     stack.callback(pages.end_streams)
     host = "127.0.0.1" if host in {"0.0.0.0", "[::]"} else host  # noqa: S104 - as a browser can name it
     return f"http://{host}:{port}/"
-
-
-async def _yield_between(found: Iterable[T]) -> AsyncIterator[T]:
-    """Let others run between two."""
-    for each in found:
-        yield each
-        await asyncio.sleep(0)

@@ -1,6 +1,8 @@
 """Keeps all nodes and pods, and a record of each node that is made again only where something changed."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 import msgspec
 
@@ -25,6 +27,9 @@ from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 PodKey = tuple[str, str]
 """Namespace and name."""
+
+MOST_CHANGES: Final = 20_000
+"""Changes that are remembered while nobody asks; building the cluster anew takes no longer than more."""
 
 
 class ClusterBoard:
@@ -61,6 +66,8 @@ class ClusterBoard:
         self._dirty: set[str] = set()
         self._grouped = GroupedPods()
         self._cluster: Cluster | None = None
+        self._changes: list[Callable[[Cluster], None]] = []
+        self._is_stale = True
         self._usual_unit = UnitCounter()
         self._is_unit_fixed = unit_mib is not None
         self._unit_mib = unit_mib
@@ -70,7 +77,7 @@ class ClusterBoard:
         before = self.nodes or {}
         self.nodes = {node.metadata.name: node for node in nodes}
         self._dirty |= before.keys() | self.nodes.keys()
-        self._cluster = None
+        self._make_stale()
         self._usual_unit = UnitCounter(self.nodes.values())
         self.serves_claims = self.serves_claims or any(map(serves_claims, self.nodes.values()))
         self._follow_unit()
@@ -83,8 +90,7 @@ class ClusterBoard:
         self._dirty.add(node.metadata.name)
         self._usual_unit.put(node)
         self._follow_unit()
-        if self._cluster is not None:
-            self._cluster.put_node(node)
+        self._note_change(lambda cluster, now: cluster.put_node(node, now))
 
     def drop_node(self, node: KubeNode) -> None:
         """Take one away."""
@@ -93,19 +99,20 @@ class ClusterBoard:
         self._dirty.add(name)
         self._usual_unit.drop(name)
         self._follow_unit()
-        if self._cluster is not None:
-            self._cluster.drop_node(name, node.metadata.resource_version)
+        self._note_change(lambda cluster, now: cluster.drop_node(name, node.metadata.resource_version, now))
 
     def _follow_unit(self) -> None:
         """Build the cluster anew where most nodes publish another unit, as when the first daemon starts."""
         unit_mib = self._usual_unit.most_common_mib
         if not self._is_unit_fixed and unit_mib not in {None, self._unit_mib}:
-            self._unit_mib, self._cluster = unit_mib, None
+            self._unit_mib = unit_mib
+            self._make_stale()
 
     def replace_pods(self, pods: Iterable[KubePod]) -> None:
         """Take a complete list."""
         self._dirty |= self._on_node.keys()
-        self.pods, self._on_node, self._cluster = {}, {}, None
+        self.pods, self._on_node = {}, {}
+        self._make_stale()
         listed = set()
         for pod in pods:
             self.put_pod(pod)
@@ -125,8 +132,7 @@ class ClusterBoard:
         if pod.spec.node_name:
             self._on_node.setdefault(pod.spec.node_name, {})[key] = pod
             self._dirty.add(pod.spec.node_name)
-        if self._cluster is not None:
-            self._cluster.put_pod(pod)
+        self._note_change(lambda cluster, now: cluster.put_pod(pod, now))
 
     def drop_pod(self, pod: KubePod) -> None:
         """Take one away."""
@@ -134,13 +140,13 @@ class ClusterBoard:
         self._off_node(key)
         (self.pods or {}).pop(key, None)
         self._grouped.remove_pod(pod.metadata.uid)
-        if self._cluster is not None:
-            self._cluster.drop_pod(pod, pod.metadata.resource_version)
+        self._note_change(lambda cluster, now: cluster.drop_pod(pod, pod.metadata.resource_version, now))
 
     def replace_claims(self, claims: Iterable[ClaimObject]) -> None:
         """Take a complete list of ResourceClaims."""
         self._dirty |= self._claims_on_node.keys()
-        self._claims, self._claims_on_node, self._cluster = {}, {}, None
+        self._claims, self._claims_on_node = {}, {}
+        self._make_stale()
         for claim in claims:
             self.put_claim(claim)
 
@@ -152,15 +158,15 @@ class ClusterBoard:
         for node in {result.pool for result in claim.results or ()}:
             self._claims_on_node.setdefault(node, {})[uid] = claim
             self._dirty.add(node)
-        if self._cluster is not None:
-            self._cluster.put_claim(claim)
+        self._note_change(lambda cluster, now: cluster.put_claim(claim, now))
 
     def drop_claim(self, claim: ClaimObject) -> None:
         """Take one away."""
         self._off_nodes(claim.metadata.uid)
         self._claims.pop(claim.metadata.uid, None)
-        if self._cluster is not None:
-            self._cluster.drop_claim(claim, claim.metadata.resource_version)
+        self._note_change(
+            lambda cluster, now: cluster.drop_claim(claim, claim.metadata.resource_version, now)
+        )
 
     def replace_groups(self, groups: Iterable[PodGroup]) -> None:
         """Take a complete list of PodGroups."""
@@ -254,12 +260,50 @@ class ClusterBoard:
         return sum(self.sums.values(), CardSums())
 
     def get_cluster(self) -> Cluster:
-        """Return the cluster as it is now, to be asked about; built once for a unit, then kept current."""
+        """Return the cluster as it is now, to be asked about; built once for a unit, then kept current.
+
+        For those who ask in the thread in which the board changes, and only there.
+        """
+        return self.prepare_cluster()()
+
+    def prepare_cluster(self) -> Callable[[], Cluster]:
+        """Return what makes the cluster as it is now, for another thread to call.
+
+        Only that thread may have to do with the cluster, and it calls what this returned in the same order.
+        """
+        changes, self._changes = self._changes, []
+        if not self._is_stale:
+            return lambda: self._apply_changes(changes)
+        self._is_stale = False
+        nodes, pods = list((self.nodes or {}).values()), list((self.pods or {}).values())
+        claims, unit_mib = tuple(self._claims.values()), self._unit_mib
+
+        def build() -> Cluster:
+            self._cluster = Cluster.from_objects(nodes, pods, unit_mib=unit_mib, claims=claims)
+            return self._cluster
+
+        return build
+
+    def _apply_changes(self, changes: Iterable[Callable[[Cluster], None]]) -> Cluster:
         if self._cluster is None:
-            nodes, pods = (self.nodes or {}).values(), (self.pods or {}).values()
-            claims = tuple(self._claims.values())
-            self._cluster = Cluster.from_objects(nodes, pods, unit_mib=self._unit_mib, claims=claims)
+            raise RuntimeError("a cluster was changed before it was built")
+        for change in changes:
+            change(self._cluster)
         return self._cluster
+
+    def _make_stale(self) -> None:
+        """Have the cluster built anew from all objects."""
+        self._is_stale = True
+        self._changes.clear()
+
+    def _note_change(self, change: Callable[[Cluster, float], None]) -> None:
+        """Have the cluster take a change when it is asked next."""
+        if self._is_stale:
+            return
+        now = time.monotonic()
+        self._changes.append(lambda cluster: change(cluster, now))
+        if len(self._changes) > MOST_CHANGES:
+            self._make_stale()
 
     def set_queued(self, pods: Iterable[QueueWhy] | None) -> bool:
         """Take what the queue says of pods, None where it does not answer; tell whether that is new."""

@@ -3,7 +3,8 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -21,8 +22,9 @@ from gpupack.dashboard.telemetry import NodeCourse
 from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
 from gpupack.whatif import FitQuestion, answer_fit
+from gpupack.whatif.questions import Questions, TooManyQuestionsError
 from kubeapi.errors import KubeApiError
-from kubeapi.serving import serve_health
+from kubeapi.serving import serve_health, serve_shared
 
 GAP_S: Final = 0.1
 """Least time between two messages to one page."""
@@ -102,6 +104,7 @@ class PageAnswers(Protocol):
 
         Raises:
             InputError: there is no such pod.
+            TooManyQuestionsError: too many others wait for an answer; so for `count_fit`.
         """
 
     async def count_fit(self, query: Mapping[str, str]) -> bytes:
@@ -115,8 +118,9 @@ class PageAnswers(Protocol):
 class BoardAnswers:
     """Answers from a board; see `PageAnswers`."""
 
-    def __init__(self, board: ClusterBoard) -> None:
+    def __init__(self, board: ClusterBoard, questions: Questions) -> None:
         self._board = board
+        self._questions = questions
 
     def has_node(self, name: str) -> bool:
         return name in (self._board.nodes or {})
@@ -132,10 +136,13 @@ class BoardAnswers:
 
     async def explain_pod(self, namespace: str, pod: str) -> bytes:
         queued = self._board.find_queued(namespace, pod)
-        return msgspec.json.encode(explain_pod(self._board.get_cluster(), namespace, pod, queued=queued))
+        return await self._questions.ask(
+            lambda cluster: msgspec.json.encode(explain_pod(cluster, namespace, pod, queued=queued))
+        )
 
     async def count_fit(self, query: Mapping[str, str]) -> bytes:
-        return msgspec.json.encode(answer_fit(self._board.get_cluster(), _read_fit_question(query)))
+        question = _read_fit_question(query)
+        return await self._questions.ask(lambda cluster: msgspec.json.encode(answer_fit(cluster, question)))
 
 
 class DashboardHandlers:
@@ -170,6 +177,7 @@ class DashboardHandlers:
         self._allowed_hosts = allowed_hosts
         self._files = load_files()
         self._ending = asyncio.Event()
+        self._turn = asyncio.Lock()
 
     def make_app(self) -> web.Application:
         """Make the application."""
@@ -179,7 +187,7 @@ class DashboardHandlers:
                 web.get("/", self.index),
                 web.get("/static/{path:.+}", self.static),
                 web.get("/api/events", self.events),
-                web.get("/api/state", self.state),
+                serve_shared("/api/state", self._write_state),
                 web.get("/api/node", self.node),
                 web.get("/api/telemetry", self.telemetry),
                 web.get("/api/find", self.find),
@@ -228,12 +236,12 @@ class DashboardHandlers:
         answer.etag = file.etag
         return answer
 
-    async def state(self, _request: web.Request) -> web.Response:
-        """GET /api/state: everything that the page shows, for scripts."""
+    async def _write_state(self) -> bytes:
+        """Write everything that the page shows, for scripts."""
         if not self._hub.is_watched:
             with self._hub.open_page():
                 await self._advise()
-        return web.Response(body=self._hub.encode_everything(), content_type="application/json")
+        return self._hub.encode_everything()
 
     async def node(self, request: web.Request) -> web.Response:
         """GET /api/node?name=NODE: one node's cards with their pods."""
@@ -250,7 +258,8 @@ class DashboardHandlers:
 
     async def find(self, request: web.Request) -> web.Response:
         """GET /api/find?pod=TEXT: nodes with a pod whose namespace/name has this in it."""
-        found = self._answers.find_nodes_with_pod(request.query.get("pod", ""))
+        async with self._in_turn():
+            found = self._answers.find_nodes_with_pod(request.query.get("pod", ""))
         return web.Response(body=msgspec.json.encode({"nodes": found}), content_type="application/json")
 
     async def why(self, request: web.Request) -> web.Response:
@@ -264,12 +273,20 @@ class DashboardHandlers:
         """GET /api/fit?units=N&cards=N&model=LIST&percent=1: what `gpupack fit -o json` says."""
         return await _answer(self._answers.count_fit(request.query), 400)
 
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """Do something that takes a moment, one at a time: probes are answered between two."""
+        async with self._turn:
+            yield
+            await asyncio.sleep(0)
+
     async def usage(self, request: web.Request) -> web.Response:
         """GET /api/usage: what this process has sampled; see `gpupack usage --dashboard`."""
         if self._usage is None:
             return web.json_response({"error": "use is not recorded here"}, status=404)
         try:
-            body = self._usage(request.query)
+            async with self._in_turn():
+                body = self._usage(request.query)
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)
         return web.Response(body=body, content_type="application/json")
@@ -319,6 +336,8 @@ async def _answer(asked: Awaitable[bytes], status: int) -> web.Response:
         return web.Response(body=await asked, content_type="application/json")
     except InputError as error:
         return web.json_response({"error": str(error)}, status=status)
+    except TooManyQuestionsError as error:
+        return web.json_response({"error": str(error)}, status=429, headers={"Retry-After": "5"})
     except KubeApiError as error:
         return web.json_response({"error": str(error)}, status=502)
 

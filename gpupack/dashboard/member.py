@@ -20,9 +20,10 @@ from gpupack.dashboard.queues import explain_no_queues
 from gpupack.dashboard.records import CardSums, NodeDetail, NodeTile, PodDetail, sum_cards
 from gpupack.dashboard.trend import Trend, make_trend_point
 from gpupack.errors import InputError
-from gpupack.teams.answers import hide_names, list_namespaces, name_others
+from gpupack.teams.answers import hide_names, name_others
 from gpupack.teams.asking import TOKEN_S, ask_as_member, make_member_token
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.questions import WorkBudget
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 
@@ -54,7 +55,7 @@ class MemberPage(msgspec.Struct, frozen=True):
 
 
 class MemberPages:
-    """Makes the pages in the cluster.
+    """Makes the pages in the cluster, in the thread that answers questions.
 
     Args:
         board: All nodes and pods.
@@ -66,40 +67,43 @@ class MemberPages:
         self._clock = clock
         self._kept: dict[str, tuple[float, MemberPage]] = {}
 
-    async def answer_page(self, cluster: Cluster, namespace: str, _query: Mapping[str, str]) -> MemberPage:
+    def answer_page(
+        self, cluster: Cluster, namespace: str, _query: Mapping[str, str], budget: WorkBudget
+    ) -> MemberPage:
         """Answer `page`."""
         kept = self._kept.pop(namespace, None)
         if kept is None or self._clock() >= kept[0]:
-            page = await self._make_page(cluster, namespace)
+            page = self._make_page(cluster, namespace, budget)
             kept = self._clock() + KEPT_S, page
         self._kept[namespace] = kept
         while len(self._kept) > MOST_KEPT:
             del self._kept[next(iter(self._kept))]
         return kept[1]
 
-    async def _make_page(self, cluster: Cluster, namespace: str) -> MemberPage:
-        board, before = self._board, list_namespaces(cluster)
+    def _make_page(self, cluster: Cluster, namespace: str, budget: WorkBudget) -> MemberPage:
+        board = self._board
         places: dict[str, list[str]] = {}
-        for node, pods in board.pod_memory.items():
+        # Copies: the board changes on in its own thread.
+        for node, pods in board.pod_memory.copy().items():
             own = sorted({pod.name for pod in pods if pod.namespace == namespace})
             if own:
                 places[node] = own
         waiting = [pod for pod in advice.list_waiting_pods(cluster) if pod.metadata.namespace == namespace]
-        pending = []
-        for pod in advice.explain_pods(cluster, waiting, board.find_queued):
-            pending.append(pod)
-            await asyncio.sleep(0)
-        fits = []
-        for fit in advice.count_fit_of_sizes(cluster):
-            fits.append(fit)
-            await asyncio.sleep(0)
-        tiles = [board.tiles[name] for name in sorted(board.tiles)]
+        pending = advice.explain_pods(cluster, waiting, board.find_queued, budget)
+        fits = list(advice.count_fit_of_sizes(cluster))
+        tiles = [tile for _, tile in sorted(board.tiles.copy().items())]
         texts = _Texts(pending, {tile.name: tile.remark for tile in tiles if tile.remark})
-        texts = hide_names(texts, cluster, namespace, before)
+        texts = hide_names(texts, cluster, namespace, self._list_namespaces_now())
         told = [_hide_labels(tile, texts.remarks.get(tile.name, "")) for tile in tiles]
         return MemberPage(told, places, texts.pending, len(waiting) - len(pending), fits)
 
-    async def answer_node(self, cluster: Cluster, namespace: str, query: Mapping[str, str]) -> NodeDetail:
+    def _list_namespaces_now(self) -> set[str]:
+        """List the namespaces of the board's pods, which may be newer than those of the cluster."""
+        return {namespace for namespace, _ in list(self._board.pods or ())}
+
+    def answer_node(
+        self, cluster: Cluster, namespace: str, query: Mapping[str, str], _budget: WorkBudget
+    ) -> NodeDetail:
         """Answer `node`, whose name is `name`.
 
         Raises:
@@ -109,7 +113,9 @@ class MemberPages:
         detail = self._board.make_detail(name)
         if detail is None:
             raise InputError(f"no node has the name {shown(name)}")
-        texts = hide_names(_Texts([], {name: detail.node.remark}), cluster, namespace)
+        texts = hide_names(
+            _Texts([], {name: detail.node.remark}), cluster, namespace, self._list_namespaces_now()
+        )
         return NodeDetail(
             _hide_labels(detail.node, texts.remarks[name]),
             [msgspec.structs.replace(card, pods=_sum_others(card.pods, namespace)) for card in detail.cards],

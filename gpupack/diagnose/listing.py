@@ -1,6 +1,6 @@
 """Many pods, a line each: those that wait for GPU memory, or those of one workload."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -14,6 +14,7 @@ from gpupack.terminal import short_age
 from gpupack.whatif.answers import JsonAnswer, PodExplanation, State
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubePod, waits_in_queue
+from gpupack.whatif.questions import TooLargeQuestionError, WorkBudget
 from kubeapi.errors import make_printable
 from kubeapi.metadata import parse_time
 
@@ -79,6 +80,7 @@ def list_waiting(
     queued: "Sequence[QueueWhy] | None" = None,
     *,
     most: int | None = None,
+    budget: WorkBudget | None = None,
 ) -> PodList:
     """List the pods that ask for GPU memory and have no node.
 
@@ -88,10 +90,14 @@ def list_waiting(
         namespace: Only its pods; None: of all.
         queued: What waits in the queue, as `gpupack queue status` says; None: nobody asked.
         most: Pods at most; None: all.
+        budget: Work that the list may take; None: whatever it takes.
+
+    Raises:
+        TooLargeQuestionError: it takes more.
     """
     pods = [pod for pod in cluster.list_waiting_pods() if namespace in {None, pod.metadata.namespace}]
     kept = pods[:most]
-    lines = _lines(cluster, kept, now_s, queued)
+    lines = _lines(cluster, kept, now_s, queued, budget)
     return PodList(lines, more=len(pods) - len(kept), notes=_list_notes(cluster) if lines else ())
 
 
@@ -103,11 +109,13 @@ def list_workload(
     queued: "Sequence[QueueWhy] | None" = None,
     *,
     most: int | None = None,
+    budget: WorkBudget | None = None,
 ) -> PodList:
     """List the pods of a workload; parameters as of `list_waiting`.
 
     Raises:
         InputError: no pod belongs to it.
+        TooLargeQuestionError: it takes more work than it may.
     """
     pods = [
         pod for pod in cluster.pods.values() if pod.metadata.namespace == namespace and workload.owns(pod)
@@ -116,7 +124,7 @@ def list_workload(
         raise InputError(f"{cluster.source} has no pod of {workload.name} in namespace {shown(namespace)}")
     pods.sort(key=lambda pod: pod.full_name)
     kept = pods[:most]
-    lines = _lines(cluster, kept, now_s, queued)
+    lines = _lines(cluster, kept, now_s, queued, budget)
     return PodList(lines, workload.name, len(pods) - len(kept), _list_notes(cluster))
 
 
@@ -148,11 +156,23 @@ def format_pods(found: PodList, *, colour: bool = False) -> str:
 
 
 def _lines(
-    cluster: Cluster, pods: Iterable[KubePod], now_s: float, queued: "Sequence[QueueWhy] | None"
+    cluster: Cluster,
+    pods: Sequence[KubePod],
+    now_s: float,
+    queued: "Sequence[QueueWhy] | None",
+    budget: WorkBudget | None,
 ) -> tuple[PodLine, ...]:
     alike: dict[bytes, PodExplanation] = {}
     said = {(each.namespace, each.name): each for each in queued or ()}
-    return tuple(_line(cluster, pod, now_s, said, alike) for pod in pods)
+    lines: list[PodLine] = []
+    for pod in pods:
+        if budget is not None and budget.is_spent:
+            raise TooLargeQuestionError(
+                f"too large: after {len(lines)} of {len(pods)} pods the {budget.most_s:g} s of processor "
+                "time are used up that a question has; ask for fewer: one pod, or one workload as KIND/NAME"
+            )
+        lines.append(_line(cluster, pod, now_s, said, alike))
+    return tuple(lines)
 
 
 def _line(

@@ -13,6 +13,7 @@ from gpupack.errors import InputError
 from gpupack.whatif import FitQuestion, answer_fit
 from gpupack.whatif.answers import FitAnswer, PodCard, PodExplanation, PodUnits, WayOut
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.questions import WorkBudget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,19 +59,21 @@ def list_own_pods(
     workload: str,
     now_s: float,
     queued: "Sequence[QueueWhy] | None",
+    budget: WorkBudget | None = None,
 ) -> PodList:
     """List pods of the namespace: those of a workload, as KIND/NAME, or all that wait where it is empty.
 
     Raises:
         InputError: no workload is written so, or it has no pods.
+        TooLargeQuestionError: the list takes more work than `budget`.
     """
     if not workload:
-        found = list_waiting(cluster, now_s, namespace, queued, most=MOST_PODS)
+        found = list_waiting(cluster, now_s, namespace, queued, most=MOST_PODS, budget=budget)
     else:
         named = parse_workload(workload)
         if named is None:
             raise InputError(f"workload {shown(workload)}; allowed: KIND/NAME, such as deploy/web")
-        found = list_workload(cluster, namespace, named, now_s, queued, most=MOST_PODS)
+        found = list_workload(cluster, namespace, named, now_s, queued, most=MOST_PODS, budget=budget)
     return hide_names(found, cluster, namespace)
 
 
@@ -108,16 +111,16 @@ def list_namespaces(cluster: Cluster) -> set[str]:
     return {pod.metadata.namespace for pod in cluster.pods.values()}
 
 
-def hide_names(answer: T, cluster: Cluster, namespace: str, before: Collection[str] = ()) -> T:
+def hide_names(answer: T, cluster: Cluster, namespace: str, also: Collection[str] = ()) -> T:
     """Replace every NAMESPACE/NAME of another namespace's pod in the texts of an answer.
 
     Args:
         answer: The answer.
         cluster: The cluster.
         namespace: Whose member asks.
-        before: Namespaces that had pods when the first text was written.
+        also: Further namespaces that have pods, or had.
     """
-    foreign = list_namespaces(cluster).union(before) - {namespace}
+    foreign = list_namespaces(cluster).union(also) - {namespace}
 
     def hide(match: re.Match[str]) -> str:
         # The namespace may stand behind other words, as in `pod/team-b/train`.

@@ -1,9 +1,8 @@
 """Members' questions over HTTP. A denial reads the same whatever its reason and the namespace."""
 
-import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,6 +17,7 @@ from gpupack.teams.answers import count_fit_for_member, explain_own_pod, list_ow
 from gpupack.teams.reviews import MemberReviewer, TooManyReviewsError
 from gpupack.whatif import FitQuestion
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.questions import Questions, TooLargeQuestionError, TooManyQuestionsError, WorkBudget
 from kubeapi.errors import KubeApiError
 from kubeapi.names import is_label
 from kubeapi.ratelimit import TokenBucket
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 FindQueued = Callable[[str, str], "Sequence[QueueWhy] | None"]
-Answer = Callable[[Cluster, str, Mapping[str, str]], Awaitable[msgspec.Struct]]
-"""Answers a question from the cluster, for a namespace; values of the query besides."""
+Answer = Callable[[Cluster, str, Mapping[str, str], WorkBudget], msgspec.Struct]
+"""Answers a question from the cluster, for a namespace, by the values of its query and within a budget."""
 
 NAMESPACE_BURST, NAMESPACE_REFILL_S = 10, 1.0
 """Questions of one namespace at once, and seconds for one more."""
+CPU_S_OF_A_QUESTION: Final = 0.1
+"""Processor time that is a question's; who takes more of it has asked more questions."""
 MAX_CONTAINERS: Final = 16
 MAX_TEXT: Final = 2048
 """Characters of a value."""
@@ -55,31 +57,36 @@ class MemberHandlers:
 
     Args:
         reviewer: Says who may ask.
-        get_cluster: The cluster as it is now; None before it was read.
-        find_queued: What the queue says of a pod, by namespace and name.
+        questions: Answers from the cluster.
+        is_ready: Whether the cluster was read.
+        find_queued: What the queue says of a pod, by namespace and name; called in the thread of `questions`.
         more: Answers to further questions, by their names.
         clock: Monotonic seconds.
         now_s: Seconds since the epoch.
+        make_budget: Makes the budget of a question.
     """
 
     def __init__(
         self,
         reviewer: MemberReviewer,
-        get_cluster: Callable[[], Cluster | None],
+        questions: Questions,
+        is_ready: Callable[[], bool],
         find_queued: FindQueued,
         more: Mapping[str, Answer] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         now_s: Callable[[], float] = time.time,
+        make_budget: Callable[[], WorkBudget] = WorkBudget,
     ) -> None:
         self._reviewer = reviewer
-        self._get_cluster = get_cluster
+        self._questions = questions
+        self._is_ready = is_ready
         self._find_queued = find_queued
         self._answers: dict[str, Answer] = {"why": self._explain, "fit": _count, **(more or {})}
         self._clock = clock
         self._now_s = now_s
+        self._make_budget = make_budget
         self._buckets: dict[str, TokenBucket] = {}
-        self._turn = asyncio.Lock()
 
     def make_app(self) -> web.Application:
         """Build the application."""
@@ -94,14 +101,16 @@ class MemberHandlers:
         )
         return app
 
-    async def _explain(self, cluster: Cluster, namespace: str, query: Mapping[str, str]) -> msgspec.Struct:
+    def _explain(
+        self, cluster: Cluster, namespace: str, query: Mapping[str, str], budget: WorkBudget
+    ) -> msgspec.Struct:
         """GET /why?namespace=NAMESPACE&pod=POD, or &workload=KIND/NAME, or neither: all that wait."""
         pod = query.get("pod", "")
         if pod:
             return explain_own_pod(cluster, namespace, pod, self._find_queued(namespace, pod))
         names = (pod.metadata.name for pod in cluster.pods.values() if pod.metadata.namespace == namespace)
         queued = [each for name in names for each in self._find_queued(namespace, name) or ()]
-        return list_own_pods(cluster, namespace, query.get("workload", ""), self._now_s(), queued)
+        return list_own_pods(cluster, namespace, query.get("workload", ""), self._now_s(), queued, budget)
 
     async def answer(self, request: web.Request) -> web.Response:
         """GET /QUESTION?namespace=NAMESPACE and what the question takes besides."""
@@ -110,23 +119,39 @@ class MemberHandlers:
             raise web.HTTPNotFound
         try:
             namespace = await self._check_member(request)
-            async with self._turn:
-                cluster = self._read_cluster()
-                _check_lengths(request.query)
-                found = await answer(cluster, namespace, request.query)
-                # Others of this process have their turn before the next question is answered.
-                await asyncio.sleep(0)
+            self._check_ready()
+            _check_lengths(request.query)
+            body = await self._ask(answer, namespace, request.query)
         except InputError as error:
             return _refuse(422, str(error))
+        except TooLargeQuestionError as error:
+            return _refuse(413, str(error))
+        except TooManyQuestionsError:
+            return _refuse(429, TOO_MANY)
         except _RefusedError as error:
             return _refuse(error.status, str(error))
-        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        return web.Response(body=body, content_type="application/json")
 
-    def _read_cluster(self) -> Cluster:
-        cluster = self._get_cluster()
-        if cluster is None:
+    async def _ask(self, answer: Answer, namespace: str, query: Mapping[str, str]) -> bytes:
+        spent_s = 0.0
+
+        def work(cluster: Cluster) -> bytes:
+            nonlocal spent_s
+            budget = self._make_budget()
+            try:
+                return msgspec.json.encode(answer(cluster, namespace, query, budget))
+            finally:
+                spent_s = budget.spent_s
+
+        try:
+            return await self._questions.ask(work)
+        finally:
+            for _ in range(int(spent_s / CPU_S_OF_A_QUESTION)):
+                self._buckets[namespace].reserve()
+
+    def _check_ready(self) -> None:
+        if not self._is_ready():
             raise _RefusedError(503, NOT_READY)
-        return cluster
 
     async def _check_member(self, request: web.Request) -> str:
         """Check that a member asks, and not too often; returns the namespace.
@@ -157,7 +182,7 @@ class MemberHandlers:
         return bucket.take()
 
 
-async def _count(cluster: Cluster, namespace: str, query: Mapping[str, str]) -> msgspec.Struct:
+def _count(cluster: Cluster, namespace: str, query: Mapping[str, str], _budget: WorkBudget) -> msgspec.Struct:
     """GET /fit?namespace=NAMESPACE&units=N,N and what `read_fit_question` reads besides."""
     return count_fit_for_member(cluster, namespace, read_fit_question(query))
 

@@ -162,12 +162,13 @@ def test_the_board_follows_claims_as_they_come_and_go() -> None:
     board.put_node(_decoded(json.loads(items())["items"][0]))
     board.replace_pods(())
     assert board.serves_claims
-    cluster = board.get_cluster()
+    board.get_cluster()
 
     def free() -> list[int]:
         board.refresh()
-        assert cluster.state.nodes.free[0, :2].tolist() == [card.free for card in board.tiles["n"].cards]
-        return [card.free for card in board.tiles["n"].cards]
+        told = [card.free for card in board.tiles["n"].cards]
+        assert board.get_cluster().state.nodes.free[0, :2].tolist() == told
+        return told
 
     assert free() == [16, 16]
     board.put_claim(claim("one", (0, 10), version=2))

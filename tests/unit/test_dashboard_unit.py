@@ -101,3 +101,33 @@ def test_nothing_is_built_anew_while_the_unit_stays():
     board.put_node(node("b", 1024, version=2))
     board.put_node(node("a", 1024, version=3))
     assert board.get_cluster() is cluster
+
+
+def test_a_cluster_that_is_asked_about_elsewhere_takes_changes_when_it_is_asked_next():
+    board = board_of(node("a", 1024))
+    cluster = board.prepare_cluster()()
+    second = board.prepare_cluster()
+    board.put_node(node("b", 1024, version=2))
+    third = board.prepare_cluster()
+    board.drop_node(node("a", 1024, version=3))
+    assert cluster.nodes.keys() == {"a"}
+    assert second() is cluster
+    assert cluster.nodes.keys() == {"a"}
+    assert third() is cluster
+    assert cluster.nodes.keys() == {"a", "b"}
+    assert board.get_cluster() is cluster
+    assert cluster.nodes.keys() == {"b"}
+
+
+def test_while_nobody_asks_changes_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr("gpupack.dashboard.board.MOST_CHANGES", 3)
+    board = board_of(node("a", 1024))
+    cluster = board.get_cluster()
+    for version in range(2, 5):
+        board.put_node(node("a", 1024, version=version))
+    assert board.get_cluster() is cluster
+    for version in range(5, 9):
+        board.put_node(node("b", 1024, version=version))
+    anew = board.get_cluster()
+    assert anew is not cluster
+    assert anew.nodes.keys() == {"a", "b"}

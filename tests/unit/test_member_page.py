@@ -1,6 +1,6 @@
 """The dashboard of a namespace's member: own pods, sums of the others, and no names."""
 
-import asyncio
+import itertools
 import json
 from collections.abc import Mapping
 
@@ -12,6 +12,7 @@ from gpupack.dashboard.member import KEPT_S, MemberDashboard, MemberPage, Member
 from gpupack.errors import InputError
 from gpupack.teams.answers import HIDDEN
 from gpupack.whatif.objects import KubeNode, KubePod
+from gpupack.whatif.questions import WorkBudget
 from kubeapi.errors import TimedOut
 from tests.ask_world import Node, Pod, World
 
@@ -38,6 +39,7 @@ class InCluster:
         self.board.refresh()
         self.clock = Clock()
         self.pages = MemberPages(self.board, self.clock)
+        self.budget = WorkBudget()
         self.error: Exception | None = None
         self.asked: list[tuple[str, Mapping[str, str | int]]] = []
 
@@ -49,7 +51,7 @@ class InCluster:
             return b"{}"
         answer = self.pages.answer_page if question == "page" else self.pages.answer_node
         texts = {key: str(value) for key, value in query.items()}
-        return msgspec.json.encode(await answer(self.board.get_cluster(), TEAM, texts))
+        return msgspec.json.encode(answer(self.board.get_cluster(), TEAM, texts, self.budget))
 
     async def page(self) -> MemberPage:
         return msgspec.json.decode(await self.ask("page", {}), type=MemberPage)
@@ -93,12 +95,15 @@ async def test_a_node_has_one_sum_of_others_on_each_card(cluster: InCluster) -> 
 
 
 async def test_members_of_a_namespace_are_told_the_same_for_some_seconds(cluster: InCluster) -> None:
-    first = await cluster.pages.answer_page(cluster.board.get_cluster(), TEAM, {})
-    assert await cluster.pages.answer_page(cluster.board.get_cluster(), TEAM, {}) is first
-    other = await cluster.pages.answer_page(cluster.board.get_cluster(), OTHER, {})
+    def ask(namespace: str) -> MemberPage:
+        return cluster.pages.answer_page(cluster.board.get_cluster(), namespace, {}, WorkBudget())
+
+    first = ask(TEAM)
+    assert ask(TEAM) is first
+    other = ask(OTHER)
     assert [pod.name for pod in other.pending] == ["waits-too"]
     cluster.clock.now += KEPT_S
-    assert await cluster.pages.answer_page(cluster.board.get_cluster(), TEAM, {}) is not first
+    assert ask(TEAM) is not first
 
 
 async def test_names_of_others_are_hidden_in_what_pods_are_told(cluster: InCluster) -> None:
@@ -116,9 +121,9 @@ async def test_names_of_others_that_end_meanwhile_are_hidden_too(cluster: InClus
     pod["status"] |= {"nominatedNodeName": "n1"}
     evictor = msgspec.convert(pod, KubePod)
     cluster.board.put_pod(evictor)
-    cluster.board.get_cluster()
-    asyncio.get_running_loop().call_soon(cluster.board.drop_pod, evictor)
-    (waits,) = (await cluster.page()).pending
+    before = cluster.board.get_cluster()
+    cluster.board.drop_pod(evictor)  # not known to those who ask yet
+    (waits,) = cluster.pages.answer_page(before, TEAM, {}, WorkBudget()).pending
     assert any(HIDDEN in note for note in waits.notes)
     assert not any("evictor" in note for note in waits.notes)
 
@@ -181,3 +186,11 @@ async def test_questions_of_the_page_are_those_of_the_commands(
     assert cluster.asked == [("why", {"pod": "waits"}), ("fit", {"units": "8", "cards": "2"})]
     with pytest.raises(InputError, match='namespace "team-b"; allowed: "team-a"'):
         await dashboard.explain_pod(OTHER, "theirs-1")
+
+
+async def test_a_page_names_the_pods_for_whose_reasons_there_is_no_time() -> None:
+    cluster = InCluster(*(Pod(f"p{at}", 30 + at, namespace=TEAM) for at in range(6)))
+    looks = itertools.count()
+    cluster.budget = WorkBudget(3.0, lambda: float(next(looks)))
+    page = await cluster.page()
+    assert [bool(pod.text) for pod in page.pending] == [True, True, True, False, False, False]

@@ -1,7 +1,10 @@
 """Members of namespaces: what they are told of others, who is let through, and how often."""
 
+import asyncio
 import base64
 import json
+import threading
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -24,6 +27,7 @@ from gpupack.teams.reviews import NAMESPACE_BURST as REVIEW_BURST
 from gpupack.teams.reviews import REMEMBERED_S, TOTAL_BURST, MemberReviewer, TooManyReviewsError
 from gpupack.whatif import Cluster, FitQuestion
 from gpupack.whatif.cluster import UnitCounter
+from gpupack.whatif.questions import MOST_WAITING, Questions, WorkBudget
 from gpupack.whatif.rendering import format_why
 from kubeapi.errors import Unreachable
 from tests.ask_world import Node, Pod
@@ -327,10 +331,25 @@ async def test_a_token_is_kept_as_a_digest(reviewer: MemberReviewer) -> None:
     assert "good-token" not in repr(vars(reviewer))
 
 
+def make_handlers(
+    reviewer: MemberReviewer, clock: Clock, cluster: Cluster, budget: Callable[[], WorkBudget] = WorkBudget
+) -> MemberHandlers:
+    questions = Questions(lambda: lambda: cluster)
+    return MemberHandlers(
+        reviewer,
+        questions,
+        lambda: True,
+        lambda *_: None,
+        clock=clock,
+        now_s=lambda: NOW,
+        make_budget=budget,
+    )
+
+
 @pytest.fixture
 def handlers(reviewer: MemberReviewer, clock: Clock) -> MemberHandlers:
     cluster = cluster_of((Node("n1", (16,)),), Pod("mine", 4, namespace=TEAM))
-    return MemberHandlers(reviewer, lambda: cluster, lambda *_: None, clock=clock, now_s=lambda: NOW)
+    return make_handlers(reviewer, clock, cluster)
 
 
 async def ask(handlers: MemberHandlers, path: str, token: str = GOOD) -> tuple[int, dict]:
@@ -385,5 +404,80 @@ async def test_what_is_wrong_here_is_no_denial(
     status, body = await ask(handlers, f"/fit?namespace={TEAM}&units=4")
     assert (status, "API server" in body["message"]) == (503, True)
     api.is_away = False
-    unread = MemberHandlers(reviewer, lambda: None, lambda *_: None)
+    unread = MemberHandlers(reviewer, Questions(lambda: lambda: None), lambda: False, lambda *_: None)
     assert (await ask(unread, f"/fit?namespace={TEAM}&units=4"))[0] == 503
+
+
+class Processor:
+    """Processor time of the thread that answers; each look at it is a while later."""
+
+    def __init__(self, look_s: float) -> None:
+        self.look_s = look_s
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += self.look_s
+        return self.now_s
+
+
+def unlike_pods(count: int) -> list[Pod]:
+    return [Pod(f"p{at:03}", 20 + at, namespace=TEAM) for at in range(count)]
+
+
+async def test_a_question_that_takes_too_much_is_told_to_ask_for_fewer(
+    reviewer: MemberReviewer, clock: Clock
+) -> None:
+    cluster = cluster_of((Node("n1", (16,)),), *unlike_pods(50))
+    handlers = make_handlers(reviewer, clock, cluster, lambda: WorkBudget(2.0, Processor(0.125)))
+    status, body = await ask(handlers, f"/why?namespace={TEAM}")
+    assert (status, body["code"]) == (413, 413)
+    assert body["message"] == (
+        "too large: after 16 of 50 pods the 2 s of processor time are used up that a question has; "
+        "ask for fewer: one pod, or one workload as KIND/NAME"
+    )
+    # What it took counts as so many questions.
+    assert (await ask(handlers, f"/why?namespace={TEAM}&pod=p001"))[0] == 429
+    clock.now += 20
+    status, body = await ask(handlers, f"/why?namespace={TEAM}&pod=p001")
+    assert (status, body["pod"]) == (200, "p001")
+
+
+async def test_a_list_within_the_budget_is_told_whole(reviewer: MemberReviewer, clock: Clock) -> None:
+    cluster = cluster_of((Node("n1", (16,)),), *unlike_pods(50))
+    handlers = make_handlers(reviewer, clock, cluster, lambda: WorkBudget(2.0, Processor(0.001)))
+    status, body = await ask(handlers, f"/why?namespace={TEAM}")
+    assert (status, len(body["pods"])) == (200, 50)
+
+
+async def test_the_event_loop_goes_on_and_few_wait_while_a_question_is_answered(
+    reviewer: MemberReviewer, clock: Clock
+) -> None:
+    cluster = cluster_of((Node("n1", (16,)),), Pod("mine", 4, namespace=TEAM))
+    let_go, begun = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def find_queued(_namespace: str, _name: str) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        let_go.wait(60)
+
+    questions = Questions(lambda: lambda: cluster)
+    handlers = MemberHandlers(reviewer, questions, lambda: True, find_queued, clock=clock)
+    path = f"/why?namespace={TEAM}&pod=mine"
+    async with asyncio.timeout(60):
+        try:
+            first = asyncio.create_task(ask(handlers, path))
+            await begun.wait()
+            others = [
+                asyncio.create_task(questions.ask(lambda found: len(found.pods)))
+                for _ in range(MOST_WAITING - 1)
+            ]
+            await asyncio.sleep(0)
+            status, body = await ask(handlers, path)
+            assert (status, "too many questions" in body["message"]) == (429, True)
+            # An asker that goes away leaves its question in the thread, and the order as it was.
+            first.cancel()
+        finally:
+            let_go.set()
+        assert await asyncio.gather(*others) == [1] * (MOST_WAITING - 1)
+        assert (await ask(handlers, path))[0] == 200
+    questions.close()
