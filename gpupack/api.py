@@ -96,7 +96,7 @@ def fetch(kubeconfig: str | None = None, context: str | None = None) -> Cluster:
     Raises:
         KubeApiError: no configuration, no server, or no right to list them.
     """
-    return asyncio.run(read_source(ClusterSource(None, kubeconfig, context), budgets=True))
+    return asyncio.run(read_source(ClusterSource(None, kubeconfig, context), moves=True))
 
 
 def decode(node: Mapping[str, Any]) -> NodeWords | None:

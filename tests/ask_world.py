@@ -5,7 +5,15 @@ import json
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from allocator.names import NODE_HOLDS, POD_ASSIGNED, POD_CARDS, POD_GPU_MODEL, resource_name
+from allocator.names import (
+    NODE_HOLDS,
+    POD_ASSIGNED,
+    POD_CARDS,
+    POD_GPU_MODEL,
+    QUEUE_GATE,
+    QUEUE_NAME,
+    resource_name,
+)
 from allocator.records import Holds, dump_assigned, dump_holds
 from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.cache.objects import NodeLite, PodLite
@@ -38,6 +46,7 @@ class Pod:
     selector: tuple[tuple[str, str], ...] = ()
     namespace: str = "default"
     policies: tuple[tuple[str, str], ...] = ()
+    queue: str = ""
 
     @property
     def each(self) -> int:
@@ -67,6 +76,10 @@ class Pod:
             labels=dict(self.labels),
         )
         made["kind"] = "Pod"
+        if self.queue:
+            made["metadata"]["labels"] = dict(self.labels) | {QUEUE_NAME: self.queue}
+            made["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+            made["spec"]["schedulingGates"] = [] if self.node else [{"name": QUEUE_GATE}]
         if self.owned:
             made["metadata"] |= CONTROLLER
         return made

@@ -149,7 +149,7 @@ async def _find(
     from gpupack.whatif.fetching import read_cluster
     from gpupack.whatif.fit import FitQuestion
 
-    cluster = await read_cluster(source, budgets=True)
+    cluster = await read_cluster(source, moves=True)
     if pods is None:
         advice = advise_empty(cluster, empty, limits)
     else:
@@ -181,7 +181,7 @@ async def _apply(
     async with await connect(source.kubeconfig, source.context) as client:
         applier = MoveApplier(
             api=client,
-            read=lambda: list_cluster(client, source, budgets=True),
+            read=lambda: list_cluster(client, source, moves=True),
             list_pods=lambda namespace: list_all(
                 client, f"/api/v1/namespaces/{quote_segment(namespace)}/pods", KubePod, "pods"
             ),

@@ -1,6 +1,6 @@
 """The shortest list of moves that lets pods start, or empties cards. Nothing is done, only said."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from allocator.request import PodRequest
@@ -10,6 +10,7 @@ from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.rebalance.moved_cluster import apply_moves, find_refused_moves
 from gpupack.rebalance.plan_state import Card, Destination, PlanState
 from gpupack.rebalance.planning import MovePlan, MovePlanner, SearchLimits
+from gpupack.rebalance.queue_rehearsal import QueueRefusal, QueueRehearsal
 from gpupack.whatif.answers import Advice, Move, NodeCards, PodCount
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion, build_request, count_fit, explain_unmatched_model, require_cards
@@ -61,6 +62,7 @@ def advise_start(
     movable_pods = MovablePods(cluster, PodCardUsage(cluster), limits.max_priority)
     before = {node.node: node.pods for node in now.nodes}
     found = plan_start(cluster, request, requirements, before, pods, movable_pods, limits)
+    notes += movable_pods.notes
     if found is None:
         return _nothing(cluster, now.pods, notes)
     plan, changed = found
@@ -93,16 +95,16 @@ def plan_start(
     Returns:
         The moves and the cluster after them, as filter sees it; None: none was found.
     """
-    for number in range(_TRIES):
+
+    def make_plan() -> MovePlan:
         plan_state = PlanState(cluster)
         goal = StartGoal(plan_state, request, requirements, before)
-        plan = MovePlanner(cluster, plan_state, goal, movable_pods, limits).plan_start(
-            pods, sum(before.values())
-        )
-        found = _checked(cluster, plan, movable_pods, number)
-        if found is not None:
-            return plan, found
-    return None
+        planner = MovePlanner(cluster, plan_state, goal, movable_pods, limits)
+        return planner.plan_start(pods, sum(before.values()))
+
+    return _find_checked(
+        cluster, make_plan, movable_pods, lambda then: count_fit(then, request, requirements).pods
+    )
 
 
 def _left_out(cluster: Cluster, requirements: HostRequirements) -> list[str]:
@@ -155,6 +157,16 @@ def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None
     cards = _find_cards(cluster, what)
     usage = PodCardUsage(cluster)
     movable_pods = MovablePods(cluster, usage, limits.max_priority)
+
+    def make_plan() -> MovePlan:
+        there, stuck = _list_pods_on_cards(cluster, usage, movable_pods, cards)
+        if stuck or not there:
+            return MovePlan([], True, 0, [])
+        plan_state = PlanState(cluster, cards)
+        goal = EmptyGoal(plan_state, cards)
+        return MovePlanner(cluster, plan_state, goal, movable_pods, limits).plan_empty(there)
+
+    found = _find_checked(cluster, make_plan, movable_pods, lambda then: _count_empty(then, cards))
     there, stuck = _list_pods_on_cards(cluster, usage, movable_pods, cards)
     notes = [f"{name} stays: {reason}" for name, reason in stuck]
     others = _count_unowned_units(cluster, usage, cards)
@@ -175,24 +187,18 @@ def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None
             notes=tuple(notes),
             unit_mib=cluster.unit_mib,
         )
-    for number in range(_TRIES):
-        plan_state = PlanState(cluster, cards)
-        goal = EmptyGoal(plan_state, cards)
-        plan = MovePlanner(cluster, plan_state, goal, movable_pods, limits).plan_empty(there)
-        if _checked(cluster, plan, movable_pods, number) is None:
-            continue
-        left = 0 if plan.moves else len(there)
-        if plan.moves:
-            text = f"No pod is left on {what} after {_moves(len(plan.moves))}"
-            notes.append("keep new pods off it first: gpupack cordon, see docs/ask.md")
-        else:
-            found = (
-                "finds another place" if plan.optimal else "found another place in the lists that were tried"
-            )
-            text = f"Not every pod on {what} {found}"
-        plan.notes += notes
-        return _advice(cluster, plan, len(cards) if plan.moves else 0, len(there), left, text)
-    return _nothing(cluster, len(there))
+    if found is None:
+        return _nothing(cluster, len(there), movable_pods.notes)
+    plan, _ = found
+    left = 0 if plan.moves else len(there)
+    if plan.moves:
+        text = f"No pod is left on {what} after {_moves(len(plan.moves))}"
+        notes.append("keep new pods off it first: gpupack cordon, see docs/ask.md")
+    else:
+        how = "finds another place" if plan.optimal else "found another place in the lists that were tried"
+        text = f"Not every pod on {what} {how}"
+    plan.notes += [*notes, *movable_pods.notes]
+    return _advice(cluster, plan, len(cards) if plan.moves else 0, len(there), left, text)
 
 
 def _moves(number: int) -> str:
@@ -211,15 +217,89 @@ def _told_start(now: int, then: int, wanted: int, plan: MovePlan) -> str:
     return said if then >= wanted else f"{said}: fewer than the {wanted} asked for"
 
 
-def _checked(cluster: Cluster, plan: MovePlan, movable_pods: MovablePods, number: int) -> Cluster | None:
+def _find_checked(
+    cluster: Cluster,
+    make_plan: Callable[[], MovePlan],
+    movable_pods: MovablePods,
+    measure: Callable[[Cluster], int],
+) -> tuple[MovePlan, Cluster] | None:
+    """Make plans until filter, kube-scheduler's rules and the queue admit one.
+
+    Args:
+        cluster: The cluster.
+        make_plan: Plans moves of pods that may move.
+        movable_pods: Pods that may move; those that turn out not to be are noted there.
+        measure: How much of what is wanted a cluster has.
+
+    Returns:
+        The plan and the cluster after its moves, as filter sees it; None: none was found.
+    """
+    number = 0
+    while number < _TRIES:
+        queues = len(movable_pods.refused_queues)
+        plan = make_plan()
+        found = _check(cluster, plan, movable_pods, number) if plan.moves else cluster
+        if found is not None:
+            found = _ask_queue(cluster, plan, found, movable_pods, measure)
+        if found is not None:
+            return plan, found
+        # All pods of a queue are left out at once, so that ends by itself.
+        number += len(movable_pods.refused_queues) == queues
+    return None
+
+
+def _check(cluster: Cluster, plan: MovePlan, movable_pods: MovablePods, number: int) -> Cluster | None:
     """Ask filter and kube-scheduler's rules whether the moves can be; None: look for others."""
-    if not plan.moves:
-        return cluster
     then = apply_moves(cluster, plan.moves)
     refused = find_refused_moves(cluster, then, plan.moves)
     # Of two that keep each other off a node one may go there: half of them stay, at last all.
-    movable_pods.refused.update(refused[: (len(refused) + 1) // 2] if number < _HALVED else refused)
+    for uid in refused[: (len(refused) + 1) // 2] if number < _HALVED else refused:
+        movable_pods.refuse(uid, "filter refuses it elsewhere")
     return None if refused else then
+
+
+def _ask_queue(
+    cluster: Cluster,
+    plan: MovePlan,
+    then: Cluster,
+    movable_pods: MovablePods,
+    measure: Callable[[Cluster], int],
+) -> Cluster | None:
+    """Ask the queue whether it admits the successors, and let them go where it would start them.
+
+    Args:
+        cluster: The cluster.
+        plan: Moves that filter admits; those of pods of a queue get the places that the queue chooses.
+        then: The cluster after them.
+        movable_pods: See `_find_checked`.
+        measure: See `_find_checked`.
+
+    Returns:
+        The cluster after the moves; None: look for others.
+    """
+    if isinstance(cluster.queue, str) or not plan.moves:
+        return then
+    moves = QueueRehearsal(cluster, cluster.queue).move_all(plan.moves)
+    if isinstance(moves, QueueRefusal):
+        movable_pods.refuse(moves.uid, moves.reason, moves.queue)
+        return None
+    if moves == plan.moves:
+        return then
+    found = apply_moves(cluster, moves)
+    if not find_refused_moves(cluster, found, moves) and measure(found) >= measure(then):
+        plan.moves = moves
+        return found
+    for (movable, planned), (_, place) in zip(plan.moves, moves, strict=True):
+        if place != planned:
+            movable_pods.refuse(movable.uid, f"its queue would start it on node {place.node}")
+    return None
+
+
+def _count_empty(cluster: Cluster, cards: frozenset[Card]) -> int:
+    nodes = cluster.state.nodes
+    return sum(
+        not nodes.used[nodes.rows[node], card] + nodes.assumed[nodes.rows[node], card] for node, card in cards
+    )
 
 
 def _advice(cluster: Cluster, plan: MovePlan, gained: int, before: int, then: int, text: str) -> Advice:
@@ -309,7 +389,7 @@ def _list_pods_on_cards(
                 moving.append(able[uid])
             else:
                 pod = cluster.pods[uid]
-                why = movable_pods.explain_why_fixed(pod, record) or "filter refuses it elsewhere"
+                why = movable_pods.explain_why_fixed(pod, record)
                 staying.append((f"{record.namespace}/{record.name}", why))
         named = {name for name, _ in staying}
         staying += [

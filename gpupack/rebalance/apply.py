@@ -9,11 +9,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
+from allocator.errors import shown
+from allocator.names import QUEUE_NAME
 from gpupack.cordon import CordonOutcome, CordonRequest
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
+from gpupack.rebalance.queue_rehearsal import QueueRefusal, QueueRehearsal
 from gpupack.whatif.answers import Advice, JsonAnswer, Move
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import KubePod
+from gpupack.whatif.objects import KubePod, waits_in_queue
 from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
 from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests
 from kubeapi.eviction import evict_pod
@@ -202,7 +205,7 @@ class MoveApplier:
                 return AppliedMove(move.namespace, move.pod, bound.metadata.name, bound.spec.node_name)
             grace_s = 0 if old is None else old.metadata.deletion_grace_period_seconds or 0
             if self.clock() >= ends_s + grace_s:
-                raise StoppedError(_late(name, gone=old is None, new=[pod.metadata.name for pod in new]))
+                raise StoppedError(_late(name, gone=old is None, new=new))
             await self.sleep(POLL_S)
 
     def _check(self, cluster: Cluster, move: Move, uid: str) -> MovablePod:
@@ -226,6 +229,12 @@ class MoveApplier:
             raise StoppedError(f"node {move.target.node} is not there any more")
         if not movable.make_what_if(cluster).find_rows(leaving={uid}).size:
             raise StoppedError(f"no node takes pod {name} now")
+        if cluster.find_queue(movable.pod) and not isinstance(cluster.queue, str):
+            found = QueueRehearsal(cluster, cluster.queue).move(movable)
+            if isinstance(found, QueueRefusal):
+                raise StoppedError(f"pod {name} may not go: {found.reason}")
+            if (found.node, found.placement.charge) == (movable.node, movable.units):
+                raise StoppedError(f"pod {name} may not go: its queue would start it where it is")
         return movable
 
     async def _evict(self, move: Move, uid: str, ends_s: float) -> None:
@@ -257,14 +266,21 @@ def _owners(pod: KubePod) -> Iterable[str]:
     return [owner.uid for owner in pod.metadata.owner_references or () if owner.controller]
 
 
-def _late(name: str, *, gone: bool, new: Sequence[str]) -> str:
+def _late(name: str, *, gone: bool, new: Sequence[KubePod]) -> str:
     if not gone:
         return f"pod {name} has not ended in time"
     if not new:
         return f"no controller has made another pod for {name} in time"
-    return (
-        f"pod {name} has ended, and {', '.join(new)} in its place has no node in time: gpupack why says more"
-    )
+    successors = ", ".join(_describe_successor(pod) for pod in new)
+    return f"pod {name} has ended, and {successors} in its place has no node in time: gpupack why says more"
+
+
+def _describe_successor(pod: KubePod) -> str:
+    """Name a pod, and the queue in which it waits."""
+    if not waits_in_queue(pod):
+        return pod.metadata.name
+    queue = (pod.metadata.labels or {}).get(QUEUE_NAME, "")
+    return f"{pod.metadata.name}, which waits in {f'queue {shown(queue)}' if queue else 'its queue'},"
 
 
 def _count(moves: int) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from allocator.errors import shown
-from allocator.names import QUEUE_NAME
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
@@ -81,8 +80,10 @@ class MovablePods:
         self._cluster = cluster
         self._held = usage
         self._max_priority = max_priority
-        self.refused: set[str] = set()
-        """UIDs of pods that turned out not to be movable after all."""
+        self.refused: dict[str, str] = {}
+        """Why pods turned out not to be movable after all, by UID."""
+        self.refused_queues: dict[str, str] = {}
+        """Why the pods of queues are not movable, by queue."""
 
     def list_on_node(self, node: str) -> list[MovablePod]:
         """The pods of a node that may be moved, by namespace and name."""
@@ -98,7 +99,7 @@ class MovablePods:
 
     def _list_movable(self, record: PodRecord) -> Iterator[MovablePod]:
         pod = self._cluster.pods.get(record.uid)
-        if pod is None or record.uid in self.refused or self.explain_why_fixed(pod, record):
+        if pod is None or self.explain_why_fixed(pod, record):
             return
         owner = _controller(pod)
         if owner is not None:
@@ -106,13 +107,33 @@ class MovablePods:
 
     def explain_why_fixed(self, pod: KubePod, record: PodRecord) -> str:
         """Say why a pod may not be moved, empty: it may."""
-        return self._explain_fixed_place(pod, record) or self.explain_protection(pod, record)
+        fixed = self.explain_protection(pod, record) or self._explain_fixed_place(pod, record)
+        return (
+            fixed
+            or self.refused.get(record.uid, "")
+            or self.refused_queues.get(self._cluster.find_queue(pod), "")
+        )
+
+    def refuse(self, uid: str, reason: str, queue: str = "") -> None:
+        """Let a pod stay after all, and all pods of a queue where one is named."""
+        self.refused[uid] = reason
+        if queue:
+            self.refused_queues[queue] = reason
+
+    @property
+    def notes(self) -> list[str]:
+        """Say which queues' pods stay, and why, where there are any."""
+        rules = self._cluster.queue
+        if not isinstance(rules, str):
+            return [f"pods of queue {shown(name)} stay: {why}" for name, why in self.refused_queues.items()]
+        of_queues = any(
+            pod.spec.node_name and self._cluster.find_queue(pod) for pod in self._cluster.pods.values()
+        )
+        return [f"pods of queues stay: the queue {rules}"] if of_queues else []
 
     def _explain_fixed_place(self, pod: KubePod, record: PodRecord) -> str:
-        """Say why a pod would not start again, or not elsewhere; empty: it would."""
+        """Say why a pod could not start elsewhere; empty: it could."""
         units = self._held.get_units(record)
-        if reason := _explain_not_replaced(pod, record):
-            return reason
         if record.request is None:
             return "what it asks for cannot be read"
         if not units or self._held.get_freed_units(record) != units:
@@ -121,7 +142,19 @@ class MovablePods:
         return f"{unseen[0]} could keep it where it is" if unseen else ""
 
     def explain_protection(self, pod: KubePod, record: PodRecord) -> str:
-        """Say why a pod must not be disturbed: what people said of it, and budgets; empty: it may be."""
+        """Say why a pod must not be disturbed; empty: it may be.
+
+        That is for what it belongs to, for what people said of it, and for budgets.
+        """
+        if reason := _explain_not_replaced(pod, record):
+            return reason
+        queue, rules = self._cluster.find_queue(pod), self._cluster.queue
+        if queue and isinstance(rules, str):
+            return f"queue {shown(queue)} would have to admit its successor, and the queue {rules}"
+        return self._explain_wish(pod, record)
+
+    def _explain_wish(self, pod: KubePod, record: PodRecord) -> str:
+        """Say by whose wish a pod is not to be disturbed now; empty: by nobody's."""
         annotations = pod.metadata.annotations or {}
         kept = [f"annotation {name}: {value}" for name, value in _KEEP if annotations.get(name) == value]
         if kept:
@@ -140,16 +173,13 @@ class MovablePods:
 def _explain_not_replaced(pod: KubePod, record: PodRecord) -> str:
     """Say why nobody would make a pod again, or not it alone; empty: somebody would."""
     owner, gang = _controller(pod), read_gang_key(pod.metadata)
-    queue = (pod.metadata.labels or {}).get(QUEUE_NAME, "")
     if record.is_mirror or owner is None:
         return "no controller replaces it"
     if owner.kind == "DaemonSet":
         return "it belongs to a DaemonSet, which wants it there"
     if owner.kind not in _REPLACING:
         return f"it is not known that {owner.kind} {owner.name} only makes it again when it is evicted"
-    if gang is not None:
-        return f"it runs together with the other pods of gang {shown(gang[1])}"
-    return f"queue {shown(queue)}, which would have to admit its successor, was not read" if queue else ""
+    return "" if gang is None else f"it runs together with the other pods of gang {shown(gang[1])}"
 
 
 def _controller(pod: KubePod) -> OwnerReference | None:

@@ -25,7 +25,9 @@ def apply_moves(cluster: Cluster, moves: Sequence[tuple[MovablePod, Destination]
     for movable, destination in moves:
         nodes[movable.node] = remove_from_words(nodes[movable.node], movable.uid, movable.units)
         pods[movable.uid] = bind_pod(cluster, movable.pod, destination)
-    return Cluster(nodes, pods, cluster.unit_mib, cluster.budgets, cluster.source, cluster.claims)
+    return Cluster(
+        nodes, pods, cluster.unit_mib, cluster.budgets, cluster.source, cluster.claims, cluster.queue
+    )
 
 
 def remove_from_words(node: KubeNode, uid: str, units: Mapping[int, int]) -> KubeNode:
@@ -74,7 +76,7 @@ def bind_pod(cluster: Cluster, pod: KubePod, destination: Destination) -> KubePo
         metadata=msgspec.structs.replace(
             pod.metadata, annotations={**annotations, POD_ASSIGNED: dump_assigned(assigned)}
         ),
-        spec=msgspec.structs.replace(pod.spec, node_name=destination.node),
+        spec=msgspec.structs.replace(pod.spec, node_name=destination.node, scheduling_gates=None),
     )
 
 

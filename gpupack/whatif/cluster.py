@@ -13,7 +13,7 @@ import numpy as np
 
 from allocator.claims import ClaimObject
 from allocator.errors import AllocatorError, RequestError, shown
-from allocator.names import MIB_PER_GIB, PACKED_LAYOUT, PERCENT_RESOURCE, unit_of_resource
+from allocator.names import MIB_PER_GIB, PACKED_LAYOUT, PERCENT_RESOURCE, QUEUE_NAME, unit_of_resource
 from allocator.packing import Layout
 from allocator.quantity import parse_integer
 from allocator.request import PodRequest
@@ -21,6 +21,7 @@ from gpupack.errors import InputError
 from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.whatif.kube_checks import KubeSchedulerChecks
 from gpupack.whatif.objects import KubeNode, KubePod, is_placeholder, load_objects
+from gpupack.whatif.queue_rules import QueueRules
 from gpupack.whatif.unknown_requests import drop_unknown_policies
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
@@ -34,6 +35,8 @@ from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 if TYPE_CHECKING:
     from gpupack.inventory.records import NodeRow
+
+QUEUE_NOT_READ: Final = "was not read"
 
 _NAMED: Final = 5
 _COMPARED: Final = 2000
@@ -56,6 +59,7 @@ class Cluster:
         budgets: PodDisruptionBudgets; None where they were not read.
         source: What was asked, for messages.
         claims: ResourceClaims by UID; those that are allocated count until their nodes hold them.
+        queue: By what the queue decides, or why that is not known, in words that follow "the queue".
     """
 
     nodes: dict[str, KubeNode]
@@ -64,6 +68,7 @@ class Cluster:
     budgets: DisruptionBudgets | None = None
     source: str = "the cluster"
     claims: dict[str, ClaimObject] = field(default_factory=dict)
+    queue: QueueRules | str = QUEUE_NOT_READ
     state: ClusterState = field(init=False)
     policies: ClusterPolicies = field(init=False)
 
@@ -151,7 +156,7 @@ class Cluster:
             return view
         if unit_mib not in self._views:
             self._views[unit_mib] = Cluster(
-                self.nodes, self.pods, unit_mib, self.budgets, self.source, self.claims
+                self.nodes, self.pods, unit_mib, self.budgets, self.source, self.claims, self.queue
             )
         return self._views[unit_mib]
 
@@ -314,6 +319,11 @@ class Cluster:
             near = begun[:_NAMED] or get_close_matches(name, there[:_COMPARED], _NAMED)
             more = f"; did you mean {', '.join(map(shown, near))}?" if near else ""
         raise InputError(where + more)
+
+    def find_queue(self, pod: KubePod) -> str:
+        """Find the queue that has to admit a pod, or one in its place; empty: none."""
+        label = (pod.metadata.labels or {}).get(QUEUE_NAME, "")
+        return label if isinstance(self.queue, str) else self.queue.find_queue(pod.metadata.namespace, label)
 
     def read_request(self, pod: KubePod) -> PodRequest | None:
         """Read what a pod asks of cards, None: nothing.

@@ -2,26 +2,30 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from allocator.names import QUEUE_NAME
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, list_all, list_claims
-from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.cluster import QUEUE_NOT_READ, Cluster
 from gpupack.whatif.events import PodEvent, PodEvents, format_events
 from gpupack.whatif.objects import KubeNode, KubePod, waits_in_queue
+from gpupack.whatif.queue_rules import QueueRules, read_rules
 from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBudget
 from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroup, PodGroupSizes, needs_group
+from scheduler_plugin.queue.cache.pods import NamespaceLite
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
     from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 DEFAULT: Final = "default"
+_QUEUE_PATH: Final = "/api/v1/namespaces/gpupack-system/services/gpupack-queue:http/proxy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,13 @@ class PodContext:
     queued: "tuple[QueueWhy, ...] | None" = None
 
 
-async def read_cluster(source: ClusterSource, *, budgets: bool = False) -> Cluster:
+async def read_cluster(source: ClusterSource, *, moves: bool = False) -> Cluster:
     """Read all nodes and pods.
 
     Args:
         source: Where.
-        budgets: Read PodDisruptionBudgets too, where the source has them.
+        moves: Read what decides which pods may move, too: PodDisruptionBudgets where the source has them, and
+            the queue.
 
     Raises:
         InputError: a file of something else.
@@ -75,7 +80,7 @@ async def read_cluster(source: ClusterSource, *, budgets: bool = False) -> Clust
         except InputError as error:
             raise error if source.filename == "-" else InputError(f"{source.filename}: {error}") from error
     async with await connect(source.kubeconfig, source.context) as client:
-        return await list_cluster(client, source, budgets=budgets)
+        return await list_cluster(client, source, moves=moves)
 
 
 def _bytes(filename: str) -> bytes:
@@ -96,15 +101,15 @@ async def read_cluster_and_pod(
         return await read_cluster(source), PodContext(namespace or DEFAULT)
     async with await connect(source.kubeconfig, source.context) as client:
         namespace = namespace or client.namespace or DEFAULT
-        cluster, events = await asyncio.gather(
-            list_cluster(client, source, budgets=False), _events(client, namespace, name)
-        )
+        cluster, events = await asyncio.gather(list_cluster(client, source), _events(client, namespace, name))
         pods = [
             pod
             for pod in cluster.pods.values()
             if pod.metadata.name == name and pod.metadata.namespace == namespace
         ]
         queued = await _queued(client) if any(map(waits_in_queue, pods)) else None
+        if not all(pod.spec.node_name for pod in pods):
+            cluster.queue = await _read_queue(client, cluster.pods.values())
         told = format_events(events, {pod.metadata.uid for pod in pods})
         return cluster, PodContext(namespace, told, queued)
 
@@ -118,7 +123,7 @@ async def read_waiting(source: ClusterSource) -> tuple[Cluster, PodContext]:
     if source.filename is not None:
         return await read_cluster(source), PodContext(DEFAULT)
     async with await connect(source.kubeconfig, source.context) as client:
-        cluster = await list_cluster(client, source, budgets=False)
+        cluster = await list_cluster(client, source)
         queued = await _queued(client) if any(map(waits_in_queue, cluster.list_waiting_pods())) else None
         return cluster, PodContext(client.namespace or DEFAULT, queued=queued)
 
@@ -136,10 +141,10 @@ async def read_own_events(source: ClusterSource, namespace: str, name: str) -> t
         return format_events(await _events(client, namespace, name), {pod.metadata.uid})
 
 
-async def list_cluster(client: "KubeClient", source: ClusterSource, *, budgets: bool) -> Cluster:
+async def list_cluster(client: "KubeClient", source: ClusterSource, *, moves: bool = False) -> Cluster:
     """Read all nodes and pods by a client; see `read_cluster`."""
     others = asyncio.gather(
-        list_all(client, PODS_PATH, KubePod, "pods"), _budgets(client) if budgets else _nothing()
+        list_all(client, PODS_PATH, KubePod, "pods"), _budgets(client) if moves else _nothing()
     )
     try:
         # Where both lists are refused the error names the nodes, whichever answer comes first.
@@ -151,9 +156,12 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, budgets: 
     pods, found = await others
     claims = await list_claims(client, nodes) or ()
     await _complete_gangs(client, pods)
-    return Cluster.from_objects(
+    cluster = Cluster.from_objects(
         nodes, pods, unit_mib=source.unit_mib, budgets=found, source="the cluster", claims=claims
     )
+    if moves:
+        cluster.queue = await _read_queue(client, pods)
+    return cluster
 
 
 async def _complete_gangs(client: "KubeClient", pods: Sequence[KubePod]) -> None:
@@ -209,7 +217,23 @@ async def _queued(client: "KubeClient") -> "tuple[QueueWhy, ...] | None":
     from kubeapi.errors import KubeApiError  # noqa: PLC0415
 
     try:
-        raw = await client.get("/api/v1/namespaces/gpupack-system/services/gpupack-queue:http/proxy/status")
+        raw = await client.get(f"{_QUEUE_PATH}/status")
         return read_status(raw).pods
     except (KubeApiError, InputError):
         return None
+
+
+async def _read_queue(client: "KubeClient", pods: Iterable[KubePod]) -> QueueRules | str:
+    """Ask the queue's leader by what it decides, where any pod is of a queue; else say why not."""
+    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+    from scheduler_plugin.queue.controller.settings import DecisionSettings  # noqa: PLC0415
+
+    if not any(QUEUE_NAME in (pod.metadata.labels or {}) for pod in pods):
+        return QUEUE_NOT_READ
+    try:
+        raw = await client.get(f"{_QUEUE_PATH}/configuration")
+        served = msgspec.json.decode(raw, type=DecisionSettings)
+        found = await list_all(client, "/api/v1/namespaces", NamespaceLite, "namespaces")
+        return read_rules(served, {each.metadata.name: each.metadata.labels or {} for each in found})
+    except (KubeApiError, InputError, msgspec.MsgspecError) as error:
+        return f"cannot be asked: {error}"

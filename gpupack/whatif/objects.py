@@ -23,6 +23,7 @@ from scheduler_plugin.cache.host_objects import NodeAffinity
 from scheduler_plugin.cache.objects import ContainerLite, KubeStruct
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.cache.pods import (
+    PodOwner,
     QueueNode,
     QueuePod,
     QueuePodMetadata,
@@ -64,12 +65,9 @@ class KubeNode(QueueNode, tag_field="kind", tag="Node"):
         return None
 
 
-class OwnerReference(KubeStruct):
-    """OwnerReference is an item of `metadata.ownerReferences`."""
+class OwnerReference(PodOwner):
+    """OwnerReference is an item of `metadata.ownerReferences`, with the owner's name."""
 
-    uid: str = ""
-    controller: bool = False
-    kind: str = ""
     name: str = ""
 
 
@@ -128,15 +126,6 @@ class KubePodSpec(QueueSpec):
     volumes: list[Volume] | None = None
 
 
-class PodCondition(KubeStruct):
-    """PodCondition is one of a pod's conditions."""
-
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-    message: str = ""
-
-
 class Terminated(KubeStruct):
     """Terminated is the end of a container."""
 
@@ -159,8 +148,6 @@ class KubePodStatus(QueueStatus):
     """`status` of a pod."""
 
     container_statuses: list[KubeContainerStatus] | None = None
-
-    conditions: list[PodCondition] | None = None  # type: ignore[assignment]
     reason: str = ""
     message: str = ""
 

@@ -408,8 +408,10 @@ async def test_a_process_begins_a_term_each_time_that_it_leads(
         for terms in (1, 2):
             await until(leads)
             assert len(begun) == terms
+            assert (await running.get("/configuration"))[0] == 200
             await api.away(True)
             await until(has_lost)
+            assert await running.get("/configuration") == (503, "another process is the leader\n")
             await api.away(False)
 
 
@@ -543,3 +545,30 @@ async def test_a_second_stage_waits_for_pods_that_a_job_is_still_to_make(tmp_pat
             await until(said)
             make_pod(api, "alone", 1, annotations={POD_JOB: "k", POD_FIRST_STAGE_SIZE: "0"})
             await running.admitted("alone")
+
+
+async def test_a_leader_says_by_what_it_decides_also_where_a_newer_text_has_faults(tmp_path: Path) -> None:
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16,))
+        async with queue(api, tmp_path, node_policy="least-requested", card_policy="least-used") as running:
+
+            async def answer() -> dict[str, Any]:
+                status, text = await running.get("/configuration")
+                return json.loads(text) if status == 200 else {}
+
+            async def configured(text: str) -> bool:
+                return (await answer()).get("configuration") == text
+
+            await until(lambda: configured(ONE_QUEUE))
+            found = await answer()
+            assert (found["nodePolicy"], found["cardPolicy"]) == ("least-requested", "least-used")
+            two = "queues: [{name: a}, {name: b}]"
+            running.config.write_text(two)
+            await until(lambda: configured(two))
+            running.config.write_text("queues: [{name: a, weight: -1}]")
+
+            async def refused() -> bool:
+                return bool((await running.status())["fault"])
+
+            await until(refused)
+            assert await configured(two)

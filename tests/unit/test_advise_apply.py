@@ -17,7 +17,9 @@ from gpupack.whatif.answers import Advice
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion
 from gpupack.whatif.objects import KubePod
+from gpupack.whatif.queue_rules import read_rules
 from kubeapi.errors import TooManyRequests
+from scheduler_plugin.queue.controller.settings import DecisionSettings
 from tests.ask_world import Node, Pod, World
 
 NODES = (Node("a", (16,)), Node("b", (16,)), Node("c", (16,)))
@@ -34,6 +36,7 @@ class FakeCluster:
         place: Gives the node of a successor; empty: it has none.
         refusals: Evictions that a budget refuses before it allows one.
         then: Called after each eviction.
+        queues: Configuration of the queue; empty: it does not answer.
     """
 
     def __init__(self, pods: tuple[Pod, ...] = PODS) -> None:
@@ -44,9 +47,13 @@ class FakeCluster:
         self.refusals = 0
         self.then: Callable[[], None] = lambda: None
         self.now = 0.0
+        self.queues = ""
 
     def cluster(self) -> Cluster:
-        return Cluster.from_json(self.world.text)
+        cluster = Cluster.from_json(self.world.text)
+        if self.queues:
+            cluster.queue = read_rules(DecisionSettings(self.queues))
+        return cluster
 
     async def read(self) -> Cluster:
         return self.cluster()
@@ -268,3 +275,78 @@ def test_a_card_to_which_a_pod_still_goes_is_not_cordoned_before() -> None:
         f"evict {second.pod}",
         f"uncordon {second.source.node}/0",
     ]
+
+
+def with_queue(config: str) -> tuple[FakeCluster, Advice]:
+    """Pods of a queue, of which one is to move."""
+    fake = FakeCluster(tuple(replace(pod, queue="a") for pod in PODS))
+    fake.queues = config
+    advice = fake.advise()
+    assert [move.pod for move in advice.moves] == ["small"]
+    return fake, advice
+
+
+def test_a_pod_of_a_queue_moves_and_its_successor_is_waited_for() -> None:
+    fake, advice = with_queue("queues: [{name: a, nominalQuota: 12}]")
+    fake.place = lambda _pod: ""
+    bound = replace(PODS[0], name="small-2", node="b", queue="a")
+
+    def admit_later() -> None:
+        fake.then = lambda: None
+        asyncio.get_running_loop().call_later(0, run_successor)
+
+    def run_successor() -> None:
+        others = tuple(pod for pod in fake.world.pods if pod.name != "small-2")
+        fake.world = World(NODES, (*others, bound))
+
+    fake.then = admit_later
+    done = fake.apply(advice)
+    assert (done.state, [made.new_pod for made in done.made]) == ("done", ["small-2"])
+    assert fake.now > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "older", "why"),
+    [
+        ("queues: [{name: a, nominalQuota: 12, stopPolicy: Hold}]", (), "queue a is stopped"),
+        (
+            "queues: [{name: a, nominalQuota: 12}]",
+            (Pod("older", 1, queue="a"),),
+            "it needs 3 units; queue a uses 10 units of its quota of 12",
+        ),
+        ("", (), "the queue was not read"),
+    ],
+    ids=["stopped", "older", "unknown"],
+)
+def test_nobody_is_evicted_whose_queue_would_let_the_successor_wait_by_now(
+    config: str, older: tuple[Pod, ...], why: str
+) -> None:
+    fake, advice = with_queue("queues: [{name: a, nominalQuota: 12}]")
+    fake.queues = config
+    fake.world = World(NODES, (*fake.world.pods, *older))
+    done = fake.apply(advice)
+    assert done.state == "stopped"
+    assert done.text.startswith("stopped: pod default/small may not go: queue ")
+    assert why in done.text
+    assert steps(fake) == ["cordon a/0", "uncordon a/0"]
+
+
+def test_a_successor_that_its_queue_does_not_admit_is_told_and_the_card_is_given_back() -> None:
+    fake, advice = with_queue("queues: [{name: a, nominalQuota: 12}]")
+    fake.place = lambda _pod: ""
+    done = fake.apply(advice, timeout_s=30)
+    assert done.text == (
+        'stopped: pod default/small has ended, and small-2, which waits in queue "a", in its place has no '
+        "node in time: gpupack why says more"
+    )
+    assert steps(fake) == ["cordon a/0", "evict small", "uncordon a/0"]
+
+
+def test_a_pod_that_has_joined_a_gang_by_now_stays() -> None:
+    fake = FakeCluster()
+    advice = fake.advise()
+    gang = replace(PODS[0], policies=(("gpupack.io/gang", "g"),))
+    fake.world = World(NODES, (gang, *PODS[1:]))
+    done = fake.apply(advice)
+    assert 'it runs together with the other pods of gang "g"' in done.text
+    assert "evict small" not in fake.log

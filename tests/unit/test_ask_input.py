@@ -105,7 +105,7 @@ async def test_who_may_list_neither_is_told_of_the_nodes():
     told = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
     with pytest.raises(Forbidden, match=NODES_PATH):
-        await list_cluster(RefusingApi(), ClusterSource(), budgets=False)
+        await list_cluster(RefusingApi(), ClusterSource())
     assert told == []
 
 

@@ -112,7 +112,10 @@ def near(pod):
         (annotate("gpupack.io/gang", "train"), 'together with the other pods of gang "train"'),
         (label("scheduling.x-k8s.io/pod-group", "train"), 'together with the other pods of gang "train"'),
         (of_worker_group, 'together with the other pods of gang "llm-0"'),
-        (label("gpupack.io/queue-name", "research"), 'queue "research", which would have to admit'),
+        (
+            label("gpupack.io/queue-name", "research"),
+            'queue "research" would have to admit its successor, and the queue was not read',
+        ),
     ],
 )
 def test_a_pod_that_must_not_be_moved_stays(change, why_not):

@@ -54,7 +54,7 @@ class QueueMembership:
         Args:
             namespace: Of the pod.
             named: What its label names, empty for none.
-            last: The queue to which it belonged last, empty where nobody knows.
+            last: The queue to which it belonged last, empty where that is not known.
         """
         if self.admits(named, namespace):
             return named

@@ -98,7 +98,15 @@ async def run(
         watcher.changed.connect(controller.record_change)
 
         unready = (lambda: term.stale_view_reason) if label is not None else (lambda: term.pause_reason)
-        app = make_app(controller, metrics, unready, lambda: term.pause_reason, lambda: file.fault, clock)
+        app = make_app(
+            controller,
+            metrics,
+            unready,
+            trouble=lambda: term.pause_reason,
+            fault=lambda: file.fault,
+            decides_by=lambda: settings.describe_decisions(file.text),
+            clock=clock,
+        )
         host, port = await start_serving(stack, app, settings.http, SettingsError)
         url = f"http://{host}:{port}"
         log.info("serving", url=url, queues=len(config.queues), mode=config.mode)

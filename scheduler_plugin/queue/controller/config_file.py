@@ -27,13 +27,14 @@ class ConfigFile:
 
     Attributes:
         fault: What is wrong with the newest text, empty for nothing: the one before is in force then.
+        text: The text in force.
     """
 
     def __init__(self, path: str, check_policies: PolicyCheck = lambda _policy, _given: ()) -> None:
         self._path = Path(path)
         self._check_policies = check_policies
         self._text: str | None = None
-        self.fault = ""
+        self.fault = self.text = ""
 
     def load(self) -> QueueConfig:
         """Read it for the first time.
@@ -42,7 +43,9 @@ class ConfigFile:
             QueueConfigError: it cannot be read, or has faults.
         """
         self._text = self._read_file()
-        return self._parse_config(self._text)
+        config = self._parse_config(self._text)
+        self.text = self._text
+        return config
 
     async def follow_changes(self, changed: Callable[[QueueConfig], None]) -> None:
         """Read it again and again, until cancelled."""
@@ -67,7 +70,7 @@ class ConfigFile:
             fault = f"cannot be read: {type(error).__name__}: {error}"
             self._record_fault(QueueConfigError(str(self._path), [fault[:256]]))
             return
-        self.fault = ""
+        self.fault, self.text = "", text
         log.info("configuration read", path=str(self._path), queues=len(config.queues))
         changed(config)
 

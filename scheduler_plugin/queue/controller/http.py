@@ -8,6 +8,7 @@ from aiohttp import web
 from kubeapi.serving import serve_health, serve_metrics, serve_shared
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.metrics import QueueMetrics
+from scheduler_plugin.queue.controller.settings import DecisionSettings
 from scheduler_plugin.queue.controller.status import explain_waiting, report_queues
 
 STATUS = "/status"
@@ -19,6 +20,7 @@ def make_app(
     unready: Callable[[], str],
     trouble: Callable[[], str],
     fault: Callable[[], str],
+    decides_by: Callable[[], DecisionSettings],
     clock: Callable[[], float],
 ) -> web.Application:
     """Make the application.
@@ -29,6 +31,7 @@ def make_app(
         unready: Why this process is not ready, empty if it is.
         trouble: Why nothing is admitted, empty for nothing.
         fault: Why the newest configuration is not in force, empty for nothing.
+        decides_by: Says by what this process decides.
         clock: Monotonic seconds.
     """
 
@@ -48,6 +51,18 @@ def make_app(
         }
         return msgspec.json.encode(body)
 
+    async def configuration(_request: web.Request) -> web.Response:
+        if why := trouble():
+            return web.Response(text=f"{why}\n", status=503)
+        return web.Response(body=msgspec.json.encode(decides_by()), content_type="application/json")
+
     app = web.Application()
-    app.add_routes([*serve_health(unready), serve_metrics(write_metrics), serve_shared(STATUS, write_status)])
+    app.add_routes(
+        [
+            *serve_health(unready),
+            serve_metrics(write_metrics),
+            serve_shared(STATUS, write_status),
+            web.get("/configuration", configuration),
+        ]
+    )
     return app

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
 from kubeapi.addresses import HttpAddress, find_address_faults
@@ -26,6 +28,34 @@ if TYPE_CHECKING:
 
 INDEXED: Final = {"best-fit": {"mode": "pick"}}
 """The queue makes its candidates itself: best-fit finds a node through its index."""
+
+
+class DecisionSettings(msgspec.Struct, frozen=True, rename="camel"):
+    """DecisionSettings is all by which a queue decides, so that others can find out what it would do.
+
+    Attributes:
+        configuration: Text of the configuration in force.
+        node_policy: The option; the configuration may name another one.
+        node_policy_parameters: The options.
+        card_policy: The option.
+        unit_mib: MiB of one unit.
+    """
+
+    configuration: str
+    node_policy: str = DEFAULT_NODE_POLICY
+    node_policy_parameters: dict[str, str] = msgspec.field(default_factory=dict)
+    card_policy: str = DEFAULT_CARD_POLICY
+    unit_mib: int = MIB_PER_GIB
+
+    def make_settings(self) -> "QueueSettings":
+        """Make settings of a process that decides by them."""
+        return QueueSettings(
+            config="",
+            node_policy=self.node_policy,
+            node_policy_parameters=self.node_policy_parameters,
+            card_policy=self.card_policy,
+            unit_mib=self.unit_mib,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +104,12 @@ class QueueSettings(ElectionOptions, HttpAddress):
         The committer sends what it was handed within a write's time, and that takes effect within another.
         """
         return self.write_timeout_s * (1 if self.committer is None else 2)
+
+    def describe_decisions(self, text: str) -> "DecisionSettings":
+        """Say by what this process decides, with the text of the configuration in force."""
+        return DecisionSettings(
+            text, self.node_policy, dict(self.node_policy_parameters), self.card_policy, self.unit_mib
+        )
 
     def make_policies(self) -> "ClusterPolicies":
         """Make the policies of the process, which its configuration may change.

@@ -1,0 +1,196 @@
+"""Which pods of queues advise and why may move: those that the queue admits again where the plan says."""
+
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from allocator.names import QUEUE_NAME
+from gpupack.diagnose import explain_pod
+from gpupack.rebalance.advise import advise_empty, advise_start
+from gpupack.whatif.answers import Advice
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.fetching import ClusterSource, list_cluster
+from gpupack.whatif.fit import FitQuestion
+from gpupack.whatif.queue_rules import QueueRules, read_rules
+from kubeapi.errors import Forbidden
+from scheduler_plugin.queue.controller.settings import DecisionSettings
+from tests.ask_world import Node, Pod, World
+
+NODES = (Node("a", (16,)), Node("b", (16,)))
+MOVED = Pod("moved", 8, "a", (0,), queue="a")
+STAYS = Pod("stays", 8, "b", (0,), owned=False)
+OLDER = Pod("older", 8, queue="a")
+
+FULL = "queues: [{name: a, nominalQuota: 8}]"
+NO_SLOTS = (
+    "queues: [{name: a}]\n"
+    "slots: {per: node, local: {count: 0}, free: {count: 1, nodeSelector: {matchLabels: {pool: slots}}}}"
+)
+
+
+def ask(config: str, *pods: Pod, nodes: tuple[Node, ...] = NODES) -> Cluster:
+    cluster = World(nodes, (MOVED, STAYS, *pods)).cluster
+    if config:
+        cluster.queue = read_rules(DecisionSettings(config))
+    return cluster
+
+
+def start(cluster: Cluster, units: int = 16) -> Advice:
+    return advise_start(cluster, FitQuestion(units))
+
+
+def test_a_pod_moves_whose_queue_admits_its_successor_on_the_planned_card() -> None:
+    (move,) = start(ask(FULL)).moves
+    assert (move.pod, move.target.node, move.target.cards) == ("moved", "b", (0,))
+
+
+@pytest.mark.parametrize(
+    ("config", "others", "why"),
+    [
+        ("", (), "the queue was not read"),
+        (FULL, (OLDER,), "it needs 8 units; queue a uses 8 units of its quota of 8"),
+        ("queues: [{name: a, stopPolicy: Hold}]", (), "queue a is stopped"),
+        ("queues: [{name: b}]", (), 'queue "a" does not exist'),
+        ("queues: [{name: a, nominalQuota: 4}]", (), "queue a can never have more than 4"),
+        (
+            "queues: [{name: a, nominalQuota: 0, cohort: c}, {name: b, nominalQuota: 8, cohort: c}]",
+            (replace(OLDER, queue="b"),),
+            "and its cohort has 0 more",
+        ),
+        (
+            NO_SLOTS,
+            (),
+            "no node that could take it has slots",
+        ),
+        (
+            "queues: [{name: a, namespaceSelector: {matchLabels: {team: x}}}]",
+            (),
+            "the labels of namespace",
+        ),
+    ],
+    ids=["not read", "older pod", "stopped", "no queue", "quota", "lender", "slots", "namespace"],
+)
+def test_a_pod_stays_whose_successor_would_wait(config: str, others: tuple[Pod, ...], why: str) -> None:
+    """The successor stood behind older pods, or waited for ever."""
+    cluster = ask(config, *others)
+    advice = start(cluster)
+    assert not advice.moves
+    emptied = advise_empty(cluster, "a/0")
+    assert not emptied.moves
+    (note,) = [note for note in emptied.notes if note.startswith("default/moved stays")]
+    assert why in note
+    waits = Pod("w", 16)
+    asked = ask(config, *others, waits)
+    assert "moves" not in {way.kind for way in explain_pod(asked, "default", "w").ways_out}
+
+
+@pytest.mark.parametrize(("policy", "pods"), [("best-fit", ["moved"]), ("least-requested", [])])
+def test_a_pod_goes_where_its_queue_starts_it(policy: str, pods: list[str]) -> None:
+    """On an empty node its successor would take the place of one of the two pods that are to start."""
+    nodes = (*NODES, Node("c", (16,)))
+    cluster = ask(f"queues: [{{name: a}}]\nnodePolicy: {policy}", nodes=nodes)
+    advice = advise_start(cluster, FitQuestion(16), 2)
+    assert [move.pod for move in advice.moves] == pods
+
+
+@pytest.mark.parametrize(("policy", "place"), [("best-fit", "b"), ("least-requested", "c")])
+def test_the_place_is_that_which_the_queue_chooses_where_it_serves_as_well(policy: str, place: str) -> None:
+    nodes = (Node("a", (16,)), Node("b", (8,)), Node("c", (12,)))
+    cluster = World(nodes, (MOVED,)).cluster
+    cluster.queue = read_rules(DecisionSettings(f"queues: [{{name: a}}]\nnodePolicy: {policy}"))
+    (move,) = start(cluster).moves
+    assert move.target.node == place
+
+
+def test_a_hole_that_the_queue_fills_is_no_place_for_a_pod_of_no_queue() -> None:
+    """`first` makes room on node a for `second`; a pod of the queue that waits for a would have it."""
+    here = (("zone", "here"),)
+    nodes = (
+        Node("a", (8,), labels=(*here, ("only", "a"))),
+        Node("b", (16,), labels=here),
+        Node("c", (8,)),
+    )
+    pods = (Pod("first", 8, "a", (0,)), Pod("second", 8, "b", (0,), selector=here))
+    waits = Pod("waits", 8, queue="a", selector=(("only", "a"),))
+
+    def moves(*more: Pod) -> list[str]:
+        cluster = World(nodes, (*pods, *more)).cluster
+        cluster.queue = read_rules(DecisionSettings("queues: [{name: a}]"))
+        return [move.pod for move in start(cluster).moves]
+
+    assert moves() == ["first", "second"]
+    assert moves(waits) == []
+
+
+def test_a_pod_without_a_label_is_of_the_queue_of_its_namespace() -> None:
+    """Its label was taken away, or it is older than that of the namespace."""
+    for label, moves in (("a", 0), ("", 1)):
+        cluster = World(NODES, (replace(MOVED, queue=""), STAYS)).cluster
+        held = DecisionSettings("queues: [{name: a, stopPolicy: Hold}]")
+        cluster.queue = read_rules(held, {"default": {QUEUE_NAME: label}})
+        assert len(start(cluster).moves) == moves
+
+
+class QueueApi:
+    """An API server with the cluster, and the queue's leader behind its proxy.
+
+    Attributes:
+        asked: Paths, in their order.
+    """
+
+    def __init__(self, answer: bytes | None) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    async def pages(self, path: str) -> AsyncGenerator[bytes]:
+        self.asked.append(path)
+        kind = {"nodes": "Node", "pods": "Pod"}.get(path.rpartition("/")[2])
+        items = json.loads(World(NODES, (MOVED, STAYS)).text)["items"]
+        found = [item for item in items if item["kind"] == kind]
+        if path.endswith("namespaces"):
+            found = [{"metadata": {"name": "default", "labels": {"team": "x"}}}]
+        yield json.dumps({"metadata": {"resourceVersion": "1"}, "items": found}).encode()
+
+    async def get(self, path: str, **_query: str) -> bytes:
+        self.asked.append(path)
+        if self.answer is None:
+            raise Forbidden("services/proxy is forbidden", status=403)
+        return self.answer
+
+    async def read(self) -> Cluster:
+        return await list_cluster(self, ClusterSource(), moves=True)  # type: ignore[arg-type]
+
+
+OF_NAMESPACES = "queues: [{name: a, namespaceSelector: {matchLabels: {team: x}}}]"
+
+
+@pytest.mark.parametrize("config", [FULL, OF_NAMESPACES])
+async def test_the_leader_is_asked_by_what_it_decides(config: str) -> None:
+    api = QueueApi(msgspec.json.encode(DecisionSettings(config, "best-fit")))
+    cluster = await api.read()
+    assert isinstance(cluster.queue, QueueRules)
+    assert cluster.queue.settings.node_policy == "best-fit"
+    assert "/api/v1/namespaces/gpupack-system/services/gpupack-queue:http/proxy/configuration" in api.asked
+    assert [move.pod for move in start(cluster).moves] == ["moved"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "cannot be asked: services/proxy is forbidden"),
+        (b"nothing", "cannot be asked: "),
+        (msgspec.json.encode(DecisionSettings(FULL, "of-their-own")), "its settings cannot be used here"),
+        (msgspec.json.encode(DecisionSettings("queues: 1")), "its settings cannot be used here"),
+    ],
+    ids=["forbidden", "rubbish", "policy", "configuration"],
+)
+async def test_without_an_answer_pods_of_queues_stay_and_advise_says_so(
+    answer: bytes | None, why: str
+) -> None:
+    advice = start(await QueueApi(answer).read())
+    assert not advice.moves
+    (note,) = [note for note in advice.notes if note.startswith("pods of queues stay: the queue ")]
+    assert why in note
