@@ -32,6 +32,8 @@ REQUEST_S: Final = 30.0
 IDLE_S: Final = 120.0
 """A connection that was answered may be idle for so long. Go's clients close theirs after 90 s, so a request
 seldom meets a connection that is being closed."""
+MOST_UNANSWERED_BYTES: Final = 64 * 2**20
+"""What all clients of a server together may have sent of requests that are not answered yet."""
 SWEEP_S: Final = 5.0
 """How often connections are looked at for that."""
 
@@ -53,6 +55,7 @@ class Connection(asyncio.Protocol):
     Attributes:
         since: When it began to wait, seconds of the loop's clock.
         was_answered: A request of this client was answered.
+        unanswered_bytes: What it sent since then.
     """
 
     def __init__(self, server: "Connections") -> None:
@@ -64,6 +67,7 @@ class Connection(asyncio.Protocol):
         self.beginning: asyncio.Task[None] | None = None
         self.since = server.clock()
         self.was_answered = False
+        self.unanswered_bytes = 0
 
     @property
     def is_last(self) -> bool:
@@ -94,6 +98,7 @@ class Connection(asyncio.Protocol):
     def end_answer(self) -> None:
         self._answering -= 1
         self.since, self._limit_s, self.was_answered = self._server.clock(), IDLE_S, True
+        self._server.count_bytes(self, -self.unanswered_bytes)
         self._server.wake()
 
     def switch_to(self, protocol: asyncio.Protocol) -> None:
@@ -127,6 +132,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._answering and self._limit_s != REQUEST_S:
             self.since, self._limit_s = self._server.clock(), REQUEST_S
+        self._server.count_bytes(self, len(data))
         if self._inner is not None:
             self._inner.data_received(data)
 
@@ -178,6 +184,7 @@ class Connections:
         self.by_protocol: dict[asyncio.BaseProtocol, Connection] = {}
         self._loop = loop
         self._open: set[Connection] = set()
+        self._unanswered_bytes = 0
         self._sweep: asyncio.TimerHandle | None = None
         self._answered = asyncio.Event()
         self.is_ending = False
@@ -200,8 +207,20 @@ class Connections:
             self._sweep = self._loop.call_later(SWEEP_S, self.end_overdue)
         return connection
 
+    def count_bytes(self, connection: Connection, count: int) -> None:
+        """Count what a client sent; where all sent too much, end the one that waits and sent most."""
+        connection.unanswered_bytes += count
+        self._unanswered_bytes += count
+        if self._unanswered_bytes > MOST_UNANSWERED_BYTES:
+            waiting = (each for each in self._open if not each.is_answering)
+            largest = max(waiting, key=lambda each: each.unanswered_bytes, default=None)
+            if largest is not None:
+                largest.end()
+
     def forget(self, connection: Connection) -> None:
         self._open.discard(connection)
+        self._unanswered_bytes -= connection.unanswered_bytes
+        connection.unanswered_bytes = 0
         self.wake()
 
     def wake(self) -> None:

@@ -1,5 +1,6 @@
 """What the cards of one node do, asked of its daemon while somebody looks at the node."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ ANSWER_S: Final = 4.0
 """So long one answer serves all pages; daemons measure every five seconds."""
 POD_S: Final = 60.0
 """So long a daemon's pod is not looked for again while it answers."""
+ASKED_AT_ONCE: Final = 4
+"""Daemons that are asked at a time: the way through the API server is also that of our lists and watches."""
 MAX_KEPT: Final = 256
 """Nodes whose answers are kept."""
 TIMEOUT: Final = aiohttp.ClientTimeout(total=5)
@@ -77,13 +80,22 @@ class TelemetrySource:
         self._now_s = now_s
         self._pods: dict[str, tuple[float, DaemonPod]] = {}
         self._answers: dict[str, tuple[float, NodeCourse]] = {}
+        self._asking: dict[str, asyncio.Task[NodeCourse]] = {}
+        self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def fetch(self, node: str) -> NodeCourse:
-        """Ask what the cards of a node do, or give an answer that is a moment old."""
+        """Ask what the cards of a node do, once for all who want to know, or give an answer a moment old."""
         kept = self._answers.get(node)
         if kept is not None and self._now_s() - kept[0] < ANSWER_S:
             return kept[1]
-        answer = await self._ask_daemon(node)
+        if node not in self._asking:
+            task = self._asking[node] = asyncio.create_task(self._fetch(node))
+            task.add_done_callback(lambda _: self._asking.pop(node))
+        return await asyncio.shield(self._asking[node])
+
+    async def _fetch(self, node: str) -> NodeCourse:
+        async with self._turns:
+            answer = await self._ask_daemon(node)
         self._answers.pop(node, None)
         self._answers[node] = self._now_s(), answer
         while len(self._answers) > MAX_KEPT:

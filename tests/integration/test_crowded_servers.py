@@ -5,6 +5,7 @@ Who must be answered is: kubelet, kube-scheduler, probes. Nothing is said of how
 
 import asyncio
 import contextlib
+import itertools
 import json
 import signal
 import socket
@@ -54,8 +55,8 @@ async def connect(url):
 
 
 @asynccontextmanager
-async def crowd(url, path):
-    """Clients that stay connected: idle ones, ones that send byte by byte, and ones that ask for `path`."""
+async def crowd(url, *paths):
+    """Clients that stay connected: idle ones, ones that send byte by byte, and ones that ask for `paths`."""
     clients = [await connect(url) for _ in range(IDLE)]
     slow = [await connect(url) for _ in range(SLOW)]
 
@@ -70,7 +71,7 @@ async def crowd(url, path):
             await asyncio.sleep(0.02)
 
     async def ask(asking):
-        while True:
+        for path in itertools.cycle(paths):
             await status_of(asking, url + path)
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as asking:
@@ -100,8 +101,7 @@ async def end(running):
     return await asyncio.wait_for(running.wait(), DEADLINE_S)
 
 
-@pytest.mark.parametrize("path", ["/explain", "/metrics", "/telemetry"])
-async def test_a_node_daemon_serves_pods_and_ends_with_its_words_withdrawn(world, session, path):
+async def test_a_node_daemon_serves_pods_and_ends_with_its_words_withdrawn(world, session):
     folder, api, kubelet = world
     arguments = [
         *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4"),
@@ -116,7 +116,7 @@ async def test_a_node_daemon_serves_pods_and_ends_with_its_words_withdrawn(world
     async with process(*arguments, files=FILES) as (daemon, url, lines):
         await until(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
         await until(used, (0, 0))
-        async with crowd(url, path):
+        async with crowd(url, "/explain", "/metrics", "/telemetry"):
             assert [await answers(session, url, "/healthz") for _ in range(5)] == [200] * 5
             for units in (2, 3):
                 limits = {"limits": {f"{RESOURCE_PREFIX}gib": str(units)}}

@@ -1,5 +1,6 @@
 """What cards do, on the dashboard: asked of one node's daemon, through the API server or directly."""
 
+import asyncio
 import contextlib
 import json
 
@@ -10,16 +11,26 @@ from aiohttp import web
 
 from benchmarks.dashboard import make_up_course, shown
 from benchmarks.fleet import Fleet
-from gpupack.dashboard.telemetry import ANSWER_S, POD_S, NodeCourse, TelemetrySource, read_own_namespace
+from gpupack.dashboard.telemetry import (
+    ANSWER_S,
+    ASKED_AT_ONCE,
+    POD_S,
+    NodeCourse,
+    TelemetrySource,
+    read_own_namespace,
+)
 from gpupack.inventory.fetching import connect
 from gpupack.inventory.telemetry import MAX_BYTES
 from tests.integration.telemetry_world import (
+    BUSY,
     FOREIGN_PODS,
+    IN_PART,
     SYSTEM_PODS,
     Cluster,
     cluster,
     daemon_pod,
     foreign_pod,
+    measure,
 )
 
 __all__ = ["cluster"]
@@ -59,6 +70,30 @@ async def test_many_pages_are_one_question(cluster, tmp_path):
         now_s[0] = POD_S
         await source.fetch("a")
         assert [path for path, _ in cluster.asked].count(SYSTEM_PODS) == 2
+
+
+async def test_who_asks_at_a_time_is_one_question_and_few_nodes_are_asked_at_a_time(tmp_path, mocker):
+    names = [f"n{number}" for number in range(3 * ASKED_AT_ONCE)]
+    cluster = Cluster(
+        {name: measure(name, BUSY, IN_PART) for name in names}, [daemon_pod(name) for name in names]
+    )
+    under_way, most = 0, 0
+    forward = cluster.forward
+
+    async def count(name, request):
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        answer = await forward(name, request)
+        under_way -= 1
+        return answer
+
+    mocker.patch.object(cluster, "forward", count)
+    async with source_of(cluster, tmp_path) as (source, _):
+        courses = await asyncio.gather(*(source.fetch(name) for name in names * 3))
+    assert {course.error for course in courses} == {""}
+    assert (asked(cluster, "/proxy/"), most) == (len(names), ASKED_AT_ONCE)
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,26 @@ async def test_a_client_that_takes_too_long_is_ended(
     assert wire.aborted
 
 
+async def test_of_bodies_that_are_too_large_together_the_largest_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kubeapi.listening.MOST_UNANSWERED_BYTES", 100)
+    crowd = Crowd(9)
+    (small, small_wire), (large, large_wire), (answered, answered_wire) = (crowd.connect() for _ in range(3))
+    answered.data_received(b"x" * 45)
+    answered.begin_answer()
+    large.data_received(b"x" * 30)
+    small.data_received(b"x" * 25)
+    assert not large_wire.aborted
+    small.data_received(b"x")
+    assert (small_wire.aborted, large_wire.aborted, answered_wire.aborted) == (False, True, False)
+    answered.end_answer()
+    small.data_received(b"x" * 74)
+    assert not small_wire.aborted
+    small.data_received(b"x")
+    assert small_wire.aborted
+
+
 async def test_a_handshake_that_is_never_made_counts_and_is_ended() -> None:
     crowd = Crowd(1)
     handshaking = crowd.connections.admit()
