@@ -35,6 +35,9 @@ ANNOTATE_WITHIN_S: Final = 1.0
 ANNOTATE_GAP_S: Final = 0.02
 """Least time between two such writes: an Allocate gets its turn in between."""
 
+REPAIR_S: Final = 60.0
+"""Least time between two writes of one text: whoever keeps changing an annotation causes no more of them."""
+
 TURN: Final = 25
 """Pods that are looked at in one go: an Allocate waits for no more than these, some 0.2 ms."""
 
@@ -47,8 +50,25 @@ class _RefusedAnnotation:
     due_s: float = float("-inf")
 
 
+@dataclass(frozen=True, slots=True)
+class _WrittenAnnotation:
+    """The newest annotation that was written of a pod.
+
+    Attributes:
+        text: What was written.
+        before: The newest version of the pod that was known then.
+        at_s: When it was written, by the ledger's clock.
+    """
+
+    text: str
+    before: PodObject
+    at_s: float
+
+
 class AllocationAnnotator:
     """Writes what each pod got into its `allocation` annotation, for people.
+
+    Where somebody has changed an annotation it is written again, at most once in `REPAIR_S`.
 
     Args:
         client: API server.
@@ -68,7 +88,7 @@ class AllocationAnnotator:
         self._account = account
         self._pod_view = pod_view
         self._wake = asyncio.Event()
-        self._done: dict[str, str] = {}
+        self._done: dict[str, _WrittenAnnotation] = {}
         self._troubles: dict[str, _RefusedAnnotation] = {}
         self.errors = 0
         account.subscribe(self._wake.set)
@@ -97,21 +117,27 @@ class AllocationAnnotator:
             await asyncio.sleep(QUIET_S)
 
     async def _all(self) -> float | None:
-        """Write every annotation that is missing or wrong; one that was written is not looked at again.
+        """Write every annotation that is missing or wrong.
 
         Returns:
-            Seconds until one that was refused is due again, None where there is none.
+            Seconds until one is due again that was refused, or changed by somebody else; None where there is
+            none.
         """
         found = list_allocations(self._account.ledger.accounts)
-        self._done = {uid: text for uid, text in self._done.items() if uid in found}
+        self._done = {uid: done for uid, done in self._done.items() if uid in found}
         self._troubles = {uid: trouble for uid, trouble in self._troubles.items() if uid in found}
+        repairs: list[float] = []
         for number, (uid, assignment) in enumerate(sorted(found.items()), 1):
             if number % TURN == 0:
                 await asyncio.sleep(0)
             pod = self._pod_view.pods_by_uid.get(uid)
             text = self._text(uid, pod, assignment)
-            if pod is None or text in (_written(pod), self._done.get(uid)):
+            due_s = self._find_due(uid, pod, text)
+            if pod is None or due_s is None:
                 self._troubles.pop(uid, None)
+                continue
+            if self._account.now_s() < due_s:
+                repairs.append(due_s)
                 continue
             trouble = self._troubles.get(uid)
             if trouble is not None and self._account.now_s() < trouble.due_s:
@@ -119,8 +145,18 @@ class AllocationAnnotator:
             if await self._write(uid, pod, text):
                 log.info("allocation", pod=_name(pod), uid=uid, cards=_cards(assignment))
             await asyncio.sleep(ANNOTATE_GAP_S)
-        due_s = min((trouble.due_s for trouble in self._troubles.values()), default=None)
-        return None if due_s is None else max(0.0, due_s - self._account.now_s())
+        dues = [*repairs, *(trouble.due_s for trouble in self._troubles.values())]
+        return max(0.0, min(dues) - self._account.now_s()) if dues else None
+
+    def _find_due(self, uid: str, pod: PodObject | None, text: str) -> float | None:
+        """Find the earliest time to write an annotation; None where nothing is to be done."""
+        done = self._done.get(uid)
+        if pod is None or _written(pod) == text:
+            return None
+        if done is None or done.text != text:
+            return self._account.now_s()
+        # No newer version of the pod is known than before that write: its news are on their way.
+        return None if done.before is pod else done.at_s + REPAIR_S
 
     def _text(self, uid: str, pod: PodObject | None, assignment: Assignment) -> str:
         if self._use is None or pod is None:
@@ -147,7 +183,7 @@ class AllocationAnnotator:
             written = False
         else:
             written = True
-        self._done[uid] = text
+        self._done[uid] = _WrittenAnnotation(text, item, self._account.now_s())
         self._troubles.pop(uid, None)
         return written
 

@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from allocator.names import RESOURCE_PREFIX, unit_of_resource
+from allocator.names import (
+    BATCH_SCHEDULER,
+    POD_ALLOCATION,
+    POD_ASSIGNED,
+    POD_PLANNED,
+    POD_REQUEUED,
+    QUEUE_GATE,
+    QUEUE_NAME,
+    RESOURCE_PREFIX,
+    unit_of_resource,
+)
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import scheduler_of, told, warnings_of
@@ -13,6 +23,7 @@ from tests.cluster.harness.asks import TABLE, annotated, python_refuses
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import NODE_TOKEN, PERCENT, RESOURCE
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build, build_for, path_of
+from tests.cluster.harness.rest import MERGE_PATCH, Api
 
 pytestmark = pytest.mark.telling
 
@@ -279,6 +290,173 @@ def test_no_pod_names_cards_past_our_account(cluster: Cluster) -> None:
             if one["kind"] != "ConfigMap":
                 cluster.api.delete(path_of(cluster.api, one))
         until(lambda: naming("all") == "", "the component no longer in force")
+
+
+MEMBERS = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings"
+QUEUE = "gpupack-queue"
+
+
+@pytest.fixture(scope="module")
+def member(cluster: Cluster) -> Api:
+    """Somebody with the rights of the role `edit` in the namespace `default`."""
+    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "member"}})
+    subjects = [{"kind": "ServiceAccount", "name": "member", "namespace": "default"}]
+    # A controller, which does not run here, makes `edit` of these two.
+    for role in ("system:aggregate-to-edit", "system:aggregate-to-view"):
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+        body = {"metadata": {"name": role}, "roleRef": reference, "subjects": subjects}
+        cluster.api.post(MEMBERS, body)
+    account = cluster.api.as_user(cluster.token("default", "member"))
+    until(lambda: not refused_patch(account, "nobody", {}), "the rights of a member")
+    return account
+
+
+@pytest.fixture(scope="module")
+def queue(cluster: Cluster, member: Api) -> Iterator[Api]:
+    """The queue's account, with its rights and its policies for members."""
+    objects = [
+        one
+        for one in build(MANIFESTS / "components" / "queue")
+        if one["kind"] not in {"Deployment", "Service"} and not one["kind"].startswith("Mutating")
+    ]
+    apply_all(cluster.api, objects)
+    cluster.create(gated_pod("probe"))
+    until(lambda: refused_patch(member, "probe", UNGATE), "the queue's policies")
+    yield cluster.api.as_user(cluster.token("gpupack-system", QUEUE))
+    for one in objects:
+        if one["kind"].startswith("Validating"):
+            cluster.api.delete(path_of(cluster.api, one))
+
+
+def gated_pod(name: str, *, gated: bool = True, queue: str = "a", **annotations: str) -> dict[str, Any]:
+    pod = annotated(1, annotations, schedulerName=SCHEDULER)
+    pod["metadata"] |= {"name": name, "labels": {QUEUE_NAME: queue} if queue else {}}
+    pod["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}] if gated else []
+    return pod
+
+
+UNGATE: list[dict[str, Any]] = [{"op": "remove", "path": "/spec/schedulingGates"}]
+
+
+def refused_patch(api: Api, name: str, body: Any) -> str:
+    """What a policy or the authorizer says to a patch of a pod; empty where it is taken, or finds no pod."""
+    kind = "application/json-patch+json" if isinstance(body, list) else MERGE_PATCH
+    try:
+        api.call("PATCH", f"{PODS}/{name}", body, content_type=kind, query={"dryRun": "All"})
+    except ApiError as error:
+        return "" if error.status == 404 else error.message
+    return ""
+
+
+def annotate(key: str, value: str | None) -> dict[str, Any]:
+    return {"metadata": {"annotations": {key: value}}}
+
+
+def label(queue: str | None) -> dict[str, Any]:
+    return {"metadata": {"labels": {QUEUE_NAME: queue}}}
+
+
+@pytest.mark.parametrize("key", [POD_ALLOCATION, POD_ASSIGNED])
+def test_nobody_but_gpupack_changes_which_cards_a_pod_is_said_to_have(
+    cluster: Cluster, member: Api, key: str
+) -> None:
+    name = key.rpartition("/")[2]
+    assert told(cluster, annotated(1, {name: "{}"})) == "", "a copy carries it along"
+    cluster.create(gated_pod(f"has-{name}", queue="", **{name: "{}"}))
+    cluster.create(gated_pod(f"lacks-{name}", queue=""))
+    stays = f"annotation {key} of pod default/has-{name} stays: gpupack writes it"
+    for value in ("{ }", None):
+        assert stays in refused_patch(member, f"has-{name}", annotate(key, value))
+    assert "stays: gpupack writes it" in refused_patch(member, f"lacks-{name}", annotate(key, "{}"))
+    assert refused_patch(member, f"has-{name}", annotate("mine", "1")) == ""
+    assert refused_patch(cluster.api, f"has-{name}", annotate(key, None)) == ""
+
+
+def test_two_patches_take_no_pod_out_of_its_quota(cluster: Cluster, member: Api, queue: Api) -> None:
+    """Of a pod that waits, that was admitted, and that was admitted and waits again."""
+    cluster.create(gated_pod("waits"))
+    cluster.create(gated_pod("admitted", gated=False, planned="GPU-1"))
+    cluster.create(gated_pod("requeued", gated=False, requeued="true"))
+    gate = "scheduling gate gpupack.io/queue of pod default/waits stays: the queue takes it away"
+    assert gate in refused_patch(member, "waits", UNGATE)
+    for name, patch in (
+        ("waits", annotate(POD_PLANNED, "GPU-2")),
+        ("waits", annotate(POD_REQUEUED, "true")),
+        ("admitted", annotate(POD_PLANNED, None)),
+        ("admitted", annotate(POD_REQUEUED, "true")),
+        ("requeued", annotate(POD_REQUEUED, None)),
+    ):
+        said = refused_patch(member, name, patch)
+        assert f"of pod default/{name} stays: the queue writes it" in said
+        assert "who may update ConfigMap gpupack-system/gpupack-queues" in said
+        assert refused_patch(queue, name, patch) == refused_patch(cluster.api, name, patch) == ""
+    for name in ("waits", "admitted", "requeued"):
+        stays = f'label gpupack.io/queue-name of pod default/{name} stays "a"'
+        assert stays in refused_patch(member, name, label(None))
+        moved = refused_patch(member, name, label("b"))
+        assert (stays in moved) == (name == "admitted"), moved
+        assert refused_patch(member, name, {"metadata": {"labels": {"mine": "1"}}}) == ""
+    for patch in (UNGATE, label(None)):
+        assert refused_patch(queue, "waits", patch) == refused_patch(cluster.api, "waits", patch) == ""
+
+
+def test_who_may_change_the_queues_may_let_a_pod_go(cluster: Cluster, member: Api, queue: Api) -> None:
+    rules = [
+        {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": ["gpupack-queues"],
+            "verbs": ["update"],
+        }
+    ]
+    root = "/apis/rbac.authorization.k8s.io/v1/namespaces/gpupack-system"
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "queues"}
+    subjects = [{"kind": "ServiceAccount", "name": "member", "namespace": "default"}]
+    cluster.api.post(f"{root}/roles", {"metadata": {"name": "queues"}, "rules": rules})
+    cluster.create(gated_pod("leaves"))
+    assert refused_patch(member, "leaves", UNGATE)
+    body = {"metadata": {"name": "queues"}, "roleRef": reference, "subjects": subjects}
+    cluster.api.post(f"{root}/rolebindings", body)
+    for patch in (UNGATE, label(None), annotate(POD_REQUEUED, "true")):
+        until(lambda patch=patch: refused_patch(member, "leaves", patch) == "", "the right to change queues")
+    cluster.api.delete(f"{root}/rolebindings/queues")
+    until(lambda: refused_patch(member, "leaves", UNGATE), "the right to change queues taken back")
+
+
+def test_a_pod_of_a_queue_without_the_gate_is_refused(cluster: Cluster, member: Api, queue: Api) -> None:
+    """Where the API server does not write it: Kubernetes 1.34 and 1.35 by default."""
+
+    def answer(pod: dict[str, Any], namespace: str = "default", api: Api = member) -> str:
+        pod["metadata"]["namespace"] = namespace
+        try:
+            api.post(f"/api/v1/namespaces/{namespace}/pods", pod, dryRun="All")
+        except ApiError as error:
+            return error.message
+        return ""
+
+    said = 'the pod belongs to queue "a" and would not wait for its turn; allowed: with the scheduling gate'
+    until(lambda: said in answer(gated_pod("p", gated=False)), "the policy in force")
+    assert answer(gated_pod("p")) == answer(gated_pod("p", gated=False, queue="")) == ""
+    assert answer(gated_pod("p", gated=False), api=cluster.api) == ""
+    plain = w.pod("p", w.container())
+    plain["metadata"]["labels"] = {QUEUE_NAME: "a"}
+    assert answer(plain) == "", "it asks for no GPU"
+    batch = gated_pod("p", gated=False)
+    batch["spec"]["schedulerName"] = BATCH_SCHEDULER
+    assert "would not wait" not in answer(batch)
+    cluster.api.post("/api/v1/namespaces", {"metadata": {"name": "team", "labels": {QUEUE_NAME: "a"}}})
+    member_there = {
+        "metadata": {"name": "member"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "system:aggregate-to-edit",
+        },
+        "subjects": [{"kind": "ServiceAccount", "name": "member", "namespace": "default"}],
+    }
+    cluster.api.post(MEMBERS.replace("/default/", "/team/"), member_there)
+    unlabelled = gated_pod("p", gated=False, queue="")
+    until(lambda: said in answer(unlabelled, "team"), "the namespace's queue")
 
 
 def test_where_nothing_sets_the_name_a_pod_without_it_is_refused(cluster: Cluster) -> None:

@@ -295,7 +295,7 @@ def test_batch_mode_names_the_node_in_every_form_of_affinity(
 
 @pytest.mark.telling
 def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: QueueController) -> None:
-    """Else its quota could be escaped by another label and a restart of the controller."""
+    """And one that waits keeps its gate, for whoever has the role `edit`: else quotas could be escaped."""
     policies = [
         each
         for each in build(REPOSITORY / "manifests" / "components" / "queue")
@@ -328,6 +328,9 @@ def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: 
     labels("waits", "b")
     labels("marked", "b")
     labels("released", "b", cluster.api)
+    ungate = [{"op": "remove", "path": "/spec/schedulingGates"}]
+    with pytest.raises(ApiError, match=r"scheduling gate .* stays: the queue takes it away"):
+        user.call("PATCH", f"{PODS}/waits", ungate, content_type=JSON_PATCH)
     cluster.create(w.pod("unqueued", w.container(gib=2), schedulerName="none"))
     assert "stays absent" in is_denied("unqueued", "b"), "nor can the quota of others be used up"
     for each in policies:

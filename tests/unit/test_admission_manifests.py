@@ -27,6 +27,22 @@ def test_the_annotation_policy_knows_every_annotation_of_a_pod() -> None:
     assert MAX_DATA == MAX_PATTERNS
 
 
+def test_whatever_gpupack_writes_on_pods_nobody_else_changes() -> None:
+    """Half of it by the policies of the base, half by those of the queue."""
+    policies = (("base", "gpupack-pod-records"), ("components/queue", "gpupack-queue-pods"))
+    kept = set[str]()
+    for build, name in policies:
+        spec = objects(build)["ValidatingAdmissionPolicy", name]["spec"]
+        (asked,) = (one["expression"] for one in spec["matchConditions"] if "changes" in one["name"])
+        (changed,) = (one["expression"] for one in spec["variables"] if one["name"] == "changed")
+        listed = set(re.findall(r"'([^']+)'", changed))
+        assert listed <= set(re.findall(r"'([^']+)'", asked))
+        kept |= listed
+    policy = objects("base")["ValidatingAdmissionPolicy", "gpupack-pod-annotations"]
+    (ours,) = (one["expression"] for one in policy["spec"]["variables"] if one["name"] == "byGpupack")
+    assert kept == set(re.findall(r"'([^']+)'", ours))
+
+
 def test_the_request_policy_bounds_amounts_as_the_code_does() -> None:
     policy = text_of(objects("base")["ValidatingAdmissionPolicy", "gpupack-pod-request"])
     assert f"isGreaterThan(quantity('{MAX_UNITS}'))" in policy

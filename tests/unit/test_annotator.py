@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from allocator.names import POD_ALLOCATION
 from deviceplugin.allocation.objects import ObjectMetadata, PodObject
-from deviceplugin.publishing.annotator import AllocationAnnotator
+from deviceplugin.publishing.annotator import REPAIR_S, AllocationAnnotator
 from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
 from tests.ledger_world import ids, pod
 from tests.publisher_world import Bench
@@ -53,6 +53,34 @@ async def test_a_copied_allocation_is_overwritten():
     bench.admit()
     bench.pods.pods_by_uid["a"] = pod_object("pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
     assert len(await annotated(bench, annotator)) == 1
+
+
+async def test_an_allocation_that_somebody_changed_is_written_again_once_a_minute():
+    bench = Bench()
+    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
+    bench.complete()
+    bench.admit()
+    ours = '{"uid":"a","containers":{"main":[["c0",3]]}}'
+    lie = ours.replace("c0", "c1")
+    bench.pods.pods_by_uid["a"] = pod_object("pod-a", ours)
+    assert await annotated(bench, annotator) == []
+    for text in (lie, None):
+        bench.pods.pods_by_uid["a"] = pod_object("pod-a", text)
+        before = len(bench.api.notes)
+        assert len(await annotated(bench, annotator)) == before + 1
+        assert await annotator._all() is None, "what was written has not been seen yet"
+        bench.pods.pods_by_uid["a"] = pod_object("pod-a", ours)
+        assert await annotator._all() is None
+        bench.now_s += 20.0
+        for _ in range(3):
+            # They do it again and again.
+            bench.pods.pods_by_uid["a"] = pod_object("pod-a", lie)
+            assert await annotator._all() == REPAIR_S - 20.0
+        assert len(bench.api.notes) == before + 1
+        bench.now_s += REPAIR_S - 20.0
+        assert len(await annotated(bench, annotator)) == before + 2
+        bench.now_s += REPAIR_S
+    assert {notes[POD_ALLOCATION] for *_, notes in bench.api.notes} == {ours}
 
 
 def admitted_pair() -> Bench:

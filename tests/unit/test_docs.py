@@ -27,6 +27,7 @@ from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.status import DaemonStatus
 from gpupack.cli.app import cli
 from tests.cluster.harness.manifests import build
+from tests.manifest_objects import BUILDS, objects
 from tests.scripts import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -254,6 +255,21 @@ def test_every_name_has_its_line(page: str) -> None:
     assert ours - prefixes - said == set()
     assert [each for each in prefixes if not any(name.startswith(each) for name in said)] == []
     assert {name for name in said if name not in ours and not name.startswith(tuple(prefixes))} == set()
+
+
+def test_security_says_who_writes_each_name() -> None:
+    """And each policy that it names exists."""
+    security = (DOCS.parent / "SECURITY.md").read_text(encoding="utf-8")
+    ours = {
+        value
+        for key, value in vars(names).items()
+        if key.isupper() and isinstance(value, str) and "/" in value and "gpupack" in value
+    }
+    assert set(reference.names_of(security, "Who writes what")) == ours
+    policies = {name for build in BUILDS for kind, name in objects(build) if kind.endswith("AdmissionPolicy")}
+    (section,) = re.findall(r"\n## Who writes what\n(.*?)\n## ", security, re.DOTALL)
+    named = set(re.findall(r"`(gpupack-[a-z-]+)`", section))
+    assert named - policies == {"gpupack-queues", "gpupack-admission", "gpupack-queue"}
 
 
 def event_reasons() -> set[str]:
