@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import yaml
 
 from gpupack.errors import InputError
+from kubeapi.bounded_yaml import MOST_BYTES, load_yaml_documents
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.config.queues import PolicyCheck, parse_config
-from scheduler_plugin.queue.controller.config_file import MAX_BYTES
 
 CONFIG_KEY: Final = "queues.yaml"
 """The key of the ConfigMap that the manifests mount."""
@@ -63,7 +62,7 @@ def _check(name: str, text: str, check_policies: PolicyCheck) -> CheckedConfig:
 def _read(file: str) -> str:
     try:
         if file == "-":
-            raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+            raw = sys.stdin.buffer.read(MOST_BYTES + 1)
         else:
             path = Path(file)
             if path.is_dir():
@@ -72,9 +71,9 @@ def _read(file: str) -> str:
                     raise InputError(f"{file}: a folder without {KUSTOMIZATIONS[0]}")
                 path = there[0]
             with path.open("rb") as stream:
-                raw = stream.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise InputError(f"{file}: more than {MAX_BYTES} bytes, which the queue refuses")
+                raw = stream.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise InputError(f"{file}: more than {MOST_BYTES} bytes, which the queue refuses")
         return raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -116,8 +115,8 @@ def _manifests(text: str) -> list[dict[str, Any]]:
     For a Kustomization they are the patches that it has in itself, or itself where it has none.
     """
     try:
-        documents = [each for each in yaml.safe_load_all(text) if each is not None]
-    except Exception:  # noqa: BLE001 - parse_config tells what is wrong; the loader raises errors of any kind
+        documents = [each for each in load_yaml_documents(text) if each is not None]
+    except ValueError:  # parse_config tells what is wrong
         return []
     if any(map(_is_kustomization, documents)):
         return [patch for each in documents if _is_kustomization(each) for patch in _inline_patches(each)]

@@ -157,12 +157,9 @@ def read_device_nodes(text: str, kind: str) -> Devices:
     Raises:
         ValueError: it is no specification.
     """
-    import yaml  # noqa: PLC0415 (only where CDI is used)
+    from kubeapi.bounded_yaml import load_yaml  # noqa: PLC0415 (only where CDI is used)
 
-    try:
-        spec = yaml.safe_load(text)
-    except Exception as error:  # the loader lets KeyError, IndexError and more through
-        raise ValueError(f"not YAML: {' '.join(str(error).split())[:128]}") from error
+    spec, _ = load_yaml(text)
     if not isinstance(spec, dict) or not isinstance(spec.get("devices") or [], list):
         raise ValueError("no CDI specification")  # noqa: TRY004 (foreign text, not a wrong call)
     if spec.get("kind") != kind:

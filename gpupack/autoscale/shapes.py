@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-import yaml
 
 from allocator.cards import Card
 from allocator.errors import QuantityError, shown
@@ -26,6 +25,7 @@ from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePod, KubePodMetadata
+from kubeapi.bounded_yaml import load_yaml
 from kubeapi.names import LABEL_KEY, LABEL_VALUE, is_label_key, is_label_value
 from kubeapi.selectors import Taint
 from scheduler_plugin.cache.cards import build_cards
@@ -347,10 +347,9 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
         InputError: lists every fault, one a line, each with its path.
     """
     try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
-    faults: list[str] = []
+        document, faults = load_yaml(text)
+    except ValueError as error:
+        raise InputError(f"{source}: {error}") from error
     if (
         not isinstance(document, dict)
         or set(document) != {"shapes"}

@@ -1,12 +1,22 @@
 """The queue's configuration: what is read, and every fault with its path."""
 
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pytest_mock import MockerFixture
 
 from scheduler_plugin.errors import QueueConfigError
-from scheduler_plugin.queue.config.queues import QueueConfig, explain_overcommit, parse_config
+from scheduler_plugin.queue.config.queues import (
+    QueueConfig,
+    _find_cohort_circles,
+    explain_overcommit,
+    parse_config,
+)
+from scheduler_plugin.queue.config.quota import find_cohorts
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 
 FULL = """
@@ -240,7 +250,7 @@ def test_no_queue_is_a_fault_that_says_so() -> None:
 
 
 def test_a_key_may_stand_once_in_each_of_several_mappings() -> None:
-    config = parse_config("f", "queues: [&a {name: a, cohort: c}, {<<: *a, name: b}]")
+    config = parse_config("f", "queues: [{name: a, cohort: c}, {<<: {cohort: c}, name: b}]")
     assert [queue.cohort for queue in config.queues.values()] == ["c", "c"]
 
 
@@ -257,7 +267,7 @@ def test_quotas_over_the_sum_of_the_cluster_are_told() -> None:
     )
 
 
-def test_a_file_that_cannot_be_read_for_whatever_reason_changes_nothing(
+async def test_a_file_that_cannot_be_read_for_whatever_reason_changes_nothing(
     tmp_path: Path, mocker: MockerFixture
 ) -> None:
     path, taken = tmp_path / "queues.yaml", list[QueueConfig]()
@@ -268,12 +278,88 @@ def test_a_file_that_cannot_be_read_for_whatever_reason_changes_nothing(
     bad = mocker.patch(
         "scheduler_plugin.queue.controller.config_file.parse_config", side_effect=ValueError("4300 digits")
     )
-    file.reload(taken.append)
+    await file.reload(taken.append)
     assert (taken, file.fault) == ([], f"{path}: cannot be read: ValueError: 4300 digits")
     mocker.stop(bad)
     path.write_text("queues: [{name: c}]")
-    file.reload(taken.append)
+    await file.reload(taken.append)
     assert ([list(config.queues) for config in taken], file.fault) == ([["c"]], "")
+
+
+async def test_the_loop_goes_on_while_a_configuration_is_read(tmp_path: Path) -> None:
+    """It renews the Lease: a leader that is silent while it reads stops being one."""
+    path, taken, loop_went_on = tmp_path / "queues.yaml", list[QueueConfig](), threading.Event()
+    path.write_text("queues: [{name: a}]")
+    file = ConfigFile(
+        str(path), lambda _policy, _given: () if loop_went_on.wait(10) else ["the loop stood still"]
+    )
+    asyncio.get_running_loop().call_soon(loop_went_on.set)
+    await file.reload(taken.append)
+    assert (len(taken), file.fault) == (1, "")
+
+
+BOMB = "nodePolicyParameters: {p: {x: &a [x, x], y: [*a, *a]}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (BOMB, "line 1: alias *a; allowed: the values written out"),
+        ("queues:\n  " + "[" * 70 + "]" * 70, "line 2: nested deeper than 64 levels"),
+        ("a: 1" + ":1" * 1000, "line 1: a number of 2001 characters; allowed: 1024"),
+        ("#" * (1 << 20) + "\n", "1048577 bytes; allowed: 1048576"),
+        ("queues: [{name: a}]\n---\nqueues: [{name: b}]", "line 3: another document; allowed: one"),
+    ],
+    ids=["alias", "depth", "number", "length", "documents"],
+)
+def test_what_would_take_long_to_read_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(QueueConfigError) as caught:
+        parse_config("f", text)
+    assert caught.value.faults == (fault,)
+
+
+class CountedParents(dict[str, str]):
+    """Counts how often a cohort's parent is asked for."""
+
+    asked = 0
+
+    def __getitem__(self, name: str) -> str:
+        self.asked += 1
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: object = None) -> Any:
+        self.asked += 1
+        return super().get(name, default)
+
+
+@pytest.mark.parametrize(
+    "find",
+    [
+        lambda parents: list(_find_cohort_circles(parents)),
+        lambda parents: find_cohorts([(f"queue-{n}", f"c{n}") for n in range(400)], parents),
+    ],
+    ids=["circles", "roots"],
+)
+def test_a_chain_of_cohorts_is_followed_once(find: Callable[[Mapping[str, str]], object]) -> None:
+    parents = CountedParents({f"c{at}": f"c{at + 1}" for at in range(400)})
+    find(parents)
+    assert parents.asked <= 2 * len(parents)
+
+
+def test_of_a_thousand_faults_some_are_told_and_the_others_counted() -> None:
+    cohorts = ", ".join(f"{{name: c{at}, parent: x{at}}}" for at in range(1000))
+    with pytest.raises(QueueConfigError) as caught:
+        parse_config("f", f"queues: [{{name: a}}]\ncohorts: [{cohorts}]")
+    assert (len(caught.value.faults), caught.value.faults[-1]) == (101, "900 faults more")
+    assert max(map(len, caught.value.faults)) < 256
+
+
+def test_a_long_circle_of_cohorts_is_told_in_part() -> None:
+    cohorts = ", ".join(f"{{name: c{at}, parent: c{(at + 1) % 1000}}}" for at in range(1000))
+    with pytest.raises(
+        QueueConfigError, match=r" c0 > c1 > .* > c18 > \.\.\. 981 more \.\.\. > c0 is a circle"
+    ):
+        parse_config("f", f"queues: [{{name: a}}]\ncohorts: [{cohorts}]")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_lender_lacks_what_others_have_borrowed() -> None:
     assert both.compute_missing("b", 6) == 2
     assert both.compute_missing("b", 11) == 0, "that is more than its own"
     assert both.list_borrowers("b") == ["a"]
-    assert (both.compute_lent("b"), both.accounts["a"].borrowed) == (6, 6)
+    assert (both.compute_lent()["b"], both.accounts["a"].borrowed) == (6, 6)
 
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=5), st.integers(0, 60))
@@ -40,7 +40,7 @@ def test_as_much_is_lent_as_is_borrowed(quotas: list[int], used: int) -> None:
     names = "abcde"[: len(quotas)]
     shared = cohort(**dict(zip(names, map(Quota, quotas), strict=True)))
     shared.add_units("a", min(used, sum(quotas)))
-    lent = {name: shared.compute_lent(name) for name in names}
+    lent = shared.compute_lent()
     assert sum(lent.values()) == shared.accounts["a"].borrowed
     assert all(0 <= units <= shared.accounts[name].idle for name, units in lent.items())
 

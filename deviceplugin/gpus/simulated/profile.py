@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 import structlog
-import yaml
 from msgspec import Meta, Struct
 
 from deviceplugin.errors import ProfileError
@@ -23,6 +22,7 @@ from deviceplugin.gpus.nvidia.mig import InstanceRequest, MigInstance, Partition
 from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.memory_limits import LimitBehaviour
 from deviceplugin.gpus.simulated.script import SimulationScript, read_script
+from kubeapi.bounded_yaml import load_yaml
 
 log = structlog.get_logger(__name__)
 
@@ -270,11 +270,9 @@ def parse_profile(name: str, text: str) -> Profile:
         ProfileError: the text has faults.
     """
     try:
-        raw = yaml.safe_load(text)
-    except Exception as error:  # the loader lets KeyError, IndexError, OverflowError and more through
-        one_line = " ".join((str(error) or type(error).__name__).split())
-        raise ProfileError(name, (f"not YAML: {one_line[:256]}",)) from error
-    faults: list[str] = []
+        raw, faults = load_yaml(text)
+    except ValueError as error:
+        raise ProfileError(name, (str(error),)) from error
     document = _read(raw, _ProfileDocument, "", faults)
     if document is None:
         raise ProfileError(name, tuple(faults))

@@ -1,19 +1,27 @@
 """The queue's configuration: one YAML document, checked whole, in the words that Kueue's users know. Pure."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
+from kubeapi.bounded_yaml import load_yaml
 from kubeapi.selectors import Expression, LabelSelector
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.config.quota import Quota
-from scheduler_plugin.queue.config.reading import format_value, list_sound_values, load_yaml, read_form
+from scheduler_plugin.queue.config.reading import format_value, list_sound_values, read_form
 
 _DURATION: Final = re.compile(r"(?=[0-9])(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
 _MOST_UNITS: Final = 1 << 40
+
+MOST_FAULTS: Final = 100
+"""Faults that an error has; of 10 000 queues each may have several."""
+
+MOST_NAMES: Final = 20
+"""Names that a fault lists."""
 
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _A_LABEL: Final = "lower-case letters, digits and '-', 1 to 63, with a letter or digit at both ends"
@@ -126,7 +134,7 @@ class LocalityForm(_Form, frozen=True):
 
 class _QueueDocument(_Form, frozen=True):
     queues: Annotated[list[Any], Meta(min_length=1, max_length=10_000)]
-    cohorts: list[Any] = []
+    cohorts: Annotated[list[Any], Meta(max_length=10_000)] = []
     slots: Any = None
     locality: Any = None
     mode: Literal["gate", "batch"] = "gate"
@@ -203,9 +211,8 @@ def parse_config(
     """
     try:
         raw, faults = load_yaml(text)
-    except Exception as error:  # the loader lets KeyError, IndexError, OverflowError and more through
-        line = " ".join((str(error) or type(error).__name__).split())
-        raise QueueConfigError(name, [f"not YAML: {line[:256]}"]) from error
+    except ValueError as error:
+        raise QueueConfigError(name, [str(error)]) from error
     # With faults of its own the document is still looked into, so that all faults are told at once.
     whole = read_form(raw, _QueueDocument, "", faults)
     document = whole or _QueueDocument(**{"queues": [], **list_sound_values(raw, _QueueDocument)})
@@ -230,7 +237,8 @@ def parse_config(
     faults += check_policies(document.node_policy, parameters)
     faults += _find_conflicts(document, queues, cohorts, slots)
     if faults or locality is None:
-        raise QueueConfigError(name, faults)
+        more = [f"{len(faults) - MOST_FAULTS} faults more"] if len(faults) > MOST_FAULTS else []
+        raise QueueConfigError(name, faults[:MOST_FAULTS] + more)
     return QueueConfig(
         queues={queue.name: queue for queue in queues.values()},
         parents={cohort.name: cohort.parent for cohort in cohorts.values() if cohort.parent},
@@ -278,10 +286,11 @@ def _find_conflicts(
         yield from _find_quota_faults(at, queue)
         yield from _find_selector_faults(f"queues[{at}].namespaceSelector", queue.namespace_selector)
     names = {*cohort_names, *_list_texts(document.queues, queues, QueueForm, "cohort")}
+    allowed = _list_some(sorted(names), ", ")
     for at, cohort in cohorts.items():
         # The cohorts of queues are not known where none of them can be read.
         if document.queues and cohort.parent and cohort.parent not in names:
-            yield f"cohorts[{at}].parent: {cohort.parent}; allowed: the cohorts {', '.join(sorted(names))}"
+            yield f"cohorts[{at}].parent: {cohort.parent}; allowed: the cohorts {allowed}"
     yield from _find_cohort_circles(
         {cohort.name: cohort.parent for cohort in cohorts.values() if cohort.parent}
     )
@@ -322,16 +331,26 @@ def _find_selector_faults(path: str, selector: SelectorForm | None) -> Iterable[
 
 
 def _find_cohort_circles(parents: Mapping[str, str]) -> Iterable[str]:
-    reported: set[str] = set()
+    """Follow each cohort upwards as far as nobody has been: the work grows with the number of cohorts."""
+    seen: set[str] = set()
     for name in parents:
-        path = [name]
-        while path[-1] in parents and parents[path[-1]] not in path:
-            path.append(parents[path[-1]])
-        closing = parents.get(path[-1])
-        if closing is not None and closing not in reported:
-            circle = path[path.index(closing) :]
-            reported.update(circle)
-            yield f"cohorts: {' > '.join([*circle, closing])} is a circle; allowed: a tree"
+        path: dict[str, None] = {}
+        at: str | None = name
+        while at is not None and at not in seen:
+            seen.add(at)
+            path[at] = None
+            at = parents.get(at)
+        if at is not None and at in path:
+            names = list(path)
+            circle = _list_some([*names[names.index(at) :], at], " > ")
+            yield f"cohorts: {circle} is a circle; allowed: a tree"
+
+
+def _list_some(names: Sequence[str], separator: str) -> str:
+    """List names, of many the first ones and the last one."""
+    if len(names) > MOST_NAMES:
+        names = [*names[: MOST_NAMES - 1], f"... {len(names) - MOST_NAMES} more ...", names[-1]]
+    return separator.join(names)
 
 
 def _read_list(items: list[Any], form: type[Form], path: str, faults: list[str]) -> dict[int, Form]:
@@ -373,6 +392,6 @@ def _format_parameter(value: Any, path: str, faults: list[str]) -> str:
 def _find_repeated_names(what: str, values: list[str]) -> Iterable[str]:
     return (
         f"{what}: {value} stands twice; allowed: once"
-        for value in sorted(set(values))
-        if values.count(value) > 1
+        for value, count in sorted(Counter(values).items())
+        if count > 1
     )

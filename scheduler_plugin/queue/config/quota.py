@@ -22,6 +22,12 @@ class Quota:
     borrowing_limit: int | None = None
     lending_limit: int | None = None
 
+    @property
+    def most_lent(self) -> int:
+        """Units that others may have while it uses none."""
+        nominal = self.nominal or 0
+        return nominal if self.lending_limit is None else min(nominal, self.lending_limit)
+
 
 @dataclass(slots=True)
 class QuotaState:
@@ -66,6 +72,7 @@ class Cohort:
         self.accounts = dict(accounts)
         limited = [a for a in self.accounts.values() if a.quota.nominal is not None]
         self._pool = sum(account.quota.nominal or 0 for account in limited)
+        self._lendable = sum(account.quota.most_lent for account in limited)
         self._used = sum(account.used for account in limited)
         self._reserved = sum(account.reserved for account in limited)
 
@@ -101,12 +108,7 @@ class Cohort:
         quota = self.accounts[queue].quota
         if quota.nominal is None:
             return None
-        others = (account.quota for name, account in self.accounts.items() if name != queue)
-        lent = sum(
-            other.nominal if other.lending_limit is None else min(other.nominal, other.lending_limit)
-            for other in others
-            if other.nominal is not None
-        )
+        lent = self._lendable - quota.most_lent
         return quota.nominal + (lent if quota.borrowing_limit is None else min(lent, quota.borrowing_limit))
 
     def compute_free(self, queue: str) -> int:
@@ -137,18 +139,21 @@ class Cohort:
                 lacks += (after.reserved - account.reserved if name != queue else 0) - less
         return max(0, lacks)
 
-    def compute_lent(self, queue: str) -> int:
-        """Units of a queue's own quota that others have: each lender's share of what all borrow.
+    def compute_lent(self) -> dict[str, int]:
+        """Units of each queue's own quota that others have: each lender's share of what all borrow.
 
         Shares are whole, and of all lenders together as much as is borrowed.
         """
-        idle = {name: account.idle - account.reserved for name, account in self.accounts.items()}
-        borrowed, lendable = sum(a.borrowed for a in self.accounts.values()), sum(idle.values())
-        if not lendable:
-            return 0
-        lent = min(borrowed, lendable)
-        before = sum(units for name, units in idle.items() if name < queue)
-        return lent * (before + idle[queue]) // lendable - lent * before // lendable
+        idle = {
+            name: self.accounts[name].idle - self.accounts[name].reserved for name in sorted(self.accounts)
+        }
+        lendable = sum(idle.values())
+        lent = min(sum(account.borrowed for account in self.accounts.values()), lendable)
+        shares, before = dict.fromkeys(idle, 0), 0
+        for name, units in idle.items() if lendable else ():
+            shares[name] = lent * (before + units) // lendable - lent * before // lendable
+            before += units
+        return shares
 
     def list_borrowers(self, queue: str) -> list[str]:
         """Other queues of the cohort that have more than their own, the one that borrows most first."""
@@ -169,10 +174,14 @@ def find_cohorts(queues: Iterable[tuple[str, str]], parents: Mapping[str, str]) 
     Returns:
         Root cohort by queue; a queue without a cohort is alone, under a name that no cohort has.
     """
-    roots: dict[str, str] = {}
+    known: dict[str, str] = {}
+    found: dict[str, str] = {}
     for name, cohort in queues:
-        root = cohort
-        while root in parents:
+        root, path = cohort, list[str]()
+        while root in parents and root not in known:
+            path.append(root)
             root = parents[root]
-        roots[name] = f"cohort {root}" if root else f"queue {name}"
-    return roots
+        root = known.get(root, root)
+        known.update(dict.fromkeys(path, root))
+        found[name] = f"cohort {root}" if root else f"queue {name}"
+    return found

@@ -2,33 +2,14 @@
 
 import types
 from collections.abc import Iterator
-from typing import Any, Final, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
-import yaml
 from msgspec import Struct, inspect
 
-SHOWN: Final = 64
-"""Characters of a value that a message shows."""
+from kubeapi.bounded_yaml import SHOWN
 
 Form = TypeVar("Form", bound=Struct)
-
-
-def load_yaml(text: str) -> tuple[Any, list[str]]:
-    """Read YAML, and tell keys that stand twice: of those the last one would win in silence.
-
-    Raises:
-        Exception: Error of any kind; the loader lets KeyError, IndexError, OverflowError and more through.
-    """
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None, []
-        faults = list(_find_repeated_keys(node, "", set()))
-        return loader.construct_document(node), faults
-    finally:
-        loader.dispose()
 
 
 def read_form(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:
@@ -43,14 +24,11 @@ def read_form(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form 
     Returns:
         None where something is wrong.
     """
-    found = list(_find_faults(raw, form, path))
-    if not found:
-        try:
-            return msgspec.convert(raw, form)
-        except msgspec.ValidationError as error:
-            found = [f"{path or 'document'}: {error}"]
-    faults += found
-    return None
+    try:
+        return msgspec.convert(raw, form)
+    except msgspec.ValidationError as error:
+        faults += list(_find_faults(raw, form, path)) or [f"{path or 'document'}: {error}"]
+        return None
 
 
 def list_sound_values(raw: Any, form: type[Form]) -> dict[str, Any]:
@@ -79,25 +57,6 @@ def format_value(value: object) -> str:
             return "a list"
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-def _find_repeated_keys(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for at, item in enumerate(node.value):
-            yield from _find_repeated_keys(item, f"{path}[{at}]", seen)
-    elif isinstance(node, yaml.MappingNode):
-        keys: set[str] = set()
-        for key, value in node.value:
-            name = str(key.value)[:SHOWN] if isinstance(key, yaml.ScalarNode) else "?"
-            place = f"{path}.{name}".lstrip(".")
-            if name in keys and name != "<<":
-                again = f" with {value.value[:SHOWN]!r}" if isinstance(value, yaml.ScalarNode) else ""
-                yield f"{place}: stands again{again}; allowed: once"
-            keys.add(name)
-            yield from _find_repeated_keys(value, place, seen)
 
 
 def _find_faults(raw: Any, kind: Any, path: str) -> Iterator[str]:

@@ -7,13 +7,12 @@ from typing import Final
 
 import structlog
 
+from kubeapi.bounded_yaml import MOST_BYTES
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.config.queues import PolicyCheck, QueueConfig, parse_config
 
 LOOK_S: Final = 1.0
 """A mounted ConfigMap changes by a symbolic link being replaced; looking costs less than watching that."""
-
-MAX_BYTES: Final = 1 << 20
 
 log = structlog.get_logger(__name__)
 
@@ -51,16 +50,15 @@ class ConfigFile:
         """Read it again and again, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.reload(changed)
+            await self.reload(changed)
 
-    def reload(self, changed: Callable[[QueueConfig], None]) -> None:
-        """Read it once more; a text with faults changes nothing."""
+    async def reload(self, changed: Callable[[QueueConfig], None]) -> None:
+        """Read it once more; a text with faults changes nothing.
+
+        A thread reads it: with thousands of queues that takes seconds, in which the Lease is renewed.
+        """
         try:
-            text = self._read_file()
-            if text == self._text:
-                return
-            self._text = text
-            config = self._parse_config(text)
+            config = await asyncio.to_thread(self._read_change)
         except QueueConfigError as error:
             self._record_fault(error)
             return
@@ -70,9 +68,19 @@ class ConfigFile:
             fault = f"cannot be read: {type(error).__name__}: {error}"
             self._record_fault(QueueConfigError(str(self._path), [fault[:256]]))
             return
-        self.fault, self.text = "", text
+        if config is None:
+            return
+        self.fault, self.text = "", self._text or ""
         log.info("configuration read", path=str(self._path), queues=len(config.queues))
         changed(config)
+
+    def _read_change(self) -> QueueConfig | None:
+        """Read what the file has become, None where it is what was read before."""
+        text = self._read_file()
+        if text == self._text:
+            return None
+        self._text = text
+        return self._parse_config(text)
 
     def _parse_config(self, text: str) -> QueueConfig:
         return parse_config(str(self._path), text, self._check_policies)
@@ -85,9 +93,9 @@ class ConfigFile:
     def _read_file(self) -> str:
         try:
             with self._path.open("rb") as file:
-                raw = file.read(MAX_BYTES + 1)
-            if len(raw) > MAX_BYTES:
-                raise QueueConfigError(str(self._path), [f"more than {MAX_BYTES} bytes"])
+                raw = file.read(MOST_BYTES + 1)
+            if len(raw) > MOST_BYTES:
+                raise QueueConfigError(str(self._path), [f"more than {MOST_BYTES} bytes"])
             return raw.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)

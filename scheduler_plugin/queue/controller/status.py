@@ -172,13 +172,18 @@ def report_queues(queue: Queue, now: float) -> list[QueueReport]:
     for pod in queue.queued_pods.values():
         if pod.phase is Phase.GATED:
             waits.setdefault(pod.queue_info.queue, []).append(max(0.0, now - pod.wait_start))
+    lent: dict[str, int] = {}
+    for name in queue.config.queues:
+        cohort = queue.queues.get_cohort(name)
+        if cohort is not None and name not in lent:
+            lent |= cohort.compute_lent()
     return [
-        _report_queue(queue, queue_state, waits.get(queue_state.name, []))
+        _report_queue(queue, queue_state, waits.get(queue_state.name, []), lent.get(queue_state.name, 0))
         for queue_state in sorted(queue.queues, key=lambda queue_state: queue_state.name)
     ]
 
 
-def _report_queue(queue: Queue, queue_state: QueueState, waits: list[float]) -> QueueReport:
+def _report_queue(queue: Queue, queue_state: QueueState, waits: list[float], lent: int) -> QueueReport:
     cohort = queue.queues.get_cohort(queue_state.name)
     return QueueReport(
         name=queue_state.name,
@@ -187,7 +192,7 @@ def _report_queue(queue: Queue, queue_state: QueueState, waits: list[float]) -> 
         nominal=queue_state.form.nominal_quota if queue_state.form is not None else None,
         used=queue_state.units,
         borrowed=0 if cohort is None else cohort.accounts[queue_state.name].borrowed,
-        lent=0 if cohort is None else cohort.compute_lent(queue_state.name),
+        lent=lent,
         running=len(queue_state.admitted),
         waiting=len(waits),
         oldest_wait_s=max(waits, default=0.0),
