@@ -28,12 +28,14 @@ PARTS = 2
 PROVEN = Record(Path(__file__).parent / "queuemodel", MUTANTS)
 
 SHARES = {
-    "mixed": 0.15,
+    "mixed": 0.12,
     "tenants": 0.05,
     "claimed": 0.05,
-    "reclaim": 0.15,
-    "refused": 0.15,
-    "gangs": 0.1,
+    "reclaim": 0.12,
+    "lent": 0.06,
+    "staged": 0.04,
+    "refused": 0.13,
+    "gangs": 0.08,
     "load": 0.1,
     "batch": 0.1,
     "together": 0.08,

@@ -1,5 +1,7 @@
 """Gangs: admitted whole or not at all, what is bound half, and members that are made again."""
 
+import pytest
+
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.controller.status import WaitReason, explain_waiting
 from tests.queue_world import UNSCHEDULABLE, QueueWorld, world
@@ -190,17 +192,88 @@ def test_a_member_that_is_made_again_days_later_joins_the_others(world: QueueWor
     assert _list_requeued(world) == []
 
 
-def test_a_member_that_joins_and_finds_no_node_goes_alone(world: QueueWorld) -> None:
-    """Not the others with it."""
+def test_a_member_that_joins_and_finds_no_node_takes_the_others_along_in_time(world: QueueWorld) -> None:
+    """Without it they only keep cards."""
     gang = _gang(world, 2)
     for uid in gang:
         world.bind(uid)
+    world.now = 1000.0
     world.delete(gang[1])
     again = world.pod("again", 4, gang="G", size=2)
     world.change(again, metadata=OWNED)
-    world.admitted()
-    world.now = WITHIN_S
-    assert _list_requeued(world) == [("again", True)]
+    assert world.admitted() == ["again"]
+    world.now += WITHIN_S - 1
+    assert _list_requeued(world) == []
+    world.now += 1
+    assert _list_requeued(world) == [("again", True), ("g0", True)]
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["it failed", "it was deleted"])
+def test_a_gang_that_ran_whole_is_in_part_again_without_a_member_that_finds_no_room(*, fails: bool) -> None:
+    """Its time begins when another one is there in its place, however late that comes."""
+    world = QueueWorld()
+    world.node("n1", (16,))
+    gang = _gang(world, 4)
+    for uid in gang:
+        world.bind(uid)
+    world.now = 1000.0
+    if fails:
+        world.change(gang[3], status={"phase": "Failed"})
+    world.delete(gang[3])
+    world.pod("taken", 4, queue="", gates=(), spec={"nodeName": "n1"})
+    world.now += 10 * WITHIN_S
+    assert _list_requeued(world) == [], "nobody makes it again"
+    world.pod("again", 4, gang="G", size=4, metadata=OWNED)
+    assert world.admitted() == []
+    world.now += WITHIN_S - 1
+    assert _list_requeued(world) == []
+    world.now += 1
+    assert _list_requeued(world) == [("g0", True), ("g1", True), ("g2", True)]
+    for uid in gang[:3]:
+        world.delete(uid)
+        assert world.admitted() == [], "it waits for all of the others"
+        world.pod(f"again-{uid}", 4, gang="G", size=4, metadata=OWNED)
+    world.delete("uid-taken")
+    world.now += 10
+    assert len(world.admitted()) == 4
+
+
+def test_a_gang_is_in_part_no_more_once_what_was_made_again_is_bound(world: QueueWorld) -> None:
+    """The next pod that is lost has its own time."""
+    gang = _gang(world, 2)
+    for uid in gang:
+        world.bind(uid)
+    for number in range(4):
+        world.delete(gang[1])
+        gang[1] = world.pod(f"again-{number}", 4, gang="G", size=2, metadata=OWNED)
+        world.now += WITHIN_S - 10
+        assert world.admitted() == [f"again-{number}"]
+        assert _list_requeued(world) == []
+        world.bind(gang[1])
+        assert _list_requeued(world) == []
+
+
+def test_members_that_have_succeeded_are_not_lost() -> None:
+    """Nor is what a Job makes beyond the size of its gang a part that the others miss."""
+    world = QueueWorld()
+    world.node("n1", (16,))
+    gang = _gang(world, 3)
+    for uid in gang:
+        world.bind(uid)
+    world.pod("taken", 4, queue="", gates=(), spec={"nodeName": "n1"})
+    for uid in gang[:2]:
+        world.change(uid, status={"phase": "Succeeded"})
+        world.delete(uid)
+        world.now += 10 * WITHIN_S
+        assert _list_requeued(world) == []
+    world.pod("next", 12, gang="G", size=3, metadata=OWNED)
+    assert world.admitted() == []
+    world.now += 10 * WITHIN_S
+    assert _list_requeued(world) == []
+    world.delete("uid-taken")
+    assert world.admitted() == ["next"], "in its turn, and by itself"
+    world.now += WITHIN_S
+    assert _list_requeued(world) == [("next", True)], "it finds no node"
 
 
 def test_a_member_is_made_again_after_another_one_has_succeeded(world: QueueWorld) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_REQUEUED
-from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
+from scheduler_plugin.queue.cache.queued_pods import GangState, Phase, QueuedPod
 from scheduler_plugin.queue.controller.controller import Controller, format_decision
 from scheduler_plugin.queue.controller.writer import WriteOutcome, WriteResult
 from tests.queue_world import QueueWorld, world
@@ -29,6 +29,13 @@ def gang(world: QueueWorld, size: int, units: int = 4, *, owned: bool = True, **
     for uid in uids:
         world.change(uid, metadata=OWNED if owned else {})
     return uids
+
+
+def state(world: QueueWorld) -> GangState:
+    """What the pods of the gang are as a whole."""
+    known = world.queue.gangs.get("gang default/G")
+    assert known is not None
+    return known.state
 
 
 def release(world: QueueWorld, *refused: str) -> list[str]:
@@ -75,14 +82,14 @@ def test_one_refused_release_of_four_is_tried_again_before_others_go(world: Queu
     bind(world, uids[0], uids[1], uids[3])
     for name in ("small0", "small1"):
         world.bind(f"uid-{name}")
-    assert not world.queue.gangs.get("gang default/G").is_whole, "one of them is gated"  # type: ignore[union-attr]
+    assert state(world) is GangState.IN_PART, "one of them is gated"
     world.now = 1
     assert release(world) == [], "there is no room"
     for name in ("small0", "small1"):
         world.delete(f"uid-{name}")
     assert release(world) == ["g2"]
     bind(world, uids[2])
-    assert world.queue.gangs.get("gang default/G").is_whole  # type: ignore[union-attr]
+    assert state(world) is GangState.WHOLE
     world.now = 5000
     assert world.requeue_pods() == []
 
@@ -98,7 +105,7 @@ def test_what_stays_refused_takes_the_gang_back_in_time(world: QueueWorld) -> No
         world.now += 1
     back = world.requeue_pods()
     assert sorted((each.queued_pod.uid, each.remove) for each in back) == [(uid, True) for uid in others]
-    assert back[0].why == "3 of 4 pods of its gang are bound 300 s after its admission"
+    assert back[0].why == "3 of 4 pods of its gang are bound after 300 s"
     for uid in others:
         world.delete(uid)
         world.pod(f"again-{uid[4:]}", 4, gang="G", size=4)
@@ -146,49 +153,33 @@ def test_one_that_finds_no_room_for_the_rest_is_taken_back_in_time(world: QueueW
     assert sorted((each.queued_pod.uid, each.remove) for each in back) == [(uid, True) for uid in uids[:2]]
 
 
-def test_a_member_that_is_made_again_after_a_restart_joins_and_the_healthy_ones_stay(
-    world: QueueWorld,
-) -> None:
-    """It was created after the others were bound."""
+def test_a_gang_that_lost_a_pod_is_in_part_for_the_next_process_too(world: QueueWorld) -> None:
+    """What is made again has all of the time from then on, and the others stay if it is bound."""
     uids = gang(world, 2, gates=())
     for uid in uids:
         world.bind_to(uid, "n1")
         world.change(uid, status=bound_at(10))
     world.delete(uids[1])
     fresh = QueueWorld()
+    fresh.now = 5000.0
     fresh.node("n1", (16,))
     fresh.objects[uids[0]] = world.objects[uids[0]]
     fresh.change(uids[0])
     fresh.pod("blocks", 12, queue="", gates=())
     fresh.change("uid-blocks", spec={"nodeName": "n1"})
     fresh.pod("again", 8, gang="G", size=2, created=60)
-    for fresh.now in (0, 300, 600, 900):
+    for waited in (0.0, WITHIN_S - 1):
+        fresh.now = 5000.0 + waited
         assert release(fresh) == []
         assert fresh.requeue_pods() == []
+    fresh.now = 5000.0 + WITHIN_S
+    assert [each.queued_pod.uid for each in fresh.requeue_pods()] == uids[:1]
+    fresh.queue.record_refused_removal(uids[0])
     fresh.delete("uid-blocks")
     assert release(fresh) == ["again"]
-
-
-def test_a_gang_that_lost_a_pod_before_all_were_bound_is_not_whole_for_the_next_process(
-    world: QueueWorld,
-) -> None:
-    """A pod that was made again is older than the Binding of one that was there from the beginning."""
-    uids = gang(world, 3, gates=())
-    for uid, second in zip(uids, (10, 10, 15), strict=True):
-        world.bind_to(uid, "n1")
-        world.change(uid, status=bound_at(second))
-    world.delete(uids[0])
-    fresh = QueueWorld()
-    fresh.node("n1", (16,))
-    for uid in uids[1:]:
-        fresh.objects[uid] = world.objects[uid]
-        fresh.change(uid)
-    fresh.pod("blocks", 8, queue="", gates=())
-    fresh.change("uid-blocks", spec={"nodeName": "n1"})
-    fresh.pod("again", 4, gang="G", size=3, created=12)
-    assert release(fresh) == []
-    fresh.now = WITHIN_S
-    assert {each.queued_pod.uid for each in fresh.requeue_pods()} == set(uids[1:])
+    bind(fresh, "uid-again")
+    fresh.now = 9999.0
+    assert fresh.requeue_pods() == []
 
 
 def test_a_process_that_leads_again_takes_gangs_as_others_left_them(world: QueueWorld) -> None:
@@ -207,9 +198,9 @@ def test_a_process_that_leads_again_takes_gangs_as_others_left_them(world: Queue
     world.pod("again", 4, gang="G", size=4, created=600)
     world.now = 650
     world.queue.begin_term(world.now)
-    for world.now in (700, 700 + WITHIN_S, 700 + 2 * WITHIN_S):
+    for world.now in (700, 649 + WITHIN_S):
         assert release(world) == []
-        assert world.requeue_pods() == [], "they are healthy"
+        assert world.requeue_pods() == [], "what was made again has its time from now"
     world.delete("uid-blocks")
     assert release(world) == ["again"]
 
@@ -242,7 +233,7 @@ def test_what_another_process_admitted_to_a_whole_gang_a_moment_ago_has_its_time
     assert release(world) == []
     assert world.requeue_pods() == []
     world.now += WITHIN_S
-    assert [each.queued_pod.uid for each in world.requeue_pods()] == ["uid-again"]
+    assert {each.queued_pod.uid for each in world.requeue_pods()} == {*uids[1:], "uid-again"}
 
 
 def test_of_a_half_bound_gang_of_bare_pods_the_rest_waits_again_and_joins(world: QueueWorld) -> None:
@@ -285,7 +276,7 @@ def test_a_gang_that_lost_a_pod_before_all_were_bound_is_not_whole(world: QueueW
     bind(world, *uids[:3])
     world.delete(uids[0])
     bind(world, uids[3])
-    assert not world.queue.gangs.get("gang default/G").is_whole  # type: ignore[union-attr]
+    assert state(world) is GangState.IN_PART
     world.now = WITHIN_S
     assert world.requeue_pods() == [], "nobody waits: the pod may have had its reasons"
     world.pod("other", 8, queue="", gates=())
@@ -301,7 +292,7 @@ def test_a_gang_is_whole_when_the_rest_is_bound_after_one_has_succeeded(world: Q
     bind(world, *uids[:3])
     world.change(uids[0], status={"phase": "Succeeded"})
     bind(world, uids[3])
-    assert world.queue.gangs.get("gang default/G").is_whole  # type: ignore[union-attr]
+    assert state(world) is GangState.WHOLE
 
 
 class Removals:

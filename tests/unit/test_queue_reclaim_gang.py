@@ -1,10 +1,15 @@
-"""Reclaim for a gang: room for all of its pods, and nobody is evicted who need not be."""
+"""Reclaim for a gang, and from gangs: room for all of its pods, and nobody is evicted who need not be."""
 
+import asyncio
 import random
+from typing import Any
 
 import pytest
 
 from scheduler_plugin.preemption.node_victims import read_node
+from scheduler_plugin.queue.cache.queued_pods import GangState, QueuedPod
+from scheduler_plugin.queue.controller.controller import Controller
+from scheduler_plugin.queue.controller.writer import WriteOutcome, WriteResult
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer, ReclaimPlan
 from tests.queue_world import QueueWorld
 
@@ -188,3 +193,131 @@ def test_never_more_go_than_needed_and_the_gang_is_released(seed: int) -> None:
         assert quota < lacks or not fits_without(world, fewer, units), victim.record.name
     carry_out(world, reclaim)
     assert len(world.admitted()) == len(units)
+
+
+def borrowers(*gangs: tuple[str, int], units: int = 8, priority: int = 0) -> QueueWorld:
+    """Two nodes of two cards of 16 units, half of them b's, on which gangs of a run, the oldest first.
+
+    Args:
+        gangs: Name and number of pods of each; a number of 1 is a pod by itself.
+        units: Units of each pod.
+        priority: Priority of the last pod of each.
+    """
+    world = world_of(32)
+    for at, (name, size) in enumerate(gangs):
+        more: dict[str, Any] = {"gang": name, "size": size} if size > 1 else {}
+        for number in range(size):
+            spec = {"priority": priority if number == size - 1 else 0}
+            world.pod(f"{name}{number}", units, created=at, spec=spec, **more)
+    for name in world.admitted():
+        world.bind(f"uid-{name}")
+    return world
+
+
+def test_a_gang_that_borrowed_goes_whole_and_is_made_again_whole() -> None:
+    """Without one of its pods the others would keep their cards for nothing."""
+    world = borrowers(("old", 4), ("g", 4))
+    world.pod("b0", 8, queue="b", created=500)
+    assert world.admitted() == []
+    reclaim = found(world)
+    assert names(reclaim) == ["g0", "g1", "g2", "g3"]
+    assert reclaim is not None
+    first, *others = reclaim.victims
+    world.delete(first.uid)
+    assert world.admitted() == ["b0"]
+    world.pod("again0", 8, gang="g", size=4, created=600)
+    assert world.admitted() == [], "it does not join those that are going"
+    for number, victim in enumerate(others, 1):
+        world.delete(victim.uid)
+        world.pod(f"again{number}", 8, gang="g", size=4, created=600)
+    assert world.admitted() == [], "three of them have room"
+    world.delete("uid-b0")
+    assert len(world.admitted()) == 4
+
+
+@pytest.mark.parametrize(
+    ("gangs", "asked", "goes"),
+    [
+        ((("s", 1), ("t", 1), ("u", 1), ("old", 2), ("g", 3)), 8, ["old0", "old1"]),
+        ((("old", 4), ("s", 1), ("g", 3)), 8, ["s0"]),
+        ((("old", 4), ("s", 1), ("t", 1), ("g", 2)), 16, ["g0", "g1"]),
+        ((("g", 8),), 8, [f"g{number}" for number in range(8)]),
+    ],
+    ids=("fewer pods", "a pod by itself", "equally many, and younger", "what is borrowed in part goes whole"),
+)
+def test_a_gang_counts_with_all_of_its_pods(
+    gangs: tuple[tuple[str, int], ...], asked: int, goes: list[str]
+) -> None:
+    world = borrowers(*gangs)
+    world.pod("b0", asked, queue="b", created=500)
+    assert world.admitted() == []
+    assert names(found(world)) == goes
+
+
+def test_a_gang_has_the_priority_of_its_most_important_pod() -> None:
+    world = borrowers(("old", 4), ("g", 4), priority=5)
+    world.pod("b0", 8, queue="b", created=500)
+    assert world.admitted() == []
+    assert names(found(world)) == []
+    world.change("uid-b0", spec={"priority": 5})
+    assert names(found(world)) == ["g0", "g1", "g2", "g3"]
+
+
+def test_of_a_gang_that_loses_a_pod_anyway_the_others_go() -> None:
+    world = borrowers(("old", 4), ("g", 4))
+    world.change("uid-g1", metadata={"deletionTimestamp": "2026-01-01T00:00:30Z"})
+    for number in range(2):
+        world.pod(f"b{number}", 16, queue="b", created=500, gang="b", size=2)
+    assert world.admitted() == []
+    assert names(found(world)) == ["g0", "g2", "g3"]
+
+
+class Evictions:
+    """A controller that evicts a gang for a lender, and the API server's answers.
+
+    Args:
+        refuses: Names of pods that a PodDisruptionBudget protects.
+    """
+
+    def __init__(self, *refuses: str) -> None:
+        self.refuses, self.asked, self.said = refuses, list[str](), list[str]()
+        self.world = borrowers(("old", 4), ("g", 4))
+        self.world.pod("b0", 8, queue="b", created=500)
+
+    async def run(self) -> None:
+        """Let it decide once."""
+        stub: Any = self
+        controller = Controller(self.world.queue, stub, stub, lambda: self.world.now, lambda: True)
+        process = asyncio.create_task(controller.run())
+        controller.record_change()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        process.cancel()
+
+    async def evict_pod(self, pod: QueuedPod) -> WriteResult:
+        self.asked.append(self.world.name(pod.uid))
+        if pod.record.name in self.refuses:
+            return WriteResult(WriteOutcome.REFUSED, "a budget")
+        self.world.delete(pod.uid)
+        return WriteResult(WriteOutcome.DONE)
+
+    def event(self, ref: Any, _type: str, reason: str, _message: str) -> None:
+        if reason == "Reclaimed":
+            self.said.append(ref.name)
+
+
+async def test_all_of_a_gang_are_evicted_and_told() -> None:
+    evictions = Evictions()
+    await evictions.run()
+    assert sorted(evictions.asked) == sorted(evictions.said) == ["g0", "g1", "g2", "g3"]
+    assert evictions.world.admitted() == ["b0"]
+
+
+async def test_a_gang_of_which_the_first_pod_may_not_go_stays_whole() -> None:
+    """One budget protects all of a gang as a rule; nobody else of it is asked, nor told."""
+    evictions = Evictions("g0", "g1", "g2", "g3")
+    await evictions.run()
+    assert len(evictions.asked) == len(evictions.said) == 1
+    gang = evictions.world.queue.gangs.get("gang default/g")
+    assert gang is not None
+    assert gang.state is GangState.WHOLE

@@ -23,7 +23,7 @@ is GATED: the API server was put back to an older state.
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Final
 
 from scheduler_plugin.cache.pods import PodRecord
@@ -163,6 +163,47 @@ class QueuedPod:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class VictimGroup:
+    """Pods that are evicted together: all of a gang that run, or one by itself.
+
+    Attributes:
+        pods: They, one at least.
+    """
+
+    pods: tuple[QueuedPod, ...]
+
+    @property
+    def priority(self) -> int:
+        """The largest priority of its pods."""
+        return max(pod.record.priority for pod in self.pods)
+
+
+class GangState(Enum):
+    """GangState is what a gang's pods are as a whole.
+
+            admitted              all are bound
+    WAITING ---------> IN_PART ----------------------> WHOLE
+       ^                |   ^                            |
+       |                |   +----------------------------+
+       |                |   a pod is lost without success
+       |  all are gone  v                                |  reclaim evicts it
+       +------------ LEAVING <---------------------------+
+
+    A gang that is IN_PART for `gangWithin`, while one of its pods is there and not bound, is LEAVING. It is
+    IN_PART or WHOLE again when the API server refuses to remove its pods.
+    """
+
+    WAITING = auto()
+    """No pod of it is admitted."""
+    IN_PART = auto()
+    """Some are admitted, and fewer than its size are bound or have succeeded."""
+    WHOLE = auto()
+    """As many as its size are bound or have succeeded."""
+    LEAVING = auto()
+    """It is being removed, and some are still there: none joins them."""
+
+
 @dataclass(slots=True)
 class Gang:
     """The pods of one gang.
@@ -171,16 +212,15 @@ class Gang:
         uid: UID of the gang's workload.
         members: UIDs of all that exist and have not ended, in the order in which they were seen.
         ready_uids: UIDs of those that could wait in a queue.
-        admitted_at: When it was admitted, seconds; None: it was not.
+        state: What they are as a whole.
+        behind_since: Since when it is being removed, or some of it is to be bound and is not, seconds; None:
+            nothing is.
         waiting_since: Since when the pods wait that go together, the first of them.
         template: What it has in common with other gangs, see `EquivalenceBackoff`.
         binding: The gang was admitted, and not all of its pods have been bound since; for
             `EquivalenceBackoff`.
-        is_whole: After its admission all pods were bound at once, but for those that had succeeded; what is
-            made again joins them.
-        is_broken: The gang was requeued, and some of its pods are still bound.
         succeeded: Pods that have succeeded since its admission.
-        unbound: UIDs of those that were admitted, or were to be with the others, and are not bound.
+        unbound: UIDs of those that were to be admitted together, and have not been bound since.
         waiting_queue: Queue in whose queue its workload waits, empty for none.
         wait_start: When the first of the pods that wait began to, seconds, see `QueuedPod.wait_start`.
         fault: Why it waits in none, in words.
@@ -190,12 +230,11 @@ class Gang:
     members: dict[str, None] = field(default_factory=dict)
     ready_uids: set[str] = field(default_factory=set)
     unbound: set[str] = field(default_factory=set)
-    admitted_at: float | None = None
+    state: GangState = GangState.WAITING
+    behind_since: float | None = None
     waiting_since: float = 0.0
     template: Hashable = None
     binding: bool = False
-    is_whole: bool = False
-    is_broken: bool = False
     succeeded: int = 0
     waiting_queue: str = ""
     wait_start: float = 0.0

@@ -280,15 +280,31 @@ class Controller:
 
     def _evict_victims(self, reclaim: ReclaimPlan) -> None:
         """Evict those who borrowed what a lender needs."""
-        for victim in reclaim.victims:
-            why = f"queue {reclaim.queue} needs what queue {victim.queue_info.queue} borrowed"
-            self._send_event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")
-            borrower = victim.queue_info.queue
-            self.counts.reclaimed[borrower] = self.counts.reclaimed.get(borrower, 0) + 1
-            log.info(
-                "reclaimed", pod=_describe_pod(victim), queue=victim.queue_info.queue, lender=reclaim.queue
-            )
-            self._begin_removing(victim, reclaim.queue)
+        for group in reclaim.groups:
+            first, *others = group.pods
+            evicted = self._evict_victim(first, reclaim.queue)
+            if others:
+                self._begin_write(self._evict_others(others, reclaim.queue, evicted))
+
+    async def _evict_others(
+        self, pods: Sequence[QueuedPod], lender: str, first: asyncio.Task[WriteOutcome]
+    ) -> None:
+        """Evict the other pods of a gang, unless the API server refuses to let the first one go."""
+        if await first is not WriteOutcome.REFUSED:
+            for pod in pods:
+                self._evict_victim(pod, lender)
+            return
+        for pod in pods:
+            self._reclaimer.record_refusal(lender, pod.uid, self._clock())
+
+    def _evict_victim(self, pod: QueuedPod, lender: str) -> asyncio.Task[WriteOutcome]:
+        borrower = pod.queue_info.queue
+        why = f"queue {lender} needs what queue {borrower} borrowed"
+        goes = "the pod is evicted, with all of its gang" if pod.gang else "the pod is evicted"
+        self._send_event(pod, "Warning", "Reclaimed", f"{why}: {goes}")
+        self.counts.reclaimed[borrower] = self.counts.reclaimed.get(borrower, 0) + 1
+        log.info("reclaimed", pod=_describe_pod(pod), queue=borrower, lender=lender)
+        return self._begin_removing(pod, lender)
 
     def _begin_requeues(self, requeues: Sequence[Requeue]) -> None:
         """Begin to write requeues. Pods of a gang that have no node are removed after those that have one.

@@ -1,10 +1,10 @@
 """Pods on borrowed quota that may be evicted, and pods that are leaving already. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, VictimGroup
 from scheduler_plugin.queue.config.quota import Cohort
 from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
 from scheduler_plugin.queue.scheduler.queue import Queue
@@ -97,29 +97,44 @@ class BorrowedPods:
 
     def list_borrowed(
         self, cohort: Cohort, queue_name: str, leaving: Collection[QueuedPod]
-    ) -> list[QueuedPod]:
-        """The pods with which others exceed their own quota, in the order of `make_eviction_key`.
+    ) -> list[VictimGroup]:
+        """What others exceed their own quota with, in the order of `make_eviction_key`.
 
         Args:
             cohort: Cohort of the lender.
             queue_name: The lender.
             leaving: Pods that are about to be gone; they count as what is given back already.
         """
-        queue, borrowed = self._queue, []
+        borrowed = []
         uids = {pod.uid for pod in leaving}
         gone = self.sum_units_by_queue(leaving)
         for name in cohort.list_borrowers(queue_name):
             left = cohort.accounts[name].borrowed - gone.get(name, 0)
-            admitted = (queue.queued_pods.get(uid) for uid in queue.queues[name].admitted)
-            pods = [pod for pod in admitted if pod is not None and pod.uid not in uids]
-            pods.sort(key=make_eviction_key)
-            for pod in pods:
+            for group in sorted(self._list_groups(name, uids), key=make_eviction_key):
                 if left <= 0:
                     break
-                if self._can_evict(pod):
-                    left -= self.sum_units([pod])
-                    borrowed.append(pod)
+                if all(map(self._can_evict, group.pods)):
+                    left -= self.sum_units_by_queue(group.pods).get(name, 0)
+                    borrowed.append(group)
         return sorted(borrowed, key=make_eviction_key)
+
+    def _list_groups(self, queue_name: str, leaving: Collection[str]) -> Iterator[VictimGroup]:
+        """List what is admitted on a queue's quota and stays; what of a gang is admitted goes together."""
+        pods, gangs = self._queue.queued_pods, dict[str, None]()
+        for uid in self._queue.queues[queue_name].admitted:
+            pod = pods.get(uid)
+            if pod is None or uid in leaving:
+                continue
+            if pod.gang:
+                gangs[pod.gang] = None
+            else:
+                yield VictimGroup((pod,))
+        for gang in gangs:
+            known = self._queue.gangs.get(gang)
+            stays = [pods[uid] for uid in known.members if uid not in leaving] if known is not None else []
+            stays = [pod for pod in stays if pod.phase is not Phase.GATED and not pod.queue_info.ending]
+            if stays:
+                yield VictimGroup(tuple(stays))
 
     def sum_units(self, pods: Collection[QueuedPod]) -> int:
         """Units that pods count for."""
@@ -145,18 +160,26 @@ class BorrowedPods:
         return _is_overdue(self._queue.queued_pods[uid], since, now)
 
 
-def make_eviction_key(pod: QueuedPod) -> tuple[int, float, str]:
-    """Order pods that may go: of the smallest priority first, then the youngest."""
-    return pod.record.priority, -pod.waiting_since, pod.uid
+def make_eviction_key(victims: VictimGroup) -> tuple[int, float, str]:
+    """Order who may go: of the smallest priority first, then the youngest.
+
+    A gang is as old as its oldest pod.
+    """
+    oldest = min(victims.pods, key=lambda pod: (pod.waiting_since, pod.uid))
+    return victims.priority, -oldest.waiting_since, oldest.uid
 
 
-def group_by_node(borrowed: Sequence[QueuedPod], most: int) -> Mapping[str, list[QueuedPod]]:
-    """Group pods by node, so many of one at most; nodes in the order of their first pods."""
-    found: dict[str, list[QueuedPod]] = {}
-    for pod in borrowed:
-        on_node = found.setdefault(pod.record.node, [])
-        if len(on_node) < most:
-            on_node.append(pod)
+def group_by_node(borrowed: Sequence[VictimGroup], most: int) -> Mapping[str, list[VictimGroup]]:
+    """Group who may go by node, so many of one at most; nodes in the order of their first pods.
+
+    A gang stands at each of its nodes.
+    """
+    found: dict[str, list[VictimGroup]] = {}
+    for victims in borrowed:
+        for node in dict.fromkeys(pod.record.node for pod in victims.pods):
+            on_node = found.setdefault(node, [])
+            if len(on_node) < most:
+                on_node.append(victims)
     return found
 
 

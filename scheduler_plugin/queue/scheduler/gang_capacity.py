@@ -16,7 +16,7 @@ from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest, fits_host
 from scheduler_plugin.preemption.node_victims import NodeUnderPreemption as NodeRoom
 from scheduler_plugin.preemption.node_victims import read_node
-from scheduler_plugin.queue.cache.queued_pods import QueuedPod
+from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.queue.capacity.reservations import NodeReservations, QueueReservation
@@ -94,40 +94,41 @@ class GangPlacer:
                 rest.append(pod)
         return rest
 
-    def find_victims(self, borrowed: Mapping[str, Sequence[QueuedPod]]) -> list[QueuedPod] | None:
+    def find_victims(self, borrowed: Mapping[str, Sequence[VictimGroup]]) -> list[VictimGroup] | None:
         """Find who must go so that the rest fits: for one pod after the other the fewest of one node.
 
         Args:
-            borrowed: Pods that may go, by node, those that must go first first. Among nodes on which
-                equally many must go, the first one is chosen.
+            borrowed: Pods that may go, by each node where they run, those that must go first first. Among
+                nodes on which equally many must go, the first one is chosen.
 
         Returns:
             None where that would be in vain.
         """
-        gone: dict[str, list[QueuedPod]] = {}
+        gone: list[VictimGroup] = []
         placed = {node: list(pods) for node, pods in self._placed.items()}
-        known: dict[tuple[str, PodRequirements], list[QueuedPod] | None] = {}
+        known: dict[tuple[str, PodRequirements], list[VictimGroup] | None] = {}
         for pod in self.rest:
-            best: tuple[int, str, list[QueuedPod]] | None = None
+            best: tuple[int, str, list[VictimGroup]] | None = None
             for node in borrowed:
                 key = (node, pod[1])
                 if key not in known:
                     pods = [*placed.get(node, ()), pod]
-                    known[key] = self._find_more_victims(node, pods, gone.get(node, []), borrowed[node])
+                    known[key] = self._find_more_victims(node, pods, gone, borrowed[node])
                 more = known[key]
-                if more is not None and (best is None or len(more) < best[0]):
-                    best = (len(more), node, more)
-                    if not more or (len(more) == 1 and not gone):
+                if more is not None and (best is None or count_pods(more) < best[0]):
+                    best = (count_pods(more), node, more)
+                    if not more or (best[0] == 1 and not gone):
                         # Nobody else can need fewer.
                         break
             if best is None:
                 return None
             _, node, more = best
-            gone.setdefault(node, []).extend(more)
+            gone.extend(more)
             placed.setdefault(node, []).append(pod)
             self._cleared[pod[0]] = node
-            known = {key: found for key, found in known.items() if key[0] != node}
-        return [queued_pod for queued_pods in gone.values() for queued_pod in queued_pods]
+            changed = {node, *(queued_pod.record.node for victims in more for queued_pod in victims.pods)}
+            known = {key: found for key, found in known.items() if key[0] not in changed}
+        return gone
 
     def find_places(self, victims: Collection[QueuedPod]) -> dict[str, QueueReservation]:
         """Find the node of each pod once the victims are gone, by UID; empty where not all of them fit."""
@@ -163,26 +164,26 @@ class GangPlacer:
         return placed
 
     def _find_more_victims(
-        self, node: str, pods: Sequence[Pod], gone: Sequence[QueuedPod], candidates: Iterable[QueuedPod]
-    ) -> list[QueuedPod] | None:
+        self, node: str, pods: Sequence[Pod], gone: Sequence[VictimGroup], candidates: Iterable[VictimGroup]
+    ) -> list[VictimGroup] | None:
         """The fewest more that must go from a node for these pods to fit there; None: in vain."""
-        left = [pod for pod in candidates if pod not in gone]
+        left = [victims for victims in candidates if victims not in gone]
 
-        def is_enough(more: Sequence[QueuedPod]) -> bool:
-            return self._place_on_node(node, [*gone, *more], pods) is not None
+        def is_enough(more: Sequence[VictimGroup]) -> bool:
+            return self._place_on_node(node, _list_on_node(node, list_pods([*gone, *more])), pods) is not None
 
         if not is_enough(left):
             return None
         count = bisect_left(range(len(left)), True, key=lambda count: is_enough(left[:count]))
         found = [left[:count]]
-        of_cards = self._find_card_victims(node, pods, gone, left)
+        of_cards = self._find_card_victims(node, pods, _list_on_node(node, list_pods(gone)), left)
         if is_enough(of_cards):
             found.append(of_cards)
-        return min((_drop_needless(each, is_enough) for each in found), key=len)
+        return min((_drop_needless(each, is_enough) for each in found), key=count_pods)
 
     def _find_card_victims(
-        self, node: str, pods: Sequence[Pod], gone: Iterable[QueuedPod], candidates: Sequence[QueuedPod]
-    ) -> list[QueuedPod]:
+        self, node: str, pods: Sequence[Pod], gone: Iterable[QueuedPod], candidates: Sequence[VictimGroup]
+    ) -> list[VictimGroup]:
         """Find who must go from the cards of a node that the fewest must leave for the last of these pods.
 
         That looks at its cards only, at one demand after the other; it may be in vain.
@@ -196,24 +197,31 @@ class GangPlacer:
             self._capacity.make_query(requirements).policy_request.admits,
             self._sum_reserved(node).cards,
         )
-        found: set[str] = set()
+        found: set[VictimGroup] = set()
         for demand in requirements.request.demands:
-            able: list[tuple[int, int, list[str]]] = []
+            able: list[tuple[int, int, list[VictimGroup]]] = []
             for at, card in enumerate(cards):
                 if at in closed or (admits is not None and not admits[row, at]):
                     continue
                 lacks = card.used_units + demand.units_on(card.size_units) - card.size_units
-                goes: list[str] = []
-                freed = [(view.freed.get(pod.uid, {}).get(at, 0), pod.uid) for pod in candidates]
-                for units, uid in sorted(freed, key=lambda each: -each[0]):
+                goes: list[VictimGroup] = []
+                freed = [
+                    (sum(view.freed.get(pod.uid, {}).get(at, 0) for pod in victims.pods), victims)
+                    for victims in candidates
+                ]
+                for units, victims in sorted(freed, key=lambda each: -each[0] / len(each[1].pods)):
                     if lacks <= 0 or not units:
                         break
-                    goes.append(uid)
+                    goes.append(victims)
                     lacks -= units
                 if lacks <= 0 and view.open_units[at]:
-                    able.append((len(goes), at, goes))
-            found.update(chain.from_iterable(goes for *_, goes in sorted(able)[: demand.cards]))
-        return [pod for pod in candidates if pod.uid in found]
+                    able.append((count_pods(goes), at, goes))
+            found.update(
+                chain.from_iterable(
+                    goes for *_, goes in sorted(able, key=lambda each: each[:2])[: demand.cards]
+                )
+            )
+        return [victims for victims in candidates if victims in found]
 
     def _is_allowed(self, node: str, row: int, requirements: PodRequirements) -> bool:
         """Tell whether a pod may go to a node at all."""
@@ -298,13 +306,23 @@ class GangPlacer:
         return found
 
 
+def count_pods(victims: Collection[VictimGroup]) -> int:
+    """Count the pods of several groups."""
+    return sum(len(group.pods) for group in victims)
+
+
+def list_pods(victims: Iterable[VictimGroup]) -> list[QueuedPod]:
+    """List the pods of several groups."""
+    return [pod for group in victims for pod in group.pods]
+
+
 def _drop_needless(
-    found: Sequence[QueuedPod], is_enough: Callable[[Sequence[QueuedPod]], bool]
-) -> list[QueuedPod]:
+    found: Sequence[VictimGroup], is_enough: Callable[[Sequence[VictimGroup]], bool]
+) -> list[VictimGroup]:
     """Leave out whoever need not go, the last one first."""
     more = list(found)
-    for pod in reversed(found):
-        fewer = [other for other in more if other is not pod]
+    for victims in reversed(found):
+        fewer = [other for other in more if other is not victims]
         if is_enough(fewer):
             more = fewer
     return more

@@ -1,9 +1,8 @@
 """Gangs: pods that are admitted together or not at all. Pure."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from scheduler_plugin.queue.cache.queued_pods import Gang, Phase, QueuedPod
+from scheduler_plugin.queue.cache.queued_pods import Gang, GangState, Phase, QueuedPod
 from scheduler_plugin.queue.cache.queues import Queues
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload
 from scheduler_plugin.queue.capacity.requirements import Needs
@@ -25,7 +24,6 @@ class Gangs:
         self._queued_pods = pods
         self._queues = queues
         self._known: dict[str, Gang] = {}
-        self._found: set[str] = set()
         self.equivalence_backoff: EquivalenceBackoff[Gang] = EquivalenceBackoff()
 
     def get(self, uid: str) -> Gang | None:
@@ -45,10 +43,6 @@ class Gangs:
             gang.ready_uids.add(pod.uid)
         else:
             gang.ready_uids.discard(pod.uid)
-        if pod.phase is not Phase.GATED and gang.admitted_at is None:
-            gang.admitted_at = pod.admitted_at
-            if pod.uid not in gang.unbound:
-                self._found.add(gang.uid)
         if pod.phase is Phase.BOUND:
             gang.unbound.discard(pod.uid)
         self._update_waiting(gang)
@@ -77,16 +71,14 @@ class Gangs:
             gang.binding = False
         if not gang.members:
             self.equivalence_backoff.remove(gang)
-            self._found.discard(gang.uid)
             del self._known[gang.uid]
 
     def record_admission(self, uid: str, now: float) -> None:
         """A workload was admitted; it may be one of a gang."""
         gang = self._known.get(uid)
         if gang is not None:
-            if gang.is_whole or gang.admitted_at is None:
-                # The rest of a gang has the time that the gang had.
-                gang.admitted_at = now
+            # The rest of a gang has the time that the gang had.
+            gang.behind_since = now if gang.behind_since is None else gang.behind_since
             gang.waiting_queue = ""
             gang.unbound |= gang.ready_uids
             gang.ready_uids = {uid for uid in gang.ready_uids if self._queued_pods[uid].phase is Phase.GATED}
@@ -98,22 +90,14 @@ class Gangs:
         self._record_gang_refusal(self._known[pod.gang], now)
 
     def find_again(self, now: float) -> None:
-        """Take admitted gangs as a new process takes them: what is not bound has `gangWithin` from now."""
+        """Take gangs as a new process takes them: what is not bound has `gangWithin` from now."""
         for gang in self._known.values():
-            if gang.admitted_at is None:
-                continue
-            gang.admitted_at = now
-            if not gang.is_whole:
-                gang.is_broken = False
-                self._found.add(gang.uid)
+            if gang.behind_since is not None:
+                gang.behind_since = now
+                self._record_stay(gang)
 
     def retry_due(self, now: float) -> None:
-        """Let gangs that are held back wait for their admission, one of each template."""
-        for uid in self._found:
-            self._adopt_admission(self._known[uid])
-        found, self._found = self._found, set()
-        for uid in sorted(found):
-            self._update_waiting(self._known[uid])
+        """Let those wait again whose pause is over."""
         for gang in self.equivalence_backoff.pop_due(now):
             self._update_waiting(gang)
 
@@ -122,8 +106,8 @@ class Gangs:
         return (gang for gang in self._known.values() if gang.waiting_queue)
 
     def list_half_admitted(self) -> list[tuple[str, QueuedWorkload[Needs]]]:
-        """Gangs of which a part was admitted, and the rest can be: queues and workloads, the oldest first."""
-        gangs = [gang for gang in self.list_waiting() if gang.admitted_at is not None and not gang.is_whole]
+        """Gangs of which a part is admitted, and the rest can be: queues and workloads, the oldest first."""
+        gangs = [gang for gang in self.list_waiting() if gang.state is GangState.IN_PART]
         workloads = [
             (gang.waiting_queue, self._queues[gang.waiting_queue].waiting.get(gang.uid)) for gang in gangs
         ]
@@ -133,40 +117,51 @@ class Gangs:
         )
 
     def find_half_bound(self, now: float, within_s: float) -> Iterator[tuple[list[QueuedPod], str]]:
-        """Pods of gangs that are not bound whole so long after their admission, and why they must go.
+        """Pods of gangs that have been bound in part for so long, and why they must go.
 
         Such pods are named each time that so long has passed: the API server may have refused to let them go.
         """
         for gang in list(self._known.values()):
-            if gang.admitted_at is None or now - gang.admitted_at < within_s:
+            if gang.behind_since is None or now - gang.behind_since < within_s:
                 continue
-            gang.admitted_at = now
+            self._record_stay(gang)
+            if gang.behind_since is None:
+                continue
+            gang.behind_since = now
             pods = [self._queued_pods[uid] for uid in gang.members]
             late = [pod for pod in pods if pod.phase is Phase.ADMITTED]
             admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
-            behind = late if gang.is_whole else [pod for pod in pods if pod.phase is not Phase.BOUND]
             bound = sum(pod.phase is Phase.BOUND for pod in pods)
             size = pods[0].queue_info.gang_size
             # A bound pod that nobody makes again would be lost; it keeps its room, and nothing is said of it.
             going = [
                 each
-                for each in (late if gang.is_whole else admitted if behind else [])
+                for each in (late if gang.state is GangState.WHOLE else admitted)
                 if (each.queue_info.has_controller and not each.queue_info.ending) or _has_room(each)
             ]
-            gang.is_broken = any(each.phase is Phase.BOUND for each in going)
+            if any(each.phase is Phase.BOUND for each in going):
+                self.begin_removal(gang.uid, now)
             if going:
                 self._record_gang_refusal(gang, now)
-                why = f"{bound} of {size} pods of its gang are bound {within_s:g} s after its admission"
-                yield going, why
-            else:
-                # Whoever should have gone could not, or goes already: what waits joins those that stay.
-                self._update_waiting(gang)
+                yield going, f"{bound} of {size} pods of its gang are bound after {within_s:g} s"
+
+    def begin_removal(self, uid: str, now: float) -> None:
+        """Record that the bound pods of a gang are being removed: until they are gone none joins them."""
+        gang = self._known.get(uid)
+        if gang is not None:
+            gang.state, gang.behind_since = GangState.LEAVING, now
+            self._update_waiting(gang)
 
     def record_refused_removal(self, pod: QueuedPod) -> None:
         """Record that the API server refused to remove a bound pod: until the next try others may join it."""
         gang = self._known.get(pod.gang)
-        if gang is not None and gang.is_broken:
-            gang.is_broken = False
+        if gang is not None:
+            self._record_stay(gang)
+
+    def _record_stay(self, gang: Gang) -> None:
+        """Record that what is left of a gang is not being removed, as far as is known."""
+        if gang.state is GangState.LEAVING:
+            gang.state = GangState.IN_PART
             self._update_waiting(gang)
 
     def _record_gang_refusal(self, gang: Gang, now: float) -> None:
@@ -175,32 +170,31 @@ class Gangs:
                 if other.waiting_queue and other.template == gang.template:
                     self._update_waiting(other)
 
-    def _adopt_admission(self, gang: Gang) -> None:
-        """Tell for a gang that another process admitted which of its pods were to go with the others.
-
-        Some may wear their gate still, where that process has ended between two writes. What is made again
-        for a gang that was bound was created after all that were there from the beginning had been bound.
-        """
-        pods = [self._queued_pods[uid] for uid in gang.members]
-        bound = [pod.queue_info for pod in pods if pod.phase is Phase.BOUND]
-        first = min((info.scheduled for info in bound), default=math.inf)
-        last = max((info.scheduled for info in bound if info.created <= first), default=first)
-        gang.unbound = {
-            pod.uid for pod in pods if pod.phase is not Phase.BOUND and pod.queue_info.created <= last
-        }
-        gang.is_whole = not gang.unbound
+    def _update_state(self, gang: Gang, pods: Sequence[QueuedPod]) -> None:
+        """Find a gang's state, and since when something of it is behind."""
+        if all(pod.phase is Phase.GATED for pod in pods):
+            gang.state, gang.behind_since = GangState.WAITING, None
+            gang.unbound.clear()
+            gang.succeeded = 0
+        elif gang.state is not GangState.LEAVING:
+            behind = [pod for pod in pods if pod.phase is not Phase.BOUND]
+            # In the place of a pod that is being deleted another one may be there already.
+            bound = sum(pod.phase is Phase.BOUND and not pod.queue_info.ending for pod in pods)
+            gang.state = GangState.IN_PART
+            if bound + gang.succeeded >= pods[0].queue_info.gang_size:
+                gang.state = GangState.WHOLE
+                behind = [pod for pod in behind if pod.phase is Phase.ADMITTED]
+            if not behind:
+                gang.behind_since = None
+            elif gang.behind_since is None:
+                gang.behind_since = min(pod.admitted_at for pod in behind)
 
     def _update_waiting(self, gang: Gang) -> None:
-        """Let a gang wait as one workload when all of its pods can; of a whole gang only those made again."""
+        """Let a gang wait as one workload when all of its pods can, and its rest when all of that can."""
         pods = [self._queued_pods[uid] for uid in gang.members]
         admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
         size = pods[0].queue_info.gang_size if pods else 0
-        if not admitted:
-            gang.admitted_at, gang.is_whole, gang.is_broken = None, False, False
-            gang.unbound.clear()
-            gang.succeeded = 0
-        elif not gang.is_broken and len(admitted) + gang.succeeded >= size and gang.uid not in self._found:
-            gang.is_whole = gang.is_whole or all(pod.phase is Phase.BOUND for pod in admitted)
+        self._update_state(gang, pods)
         gang.fault = gang.explain_disagreement(pods)
         # What is made again in the place of pods that end comes before they have.
         count = sum(not pod.queue_info.ending for pod in pods)
@@ -209,7 +203,7 @@ class Gangs:
         goes = bool(pods) and not gang.fault
         is_complete = len(gang.ready_uids) == len(pods) == size
         goes = goes and (is_complete or self._can_join(gang, pods, admitted))
-        workload = self._make_workload(gang, pods, admitted) if goes else None
+        workload = self._make_workload(gang, pods) if goes else None
         if gang.waiting_queue:
             waiting = self._queues[gang.waiting_queue].waiting
             if (
@@ -229,20 +223,18 @@ class Gangs:
     def _can_join(self, gang: Gang, pods: Sequence[QueuedPod], admitted: Sequence[QueuedPod]) -> bool:
         """Tell whether those that are ready may join the others, which were admitted before.
 
-        What is made again joins a gang that was whole one by one. In other gangs the rest goes together.
+        To a gang that is whole they go one by one. In other gangs the rest goes together.
         """
-        if not gang.ready_uids or gang.is_broken or gang.uid in self._found:
+        if not gang.ready_uids or gang.state is GangState.LEAVING:
             return False
-        rest = gang.is_whole or len(gang.ready_uids) + len(admitted) == len(pods)
+        rest = gang.state is GangState.WHOLE or len(gang.ready_uids) + len(admitted) == len(pods)
         return rest and any(not pod.queue_info.ending for pod in admitted)
 
-    def _make_workload(
-        self, gang: Gang, pods: list[QueuedPod], admitted: Sequence[QueuedPod]
-    ) -> QueuedWorkload[Needs] | None:
+    def _make_workload(self, gang: Gang, pods: list[QueuedPod]) -> QueuedWorkload[Needs] | None:
         """The workload that waits for those that are ready; None where others like it were refused."""
         workload = gang.make_workload(pods)
         gang.waiting_since = workload.waiting_since
-        if admitted and not gang.is_whole:
+        if gang.state is GangState.IN_PART:
             # Its rest, which asks for less, must not wait for others, nor make others wait that ask for that.
             if gang.template is None:
                 self.equivalence_backoff.set_template(gang, make_gang_template(pods))

@@ -1,4 +1,7 @@
-"""Victims by which a lender gets back what others borrowed: the fewest, youngest borrowed pods. Pure."""
+"""Victims by which a lender gets back what others borrowed: the fewest, youngest borrowed pods. Pure.
+
+A gang goes whole: without one of its pods the others would only keep cards.
+"""
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +13,7 @@ import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.queue.cache.ended_pods import STILL_COUNTED_S
-from scheduler_plugin.queue.cache.queued_pods import QueuedPod
+from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.cache.queues import QueueState
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload
 from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
@@ -23,7 +26,7 @@ from scheduler_plugin.queue.scheduler.borrowed import (
     group_by_node,
     make_eviction_key,
 )
-from scheduler_plugin.queue.scheduler.gang_capacity import GangPlacer
+from scheduler_plugin.queue.scheduler.gang_capacity import GangPlacer, count_pods, list_pods
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 IN_VAIN_S: Final = (60.0, 3600.0)
@@ -56,15 +59,20 @@ class ReclaimPlan:
         queue: The lender.
         uid: Its pod, or gang, that waits.
         node: Where it will have room; empty: it has room, only quota is missing, or it is a gang.
-        victims: Pods to evict; none where those are enough that are leaving already.
+        groups: Whom to evict; none where those are enough that are leaving already.
         reserved: What to keep free meanwhile for the pod, or for the pods of the gang, by UID.
     """
 
     queue: str
     uid: str
     node: str
-    victims: tuple[QueuedPod, ...]
+    groups: tuple[VictimGroup, ...]
     reserved: Mapping[str, QueueReservation] = field(default_factory=dict)
+
+    @property
+    def victims(self) -> list[QueuedPod]:
+        """Pods to evict."""
+        return list_pods(self.groups)
 
     def reserve(self, queue: Queue) -> None:
         """Keep what becomes free from others, and nothing else for those who wait."""
@@ -150,6 +158,8 @@ class Reclaimer:
     def _record_begun(self, reclaim: ReclaimPlan, search: "_VictimSearch", now: float) -> None:
         """Note what is under way."""
         uids = {pod.uid for pod in reclaim.victims or search.leaving}
+        for gang in {pod.gang for pod in reclaim.victims if pod.gang}:
+            self._queue.gangs.begin_removal(gang, now)
         self._borrowed.pending[reclaim.queue] = PendingEvictions(
             reclaim.uid, search.sum_units(reclaim.reserved), uids, now, now, len(uids)
         )
@@ -259,7 +269,7 @@ class _VictimSearch:
         queue_name: The lender.
         cohort: Cohort of the lender.
         workload: Its workload.
-        candidates: Pods that may go for a workload of any priority, those that must go first first.
+        candidates: Who may go for a workload of any priority, those that must go first first.
         leaving: Pods that are about to be gone in any case.
         ended: Units that are about to be free in any case, see `EndedPods.sum_units`.
     """
@@ -271,7 +281,7 @@ class _VictimSearch:
         queue_name: str,
         cohort: Cohort,
         workload: QueuedWorkload[Needs],
-        candidates: Sequence[QueuedPod],
+        candidates: Sequence[VictimGroup],
         leaving: Sequence[QueuedPod],
         ended: Mapping[str, Mapping[int, int]],
     ) -> None:
@@ -282,7 +292,7 @@ class _VictimSearch:
         self._workload = workload
         self._pods = queue.quota_usage.list_members(workload.requirements, workload.uid)
         priority = self._get_priority()
-        self._candidates = [pod for pod in candidates if pod.record.priority <= priority]
+        self._candidates = [victims for victims in candidates if victims.priority <= priority]
         self._least = queue.quota_usage.compute_least_units(workload.requirements)
         uid, units = queue.queues.reserved_quota.get(queue_name, (workload.uid, 0))
         self._reserved = 0 if uid == workload.uid else units
@@ -318,7 +328,7 @@ class _VictimSearch:
         found = [
             each for among in self._list_restrictions() if (each := self._find_on_nodes(among)) is not None
         ]
-        return min(found, key=lambda each: _make_order_key(each.victims), default=None)
+        return min(found, key=lambda each: _make_order_key(each.groups), default=None)
 
     def _find_on_nodes(self, among: Callable[[PodRequirements], BoolArray] | None) -> ReclaimPlan | None:
         """Find the fewest victims for some nodes."""
@@ -329,7 +339,7 @@ class _VictimSearch:
         if victims is None or (not victims and not self._needs_leaving(among)):
             return None
         victims = self._reduce_victims(placer, victims)
-        spots = placer.find_places(victims)
+        spots = placer.find_places(list_pods(victims))
         single = isinstance(self._workload.requirements, PodRequirements) and bool(placer.rest)
         node = spots[self._workload.uid].node if single else ""
         return ReclaimPlan(self._queue_state, self._workload.uid, node, tuple(victims), spots)
@@ -396,8 +406,9 @@ class _VictimSearch:
     def _compute_missing(self, units: int, freed: Mapping[str, int]) -> int:
         return self._cohort.compute_missing(self._queue_state, units + self._reserved, freed)
 
-    def _is_enough(self, placer: GangPlacer, victims: Collection[QueuedPod]) -> bool:
+    def _is_enough(self, placer: GangPlacer, groups: Collection[VictimGroup]) -> bool:
         """Tell whether the workload has quota and capacity once victims and leaving pods are gone."""
+        victims = list_pods(groups)
         freed = self._borrowed.sum_freed(self.leaving, victims, self._cohort)
         if not self._workload.requirements.percent and self._compute_missing(self._least, freed):
             return False
@@ -409,41 +420,41 @@ class _VictimSearch:
             self._queue_state, units + self._reserved
         ) and not self._compute_missing(units, freed)
 
-    def _add_quota_victims(self, placer: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod] | None:
+    def _add_quota_victims(self, placer: GangPlacer, victims: list[VictimGroup]) -> list[VictimGroup] | None:
         """Add victims until the quota is free too, as few as possible; None where that is in vain."""
-        spots = placer.find_places(victims)
+        spots = placer.find_places(list_pods(victims))
         if len(spots) < len(self._pods):
             return None
         units, chosen = self.sum_units(spots), list(victims)
-        rest = [pod for pod in self._candidates if pod not in victims]
+        rest = [group for group in self._candidates if group not in victims]
 
-        def lacks(*more: QueuedPod) -> int:
-            return self._compute_missing(
-                units, self._borrowed.sum_freed(self.leaving, [*chosen, *more], self._cohort)
-            )
+        def lacks(*more: VictimGroup) -> int:
+            gone = list_pods([*chosen, *more])
+            return self._compute_missing(units, self._borrowed.sum_freed(self.leaving, gone, self._cohort))
 
         while missing := lacks():
-            left = {pod.uid: lacks(pod) for pod in rest}
-            # Whoever is enough alone, the first of them; else whoever brings most.
-            best = min(rest, key=lambda pod: left[pod.uid], default=None)
-            if best is None or left[best.uid] == missing:
+            left = {group: lacks(group) for group in rest}
+            # Whoever is enough alone, the first of them; else whoever brings most. Of a gang that is by pod.
+            best = min(rest, key=lambda group: (left[group] - missing) / len(group.pods), default=None)
+            if best is None or left[best] == missing:
                 return None
             chosen.append(best)
             rest.remove(best)
         return chosen if self._is_enough(placer, chosen) else None
 
-    def _reduce_victims(self, placer: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod]:
+    def _reduce_victims(self, placer: GangPlacer, victims: list[VictimGroup]) -> list[VictimGroup]:
         """Leave out whoever need not go, those that should go last first; try other sets that are few.
 
-        Among sets of equal size the one is found whose last to go comes first, and so on.
+        Among sets of equally many pods the one is found whose last to go comes first, and so on.
         """
         remaining = sorted(victims, key=make_eviction_key)
         for victim in remaining[::-1]:
             fewer = [other for other in remaining if other is not victim]
             if self._is_enough(placer, fewer):
                 remaining = fewer
-        tried = 0
-        for count in range(1, len(remaining) + 1):
+        tried, count = 0, 1
+        # A set of so many groups has as many pods at least.
+        while count <= count_pods(remaining):
             tried += comb(len(self._candidates), count)
             if tried > MOST_SETS:
                 break
@@ -451,7 +462,9 @@ class _VictimSearch:
                 if _make_order_key(some) >= _make_order_key(remaining):
                     break
                 if self._is_enough(placer, some):
-                    return list(some)
+                    remaining = list(some)
+                    break
+            count += 1
         return remaining
 
     def _needs_leaving(self, among: Callable[[PodRequirements], BoolArray] | None) -> bool:
@@ -461,9 +474,9 @@ class _VictimSearch:
         return not spots or self._compute_missing(self.sum_units(spots), {}) > 0
 
 
-def _make_order_key(victims: Collection[QueuedPod]) -> tuple[int, list[tuple[int, float, str]]]:
-    """Compare sets of victims: the fewest, then those whose last to go comes first."""
-    return len(victims), sorted(map(make_eviction_key, victims), reverse=True)
+def _make_order_key(victims: Collection[VictimGroup]) -> tuple[int, list[tuple[int, float, str]]]:
+    """Compare sets of victims: the fewest pods, then those whose last to go comes first."""
+    return count_pods(victims), sorted(map(make_eviction_key, victims), reverse=True)
 
 
 def _list_in_order(queue: QueueState) -> list[QueuedWorkload[Needs]]:

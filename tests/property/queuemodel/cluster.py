@@ -67,6 +67,8 @@ class Cluster:
             elif pod.ends <= now and not pod.ended:
                 self._say(f"{pod.name} succeeds")
                 pod.raw["status"]["phase"] = "Succeeded"
+                if pod.spec.data and pod.job in self._world.stages:
+                    self._world.stages[pod.job].succeeded += 1
                 self._world.changed(pod)
                 self._changes(pod.node)
                 self._let_go(pod)

@@ -400,6 +400,49 @@ def slotted(random: Random) -> Plan:
     )
 
 
+def lent(random: Random) -> Plan:
+    """Gangs have borrowed, also such as nobody makes again; then their lender's pods come."""
+    plan = reclaim(random)
+    names = sorted(plan.queues)[1:]
+    gang = [
+        Spec(
+            random.choice(names),
+            random.choice((3, 4, 5, 8)),
+            "h",
+            random.choice((2, 2, 3, 4)),
+            _owner(random, 10 + number),
+            random.choice((0, 0, 1)),
+            FOREVER,
+        )
+        for number in range(2)
+    ]
+    troubles = random.choice(
+        ((), ("evict",), ("evict", "restart", "die"), ("evict", "budget", "lose_writes"))
+    )
+    return replace(plan, kind="lent", templates=(*gang, plan.templates[0]), troubles=troubles)
+
+
+def staged(random: Random) -> Plan:
+    """Jobs have two stages, and no Job makes their pods: some are evicted, by others or for a lender."""
+    plan = random.choice((mixed, reclaim))(random)
+    names = sorted(plan.queues)
+    jobs = [
+        Spec(
+            random.choice(names),
+            random.choice((2, 4, 8)),
+            owner=_owner(random, 30 + number, 0.5),
+            runs_s=random.choice((20.0, 60.0)),
+            firsts=random.choice((1, 1, 2)),
+        )
+        for number in range(2)
+    ]
+    labels = {name: {RACK: "r"} for name in plan.nodes}
+    troubles = random.choice(((), ("evict",), ("evict", "late_news"), ("evict", "restart")))
+    return replace(
+        plan, kind="staged", templates=(*jobs, *plan.templates[:2]), labels=labels, troubles=troubles
+    )
+
+
 def claimed(random: Random) -> Plan:
     """Some pods of the queues ask by claims: the queue holds nobody of them back, and counts them."""
     plan = random.choice((mixed, reclaim))(random)
@@ -443,5 +486,18 @@ ODD_NOTES: Final[tuple[tuple[tuple[tuple[str, str], ...], ...], ...]] = (
 
 KINDS: Final = {
     kind.__name__: kind
-    for kind in (mixed, reclaim, refused, gangs, load, batch, together, slotted, claimed, tenants)
+    for kind in (
+        mixed,
+        reclaim,
+        refused,
+        gangs,
+        load,
+        batch,
+        together,
+        slotted,
+        claimed,
+        tenants,
+        lent,
+        staged,
+    )
 }

@@ -1,6 +1,6 @@
 """Rules of the queue taken out one at a time: some history must break that passes with the rule."""
 
-from scheduler_plugin.queue.cache import claimed_units, pods, queues
+from scheduler_plugin.queue.cache import claimed_units, job_stages, pods, queues
 from scheduler_plugin.queue.capacity import reservation_planner, reservations
 from scheduler_plugin.queue.controller import controller, explainer
 from scheduler_plugin.queue.scheduler import (
@@ -45,6 +45,14 @@ def of_slots(seed: int) -> None:
 
 def under_load(seed: int) -> None:
     simulation.run("load", seed)
+
+
+def of_lent(seed: int) -> None:
+    simulation.run("lent", seed)
+
+
+def of_stages(seed: int) -> None:
+    simulation.run("staged", seed)
 
 
 def of_claims(seed: int) -> None:
@@ -190,8 +198,8 @@ MUTANTS = (
     Mutant(
         "reclaim: of equally many the youngest of the smallest priority go",
         borrowed.make_eviction_key,
-        "    return (pod.record.priority, -pod.waiting_since, pod.uid)\n",
-        "    return (0, pod.waiting_since, pod.uid)\n",
+        "    return (victims.priority, -oldest.waiting_since, oldest.uid)\n",
+        "    return (0, oldest.waiting_since, oldest.uid)\n",
         reclaims,
         1000,
     ),
@@ -245,17 +253,17 @@ MUTANTS = (
     ),
     Mutant(
         "a gang is not whole while some of its pods wait",
-        gangs.Gangs._update_waiting,
-        "and len(admitted) + gang.succeeded >= size",
-        "",
+        gangs.Gangs._update_state,
+        "bound + gang.succeeded >= pods[0].queue_info.gang_size",
+        "bound",
         of_gangs,
-        1000,
+        1003,
     ),
     Mutant(
         "a gang that the API server did not let go is removed again each time that its time is over",
-        gangs.Gangs.find_half_bound,
-        "            gang.admitted_at = now\n            pods =",
-        "            gang.admitted_at = now + within_s\n            pods =",
+        gangs.Gangs.begin_removal,
+        "GangState.LEAVING, now)",
+        "GangState.LEAVING, now + 1e6)",
         of_gangs,
         1_930_000_027,
     ),
@@ -278,18 +286,34 @@ MUTANTS = (
     Mutant(
         "a gang of which a part waits is taken back",
         gangs.Gangs.find_half_bound,
-        "behind = late if gang.is_whole else [pod for pod in pods if pod.phase is not Phase.BOUND]",
-        "behind = late",
+        "(late if gang.state is GangState.WHOLE else admitted)",
+        "late",
         of_gangs,
         1016,
     ),
     Mutant(
-        "of a gang that another process released in part the rest is known",
-        gangs.Gangs._adopt_admission,
-        "pod.phase is not Phase.BOUND and pod.queue_info.created <= last",
-        "pod.phase is Phase.ADMITTED",
-        of_gangs,
-        1000,
+        "a gang that ran whole and has lost a pod is in part again",
+        gangs.Gangs._update_state,
+        "gang.state = GangState.IN_PART\n",
+        "gang.state = GangState.IN_PART if gang.state is GangState.WAITING else gang.state\n",
+        of_lent,
+        1004,
+    ),
+    Mutant(
+        "reclaim: a gang goes whole",
+        borrowed.BorrowedPods._list_groups,
+        "if pod.gang:",
+        "if False:",
+        of_lent,
+        1003,
+    ),
+    Mutant(
+        "a pod of a first stage that is gone without success is missing",
+        job_stages._FirstStage.explain_uncounted,
+        "        if missing:\n",
+        "        if False:\n",
+        of_stages,
+        1002,
     ),
     Mutant(
         "how long a pod has run the queue has seen, whatever its node's clock says",

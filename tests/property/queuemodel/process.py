@@ -96,6 +96,7 @@ class Process:
         self.open = False
         self.state = ClusterState(rules=QueueChargeRules())
         self.queue = Queue(self.config, self.state, ClusterPolicies(self.policy), wall=NEW_YEAR.timestamp())
+        self.queue.job_stages.set_jobs([])
         client: Any = None
         self.watcher = Watcher(client, self.state, loop.time, 180.0, node=QueueNode, pod=QueuePod)
         watcher = self.watcher

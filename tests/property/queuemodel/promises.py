@@ -1,10 +1,11 @@
 """The promises of docs/queue.md: some are asked of every write, others of the world while it is calm."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final
 
+from scheduler_plugin.queue.cache.queued_pods import GangState
 from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
@@ -13,7 +14,7 @@ from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
 
 from .cluster import GRACE_S, Cluster, only_node
 from .process import Process
-from .truth import Job, Truth, alike, count_slots_left, is_blocked, jobs
+from .truth import Group, Job, Truth, alike, count_slots_left, is_blocked, jobs
 from .world import DATA, RACK, Pod, World
 
 START_S: Final = 420.0
@@ -94,7 +95,6 @@ class Promises:
     _blocked: dict[str, tuple[float, float]] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
     _troubled: set[str] = field(default_factory=set)
-    _whole: set[str] = field(default_factory=set)
     _checked: int = 0
     judged: int = 0
     judged_near: int = 0
@@ -111,8 +111,6 @@ class Promises:
         if verb == "bind":
             self._check_cards(pod)
             self._check_slots(pod)
-            # A pod of its gang may be gone before the world is looked at again.
-            self._notice()
             if not pod.spec.batch:
                 return
         elif not pod.counts or pod.node:
@@ -146,6 +144,7 @@ class Promises:
             taken: Nodes for which others were released in the same round.
         """
         self._check_turn(release)
+        self._check_stage(release)
         pods = [pod for pod in self.world.pods.values() if pod.uid == release.members[0].uid]
         quiet = self.process.knows_all and self.cluster.is_still
         if len(release.members) > 1 or not pods or not pods[0].spec.data or not quiet:
@@ -168,7 +167,7 @@ class Promises:
         """A strict queue lets nobody go before its oldest, but for the rest of a gang that runs in part."""
         queue = self.process.queue.queues[release.queue]
         gang = self.process.queue.gangs.get(release.workload.uid)
-        if gang is not None and not gang.is_whole and len(gang.members) > len(release.members):
+        if gang is not None and gang.state is GangState.IN_PART:
             return
         if self.process.config.queues[release.queue].queueing_strategy != "StrictFIFO":
             return
@@ -176,6 +175,19 @@ class Promises:
         older = [each.uid for each in waits if each.age_key < release.workload.age_key]
         if older:
             raise BrokenError(f"{release.workload.uid} is released before {older} of its strict queue")
+
+    def _check_stage(self, release: AdmittedWorkload) -> None:
+        """A second stage begins when all of the first have succeeded; a process knows of what it has seen."""
+        uids = {member.uid for member in release.members}
+        for pod in self.world.pods.values():
+            stage = self.world.stages.get(pod.job)
+            if pod.uid not in uids or pod.spec.data or stage is None:
+                continue
+            needed = stage.size if self.process.began <= stage.since else 1
+            if stage.succeeded < needed:
+                raise BrokenError(
+                    f"{pod.name} is released, {stage.succeeded} of {needed} pods of its first stage succeeded"
+                )
 
     def _has_near(self, node: str, data: str) -> bool:
         """Whether all of some data is on a node or in its rack."""
@@ -213,6 +225,7 @@ class Promises:
         if job is None or not reclaim.victims:
             return
         victims = tuple(sorted(victim.uid for victim in reclaim.victims))
+        self._check_gangs(victims)
         self.rounds.append(Round(job, victims, self.world.now))
         if not self.calm:
             self._troubled.add(job.uid)
@@ -233,31 +246,43 @@ class Promises:
         self.judged += 1
         priority = min(pod.spec.priority for pod in job.pods)
         may_go = truth.borrowed(job.queue, priority)
-        wrong = set(victims) - {pod.uid for pod in may_go}
+        wrong = set(victims) - _uids(may_go)
         if wrong:
             raise BrokenError(f"{sorted(wrong)} are evicted for {reclaim.uid} and have not borrowed")
         if not self._is_enough(job, victims):
             raise BrokenError(f"{victims} are evicted for {reclaim.uid} in vain: that does not let it start")
         if len(may_go) <= MOST_CANDIDATES:
-            self._check_fewest(job, victims, [pod.uid for pod in may_go])
+            self._check_fewest(job, victims, may_go)
 
-    def _check_fewest(self, job: Job, victims: tuple[str, ...], may_go: Sequence[str]) -> None:
+    def _check_gangs(self, victims: Collection[str]) -> None:
+        """No gang loses a part only."""
+        pods = self.world.pods.values()
+        gangs = {pod.gang for pod in pods if pod.uid in victims and pod.gang}
+        pending = self.process.controller._reclaimer._borrowed.pending.values()
+        going = set(victims).union(*(each.uids for each in pending))
+        stay = [pod.name for pod in pods if pod.gang in gangs and pod.node and not (pod.ended or pod.ending)]
+        stay = [name for name in stay if self.world.pods[name].uid not in going]
+        if stay and self.process.knows_what_runs:
+            raise BrokenError(f"{sorted(victims)} are evicted, and {stay} of their gang stay")
+
+    def _check_fewest(self, job: Job, victims: tuple[str, ...], may_go: Sequence[Group]) -> None:
         """Fewer would not do; nor would others that come before these, for a single pod.
 
         Args:
             job: For whom.
             victims: UIDs.
-            may_go: UIDs of all that may go, those that should go last last.
+            may_go: All that may go, those that should go last last.
         """
         is_gang = len(job.pods) > 1
-        for count in range(len(victims) - (1 if is_gang else 0)):
-            for fewer in combinations(may_go, count):
-                if self._is_enough(job, fewer):
-                    raise BrokenError(f"{victims} are evicted for {job.uid}, {fewer} would do")
-        last = sorted(map(may_go.index, victims), reverse=True)
-        for others in combinations(may_go, 0 if is_gang else len(victims)):
-            if sorted(map(may_go.index, others), reverse=True) < last and self._is_enough(job, others):
-                raise BrokenError(f"{victims} are evicted for {job.uid}, {others} come before them")
+        last = [at for at, group in enumerate(may_go) if group[0].uid in victims][::-1]
+        for count in range(len(may_go) + 1):
+            for others in combinations(enumerate(may_go), count):
+                uids = tuple(_uids(group for _, group in others))
+                fewer = len(uids) < len(victims) - (1 if is_gang else 0)
+                before = len(uids) == len(victims) and not is_gang and [at for at, _ in others][::-1] < last
+                if (fewer or before) and self._is_enough(job, uids):
+                    what = "would do" if fewer else "come before them"
+                    raise BrokenError(f"{victims} are evicted for {job.uid}, {uids} {what}")
 
     def _is_enough(self, job: Job, gone: tuple[str, ...]) -> bool:
         """Whether a job can start without some pods, even if they are made again within their own quotas."""
@@ -307,8 +332,8 @@ class Promises:
             self._check_counts()
 
     def _notice(self) -> None:
-        """Remember whom kube-scheduler has refused, and which gangs were bound whole."""
-        now, bound = self.world.now, dict[str, int]()
+        """Remember whom kube-scheduler has refused."""
+        now = self.world.now
         for pod in self.world.pods.values():
             if pod.spec.owner in self.world.blocked:
                 first, _ = self._blocked.get(alike(pod), (now, now))
@@ -316,10 +341,6 @@ class Promises:
             for condition in pod.raw["status"].get("conditions", ()):
                 if condition["status"] == "False":
                     self._refused.add(alike(pod))
-            if pod.gang and pod.node and not pod.ended:
-                bound[pod.gang] = bound.get(pod.gang, 0) + 1
-                if bound[pod.gang] == pod.spec.size:
-                    self._whole.add(pod.gang)
 
     def _lasts(self, what: str, who: str, bound: float, more: str) -> None:
         since = self._since.setdefault((what, who), self.world.now)
@@ -340,7 +361,7 @@ class Promises:
         form = self.process.config.queues.get(job.queue)
         if form is None or form.stop_policy != "None" or self._held(job):
             return []
-        if any(pod.spec.notes or pod.uid in self.world.forbidden for pod in job.pods):
+        if any(self._is_odd(pod) or pod.uid in self.world.forbidden for pod in job.pods):
             return []
         if form.queueing_strategy == "StrictFIFO" and (
             self.world.was_skewed or job.uid != _oldest(self.world, job.queue)
@@ -357,6 +378,13 @@ class Promises:
         if self.bounds.oldest_s < 1e9 and job.uid == self._first(truth, job.queue):
             found.append(("is the oldest that its own quota covers and waits", self.bounds.oldest_s))
         return found
+
+    def _is_odd(self, pod: Pod) -> bool:
+        """Tell whether a pod may wait for what its annotations say; its stage may be forgotten in between."""
+        stage = self.world.stages.get(pod.job)
+        if stage is None or pod.spec.data:
+            return stage is None and bool(pod.spec.notes)
+        return stage.succeeded < stage.size or self.process.began > stage.since
 
     def _refused_like(self, job: Job) -> int:
         """Gangs like it that cannot be admitted whole: each is tried in turn with the others."""
@@ -384,7 +412,7 @@ class Promises:
         if form.nominal_quota is None or self.cluster.silent:
             return False
         may_go = truth.borrowed(job.queue, min(pod.spec.priority for pod in job.pods))
-        return self._is_enough(job, tuple(pod.uid for pod in may_go))
+        return self._is_enough(job, tuple(_uids(may_go)))
 
     def _is_behind_refused(self, job: Job) -> bool:
         """Tell whether kube-scheduler has refused an older pod of the queue that asks for the same."""
@@ -414,7 +442,7 @@ class Promises:
         return min(found, key=lambda job: job.age).uid if found else ""
 
     def _partial_gangs(self) -> list[tuple[str, str]]:
-        """Gangs of which a part was admitted, or bound, and not the rest."""
+        """Gangs of which a part is admitted, or bound, and not the rest; they may have run whole before."""
         gangs: dict[str, list[Pod]] = {}
         for pod in self.world.pods.values():
             if pod.gang and not pod.ended:
@@ -433,19 +461,13 @@ class Promises:
             units = sum(pod.spec.units for pod in waits)
             blocked = self.world.now < self._blocked.get(alike(pods[0]), (0.0, 0.0))[1]
             blocked = blocked or any(pod.uid in self.world.forbidden for pod in waits)
-            is_whole = name in self._whole or (name in self.world.bereft and self._seems_whole(pods))
-            must_go = bool(pods[0].spec.owner) and not is_whole
+            must_go = bool(pods[0].spec.owner)
             fits = truth.allows(form.name, units) and truth.has_room(waits) and not self._kept_any()
             if must_go or (fits and not blocked):
                 # What is made again begins anew.
                 first = min(pods, key=lambda pod: (pod.created, pod.uid))
                 found.append((f"{name} with {first.uid}", "is admitted in part"))
         return found
-
-    def _seems_whole(self, pods: Sequence[Pod]) -> bool:
-        """Tell whether the process that runs cannot know that not all pods of a gang were ever bound."""
-        last = max((pod.bound for pod in pods if pod.node), default=self.world.now)
-        return self.process.began > last and all(pod.created > last for pod in pods if not pod.node)
 
     def _kept_any(self) -> bool:
         return bool(self.process.queue.capacity.reservations) or bool(
@@ -498,6 +520,10 @@ class Promises:
                 there[pod.spec.queue] = there.get(pod.spec.queue, 0) + pod.spec.units
         if counted != there:
             raise BrokenError(f"the queue counts {counted}, there are {there}")
+
+
+def _uids(groups: Iterable[Group]) -> set[str]:
+    return {pod.uid for group in groups for pod in group}
 
 
 def _find_named_node(job: Job) -> str:

@@ -211,10 +211,14 @@ class Simulation:
 
     def _make(self, spec: Spec) -> None:
         gang = f"{spec.gang}{self.world.born}" if spec.gang else ""
-        for number in range(spec.size or 1):
-            other = spec.halves and number % 2 == 1
-            pod = self.world.create(replace(spec, batch=not spec.batch) if other else spec, gang)
-        self._say(f"{pod.name} comes ({spec.queue}, {spec.units} units{', ' + gang if gang else ''})")
+        if spec.firsts:
+            pod = self.world.create_job(spec)
+        else:
+            for number in range(spec.size or 1):
+                other = spec.halves and number % 2 == 1
+                pod = self.world.create(replace(spec, batch=not spec.batch) if other else spec, gang)
+        what = ", ".join(filter(None, (spec.queue, f"{spec.units} units", gang, pod.job)))
+        self._say(f"{pod.name} comes ({what})")
 
     def _oldest_s(self) -> float:
         """How long the oldest pod of a queue waits at most that its own quota covers."""

@@ -178,9 +178,7 @@ class Trouble:
     def _evict(self) -> None:
         pods = [pod for pod in self._world.pods.values() if pod.node and not pod.ended]
         if pods:
-            pod = self._random.choice(pods)
-            self._world.bereft.add(pod.gang)
-            self._cluster.evict(pod)
+            self._cluster.evict(self._random.choice(pods))
 
     def _ungate(self) -> None:
         """Somebody lets a pod go by hand, past the queue."""

@@ -9,6 +9,9 @@ from scheduler_plugin.queue.config.quota import find_cohorts
 from .cluster import Cluster, only_node
 from .world import Pod, World
 
+Group = tuple[Pod, ...]
+"""Pods that are evicted together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -162,29 +165,33 @@ class Truth:
         may = node in self._nodes(pod) and self._slots.get(node, 1) > 0
         return may and max(self._free[node]) >= pod.spec.units
 
-    def borrowed(self, lender: str, priority: int) -> list[Pod]:
-        """Pods with which others of the cohort exceed their own quota, whom an eviction may end.
+    def borrowed(self, lender: str, priority: int) -> list[Group]:
+        """Pods with which others of the cohort exceed their own quota, whom an eviction may end, by gang.
 
         Of the smallest priority first, then the youngest.
         """
-        found: list[Pod] = []
+        found: list[Group] = []
         for name, form in self._config.queues.items():
             if name == lender or self._roots[name] != self._roots.get(lender) or form.nominal_quota is None:
                 continue
             left = self.used[name] - form.nominal_quota
-            pods = [
-                pod
-                for pod in self._world.pods.values()
-                if pod.spec.queue == name and pod.counts and not pod.spec.claims
-            ]
-            for pod in sorted(pods, key=_must_go_key):
+            for group in sorted(self._groups(name), key=_must_go_key):
                 if left <= 0:
                     break
-                if pod.node and not pod.ending and pod.spec.owner not in self._world.budgets:
-                    left -= pod.spec.units
-                    if pod.spec.priority <= priority:
-                        found.append(pod)
+                if all(pod.node and pod.spec.owner not in self._world.budgets for pod in group):
+                    left -= sum(pod.spec.units for pod in group)
+                    if max(pod.spec.priority for pod in group) <= priority:
+                        found.append(group)
         return sorted(found, key=_must_go_key)
+
+    def _groups(self, queue: str) -> list[Group]:
+        """What a queue has, the pods of a gang together."""
+        groups: dict[str, Group] = {}
+        for pod in self._world.pods.values():
+            if pod.spec.queue == queue and pod.counts and not pod.spec.claims and not pod.ending:
+                key = pod.gang or pod.uid
+                groups[key] = (*groups.get(key, ()), pod)
+        return list(groups.values())
 
 
 def count_slots(world: World, config: QueueConfig) -> dict[str, int]:
@@ -211,8 +218,9 @@ def count_slots_left(world: World, config: QueueConfig, without: Collection[str]
     return left
 
 
-def _must_go_key(pod: Pod) -> tuple[int, int, str]:
-    return pod.spec.priority, -int(pod.created), pod.uid
+def _must_go_key(group: Group) -> tuple[int, int, str]:
+    created, uid = min((int(pod.created), pod.uid) for pod in group)
+    return max(pod.spec.priority for pod in group), -created, uid
 
 
 def is_blocked(world: World, pod: Pod) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from allocator.names import (
     POD_DATA,
     POD_GANG,
     POD_GANG_SIZE,
+    POD_JOB,
     POD_REQUEUED,
     QUEUE_GATE,
     QUEUE_NAME,
@@ -53,6 +54,7 @@ class Spec:
         halves: Every other pod of the gang is bound by the other scheduler.
         data: Names of the data that it reads, by commas; empty: none.
         notes: Further annotations.
+        firsts: Pods like it with data that come before it: the first stage of its job.
         claims: It asks by a claim, which the queue does not hold back; it is `gated` no more then.
     """
 
@@ -69,6 +71,7 @@ class Spec:
     halves: bool = False
     data: str = ""
     notes: tuple[tuple[str, str], ...] = ()
+    firsts: int = 0
     claims: bool = False
 
 
@@ -134,6 +137,10 @@ class Pod:
         return str(self.raw["metadata"]["annotations"].get(POD_GANG, ""))
 
     @property
+    def job(self) -> str:
+        return str(self.raw["metadata"]["annotations"].get(POD_JOB, ""))
+
+    @property
     def counts(self) -> bool:
         """Tell whether quota counts the pod: admitted or bound, with a claim bound only, and not ended."""
         return not self.waits and not self.ended and (bool(self.node) or not self.spec.claims)
@@ -142,6 +149,21 @@ class Pod:
     def claim(self) -> str:
         """UID of its claim."""
         return f"uid-claim-{self.name}"
+
+
+@dataclass(slots=True)
+class FirstStage:
+    """The first stage of a job, which no Job makes and of which nobody says a size.
+
+    Attributes:
+        size: Pods that have to succeed.
+        since: When its pods came, seconds.
+        succeeded: Pods that have.
+    """
+
+    size: int
+    since: float
+    succeeded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +206,8 @@ class World:
         skew_s: Seconds that the API server's clock is ahead.
         was_skewed: Pods were dated by a wrong clock.
         blocked: Owners for whose pods kube-scheduler finds no node, for reasons of its own.
-        bereft: Gangs of which others than the queue have evicted a pod.
         models: Card model by node.
+        stages: First stages by job.
     """
 
     def __init__(
@@ -212,7 +234,7 @@ class World:
         self.cordoned: set[str] = set()
         self.budgets: set[str] = set()
         self.blocked: set[str] = set()
-        self.bereft: set[str] = set()
+        self.stages: dict[str, FirstStage] = {}
         self.born = 0
         self.forbidden: set[str] = set()
         self.skew_s = 0.0
@@ -303,6 +325,15 @@ class World:
         self._tell("ADDED", pod)
         return pod
 
+    def create_job(self, spec: Spec) -> Pod:
+        """Create a job of two stages, the pods with data first; return the pod of the second one."""
+        name = f"job{self.born}"
+        spec = replace(spec, notes=(*spec.notes, (POD_JOB, name)))
+        self.stages[name] = FirstStage(spec.firsts, self.now)
+        for _ in range(spec.firsts):
+            self.create(replace(spec, data="x"))
+        return self.create(spec)
+
     def changed(self, pod: Pod) -> None:
         """Somebody has changed the object of a pod."""
         self._tell("MODIFIED", pod)
@@ -310,6 +341,9 @@ class World:
     def delete(self, pod: Pod) -> None:
         """A pod is gone."""
         del self.pods[pod.name]
+        if all(other.job != pod.job for other in self.pods.values()):
+            # Nothing remembers a job that no pod names.
+            self.stages.pop(pod.job, None)
         self._tell("DELETED", pod)
 
     def allocate(self, pod: Pod, node: str, card: int) -> None:
