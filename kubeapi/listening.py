@@ -189,10 +189,6 @@ class Connections:
         self._answered = asyncio.Event()
         self.is_ending = False
 
-    @property
-    def count_answering(self) -> int:
-        return sum(connection.is_answering for connection in self._open)
-
     def admit(self) -> Connection | None:
         """Make room for a client; None where all connections are answering."""
         if len(self._open) >= self.most:

@@ -2,7 +2,8 @@
 
 Its bounds are in `listening`: connections, and the time that clients may take. Here are those of the work:
 
-- At most three quarters of the connections are answered at a time. Further requests get 429, but for health.
+- Three quarters as many requests are answered at a time as there may be connections. Further ones get 429,
+  but for health.
 - What costs something is one `SharedAnswer` for all who ask for it.
 """
 
@@ -11,7 +12,7 @@ import json
 import ssl
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from typing import Final, Protocol, cast
 
 from aiohttp import web
@@ -111,21 +112,26 @@ async def start_serving(
 
 def _make_guard(connections: Connections) -> Middleware:
     most = max(1, connections.most * 3 // 4)
+    under_way = 0
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Handle a request once it is here whole; until then its connection may be ended."""
-        if request.path not in HEALTH and connections.count_answering >= most:
+        nonlocal under_way
+        if request.path not in HEALTH and under_way >= most:
             raise web.HTTPTooManyRequests(
                 text=f"{most} requests are being answered; allowed: no more\n", headers={"Retry-After": "1"}
             )
         if request.body_exists:
             await _read_body(request)
         connection = connections.by_protocol.get(request.protocol)
-        if connection is None:  # its client went away
-            return await handler(request)
-        with connection.answering():
-            return await handler(request)
+        # A request counts to its end, also where its client goes away.
+        under_way += 1
+        try:
+            with connection.answering() if connection is not None else nullcontext():
+                return await handler(request)
+        finally:
+            under_way -= 1
 
     return guard
 

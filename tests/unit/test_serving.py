@@ -70,7 +70,11 @@ async def test_a_failure_is_that_of_all_who_wait_and_the_next_one_is_made() -> N
     assert await maker.shared.get() == b"1"
 
 
-async def test_health_is_answered_while_too_many_requests_are(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("leave", [False, True])
+async def test_health_is_answered_while_too_many_requests_are(
+    monkeypatch: pytest.MonkeyPatch, *, leave: bool
+) -> None:
+    """Whose client went away is answered all the same, and counts."""
     monkeypatch.setattr("kubeapi.listening.MOST_CONNECTIONS", 8)
     let_go, under_way = asyncio.Event(), asyncio.Semaphore(0)
 
@@ -91,6 +95,10 @@ async def test_health_is_answered_while_too_many_requests_are(monkeypatch: pytes
         asked = [asyncio.create_task(session.get(f"{url}/slow")) for _ in range(6)]
         for _ in asked:
             await under_way.acquire()
+        if leave:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
         async with session.get(f"{url}/slow") as refused:
             assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
             assert await refused.text() == "6 requests are being answered; allowed: no more\n"
@@ -98,7 +106,7 @@ async def test_health_is_answered_while_too_many_requests_are(monkeypatch: pytes
             async with session.get(url + path) as answer:
                 assert (answer.status, await answer.text()) == expected
         let_go.set()
-        for task in asked:
+        for task in () if leave else asked:
             assert await (await task).text() == "done"
         async with session.get(f"{url}/nowhere") as answer:
             said = await answer.text()
