@@ -1,6 +1,6 @@
 """Rules of the queue taken out one at a time: some history must break that passes with the rule."""
 
-from scheduler_plugin.queue.cache import claimed_units, job_stages, pods, queues
+from scheduler_plugin.queue.cache import claimed_units, job_stages, membership, pods, queues
 from scheduler_plugin.queue.capacity import reservation_planner, reservations
 from scheduler_plugin.queue.controller import controller, explainer
 from scheduler_plugin.queue.scheduler import (
@@ -57,6 +57,10 @@ def of_stages(seed: int) -> None:
 
 def of_claims(seed: int) -> None:
     simulation.run("claimed", seed)
+
+
+def of_tenants(seed: int) -> None:
+    simulation.run("tenants", seed)
 
 
 MUTANTS = (
@@ -404,6 +408,14 @@ MUTANTS = (
         "        self._end_charges(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         "        self._free_capacity(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         mixed,
+        0,
+    ),
+    Mutant(
+        "a pod whose label names no queue of its namespace belongs to one all the same",
+        membership.QueueMembership.find_queue,
+        "return last or self._find_default(namespace, label) or named or label",
+        "return named",
+        of_tenants,
         0,
     ),
 )
