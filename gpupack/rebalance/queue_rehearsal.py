@@ -1,6 +1,5 @@
 """What the queue does while pods move: its own code decides, on the cluster as it was read."""
 
-import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,12 +64,11 @@ class QueueRehearsal:
     Args:
         cluster: Nodes and pods.
         rules: By what the queue's leader decides.
-        wall_s: Seconds since 1970.
     """
 
-    def __init__(self, cluster: Cluster, rules: QueueRules, wall_s: float | None = None) -> None:
+    def __init__(self, cluster: Cluster, rules: QueueRules) -> None:
         self._cluster = cluster
-        self._wall_s = time.time() if wall_s is None else wall_s
+        self._wall_s = rules.read_at_s
         self._nodes = dict(cluster.nodes)
         self._state = ClusterState(cluster.unit_mib, rules=QueueChargeRules())
         self._state.node_failed.connect(lambda _name, _error: None)

@@ -1,5 +1,6 @@
 """By what the queue decides, as far as it is known: `rebalance.queue_rehearsal` decides likewise."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,11 +23,13 @@ class QueueRules:
         config: The configuration in force.
         settings: Options of the leader's process.
         namespaces: Labels by namespace: they say which queue a pod belongs to.
+        read_at_s: When that was so, with pods and nodes: seconds since 1970.
     """
 
     config: "QueueConfig"
     settings: "QueueSettings"
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    read_at_s: float = field(default_factory=time.time)
 
     def find_queue(self, namespace: str, label: str) -> str:
         """Find the queue that a pod belongs to, empty for none.

@@ -28,7 +28,8 @@ PARTS = 2
 PROVEN = Record(Path(__file__).parent / "queuemodel", MUTANTS)
 
 SHARES = {
-    "mixed": 0.12,
+    "mixed": 0.09,
+    "advised": 0.03,
     "tenants": 0.05,
     "claimed": 0.05,
     "reclaim": 0.12,

@@ -71,6 +71,8 @@ class Plan:
         binds: Batch mode binds the pods.
         labels: Of nodes that have any.
         slots: Places for pods on each node; 0: any number.
+        is_advised: Somebody moves pods on advice once there is no trouble.
+        stopped: A queue that is stopped then, empty for none.
         namespace_queue: The queue that the label of the pods' namespace names; empty: it has none.
     """
 
@@ -93,6 +95,8 @@ class Plan:
     binds: bool = False
     labels: dict[str, dict[str, str]] = field(default_factory=dict)
     slots: int = 0
+    is_advised: bool = False
+    stopped: str = ""
     namespace_queue: str = ""
 
     @property
@@ -473,6 +477,36 @@ def tenants(random: Random) -> Plan:
     )
 
 
+def advised(random: Random) -> Plan:
+    """Pods run for ever, older ones wait, and somebody moves pods on advice; a queue may be stopped."""
+    nodes = _nodes(random)
+    queues = _quotas(random, max(8, int(_total(nodes) * random.choice((1, 0.7, 0.5)))), "ab")
+    templates = [
+        Spec(random.choice("ab"), random.choice((2, 3, 4, 5)), owner=_owner(random, number, 0.1))
+        for number in range(4)
+    ]
+    if random.random() < 0.3:
+        templates.append(Spec(random.choice("ab"), random.choice((2, 4)), "g", 2, "owner8"))
+    if random.random() < 0.3:
+        queues["b"] += ", queueingStrategy: StrictFIFO"
+    stopped = random.choice(("", "", *queues))
+    return Plan(
+        "advised",
+        nodes,
+        tuple(templates),
+        queues,
+        _head(random, "wait") + "keepRoomAtLatest: 720h\n",
+        _policy(random),
+        most=random.choice((1, 2, 3)),
+        late=tuple(random.choice(templates) for _ in range(random.choice((0, 0, 1, 3)))),
+        rate=0.4,
+        steps=40,
+        calm_s=400.0,
+        is_advised=True,
+        stopped=stopped,
+    )
+
+
 _GANG: Final = (("gpupack.io/gang", "odd"), ("gpupack.io/gang-size", "2"))
 ODD_NOTES: Final[tuple[tuple[tuple[tuple[str, str], ...], ...], ...]] = (
     ((("gpupack.io/job", "\x1b[2Jjob"),),),
@@ -499,5 +533,6 @@ KINDS: Final = {
         tenants,
         lent,
         staged,
+        advised,
     )
 }

@@ -1,5 +1,6 @@
 """Rules of the queue taken out one at a time: some history must break that passes with the rule."""
 
+from gpupack.rebalance import advise
 from scheduler_plugin.queue.cache import claimed_units, job_stages, membership, pods, queues
 from scheduler_plugin.queue.capacity import reservation_planner, reservations
 from scheduler_plugin.queue.controller import controller, explainer
@@ -63,7 +64,19 @@ def of_tenants(seed: int) -> None:
     simulation.run("tenants", seed)
 
 
+def of_advice(seed: int) -> None:
+    simulation.run("advised", seed)
+
+
 MUTANTS = (
+    Mutant(
+        "advice moves whom the queue admits again",
+        advise._ask_queue,
+        "if isinstance(cluster.queue, str) or not plan.moves:",
+        "if True:",
+        of_advice,
+        0,
+    ),
     Mutant(
         "of a strict queue the oldest goes first",
         queues.QueueState.is_next,

@@ -7,6 +7,7 @@ from random import Random
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
 
+from .advice import Adviser
 from .api import Api
 from .binding import Scheduler
 from .clock import run_virtually
@@ -125,12 +126,30 @@ class Simulation:
             self._make(spec)
             await self._step(1.0)
         self.promises.begin_calm()
+        adviser = self._make_adviser() if self.plan.is_advised else None
         until = self.world.now + self.plan.calm_s
         while self.world.now < until:
             self._create(self.plan.calm_rate * CALM_STEP_S)
             await self._step(CALM_STEP_S)
+            if adviser is not None:
+                adviser.act()
             if self.steps % 2 == 0:
                 self.promises.observe()
+
+    def _make_adviser(self) -> Adviser:
+        if self.plan.stopped:
+            name = self.plan.stopped
+            queues = {**self.plan.queues, name: f"{self.plan.queues[name]}, stopPolicy: Hold"}
+            self.trouble.configure(configuration(self.plan, queues))
+        return Adviser(
+            self.world,
+            self.random,
+            self.process,
+            self.promises,
+            self.cluster.evict,
+            lambda: self.process.knows_all and self.cluster.is_still,
+            self._say,
+        )
 
     async def _rest(self) -> None:
         """While nothing changes, little is done."""

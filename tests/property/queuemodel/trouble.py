@@ -100,7 +100,7 @@ class Trouble:
             case "budget":
                 world.budgets.clear()
             case "reload" | "switch_mode":
-                self._configure(configuration(self._plan))
+                self.configure(configuration(self._plan))
             case "block" if self._random.random() < 0.3:
                 world.blocked.clear()
 
@@ -242,22 +242,23 @@ class Trouble:
         if not change:
             # Its pods wait until it is back.
             del queues[name]
-            self._configure(configuration(self._plan, queues))
+            self.configure(configuration(self._plan, queues))
             return
         queues[name] += change
         parts = dict(part.split(": ") for part in queues[name].split(", "))
         if "nominalQuota" in parts and "lendingLimit" in parts:
             parts["lendingLimit"] = str(min(int(parts["nominalQuota"]), int(parts["lendingLimit"])))
         queues[name] = ", ".join(f"{key}: {value}" for key, value in parts.items())
-        self._configure(configuration(self._plan, queues))
+        self.configure(configuration(self._plan, queues))
 
     def _switch_mode(self) -> None:
         """Batch mode is switched off, or on, while pods of both kinds wait."""
         on = "mode: batch" in self._plan.head
         before, after = ("mode: batch", "mode: gate") if on else ("mode: gate", "mode: batch")
-        self._configure(configuration(self._plan).replace(before, after))
+        self.configure(configuration(self._plan).replace(before, after))
 
-    def _configure(self, text: str) -> None:
+    def configure(self, text: str) -> None:
+        """Let another configuration be in force."""
         self._promises.configured(text)
         self._process.configure(text)
 

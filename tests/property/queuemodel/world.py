@@ -206,6 +206,7 @@ class World:
         skew_s: Seconds that the API server's clock is ahead.
         was_skewed: Pods were dated by a wrong clock.
         blocked: Owners for whose pods kube-scheduler finds no node, for reasons of its own.
+        closed: Cards that are cordoned, as node and position.
         models: Card model by node.
         stages: First stages by job.
     """
@@ -235,6 +236,8 @@ class World:
         self.budgets: set[str] = set()
         self.blocked: set[str] = set()
         self.stages: dict[str, FirstStage] = {}
+        self.closed: set[tuple[str, int]] = set()
+        self.raw_nodes: dict[str, dict[str, Any]] = {}
         self.born = 0
         self.forbidden: set[str] = set()
         self.skew_s = 0.0
@@ -263,7 +266,9 @@ class World:
             cpu="400",
             memory="1000Gi",
             allocatable_units=sum(self.nodes[name]) if self.binds else None,
+            cordon=",".join(card_uuid(*card) for card in sorted(self.closed) if card[0] == name) or None,
         )
+        self.raw_nodes[name] = raw
         raw["spec"] = {"unschedulable": True} if name in self.cordoned else {}
         if name in self.labels:
             metadata: Any = raw["metadata"]
@@ -282,7 +287,7 @@ class World:
         for pod in self.pods.values():
             if pod.node == name and not pod.ended and pod.uid not in without:
                 free[pod.card] -= pod.spec.units
-        return free
+        return [min(units, 0) if (name, at) in self.closed else units for at, units in enumerate(free)]
 
     # Pods.
 
@@ -299,7 +304,8 @@ class World:
         if spec.data:
             notes[POD_DATA] = spec.data
         amounts = {"cpu": "1", "memory": "1Gi"} | ({} if spec.claims else {UNITS: str(spec.units)})
-        owners = [{"uid": spec.owner, "controller": True}] if spec.owner else []
+        owner = {"kind": "ReplicaSet", "name": spec.owner, "uid": spec.owner, "controller": True}
+        owners = [owner] if spec.owner else []
         raw = {
             "metadata": {
                 "name": name,
