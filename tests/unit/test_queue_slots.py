@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from allocator.names import POD_PLANNED
+from allocator.names import POD_NODE_POLICY, POD_PLANNED
 from scheduler_plugin.queue.cache.lending import SlotMatch
 from scheduler_plugin.queue.controller.status import explain_waiting
 from tests.cluster_builders import in_percent
@@ -70,6 +70,49 @@ def test_slots_near_the_data_are_offered_before_any_is_offered_to_pods_whose_dat
         ("n2", SlotMatch.FREE_LENT_TO_LOCAL, False),
         ("n1", SlotMatch.LOCAL_FOR_LOCAL, True),
         ("n1", SlotMatch.FREE_LENT_TO_LOCAL, True),
+    ]
+
+
+@pytest.mark.parametrize(("policy", "node"), [("least-requested", "n1"), ("best-fit", "n2")])
+def test_of_nodes_with_an_idle_slot_the_node_policy_chooses(policy: str, node: str) -> None:
+    """Nodes became known in another order; the pod's own policy counts, too."""
+    world = QueueWorld(SLOTS)
+    for name, used in (("n3", 5), ("n2", 12), ("n1", 0)):
+        world.node(name, (16,), (used,))
+    world.pod("p", 4, annotations={POD_NODE_POLICY: policy})
+    assert nodes_of(world) == {"p": node}
+    world.pod("q", 4, annotations={POD_NODE_POLICY: policy})
+    world.pod("r", 4, annotations={POD_NODE_POLICY: policy})
+    assert node not in nodes_of(world).values(), "no slot is idle there"
+
+
+def test_a_policy_holds_pods_back_also_where_there_are_slots() -> None:
+    world = QueueWorld(
+        f"{SLOTS}\nnodePolicy: weighted-balance\n"
+        "nodePolicyParameters: {weighted-balance: {on-no-improvement: hold, hold-rounds: 1, threshold: 1}}"
+    )
+    world.node("n1", (16,), (6,))
+    world.pod("p", 1, cpu="0", memory="40Gi")
+    assert not nodes_of(world)
+    world.now += 1
+    assert nodes_of(world) == {"p": "n1"}
+
+
+def test_a_slot_of_the_own_type_comes_before_one_that_is_lent_wherever_it_is() -> None:
+    """n1 is first by its name, and has a slot of the other type only."""
+    world = QueueWorld(
+        f"{ONE_QUEUE}\nslots: {{per: node, local: {{count: 1}}, free: {{count: 1,"
+        " nodeSelector: {matchLabels: {pool: batch}}}}"
+    )
+    world.node("n1", (16,))
+    world.node("n2", (16,), labels={"pool": "batch"})
+    for number in range(3):
+        world.pod(f"p{number}", 1, created=number)
+    releases = world.decide()
+    assert [(each.members[0].node, each.slot_match) for each in releases] == [
+        ("n2", SlotMatch.FREE_FOR_FREE),
+        ("n1", SlotMatch.LOCAL_LENT_TO_FREE),
+        ("n2", SlotMatch.LOCAL_LENT_TO_FREE),
     ]
 
 

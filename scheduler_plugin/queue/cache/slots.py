@@ -35,15 +35,20 @@ class ClusterSlots:
 
     Args:
         form: How many there are; None: no limit, every node has idle slots.
+
+    Attributes:
+        changed: Nodes whose slots or pods changed; who follows them takes the names out.
     """
 
     def __init__(self, form: SlotsForm | None) -> None:
         self.form = form
         self.nodes: dict[str, NodeSlots] = {}
+        self.changed: set[str] = set()
         self._where: dict[str, tuple[str, SlotType]] = {}
 
     def set_node(self, name: str, facts: NodeFacts | None, cards: int) -> None:
         """Count the slots of a node with these labels and so many cards; None: the node is gone."""
+        self.changed.add(name)
         node = self.nodes.setdefault(name, NodeSlots())
         for kind in SlotType:
             node.total[kind] = (
@@ -55,6 +60,7 @@ class ClusterSlots:
     def occupy(self, uid: str, node: str, kind: SlotType) -> None:
         """A pod is on a node from now on, and nowhere else."""
         self.vacate(uid)
+        self.changed.add(node)
         self.nodes.setdefault(node, NodeSlots()).running[kind].add(uid)
         self._where[uid] = (node, kind)
 
@@ -62,6 +68,7 @@ class ClusterSlots:
         """A pod is on no node any more."""
         node, kind = self._where.pop(uid, ("", SlotType.FREE))
         if node:
+            self.changed.add(node)
             self.nodes[node].running[kind].discard(uid)
 
     def count_total(self, node: str) -> int:

@@ -1,7 +1,8 @@
 """Admit waiting pods and choose their nodes, by the queues' order, quotas, slots and capacity. Pure.
 
 Decisions are made one after the other. While a node that can take some waiting pod has an idle slot, the slot
-is offered (docs/queue.md#data-and-slots). Without slots there is one pool, and the first queue with a pod
+is offered (docs/queue.md#data-and-slots). All idle slots of a type are offered at once, and the node policy
+chooses among those that the pod may have. Without slots there is one pool, and the first queue with a pod
 that fits anywhere admits it.
 """
 
@@ -110,6 +111,8 @@ class AdmissionScheduler:
         self.crowded: set[tuple[Needs, frozenset[str]]] = set()
         self._near: dict[frozenset[str], BoolArray] = {}
         self._near_key: object = None
+        self._idle: dict[SlotType, BoolArray] = {}
+        self._idle_key: object = None
         self.configure(config)
 
     def configure(self, config: QueueConfig) -> None:
@@ -170,16 +173,14 @@ class AdmissionScheduler:
         while True:
             order = sort_by_share(queue for queue in self.queues if queue.is_open)
             cycle = AdmissionCycle(self, order)
-            slot, row = None, None
-            if self.config.slots is not None:
-                idle_slot = cycle.find_idle_slot()
-                if idle_slot is None:
-                    return None
-                row, slot = idle_slot
-            choice = cycle.pick_workload(slot, row)
+            slot, choice = None, None
+            if self.config.slots is None:
+                choice = cycle.pick_workload(None)
+            else:
+                slot, choice = cycle.pick_workload_for_slot()
             if choice is None:
                 return None
-            admitted = self._assume(choice, cycle, row, now)
+            admitted = self._assume(choice, cycle, slot, now)
             if admitted is not None:
                 return admitted
             workload = choice.workload
@@ -190,7 +191,7 @@ class AdmissionScheduler:
                 self.crowded.add((workload.requirements, workload.data))
 
     def _assume(
-        self, choice: SlotChoice[Needs], cycle: "AdmissionCycle", row: int | None, now: float
+        self, choice: SlotChoice[Needs], cycle: "AdmissionCycle", slot: SlotType | None, now: float
     ) -> AdmittedWorkload | None:
         """Take room, quota and slot for a choice; None, and nothing taken, when its pods do not all fit."""
         workload, queue = choice.workload, self.queues[choice.queue]
@@ -203,24 +204,18 @@ class AdmissionScheduler:
             others: tuple[str, ...] = ()
             # Pods of a gang fit together where room was kept for them, and need not elsewhere.
             together = len(pods) > 1 and self.capacity.reservations.get_reservation(uid) is not None
-            if row is not None and not admitted_pods and not together:
-                node = (
-                    self.capacity.state.nodes.names[row]
-                    if self.capacity.assume_pod(uid, requirements, row, now)
-                    else ""
-                )
-            else:
-                most = None if headroom is None else headroom - sum(amounts)
-                fits = self.quota_usage.mask_within(
-                    requirements, self._mask_rows(requirements, choice, cycle), most
-                )
-                node = self._place_on_reserved(uid, requirements, fits, now)
-                if not node:
-                    node = self.placer.place_pod(uid, requirements, fits, now)
-                    # Pods of a gang fit together where they were placed, and need not elsewhere.
-                    alone = self.config.mode == "batch" and not names_node and len(pods) == 1
-                    further = LISTED - 1 if requirements in self.rejected_nodes else OTHERS
-                    others = self.placer.list_next_nodes(further) if alone else ()
+            of_type = None if admitted_pods or together else slot
+            most = None if headroom is None else headroom - sum(amounts)
+            fits = self.quota_usage.mask_within(
+                requirements, self._mask_rows(requirements, choice, cycle, of_type), most
+            )
+            node = self._place_on_reserved(uid, requirements, fits, now)
+            if not node:
+                node = self.placer.place_pod(uid, requirements, fits, now)
+                # Pods of a gang fit together where they were placed, and need not elsewhere.
+                alone = self.config.mode == "batch" and not names_node and len(pods) == 1
+                further = LISTED - 1 if requirements in self.rejected_nodes else OTHERS
+                others = self.placer.list_next_nodes(further) if alone else ()
             if not node:
                 for member in admitted_pods:
                     self._forget(member.uid, now)
@@ -259,12 +254,16 @@ class AdmissionScheduler:
         )
 
     def _mask_rows(
-        self, requirements: PodRequirements, choice: SlotChoice[Needs], cycle: "AdmissionCycle"
+        self,
+        requirements: PodRequirements,
+        choice: SlotChoice[Needs],
+        cycle: "AdmissionCycle",
+        slot: SlotType | None,
     ) -> BoolArray:
-        """Find the rows where a pod of a choice may be placed: bool[R]."""
+        """Find the rows where a pod of a choice may be placed, in a slot of any type if None: bool[R]."""
         fits = self.mask_fits(requirements, choice.workload.uid)
         if self.config.slots is not None:
-            fits = fits & self.mask_idle_slots()
+            fits = fits & self.mask_idle_slots(slot)
         if self._is_near(choice):
             fits = fits & cycle.mask_near(choice.workload.data)
         return fits
@@ -320,13 +319,21 @@ class AdmissionScheduler:
             near[[nodes.rows[name] for name in names if name in nodes.rows]] = True
         return near
 
-    def mask_idle_slots(self) -> BoolArray:
-        """Rows with an idle slot of any type: bool[R]."""
-        nodes = self.capacity.state.nodes
-        idle = np.zeros(nodes.row_count, dtype=np.bool_)
-        for name, row in nodes.rows.items():
-            idle[row] = any(self.slots.count_idle(name, kind) for kind in SlotType)
-        return idle
+    def mask_idle_slots(self, kind: SlotType | None = None) -> BoolArray:
+        """Rows with an idle slot of a type, or of any: bool[R]. Read it before anything changes."""
+        nodes, slots = self.capacity.state.nodes, self.slots
+        key = (slots, nodes.epoch, nodes.row_count)
+        if key != self._idle_key:
+            self._idle_key = key
+            self._idle = {each: np.zeros(nodes.row_count, dtype=np.bool_) for each in SlotType}
+            slots.changed.update(nodes.rows)
+        for name in slots.changed & nodes.rows.keys():
+            for each, idle in self._idle.items():
+                idle[nodes.rows[name]] = slots.count_idle(name, each) > 0
+        slots.changed.clear()
+        if kind is not None:
+            return self._idle[kind]
+        return self._idle[SlotType.LOCAL] | self._idle[SlotType.FREE]
 
     def _forget(self, uid: str, now: float) -> None:
         assumed = self.capacity.state.get_assumed(uid)
@@ -337,6 +344,9 @@ class AdmissionScheduler:
     def _count_borrowed(self, queue: str) -> int:
         cohort = self.queues.get_cohort(queue)
         return 0 if cohort is None else cohort.accounts[queue].borrowed
+
+
+_NearKey = tuple[PodRequirements, frozenset[str], str, int | None, SlotType | None]
 
 
 class AdmissionCycle:
@@ -351,8 +361,9 @@ class AdmissionCycle:
         self._admission = admission
         self._order = order
         self._fits: dict[tuple[PodRequirements, str, int | None], tuple[BoolArray, bool]] = {}
-        self._near_somewhere: dict[tuple[PodRequirements, frozenset[str], str, int | None], bool] = {}
+        self._near_somewhere: dict[_NearKey, bool] = {}
         self._able: dict[Needs, bool] = {}
+        self._idle_somewhere: dict[tuple[PodRequirements, str, int | None, SlotType], bool] = {}
         self._reserved_uids = frozenset(admission.capacity.reservations.workload_uids)
         self._reserved = {
             workload.requirements
@@ -371,30 +382,53 @@ class AdmissionCycle:
             self._able[needs] = able
         return able
 
-    def pick_workload(self, slot: SlotType | None, row: int | None) -> SlotChoice[Needs] | None:
-        """Offer a slot of a type on a row, or where both are None the whole cluster."""
-        name = "" if row is None else self._admission.capacity.state.nodes.names[row]
+    def pick_workload_for_slot(self) -> tuple[SlotType | None, SlotChoice[Needs] | None]:
+        """Choose a type of idle slot and who gets it; its rows are those of `mask_idle_slots`.
+
+        A slot near to some workload's data comes first, then the queue that is first in the order, then a
+        slot that need not be lent.
+        """
+        ranks = {queue.name: rank for rank, queue in enumerate(self._order)}
+        found: list[tuple[tuple[bool, int, bool], SlotType, SlotChoice[Needs]]] = []
+        for slot in SlotType:
+            choice = self.pick_workload(slot)
+            if choice is not None:
+                relaxed = choice.relaxed and self._admission.config.locality.enabled
+                place = relaxed, ranks[choice.queue], choice.workload.kind is not slot
+                found.append((place, slot, choice))
+        if not found:
+            return None, None
+        _, slot, choice = min(found, key=lambda each: each[0])
+        return slot, choice
+
+    def pick_workload(self, slot: SlotType | None) -> SlotChoice[Needs] | None:
+        """Offer all idle slots of a type at once, or where there are none the whole cluster."""
 
         def can_run(queue: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
-            if not self._is_able(group.key.requirements):
-                return False
-            fits, somewhere = self._find_rows(queue.name, group)
-            return bool(somewhere if row is None else fits[row]) and self._is_admissible(queue.name, group)
+            return (
+                self._is_able(group.key.requirements)
+                and self._fits_somewhere(queue.name, group, slot)
+                and self._is_admissible(queue.name, group)
+            )
 
         def is_near(queue: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
             data = group.key.data
             if (group.key.requirements, data) in self._admission.crowded:
                 return False
-            if row is not None:
-                return self._admission.locality.is_near(name, data)
-            requirements = self._get_first_requirements(group.key.requirements)
             # Room that is kept for a workload is near for that workload alone.
-            holder = self._get_reserved_uid(group)
-            key = (requirements, data, holder, self._compute_most(queue.name, group))
+            key = (
+                self._get_first_requirements(group.key.requirements),
+                data,
+                self._get_reserved_uid(group),
+                self._compute_most(queue.name, group),
+                slot,
+            )
             found = self._near_somewhere.get(key)
             if found is None:
-                found = bool((self._find_rows(queue.name, group)[0] & self.mask_near(data)).any())
-                self._near_somewhere[key] = found
+                rows = self._find_rows(queue.name, group)[0] & self.mask_near(data)
+                if slot is not None:
+                    rows &= self._admission.mask_idle_slots(slot)
+                found = self._near_somewhere[key] = bool(rows.any())
             return found
 
         locality = self._admission.config.locality.enabled
@@ -405,6 +439,23 @@ class AdmissionCycle:
             can_run=can_run,
             locality=locality,
         )
+
+    def _fits_somewhere(self, queue: str, group: WorkloadGroup[Needs], slot: SlotType | None) -> bool:
+        """Tell whether a group's oldest workload fits somewhere, where a slot of a type is idle."""
+        fits, somewhere = self._find_rows(queue, group)
+        if slot is None or not somewhere:
+            return somewhere
+        key = (
+            self._get_first_requirements(group.key.requirements),
+            self._get_reserved_uid(group),
+            self._compute_most(queue, group),
+            slot,
+        )
+        found = self._idle_somewhere.get(key)
+        if found is None:
+            found = bool((fits & self._admission.mask_idle_slots(slot)).any())
+            self._idle_somewhere[key] = found
+        return found
 
     def mask_near(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R]."""

@@ -97,7 +97,7 @@ MUTANTS = (
     Mutant(
         "slots: pods of a gang go where a slot is idle",
         admission.AdmissionScheduler._mask_rows,
-        "            fits = fits & self.mask_idle_slots()\n",
+        "            fits = fits & self.mask_idle_slots(slot)\n",
         "            pass\n",
         of_slots,
         1000,
