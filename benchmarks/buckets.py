@@ -10,8 +10,8 @@ prints for each decision:
 - both times of those decisions for which more was looked at than the index gives.
 
 The second table is the queue's, which makes its candidates itself. There is the time to place a pod on the
-cluster, and how many nodes were scored or cards of the index touched. `list` is mode `candidates`:
-all nodes that fit are scored for a list that pods of one kind share. `index` is mode `pick`. Pods are of 20
+cluster, and how many nodes were scored or cards of the index touched. `scan` is mode `candidates`: all nodes
+that fit are scored for each pod. `index` is mode `pick`. Pods are of 20
 kinds in turn, or each of a kind of its own. The last line is JSON.
 """
 
@@ -170,7 +170,7 @@ class QueueBench:
 def measure_queue(nodes: int) -> list[dict[str, float | str]]:
     """Place pods of few and of many kinds; microseconds and nodes touched for a pod."""
     found: list[dict[str, float | str]] = []
-    for mode, way in (("candidates", "list"), ("pick", "index")):
+    for mode, way in (("candidates", "scan"), ("pick", "index")):
         bench = QueueBench(nodes, mode)
         for first, kinds in ((0, 20), (1000, DECISIONS)):
             for kind in range(20):

@@ -1,4 +1,4 @@
-"""The headline of the queue's slots as a picture: `python -m benchmarks.slots FILE.png`.
+"""The headline of the queue's slots as a picture: `python -m benchmarks.slots [FILE.png]`.
 
 The queue has two local and two free slots. A job has eight local workloads, then four free ones; each
 takes one round. Without borrowing a workload runs in slots of its own type only. The picture shows the
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.cache.lending import pick_workload
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WaitingWorkloads, WorkloadGroup
 from scheduler_plugin.simulator.plot import load_matplotlib, save_figure
@@ -82,10 +83,15 @@ def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Pat
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw the picture."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slots", description=__doc__)
-    parser.add_argument("file", type=Path)
+    parser.add_argument(
+        "file", type=Path, nargs="?", default=Path("slots.png"), help="the PNG file, slots.png if left out"
+    )
     options = parser.parse_args(arguments)
     both = {"without borrowing": rounds(borrowing=False), "with borrowing": rounds(borrowing=True)}
-    plot_slots(options.file, both)
+    try:
+        plot_slots(options.file, both)
+    except SettingsError as error:
+        parser.error(str(error))
     figures: dict[str, dict[str, float]] = {}
     for name, slots in both.items():
         busy = [bool(workload) for slot in slots for workload in slot]

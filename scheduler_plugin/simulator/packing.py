@@ -1,4 +1,7 @@
-"""A packing run: pods arrive one by one, each goes where the policy says or is dropped, none ends."""
+"""A packing run: pods arrive one by one, each goes where the policy says or is dropped, none ends.
+
+A pod that the policy holds back is tried again with each later arrival, and when all have arrived.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,8 +11,11 @@ from typing import Final
 from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.cluster import SimulatedCluster, SimulatedPodKind
-from scheduler_plugin.simulator.placer import PlacedPod, Placer
+from scheduler_plugin.simulator.placer import HELD, PlacedPod, Placer
 from scheduler_plugin.simulator.trace import CARD, TracePod
+
+MOST_ROUNDS: Final = 1000
+"""So often held pods are tried again once all have arrived."""
 
 _HALF: Final = 50
 _ALL: Final = 100
@@ -59,6 +65,48 @@ def make_typical_workload(cluster: SimulatedCluster, pods: Sequence[TracePod]) -
     return workload
 
 
+class _Packer:
+    """Places pods, remembers who is held back, and counts into an outcome.
+
+    Attributes:
+        units: Units of all pods that were placed.
+    """
+
+    def __init__(self, placer: Placer, outcome: PackingOutcome) -> None:
+        self._placer = placer
+        self._outcome = outcome
+        self._held: list[tuple[int, SimulatedPodKind]] = []
+        self.units = 0
+
+    def place(self, number: int, kind: SimulatedPodKind) -> None:
+        """Place those that are held back, where they are not any more, and then the next pod."""
+        waiting, self._held = self._held, []
+        for arrival in (*waiting, (number, kind)):
+            self._try_pod(*arrival)
+
+    def place_held(self) -> None:
+        """Try those that are held back until none is; who is after `MOST_ROUNDS` is dropped."""
+        for _ in range(MOST_ROUNDS):
+            waiting, self._held = self._held, []
+            for arrival in waiting:
+                self._try_pod(*arrival)
+        for _, kind in self._held:
+            self._outcome.failed[HELD] += 1
+            _count(self._outcome.failed_units, kind)
+
+    def _try_pod(self, number: int, kind: SimulatedPodKind) -> None:
+        placed, outcome = self._placer.place_pod(kind, str(number)), self._outcome
+        if placed == HELD:
+            self._held.append((number, kind))
+        elif isinstance(placed, PlacedPod):
+            outcome.placed += 1
+            self.units += placed.units
+            _count(outcome.placed_units, kind)
+        else:
+            outcome.failed[placed] += 1
+            _count(outcome.failed_units, kind)
+
+
 def run_packing(
     cluster: SimulatedCluster,
     policy: NodePolicy,
@@ -88,33 +136,27 @@ def run_packing(
     requests = [pod.requested_milli for pod in pods]
     total = cluster.gpus * CARD
     whole = cluster.units
-    requested = allocated_units = 0
+    requested = 0
     next_point = 1
-    placer = Placer(cluster, policy)
     start = clock()
     apart = 0.0
+    packer = _Packer(Placer(cluster, policy), outcome)
     for number, pod in enumerate(pods):
-        kind = cluster.get_kind(pod, card_policy)
-        placed = placer.place_pod(kind, str(number))
-        if isinstance(placed, PlacedPod):
-            outcome.placed += 1
-            allocated_units += placed.units
-        else:
-            outcome.failed[placed] += 1
-        _count(outcome.placed_units if isinstance(placed, PlacedPod) else outcome.failed_units, kind)
+        packer.place(number, cluster.get_kind(pod, card_policy))
         requested += requests[number]
         while requested * 100 >= next_point * total:
             paused = clock()
             fragmented = None if measure is None else measure(cluster)
             apart += clock() - paused
-            outcome.curve.append(PackingPoint(float(next_point), 100.0 * allocated_units / whole, fragmented))
+            outcome.curve.append(PackingPoint(float(next_point), 100.0 * packer.units / whole, fragmented))
             if next_point == _HALF:
                 outcome.whole_percent = cluster.compute_whole_percent()
             if next_point == _ALL:
-                outcome.allocated_percent["100"] = 100.0 * allocated_units / whole
+                outcome.allocated_percent["100"] = 100.0 * packer.units / whole
             next_point += 1
+    packer.place_held()
     outcome.wall_s = clock() - start - apart
-    allocated = 100.0 * allocated_units / whole
+    allocated = 100.0 * packer.units / whole
     fragmented = None if measure is None else measure(cluster)
     outcome.curve.append(PackingPoint(100.0 * requested / total, allocated, fragmented))
     outcome.allocated_percent[last] = allocated

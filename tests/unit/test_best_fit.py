@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies import best_fit, make_policy
 from scheduler_plugin.scheduling.policies.best_fit import SKIPPED, BestFit, BestFitSettings
-from scheduler_plugin.scheduling.policies.registry import CardDemand, is_scored_by_row
+from scheduler_plugin.scheduling.policies.registry import CardDemand
 from scheduler_plugin.scheduling.policies.remaining import (
     CPU,
     GPU,
@@ -64,7 +64,6 @@ def test_pick_names_one_node_and_holds_the_rest():
     arrays = view(ABC)
     rows = rows_of(arrays)
     policy = make_policy("best-fit", {"mode": "pick"})
-    assert (is_scored_by_row(policy), is_scored_by_row(make_policy("best-fit"))) == (False, True)
     scores = policy.score(arrays, REQUEST, rows)
     assert np.isfinite(scores).tolist() == [False, False, True]
     # Not among the candidates: the next best.

@@ -2,11 +2,12 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import methods
+from benchmarks import methods, slots
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
 
@@ -53,3 +54,18 @@ def test_a_method_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         methods.main(["rings"])
     assert "method 'rings'; allowed: packed, buckets, balance, tiers, slots" in capsys.readouterr().err
+
+
+def test_the_picture_of_the_slots(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pages name the command without a file; without matplotlib it says what to install."""
+    monkeypatch.chdir(tmp_path)
+    slots.main([])
+    assert json.loads(capsys.readouterr().out)["with borrowing"] == {"rounds": 3, "busy_percent": 100.0}
+    assert (tmp_path / "slots.png").stat().st_size > 1000
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit) as ended:
+        slots.main([])
+    assert ended.value.code == 2
+    assert "pip install matplotlib" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from allocator.names import DEFAULT_NODE_POLICY
@@ -70,6 +71,24 @@ def test_the_same_as_one_by_one(policy: str, seed: int, monkeypatch: pytest.Monk
     assert lists < len(with_lists) / 2 if policy in BY_ROW else lists == 0
     monkeypatch.setattr(FreeCapacity, "is_scored_by_row", lambda *_: False)
     assert with_lists == placed(world(seed, policy), seed)
+
+
+@pytest.mark.parametrize("policy", BY_ROW)
+def test_what_is_scored_by_row_does_not_depend_on_other_rows(policy: str) -> None:
+    """Old scores and new ones of one list are compared."""
+    made = QueueWorld(policy=policy)
+    for name, size in (("n1", 16), ("n2", 40), ("n3", 7)):
+        made.node(name, (size, size), (3, 5))
+    made.pod("p", 4)
+    capacity = made.queue.admission.capacity
+    requirements = made.queue.queued_pods["uid-p"].requirements
+    assert requirements is not None
+    rows = np.arange(2)
+    before = capacity.score_rows(requirements, rows), capacity.get_policy_epoch(requirements)
+    made.node("n3", (640, 640, 640), cpu="900", memory="9Ti")
+    after = capacity.score_rows(requirements, rows), capacity.get_policy_epoch(requirements)
+    assert before[1] == after[1]
+    assert before[0].tolist() == after[0].tolist()
 
 
 @pytest.mark.parametrize("policy", BY_ROW)

@@ -98,6 +98,17 @@ def test_a_pod_is_held_back_for_its_rounds_and_no_longer() -> None:
         assert world.admitted() == ["p"]
 
 
+def test_the_pods_of_a_gang_have_their_rounds_together() -> None:
+    with holding(2) as world:
+        for number in range(3):
+            world.pod(f"g{number}", containers=asking(1, 0, 10), gang="g", size=3)
+        for now in (0.0, 1.0):
+            world.now = now
+            assert world.admitted() == []
+        world.now = 2.0
+        assert world.admitted() == ["g0", "g1", "g2"]
+
+
 def test_asking_in_the_queue_is_no_round() -> None:
     with holding(1) as world:
         uid = world.pod("p", containers=asking(1, 0, 40))

@@ -9,7 +9,7 @@ from scheduler_plugin.simulator.bound import compute_unavoidable_waste
 from scheduler_plugin.simulator.causes import USABLE, split_free_gpu, sum_fragmented
 from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.options import WORKLOADS, SimulationOptions
-from scheduler_plugin.simulator.packing import make_typical_workload, run_packing
+from scheduler_plugin.simulator.packing import MOST_ROUNDS, make_typical_workload, run_packing
 from scheduler_plugin.simulator.placer import HELD, make_simulated_policy
 from scheduler_plugin.simulator.results import report_packing
 from scheduler_plugin.simulator.trace import TraceNode, TracePod
@@ -70,15 +70,6 @@ def test_reasons():
     assert outcome.failed_units == {1000: 1 + 1 + 4 + 5 + 2, 500: 1}
 
 
-def test_held_pods_are_told_of():
-    nodes = [TraceNode("a", 100, 1000, 1, "T4")]
-    pods = [TracePod("p", 20, 500, 1, 400), TracePod("p", 30, 400, 1, 200), TracePod("p", 40, 200, 1, 200)]
-    parameters = {"on-no-improvement": "hold", "threshold": "1", "parts": "W2"}
-    outcome = simulate(pods, "weighted-balance", nodes=nodes, parameters=parameters)[1]
-    assert outcome.failed == {HELD: 1}
-    assert outcome.placed == 2
-
-
 def test_the_curve_has_a_point_a_percent_and_measuring_costs_no_time():
     pods = [pod(600) for _ in range(20)]
     outcome = simulate(pods, last="200", measure=lambda _: 7.0)[1]
@@ -98,6 +89,15 @@ def test_card_units_round_requests_up():
     )
     assert int(cluster.arrays.gpu_used.sum()) == 4
     assert outcome.allocated_percent["130"] == 25.0
+
+
+def test_a_pod_that_is_held_back_is_tried_again_with_each_later_one_and_at_the_end():
+    held = {"on-no-improvement": "hold", "hold-rounds": "2", "threshold": "1"}
+    node = [TraceNode("a", 100_000, 1000, 1, "T4")]
+    pods = [pod(100, memory=500), *[pod(10, memory=40)] * 4]
+    for rounds, failed in (("2", {}), (str(MOST_ROUNDS + 5), {HELD: 4})):
+        outcome = simulate(pods, "weighted-balance", parameters=held | {"hold-rounds": rounds}, nodes=node)[1]
+        assert (outcome.placed, outcome.failed) == (5 - sum(failed.values()), failed)
 
 
 def test_fragmentation_knows_the_pod_list_or_learns_it():

@@ -85,7 +85,9 @@ class CandidateListPlacer:
         """Forget all lists: the policy that they were made by is another one now."""
         self._lists.clear()
 
-    def place_pod(self, uid: str, requirements: PodRequirements, fits: BoolArray, now: float) -> str:
+    def place_pod(
+        self, uid: str, requirements: PodRequirements, fits: BoolArray, now: float, *, leader_uid: str = ""
+    ) -> str:
         """Take a pod's cards on the best node that has them.
 
         Args:
@@ -93,13 +95,15 @@ class CandidateListPlacer:
             requirements: Its needs.
             fits: bool[R], where it fits now and may be placed.
             now: Seconds.
+            leader_uid: UID of the first pod of its gang, for policies that count attempts: the pods of a gang
+                are held back together. Empty: it has none.
 
         Returns:
             The node's name, empty for none.
         """
         self._next_nodes = tuple
         if not self._capacity.is_scored_by_row(requirements):
-            return self._place_alone(uid, requirements, fits, now)
+            return self._place_alone(uid, requirements, fits, now, leader_uid or uid)
         known = self._lists.get(requirements)
         if known is not None:
             node = self._commit_from_list(uid, requirements, known, fits, now)
@@ -107,12 +111,14 @@ class CandidateListPlacer:
                 return node
         return self._commit_from_list(uid, requirements, self._make_list(requirements, fits), fits, now) or ""
 
-    def _place_alone(self, uid: str, requirements: PodRequirements, fits: BoolArray, now: float) -> str:
+    def _place_alone(
+        self, uid: str, requirements: PodRequirements, fits: BoolArray, now: float, leader_uid: str
+    ) -> str:
         """Score all nodes for this pod, or let the policy pick one."""
-        row = self._capacity.choose_row(uid, requirements, fits, now)
+        row = self._capacity.choose_row(leader_uid, requirements, fits, now)
         if row is None or not self._capacity.assume_pod(uid, requirements, row, now):
             return ""
-        self._next_nodes = partial(self._capacity.list_next_nodes, uid, requirements, row, fits)
+        self._next_nodes = partial(self._capacity.list_next_nodes, leader_uid, requirements, row, fits)
         return self._capacity.state.nodes.names[row]
 
     def _make_list(self, requirements: PodRequirements, fits: BoolArray) -> _CandidateList:

@@ -216,7 +216,7 @@ class FreeCapacity:
         """Find the row where a pod whose turn it is goes; for policies an attempt to place it.
 
         Args:
-            uid: UID of the pod.
+            uid: UID by which the policy counts attempts: the pod's, or that of the first pod of its gang.
             requirements: Its needs.
             fits: bool[R].
             now: Seconds; a pod that was held back is tried again after `ROUND_S`.

@@ -211,7 +211,7 @@ class AdmissionScheduler:
             )
             node = self._place_on_reserved(uid, requirements, fits, now)
             if not node:
-                node = self.placer.place_pod(uid, requirements, fits, now)
+                node = self.placer.place_pod(uid, requirements, fits, now, leader_uid=pods[0][0])
                 # Pods of a gang fit together where they were placed, and need not elsewhere.
                 alone = self.config.mode == "batch" and not names_node and len(pods) == 1
                 further = LISTED - 1 if requirements in self.rejected_nodes else OTHERS

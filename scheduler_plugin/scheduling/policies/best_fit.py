@@ -197,11 +197,6 @@ class BestFit:
         self._width = 0
         self._skips: dict[tuple[str, CardDemand, int], int] = {}
 
-    @property
-    def by_row(self) -> bool:
-        """Whether each node is scored by itself: where one is picked, the others' scores follow from it."""
-        return self.settings.mode == "candidates"
-
     def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by what the dominant class has left after it; `pick`: inf but for the one."""
         search = find_search(view, ask, self.settings.order)
