@@ -46,7 +46,8 @@ from gpupack.dashboard.trend import Trend
 from gpupack.usage.records import TrendPoint
 from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.questions import WorkBudget
-from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, PodGroup
+from scheduler_plugin.cache.gang_names import GROUP_LABELS
+from scheduler_plugin.queue.cache.pod_groups import PodGroup
 from scheduler_plugin.queue.controller.status import WaitExplanation
 from standins.apiserver.server import ApiServer
 

@@ -9,8 +9,8 @@ import numpy as np
 from gpupack.whatif.gangs import list_gang
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, charge_cards
 from scheduler_plugin.cache.arrays import LongArray
+from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.queue.cache.pod_groups import read_gang_key
 from scheduler_plugin.scheduling.request import compute_units_by_card
 
 MOST_NODES: Final = 48

@@ -15,7 +15,7 @@ from gpupack.whatif.node_results import NodeResults
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, list_card_numbers
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.queue.cache.pod_groups import read_gang_key
+from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.scheduling.available import widen_patterns
 from scheduler_plugin.scheduling.reasons import Cure, FilterReason, format_memory
 

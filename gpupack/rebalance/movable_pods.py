@@ -11,9 +11,9 @@ from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
 from gpupack.whatif.objects import KubePod, OwnerReference
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
+from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.pod_affinity import read_affinity
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.queue.cache.pod_groups import read_gang_key
 
 CRITICAL: Final = 2_000_000_000
 """From this priority on pods are part of the system (system-cluster-critical)."""

@@ -27,10 +27,10 @@ from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudget, DisruptionBudgets
+from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.pods import parse_pod_request
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pod_groups import read_gang_key
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 if TYPE_CHECKING:

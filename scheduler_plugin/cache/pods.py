@@ -13,6 +13,7 @@ from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_admitted
 from kubeapi.metadata import parse_resource_version, parse_time
 from kubeapi.podstate import MIRROR_ANNOTATION, is_terminal
+from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.objects import (
     ContainerLite,
     PodLite,
@@ -61,6 +62,7 @@ class PodRecord:
             None for one that is not. This and what follows is read of pods that ask for cards only.
         start_time: When the kubelet took it, as the API writes times; empty before.
         labels: Its labels.
+        gang: Namespace and name of the gang that it starts and ends with; None for none.
         is_mirror: True for a static pod of the kubelet, which no eviction ends.
         is_gated: True if it has scheduling gates, so that kube-scheduler leaves it alone, or is
             requeued.
@@ -86,6 +88,7 @@ class PodRecord:
     grace_ends_at: float | None = None
     start_time: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    gang: tuple[str, str] | None = None
     is_mirror: bool = False
     is_gated: bool = False
     planned_uuids: frozenset[str] = frozenset()
@@ -228,6 +231,7 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         grace_ends_at=None if leaves is None else parse_time(leaves) or 0.0,
         start_time=(pod.status.start_time or "") if asked else "",
         labels=(meta.labels or {}) if asked else {},
+        gang=read_gang_key(meta) if asked else None,
         is_mirror=asked and MIRROR_ANNOTATION in (meta.annotations or {}),
         is_gated=bool(pod.spec.scheduling_gates) or requeued,
         planned_uuids=_read_planned(meta.annotations),

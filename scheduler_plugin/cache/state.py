@@ -70,6 +70,7 @@ class ClusterState:
         self.node_records = self._records.by_name
         self.nodes = self._records.nodes
         self.pods: dict[str, PodRecord] = {}
+        self.gangs: dict[tuple[str, str], dict[str, PodRecord]] = {}
         self.claims = ClaimCache(self._records, unit_mib, self._find_end)
         self.nominated: set[str] = set()
         self.reservations = Reservations()
@@ -317,6 +318,8 @@ class ClusterState:
         """Take a bound pod into its node's record."""
         record = self._records.get_or_add(pod.node)
         record.count_requests(pod, 1)
+        if pod.gang is not None:
+            self.gangs.setdefault(pod.gang, {})[pod.uid] = pod
         if pod.charged is not None:
             record.pods[pod.uid] = pod
 
@@ -359,6 +362,11 @@ class ClusterState:
             record.count_requests(pod, -1)
             record.pods.pop(pod.uid, None)
             self._records.mark_changed(pod.node)
+            if pod.gang is not None:
+                members = self.gangs.get(pod.gang, {})
+                members.pop(pod.uid, None)
+                if not members:
+                    self.gangs.pop(pod.gang, None)
 
     def _record_vanished(
         self, pod: PodRecord, node: str, assigned: Assignment | None, version: int, now: float

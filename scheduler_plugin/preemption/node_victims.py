@@ -1,7 +1,7 @@
 """A node under preemption: the units that each of its pods would free, and the order of victim sets."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, SupportsInt
 
 from allocator.cards import Card
@@ -27,6 +27,7 @@ class NodeUnderPreemption:
         freed: Units that each of them would free for certain, by card.
         cpu_short: Thousandths of a core that are missing before anybody goes.
         memory_short: Bytes that are missing before anybody goes.
+        gangs: All pods that run, by gang: without one of them the others have run in vain.
     """
 
     cards: tuple[Card, ...]
@@ -35,6 +36,29 @@ class NodeUnderPreemption:
     freed: Mapping[str, Mapping[int, int]]
     cpu_short: int
     memory_short: int
+    gangs: Mapping[tuple[str, str], Mapping[str, PodRecord]] = field(default_factory=dict)
+
+    def list_gang(self, pod: PodRecord) -> Collection[PodRecord]:
+        """List a pod and the others of its gang that run."""
+        members = self.gangs.get(pod.gang) if pod.gang is not None else None
+        return members.values() if members and pod.uid in members else (pod,)
+
+    def list_lost(self, victims: Iterable[PodRecord]) -> list[PodRecord]:
+        """List victims, and the others of their gangs, each once."""
+        return list({pod.uid: pod for victim in victims for pod in self.list_gang(victim)}.values())
+
+    def get_priority(self, pod: PodRecord) -> int:
+        """Return the priority that is lost with a pod: that of the most important one of its gang."""
+        return max(member.priority for member in self.list_gang(pod))
+
+    def make_eviction_key(self, pod: PodRecord) -> tuple[int, int, float, str]:
+        """Order pods as kube-scheduler does, the least important one first; of large gangs they come last."""
+        lost = self.list_gang(pod)
+        return max(member.priority for member in lost), len(lost), -_get_start_time(pod), pod.uid
+
+    def compute_cost(self, victims: Iterable[PodRecord]) -> tuple[int, int, int, float]:
+        """Compare sets of victims as kube-scheduler does, gangs with all of their pods; smaller is better."""
+        return compute_cost(self.list_lost(victims))
 
     def get_cards_without(self, victims: Iterable[str]) -> tuple[Card, ...]:
         """Return the cards as they are once the victims are gone."""
@@ -93,6 +117,7 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
         freed={uid: pod_cards.get_freed_units(uid) for uid in record.pods},
         cpu_short=_compute_short(asked.cpu_milli, nodes.cpu_capacity[row], nodes.cpu_used[row]),
         memory_short=_compute_short(asked.memory_bytes, nodes.memory_capacity[row], nodes.memory_used[row]),
+        gangs=state.gangs,
     )
 
 

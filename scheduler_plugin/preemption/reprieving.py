@@ -8,6 +8,9 @@ they are chosen anew as its plugin DefaultPreemption chooses, with the cards in 
    PodDisruptionBudget come first, the most important ones before others.
 3. Then only the pods of one card leave, for each card in turn.
 4. The set is taken which kube-scheduler would prefer if each were another node's.
+
+A victim that belongs to a gang counts with all pods of it that run. kube-scheduler does not know that: where
+it names one, other victims are looked for too.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, find_violations
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, compute_cost, make_eviction_key
+from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, make_eviction_key
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
@@ -68,11 +71,12 @@ def choose_victims(
     Returns:
         At least one victim, or None where evicting pods does not free the cards.
     """
-    if room.fits_without(query, proposed.uids):
+    named = [room.pods[uid] for uid in proposed.uids if uid in room.pods]
+    suits = room.fits_without(query, proposed.uids)
+    if suits and (not budgets.synced or len(room.list_lost(named)) == len(named)):
         return proposed if proposed.uids else None
     if not budgets.synced:
         return None
-    named = [room.pods[uid] for uid in proposed.uids if uid in room.pods]
     fixed = _find_fixed(room, query, proposed, named, budgets)
     records = [pods[uid] for uid in fixed.foreign if uid in pods]
     # The foreign ones go in any case.
@@ -82,7 +86,9 @@ def choose_victims(
         memory_short=room.memory_short - sum(pod.memory_bytes for pod in records),
     )
     stay_victims = {pod.uid for pod in fixed.unexplained}
-    lower = [pod for pod in room.pods.values() if pod.priority < priority and pod.uid not in stay_victims]
+    lower = [
+        pod for pod in room.pods.values() if room.get_priority(pod) < priority and pod.uid not in stay_victims
+    ]
     trusted = {pod.uid for pod in named}
 
     def suffices(gone: Collection[str]) -> bool:
@@ -93,9 +99,11 @@ def choose_victims(
     found = [
         chosen
         for group in (lower, *_group_by_card(room, lower))
-        if (chosen := _reprieve(group, fixed.unexplained, suffices, budgets)) is not None
+        if (chosen := _reprieve(room, group, fixed.unexplained, suffices, budgets)) is not None
     ]
-    best = min(found, key=lambda chosen: _make_rank(chosen, budgets), default=None)
+    best = min(found, key=lambda chosen: _make_rank(room, chosen, budgets), default=None)
+    if suits and (best is None or _make_rank(room, named, budgets) <= _make_rank(room, best, budgets)):
+        return proposed
     if best is None:
         return None
     order = sorted([*best, *records], key=make_eviction_key, reverse=True)
@@ -131,6 +139,7 @@ def _group_by_card(room: NodeUnderPreemption, pods: Sequence[PodRecord]) -> Iter
 
 
 def _reprieve(
+    room: NodeUnderPreemption,
     group: Sequence[PodRecord],
     fixed: Sequence[PodRecord],
     suffices: Callable[[Collection[str]], bool],
@@ -141,7 +150,7 @@ def _reprieve(
     if not group or not suffices(gone):
         return None
     protected = _find_violating([*group, *fixed], budgets)
-    by_importance = sorted(group, key=make_eviction_key, reverse=True)
+    by_importance = sorted(group, key=room.make_eviction_key, reverse=True)
     for pod in sorted(by_importance, key=lambda pod: pod.uid not in protected):
         del gone[pod.uid]
         if not suffices(gone):
@@ -154,6 +163,9 @@ def _find_violating(pods: Iterable[PodRecord], budgets: DisruptionBudgets) -> fr
     return find_violations(budgets, sorted(pods, key=make_eviction_key, reverse=True))
 
 
-def _make_rank(victims: Sequence[PodRecord], budgets: DisruptionBudgets) -> tuple[object, ...]:
+def _make_rank(
+    room: NodeUnderPreemption, victims: Sequence[PodRecord], budgets: DisruptionBudgets
+) -> tuple[object, ...]:
     """Order sets of victims as kube-scheduler orders nodes."""
-    return len(_find_violating(victims, budgets)), *compute_cost(victims), sorted(pod.uid for pod in victims)
+    uids = sorted(pod.uid for pod in victims)
+    return len(_find_violating(victims, budgets)), *room.compute_cost(victims), uids

@@ -8,6 +8,8 @@ victims at all. Here they are chosen card by card, by its order of criteria:
 3. The sum of their priorities is the smallest.
 4. The victims are the fewest.
 5. The most important victims of the node started last.
+
+A victim that belongs to a gang counts with all pods of it that run.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,7 +26,6 @@ from scheduler_plugin.preemption.node_victims import (
     LIFT,
     NodeUnderPreemption,
     compute_cost,
-    make_eviction_key,
     read_node,
 )
 from scheduler_plugin.scheduling.request import SchedulingRequest
@@ -73,11 +74,13 @@ class PreemptionPlan:
         reservation: The cards that are reserved for the pod.
         victims: Pods to evict; none where those that are leaving suffice.
         leaving: UIDs of the pods on these cards that leave anyway.
+        lost: The victims, and the others of their gangs.
     """
 
     reservation: Reservation
     victims: tuple[PodRecord, ...]
     leaving: frozenset[str]
+    lost: tuple[PodRecord, ...]
 
     @property
     def leaving_or_evicted(self) -> frozenset[str]:
@@ -87,7 +90,7 @@ class PreemptionPlan:
     @property
     def cost(self) -> tuple[int, int, int, float, str]:
         """Cost, smaller is better: largest priority, sum of priorities, number, time of start, node."""
-        return (*compute_cost(self.victims), self.reservation.node)
+        return (*compute_cost(self.lost), self.reservation.node)
 
 
 def plan_on_node(
@@ -108,8 +111,10 @@ def plan_on_node(
     leaving = [uid for uid, each in room.pods.items() if eligible.is_leaving(each)]
     candidates = [
         each
-        for uid, each in sorted(room.pods.items(), key=lambda item: make_eviction_key(item[1]))
-        if room.freed[uid] and eligible.can_evict(each, pod.priority)
+        for uid, each in sorted(room.pods.items(), key=lambda item: room.make_eviction_key(item[1]))
+        if room.freed[uid]
+        and eligible.can_evict(each, pod.priority)
+        and room.get_priority(each) < pod.priority
     ]
     victims = _find_cheapest(room, query, leaving, candidates, eligible.budgets)
     gone = [*leaving, *(victim.uid for victim in victims or ())]
@@ -119,7 +124,7 @@ def plan_on_node(
     own = {uid for uid in leaving if not placement.charge.keys().isdisjoint(room.freed[uid])}
     uuids = state.nodes.uuids[state.nodes.rows[node]]
     reservation = Reservation(pod.uid, pod.priority, node, placement.charge, uuids)
-    return PreemptionPlan(reservation, tuple(victims), frozenset(own))
+    return PreemptionPlan(reservation, tuple(victims), frozenset(own), tuple(room.list_lost(victims)))
 
 
 def _find_cheapest(
@@ -140,12 +145,12 @@ def _find_cheapest(
     choices: tuple[Callable[[], list[PodRecord] | None], ...] = (
         lambda: _find_cheapest_by_card(room, query, leaving, candidates),
         lambda: _find_cheapest_by_card(room, query, leaving, kept),
-        lambda: _list_up_to_priority(kept, fits),
+        lambda: _list_up_to_priority(room, kept, fits),
     )
     for choose in choices:
         group = choose()
         if group is not None and keeps_budgets(budgets, group) and fits(group):
-            return _drop_needless(group, fits)
+            return _drop_needless(room, group, fits)
     return None
 
 
@@ -159,21 +164,21 @@ def _list_within_budgets(candidates: Sequence[PodRecord], budgets: DisruptionBud
 
 
 def _list_up_to_priority(
-    candidates: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], bool]
+    room: NodeUnderPreemption, candidates: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], bool]
 ) -> list[PodRecord] | None:
     """List all candidates up to the smallest priority with which the pod fits."""
-    for priority in sorted({pod.priority for pod in candidates}):
-        group = [pod for pod in candidates if pod.priority <= priority]
+    for priority in sorted({room.get_priority(pod) for pod in candidates}):
+        group = [pod for pod in candidates if room.get_priority(pod) <= priority]
         if fits(group):
             return group
     return None
 
 
 def _drop_needless(
-    victims: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], bool]
+    room: NodeUnderPreemption, victims: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], bool]
 ) -> list[PodRecord]:
     """Drop victims that need not go, the most important first."""
-    kept = sorted(victims, key=make_eviction_key)
+    kept = sorted(victims, key=room.make_eviction_key)
     for pod in reversed(kept.copy()):
         rest = [each for each in kept if each is not pod]
         if fits(rest):
@@ -206,11 +211,12 @@ def _find_cheapest_by_card(
         for card in needs
     }
     groups = group_by_model(cards, needs).values() if query.request.rules.same_model else [list(needs)]
-    found = (_find_cheapest_of_cards(of_card, needs, group, demand.cards) for group in groups)
-    return min((each for each in found if each is not None), key=compute_cost, default=None)
+    found = (_find_cheapest_of_cards(room, of_card, needs, group, demand.cards) for group in groups)
+    return min((each for each in found if each is not None), key=room.compute_cost, default=None)
 
 
 def _find_cheapest_of_cards(
+    room: NodeUnderPreemption,
     of_card: Mapping[int, Sequence[tuple[int, PodRecord]]],
     needs: Mapping[int, int],
     group: Sequence[int],
@@ -218,7 +224,9 @@ def _find_cheapest_of_cards(
 ) -> list[PodRecord] | None:
     """Find the cheapest victims that free so many cards of a group; None where none do."""
     levels = sorted(
-        level for card in group if (level := _find_priority_level(of_card[card], needs[card])) is not None
+        level
+        for card in group
+        if (level := _find_priority_level(room, of_card[card], needs[card])) is not None
     )
     if len(levels) < cards:
         return None
@@ -228,17 +236,19 @@ def _find_cheapest_of_cards(
         for card in group
         if (
             chosen := _find_smallest_sum(
-                [each for each in of_card[card] if each[1].priority <= largest], needs[card]
+                room, [each for each in of_card[card] if room.get_priority(each[1]) <= largest], needs[card]
             )
         )
         is not None
     ]
-    sets.sort(key=lambda chosen: compute_cost(chosen)[1:])
+    sets.sort(key=lambda chosen: room.compute_cost(chosen)[1:])
     victims = {pod.uid: pod for chosen in sets[:cards] for pod in chosen}
     return list(victims.values()) if len(sets) >= cards else None
 
 
-def _find_priority_level(pods: Iterable[tuple[int, PodRecord]], need: int) -> int | None:
+def _find_priority_level(
+    room: NodeUnderPreemption, pods: Iterable[tuple[int, PodRecord]], need: int
+) -> int | None:
     """Find the smallest priority up to which a card's pods must go to free so many units; None: never."""
     if need <= 0:
         return -LIFT
@@ -246,11 +256,13 @@ def _find_priority_level(pods: Iterable[tuple[int, PodRecord]], need: int) -> in
     for units, pod in pods:
         freed += units
         if freed >= need:
-            return pod.priority
+            return room.get_priority(pod)
     return None
 
 
-def _find_smallest_sum(pods: Sequence[tuple[int, PodRecord]], need: int) -> list[PodRecord] | None:
+def _find_smallest_sum(
+    room: NodeUnderPreemption, pods: Sequence[tuple[int, PodRecord]], need: int
+) -> list[PodRecord] | None:
     """Find those pods of one card with the smallest sum of priorities that free so many units."""
     if need <= 0:
         return []
@@ -258,7 +270,8 @@ def _find_smallest_sum(pods: Sequence[tuple[int, PodRecord]], need: int) -> list
     for units, pod in pods:
         grown = dict(best)
         for freed, (total, chosen) in best.items():
-            reached, raised = min(need, freed + units), total + pod.priority + LIFT
+            lost = sum(member.priority + LIFT for member in room.list_gang(pod))
+            reached, raised = min(need, freed + units), total + lost
             if reached not in grown or raised < grown[reached][0]:
                 grown[reached] = (raised, (*chosen, pod))
         best = grown

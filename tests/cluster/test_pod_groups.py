@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, POD_GROUPS_PATH
+from scheduler_plugin.cache.gang_names import GROUP_LABELS
+from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH
 from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w

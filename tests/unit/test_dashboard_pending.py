@@ -9,7 +9,8 @@ from allocator.names import QUEUE_GATE
 from gpupack.dashboard import advice
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.whatif.objects import KubeNode, KubePod
-from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, PodGroup
+from scheduler_plugin.cache.gang_names import GROUP_LABELS
+from scheduler_plugin.queue.cache.pod_groups import PodGroup
 from scheduler_plugin.queue.controller.status import WaitExplanation, WaitReason
 from tests.ask_world import Node, Pod, World
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
+from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED, POD_GANG, POD_GANG_SIZE
 from allocator.records import Holds, dump_holds
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.state import ClusterState
@@ -28,7 +28,7 @@ class World:
     def node(
         self, name: str, sizes: tuple[int, ...], pods: dict[str, tuple[int, int, int]], **options: Any
     ) -> None:
-        """Pods are (card, units, priority) by name."""
+        """Pods are (card, units, priority) by name; those whose names begin with "gang" are one."""
         used = [0] * len(sizes)
         for pod_name, (card, units, priority) in pods.items():
             used[card] += units
@@ -39,7 +39,8 @@ class World:
                     units,
                     node=name,
                     version=self.version,
-                    annotations={POD_ASSIGNED: json.dumps({"main": [[uuid(name, card), units]]})},
+                    annotations={POD_ASSIGNED: json.dumps({"main": [[uuid(name, card), units]]})}
+                    | ({POD_GANG: "g", POD_GANG_SIZE: "2"} if pod_name.startswith("gang") else {}),
                     spec={"priority": priority},
                 ),
                 0,
@@ -79,6 +80,16 @@ def test_victims_that_free_a_card_are_kept() -> None:
     world = World()
     world.node("n", (8, 8), {"a": (0, 8, 1), "b": (1, 8, 2)})
     assert world.preempt(asking(8), n=["a"]) == {"n": ["a"]}
+
+
+@pytest.mark.parametrize(("alone", "chosen"), [(1, "b"), (3, "gang0")])
+def test_victims_that_break_a_gang_are_kept_where_others_cost_more(alone: int, chosen: str) -> None:
+    """kube-scheduler does not know that the pod on the other node has run in vain then."""
+    world = World()
+    world.node("n", (8, 8), {"gang0": (0, 8, 1), "b": (1, 8, alone)})
+    world.node("m", (8,), {"gang1": (0, 8, 1)})
+    assert world.preempt(asking(8), n=["gang0"]) == {"n": [chosen]}
+    assert world.preempt(asking(8), n=["b"]) == {"n": ["b"]}, "it breaks none"
 
 
 def test_a_sum_is_no_card() -> None:

@@ -12,16 +12,10 @@ from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_NAME
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import find_gang
 from kubeapi.errors import Forbidden, KubeApiError, NotFound, TimedOut
+from scheduler_plugin.cache.gang_names import GROUP_LABELS, WORKER_GROUP_LABELS
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache import pod_groups
-from scheduler_plugin.queue.cache.pod_groups import (
-    GROUP_LABELS,
-    WORKER_GROUP_LABELS,
-    GroupedMetadata,
-    PodGroup,
-    PodGroupSizes,
-    read_group_key,
-)
+from scheduler_plugin.queue.cache.pod_groups import GroupedMetadata, PodGroup, PodGroupSizes, read_group_key
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_gang, read_queue_info
 from scheduler_plugin.queue.controller import watching
 from scheduler_plugin.queue.controller.status import explain_waiting

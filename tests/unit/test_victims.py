@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from allocator.names import POD_ALLOCATION, POD_ASSIGNED
+from allocator.names import POD_ALLOCATION, POD_ASSIGNED, POD_GANG, POD_GANG_SIZE
 from scheduler_plugin.preemption import victims
 from scheduler_plugin.preemption.node_victims import compute_cost
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan, plan_on_node
@@ -164,3 +164,55 @@ def test_nobody_is_the_cheapest() -> None:
     world = PreemptionWorld()
     world.node("n", (8,), a=(0, 4, -(1 << 31)))
     assert compute_cost(()) < compute_cost([world.state.pods["uid-a"]])
+
+
+def in_gang(name: str = "g") -> dict[str, Any]:
+    """Options of a pod of a gang."""
+    return {"annotations": {POD_GANG: name, POD_GANG_SIZE: "2"}}
+
+
+@pytest.mark.parametrize(
+    ("gang", "elsewhere", "alone", "expected"),
+    [
+        (1, 1, 2, {"a"}),
+        (1, 1, 1, {"b"}),
+        (1, 3, 2, {"b"}),
+        (1, 10, 2, {"b"}),
+    ],
+    ids=(
+        "the gang's priority is less",
+        "one pod in place of two",
+        "its important pod counts",
+        "and keeps it",
+    ),
+)
+def test_a_victim_of_a_gang_counts_with_all_of_it(
+    gang: int, elsewhere: int, alone: int, expected: set[str]
+) -> None:
+    """The other one runs on another node."""
+    world = PreemptionWorld()
+    world.node("n", (8, 8))
+    world.node("m", (8,))
+    world.run("n", "a", 0, 8, gang, **in_gang())
+    world.run("m", "other", 0, 8, elsewhere, **in_gang())
+    world.run("n", "b", 1, 8, alone)
+    for name in "nm":
+        world.publish(name)
+    found = plan(world)
+    assert names(found) == expected
+    assert found is not None
+    assert found.cost[:4] == compute_cost(found.lost)
+
+
+def test_a_gang_with_a_pod_that_is_as_important_loses_none() -> None:
+    world = PreemptionWorld()
+    world.node("n", (8,))
+    world.node("m", (8,))
+    world.run("n", "a", 0, 8, 1, **in_gang())
+    world.run("m", "other", 0, 8, 10, **in_gang())
+    for name in "nm":
+        world.publish(name)
+    assert plan(world) is None
+    world.delete("other")
+    assert world.state.gangs == {("default", "g"): {"uid-a": world.state.pods["uid-a"]}}
+    assert names(plan(world)) == {"a"}

@@ -1,25 +1,19 @@
-"""Gangs that labels of others name: PodGroups of the coscheduling plugin, groups of a LeaderWorkerSet. Pure.
+"""PodGroups of the coscheduling plugin: how large the gangs are that they name. Pure.
 
-Sources: https://github.com/kubernetes-sigs/scheduler-plugins, pkg/coscheduling;
-https://github.com/kubernetes-sigs/lws, api/leaderworkerset/v1.
+Source: https://github.com/kubernetes-sigs/scheduler-plugins, pkg/coscheduling.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
 from allocator.names import POD_GANG, POD_GANG_SIZE
+from scheduler_plugin.cache.gang_names import read_group_label
 from scheduler_plugin.cache.objects import KubeStruct, PodMetadata
 
 _API: Final = "/apis/scheduling.x-k8s.io/v1alpha1"
 POD_GROUPS_PATH: Final = f"{_API}/podgroups"
-
-GROUP_LABELS: Final = ("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io")
-"""Labels that name a pod's PodGroup; the first one counts where a pod has both."""
-
-WORKER_GROUP_LABELS: Final = ("leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index")
-"""Labels that name a pod's LeaderWorkerSet, and its group in it."""
 
 
 def make_pod_groups_path(namespace: str) -> str:
@@ -58,39 +52,6 @@ class GroupedMetadata(PodMetadata):
 
     pod_group_size: int | None = None
     pod_groups_fault: str = ""
-
-
-def read_group_label(labels: Mapping[str, str] | None) -> tuple[str, str]:
-    """Read the label that names a pod's PodGroup: its key and value; both empty where there is none."""
-    for key in GROUP_LABELS:
-        if name := (labels or {}).get(key):
-            return key, name
-    return "", ""
-
-
-def read_worker_group(labels: Mapping[str, str] | None) -> str:
-    """Read the group of a LeaderWorkerSet that a pod belongs to, as its leader is called; empty for none."""
-    of_set, index = ((labels or {}).get(key, "") for key in WORKER_GROUP_LABELS)
-    return f"{of_set}-{index}" if of_set and index else ""
-
-
-def read_gang_name(metadata: PodMetadata) -> str:
-    """Read the name of a pod's gang: of its annotation, else of labels; empty where it has none."""
-    annotations = metadata.annotations or {}
-    name = annotations.get(POD_GANG) or read_group_label(metadata.labels)[1]
-    # Its groups are gangs for those who ask for it.
-    return name or (read_worker_group(metadata.labels) if POD_GANG_SIZE in annotations else "")
-
-
-def read_gang_key(metadata: PodMetadata) -> tuple[str, str] | None:
-    """Read what pods have in common that start, move and end together; None: a pod that stands alone.
-
-    Returns:
-        The namespace, and the name of the gang or of the group of a LeaderWorkerSet, which makes all pods of
-        a group again when one of them is gone.
-    """
-    name = read_gang_name(metadata) or read_worker_group(metadata.labels)
-    return (metadata.namespace, name) if name else None
 
 
 def needs_group(metadata: PodMetadata) -> bool:

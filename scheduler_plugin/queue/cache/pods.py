@@ -23,6 +23,7 @@ from allocator.names import (
 )
 from kubeapi.metadata import parse_time
 from kubeapi.selectors import NodeRules, NodeTerm
+from scheduler_plugin.cache.gang_names import read_group_label, read_worker_group
 from scheduler_plugin.cache.host_objects import HostNodeSpec, RulesSpec, read_node_rules
 from scheduler_plugin.cache.objects import (
     KubeStruct,
@@ -31,11 +32,7 @@ from scheduler_plugin.cache.objects import (
     PodLiteStatus,
 )
 from scheduler_plugin.cache.pods import is_requeued
-from scheduler_plugin.queue.cache.pod_groups import (
-    GroupedMetadata,
-    read_group_label,
-    read_worker_group,
-)
+from scheduler_plugin.queue.cache.pod_groups import GroupedMetadata
 from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
 from scheduler_plugin.scheduling.reasons import REQUEUED
 
