@@ -151,7 +151,7 @@ async def test_metrics_count_what_became_of_each_pod_of_a_call(tmp_path: Path) -
 
         api.http.intercept = answer
         lists = [
-            [{"namespace": "default", "name": name, "uid": uid, "nodes": [{"node": "n1"}]}]
+            [{"namespace": "default", "name": name, "uid": uid, "nodes": ["n1"]}]
             for name, uid in uids.items()
         ]
         status, reply = await client.post("/commit", {"groups": lists})
