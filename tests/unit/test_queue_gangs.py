@@ -335,3 +335,15 @@ def test_a_gang_that_is_made_again_whole_waits_for_the_end_of_the_one_before(wor
     assert "and 1 earlier one still ends" in explain_waiting(world.queue, world.now)[0].message
     world.delete(gang[1])
     assert sorted(world.admitted()) == ["again-0", "again-1"]
+
+
+def test_a_queue_that_is_drained_loses_its_gangs_whole(world: QueueWorld) -> None:
+    """Also what was made again and has no node yet."""
+    gang = _gang(world, 3)
+    for uid in gang:
+        world.bind(uid)
+    world.delete(gang[2])
+    world.pod("again", 4, gang="G", size=3, metadata=OWNED)
+    assert world.admitted() == ["again"]
+    world.configure("queues: [{name: a, stopPolicy: HoldAndDrain}]")
+    assert _list_requeued(world) == [("again", True), ("g0", True), ("g1", True)]

@@ -109,3 +109,23 @@ def test_a_victim_whose_eviction_had_no_answer_may_be_going() -> None:
     (found,) = reclaimer.find_plans(0)
     reclaimer.record_refusal("b", found.victims[0].uid, 0, stays=False)
     assert [len(reclaimer.find_plans(now)) for now in (1, 14, 15)] == [0, 0, 1]
+
+
+def test_a_second_stage_does_not_begin_when_the_first_was_evicted_for_a_lender() -> None:
+    """Nothing of it has succeeded; the pod is made again and waits for quota."""
+    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    for name, units in (("map", 16), ("own", 14)):
+        data = "d" if name == "map" else ""
+        world.pod(name, units, queue="a", created=2 if data else 1, data=data, job="j" if data else "")
+        assert world.admitted() == [name]
+        world.bind(f"uid-{name}")
+    world.pod("reduce", 1, queue="a", created=3, job="j")
+    world.pod("b0", 16, queue="b", created=50)
+    assert world.admitted() == []
+    assert reclaimed(world) == [("b", "n1", ["map"])]
+    world.delete("uid-map")
+    assert world.admitted() == ["b0"]
+    world.delete("uid-own")
+    world.pod("again", 15, queue="a", created=60, data="d", job="j")
+    assert world.admitted() == ["again"], "and not the second stage, which is older and fits"
