@@ -13,12 +13,14 @@ from typing import Any, Final
 import numpy as np
 
 from allocator.names import NODE_KEPT
+from gpupack.rebalance.movable_pods import MovablePods
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.pods import PodRecord
 
 SCALE_DOWN_DISABLED: Final = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
@@ -40,6 +42,7 @@ class KeepReason(StrEnum):
     """A reason for which a node is kept."""
 
     NO_CARDS = "no_cards"
+    GANG = "gang"
     OTHERS_FIRST = "others_first"
 
 
@@ -49,7 +52,7 @@ class KeptNode:
 
     Attributes:
         reason: Why.
-        pod: Namespace and name of the first pod that has no cards elsewhere, empty with another reason.
+        pod: Namespace and name of the first pod that has no cards elsewhere, or is of a gang; else empty.
     """
 
     reason: KeepReason
@@ -57,7 +60,7 @@ class KeptNode:
 
 
 def find_nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> dict[str, KeptNode]:
-    """Find the nodes that must not be drained.
+    """Find the nodes that must not be drained: also those with a pod of a gang, which would end in part.
 
     The others can be drained all together: the pods of each find cards on nodes that stay, beside those of
     the ones before. Nodes with the fewest units in use come first, and among them those that could go before.
@@ -83,6 +86,10 @@ def find_nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> di
     staying[cluster.rows] = True
     with ExitStack() as charges:
         for name in order:
+            gang = next((each for each in holding[name] if _is_of_gang(cluster.pods[each.uid])), None)
+            if gang is not None:
+                kept[name] = KeptNode(KeepReason.GANG, f"{gang.namespace}/{gang.name}")
+                continue
             if len(freed) >= MOST_FREED:
                 kept[name] = KeptNode(KeepReason.OTHERS_FIRST)
                 continue
@@ -105,15 +112,17 @@ def find_nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[
         kept: Result of `find_nodes_to_keep`, for the same cluster.
 
     Returns:
-        How many pods would move, by node; they find cards on nodes that stay.
+        How many pods would move, by node; they find cards on nodes that stay, and `advise` may move them.
     """
     to_empty = {}
     usage = PodCardUsage(cluster)
+    movable_pods = MovablePods(cluster, usage)
     for name, record in cluster.state.node_records.items():
         if name in cluster.nodes and name not in kept:
-            pods = len(_list_evictable(cluster, record.pods))
-            if 0 < pods <= FEW_MOVES and not usage.list_claim_pods(name):
-                to_empty[name] = pods
+            pods = _list_evictable(cluster, record.pods)
+            may_move = all(not movable_pods.explain_why_fixed(cluster.pods[pod.uid], pod) for pod in pods)
+            if 0 < len(pods) <= FEW_MOVES and may_move and not usage.list_claim_pods(name):
+                to_empty[name] = len(pods)
     return to_empty
 
 
@@ -131,6 +140,10 @@ def _list_evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[Pod
 
 def _units(record: PodRecord) -> int:
     return 0 if record.charged is None else record.charged.effective_units
+
+
+def _is_of_gang(pod: KubePod) -> bool:
+    return read_gang_key(pod.metadata) is not None
 
 
 def _is_of_daemon_set(pod: KubePod) -> bool:

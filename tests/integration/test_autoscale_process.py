@@ -71,7 +71,7 @@ def fill(api: ApiServer, world: Any) -> None:
             api.add_node(meta["name"], meta["labels"], item["status"]["allocatable"], meta["annotations"])
             continue
         made = {"metadata": meta, "spec": item["spec"], "status": item["status"]}
-        for key in ("uid", "resourceVersion", "ownerReferences", "creationTimestamp"):
+        for key in ("uid", "resourceVersion", "creationTimestamp"):
             meta.pop(key, None)
         api.add_pod(made)
     node_holds(api)

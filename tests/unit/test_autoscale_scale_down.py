@@ -4,7 +4,7 @@ import json
 
 import msgspec
 
-from allocator.names import NODE_HOLDS, NODE_KEPT, NODE_SERVES, SERVES_CLAIMS
+from allocator.names import NODE_HOLDS, NODE_KEPT, NODE_SERVES, POD_GANG, POD_GANG_SIZE, SERVES_CLAIMS
 from allocator.records import Holds, dump_holds, load_holds
 from gpupack.autoscale.scale_down import (
     DO_NOT_DISRUPT,
@@ -132,6 +132,23 @@ def test_nodes_that_few_moves_would_empty_are_named():
     assert "n1" not in kept
     assert find_nodes_to_empty(cluster, kept) == {"n1": 1}
     assert find_nodes_to_empty(cluster, {"n1": KeptNode(KeepReason.NO_CARDS)}) == {}
+
+
+def test_a_node_with_a_pod_that_advise_does_not_move_is_not_named():
+    def of_job(item):
+        item["metadata"]["ownerReferences"][0]["kind"] = "Job"
+
+    cluster = grown([Node("n1"), Node("n2")], [Pod("a", 4, "n1", (0,))], a=of_job).cluster
+    kept = find_nodes_to_keep(cluster)
+    assert kept == {}
+    assert find_nodes_to_empty(cluster, kept) == {}
+
+
+def test_a_node_with_a_pod_of_a_gang_is_kept():
+    """Its drain would end one pod of the gang, and the others would keep their cards for nothing."""
+    pods = [Pod("a", 4, "n1", (0,), policies=((POD_GANG, "g"), (POD_GANG_SIZE, "4")))]
+    kept = find_nodes_to_keep(grown([Node("n1"), Node("n2")], pods).cluster)
+    assert kept == {"n1": KeptNode(KeepReason.GANG, "default/a")}
 
 
 def test_a_node_that_pods_with_claims_would_not_leave_is_not_named():
