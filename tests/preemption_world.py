@@ -84,10 +84,15 @@ class PreemptionApi:
 
 
 class PreemptionWorld:
-    """A cluster of nodes with pods on known cards, all held by their nodes."""
+    """A cluster of nodes with pods on known cards, all held by their nodes.
+
+    Attributes:
+        search_s: So long the preemptor looks at a slice of nodes.
+    """
 
     def __init__(self, **options: Any) -> None:
         self.now = 0.0
+        self.search_s = 0.0
         self.version = 1
         self.state = ClusterState()
         self.policies = ClusterPolicies()
@@ -119,7 +124,7 @@ class PreemptionWorld:
         return EPOCH_S + self.now
 
     async def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.now += seconds + self.search_s
 
     # What happens in the cluster.
 

@@ -150,11 +150,13 @@ class CommitResult:
     Attributes:
         node: Where the pod was bound, None: nowhere.
         tried: Nodes whose bind was tried, in order.
+        left: Nodes that would have been tried next, in order.
         conflicts: Nodes of the list that had changed since they were scored.
     """
 
     node: str | None
     tried: tuple[str, ...]
+    left: tuple[str, ...]
     conflicts: int
 
 
@@ -180,5 +182,7 @@ def commit_list(
     if mode == "on-version":
         offered = [replace(candidate, epoch=epoch) for candidate in offered]
     conflicts = sum(version(candidate.node) != candidate.version for candidate in offered)
-    node, tried = commit_first(merge_candidates(offered, version, rescore, epoch=epoch), bind)
-    return CommitResult(node, tuple(tried), conflicts)
+    merged = merge_candidates(offered, version, rescore, epoch=epoch)
+    node, tried = commit_first(merged, bind)
+    left = tuple(candidate.node for candidate in merged[len(tried) :])
+    return CommitResult(node, tuple(tried), left, conflicts)

@@ -184,13 +184,21 @@ class Preemptor:
                 await self._preempt(self.state.pods[uid], refusal)
 
     def _list_due(self, now: float) -> list[str]:
-        """List refused pods that are due: by priority, then by the time of the first refusal."""
+        """List refused pods that are due: by priority, those that failed longest ago or never first.
+
+        By the time of the first refusal alone many pods for which nobody can go would keep others from their
+        turn: each look is followed by a pause.
+        """
         due = [
-            (-self.state.pods[uid].priority, refusal.first_refused_at, uid)
+            (-self.state.pods[uid].priority, self._get_rested_at(uid), refusal.first_refused_at, uid)
             for uid, refusal in self._refused.items()
             if refusal.first_refused_at + REFUSAL_REST_S <= now and self._can_preempt(uid)
         ]
-        return [uid for _, _, uid in sorted(due)]
+        return [uid for *_, uid in sorted(due)]
+
+    def _get_rested_at(self, uid: str) -> float:
+        """Return when the rest of a pod for which preemption failed ends; of another one before all times."""
+        return self._resting[uid][1] if uid in self._resting else float("-inf")
 
     def _forget_pod(self, pod: PodRecord) -> None:
         """Forget a pod that was bound, or is gone."""
@@ -214,7 +222,7 @@ class Preemptor:
             and uid not in self._left_until
             and self.nominations.get_nomination(uid) is None
             and not self.nominations.is_foreign(pod)
-            and self._resting.get(uid, (None, 0.0))[1] <= self._clock()
+            and self._get_rested_at(uid) <= self._clock()
             and len(self.state.reservations) < MAX_NOMINATIONS
             and self.state.get_assumed(uid) is None
         )

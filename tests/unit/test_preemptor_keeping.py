@@ -21,6 +21,7 @@ from scheduler_plugin.preemption.preemptor import (
     MAX_REFUSED_PODS,
     MAX_REST_S,
     REFUSAL_REST_S,
+    SEARCH_PAUSE_FACTOR,
 )
 from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S
 from tests.preemption_world import BUDGET_SAYS_NO, PreemptionApi, PreemptionWorld
@@ -146,6 +147,22 @@ async def test_there_is_a_bound_on_pods_that_cards_are_kept_for() -> None:
     # The card that was being freed for the one that is gone goes to another one.
     assert len(world.api.evicted) == MAX_NOMINATIONS
     assert world.api.nominated[-1] == (f"p{MAX_NOMINATIONS}", "n00")
+
+
+async def test_many_pods_for_which_nobody_can_go_keep_no_other_pod_from_its_turn() -> None:
+    """After each look for victims there is a pause, for all pods."""
+    world = PreemptionWorld()
+    world.node("n1", (12,), large=(0, 6, 20), small=(0, 6, 1))
+    world.node("n2", (8,), victim=(0, 8, 1))
+    vain = [world.wait(f"vain{number}", 12) for number in range(8)]
+    world.now += 1
+    needy = world.wait("needy", 8)
+    world.search_s = 1.0
+    for _ in range(len(vain) + 1):
+        for pod in (*vain, needy):
+            world.filter(pod)
+        await world.settle(SEARCH_PAUSE_FACTOR + 1)
+    assert world.api.evicted == ["victim"]
 
 
 async def test_there_is_a_bound_on_evictions_in_a_time() -> None:

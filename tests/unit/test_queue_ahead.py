@@ -107,6 +107,20 @@ def test_a_node_in_the_row_of_a_deleted_one_gets_pods(policy: str) -> None:
     assert release.members[0].node == "n3"
 
 
+def test_the_nodes_that_come_next_are_in_the_order_of_now() -> None:
+    """The list of the pod before is older than what has happened to its nodes."""
+    made = QueueWorld("queues: [{name: a}]\nmode: batch", policy="least-requested")
+    for name in ("n1", "n2", "n3", "n4"):
+        made.node(name, (16,))
+    made.pod("p1", 4)
+    (first,) = made.decide()
+    assert (first.members[0].node, first.members[0].others) == ("n1", ("n2", "n3", "n4"))
+    made.node("n2", (16,), (8,))
+    made.pod("p2", 4)
+    (second,) = made.decide()
+    assert (second.members[0].node, second.members[0].others) == ("n3", ("n4", "n1", "n2"))
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_policy_that_picks_is_asked_for_one_node_and_scores_none(
     seed: int, monkeypatch: pytest.MonkeyPatch

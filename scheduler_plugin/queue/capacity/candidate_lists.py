@@ -176,7 +176,7 @@ class CandidateListPlacer:
 
         decision = commit_list([*offered, *more], version, rescore, bind, epoch=epoch)
         if decision.node:
-            self._next_nodes = partial(filter, decision.node.__ne__, [scored.node for scored in offered])
+            self._next_nodes = partial(iter, decision.left)
         return decision.node or (None if known.last is not None else "")
 
     def _is_allowed(self, node: str, fits: BoolArray) -> bool:
