@@ -91,7 +91,6 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
     """A card in the inventory.
 
     Attributes:
-        uuid: UUID of the card.
         index: the driver's.
         model: the driver's name.
         mib: schedulable MiB.

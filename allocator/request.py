@@ -202,7 +202,6 @@ def parse_pod(
     """Read a pod's request for `resource`, or for percent of cards.
 
     Args:
-        metadata_annotations: the pod's annotations.
         init_containers: `spec.initContainers` as mappings with `name`, `restartPolicy`, `resources`.
         containers: `spec.containers`, likewise.
         resource: name of the extended resource that counts units; percent have a fixed one.

@@ -22,7 +22,6 @@ class HttpServer:
     """Tells probes, Prometheus and people how the daemon is.
 
     Args:
-        metrics: for /metrics.
         not_ready: why the node cannot serve pods yet; empty when it can.
         explain: everything of interest to a person, as JSON values.
         ends: why the process is of no use any more and must end; None while it is.

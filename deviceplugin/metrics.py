@@ -27,8 +27,6 @@ class CardState:
     """CardState is a card at the moment of asking; units where the name does not say otherwise.
 
     Attributes:
-        uuid: UUID of the card.
-        model: model of the card.
         size: all units.
         used: published as used.
         promised: held by containers.
@@ -116,8 +114,6 @@ class Metrics:
 
         Args:
             unit_mib: MiB a unit.
-            cards: the cards as they are.
-            node: the node as it is.
             counts: counters that others keep.
             fault: what the driver's numbered errors are called.
         """

@@ -36,7 +36,6 @@ class NodeEvents:
 
     Args:
         record: `EventRecorder.event`.
-        node_name: name of the Node.
         models: names of the cards' models by UUID, to begin with.
         fault_event: reason of Events about the driver's numbered errors.
     """

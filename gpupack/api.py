@@ -138,7 +138,6 @@ def fit(
     """Say how many pods of a size fit now and where, and the largest request that fits.
 
     Args:
-        cluster: The cluster.
         units: Units of GPU memory over all cards of a pod; percent of a card with `percent`.
         *more: Units of further containers of a pod.
         cards: Cards of each container.
@@ -163,7 +162,6 @@ def advise(
     Nothing is known of the pods that start but their cards: they tolerate no taint.
 
     Args:
-        cluster: The cluster.
         units: Units of GPU memory over all cards of a pod.
         pods: How many are to start.
         cards: Cards of a pod.
@@ -186,7 +184,6 @@ def rank(
     """Rank the nodes that take a pod of a size, as a node policy does: best first, lower is better.
 
     Args:
-        cluster: The cluster.
         units: Units of GPU memory over all cards of the pod.
         cards: Cards of the pod.
         model: As the annotation gpupack.io/gpu-model.
@@ -224,7 +221,6 @@ def simulate(
     """Run node policies on empty cards of a cluster with its pods, and more like them.
 
     Args:
-        cluster: The cluster.
         policies: Names of node policies.
         card_policy: Name of a card policy.
         inflation: GPUs to ask for, as a multiple of the cluster's.

@@ -35,7 +35,6 @@ class ObjectRef(NamedTuple):
 
     Attributes:
         kind: "Pod".
-        name: name of the object.
         namespace: empty for objects that have none.
         uid: `kubectl describe` asks for it.
         api_version: "v1".

@@ -39,9 +39,6 @@ async def evict_pod(
 
     Args:
         api: API server.
-        namespace: Namespace of the pod.
-        name: Name of the pod.
-        uid: UID of the pod.
         dry_run: Only ask whether it were allowed.
         timeout_s: Seconds for the request.
 

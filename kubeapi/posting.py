@@ -48,7 +48,6 @@ class PostReply:
 
     Attributes:
         status: HTTP status.
-        body: All of it.
         retry_after: Value of the header of that name, None where there is none.
     """
 

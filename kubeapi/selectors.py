@@ -163,11 +163,8 @@ class NodeTraits(NamedTuple):
     """NodeTraits is the labels, taints and state of a node, without its amounts.
 
     Attributes:
-        name: Name of the node.
         ready: Whether its condition Ready is True; None counts as ready: nothing says that it is not.
         unschedulable: The node is cordoned.
-        labels: Labels of the node.
-        taints: Taints of the node.
     """
 
     name: str
@@ -183,7 +180,6 @@ def find_node_rejection(
     """Find the first thing of a node itself that keeps a pod off.
 
     Args:
-        node: The node.
         rules: Rules of the pod; its tolerations are not looked at.
         tolerates: Whether the pod tolerates a taint.
 

@@ -22,7 +22,6 @@ class AllocationRequest:
         offered: device IDs of this node's cards, all of units or all of percent.
         must_include: those of them that must be chosen.
         size: how many IDs are wanted.
-        percent: they are of percent.
         kubelet_pods: namespace and name of the pods that PodResources listed, None where it did not answer.
             The pod that asks is among them, a pod that the kubelet admits later is not.
     """

@@ -35,8 +35,6 @@ class Pod:
 
     Attributes:
         uid: identity; a name may come again, a UID never does.
-        namespace: namespace of the pod.
-        name: name of the pod.
         request: what it asks for.
         runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
         assigned: the `assigned` annotation, None where missing or unreadable.

@@ -15,7 +15,6 @@ class ForeignPluginWatcher:
 
     Args:
         account: tells of changes.
-        node_view: the own Node.
         notices: hear of a plugin that comes, offers something else, or goes.
 
     Attributes:

@@ -19,7 +19,6 @@ class OwnNode(Sink[NodeObject]):
 
     Args:
         account: the ledger, which heeds the cordon.
-        name: name of the own Node.
         tell: called with what is wrong with the Node's cordon, once for each thing.
         parents: UUIDs of the whole cards by those of their instances; whose card is cordoned is cordoned.
 

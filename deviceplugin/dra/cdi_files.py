@@ -49,7 +49,6 @@ def specification(claim_uid: str, grants: Mapping[str, ContainerGrant]) -> dict[
     """Write the specification of a claim.
 
     Args:
-        claim_uid: UID of the claim.
         grants: what a container gets by request. A container has one value of a variable, so all shares
             of a request are in one device.
     """

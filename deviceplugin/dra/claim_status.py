@@ -63,7 +63,6 @@ class ClaimStatusWriter:
     Args:
         client: API server.
         account: its followers are woken when claims are prepared.
-        prepared: the claims.
         node_name: also the name of the node's pool.
     """
 

@@ -27,8 +27,6 @@ class NodeKindMark:
     Args:
         client: API server.
         account: its followers are woken when the Node changes.
-        own_node: the own Node.
-        node_name: name of the own Node.
         resource: that pods ask for.
         serves_claims: which way this daemon serves.
     """

@@ -48,12 +48,9 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     """A claim that a pod has.
 
     Attributes:
-        uid: UID of the claim.
         namespace: namespace of the claim and of the pod.
-        name: name of the claim.
         pod_uid: UID of the pod; of several that share the claim, that for which it was prepared first. Once
             that has ended it is another one's.
-        pod_name: name of the pod.
         ids: device IDs by container of that pod, as in the kubelet's checkpoint.
         devices: what the kubelet is answered.
         spec: the CDI specification.

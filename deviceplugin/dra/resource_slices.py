@@ -51,7 +51,6 @@ def device_of(
     must not shrink under them. A claim that says no amount gets the whole card.
 
     Args:
-        name: name of the device.
         card: in units, with health and cordon.
         gpu: the same card as its source lists it.
         unit_mib: MiB a unit.

@@ -16,7 +16,6 @@ class ContainerLimit:
         uid: UID of the pod, as the kubelet knows it.
         container: its name, None while it is not known whose cgroup this is.
         uuid: UUID of the card.
-        cgroup: the container's.
         wanted: what is to stand there.
         outcome: outcome of the last attempt, None before the first.
         failures: attempts since it held last.

@@ -29,7 +29,6 @@ class MpsClients:
 
     Args:
         account: the ledger.
-        service: the service.
         driver_holds: whether the driver holds containers on a card, by UUID.
         unit_mib: MiB a unit.
         look_s: see `LOOK_S`.

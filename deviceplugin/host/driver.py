@@ -21,7 +21,6 @@ class DriverThread:
     The thread does not keep the process from ending.
 
     Args:
-        name: name of the thread.
         clock: monotonic seconds.
     """
 

@@ -47,7 +47,6 @@ class Checkpoint:
     Attributes:
         entries: ordered by pod, container and resource, each at most once. Entries of pods that ended stay
             until the kubelet's next allocation.
-        file_version: which version of the file this is.
     """
 
     entries: tuple[CheckpointEntry, ...]

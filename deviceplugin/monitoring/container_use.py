@@ -35,7 +35,6 @@ class ContainerUse:
         pod: its name; empty likewise.
         container: its name.
         uuid: UUID of the card.
-        promised_mib: what the container was given there.
         used_mib: what it uses; None where nobody can tell.
         limit_mib: the limit that was read back; None where there is none.
         enforcement: what holds it to its promise.

@@ -35,8 +35,6 @@ class PodIdentity:
     """PodIdentity is a pod as the API server knows it.
 
     Attributes:
-        namespace: namespace of the pod.
-        name: name of the pod.
         uid: the API server's.
         static: the kubelet runs it from a file; it cannot be evicted.
     """

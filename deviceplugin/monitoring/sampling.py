@@ -70,9 +70,7 @@ class CardSampler:
 
     Args:
         account: the ledger.
-        source: the cards.
         owners: the processes' pods.
-        health: the cards' health.
         unit_mib: MiB a unit.
         on_health: called when a card's health changed.
         on_cards: called with the source's list of cards after each measurement.

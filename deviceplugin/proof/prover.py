@@ -43,7 +43,6 @@ class CardProof(msgspec.Struct, frozen=True):
         card: its UUID.
         what: was tried.
         result: see `Result`.
-        found: on this card.
         means: for gpupack; or why it was not found out.
     """
 

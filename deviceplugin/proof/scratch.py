@@ -83,7 +83,6 @@ class ScratchCgroup:
     """A cgroup and one below it, beside the pods' cgroups: there what is above decides as it does for them.
 
     Args:
-        parent: parent of the cgroup.
         sleep: pauses between attempts to remove it.
     """
 

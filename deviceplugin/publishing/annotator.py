@@ -55,7 +55,6 @@ class _WrittenAnnotation:
     """The newest annotation that was written of a pod.
 
     Attributes:
-        text: What was written.
         before: The newest version of the pod that was known then.
         at_s: When it was written, by the ledger's clock.
     """

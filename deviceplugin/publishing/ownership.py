@@ -101,9 +101,7 @@ class NodeOwnership:
     Args:
         client: API server.
         account: its followers are told when the Node changes.
-        node_view: the Node.
         me: this daemon.
-        node_name: name of the Node.
         on_conflict: told in words when another daemon has the Node, or wants it.
 
     Attributes:

@@ -61,9 +61,6 @@ class NodePublisher:
     Args:
         client: API server.
         account: the ledger.
-        node_view: the own Node.
-        pod_view: its pods.
-        node_name: name of the own Node.
         unit_mib: MiB a unit.
         inventory: describes the cards as they are now.
         gap_s: least seconds between two patches that only bring gains.

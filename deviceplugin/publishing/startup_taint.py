@@ -41,8 +41,6 @@ class StartupTaint:
     Args:
         client: API server.
         account: its followers are woken when the Node changes.
-        node_view: the own Node.
-        node_name: name of the own Node.
         resource: that the kubelet has to offer; None where pods are served by claims.
         serves: whether this daemon owns the Node and has published its cards.
     """

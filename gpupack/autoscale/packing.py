@@ -123,7 +123,6 @@ class Packer:
     """Packs pods on empty nodes of the shapes that are known.
 
     Args:
-        shapes: The shapes.
         left_out: Nodes that are no shapes, and why, in a sentence; empty where there are none.
     """
 

@@ -197,7 +197,6 @@ def find_changes(wanted: Iterable[Placeholder], pods: Iterable[KubePod], namespa
 
     Args:
         wanted: Placeholders that should be.
-        pods: All pods.
         namespace: Namespace of the placeholders; one that is anywhere else is somebody else's.
     """
     named: dict[str, Placeholder] = {}

@@ -88,7 +88,6 @@ class PodOutcome:
     """An outcome of one pod that waits.
 
     Attributes:
-        pod: The pod.
         outcome: What is done for it, or why nothing is.
         text: The reason in a sentence.
     """

@@ -199,7 +199,6 @@ class NodeChange:
     """A change of a Node's annotations.
 
     Attributes:
-        name: Name of the node.
         annotations: To set, or to remove where None.
         kept: Why it is kept from now on; None: it is not any more.
     """
@@ -217,7 +216,6 @@ def find_node_changes(nodes: Iterable[KubeNode], kept: Mapping[str, KeptNode]) -
     """Compare what Nodes have with what they should have; an annotation that a person set stays as it is.
 
     Args:
-        nodes: All nodes.
         kept: Nodes to keep, by name.
     """
     node_changes = []

@@ -76,7 +76,6 @@ class Shape:
     Attributes:
         name: For people, and unlike that of every other shape.
         node: Such a node, empty, as it is when all its parts have started.
-        card_set: Its cards.
         offered: Units that its kubelet offers over all cards. A learned shape has the least that a ready node
             of it offers: an autoscaler may take that very node for its template.
         declared: The shape stands in a file.
@@ -172,7 +171,6 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
     stands for all of them.
 
     Args:
-        cluster: The cluster.
         keys: Labels that rules of pods refer to.
         card_sets: Cards by node, of `read_card_sets`.
     """

@@ -29,8 +29,6 @@ class PendingPod(msgspec.Struct, frozen=True):
     """A pod that waits.
 
     Attributes:
-        namespace: namespace of the pod.
-        name: name of the pod.
         since: creation, as the API server writes it.
         state: as `gpupack why` says it; empty where nobody asked.
         asked: what it asks for, in words.

@@ -350,8 +350,6 @@ async def serve_file(
 
     Args:
         settings: how to run.
-        found: in the file.
-        name: name of the file.
         stop: ends it.
         started: called once with the URL.
 

@@ -44,7 +44,6 @@ class ClusterBoard:
         tiles: records by node, of those that have something to show.
         encoded: the same as JSON.
         sums: what the cards of each of these nodes have together.
-        pod_memory: what pods have on each of them.
         queued: what the queue says of pods that wait in it; None where it has not answered.
         serves_claims: on some node pods get their cards by claims, or did.
         names_groups: a PodGroup says how many pods start together with some pod, or did.

@@ -45,7 +45,6 @@ class NodeTile(msgspec.Struct, frozen=True, gc=False):
     """NodeTile is a node.
 
     Attributes:
-        name: name of the node.
         unit: MiB of one unit, 0 when its words do not decode.
         status: in kubectl's words.
         remark: what is wrong with it, empty for nothing.
@@ -72,15 +71,12 @@ class CardSums(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         cards: how many.
-        size: what all cards have.
         allocated: to pods.
         overuse: used beyond promises, by pods or others.
         free: what pods could get now.
         whole: cards that a pod could have alone.
         whole_free: what these are.
         largest: the most that one card can give.
-        unhealthy: cards.
-        cordoned: cards.
     """
 
     cards: int = 0

@@ -37,7 +37,6 @@ class PodLine(JsonAnswer, frozen=True):
     """PodLine is a pod of a list that `gpupack why` prints.
 
     Attributes:
-        namespace: Namespace of the pod.
         pod: Its name.
         state: State, as in `PodExplanation`.
         asked: What it asks for, in words.
@@ -85,7 +84,6 @@ def list_waiting(
     """List the pods that ask for GPU memory and have no node.
 
     Args:
-        cluster: The cluster.
         now_s: Seconds since the epoch.
         namespace: Only its pods; None: of all.
         queued: What waits in the queue, as `gpupack queue status` says; None: nobody asked.

@@ -59,9 +59,6 @@ def explain_pod(
     """Say why a pod is as it is.
 
     Args:
-        cluster: The cluster.
-        namespace: Namespace of the pod.
-        name: Name of the pod.
         events: What was reported of it, oldest first.
         queued: What waits in the queue, as `gpupack queue status` says; None: nobody asked.
         ways: Look for ways out, too.

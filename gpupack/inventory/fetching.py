@@ -112,7 +112,6 @@ async def list_all(client: "KubeClient", path: str, kind: type[T], what: str, **
 
     Args:
         client: The API server.
-        path: Path of the list.
         kind: What to read of each.
         what: The kind's name, for messages.
         **params: Query.

@@ -19,7 +19,6 @@ class PodRow:
     Attributes:
         namespace: namespace of the pod; empty when only its UID is known.
         name: name of the pod; empty when only its UID is known.
-        uid: UID of the pod.
         units: on the card; of the whole pod where the card is not known.
         share: how it stands to the card.
         used_mib: MiB that it uses there as of lately, None where nobody tells.

@@ -45,7 +45,6 @@ class WatchedObjects(Sink[T]):
     Args:
         client: API server.
         path: path of the collection.
-        kind: kind of the objects.
         changed: called after every change.
 
     Attributes:

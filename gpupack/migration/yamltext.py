@@ -63,7 +63,6 @@ class YamlDocument:
 
     Attributes:
         before: The text in front of it: its line `---`, directives, and comments where it has nothing else.
-        text: Its own text.
         content: What it holds; None: nothing.
         offset: Number of the lines in front of it.
         after: Comments at its end.

@@ -31,7 +31,6 @@ def advise_start(
     Nothing is known of the pods but their cards: they tolerate no taint.
 
     Args:
-        cluster: The cluster.
         ask: The size.
         pods: How many are to start.
         limits: Limits of the search.
@@ -84,7 +83,6 @@ def plan_start(
     """Look for moves with which so many pods start.
 
     Args:
-        cluster: The cluster.
         request: What such a pod asks for, of one demand.
         requirements: What it asks for besides.
         before: Such pods that fit now, by node.
@@ -226,7 +224,6 @@ def _find_checked(
     """Make plans until filter, kube-scheduler's rules and the queue admit one.
 
     Args:
-        cluster: The cluster.
         make_plan: Plans moves of pods that may move.
         movable_pods: Pods that may move; those that turn out not to be are noted there.
         measure: How much of what is wanted a cluster has.
@@ -268,7 +265,6 @@ def _ask_queue(
     """Ask the queue whether it admits the successors, and let them go where it would start them.
 
     Args:
-        cluster: The cluster.
         plan: Moves that filter admits; those of pods of a queue get the places that the queue chooses.
         then: The cluster after them.
         movable_pods: See `_find_checked`.

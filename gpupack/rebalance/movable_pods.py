@@ -71,8 +71,6 @@ class MovablePods:
     """The pods of a cluster, and whether they may be moved.
 
     Args:
-        cluster: The cluster.
-        usage: What pods have.
         max_priority: Pods of a higher one stay.
     """
 

@@ -18,7 +18,6 @@ def apply_moves(cluster: Cluster, moves: Sequence[tuple[MovablePod, Destination]
     """Make the cluster after moves: words without the pods, and the pods bound elsewhere as bind would.
 
     Args:
-        cluster: As it is.
         moves: Pods and where each goes.
     """
     nodes, pods = dict(cluster.nodes), dict(cluster.pods)

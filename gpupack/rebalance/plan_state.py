@@ -89,7 +89,6 @@ class PlanState:
     """PlanState is the free amounts, changed by pods that go and come.
 
     Args:
-        cluster: The cluster.
         closed_cards: Cards that no pod may be moved to.
 
     Attributes:

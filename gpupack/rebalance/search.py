@@ -113,7 +113,6 @@ def order_moves(
 
     Args:
         plan_state: As it is before; left as it is after.
-        planned_moves: The moves, in any order.
 
     Returns:
         The moves, and whether that is so: pods that trade places have to be ended together.

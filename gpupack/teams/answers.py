@@ -36,9 +36,7 @@ def explain_own_pod(
     """Say why a pod of the namespace is as it is.
 
     Args:
-        cluster: The cluster.
         namespace: Whose member asks.
-        name: Name of the pod.
         queued: What the queue says of the pod; None: nobody asked.
 
     Raises:
@@ -115,8 +113,6 @@ def hide_names(answer: T, cluster: Cluster, namespace: str, also: Collection[str
     """Replace every NAMESPACE/NAME of another namespace's pod in the texts of an answer.
 
     Args:
-        answer: The answer.
-        cluster: The cluster.
         namespace: Whose member asks.
         also: Further namespaces that have pods, or had.
     """

@@ -40,7 +40,6 @@ async def ask_as_member(
     Args:
         client: The API server.
         token: The token that `make_member_token` makes.
-        namespace: Whose member asks.
         question: `why` or `fit`.
         query: What is asked besides.
 

@@ -9,7 +9,6 @@ class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         namespace: namespace of the pod; empty where nobody says.
         name: name of the pod; empty where nobody says.
-        uid: UID of the pod.
         labels: labels of the pod, without those that differ from one replica to the next.
         promised_mib_s: MiB it was promised times seconds.
         used_mib_s: MiB it used times seconds, of the time that was measured; None where nothing was.

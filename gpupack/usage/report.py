@@ -26,12 +26,7 @@ _ALLOWED: Final = "allowed: namespace, pod and label:KEY"
 
 @dataclass(frozen=True, slots=True)
 class UsageKey:
-    """UsageKey is the key by which a report adds up.
-
-    Attributes:
-        kind: kind of the keys.
-        label: the key of the label.
-    """
+    """UsageKey is the key by which a report adds up."""
 
     kind: Literal["namespace", "pod", "label"]
     label: str = ""

@@ -44,7 +44,6 @@ class InterPodAffinity:
         """Make a function that says of a node why a pod may not run there.
 
         Args:
-            pod: The pod.
             gone: UIDs of pods to leave out.
 
         Returns:

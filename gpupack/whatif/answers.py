@@ -66,7 +66,6 @@ class Move(JsonAnswer, frozen=True, rename={"source": "from", "target": "to"}):
         namespace: Namespace of the pod.
         pod: Its name.
         units: Over its cards.
-        source: Where it is.
         target: Where it goes.
         text: What it costs, in a sentence.
     """
@@ -120,10 +119,8 @@ class PodCard(JsonAnswer, frozen=True):
         card: The driver's number.
         uuid: None where the node publishes no inventory.
         model: The product name, None where the node publishes no inventory.
-        size_units: Units of the card.
         used_units: As the words say, of all together.
         free_units: What is left.
-        promised_units: What this pod is promised of it.
         share: Where that is from, see docs/top.md.
         neighbours: The other pods on the card.
         used_mib: What the pod used lately, None where the node has not said.
@@ -149,7 +146,6 @@ class PodExplanation(JsonAnswer, frozen=True):
     """Why a pod is as it is.
 
     Attributes:
-        namespace: Namespace of the pod.
         pod: Its name.
         state: In one word.
         nodes: Nodes of a pod that waits: every node that does not take it, in groups.
@@ -203,7 +199,6 @@ class FitAnswer(JsonAnswer, frozen=True):
     Attributes:
         pods: That fit now.
         largest_units: The largest request that fits now, over as many cards; 0: none, or several containers.
-        nodes: Where.
         asked: What one of them asks for, in words.
         after: Numbers after the change that was asked about, None without one.
         notes: What else to know, a sentence each.

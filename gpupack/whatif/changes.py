@@ -30,7 +30,6 @@ def apply_changes(
     """Make the cluster as it would be, and say what to know of it; None: nothing changes.
 
     Args:
-        cluster: As it is.
         without: Names of nodes that are gone; their pods too, and nobody starts them elsewhere.
         add: Profiles of empty nodes, with `xN` for more than one.
 

@@ -100,7 +100,6 @@ class Cluster:
         """Build it from lists.
 
         Args:
-            nodes: All nodes.
             pods: All pods of all namespaces.
             unit_mib: MiB of a unit; None: what most nodes publish, 1024 where none does.
             budgets: All PodDisruptionBudgets; None where they were not read.

@@ -51,7 +51,6 @@ class PodContext:
     """PodContext is what else is known of a pod.
 
     Attributes:
-        namespace: Namespace of the pod.
         events: What was reported of it, oldest first.
         queued: What waits in the queue; None where nobody asked, or nobody answered.
     """
@@ -65,7 +64,6 @@ async def read_cluster(source: ClusterSource, *, moves: bool = False) -> Cluster
     """Read all nodes and pods.
 
     Args:
-        source: Where.
         moves: Read what decides which pods may move, too: PodDisruptionBudgets where the source has them, and
             the queue.
 
@@ -95,7 +93,6 @@ async def read_cluster_and_pod(
     Args:
         source: Where; errors are those of `read_cluster`.
         namespace: Namespace of the pod, None: the one of the kubeconfig's context, else default.
-        name: Name of the pod.
     """
     if source.filename is not None:
         return await read_cluster(source), PodContext(namespace or DEFAULT)

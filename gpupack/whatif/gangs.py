@@ -51,7 +51,6 @@ class WaitingGang:
     """WaitingGang is the pods of a gang that still wait.
 
     Attributes:
-        name: Name of the gang.
         size: Pods of the whole gang.
         pods: Pods that wait and ask for the same as the one that is asked about, which is one of them. Pods
             that are not there yet are thought to ask for the same.
@@ -145,7 +144,6 @@ def find_rows(
     """Find the rows of the nodes that take one such pod.
 
     Args:
-        cluster: The cluster.
         query: What it asks of cards.
         requirements: What it asks for besides.
         leaving: UIDs of pods that are gone.
@@ -171,7 +169,6 @@ def can_fit_together(cluster: Cluster, kinds: Sequence[GangMembers], leaving: Co
     Where it is found all of them fit. Where it is not, another order might find it.
 
     Args:
-        cluster: The cluster.
         kinds: The pods.
         leaving: UIDs of pods that are gone.
     """
@@ -204,7 +201,6 @@ class _Host:
     """A node on which pods of a gang are put, one after the other.
 
     Args:
-        cluster: The cluster.
         name: Name of the node.
         leaving: UIDs of pods that are gone.
     """
@@ -259,7 +255,6 @@ def count_at_once(
     """Count the pods alike that fit at once, at most so many.
 
     Args:
-        cluster: The cluster.
         query: What each of the pods asks of cards.
         requirements: What each asks for besides.
         rows: Rows of nodes that take one of them.
@@ -302,7 +297,6 @@ def bound_by_host_resources(
     """Count the pods alike that a node takes at most by what it has besides its cards.
 
     Args:
-        cluster: The cluster.
         request: What each of the pods asks of cards.
         requirements: What each asks for besides.
         name: Name of the node.

@@ -82,9 +82,7 @@ class HostRequirements:
         tolerates: Whether it tolerates a taint.
         rules: Nodes that it may run on; its tolerations are not looked at.
         cpu_milli: Thousandths of a core.
-        memory_bytes: Bytes of host memory.
         others: Amounts of other resources, by name.
-        ports: Ports of the host.
         pod: The pod, None for one that is not there yet.
     """
 

@@ -87,7 +87,6 @@ def collect_node_results(
     """Ask kube-scheduler's rules and filter about every node.
 
     Args:
-        cluster: The cluster.
         query: What the pod asks of cards.
         requirements: What it asks for besides.
     """

@@ -38,7 +38,6 @@ class Scenario:
 
     Attributes:
         label: What is different.
-        cluster: The cluster.
         unit_mib: MiB of a unit to count in.
     """
 

@@ -128,7 +128,6 @@ def make_snapshot(
     """Write a cluster down as a trace.
 
     Args:
-        cluster: The cluster.
         hidden: Names of nodes, pods and queues as digests: with a key that nobody keeps, equal ones alike.
         unit_mib: MiB of a unit to count in, as if the daemons ran with that; None: as they do.
         others: Further resources to write down, too.

@@ -30,7 +30,6 @@ class WhatIf:
     """A pod that is asked about, as it is or changed.
 
     Attributes:
-        cluster: The cluster.
         query: What it asks of cards.
         requirements: What it asks for besides.
         pods: Pods of its gang that ask for the same, itself one of them: it is taken where all fit at once.
@@ -131,7 +130,6 @@ def charge_cards(cluster: Cluster, by_node: Mapping[str, ByPosition]) -> Iterato
     """Show filter cards with other units in use for a while.
 
     Args:
-        cluster: The cluster.
         by_node: ByPosition more (less, where negative) by card position, by node.
     """
     nodes = cluster.state.nodes

@@ -19,9 +19,6 @@ class PodCandidates(msgspec.Struct, frozen=True):
     """A pod and its candidates, the best first.
 
     Attributes:
-        namespace: Namespace of the pod.
-        name: Name of the pod.
-        uid: UID of the pod.
         nodes: Names of the nodes where it may be bound, in the order in which to try.
         cards: UUIDs of the cards that the queue planned for it on the first node; preferred where they are
             free.
@@ -60,7 +57,6 @@ class PodResult(msgspec.Struct, frozen=True):
     """PodResult is the outcome of one pod, with its reason.
 
     Attributes:
-        uid: UID of the pod.
         outcome: In one word.
         node: Where it was bound, or where its Binding went.
         why: In words, where it was not bound.

@@ -84,7 +84,6 @@ class ClaimWriter:
         """Make the claim ready for the kubelet, and name it in the pod's status.
 
         Args:
-            claim: to write.
             resource_version: resourceVersion of the pod as the decision saw it; any other one is refused.
 
         Returns:

@@ -41,9 +41,7 @@ class BoundPodClaim:
     """BoundPodClaim is the claim to be written for one pod on one node, before its Binding.
 
     Attributes:
-        namespace: namespace of pod and claim.
         pod: name of the pod.
-        pod_uid: UID of the pod.
         body: the claim. Its name and spec follow from the pod alone, so that one claim does for every node.
         allocation: its status' allocation, without the time.
         mappings: the request of each container, for the pod's status.
@@ -82,7 +80,6 @@ def claim_of(
 
     Args:
         pod: as it is bound.
-        node: where to.
         sizes: units of the node's cards by UUID, in word order.
         assigned: the cards of each container.
         unit_mib: MiB a unit.

@@ -73,7 +73,6 @@ class SharedNodes:
         """Take a pod's newest version.
 
         Args:
-            pod: The pod.
             now: Seconds.
         """
         uid, node = pod.metadata.uid, pod.spec.node_name
@@ -104,7 +103,6 @@ class SharedNodes:
         """Take a complete list of pods.
 
         Args:
-            pods: All pods.
             now: Seconds.
         """
         for uid in (self._unbound | self._bound_at.keys()) - {pod.metadata.uid for pod in pods}:

@@ -172,7 +172,6 @@ def commit_list(
     """Commit one list.
 
     Args:
-        offered: List 1.
         version: A node's latest version, None when it is gone.
         rescore: Filters and scores a node's latest record, None when the pod no longer fits.
         bind: Binds, or says no and leaves the record alone.

@@ -71,7 +71,6 @@ class ChargedCards(NamedTuple):
     """Cards that a charge counts on, and what that followed from.
 
     Attributes:
-        charge: The charge.
         uuids: The node's cards then, see `NodeRecord`.
         sizes: Their sizes then.
         units: By card position; None where the cards do not agree with the charge.
@@ -93,7 +92,6 @@ class NodeRecord:
     """NodeRecord is the state of one node name. A record outlives the Node while pods are bound to the name.
 
     Attributes:
-        name: The node's name.
         row: Its row in the arrays, -1 while there is no Node object.
         version: resourceVersion of the Node object, 0 while there is none.
         revision: Revision of its words, 0 where there are none.

@@ -17,8 +17,6 @@ class AllocatedClaim:
     """A claim that is allocated shares of one node's cards.
 
     Attributes:
-        uid: UID of the claim.
-        namespace: Its namespace.
         version: resourceVersion of the claim.
         shares: Name of the device and units of each share; None means all of the device.
         pods: UIDs of the pods that may use it, in the order of their reservations.
@@ -70,7 +68,6 @@ class ClaimTombstone:
     """The shares of a claim that vanished, or was deallocated, before its node's words contained them.
 
     Attributes:
-        claim: As it was.
         until_s: When they end to count in any case, seconds.
         ends: resourceVersions at which its pods ended, by UID, `NOT_ENDED` for those that did not: the node
             may be preparing it for them.

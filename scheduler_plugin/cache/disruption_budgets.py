@@ -127,7 +127,6 @@ def find_violations(budgets: DisruptionBudgets, pods: Iterable[PodRecord]) -> fr
     all pods of its namespace, as for the API server; kube-scheduler takes it for one that counts none.
 
     Args:
-        budgets: All budgets.
         pods: Pods in the order in which they use up what the budgets allow.
 
     Returns:

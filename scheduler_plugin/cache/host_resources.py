@@ -14,7 +14,6 @@ class HostRequest(NamedTuple):
 
     Attributes:
         cpu_milli: Thousandths of a core.
-        memory_bytes: Bytes of host memory.
         others: Amounts of further resources; those that no node policy names are not checked.
     """
 

@@ -17,7 +17,6 @@ class NodeRecords:
     Attributes:
         nodes: The arrays.
         rules: The accounting rules.
-        by_name: The records.
         node_failed: Signals a node whose row could not be computed, see `state.ClusterState`.
     """
 

@@ -42,9 +42,6 @@ class PodRecord:
 
     Attributes:
         uid: The pod's identity; names are used again.
-        namespace: Its namespace.
-        name: Its name.
-        resource_version: resourceVersion of this version of the pod.
         node: The node it is bound to, empty before.
         ended: Its phase is Succeeded or Failed.
         priority: Larger ones may evict smaller ones.
@@ -61,7 +58,6 @@ class PodRecord:
         grace_ends_at: When the grace period of a pod that is being deleted ends, seconds since the epoch;
             None for one that is not. This and what follows is read of pods that ask for cards only.
         start_time: When the kubelet took it, as the API writes times; empty before.
-        labels: Its labels.
         gang: Namespace and name of the gang that it starts and ends with; None for none.
         is_mirror: True for a static pod of the kubelet, which no eviction ends.
         is_gated: True if it has scheduling gates, so that kube-scheduler leaves it alone, or is

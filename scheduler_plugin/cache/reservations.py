@@ -73,7 +73,6 @@ class Reservations:
         Args:
             nodes: The arrays.
             uid: UID of the pod.
-            priority: Its priority.
         """
         charges: dict[int, dict[int, int]] = {}
         for each in self._by_uid.values():

@@ -102,7 +102,6 @@ class ClusterState:
         """Apply a complete list made at a resourceVersion; known nodes that it lacks are gone.
 
         Args:
-            nodes: All of them.
             resource_version: The list's resourceVersion.
             now: Seconds.
             restored: The API server was restored from an older state, see `kubeapi.reflect.Sink.replace`.

@@ -149,8 +149,6 @@ class Watcher:
 
     Attributes:
         node_sink: The sink of nodes.
-        pod_sink: The sink of pods.
-        claim_sink: The sink of claims.
         changed: Signals every list and every change.
         filled: Signals, once, that both lists have been read.
         restored: Signals that a list is of another history than what was known: etcd was restored from an

@@ -125,7 +125,6 @@ class SharedNodesMetrics(Collector):
     """SharedNodesMetrics reads what batch mode knows of shared nodes when Prometheus scrapes.
 
     Args:
-        shared: The nodes.
         clock: Monotonic seconds.
     """
 
@@ -154,7 +153,6 @@ class ClusterMetrics(Collector):
     """ClusterMetrics reads the cache when Prometheus scrapes.
 
     Args:
-        state: The cluster.
         freshness: Freshness of the state.
         waiting: The pods that wait.
         events: The recorder of Events.

@@ -95,7 +95,6 @@ class ExtenderService:
 
         Args:
             path: Path of the request, one of `verbs`.
-            body: All of it.
         """
         if self._is_standby:
             self.metrics.errors.labels(path.strip("/")).inc()

@@ -24,9 +24,6 @@ class ServerTls:
         key: PEM file.
         client_ca: PEM file, None for no client certificates.
 
-    Attributes:
-        context: For the server.
-
     Raises:
         OSError: the files cannot be used.
     """

@@ -42,7 +42,6 @@ class UnschedulablePod:
     """UnschedulablePod is a pod that no node can take, with the reasons.
 
     Attributes:
-        metadata: The pod's metadata.
         counts: Number of nodes by reason; empty where the request itself is wrong.
         request: What the pod asks for.
         rows: The nodes that are known of those that kube-scheduler asked about.

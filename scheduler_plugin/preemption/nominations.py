@@ -41,7 +41,6 @@ class Nomination:
     """Nomination is cards that are reserved for a pod for which others are evicted.
 
     Attributes:
-        pod: The pod.
         plan: The node, its cards and the victims.
         ours: True if this process evicts for it; else kube-scheduler does, or an earlier process did.
         since: When it began, seconds of the clock.

@@ -14,7 +14,6 @@ def describe_available(nodes: NodeArrays, selector: Selector, rows: RowArray, mo
     """List what a selector is best compared with: models, or UUIDs where the models are admitted.
 
     Args:
-        nodes: The nodes.
         selector: Admits none of the cards.
         rows: Rows of the nodes to look at.
         most: Names to give; of the others only the number is told.
@@ -43,7 +42,6 @@ def widen_patterns(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Sel
     """Put stars around those model patterns of a selector that then match a model which is there.
 
     Args:
-        nodes: The nodes.
         selector: Admits no model of theirs.
         rows: Rows of the nodes to look at.
 

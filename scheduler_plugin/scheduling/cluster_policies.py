@@ -46,7 +46,6 @@ class ClusterPolicies:
 
     Args:
         node_policy: Name of the cluster's node policy.
-        card_policy_name: Name of the cluster's card policy.
         parameters: Parameters of the cluster's node policy, text by name.
         defaults: Parameters of policies where nobody says otherwise, by name of the policy.
         make: Makes a policy from its name and its parameters; None: no parameters.

@@ -91,8 +91,6 @@ class _Pod:
         node: Where it is bound, empty before.
         nominated: The node that is being kept for it, while it has none.
         rules: Nodes that it may run on.
-        labels: Its labels.
-        namespace: Its namespace.
         shuns: Terms of its required anti-affinity.
         resized: What it holds beyond its spec while it is being resized, by resource.
         untried_since: When a pod was seen first that waits for another scheduler, seconds; None: it does not
@@ -164,7 +162,6 @@ class KubernetesChecks:
         """Take a pod's newest version.
 
         Args:
-            pod: The pod.
             now: Seconds.
         """
         uid = pod.metadata.uid
@@ -221,8 +218,6 @@ class KubernetesChecks:
         """Take complete lists; None: of that kind nothing is new.
 
         Args:
-            nodes: All nodes.
-            pods: All pods.
             now: Seconds.
         """
         if nodes is not None:

@@ -239,7 +239,6 @@ class SimulatedCluster:
 
         Args:
             kind: Kind of the pod.
-            row: Where.
             policy: That ranked the row; it may choose cards itself.
 
         Raises:

@@ -72,7 +72,6 @@ class Placer:
 
         Args:
             kind: What it asks for.
-            uid: UID of the pod.
         """
         row = self.find_row(kind, uid)
         if isinstance(row, str):

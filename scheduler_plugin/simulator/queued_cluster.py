@@ -53,9 +53,7 @@ def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm
     """Make the Node of a trace's node.
 
     Args:
-        node: The node.
         row: Its place in the list, for the UUIDs of its cards.
-        card_units: Units of each card.
         locality: Labels that say which data it has, and its rack.
     """
     resources: Resources = {"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi"}

@@ -81,11 +81,9 @@ class QueuedReplayState(ReplayState):
         make: Makes a node policy from its name and its parameters.
 
     Attributes:
-        cluster: The cluster.
         kinds: What each arrival asks for.
         evicted: Pods that were evicted for a lender.
         reservation_count: Pods for which cards were reserved because they waited long.
-        queue: The queue.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ def make_queue_result(replaying: QueuedReplayState, replay: Replay, config: Queu
 
     Args:
         replaying: After the replay.
-        replay: What was replayed.
         config: The queues.
 
     Returns:

@@ -181,12 +181,7 @@ def run_replay(
 
 
 def run_arrivals(replaying: ReplayState, kinds: Sequence[SimulatedPodKind]) -> ReplayRecord:
-    """Let all arrivals come, and wait for what can still be placed.
-
-    Args:
-        replaying: With the arrivals.
-        kinds: Kind of each arrival.
-    """
+    """Let all arrivals come, and wait for what can still be placed."""
     replaying.find_placeable(kinds)
     for number, (arrival, kind) in enumerate(zip(replaying.arrivals, kinds, strict=True)):
         replaying.run_until(arrival.at_s)

@@ -43,7 +43,6 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
 
     Args:
         story: What happened.
-        replay: What was replayed.
         cluster: Cluster of the run.
         wall_s: Seconds it took.
 

@@ -146,7 +146,6 @@ class Store:
 
         Args:
             resource: what to list.
-            namespace: "" for all.
             matches: selector, None for everything.
             limit: objects a page, 0 for all.
             token: `continue` of the page before, "" for the first.

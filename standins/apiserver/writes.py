@@ -178,8 +178,6 @@ class Writer:
 
         Args:
             resource: its kind.
-            key: which.
-            options: DeleteOptions.
 
         Returns:
             The answer, and for pods the last state.

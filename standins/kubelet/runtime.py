@@ -13,7 +13,6 @@ class ContainerRecord:
     Attributes:
         namespace: namespace of its pod.
         pod: name of its pod.
-        name: name of the container.
         kind: ordinary init containers have ended when the next one starts.
         envs: what the device plugins put into its environment.
         cdi_devices: CDI names it was started with.

@@ -18,7 +18,6 @@ class DeviceNode:
     """A device node of the host in the container, under the same path.
 
     Attributes:
-        path: path of the node.
         permissions: what the container may do: some of `r`, `w`, `m`.
     """
 

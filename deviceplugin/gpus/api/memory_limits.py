@@ -35,7 +35,6 @@ class LimitSupport:
     """Whether limits can be held on a card.
 
     Attributes:
-        can_limit: they can.
         reason: why not, for people; empty when they can.
         since: what would do it, `driver 615 (CUDA 13.4)`; empty where nothing known would.
         is_forbidden: the driver could, and this process lacks the right to set them.

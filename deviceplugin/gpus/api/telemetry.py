@@ -34,7 +34,6 @@ class CardTelemetry:
         power_w: what it draws, watts.
         power_limit_w: what it may draw, watts.
         sm_clock_mhz: clock of the multiprocessors.
-        memory_clock_mhz: clock of the memory.
         throttle_reasons: why the clocks are not higher, of `THROTTLE_REASONS`; empty where nothing is
             in their way.
     """

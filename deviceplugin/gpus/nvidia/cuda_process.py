@@ -27,7 +27,6 @@ class CudaProcess:
 
     Args:
         uuid: UUID of the card.
-        cgroup: where the process is to be.
         command: the program; it speaks like `cuda_child`.
         answer_s: see `ANSWER_S`.
 

@@ -37,9 +37,7 @@ class SimulatedBoard:
     """A physical card now.
 
     Attributes:
-        card: what it is.
         instances: instances of the card, None without MIG mode.
-        failure: that it has or is to have.
         used_has_reserved: what its driver calls used has the reserved part in it.
         residue_mib: MiB of pages that no process uses and the operating system keeps.
         calls: samples so far.

@@ -16,7 +16,6 @@ class ClaimedUnits:
 
     Args:
         state: The cluster.
-        queues: The queues.
         membership: Which queue is whose.
     """
 

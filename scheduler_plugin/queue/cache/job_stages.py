@@ -53,7 +53,6 @@ class _StagePod:
     Attributes:
         name: Name of the pod, with its namespace.
         job: Its job, told apart by namespace.
-        queue: Its queue.
         part: What it is for its job.
         maker: UID of the Job that made it, empty for none.
         size: Pods of the first stage, as it says; None: it does not say.
@@ -137,9 +136,6 @@ class JobStages:
 
     A pod may be given another queue, job or data while it waits or runs. So it is remembered where it counts,
     and it ends there.
-
-    Args:
-        queues: Whose jobs they are.
 
     Attributes:
         failed: Failed pods that a job waits for, by UID.

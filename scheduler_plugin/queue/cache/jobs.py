@@ -68,7 +68,6 @@ class PodMaker:
         job: What its pods belong to by gpupack.io/job, told apart by namespace; empty for nothing.
         reads_data: Its pods name data, so they are a first stage.
         completions: Pods that must succeed; None: the Job alone knows when it is complete.
-        succeeded: Pods that have.
         complete: The Job has all that it needs.
         failed: The Job makes no more pods, and lacks some.
     """

@@ -58,7 +58,6 @@ class SlotChoice(Generic[W]):
 
     Attributes:
         queue: Name of its queue.
-        workload: The workload.
         slot_match: Which kind of workload got which type of slot; None where there are no types.
         relaxed: Its data is elsewhere; nobody whose data is near had a workload.
         lender: Name of the queue whose turn it was, empty when it was its own.

@@ -132,7 +132,6 @@ class PodQueueInfo:
         data: Names of the data that it reads.
         job: Its job, within its namespace.
         gang: Its gang, within its namespace; empty for none.
-        gang_size: Pods of the gang.
         owner: UID of the controller that would create it again; empty for none.
         maker: UID of the Job that made it; empty where none has.
         first_stage_size: Pods of the first stage of its job; None: it does not say.

@@ -246,11 +246,7 @@ class Gang:
         return self.uid
 
     def make_workload(self, queued_pods: list[QueuedPod]) -> QueuedWorkload[Needs]:
-        """The workload that waits for all of them that are ready.
-
-        Args:
-            queued_pods: Its pods.
-        """
+        """The workload that waits for all of them that are ready."""
         ready = (queued_pod for queued_pod in queued_pods if queued_pod.uid in self.ready_uids)
         pods = [
             (queued_pod.uid, queued_pod.requirements)
@@ -296,7 +292,6 @@ class Requeue:
     """An admitted pod whose room others have again.
 
     Attributes:
-        queued_pod: The pod.
         why: In words.
         remove: The pod is in the way where it is: whoever made it makes it again, with its gate.
         requeue: The pod is to wait in its queue again.

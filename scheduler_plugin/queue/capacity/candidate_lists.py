@@ -91,7 +91,6 @@ class CandidateListPlacer:
         """Take a pod's cards on the best node that has them.
 
         Args:
-            uid: UID of the pod.
             requirements: Its needs.
             fits: bool[R], where it fits now and may be placed.
             now: Seconds.

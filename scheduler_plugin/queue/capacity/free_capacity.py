@@ -54,8 +54,6 @@ class NodeFacts:
     """Labels, taints and other facts of a node that placing needs besides its cards.
 
     Attributes:
-        labels: Labels of the node.
-        taints: Taints of the node.
         unschedulable: The node is cordoned.
     """
 

@@ -81,7 +81,6 @@ class GangRequirements:
     """The needs of a gang: no two gangs are interchangeable.
 
     Attributes:
-        uid: UID of the gang.
         members: UID and needs of each of its pods, the hardest to place first where all ask for units.
     """
 

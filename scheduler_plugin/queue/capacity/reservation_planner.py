@@ -53,7 +53,6 @@ class ReservationPlanner:
 
     Args:
         capacity: The cluster.
-        workload_uid: UID of the workload.
         count_slots: Slots of a node, in which its pods sit; None: any number of pods may be there.
         alone: As if nothing were kept for other workloads.
     """
@@ -79,7 +78,6 @@ class ReservationPlanner:
         """Find cards for all pods at once.
 
         Args:
-            pods: Pods of the workload.
             among: bool[R], nodes that come into question for a pod; None: all.
 
         Returns:

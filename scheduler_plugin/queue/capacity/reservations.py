@@ -115,7 +115,6 @@ class QueueReservations:
         """Sum the reservations of other workloads on a node.
 
         Args:
-            workload_uid: UID of the workload.
             node: Its name.
             uuids: Its cards by position now; empty where it publishes none.
         """

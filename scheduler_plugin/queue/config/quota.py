@@ -34,7 +34,6 @@ class QuotaState:
     """A queue's quota and the units in use.
 
     Attributes:
-        quota: Its quota.
         used: Units of its admitted pods, and of claims: these wait for nobody, so it may be any amount.
     """
 

@@ -21,7 +21,6 @@ class ConfigFile:
     """A file with a configuration.
 
     Args:
-        path: Path of the file.
         check_policies: Finds faults of node policies, which the text alone does not show.
 
     Attributes:

@@ -64,7 +64,6 @@ class WaitExplanation(msgspec.Struct, frozen=True, rename="camel"):
     Attributes:
         namespace: Namespace of the pod.
         name: Name of the pod.
-        queue: Its queue.
         position: Its place among the workloads of its queue, from 1; 0: it is in no queue.
         reason: In one word.
         message: In words, with numbers.
@@ -88,9 +87,7 @@ class QueueReport(msgspec.Struct, frozen=True, rename="camel"):
     """QueueReport is the state of a queue; amounts are units of GPU memory.
 
     Attributes:
-        name: Its name.
         cohort: Its cohort, empty for none.
-        weight: Its weight.
         nominal: Its own quota, None for no limit.
         used: What its admitted pods have, and pods with claims.
         borrowed: Beyond its own quota.
@@ -126,8 +123,6 @@ def explain_pod(queue: Queue, pod: QueuedPod, now: float, position: int | None =
     """Say why a gated pod waits.
 
     Args:
-        queue: The queue.
-        pod: The pod.
         now: Seconds.
         position: Its position where that is known already.
     """

@@ -37,7 +37,6 @@ class AdmittedPod:
     """AdmittedPod is a pod of an admitted workload.
 
     Attributes:
-        uid: UID of the pod.
         requirements: Its needs.
         node: Where its cards were taken.
         others: Nodes that it may be bound to where that fails, in order: those next in its list.
@@ -54,8 +53,6 @@ class AdmittedWorkload:
     """A workload whose turn it is: a pod, or a gang with all its pods.
 
     Attributes:
-        queue: Its queue.
-        workload: The workload.
         members: Its pods.
         slot_match: How the slot was lent, None where there are no slots, and for a workload out of turn.
         relaxed: Its data is elsewhere.
@@ -81,7 +78,6 @@ class AdmissionScheduler:
         config: The configuration.
         queues: The queues, with what waits and what each has.
         capacity: The cluster.
-        slots: Its slots.
         locality: Where data is.
 
     Attributes:

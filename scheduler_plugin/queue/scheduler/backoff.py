@@ -12,7 +12,6 @@ class KeyedBackoff(Generic[K]):
 
     Args:
         first_s: The first one, seconds.
-        longest_s: The longest one.
     """
 
     def __init__(self, first_s: float, longest_s: float) -> None:

@@ -40,9 +40,6 @@ class PendingEvictions:
 class BorrowedPods:
     """Knows who may go. Pods that refused to are passed over for a while; those that leave are counted on.
 
-    Args:
-        queue: The queue.
-
     Attributes:
         pending: What is under way, by lender.
     """

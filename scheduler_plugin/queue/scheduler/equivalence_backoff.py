@@ -56,7 +56,6 @@ class _RefusedGroup(Generic[U]):
     """_RefusedGroup is what is known of the units of a template.
 
     Attributes:
-        first_uid: UID of the one that was refused first.
         first_description: What that is called.
         last_seen: When there was one of them last, seconds.
         held_back: Units that are held back.

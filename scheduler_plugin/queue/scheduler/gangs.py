@@ -34,7 +34,6 @@ class Gangs:
         """Take a pod into its gang, or what is new about it.
 
         Args:
-            pod: The pod.
             ready: The pod could wait in a queue.
         """
         gang = self._known.setdefault(pod.gang, Gang(pod.gang))

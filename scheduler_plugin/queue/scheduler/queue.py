@@ -147,7 +147,6 @@ class Queue:
         """Take a pod's newest version; after the state has it.
 
         Args:
-            pod: The pod.
             now: Seconds.
             live: The pod was created after those that came before it, see `QueueClock`.
         """

@@ -86,9 +86,6 @@ class Reclaimer:
 
     Not before that pod was admitted: a victim's node needs a moment to say that its cards are free. Or some
     seconds after the last victim went, when something else took the room.
-
-    Args:
-        queue: The queue.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -264,11 +261,9 @@ class _VictimSearch:
     """Looks for the victims of one workload.
 
     Args:
-        queue: The queue.
         borrowed: Pods that may go.
         queue_name: The lender.
         cohort: Cohort of the lender.
-        workload: Its workload.
         candidates: Who may go for a workload of any priority, those that must go first first.
         leaving: Pods that are about to be gone in any case.
         ended: Units that are about to be free in any case, see `EndedPods.sum_units`.

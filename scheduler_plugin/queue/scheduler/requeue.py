@@ -28,7 +28,6 @@ class RequeueFinder:
     Args:
         pods: All pods by UID, kept up to date by the queue.
         queues: The queues, with the pods that each has.
-        gangs: Gangs of them.
         give_back: Gives an admitted pod's room to others.
     """
 

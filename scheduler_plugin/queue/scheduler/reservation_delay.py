@@ -33,7 +33,6 @@ class ReservationDelay:
 
     Args:
         pods: All pods by UID, kept up to date by the queue.
-        gangs: Gangs of them.
     """
 
     def __init__(self, pods: Mapping[str, QueuedPod], gangs: Gangs) -> None:

@@ -91,7 +91,6 @@ class FragmentationTerms:
         """Find or make the table's row of a card.
 
         Args:
-            model: The card's model.
             size: Units of the card.
             free: Units that are free.
 

@@ -31,7 +31,6 @@ class WorkloadShare(NamedTuple):
     """A shape's part in the workload.
 
     Attributes:
-        shape: The shape.
         popularity: Pods of it for one pod seen, cpu-only ones included.
         memory_bytes: Mean host memory of its pods.
     """

@@ -159,7 +159,6 @@ def iterate_card_sets(free: list[int], cards: int) -> Iterator[tuple[int, int]]:
 
     Args:
         free: Free units of the node's cards from largest to smallest.
-        cards: Cards in a set.
 
     Yields:
         Position of the set's smallest card in `free`, and the sum of what the set's cards have free.

@@ -58,10 +58,6 @@ def lock_root(root: Path) -> int | None:
 class CardFolder:
     """CardFolder is the folder of one card.
 
-    Args:
-        root: folder of all cards.
-        uuid: UUID of the card.
-
     Raises:
         GpuError: the UUID cannot name a folder.
     """

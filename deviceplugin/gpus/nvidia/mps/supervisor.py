@@ -28,7 +28,6 @@ class MpsCard:
     """MpsCard is a card, with what keeps MPS from it.
 
     Attributes:
-        uuid: UUID of the card.
         clients: processes that its MPS takes at once.
         problem: why it cannot be shared so; empty where it can.
     """
