@@ -302,6 +302,7 @@ class Daemon:
             memory=self._memory,
             neighbours=ForeignPluginWatcher(account, nodes, notices),
             recorder=recorder,
+            why_no_names=lambda: responses.waiting,
             claims=claims,
         )
         self._fill(metrics, status)
@@ -318,7 +319,7 @@ class Daemon:
         freeze_garbage_collector()
         stack.push_async_callback(self._end_events, recorder, asyncio.create_task(recorder.run()))
         stack.callback(self._lock.release)
-        await run_until(stop, do_nothing, self._wait_for_turn(status, notices))
+        await run_until(stop, do_nothing, self._wait_to_serve(status, notices, responses))
         if stop.is_set():
             return
         await self._prepare_folders(claims, checkpoint_reader)
@@ -473,6 +474,12 @@ class Daemon:
     def _parents(self) -> dict[str, str]:
         """UUIDs of the whole cards by those of their instances."""
         return {card.uuid: card.parent for card in self._source.cards() if card.parent is not None}
+
+    async def _wait_to_serve(
+        self, status: DaemonStatus, notices: NodeEvents, responses: ContainerResponses
+    ) -> None:
+        await self._wait_for_turn(status, notices)
+        await responses.wait_for_names()
 
     async def _wait_for_turn(self, status: DaemonStatus, notices: NodeEvents) -> None:
         """Wait until no other daemon serves our kubelet."""

@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
+from typing import Final
+
+import structlog
 
 from deviceplugin.containers.cdi import CdiNames, refresh_repeatedly
 from deviceplugin.containers.device_lists import DeviceListStrategies, needs_cdi_names
@@ -14,6 +17,11 @@ from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.option_values import DRA
 from deviceplugin.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+NAMES_LOOK_S: Final = 1.0
+"""Between two looks for the specification that names the cards, while nothing can be served without it."""
 
 
 class ContainerResponses:
@@ -56,6 +64,22 @@ class ContainerResponses:
         """Read what must be known before the first container."""
         if self._cdi is not None:
             await asyncio.to_thread(self._cdi.refresh, self._source.cards())
+
+    @property
+    def waiting(self) -> str | None:
+        """Say what must be waited for before the first container; None where nothing must."""
+        if self._cdi is None or not self._cdi.is_waiting:
+            return None
+        folders = ", ".join(map(str, self._settings.cdi_dirs))
+        return f"no CDI specification in {folders} has the cards yet, the vendor's toolkit may be writing one"
+
+    async def wait_for_names(self) -> None:
+        """Wait until the cards have names by which a container may be told them."""
+        if self.waiting is not None:
+            log.info("waiting", reason=self.waiting)
+        while self.waiting is not None:
+            await asyncio.sleep(NAMES_LOOK_S)
+            await self.prepare()
 
     def make_grant(self, mib: Mapping[str, int]) -> ContainerGrant:
         """Describe a container's cards to it. Where parts have the same variable, the later part's counts.

@@ -25,7 +25,12 @@ from kubeapi.events import EventRecorder
 
 @dataclass(slots=True, kw_only=True)
 class DaemonStatus:
-    """Reads the daemon's parts; `waiting` says why it has not begun yet, None once it has."""
+    """Reads the daemon's parts.
+
+    Attributes:
+        why_no_names: says why containers cannot be told their cards yet, None where they can.
+        waiting: why the daemon has not begun yet, None once it has.
+    """
 
     settings: Settings
     account: LedgerService
@@ -41,6 +46,7 @@ class DaemonStatus:
     memory: ContainerMemoryService
     neighbours: ForeignPluginWatcher
     recorder: EventRecorder
+    why_no_names: Callable[[], str | None]
     claims: ClaimServing | None = None
     waiting: str | None = None
 
@@ -48,7 +54,8 @@ class DaemonStatus:
         """Say why pods cannot be served yet; empty when they can."""
         if self.waiting is not None:
             return [self.waiting]
-        reasons = []
+        no_names = self.why_no_names()
+        reasons = [] if no_names is None else [no_names]
         if not self.registrar.is_registered:
             reasons.append("not registered with the kubelet")
         if self.claims is not None and self.claims.problem is not None:

@@ -183,14 +183,21 @@ class DraWorld(NodeWorld):
 
 
 @asynccontextmanager
-async def dra_world(*sizes_gib: int, source: Any = None) -> AsyncIterator[DraWorld]:
-    """A running node, torn down afterwards; with simulated cards where no source of others is given."""
+async def dra_world(
+    *sizes_gib: int, source: Any = None, start: bool = True, **changes: Any
+) -> AsyncIterator[DraWorld]:
+    """A node that runs, unless `start` says no, torn down afterwards; with simulated cards by default.
+
+    `changes` are settings of its daemons.
+    """
     # Short: a socket's path has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="gp"))
     world = DraWorld(folder, sizes_gib or (8, 8))
     world.source = source or world.source
+    world.changes = changes
     try:
-        await world.start()
+        if start:
+            await world.start()
         yield world
     finally:
         await world.end()

@@ -5,6 +5,14 @@ libraries included. Where there is none we write one of device nodes alone. Its 
 that define the same device make it unusable, and the vendor's may come later. Our file stays from then on,
 because the kubelet remembers the names of containers that run.
 
+The kubelet keeps a container's names for the life of its pod, and ours bring no driver libraries. So a
+specification of the vendor that is being written, is away for a moment, or is not there yet after the machine
+has started does not count as none:
+
+    names of the vendor's were seen    they stay until the folders have lacked them for `KEPT_S`
+    none were seen, and no file is ours    the daemon waits for them before it serves, `WAIT_S` at most
+    there is a file of ours    that wait is over: the folder is empty after each start of the machine
+
 Form: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
 
@@ -12,6 +20,7 @@ import asyncio
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +42,12 @@ VERSION: Final = "0.5.0"
 
 LOOK_S: Final = 10.0
 
+KEPT_S: Final = 60.0
+"""So long a card keeps the vendor's name that specifications have no more."""
+
+WAIT_S: Final = 60.0
+"""Longest wait for the vendor's first specification."""
+
 Devices = Mapping[str, frozenset[str]]
 """Devices of a specification by name: the paths of their device nodes."""
 
@@ -46,16 +61,32 @@ class CdiNames:
         vendor: vendor of the cards.
         folders: folders of specifications, those that do not exist are passed over; ours goes into the last
             one.
-        devices: folder of the machine's device nodes; None for cards that are none of its.
+        devices: folder of the machine's device nodes; None for cards that are none of its, whose vendor has
+            no toolkit here.
+        wait_s: see `WAIT_S`.
+        clock: monotonic seconds.
+
+    Attributes:
+        is_waiting: a card has no name yet, and the vendor's specification may still come.
     """
 
     def __init__(
-        self, vendor: Vendor, folders: Sequence[Path] = CDI_FOLDERS, devices: Path | None = DEVICES
+        self,
+        vendor: Vendor,
+        folders: Sequence[Path] = CDI_FOLDERS,
+        devices: Path | None = DEVICES,
+        *,
+        wait_s: float = WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._vendor = vendor
         self._folders = tuple(folders)
         self._devices = devices
+        self._clock = clock
+        self._wait_until_s = clock() + (wait_s if devices is not None else 0.0)
         self._names: dict[str, str] = {}
+        self._vendor_names: dict[str, tuple[str, float]] = {}
+        self.is_waiting = False
         self._reported: dict[str, str] = {}
         self._read: dict[Path, tuple[tuple[int, int, int], Devices]] = {}
 
@@ -70,9 +101,12 @@ class CdiNames:
             self._warn_once("folders", "no folder of CDI specifications here: the vendor's names are used")
             return
         found = {name: nodes for folder in there for name, nodes in self._devices_in(folder).items()}
-        names = match_device_names(cards, found, self._vendor)
+        names = self._keep_vendor_names(match_device_names(cards, found, self._vendor), found)
         ours = there[-1] / FILE_NAME
         lacking = [card for card in cards if card.uuid not in names and card.error is None]
+        self.is_waiting = bool(lacking) and not ours.exists() and self._clock() < self._wait_until_s
+        if self.is_waiting:
+            return
         if lacking or ours.exists():
             spec = make_spec(cards, self._vendor, self._devices)
             self._write(ours, spec)
@@ -84,10 +118,22 @@ class CdiNames:
                     self._warn_once(card.uuid, f"no CDI specification has card {card.uuid}")
         self._names = names
 
+    def _keep_vendor_names(self, names: Mapping[str, str], devices: Devices) -> dict[str, str]:
+        """Add the names that specifications had a moment ago; a device that they have may be another card."""
+        now_s = self._clock()
+        kept = {
+            uuid: (name, seen_s)
+            for uuid, (name, seen_s) in self._vendor_names.items()
+            if now_s - seen_s < KEPT_S and name.partition("=")[2] not in devices
+        }
+        self._vendor_names = kept | {uuid: (name, now_s) for uuid, name in names.items()}
+        return {uuid: name for uuid, (name, _) in self._vendor_names.items()}
+
     def _devices_in(self, folder: Path) -> Devices:
         """The vendor's devices that a folder's specifications have.
 
-        What cannot be read now, as without a file descriptor left, has what was read of it last.
+        What cannot be read now, as without a file descriptor left or half-written, has what was read of it
+        last.
         """
         devices: dict[str, frozenset[str]] = {}
         try:
@@ -102,7 +148,7 @@ class CdiNames:
                 devices.update(self._devices_of(path))
             except (OSError, ValueError) as error:
                 self._warn_once(str(path), f"CDI specification {path} cannot be read: {error}")
-                if isinstance(error, OSError) and not is_gone(error) and path in self._read:
+                if not (isinstance(error, OSError) and is_gone(error)) and path in self._read:
                     devices.update(self._read[path][1])
         return devices
 
@@ -117,7 +163,8 @@ class CdiNames:
         known = self._read.get(path)
         if known is None or known[0] != signature:
             text = path.read_text("utf-8", "replace")
-            known = self._read[path] = (signature, {})
+            # Rubbish is not parsed again.
+            self._read[path] = signature, known[1] if known is not None else {}
             known = self._read[path] = signature, read_device_nodes(text, self._vendor.cdi_kind)
         return known[1]
 
@@ -160,8 +207,8 @@ def read_device_nodes(text: str, kind: str) -> Devices:
     from kubeapi.bounded_yaml import load_yaml  # noqa: PLC0415 (only where CDI is used)
 
     spec, _ = load_yaml(text)
-    if not isinstance(spec, dict) or not isinstance(spec.get("devices") or [], list):
-        raise ValueError("no CDI specification")  # noqa: TRY004 (foreign text, not a wrong call)
+    if not isinstance(spec, dict) or "kind" not in spec or not isinstance(spec.get("devices") or [], list):
+        raise ValueError("no CDI specification")
     if spec.get("kind") != kind:
         return {}
     devices = [device for device in spec.get("devices") or [] if isinstance(device, dict)]
@@ -186,7 +233,11 @@ def match_device_names(cards: Sequence[GpuCard], devices: Devices, vendor: Vendo
     Indexes are not used where a card is partitioned: ours count the instances.
     """
     kind = vendor.cdi_kind
-    names = {card.uuid: f"{kind}={card.uuid}" for card in cards if card.uuid in devices}
+    names = {
+        card.uuid: f"{kind}={card.uuid}"
+        for card in cards
+        if card.uuid in devices and not _is_of_another_card(devices[card.uuid], card, vendor)
+    }
     if names or any(card.parent is not None or card.uuid.startswith("MIG-") for card in cards):
         return names
     numbered = {name: nodes for name, nodes in devices.items() if name.isdecimal()}
@@ -200,6 +251,12 @@ def match_device_names(cards: Sequence[GpuCard], devices: Devices, vendor: Vendo
         if name is not None:
             chosen[card.uuid] = f"{kind}={name}"
     return chosen
+
+
+def _is_of_another_card(nodes: frozenset[str], card: GpuCard, vendor: Vendor) -> bool:
+    """Whether a device of a card's UUID has the nodes of other cards only: it was written before a reboot."""
+    node = vendor.name_card_node(card.minor)
+    return bool(node) and node not in nodes and any(map(vendor.is_card_node, nodes))
 
 
 def name_device(uuid: str) -> str:

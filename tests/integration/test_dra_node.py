@@ -1,10 +1,12 @@
 """`gpupack node --serve dra` at its sockets: registration, claims, their files, restarts and refusals."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -12,6 +14,7 @@ from allocator.ids import device_names
 from allocator.ledger import release
 from allocator.names import DRA_API, NODE_HOLDS
 from allocator.records import load_holds
+from deviceplugin import container_responses
 from deviceplugin.check import check_node
 from deviceplugin.dra import claim_service
 from deviceplugin.errors import KindInUseError
@@ -452,3 +455,52 @@ async def test_check_says_what_the_api_server_lacks(
         findings = await asyncio.to_thread(check_node, settings)
         (claims,) = [each for each in findings if each.what == "claims (--serve dra)"]
         assert (claims.verdict, says in claims.found) == (verdict, True), claims
+
+
+NVML = {"gpus": "nvml", "profile": None}
+
+
+class Machine:
+    """A machine with NVIDIA cards, whose device nodes are numbered at each start."""
+
+    def __init__(self, driver: Driver, folder: Path) -> None:
+        self.driver = driver
+        self.devices = folder / "dev"
+        self.devices.mkdir()
+
+    def boot(self, *uuids: str) -> NvmlGpus:
+        for path in self.devices.iterdir():
+            path.unlink()
+        for name in ("nvidiactl", *(f"nvidia{minor}" for minor in range(len(uuids)))):
+            (self.devices / name).touch()
+        self.driver.cards = [
+            Card(uuid, minor=minor, bus_id=f"00000000:{minor:02X}:00.0") for minor, uuid in enumerate(uuids)
+        ]
+        return NvmlGpus(pci_devices=self.devices)
+
+
+@pytest.fixture
+def machine(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(driver, tmp_path)
+    monkeypatch.setattr(container_responses, "DEVICES", machine.devices)
+    return machine
+
+
+async def test_a_node_waits_for_the_toolkits_names_before_it_serves(machine: Machine) -> None:
+    """At the start of the machine: the kubelet keeps the names that a container was given first."""
+    names = {"device_list_strategy": ("cdi-cri",)}
+    async with dra_world(source=machine.boot("GPU-a"), start=False, **NVML, **names) as world:
+        cdi = world.folder / "cdi"
+        cdi.mkdir()
+        starting = asyncio.create_task(world.start())
+        await until(lambda: hasattr(world, "daemon") and world.daemon.http_port, "the HTTP server")
+        url = f"http://127.0.0.1:{world.daemon.http_port}/readyz"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            assert "no CDI specification" in await answer.text()
+        assert not starting.done()
+        spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "GPU-a"}]}
+        (cdi / "nvidia.json").write_text(json.dumps(spec))
+        await starting
+        await world.claim("a", (0, 4), uuids=["GPU-a"])
+        (device,) = (await world.prepare("a"))["a"].devices
+        assert "nvidia.com/gpu=GPU-a" in device.cdi_device_ids

@@ -67,9 +67,17 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def names(folders: tuple[Path, ...], *, devices: Path = Path("/nowhere"), vendor: Any = NVIDIA) -> CdiNames:
-    found = CdiNames(vendor, folders, devices)
+    found = CdiNames(vendor, folders, devices, wait_s=0)
     found.refresh(CARDS)
     return found
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 def toolkit(folder: Path, *devices: str, kind: str = KIND, suffix: str = "yaml") -> None:
@@ -227,7 +235,7 @@ def test_what_cannot_be_read_now_has_what_was_read_of_it_last(
 
     by_index = (f"{KIND}=0", f"{KIND}=1")
     toolkit(folders[0], "0", "1")
-    found = CdiNames(NVIDIA, folders, Path("/nowhere"))
+    found = CdiNames(NVIDIA, folders, Path("/nowhere"), wait_s=0)
     with monkeypatch.context() as patch:
         patch.setattr(Path, call, fails)
         found.refresh(CARDS)
@@ -239,9 +247,80 @@ def test_what_cannot_be_read_now_has_what_was_read_of_it_last(
         toolkit(folders[0], "0", "1", "all")
         found.refresh(CARDS)
         assert found.name_cards(UUIDS) == by_index
+
+
+SPECIFICATION = f"kind: {KIND}\ndevices:\n" + "".join(
+    f'- {{name: "{uuid}", containerEdits: {{deviceNodes: [{{path: /dev/nvidia{at}}}]}}}}\n'
+    for at, uuid in enumerate(UUIDS)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "kin", SPECIFICATION[:-9], SPECIFICATION[: SPECIFICATION.index(UUIDS[1])], "devices: []\n", None],
+    ids=["empty", "a word", "no YAML", "the first device alone", "the kind is missing", "the file is away"],
+)
+def test_a_specification_that_is_torn_or_away_for_a_moment_changes_no_names(
+    folders: tuple[Path, Path], text: str | None
+) -> None:
+    """The kubelet keeps a container's names, and those of ours bring no driver libraries."""
+    whole, path = SPECIFICATION, folders[0] / "nvidia.yaml"
+    path.write_text(whole)
+    clock = Clock()
+    found = CdiNames(NVIDIA, folders, Path("/nowhere"), clock=clock)
+    found.refresh(CARDS)
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    clock.now_s += 59
+    found.refresh(CARDS)
+    assert found.name_cards(UUIDS) == tuple(f"{KIND}={uuid}" for uuid in UUIDS)
+    assert list(folders[1].iterdir()) == []
+    path.write_text(whole)
+    found.refresh(CARDS)
+    assert found.name_cards(UUIDS) == tuple(f"{KIND}={uuid}" for uuid in UUIDS)
+
+
+def test_a_specification_that_stays_away_is_gone(folders: tuple[Path, Path]) -> None:
+    toolkit(folders[0], *UUIDS)
+    clock = Clock()
+    found = CdiNames(NVIDIA, folders, Path("/nowhere"), clock=clock)
+    found.refresh(CARDS)
     (folders[0] / "nvidia.yaml").unlink()
+    clock.now_s += 60
     found.refresh(CARDS)
     assert found.name_cards(UUIDS) == tuple(f"gpupack.io/gpu={uuid}" for uuid in UUIDS)
+
+
+def test_names_wait_for_the_toolkit_once_after_each_start_of_the_machine(folders: tuple[Path, Path]) -> None:
+    clock = Clock()
+    found = CdiNames(NVIDIA, folders, Path("/nowhere"), clock=clock)
+    found.refresh(CARDS)
+    assert found.is_waiting
+    assert list(folders[1].iterdir()) == []
+    toolkit(folders[1], *UUIDS)
+    found.refresh(CARDS)
+    assert not found.is_waiting
+    (folders[1] / "nvidia.yaml").unlink()
+    without = CdiNames(NVIDIA, folders, Path("/nowhere"), clock=clock)
+    clock.now_s += 60
+    without.refresh(CARDS)
+    assert not without.is_waiting
+    assert without.name_cards(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
+    started_again = CdiNames(NVIDIA, folders, Path("/nowhere"), clock=clock)
+    started_again.refresh(CARDS)
+    assert not started_again.is_waiting
+
+
+def test_a_device_from_before_a_reboot_is_not_the_card_of_its_uuid(folders: tuple[Path, Path]) -> None:
+    """Its node is another card's by now."""
+    with_nodes(folders[0], {UUIDS[0]: ["nvidia0"], UUIDS[1]: ["nvidia1"]})
+    found = CdiNames(NVIDIA, folders, Path("/nowhere"), wait_s=0)
+    found.refresh(CARDS)
+    assert found.name_cards(UUIDS) == tuple(f"{KIND}={uuid}" for uuid in UUIDS)
+    found.refresh([replace(CARDS[1], index=0, minor=0)])
+    assert found.name_cards(UUIDS[1:]) == (f"gpupack.io/gpu={UUIDS[1]}",)
 
 
 def test_a_file_that_cannot_be_written_is_no_end(folders: tuple[Path, Path]) -> None:
@@ -258,14 +337,14 @@ def test_cards_that_no_specification_of_ours_can_have_keep_the_vendors_names(
     folders: tuple[Path, Path],
 ) -> None:
     instance = replace(CARDS[0], uuid="MIG-1", parent="GPU-9")
-    found = CdiNames(NVIDIA, folders)
+    found = CdiNames(NVIDIA, folders, wait_s=0)
     found.refresh([instance, CARDS[1]])
     assert found.name_cards(["MIG-1", UUIDS[1]]) == (f"{KIND}=MIG-1", f"gpupack.io/gpu={UUIDS[1]}")
 
 
 def test_old_instance_uuids_become_names(folders: tuple[Path, Path]) -> None:
     card = replace(CARDS[0], uuid="MIG-GPU-1/7/0")
-    found = CdiNames(NVIDIA, folders)
+    found = CdiNames(NVIDIA, folders, wait_s=0)
     found.refresh([card])
     assert found.name_cards([card.uuid]) == ("gpupack.io/gpu=MIG-GPU-1_7_0",)
 
@@ -315,6 +394,7 @@ def test_simulated_cards_give_no_nodes_of_the_machines_own(
     for node in ("nvidia0", "nvidiactl"):
         (tmp_path / node).touch()
     (tmp_path / "cdi").mkdir()
+    (tmp_path / "cdi" / FILE_NAME).write_text("of the daemon before, which waited for a toolkit")
     monkeypatch.setattr(container_responses, "DEVICES", tmp_path)
     settings = Settings(
         node_name="n1",
@@ -343,7 +423,7 @@ def test_a_specification_is_parsed_once_as_long_as_it_stays(
     toolkit(folders[0], UUIDS[0], "other-name")
     found.refresh(CARDS)
     assert parsing.call_count == 3
-    assert found.name_cards(UUIDS) == (f"{KIND}={UUIDS[0]}", f"gpupack.io/gpu={UUIDS[1]}")
+    assert found.name_cards(UUIDS[:1]) == (f"{KIND}={UUIDS[0]}",)
 
 
 def test_every_request_of_a_claim_has_a_device_of_its_own() -> None:
