@@ -13,6 +13,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -61,6 +62,8 @@ class LeaseElector:
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
+        is_eligible: Callable[[], bool] = lambda: True,
+        has_stopped: Callable[[str], bool] = lambda _holder: False,
     ) -> None:
         """Prepare; nothing is sent before `run`.
 
@@ -75,6 +78,8 @@ class LeaseElector:
             wall: time of day, written into the Lease for people.
             sleep: waits, as asyncio.sleep.
             uniform: random number between two bounds; candidates must not march in step.
+            is_eligible: whether this process may lead; while not, it gives the Lease up and only watches it.
+            has_stopped: whether a holder is known to act no more, so that nobody need wait for it.
 
         Raises:
             ValueError: lease_s is not a whole number >= 1, or renew_s not within (0, lease_s / 3].
@@ -95,6 +100,8 @@ class LeaseElector:
         self._wall = wall
         self._sleep = sleep
         self._uniform = uniform
+        self._is_eligible = is_eligible
+        self._has_stopped = has_stopped
         self.gap_s = lease_s / 3
         self._deadline_s = lease_s - self.gap_s
         self._renewed_at: float | None = None
@@ -105,7 +112,11 @@ class LeaseElector:
     @property
     def is_leader(self) -> bool:
         """Whether this process may act as the leader now."""
-        return self._renewed_at is not None and self._clock() < self._renewed_at + self._deadline_s
+        return (
+            self._renewed_at is not None
+            and self._clock() < self._renewed_at + self._deadline_s
+            and self._is_eligible()
+        )
 
     @property
     def since(self) -> float | None:
@@ -141,7 +152,10 @@ class LeaseElector:
             log.info("leadership", lease=self._name, leader=self.is_leader, holder=self.holder)
 
     async def _try(self) -> None:
-        """Renew, take, or watch the Lease."""
+        """Renew, take, give up, or watch the Lease."""
+        if not self._is_eligible():
+            await self._stand_by()
+            return
         if self._seen is not None and self.holder == self.identity:
             try:
                 await self._write(self._seen)
@@ -156,10 +170,17 @@ class LeaseElector:
             await self._write(_Lease(metadata=metadata), create=True)
             return
         self._observe(lease)
-        if self.holder in {"", self.identity} or self._expired():
+        if self.holder in {"", self.identity} or self._expired() or self._has_stopped(self.holder):
             await self._write(lease)
         else:
             self._renewed_at = None
+
+    async def _stand_by(self) -> None:
+        if self._seen is not None and self.holder == self.identity:
+            await self._release()
+            self._seen = None
+        with suppress(NotFound):
+            self._observe(_read_lease(await self._client.get(self._path, timeout_s=self._deadline_s)))
 
     def _observe(self, lease: _Lease) -> None:
         """Restart the wait whenever the record has changed."""

@@ -38,6 +38,7 @@ class LeaseFollower:
     """Follows a Lease for as long as `run` runs.
 
     Attributes:
+        lease: The Lease, NAMESPACE/NAME.
         gap_s: Seconds between `is_leader` turning False by itself and the earliest next leader.
     """
 
@@ -70,6 +71,7 @@ class LeaseFollower:
         self._path = (
             f"/apis/coordination.k8s.io/v1/namespaces/{quote_segment(namespace)}/leases/{quote_segment(name)}"
         )
+        self.lease = f"{namespace}/{name}"
         self._host = host
         self.gap_s = gap_s
         self._read_s = read_s

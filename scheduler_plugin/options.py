@@ -22,17 +22,29 @@ def make_follower(lease: str | None, client: KubeClient) -> LeaseFollower | None
     return LeaseFollower(client, namespace, name, socket.gethostname(), gap_s=LEASE_GAP_S)
 
 
-def make_elector(election: ElectionOptions, client: KubeClient) -> LeaseElector | None:
-    """Take part in an election, None where the settings do not want it."""
+def make_elector(
+    election: ElectionOptions, client: KubeClient, follower: LeaseFollower | None = None
+) -> LeaseElector | None:
+    """Take part in an election, None where the settings do not want it.
+
+    Args:
+        election: The settings.
+        client: The API server.
+        follower: Of the Lease that this process must lead with to be elected. Who held ours by following the
+            same one stopped before this process began to follow, so nobody waits for it.
+    """
     if not election.leader_elect:
         return None
+    prefix = "" if follower is None else f"{follower.lease}/"
     return LeaseElector(
         client,
         election.lease_namespace,
         election.lease_name,
-        election.identity,
+        prefix + election.identity,
         election.lease_s,
         min(2.0, election.lease_s / 4),
+        is_eligible=(lambda: True) if follower is None else (lambda: follower.is_leader),
+        has_stopped=lambda holder: bool(prefix) and holder.startswith(prefix),
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from allocator.names import (
     QUEUE_GATE,
     QUEUE_NAME,
 )
+from kubeapi.client import KubeClient
+from kubeapi.lease import LeaseElector
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.controller.app import run
 from scheduler_plugin.queue.controller.settings import QueueSettings
@@ -413,6 +416,44 @@ async def test_a_process_begins_a_term_each_time_that_it_leads(
             await until(has_lost)
             assert await running.get("/configuration") == (503, "another process is the leader\n")
             await api.away(False)
+
+
+async def test_a_queue_beside_kube_scheduler_and_one_with_a_deployment_never_both_admit(
+    tmp_path: Path,
+) -> None:
+    """`kubectl apply -k` of batch mode may find the other one still there."""
+    for name in ("deployment", "beside"):
+        (tmp_path / name).mkdir()
+    async with ApiServer(seed=1) as api, asyncio.TaskGroup() as group:
+        client = await KubeClient.connect(api.kubeconfig(tmp_path / "kube-scheduler"))
+        kube_scheduler = LeaseElector(client, "kube-system", "scheduler", f"{socket.gethostname()}_1")
+        election = group.create_task(kube_scheduler.run())
+        follow: dict[str, Any] = {"leader_elect": True, "follow_lease": "kube-system/scheduler"}
+        make_node(api, "n1", (16, 16))
+        async with queue(api, tmp_path / "beside", **follow, identity="beside") as beside:
+            async with queue(
+                api, tmp_path / "deployment", leader_elect=True, identity="deployment-1"
+            ) as other:
+
+                async def says_who_admits() -> bool:
+                    trouble = (await beside.status())["trouble"]
+                    return str(trouble).startswith("another queue runs, deployment-1; allowed: one")
+
+                await until(says_who_admits)
+                make_pod(api, "one", 10)
+                await other.admitted("one")
+                assert "gpupack_queue_leader 1.0" in (await other.get("/metrics"))[1]
+                metrics = (await beside.get("/metrics"))[1]
+                assert "gpupack_queue_leader 0.0" in metrics
+                assert "gpupack_queue_admitted_total{" not in metrics
+            make_pod(api, "two", 10)
+            await beside.admitted("two")
+            assert api.lease("kube-system", "gpupack-queue")["spec"]["holderIdentity"] == (
+                "kube-system/scheduler/beside"
+            )
+        election.cancel()
+        await asyncio.wait((election,))
+        await client.close()
 
 
 async def test_a_standby_with_a_pod_is_ready_and_the_label_moves_with_the_lease(tmp_path: Path) -> None:

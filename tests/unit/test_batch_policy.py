@@ -19,12 +19,12 @@ def test_the_rule_of_the_component_is_the_codes(path: Path) -> None:
 
 def test_the_queue_runs_beside_the_kube_scheduler_whose_lease_it_follows() -> None:
     found = objects("overlays/queue-batch")
-    assert ("Deployment", "gpupack-queue") not in found
+    assert found["Deployment", "gpupack-queue"]["spec"]["replicas"] == 0
     containers = found["Deployment", "gpupack-scheduler"]["spec"]["template"]["spec"]["containers"]
     arguments = {each["name"]: each.get("args", []) for each in containers}
     follow = "--follow-lease=gpupack-system/gpupack-scheduler"
     assert {"--commit", follow} <= set(arguments["gpupack"])
-    assert {"--committer=http://127.0.0.1:8910", follow} <= set(arguments["queue"])
+    assert {"--committer=http://127.0.0.1:8910", follow, "--leader-elect"} <= set(arguments["queue"])
     config = found["ConfigMap", "gpupack-scheduler"]["data"]["scheduler.yaml"]
     assert "resourceName: gpupack-scheduler" in config
     gated = [

@@ -203,3 +203,40 @@ async def test_a_stop_while_the_api_server_is_away(api) -> None:
 def test_bad_times_are_refused(api, lease_s, renew_s) -> None:
     with pytest.raises(ValueError, match="expected"):
         candidate(api, "a", lease_s, renew_s)
+
+
+async def test_who_may_not_lead_gives_the_lease_up_and_watches_it(api) -> None:
+    eligible = True
+    first, second = candidate(api, "a", is_eligible=lambda: eligible), candidate(api, "b")
+    await first._round()
+    assert first.is_leader
+    eligible = False
+    assert not first.is_leader, "at once, not at the next round"
+    await first._round()
+    assert api.spec["holderIdentity"] == ""
+    await second._round()
+    await first._round()
+    assert (second.is_leader, first.holder) == (True, "b")
+    eligible = True
+    await first._round()
+    assert not first.is_leader
+
+
+async def test_who_may_not_lead_makes_no_lease(api) -> None:
+    await candidate(api, "a", is_eligible=lambda: False)._round()
+    assert api.body is None
+
+
+async def test_nobody_waits_for_a_holder_that_is_known_to_have_stopped(api) -> None:
+    first = candidate(api, "pair/a")
+    second = candidate(api, "pair/b", has_stopped=lambda holder: holder.startswith("pair/"))
+    other = candidate(api, "c")
+    await first._round()
+    await second._round()
+    assert (second.is_leader, api.spec["holderIdentity"]) == (True, "pair/b")
+    await other._round()
+    api.now += 2
+    api.body["spec"]["holderIdentity"] = "c"
+    api.body["metadata"]["resourceVersion"] = "99"
+    await second._round()
+    assert (second.is_leader, second.holder) == (False, "c"), "that one has not stopped"

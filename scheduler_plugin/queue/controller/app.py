@@ -80,12 +80,16 @@ async def run(
         watcher.filled.connect(freeze_caches)
         watcher.call_after_each_list(trim_memory)
         feed = QueueFeed(queue, watcher, clock)
-        elector = make_follower(settings.follow_lease, client) or make_elector(settings, client)
+        follower = make_follower(settings.follow_lease, client)
+        elector = make_elector(settings, client, follower)
         label = make_leader_label(settings, client, elector)
-        term = LeadershipTerm(elector, watcher, clock, settings.longest_write_s, lambda: sink.synced)
+        term = LeadershipTerm(
+            elector, watcher, clock, settings.longest_write_s, lambda: sink.synced, follower
+        )
         writer = PodWriter(client, term.can_write, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.is_busy, most=EVENTS)
         metrics = QueueMetrics()
+        metrics.leader.set_function(term.can_write)
         committer = await stack.enter_async_context(open_committer_client(settings, term.can_write))
         controller = Controller(
             queue, writer, recorder, clock, term.is_open, metrics.decisions.observe, committer
@@ -125,7 +129,7 @@ async def run(
                 file.follow_changes(controller.configure),
                 controller.run(),
             ]
-            work += [each.run() for each in (elector, label) if each is not None]
+            work += [each.run() for each in (follower, elector, label) if each is not None]
             tasks = [group.create_task(each) for each in work]
             await stop.wait()
             await recorder.drain(SHUTDOWN_S)
@@ -141,6 +145,7 @@ class LeadershipTerm:
 
     Args:
         elector: None when nobody else can be admitting.
+        follower: Of the Lease that the elected process leads with; None for none.
         watcher: The view.
         clock: Monotonic seconds.
         write_s: How long a write may take effect.
@@ -149,15 +154,17 @@ class LeadershipTerm:
 
     def __init__(
         self,
-        elector: LeaseElector | LeaseFollower | None,
+        elector: LeaseElector | None,
         watcher: Watcher,
         clock: Callable[[], float],
         write_s: float,
         namespaces: Callable[[], bool],
+        follower: LeaseFollower | None = None,
     ) -> None:
         self._namespaces = namespaces
         self._write_s = write_s
         self._elector = elector
+        self._follower = follower
         self._watcher = watcher
         self._clock = clock
         self._since = clock()
@@ -174,12 +181,25 @@ class LeadershipTerm:
     def pause_reason(self) -> str:
         """Reason why nothing is admitted, empty for none."""
         if self._leading_since is None:
-            return "another process is the leader"
+            return self.rival or "another process is the leader"
         if blindness := self.stale_view_reason:
             return blindness
         return (
             "" if self._opened == self._leading_since else "waiting for what the process before may have sent"
         )
+
+    @property
+    def rival(self) -> str:
+        """Which queue admits pods though this process leads with its kube-scheduler, empty for none.
+
+        Its Lease is this one's, whatever its Deployment is called, so only one of them admits.
+        """
+        if self._elector is None or self._follower is None or not self._follower.is_leader:
+            return ""
+        holder = self._elector.holder
+        if holder in {"", self._elector.identity}:
+            return ""
+        return f"another queue runs, {holder}; allowed: one, here the one beside kube-scheduler"
 
     @property
     def stale_view_reason(self) -> str:
@@ -196,7 +216,12 @@ class LeadershipTerm:
 
     async def run(self, opened: Callable[[], None]) -> None:
         """Open each term, until cancelled."""
+        reported = ""
         while True:
+            if self.rival != reported:
+                reported = self.rival
+                if reported:
+                    log.warning("nothing is admitted here", why=reported)
             begun = self._leading_since
             if begun is None or begun == self._opened or not self._watcher.synced:
                 await asyncio.sleep(0.05)

@@ -14,10 +14,16 @@ class QueueMetrics:
 
     Attributes:
         decisions: Takes the seconds of each decision.
+        leader: Asks a function.
     """
 
     def __init__(self) -> None:
         registry = self.registry = make_process_registry("gpupack", "gpupack")
+        self.leader = Gauge(
+            "gpupack_queue_leader",
+            "1 where this process may admit pods: it holds the queue's Lease, or there is no election.",
+            registry=registry,
+        )
         self._units = Gauge(
             "gpupack_queue_units", "GPU memory in units.", ("queue", "kind"), registry=registry
         )

@@ -90,7 +90,7 @@ class QueueSettings(ElectionOptions, HttpAddress):
         help="Scheduler that binds pods with schedulerName gpupack-batch (gpupack scheduler --commit).",
     )
     follow_lease: str | None = follow_lease_option(
-        "Admit pods only while the kube-scheduler of this pod holds that Lease; in place of an election."
+        "Be elected only while the kube-scheduler of this pod holds that Lease."
     )
     write_timeout_s: float = 4.0
     stale_s: float = 180.0
@@ -138,8 +138,8 @@ class QueueSettings(ElectionOptions, HttpAddress):
         return []
 
     def _list_follower_faults(self) -> Iterator[str]:
-        if self.follow_lease is not None and self.leader_elect:
-            yield f"--follow-lease {self.follow_lease!r} with an election; allowed: one of the two"
+        if self.follow_lease is not None and not self.leader_elect:
+            yield f"--follow-lease {self.follow_lease!r} without an election; allowed: with --leader-elect"
         yield from list_follower_faults(self.follow_lease, "write timeout", self.write_timeout_s)
 
     def check(self) -> None:

@@ -36,7 +36,14 @@ class Replica:
         self.name = name
         self.extender = Extender(control.admin_config, folder, extender_port, "--commit", follow)
         self.queue = QueueController(
-            control.admin_config, folder, folder, queue_port, "--committer", self.extender.url, follow
+            control.admin_config,
+            folder,
+            folder,
+            queue_port,
+            "--committer",
+            self.extender.url,
+            follow,
+            "--leader-elect",
         )
         for daemon in (self.extender, self.queue):
             daemon.prefix = in_pod
