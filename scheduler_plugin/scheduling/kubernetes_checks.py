@@ -10,11 +10,13 @@
 What this does not know (volumes, claims, spread, ports) a pod must not have, see `batch_eligibility`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from allocator.errors import QuantityError
@@ -116,6 +118,21 @@ class _Pod:
 
 
 @dataclass(slots=True)
+class _Shunning:
+    """Pods of one namespace with the same required anti-affinity: whether it means a pod is asked once.
+
+    Attributes:
+        owner: One of them.
+        bound: How many are on each node.
+        unbound: UIDs of the others.
+    """
+
+    owner: _Pod
+    bound: Counter[str] = field(default_factory=Counter)
+    unbound: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class _OnNode:
     """Pods that count on one node."""
 
@@ -135,7 +152,7 @@ class KubernetesChecks:
         self._nodes: dict[str, _Node] = {}
         self._pods: dict[str, _Pod] = {}
         self._on: dict[str, _OnNode] = {}
-        self._shunning: set[str] = set()
+        self._shunning: dict[tuple[str, bytes], _Shunning] = {}
         self._untried: dict[_PodKind, set[str]] = {}
         self._untried_order: list[_PodKind] | None = []
         self._schedulers: set[str] = set()
@@ -193,7 +210,11 @@ class KubernetesChecks:
         elif known.nominated:
             self._on.setdefault(known.nominated, _OnNode()).nominated.add(uid)
         if known.shuns:
-            self._shunning.add(uid)
+            alike = self._shunning.setdefault(_get_shunning_key(known), _Shunning(known))
+            if known.node:
+                alike.bound[known.node] += 1
+            else:
+                alike.unbound.add(uid)
         if kind is not None:
             if kind not in self._untried:
                 self._untried_order = None
@@ -204,7 +225,7 @@ class KubernetesChecks:
         known = self._pods.pop(uid, None)
         if known is None:
             return
-        self._shunning.discard(uid)
+        self._forget_shunning(uid, known)
         self._forget_untried(uid, known)
         at = known.node or known.nominated
         on = self._on.get(at)
@@ -332,18 +353,27 @@ class KubernetesChecks:
 
     def _find_shunned(self, pod: _Pod, uid: str, priority: int, node: _Node) -> str:
         """Whether some pod's required anti-affinity keeps this one away."""
-        for each in self._shunning:
-            other = self._pods[each]
-            at = self._place(each, other, priority)
-            if each == uid or not at:
+        for alike in self._shunning.values():
+            terms = [term for term in alike.owner.shuns if _may_match(term, alike.owner, pod)]
+            if not terms:
                 continue
-            labels = self._nodes[at].labels if at in self._nodes else {}
-            for term in other.shuns:
-                value = labels.get(term.topology_key)
-                same = value is not None and node.labels.get(term.topology_key) == value
-                if same and _may_match(term, other, pod):
-                    return "anti-affinity of another pod"
+            others = alike.unbound - {uid}
+            for at in {*alike.bound, *(self._place(each, self._pods[each], priority) for each in others)}:
+                labels = self._nodes[at].labels if at in self._nodes else {}
+                for key in (term.topology_key for term in terms):
+                    if key in labels and node.labels.get(key) == labels[key]:
+                        return "anti-affinity of another pod"
         return ""
+
+    def _forget_shunning(self, uid: str, pod: _Pod) -> None:
+        if not pod.shuns:
+            return
+        key = _get_shunning_key(pod)
+        alike = self._shunning[key]
+        alike.unbound.discard(uid)
+        alike.bound -= Counter([pod.node] if pod.node else [])
+        if not (alike.bound or alike.unbound):
+            del self._shunning[key]
 
     def _place(self, uid: str, pod: _Pod, priority: int) -> str:
         """The node on which a pod counts, empty for none."""
@@ -425,6 +455,10 @@ def _get_kind(record: PodRecord, rules: NodeRules) -> _PodKind:
         record.memory_bytes,
         record.other_resources,
     )
+
+
+def _get_shunning_key(pod: _Pod) -> tuple[str, bytes]:
+    return pod.namespace, msgspec.json.encode(pod.shuns)
 
 
 def find_resized(pod: HostPod, resource: str) -> dict[str, int]:

@@ -293,6 +293,20 @@ def test_others_required_anti_affinity_is_obeyed(
     assert world.rejection() == why
 
 
+def test_anti_affinity_that_many_pods_share_ends_with_the_last_one_in_the_zone() -> None:
+    world = World(labels={"app": "x"}, spec=_shunning())
+    for name, zone in (("n", "a"), ("m", "a"), ("far", "b")):
+        world.node(name, labels={"zone": zone})
+    where = {"one": "m", "two": "m", "three": "far", "waits": ""}
+    for name, node in where.items():
+        world.pod(name, node=node, spec=_shunning())
+    for name, node in where.items():
+        assert world.rejection() == ("anti-affinity of another pod" if name in {"one", "two"} else "")
+        world.pod(name, node=node, spec=_shunning(), phase="Succeeded")
+    world.pod("p", node="n", labels={"app": "x"}, spec=_shunning(), phase="Succeeded")
+    assert not world.checks._shunning
+
+
 FIVE_CARDS = [container(f"c{number}", 16, cpu="1m", memory="1Mi") for number in range(5)]
 
 
