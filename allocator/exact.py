@@ -125,7 +125,6 @@ def place_exactly(
     Args:
         cards: All cards of one node, in the order of its words.
         demands: Demands, as `fit_together` takes them.
-        policy: The card policy.
         selector: Cards that it refuses are left out.
         rules: What the cards have to keep together.
 
@@ -152,10 +151,6 @@ class _Preferring:
 
     Args:
         cards: All cards of one node.
-        demands: Demands of the pod.
-        policy: The card policy.
-        selector: Selector of the pod.
-        rules: Rules of the pod.
         picks: Some placement of all demands.
     """
 
@@ -381,9 +376,7 @@ def _search(
     """Place demands, the first one first.
 
     Args:
-        cards: What is free.
         needs: Demands, hardest first.
-        limits: What the cards have to keep.
         most_steps: Cards that are looked at.
         closed: Positions of cards that the first demand cannot have.
         counting: Count from the beginning, else from the first choice that fails on: a first try always ends.

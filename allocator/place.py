@@ -62,7 +62,6 @@ def choose_each(
     Args:
         cards: all cards of one node, in the order of its words.
         demands: units on each card, or units by the card's size, and number of cards.
-        policy: the card policy.
         selector: cards that it refuses are left out.
         rules: What the cards have to keep together.
 

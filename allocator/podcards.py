@@ -27,7 +27,6 @@ def assigned_units(
     """Read a pod's units of an assignment, for those of its cards that are left.
 
     Args:
-        request: What the pod asks for.
         assignment: Its cards, as an annotation names them.
         uuids: UUIDs of the node's cards, in the order of the words; empty where the node publishes no
             inventory.
@@ -84,7 +83,6 @@ def unheld_units(
     it other cards says so in its next words.
 
     Args:
-        request: What the pod asks for.
         assigned: The cards of its Binding, None where they are not known.
         allocated: The cards that the node wrote, None where they are not known.
         uuids: As `assigned_units` takes them.

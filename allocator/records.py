@@ -357,8 +357,6 @@ def charge(
     """Add up what a pod costs on each card that its assignment names.
 
     Args:
-        request: what the pod asks for.
-        assignment: the cards.
         sizes: units of the node's cards by UUID; what a pod that asks for percent costs depends on them.
         partly: percent of a card that is not among `sizes` may be any number of units: the card is gone.
 

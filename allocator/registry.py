@@ -47,7 +47,6 @@ class Registry(Generic[P]):
     """Policies of one kind.
 
     Args:
-        kind: In words.
         group: Entry-point group in which other packages offer theirs.
         error: Raised for whatever is wrong, with one line.
         lacks: Says what an object lacks to be such a policy; empty: nothing.

@@ -27,15 +27,10 @@ class ContainerMemoryService:
     """Makes the parts, runs them, and says what they know.
 
     Args:
-        settings: settings of the daemon.
-        account: the ledger.
         limit_capability: On which cards the driver sets limits.
         enforcement: What limits the containers of each card.
         published_use: What is written of the pods' use.
         pods: the node's pods.
-        sampler: measures the cards.
-        client: API server.
-        recorder: recorder of Events.
         on_use_changed: Called when a pod's use is worth a write.
     """
 

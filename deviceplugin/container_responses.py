@@ -29,7 +29,6 @@ class ContainerResponses:
 
     Args:
         settings: The daemon's.
-        source: The cards.
         limit_capability: On which cards the driver sets limits.
         mps_clients: Clients of MPS; None without `--sharing mps`.
         enforcement: What limits the containers of each card.

@@ -114,7 +114,6 @@ class Metrics:
 
         Args:
             unit_mib: MiB a unit.
-            counts: counters that others keep.
             fault: what the driver's numbered errors are called.
         """
         self._registry.register(_StateCollector(unit_mib, cards, node, counts, fault))
@@ -125,7 +124,6 @@ class Metrics:
         """Read from another place too.
 
         Args:
-            collector: the place.
             before: awaited each time before that.
         """
         self._registry.register(collector)

@@ -163,8 +163,6 @@ def advise(
 
     Args:
         units: Units of GPU memory over all cards of a pod.
-        pods: How many are to start.
-        cards: Cards of a pod.
         model: As the annotation gpupack.io/gpu-model.
         empty: In place of units: a node, NODE/NUMBER, or the UUID of a card.
 
@@ -185,9 +183,7 @@ def rank(
 
     Args:
         units: Units of GPU memory over all cards of the pod.
-        cards: Cards of the pod.
         model: As the annotation gpupack.io/gpu-model.
-        policy: Name of a node policy.
 
     Raises:
         InputError: something is wrong with the request.
@@ -221,10 +217,7 @@ def simulate(
     """Run node policies on empty cards of a cluster with its pods, and more like them.
 
     Args:
-        policies: Names of node policies.
-        card_policy: Name of a card policy.
         inflation: GPUs to ask for, as a multiple of the cluster's.
-        seeds: Seeds of the random draws.
         unit_mib: MiB of a unit, as if the daemons ran with that.
 
     Returns:

@@ -123,9 +123,6 @@ def find_environment_faults(
     """Compare each running container's environment with the device IDs that the kubelet gave it.
 
     Args:
-        node: its name, for the messages.
-        records: records of its containers.
-        resource: the extended resource.
         unit_mib: MiB a unit.
     """
     faults = []

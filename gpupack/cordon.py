@@ -101,11 +101,6 @@ class CordonChange:
 def decide_change(node: str, annotations: Mapping[str, str], request: CordonRequest) -> CordonChange:
     """Decide what the Node's annotations become.
 
-    Args:
-        node: its name, for what is said.
-        annotations: annotations of the Node.
-        request: what is wanted.
-
     Raises:
         InputError: no gpupack there, no such card, or a cordon that cannot be read.
     """

@@ -132,7 +132,6 @@ class EmbeddedCluster:
 
     Args:
         profiles: profile (a shipped name or a file) by node name.
-        node_policy: node policy of the extender.
         card_policy: card policy of the extender and the daemons.
         seed: seed of the kubelets' arbitrary choices.
         unit_mib: MiB a unit.

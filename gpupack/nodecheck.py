@@ -31,7 +31,6 @@ def render(findings: Sequence[CheckFinding], output: str, *, colour: bool) -> st
     """Write the findings.
 
     Args:
-        findings: what was found.
         output: `table` or `json`.
         colour: for a terminal; without effect on JSON.
 
@@ -50,7 +49,6 @@ def render_report(report: ProofReport, output: str, *, colour: bool) -> str:
     """Write what was tried, and what to send.
 
     Args:
-        report: report of the run.
         output: `table`: tables, then the JSON in one line; `json`: that alone.
         colour: for a terminal; without effect on JSON.
 

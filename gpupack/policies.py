@@ -41,11 +41,7 @@ def load_policies(
 
 
 class PolicyCommand(click.Command):
-    """A command whose help lists policies, those of other packages too.
-
-    Args:
-        lists: Gives what is listed.
-    """
+    """A command whose help lists policies, those of other packages too."""
 
     def __init__(self, *args: Any, lists: Callable[[], tuple[Registry[Any], ...]], **more: Any) -> None:
         super().__init__(*args, **more)

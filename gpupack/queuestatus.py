@@ -46,7 +46,6 @@ async def fetch(kubeconfig: str | None, context: str | None, namespace: str, ser
         kubeconfig: Path, None for the usual places.
         context: Context of the kubeconfig, None for its current one.
         namespace: Namespace of the queue's Service.
-        service: Its name.
 
     Raises:
         KubeApiError: there is no way to it.

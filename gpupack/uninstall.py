@@ -227,7 +227,6 @@ def explain_kept_node(pods: Collection[InstalledPod], *, force: bool) -> str:
     """Say why a Node must stay as it is; empty where nothing is against cleaning it.
 
     Args:
-        pods: bound to the Node.
         force: clean it although pods there hold GPU memory.
     """
     here = [pod for pod in pods if not pod.has_ended]

@@ -44,7 +44,6 @@ def find_address_faults(name: str, address: str) -> Iterator[str]:
 
     Args:
         name: Name of the option, as its user writes it.
-        address: Its value.
     """
     host, colon, port = address.rpartition(":")
     if not (colon and port.isascii() and port.isdigit() and int(port) <= MAX_PORT):

@@ -21,7 +21,6 @@ class Backoff:
         Args:
             base_s: first delay at most, above 0.
             cap_s: longest delay, at least base_s.
-            uniform: random number between two bounds.
 
         Raises:
             ValueError: not 0 < base_s <= cap_s.

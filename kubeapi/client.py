@@ -216,8 +216,6 @@ class KubeClient:
         """Bind a pod to a node and annotate it in the same write.
 
         Args:
-            namespace: namespace of the pod.
-            name: name of the pod.
             uid: UID of the pod; another one is refused.
             node: target; the API server does not check that it exists.
             annotations: land on the pod, overwrite equal keys.
@@ -244,10 +242,8 @@ class KubeClient:
         """List in pages of one snapshot.
 
         Args:
-            path: path of the collection.
             limit: objects a page.
             timeout_s: for one page.
-            **params: selectors.
 
         Yields:
             Each page as the server sent it.
@@ -280,7 +276,6 @@ class KubeClient:
         """Follow changes after a version; bookmarks are on.
 
         Args:
-            path: path of the collection.
             resource_version: resourceVersion of the last list, event or bookmark.
             timeout_s: the server ends the watch after this long; that is no error.
             idle_s: silence after which TimedOut is raised; None for timeout_s and some grace.

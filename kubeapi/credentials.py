@@ -185,7 +185,6 @@ class Credentials:
         """After a 401: fetch credentials again, once for all requests that were refused with the same ones.
 
         Args:
-            refused: What the request has shown.
             ends: When to wait no longer, on the event loop's clock; None waits for ever.
 
         Returns:

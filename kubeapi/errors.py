@@ -243,10 +243,8 @@ def make_error(status: int, body: bytes, *, what: str = "", retry_after: str | N
     """Build the error for an HTTP answer that is not 2xx.
 
     Args:
-        status: HTTP status.
         body: answer, usually a Status object; anything else is quoted in part.
         what: the request in words ("POST /api/v1/..."), put before the message.
-        retry_after: the Retry-After header.
     """
     try:
         answer = _decode_status(body)

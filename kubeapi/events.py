@@ -85,7 +85,6 @@ class EventRecorder:
         clock: monotonic seconds.
         wall: seconds of the wall clock.
         sleep: waits, as asyncio.sleep.
-        uniform: random number between two bounds.
 
     Attributes:
         written: requests that the API server has accepted.
@@ -131,7 +130,6 @@ class EventRecorder:
         """Note something about an object; returns at once.
 
         Args:
-            ref: the object.
             type_: Normal, or Warning for what somebody should look at.
             reason: one word in CamelCase that a machine may look for.
             message: for people. Repeating the very same one is cheap; numbers that change make it another.

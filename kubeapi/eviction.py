@@ -38,7 +38,6 @@ async def evict_pod(
     """Evict exactly the pod with that UID; its grace period is its own.
 
     Args:
-        api: API server.
         dry_run: Only ask whether it were allowed.
         timeout_s: Seconds for the request.
 
@@ -61,10 +60,6 @@ async def nominate_node(api: EvictionApi, namespace: str, name: str, uid: str, n
     """Say which node is kept for exactly the pod with that UID.
 
     Args:
-        api: API server.
-        namespace: namespace of the pod.
-        name: name of the pod.
-        uid: UID of the pod.
         node: for status.nominatedNodeName; empty takes it back.
 
     Returns:

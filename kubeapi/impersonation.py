@@ -18,7 +18,6 @@ def make_impersonation_headers(source: str, user: Mapping[str, object]) -> Heade
 
     Args:
         source: What errors begin with.
-        user: User of the kubeconfig.
 
     Raises:
         ConfigError: a value cannot be used, or only details of somebody are given and no name.

@@ -65,12 +65,7 @@ class LeaderLabel:
     cut off or dead.
 
     Args:
-        client: The API server.
-        namespace: Namespace of the pod.
-        pod: Its name.
-        label: Name of the label.
         value: Its value; says which election is meant.
-        leads: Whether this process leads.
         timeout_s: Longest time of a request; less than the time between two leaders.
         clock: Monotonic seconds.
         sleep: Waits, as asyncio.sleep.
@@ -140,7 +135,6 @@ class LeaderLabel:
         """Put the label on a pod or take it off; no change is no write.
 
         Args:
-            pod: Its name.
             uid: Which of that name is meant, empty for the one that is there.
             leads: Whether the label is to be there.
         """

@@ -68,8 +68,6 @@ class LeaseElector:
         """Prepare; nothing is sent before `run`.
 
         Args:
-            client: API server.
-            namespace: namespace of the Lease.
             name: name of the Lease; it is created when missing.
             identity: identity of this process, unique among all candidates and restarts.
             lease_s: whole seconds others wait after the last renewal they saw.

@@ -57,9 +57,6 @@ class LeaseFollower:
         """Prepare; nothing is sent before `run`.
 
         Args:
-            client: API server.
-            namespace: Namespace of the Lease.
-            name: Name of the Lease.
             host: Host name of the holder that this process leads with; what follows in its identity is
                 after an underscore.
             gap_s: See the attribute; more than a write of the leader may take.

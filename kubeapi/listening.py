@@ -255,7 +255,6 @@ class Acceptor:
 
     Args:
         listener: Bound.
-        connections: Takes the connections.
         tls: For its handshakes, None for plain TCP.
     """
 

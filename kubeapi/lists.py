@@ -24,9 +24,6 @@ class CompactList(Sequence[T], Generic[T]):
 
     A cache copies little of each object. Where all objects of a list are in memory at once, these copies lie
     scattered among them. The allocator can then return hardly any of that memory once the list is gone.
-
-    Args:
-        kind: Type of the items.
     """
 
     def __init__(self, kind: type[T]) -> None:

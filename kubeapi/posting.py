@@ -64,7 +64,6 @@ class PostClient:
     """Writes with a body to one API server.
 
     Args:
-        credentials: Credentials of the API server.
         headers: Headers of every request.
         most: Requests under way at most.
         connect_s: Longest time for a new connection.
@@ -99,9 +98,6 @@ class PostClient:
         Args:
             method: A member of `methods`.
             path: From the root, with the query, encoded.
-            data: Its body.
-            content_type: Media type of the body.
-            proof: Headers that prove who sends it.
             within_s: How long it may take, for errors.
             ends: When it has to be over, on the event loop's clock.
 
@@ -175,7 +171,6 @@ class ConnectionPool:
         """Send a request, and read its answer until `ends` on the event loop's clock.
 
         Args:
-            target: Whom to ask.
             request: Its bytes, headers included.
             ends: When to give up.
 

@@ -77,7 +77,6 @@ def list_election_faults(election: ElectionOptions, what: str, write_s: float) -
     """List what is wrong with an election.
 
     Args:
-        election: Its settings.
         what: Name of the time-out of a leader's writes.
         write_s: That time-out: a write must have ended before another leader's first one.
     """
@@ -111,7 +110,6 @@ def list_follower_faults(lease: str | None, what: str, write_s: float) -> Iterat
     Args:
         lease: NAMESPACE/NAME, None where none is followed.
         what: Name of the time-out of a leader's writes.
-        write_s: That time-out.
     """
     if lease is None:
         return

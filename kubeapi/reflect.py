@@ -117,15 +117,12 @@ class Reflector(Generic[T]):
         """Prepare; nothing is sent before `run`.
 
         Args:
-            client: API server.
             path: path of the collection, "/api/v1/pods".
             item: msgspec.Struct with the fields to read, named (or renamed) as in the API.
-            sink: takes what comes.
             params: selectors, the same for list and watch.
             relist_wanted: Set by whoever wants a complete list now, as `relist` does.
             clock: monotonic seconds.
             sleep: waits, as asyncio.sleep.
-            uniform: random number between two bounds.
             base_s: first back-off at most.
             cap_s: longest back-off.
             page_size: objects a list page.

@@ -181,7 +181,6 @@ def find_node_rejection(
 
     Args:
         rules: Rules of the pod; its tolerations are not looked at.
-        tolerates: Whether the pod tolerates a taint.
 
     Returns:
         What it is, with the taint where it is one; None where nothing does.

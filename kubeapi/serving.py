@@ -167,7 +167,6 @@ class SharedAnswer:
     An answer is never older than its question.
 
     Args:
-        make: Makes it.
         clock: Monotonic seconds.
         sleep: Waits for seconds.
     """

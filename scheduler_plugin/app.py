@@ -58,8 +58,6 @@ async def run(
     """Serve until `stop` is set.
 
     Args:
-        settings: How to run.
-        stop: Ends the server.
         started: Called once with the server's URL and the live state.
         after_another: Whether another extender may have served this cluster: the first Binding waits for its.
 

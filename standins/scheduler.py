@@ -23,7 +23,6 @@ class Scheduler:
 
     Args:
         url: the extender's.
-        session: HTTP client.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:

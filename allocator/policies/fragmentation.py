@@ -44,7 +44,6 @@ def broken(size: int, free: int) -> float:
     All that is free on a card in use, and a little more the fuller it is.
 
     Args:
-        size: Units of the card.
         free: Free units of it.
 
     Returns:
@@ -97,7 +96,6 @@ def fragmentation(
 
     Args:
         cards: All cards of one node.
-        units: Units asked of a card.
         demands: What is asked of cards in general, from `as_demands`; empty: nothing is known.
     """
     result = []

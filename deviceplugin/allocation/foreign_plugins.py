@@ -14,7 +14,6 @@ class ForeignPluginWatcher:
     """ForeignPluginWatcher reads the own Node for GPUs of other device plugins.
 
     Args:
-        account: tells of changes.
         notices: hear of a plugin that comes, offers something else, or goes.
 
     Attributes:

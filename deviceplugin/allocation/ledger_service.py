@@ -32,7 +32,6 @@ class LedgerService:
     """LedgerService is a node's ledger and its subscribers.
 
     Args:
-        ledger: the accounts.
         read: Returns the kubelet's checkpoint: the same object until it is written again, None where there is
             none. Raises `CheckpointError` where it cannot be read. Called before every answer.
         resource: name of our extended resource that counts units.

@@ -171,7 +171,6 @@ class PodObject(msgspec.Struct):
         """Read the pod as the ledger wants it, None where it does not ask, and what was wrong with it.
 
         Args:
-            resource: the extended resource.
             claimed: what a pod has by claims that asks for nothing of the resource.
         """
         request, problem = self.parse_request(resource)

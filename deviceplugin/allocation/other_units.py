@@ -10,9 +10,6 @@ from deviceplugin.errors import UnitInUseError
 class OtherUnitPods:
     """OtherUnitPods knows the pods that have devices of another unit, by the kubelet's checkpoint.
 
-    Args:
-        resource: the one that this daemon offers.
-
     Attributes:
         resource_by_pod: Resource of another unit by UID, of pods in the checkpoint that are not known to have
             ended.

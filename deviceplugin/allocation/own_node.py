@@ -18,7 +18,6 @@ class OwnNode(Sink[NodeObject]):
     """OwnNode keeps the newest state of the own Node.
 
     Args:
-        account: the ledger, which heeds the cordon.
         tell: called with what is wrong with the Node's cordon, once for each thing.
         parents: UUIDs of the whole cards by those of their instances; whose card is cordoned is cordoned.
 

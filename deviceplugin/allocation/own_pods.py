@@ -21,7 +21,6 @@ class OwnPods:
     """OwnPods feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
 
     Args:
-        account: The ledger.
         resource: Name of our extended resource that counts units.
         relist: Asks the reflector for a complete list.
         read_claims: Says what a pod has by claims, by the UID under which the kubelet runs it.

@@ -43,10 +43,8 @@ class Reconciler:
     """Reconciler reads the checkpoint when it is written, and probes the cgroups of pods that end.
 
     Args:
-        account: the ledger.
         pods: The node's pods.
         changes: yields after each write of the kubelet's checkpoint.
-        cgroups: the containers.
         clean: makes the kubelet clean its checkpoint and write it.
         pace: waits.
 

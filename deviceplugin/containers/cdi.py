@@ -58,7 +58,6 @@ class CdiNames:
     """Knows the cards' names; `refresh` blocks, the rest does not.
 
     Args:
-        vendor: vendor of the cards.
         folders: folders of specifications, those that do not exist are passed over; ours goes into the last
             one.
         devices: folder of the machine's device nodes; None for cards that are none of its, whose vendor has
@@ -268,8 +267,6 @@ def make_spec(cards: Sequence[GpuCard], vendor: Vendor, devices: Path | None) ->
     """Write our specification: one device for each whole card, of its device nodes.
 
     Args:
-        cards: cards of the node.
-        vendor: vendor of the cards.
         devices: as in `CdiNames`.
     """
     found = []

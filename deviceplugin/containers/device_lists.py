@@ -24,7 +24,6 @@ class DeviceListStrategies:
     """Describes cards to containers.
 
     Args:
-        vendor: vendor of the cards.
         strategies: at least one of STRATEGIES.
         names: the cards' CDI names, needed for the strategies that use them.
         nodes: give the kubelet the cards' device nodes as well. Whenever it changes a container's cpus it

@@ -33,8 +33,6 @@ def node_paths(card: GpuCard, vendor: Vendor, devices: Path | None, drivers: Pat
     """Name a card's own node, those of every card, and those of the capabilities of an instance.
 
     Args:
-        card: a card of the machine.
-        vendor: vendor of the card.
         devices: folder of the machine's device nodes, `/dev`; None for cards that are none of its.
         drivers: where the kernel's drivers show their files, `/proc/driver`.
 
@@ -57,7 +55,6 @@ def capability_nodes(card: GpuCard, vendor: Vendor, drivers: Path = DRIVERS) -> 
 
     Args:
         card: a MIG instance.
-        vendor: vendor of the card.
         drivers: as in `node_paths`.
     """
     instance = f"gi{card.gpu_instance}"
@@ -89,7 +86,6 @@ class DeviceNodes:
     """Names the nodes of cards by UUID.
 
     Args:
-        vendor: vendor of the cards.
         cards: those of the machine, as they are now.
         devices: as in `node_paths`.
         drivers: where the kernel's drivers show their files.

@@ -52,9 +52,6 @@ class ClaimService:
     Args:
         account: the ledger, which reads `prepared` in place of the kubelet's checkpoint.
         pods: the node's pods; those with prepared claims are read as if they asked for these.
-        api: client of claims and pods.
-        prepared: the claims so far.
-        cdi: the files for the container runtime.
         make_grant: Says what a container is given, by its MiB on each card's UUID.
         node_name: also the name of the node's pool.
         unit_mib: MiB a unit.

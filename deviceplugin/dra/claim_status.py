@@ -61,7 +61,6 @@ class ClaimStatusWriter:
     entries away when the claim is deallocated.
 
     Args:
-        client: API server.
         account: its followers are woken when claims are prepared.
         node_name: also the name of the node's pool.
     """

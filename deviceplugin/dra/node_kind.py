@@ -25,10 +25,7 @@ class NodeKindMark:
     start without a card. Where the Node has 0 of the resource, the kubelet refuses the pod.
 
     Args:
-        client: API server.
         account: its followers are woken when the Node changes.
-        resource: that pods ask for.
-        serves_claims: which way this daemon serves.
     """
 
     def __init__(

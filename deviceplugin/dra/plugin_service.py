@@ -40,7 +40,6 @@ class DraPlugin(rpc.DRAPluginServicer):
     """The servicer of claims.
 
     Args:
-        claims: who prepares them.
         pool: name of the node's pool.
         observe: called after every claim with the method, the seconds it took and OK or the refusal's kind.
     """

@@ -34,7 +34,6 @@ class DraRegistrar:
     """Serves the plugin on its two sockets until `run` is cancelled.
 
     Args:
-        plugin: the servicer of claims.
         kubelet_dir: the kubelet's folder, under the same path for the kubelet and for this process.
         on_registered: the kubelet has registered the plugin; comes again when it restarted.
 

@@ -39,13 +39,10 @@ class ClaimServing:
 
     Args:
         settings: The daemon's.
-        client: The API server.
         prepared: Claims that are prepared, which the ledger reads in place of the kubelet's checkpoint.
-        account: The ledger.
         pods: The node's pods.
         nodes: The own Node.
         card_list: The node's cards.
-        source: Where they come from.
         make_grant: Says what a container is given, by its MiB on each card's UUID.
         observe: See `DraPlugin`.
         on_registered: Called when the kubelet has registered the plugin.

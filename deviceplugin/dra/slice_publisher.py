@@ -61,7 +61,6 @@ class SlicePublisher(Sink[SliceObject]):
     shows it, and they are written again.
 
     Args:
-        client: the API server.
         account: the ledger; its followers are woken when cards or their use change.
         node_view: the own Node, which owns the slices.
         gpus: the cards as their source lists them now.
@@ -69,7 +68,6 @@ class SlicePublisher(Sink[SliceObject]):
         unit_mib: MiB a unit.
         card_policy: the cluster's; one that spreads puts the emptiest card first.
         driver: says the version of the cards' driver, None where it is not known.
-        ready: whether claims can be prepared.
         gap_s: least seconds between two writes.
 
     Attributes:

@@ -19,7 +19,6 @@ class PerCardWorkers:
     """PerCardWorkers sets limits in threads, one for each card; new limits come before repeated checks.
 
     Args:
-        limits: the driver.
         on_outcome: called in the event loop with a card and what became of a job of it.
     """
 

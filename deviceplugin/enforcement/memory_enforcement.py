@@ -27,7 +27,6 @@ class MemoryEnforcement:
         """Tell what limits one container on a card.
 
         Args:
-            uuid: UUID of the card.
             mib: MiB that the container has of it.
             cards: Number of cards that the container has in all.
         """

@@ -28,7 +28,6 @@ class MpsClients:
     """MpsClients makes containers clients of the service; it belongs to one event loop.
 
     Args:
-        account: the ledger.
         driver_holds: whether the driver holds containers on a card, by UUID.
         unit_mib: MiB a unit.
         look_s: see `LOOK_S`.

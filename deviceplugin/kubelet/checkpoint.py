@@ -85,7 +85,6 @@ class CheckpointReader:
     A kubelet that does not believe its file begins a new one, which the next read shows.
 
     Args:
-        folder: the device plugin folder.
         clock: nanoseconds since 1970, the clock of the file's times.
     """
 

@@ -78,7 +78,6 @@ class DevicePlugin(rpc.DevicePluginServicer):
     """DevicePlugin is the servicer. All of it, `send_devices` too, belongs to one event loop.
 
     Args:
-        devices: who decides.
         observe: called after every unary call with the method, the seconds it took and the status' name.
     """
 

@@ -35,10 +35,6 @@ _OPTIONS: Final = (
 class PodResources:
     """Asks the kubelet's PodResources service.
 
-    Args:
-        socket: socket of the service.
-        timeout_s: for the answer.
-
     Attributes:
         errors: questions so far that were not answered.
         problem: what was wrong with the last question, None where it was answered.

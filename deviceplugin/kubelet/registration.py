@@ -83,10 +83,8 @@ class Registrar:
     order of events can confuse it: events only wake it up.
 
     Args:
-        plugin: the servicer.
         folder: the kubelet's device plugin folder.
         endpoint: file name of our socket in it.
-        resource: name of the extended resource.
         on_registered: the kubelet is listening to our list of devices.
         on_kubelet_restart: the kubelet restarted, or may have: what it says of its pods is not to be trusted
             until it has caught up. May come twice for one restart.

@@ -85,9 +85,7 @@ class ContainerUseReader:
     Args:
         granted_memory: What containers were given; updated here.
         enforcement: What limits the containers of each card.
-        enforcer: the limits.
         pods: the pods' names and containers.
-        sampler: measures the cards.
         clock: the ledger's.
     """
 

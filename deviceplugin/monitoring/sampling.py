@@ -69,7 +69,6 @@ class CardSampler:
     """Turns measurements into unaccounted use, and trouble into unhealthy cards.
 
     Args:
-        account: the ledger.
         owners: the processes' pods.
         unit_mib: MiB a unit.
         on_health: called when a card's health changed.

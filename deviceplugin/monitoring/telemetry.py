@@ -66,7 +66,6 @@ class TelemetryHistory:
 
         Args:
             cards: as they are listed.
-            samples: samples of these cards.
         """
         now_s = self._now_s()
         self._listed = {}

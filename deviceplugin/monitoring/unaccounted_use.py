@@ -61,7 +61,6 @@ def measure_unaccounted_use(
     """Judge one measurement of one card.
 
     Args:
-        sample: the measurement.
         owners: pid -> UID of its pod, None when it belongs to no pod; absent when that is not known.
         promised_mib: UID -> MiB promised to that pod on this card, for every pod with a promise there. The
             mapping should not be older than the sample: a promise that ended meanwhile would look foreign

@@ -77,7 +77,6 @@ class Prover:
 
     Args:
         source: the cards, open.
-        provable: the same cards.
         options: what may be done.
         scratch: the cgroup in which limits are tried.
         mps: says whether a card's MPS control daemon answers.

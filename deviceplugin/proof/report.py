@@ -65,7 +65,6 @@ def prove_node(settings: Settings, version: str, *, busy: bool, instances: bool)
 
     Args:
         settings: settings of the daemon that would run here.
-        version: version of gpupack.
         busy: see `ProofOptions`.
         instances: see `ProofOptions`.
 
@@ -110,9 +109,7 @@ def make_prover(
     """Put together what tries the cards of a node.
 
     Args:
-        settings: settings of the daemon.
         source: the cards, open.
-        provable: the same cards.
         busy: see `ProofOptions`.
         instances: see `ProofOptions`.
     """

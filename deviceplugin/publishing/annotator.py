@@ -70,8 +70,6 @@ class AllocationAnnotator:
     Where somebody has changed an annotation it is written again, at most once in `REPAIR_S`.
 
     Args:
-        client: API server.
-        account: the ledger.
         pod_view: the pods and what their annotations say.
         use: what the pods use, as far as it is worth a write; None: nothing is written.
 

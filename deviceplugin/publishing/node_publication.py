@@ -55,8 +55,6 @@ def publish_reason(wanted: NodePublication, node: NodeObject, owed: int) -> str 
     """Tell why the Node must be patched.
 
     Args:
-        wanted: what it should say.
-        node: what it says.
         owed: resourceVersion that its `seen` must reach, 0 for none.
 
     Returns:
@@ -145,9 +143,7 @@ def make_status_patch(wanted: NodePublication, node: NodeObject, revision: int) 
     Capacity and allocatable are equal, or the kubelet would make them so.
 
     Args:
-        wanted: what to say.
         node: the Node as known; packed resources of it that are not ours any more are removed.
-        revision: revision of the words.
     """
     words = NodeWords(layout=wanted.layout, sizes=wanted.sizes, used=wanted.used, revision=revision)
     resources: dict[str, int | None] = dict.fromkeys(sorted(node.list_packed_keys()))
@@ -184,7 +180,6 @@ def make_last_patch(node: NodeObject, revision: int) -> dict[str, Any] | None:
 
     Args:
         node: the Node as known.
-        revision: revision of the words.
 
     Returns:
         The patch; None where the Node offers nothing as it is.

@@ -99,9 +99,7 @@ class NodeOwnership:
     """NodeOwnership keeps this daemon the Node's only writer, or quiet.
 
     Args:
-        client: API server.
         account: its followers are told when the Node changes.
-        me: this daemon.
         on_conflict: told in words when another daemon has the Node, or wants it.
 
     Attributes:

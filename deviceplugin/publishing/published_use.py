@@ -67,7 +67,6 @@ class PublishedUse:
 
         Args:
             uid: UID of the pod, as the kubelet knows it.
-            assignment: what its containers got.
             written: what its annotation says already, from a daemon before this one perhaps.
         """
         pod = self._pods.setdefault(uid, _PublishedPod())

@@ -59,8 +59,6 @@ class NodePublisher:
     """NodePublisher keeps the own Node's words as the ledger has them: one patch at a time, only for changes.
 
     Args:
-        client: API server.
-        account: the ledger.
         unit_mib: MiB a unit.
         inventory: describes the cards as they are now.
         gap_s: least seconds between two patches that only bring gains.

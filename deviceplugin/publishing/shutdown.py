@@ -46,7 +46,6 @@ async def drain_and_stop(
     Args:
         publish: returns once the last words are said.
         under_way: whether a bound pod is still to be served.
-        timeouts: limits.
     """
     try:
         async with asyncio.timeout(timeouts.publish_s):

@@ -39,7 +39,6 @@ class StartupTaint:
     A daemon that never serves pods leaves the taint, so that an autoscaler replaces the node.
 
     Args:
-        client: API server.
         account: its followers are woken when the Node changes.
         resource: that the kubelet has to offer; None where pods are served by claims.
         serves: whether this daemon owns the Node and has published its cards.

@@ -39,11 +39,6 @@ class AutoscaleLoop:
     """Plans and writes, again and again.
 
     Args:
-        board: Keeps nodes and pods.
-        settings: How to run.
-        detector: Knows which autoscaler adds nodes.
-        writer: Writes what was planned.
-        recorder: Takes Events about pods.
         metrics: Take the time of each pass.
         trouble: Why nothing may be written, empty for nothing.
         clock: Monotonic seconds.
@@ -219,7 +214,6 @@ class Leadership:
 
     Args:
         elector: None where nobody else can be writing.
-        following: The view.
     """
 
     def __init__(self, elector: LeaseElector | None, following: BoardFeed) -> None:
@@ -249,8 +243,6 @@ async def run(
     """Ask for nodes and keep nodes until `stop` is set.
 
     Args:
-        settings: How to run.
-        stop: Ends it.
         started: Called once with the URL.
 
     Raises:

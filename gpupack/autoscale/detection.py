@@ -78,7 +78,6 @@ class AutoscalerDetector:
     """Knows which autoscaler adds nodes: the named one, or the one that the API server shows.
 
     Args:
-        api: The API server.
         named: What `--autoscaler` says.
         timeout_s: Longest time of a request.
         clock: Monotonic seconds.

@@ -85,7 +85,6 @@ def make_placeholder(
     All units of the node are asked for, so that an autoscaler, which adds units up, puts no second one on it.
 
     Args:
-        node: The node that pods need.
         amounts: What to ask for, by the columns of `sum_view`.
         labels: Values of labels that the node has to have.
         full_hosts: Values of the label that nodes have which look free by their sums and are not.
@@ -196,7 +195,6 @@ def find_changes(wanted: Iterable[Placeholder], pods: Iterable[KubePod], namespa
     """Compare the placeholders that should be with those that are.
 
     Args:
-        wanted: Placeholders that should be.
         namespace: Namespace of the placeholders; one that is anywhere else is somebody else's.
     """
     named: dict[str, Placeholder] = {}

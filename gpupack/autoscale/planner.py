@@ -159,7 +159,6 @@ class Planner:
     For a new leader the grace time is over of the pods for which placeholders are there already.
 
     Args:
-        rules: How.
         declared: Shapes that a file declares.
     """
 
@@ -173,7 +172,6 @@ class Planner:
         """Say which placeholders there should be.
 
         Args:
-            cluster: Nodes and pods of this moment.
             now_s: Seconds of a clock that only grows.
             wall_s: Seconds since 1970, for the age of nodes.
         """

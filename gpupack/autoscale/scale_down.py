@@ -66,7 +66,6 @@ def find_nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> di
     the ones before. Nodes with the fewest units in use come first, and among them those that could go before.
 
     Args:
-        cluster: Nodes and pods.
         freed_before: Names of the nodes that could go the last time, so that an answer lasts.
     """
     state = cluster.state
@@ -108,7 +107,6 @@ def find_nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[
     """Find the nodes that few moves would empty for good.
 
     Args:
-        cluster: Nodes and pods.
         kept: Result of `find_nodes_to_keep`, for the same cluster.
 
     Returns:

@@ -46,8 +46,6 @@ class Writer:
     """Writes for as long as this process may.
 
     Args:
-        api: The API server.
-        namespace: Namespace of the placeholders.
         may: Whether this process still leads; asked before each request.
         timeout_s: Longest time of a request.
 

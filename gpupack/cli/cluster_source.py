@@ -82,12 +82,8 @@ async def ask_where_forbidden(
     """Ask as a member of a namespace, after the API server refused to list nodes or all pods.
 
     Args:
-        refusal: What the API server said.
-        source: Which cluster.
         namespace: Whose member asks; None: the one of the kubeconfig's context, else default.
         question: `why` or `fit`.
-        query: What is asked besides.
-        kind: Kind of the answer.
 
     Returns:
         The answer, and the namespace.

@@ -23,7 +23,6 @@ def print_lines(text: str, *, err: bool = False) -> None:
 
     Args:
         text: Text of at least one line.
-        err: On standard error.
     """
     from kubeapi.errors import make_printable
 

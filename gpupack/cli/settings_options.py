@@ -18,7 +18,6 @@ def settings_options(settings: type, first: str = "", last: str = "") -> Callabl
     """Make the options of consecutive fields.
 
     Args:
-        settings: The dataclass.
         first: Name of the first field; empty begins with the dataclass.
         last: Name of the last one; empty ends with the dataclass.
     """

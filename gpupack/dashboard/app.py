@@ -60,9 +60,7 @@ class Dashboard:
     """Dashboard keeps up to date what the page shows.
 
     Args:
-        settings: how to run.
         source: what is shown, in words: a cluster or a file.
-        hub: whether it changes.
         now_s: seconds since the epoch.
     """
 
@@ -203,8 +201,6 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
     """Serve the page of a cluster until `stop` is set.
 
     Args:
-        settings: how to run.
-        stop: ends it.
         started: called once with the URL.
 
     Raises:
@@ -349,8 +345,6 @@ async def serve_file(
     """Serve the page of objects that were read from a file, until `stop` is set.
 
     Args:
-        settings: how to run.
-        stop: ends it.
         started: called once with the URL.
 
     Raises:

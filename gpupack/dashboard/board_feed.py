@@ -25,9 +25,7 @@ class _BoardSink(Sink[T]):
     """Gives objects of one kind to the board.
 
     Args:
-        replace: takes a complete list.
         put: takes one that is new or has changed.
-        drop: takes one away.
         changed: called after every change.
     """
 
@@ -86,8 +84,6 @@ class BoardFeed:
     """Keeps a board up to date with a cluster.
 
     Args:
-        client: API server.
-        board: takes what comes.
         namespace: whose pods to read, None for all.
         changed: called after every change, also of what cannot be read.
     """

@@ -149,10 +149,7 @@ class DashboardHandlers:
     """Answers browsers.
 
     Args:
-        answers: to what pages ask.
-        live: what pages show.
         advise: looks at what waits and what fits, which happens by itself only while a page is open.
-        ready: whether there is something to show.
         usage: answers `/api/usage` from its query; None where use is not recorded.
         telemetry: asks what the cards of a node do.
         allowed_hosts: see `host_is_allowed`.

@@ -58,7 +58,6 @@ class MemberPages:
     """Makes the pages in the cluster, in the thread that answers questions.
 
     Args:
-        board: All nodes and pods.
         clock: Monotonic seconds.
     """
 
@@ -157,7 +156,6 @@ class MemberClient:
     """Asks the process in the cluster as a member, with a new token well before the old one ends.
 
     Args:
-        client: The API server.
         namespace: Whose member asks.
         clock: Monotonic seconds.
     """
@@ -216,7 +214,6 @@ class MemberDashboard:
     """MemberDashboard keeps up to date what the page shows to a member, and answers the page's questions.
 
     Args:
-        source: What is shown, in words.
         namespace: Whose member looks.
         ask: Asks the process in the cluster, as `MemberClient.ask`.
         now_s: Seconds since the epoch.

@@ -47,8 +47,6 @@ class PageHub:
     """PageHub keeps what all pages show, and which of them knows what.
 
     Args:
-        board: the nodes.
-        trend: sums over time.
         parts: everything else that is shown, by name; JSON values.
 
     Attributes:

@@ -52,7 +52,6 @@ async def poll_queue(
     """Show the queues again and again, until cancelled.
 
     Args:
-        show: Takes what the page shows.
         tell: Takes what the queue says of every pod that waits; None where it does not answer.
     """
     while True:

@@ -58,9 +58,7 @@ class TelemetrySource:
     """TelemetrySource asks node daemons what their cards do, one node at a time.
 
     Args:
-        client: client of the API server.
         session: to ask pods directly, at `port`; None: through the API server.
-        port: port of the daemons.
         namespace: namespace of the installation; pods elsewhere are not asked.
         now_s: monotonic seconds.
     """

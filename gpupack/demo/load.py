@@ -28,7 +28,6 @@ class DemoLoad:
 
     Args:
         cluster: a started one of `NODES`.
-        seed: seed of the random numbers.
     """
 
     def __init__(self, cluster: EmbeddedCluster, seed: int) -> None:

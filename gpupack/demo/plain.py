@@ -40,7 +40,6 @@ async def play_plain(cluster: EmbeddedCluster, shapes: Shapes, seed: int) -> dic
     Args:
         cluster: with all cards free, and its device plugins running.
         shapes: the pods, in their order.
-        seed: seed of chance.
 
     Raises:
         TimedOutError: a kubelet does not decide.

@@ -42,8 +42,6 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
     number of nodes and sets is bounded, so for large clusters the answer may not be the smallest there is.
 
     Args:
-        what_if: The pod.
-        usage: What pods have.
         skip: Names of nodes on which no end helps.
     """
     nodes = what_if.cluster.state.nodes

@@ -37,7 +37,6 @@ def find_ways_out(
     Args:
         what_if: The pod; no node takes it.
         results: Why not.
-        usage: What pods have.
         moves: Look for moves of other pods, too.
     """
     yield from _smaller(what_if)

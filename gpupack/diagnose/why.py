@@ -61,7 +61,6 @@ def explain_pod(
     Args:
         events: What was reported of it, oldest first.
         queued: What waits in the queue, as `gpupack queue status` says; None: nobody asked.
-        ways: Look for ways out, too.
         moves: Look for moves of other pods as ways out, too.
 
     Raises:

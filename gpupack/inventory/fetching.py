@@ -111,10 +111,8 @@ async def list_all(client: "KubeClient", path: str, kind: type[T], what: str, **
     """List all objects of a kind.
 
     Args:
-        client: The API server.
         kind: What to read of each.
         what: The kind's name, for messages.
-        **params: Query.
 
     Raises:
         InputError: the server answers with something else.

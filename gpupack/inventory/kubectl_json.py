@@ -55,9 +55,7 @@ def read_items(
     """Read the items of a list by kind; an item without a kind is a node.
 
     Args:
-        text: what kubectl wrote.
         kinds: The type of each kind that may be in it; None: items of that kind are left out.
-        content: For messages.
         allowed: End of every message.
         single: An object in place of a list is allowed.
 

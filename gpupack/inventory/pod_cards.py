@@ -71,10 +71,6 @@ def join_pods(
 
     Args:
         cards: cards of the node, in the order of the words.
-        holds: what its words hold.
-        pods: on the node.
-        resource: the extended resource.
-        claims: that are allocated its cards.
 
     Returns:
         The cards with their pods, and the pods on no card that is known.

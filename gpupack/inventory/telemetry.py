@@ -88,9 +88,7 @@ async def find_daemons(
     of the installation are taken. Where a node has several it is the oldest that is not terminating.
 
     Args:
-        client: client of the API server.
         node: only of this node; empty for all.
-        namespace: namespace of the installation.
 
     Raises:
         InputError: the server answers with something else.
@@ -139,13 +137,7 @@ async def ask_daemon(client: "KubeClient", pod: DaemonPod, *, history: bool) -> 
 async def fetch_telemetry(
     client: "KubeClient", nodes: Collection[str], namespace: str = DAEMON_NAMESPACE
 ) -> TelemetryByNode:
-    """Ask the daemons of some nodes what their cards do. What fails is said, and takes nothing else down.
-
-    Args:
-        client: client of the API server.
-        nodes: names of those with cards.
-        namespace: namespace of the installation.
-    """
+    """Ask the daemons of some nodes what their cards do. What fails is said, and takes nothing else down."""
     from gpupack.errors import InputError  # noqa: PLC0415
     from kubeapi.errors import UNREADABLE, KubeApiError  # noqa: PLC0415
 

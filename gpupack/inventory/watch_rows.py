@@ -43,8 +43,6 @@ class WatchedObjects(Sink[T]):
     """Keeps all objects of one kind.
 
     Args:
-        client: API server.
-        path: path of the collection.
         changed: called after every change.
 
     Attributes:
@@ -108,10 +106,8 @@ async def watch(
     Args:
         kubeconfig: path of a kubeconfig; None for the usual places.
         names: names of the nodes to show; empty for all.
-        options: how.
         context: context of the kubeconfig; None for its current one.
         telemetry: also what cards do, asked again every `TELEMETRY_S` seconds.
-        daemons_in: namespace of the node daemons.
         gap_s: least seconds between two states.
 
     Raises:

@@ -33,11 +33,6 @@ class Migrated:
 def migrate(text: str, name: str, options: MigrationOptions) -> Migrated:
     """Rewrite manifests: multi-document YAML, or JSON.
 
-    Args:
-        text: the manifests.
-        name: name of their file, for messages.
-        options: what the manifests leave open.
-
     Raises:
         InputError: not YAML, or documents that are no Kubernetes objects.
     """

@@ -73,7 +73,6 @@ def rewrite_pod(metadata: dict[str, Any], spec: dict[str, Any], options: Migrati
 
     Args:
         metadata: metadata of the pod or of its template.
-        options: what the manifests leave open.
         say: takes what a person has to know, a sentence each.
 
     Returns:

@@ -97,7 +97,6 @@ def load(text: str, name: str) -> list[YamlDocument]:
 
     Args:
         text: YAML documents, at least one, or JSON.
-        name: Name of the file, for messages.
 
     Raises:
         InputError: not YAML, or more than MAX_VALUES values.

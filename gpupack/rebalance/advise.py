@@ -30,11 +30,6 @@ def advise_start(
 
     Nothing is known of the pods but their cards: they tolerate no taint.
 
-    Args:
-        ask: The size.
-        pods: How many are to start.
-        limits: Limits of the search.
-
     Raises:
         InputError: something is wrong with the question.
     """
@@ -84,11 +79,8 @@ def plan_start(
 
     Args:
         request: What such a pod asks for, of one demand.
-        requirements: What it asks for besides.
         before: Such pods that fit now, by node.
-        pods: How many are to start.
         movable_pods: Pods that may move; those that turn out not to be are noted there.
-        limits: Limits of the search.
 
     Returns:
         The moves and the cluster after them, as filter sees it; None: none was found.

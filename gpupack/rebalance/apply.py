@@ -92,14 +92,11 @@ class MoveApplier:
     """Makes the moves of an advice.
 
     Args:
-        api: Evicts pods.
         read: Reads nodes, pods and budgets as they are now.
-        list_pods: Lists the pods of a namespace.
         cordon: Cordons cards of a node, or gives them back.
         limits: Pods of a higher priority stay.
         options: How moves are made.
         report: Takes a line for each step.
-        sleep: Waits.
         clock: Seconds that only grow.
     """
 
@@ -120,7 +117,6 @@ class MoveApplier:
 
         Args:
             cluster: That the advice was made for.
-            advice: What to do.
 
         Raises:
             KubeApiError: a cordon could not be written, or could not be taken back.

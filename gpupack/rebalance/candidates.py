@@ -46,7 +46,6 @@ class CandidateFinder:
     """The sites of a cluster, as pods move.
 
     Args:
-        goal: What is to start.
         movable_pods: Pods that may move.
     """
 

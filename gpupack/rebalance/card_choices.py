@@ -20,9 +20,7 @@ def list_card_choices(
 
     Args:
         cards: All cards of a node, by position.
-        request: What the pod asks for.
         last: Positions that are taken only where no other card of their kind is left.
-        kind: What tells cards apart.
     """
     sizes = [card.size_units for card in cards]
     for chosen in _iterate_choices(cards, request.demands, request, last, kind):

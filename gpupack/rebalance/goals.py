@@ -31,9 +31,7 @@ class StartGoal:
     """Pods of a size are to start.
 
     Args:
-        plan_state: What is free.
         request: What such a pod asks for; it has one demand.
-        requirements: What it asks for besides.
         before: Pods that fit now, by node.
 
     Attributes:

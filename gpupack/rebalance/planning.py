@@ -221,7 +221,6 @@ class MovePlanner:
         """Order a list; one as short as any has to be is optimal, whatever else was not tried.
 
         Args:
-            moves: The list.
             optimal: All shorter ones were tried.
             least: Moves that any needs at least.
             most: No list reaches more of what is asked for.

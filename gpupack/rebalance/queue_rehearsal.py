@@ -62,7 +62,6 @@ class QueueRehearsal:
     It knows what every process of the queue finds out at its beginning. Pauses after refusals it does not.
 
     Args:
-        cluster: Nodes and pods.
         rules: By what the queue's leader decides.
     """
 

@@ -21,7 +21,6 @@ def find_verified_moves(what_if: WhatIf, usage: PodCardUsage) -> WayOut | None:
 
     Args:
         what_if: The pod; no node takes it.
-        usage: What pods have.
     """
     cluster, request = what_if.cluster, what_if.query.request
     if what_if.others or len(request.demands) != 1 or _too_large(what_if):

@@ -38,10 +38,8 @@ async def ask_as_member(
     """Ask as a member of a namespace.
 
     Args:
-        client: The API server.
         token: The token that `make_member_token` makes.
         question: `why` or `fit`.
-        query: What is asked besides.
 
     Returns:
         The answer, as `-o json` writes it.

@@ -57,13 +57,11 @@ class MemberHandlers:
 
     Args:
         reviewer: Says who may ask.
-        questions: Answers from the cluster.
         is_ready: Whether the cluster was read.
         find_queued: What the queue says of a pod, by namespace and name; called in the thread of `questions`.
         more: Answers to further questions, by their names.
         clock: Monotonic seconds.
         now_s: Seconds since the epoch.
-        make_budget: Makes the budget of a question.
     """
 
     def __init__(

@@ -63,7 +63,6 @@ class Prometheus:
     """Asks one Prometheus.
 
     Args:
-        session: HTTP client.
         url: URL of Prometheus, without `/api/v1`.
         token: bearer token, empty for none.
     """

@@ -51,7 +51,6 @@ class HistoryFile:
 
     Args:
         path: path of the file; made where there is none.
-        max_bytes: its size.
 
     Raises:
         InputError: another process keeps it, or it is something else.

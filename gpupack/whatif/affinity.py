@@ -11,7 +11,6 @@ class InterPodAffinity:
     """The pods of a cluster, as the terms of others see them.
 
     Args:
-        nodes: By name.
         living: Pods that have a node and are not over.
     """
 

@@ -103,7 +103,6 @@ class Cluster:
             pods: All pods of all namespaces.
             unit_mib: MiB of a unit; None: what most nodes publish, 1024 where none does.
             budgets: All PodDisruptionBudgets; None where they were not read.
-            source: What was asked, for messages.
             claims: All ResourceClaims of all namespaces.
         """
         by_name = {node.metadata.name: node for node in nodes}

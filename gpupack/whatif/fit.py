@@ -112,10 +112,7 @@ def answer_fit(
     people set.
 
     Args:
-        cluster: The cluster now.
-        ask: What a pod asks for.
         changed: The cluster after a change.
-        notes: What to say of the change.
 
     Raises:
         InputError: something is wrong with the question, or no node has cards.

@@ -144,8 +144,6 @@ def find_rows(
     """Find the rows of the nodes that take one such pod.
 
     Args:
-        query: What it asks of cards.
-        requirements: What it asks for besides.
         leaving: UIDs of pods that are gone.
         only: Rows to look at, None: all.
     """
@@ -169,7 +167,6 @@ def can_fit_together(cluster: Cluster, kinds: Sequence[GangMembers], leaving: Co
     Where it is found all of them fit. Where it is not, another order might find it.
 
     Args:
-        kinds: The pods.
         leaving: UIDs of pods that are gone.
     """
     nodes = cluster.state.nodes
@@ -201,7 +198,6 @@ class _Host:
     """A node on which pods of a gang are put, one after the other.
 
     Args:
-        name: Name of the node.
         leaving: UIDs of pods that are gone.
     """
 
@@ -299,7 +295,6 @@ def bound_by_host_resources(
     Args:
         request: What each of the pods asks of cards.
         requirements: What each asks for besides.
-        name: Name of the node.
         leaving: UIDs of pods that are gone.
     """
     asked = _beside_cards(cluster, request, requirements)

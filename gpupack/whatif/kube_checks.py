@@ -154,7 +154,6 @@ class KubeSchedulerChecks:
         """Say of every node that kube-scheduler would not offer why not: the first reason in its order.
 
         Args:
-            requirements: What the pod asks for.
             leaving: UIDs of pods to leave out of what is in use: the pod itself, when it is to move.
             only: Names of the nodes to look at, None: all.
         """

@@ -84,12 +84,7 @@ class NodeResults:
 def collect_node_results(
     cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements
 ) -> NodeResults:
-    """Ask kube-scheduler's rules and filter about every node.
-
-    Args:
-        query: What the pod asks of cards.
-        requirements: What it asks for besides.
-    """
+    """Ask kube-scheduler's rules and filter about every node."""
     nodes, rows = cluster.state.nodes, cluster.rows
     rejections = cluster.kube_checks.find_rejections(requirements)
     out = rows[~filter_nodes(nodes, query, rows)]

@@ -35,7 +35,6 @@ class QueueRules:
         """Find the queue that a pod belongs to, empty for none.
 
         Args:
-            namespace: Of the pod.
             label: The queue that its own label names, empty for none.
         """
         return self._membership.find_queue(namespace, label)
@@ -56,7 +55,6 @@ def read_rules(
     """Read what a leader says of itself.
 
     Args:
-        served: What it says.
         namespaces: Labels by namespace.
 
     Raises:

@@ -33,8 +33,6 @@ def format_why(answer: PodExplanation, *, colour: bool = False, now_s: float | N
     """Write why a pod is as it is.
 
     Args:
-        answer: What is known.
-        colour: Put ANSI colours in, for terminals.
         now_s: Seconds since the epoch, to write ages of Events in place of times; None: times.
     """
     return _joined(_why(answer, now_s), _STATES.get(answer.state, Style()) if colour else None)
@@ -160,9 +158,7 @@ def format_advice(answer: Advice, *, planned: bool = False, colour: bool = False
     """Write a list of moves.
 
     Args:
-        answer: The moves.
         planned: The moves are about to be made.
-        colour: Put ANSI colours in, for terminals.
     """
     reached = Style(color="green" if answer.moves or answer.gained or answer.after.pods else "yellow")
     return _joined(_advice(answer, planned), reached if colour else None)

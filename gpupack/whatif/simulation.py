@@ -92,9 +92,7 @@ def simulate_all(
     """Run the policies on each cluster, and write what was asked for.
 
     Args:
-        scenarios: The clusters.
         options: Options of the runs; files of nodes and pods are made here.
-        out: Takes lines for people.
         warn: Takes a line for every pod that is left out or fits nowhere.
 
     Raises:

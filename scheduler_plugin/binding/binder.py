@@ -81,8 +81,6 @@ class Binder:
     all that did.
 
     Args:
-        committer: Chooses and assumes the cards.
-        api: The API server.
         clock: Monotonic seconds.
         timeout_s: T, how long a Binding may take effect after it was sent.
         leadership: None when nobody else can be binding.

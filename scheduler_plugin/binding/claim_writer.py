@@ -59,7 +59,6 @@ class ClaimWriter:
     """Writes claims, one pod's writes after the other.
 
     Args:
-        api: the API server.
         timeout_s: longest time of each write.
         is_pending: tells by UID whether a pod is known, not bound, and not being bound.
         sleep: waits, as asyncio.sleep.

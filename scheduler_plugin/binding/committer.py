@@ -50,10 +50,6 @@ class Committer:
 
     Invariant: between `begin` and the Binding's answer the cards are counted in the state, so a filter that
     runs meanwhile sees them taken.
-
-    Args:
-        state: The cluster.
-        policies: Policies of the cluster.
     """
 
     def __init__(self, state: ClusterState, policies: ClusterPolicies) -> None:
@@ -66,10 +62,6 @@ class Committer:
         """Check that a pod fits on a node now, and assume it there.
 
         Args:
-            namespace: Namespace of the pod.
-            name: Name of the pod.
-            uid: UID of the pod.
-            node: Where it is to be bound.
             now: Seconds.
             cards: UUIDs of the cards that the queue planned for it, preferred where they are free; empty:
                 those that the pod's annotation names.

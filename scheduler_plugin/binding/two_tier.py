@@ -35,7 +35,6 @@ class TurnQueue:
     """TurnQueue is the pods of a batch in order; a pod that failed goes to the tail, later each time.
 
     Args:
-        pods: How many.
         attempts: Turns a pod gets at most.
         backoff_s: Wait after the first failure; doubled each time, 5 s at most.
 
@@ -175,7 +174,6 @@ def commit_list(
         version: A node's latest version, None when it is gone.
         rescore: Filters and scores a node's latest record, None when the pod no longer fits.
         bind: Binds, or says no and leaves the record alone.
-        epoch: Epoch of the weights in force.
         mode: `on-epoch` scores anew what was scored with other weights, `on-version` does not.
     """
     if mode == "on-version":

@@ -25,7 +25,6 @@ class ClaimCache:
                                      words that have seen its pods end, or TOMBSTONE_S
 
     Args:
-        records: Records of the nodes.
         unit_mib: MiB a unit.
         find_end: Returns for a pod's UID and a node the resourceVersion at which the pod ended there. 0 where
             the pod has another node, None where it has not ended.

@@ -43,11 +43,6 @@ def list_host_resources(
     A pod that needs nothing of a resource may go where more is used than there is, as kube-scheduler has it.
     Further resources that no node policy names are left out: the arrays do not have them.
 
-    Args:
-        nodes: The arrays.
-        needs: How much is needed.
-        freed: Request of the pods that go.
-
     Yields:
         Its name, the amount less what is freed, capacity int64[R], use int64[R].
     """
@@ -69,8 +64,6 @@ def mask_host_fits(
     """Return bool[m]: True for the rows with enough cpu, memory and further resources left.
 
     Args:
-        nodes: The arrays.
-        needs: How much is needed.
         rows: intp[m].
         emptied: As if no pod were there.
     """
@@ -91,10 +84,6 @@ def fits_host(
     """Return True if one row has enough cpu, memory and further resources left.
 
     Args:
-        nodes: The arrays.
-        needs: How much is needed.
-        row: Row of the node.
-        freed: Request of the pods that go.
         emptied: As if no pod were there.
     """
     return all(

@@ -40,7 +40,6 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
     """Find what the pods of a node have on its cards.
 
     Args:
-        record: The node.
         evictable: Units of its cards that pods can have at all; 0 where a card takes none.
     """
     units: dict[str, ByPosition] = {}

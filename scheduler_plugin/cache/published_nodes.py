@@ -79,7 +79,6 @@ def read_published(node: NodeLite, unit_mib: int) -> PublishedNode:
     """Read a node.
 
     Args:
-        node: Name of the node.
         unit_mib: MiB a unit; words of another unit are of no use.
     """
     annotations = node.metadata.annotations or {}

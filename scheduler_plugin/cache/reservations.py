@@ -68,12 +68,7 @@ class Reservations:
 
     @contextmanager
     def charged_against(self, nodes: NodeArrays, uid: str, priority: int) -> Iterator[None]:
-        """Charge the reservations that a pod must respect to the arrays, while the context is open.
-
-        Args:
-            nodes: The arrays.
-            uid: UID of the pod.
-        """
+        """Charge the reservations that a pod must respect to the arrays, while the context is open."""
         charges: dict[int, dict[int, int]] = {}
         for each in self._by_uid.values():
             row = nodes.rows.get(each.node)

@@ -221,7 +221,6 @@ class ClusterState:
 
         Args:
             pod: Its last version, with the node it was bound to.
-            resource_version: resourceVersion of the deletion.
             now: Seconds.
         """
         record = read_pod(pod, self.resource)

@@ -77,7 +77,6 @@ class NodeSink(_CacheSink[NodeLite]):
     """NodeSink applies what the node reflector brings to the state.
 
     Args:
-        state: The cluster.
         clock: Monotonic seconds.
     """
 
@@ -139,8 +138,6 @@ class Watcher:
     alone know of claims that others allocated, and let pods wait.
 
     Args:
-        client: The API server.
-        state: The cluster.
         clock: Monotonic seconds.
         stale_s: Age of the view from which it is not to be trusted. On a quiet cluster a view gets as old as
             a watch lasts, so watches last two thirds of it at most.

@@ -35,8 +35,6 @@ class FailedBindings:
         """Leave out where a Binding failed, while some other node of the list fits.
 
         Args:
-            nodes: The arrays.
-            uid: UID of the pod.
             rows: intp[m], nodes that kube-scheduler asks about; of more than a list none is left out.
             fits: bool[m].
         """

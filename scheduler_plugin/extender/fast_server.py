@@ -83,7 +83,6 @@ class FastServer:
     """Reads connections first; see `kubeapi.serving.FrontServer`.
 
     Args:
-        call: Answers a call.
         cut_off: Told the path of a call whose client went away before its body was here.
         most: Bytes of a body; a longer one is left to the other server.
         only_known_clients: Leave connections of clients without a certificate to the other server.

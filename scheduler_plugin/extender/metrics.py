@@ -153,9 +153,7 @@ class ClusterMetrics(Collector):
     """ClusterMetrics reads the cache when Prometheus scrapes.
 
     Args:
-        freshness: Freshness of the state.
         waiting: The pods that wait.
-        events: The recorder of Events.
         leadership: None without an election: then this process always leads.
     """
 

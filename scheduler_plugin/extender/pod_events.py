@@ -25,7 +25,6 @@ class PodReporter:
     """PodReporter reports to people what became of pods.
 
     Args:
-        state: The cluster.
         clock: Monotonic seconds.
         events: Takes Events; None for log lines only.
         leadership: Only the leader writes Events; None without an election.

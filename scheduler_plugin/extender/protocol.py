@@ -333,8 +333,6 @@ def encode_passed(candidates: Candidates, nodes: NodeArrays, chosen: Sequence[in
     """Write filter's answer when some nodes pass; the failure maps stay empty.
 
     Args:
-        candidates: Nodes of the call.
-        nodes: The arrays.
         chosen: Positions among them, best first.
     """
     if candidates.items is not None:
@@ -355,8 +353,6 @@ def encode_refused(
     """Write filter's answer when no node passes.
 
     Args:
-        candidates: Nodes of the call.
-        nodes: The arrays.
         groups: Reason, whether evicting pods could help, positions among the candidates.
     """
     quoted = candidates.quoted(nodes)

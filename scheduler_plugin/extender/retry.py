@@ -96,7 +96,6 @@ class RefusedPodRetrier:
 
     Args:
         extender: Answers again.
-        api: The API server.
         clock: Monotonic seconds.
         stale: Why the view cannot be trusted; empty when it can.
         leadership: Only the leader asks; None without an election.

@@ -281,7 +281,6 @@ def make_app(service: ExtenderService, *, only_known_clients: bool = False) -> w
     """Build the application.
 
     Args:
-        service: What the handlers work on.
         only_known_clients: Answer verbs only to clients with a certificate.
     """
     routes = [

@@ -53,7 +53,6 @@ class StaleRefusalWait:
     while after one in vain, and never cost more than a tenth of the scheduling cycles' time.
 
     Args:
-        activity: What the watches bring.
         clock: Monotonic seconds.
     """
 

@@ -20,8 +20,6 @@ class ServerTls:
     With `client_ca` a client may show a certificate, and it must be of one of these authorities.
 
     Args:
-        certificate: PEM file.
-        key: PEM file.
         client_ca: PEM file, None for no client certificates.
 
     Raises:

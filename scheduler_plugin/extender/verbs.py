@@ -61,8 +61,6 @@ class Extender:
     """Extender answers the verbs from the cache; it assumes no cards.
 
     Args:
-        state: The cluster.
-        policies: Policies of the cluster.
         shortlist: Nodes that filter returns at most to a pod that a policy ranks nodes for; 0 returns all.
         budgets: PodDisruptionBudgets; None: nothing will ever be known of them.
         rank_all_pods: Prioritize ranks nodes for pods that ask for no card, too.
@@ -101,7 +99,6 @@ class Extender:
         """Answer a filter call.
 
         Args:
-            body: The request.
             now: Seconds.
             stale: Why the cache cannot be trusted; becomes the answer's error when not empty.
 
@@ -278,7 +275,6 @@ class Extender:
         view that cannot be trusted: kube-scheduler deletes whoever is named.
 
         Args:
-            body: The request.
             now: Seconds.
             stale: Why the cache cannot be trusted; empty when it can.
 

@@ -73,8 +73,6 @@ class Nominations:
     """Keeps the state's reservations, one for each nomination.
 
     Args:
-        state: The cluster.
-        api: The API server.
         clock: Monotonic seconds.
         eligible: Pods that may go now.
         plan: Makes a plan for a pod on a node.

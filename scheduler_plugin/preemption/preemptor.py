@@ -88,10 +88,6 @@ class Preemptor:
     - and that fits once the victim is gone.
 
     Args:
-        state: The cluster.
-        policies: Policies of the cluster.
-        budgets: PodDisruptionBudgets.
-        api: The API server.
         clock: Monotonic seconds.
         wall: Seconds since the epoch.
         leadership: None when nobody else can be preempting.

@@ -61,8 +61,6 @@ def choose_victims(
     """Choose a node's victims.
 
     Args:
-        room: The node.
-        query: The pod that needs room.
         priority: Its priority; only pods of smaller ones go.
         proposed: kube-scheduler's victims.
         budgets: All of them; before they are known only kube-scheduler's own victims are named.

@@ -28,12 +28,7 @@ class PreemptionService:
     """PreemptionService runs the preemptor and reports its work as Events.
 
     Args:
-        state: The cluster.
-        policies: Policies of the cluster.
-        budgets: PodDisruptionBudgets.
-        client: The API server.
         clock: Monotonic seconds.
-        events: Takes Events.
         view: View of the API server; `cache.watcher.Watcher` is one.
         leadership: None when nobody else can be preempting.
 

@@ -101,7 +101,6 @@ def plan_on_node(
     Args:
         state: The cluster, with what is reserved for others counted (`Reservations.charged_against`).
         node: The node; kube-scheduler has found nothing against it but what its cards lack.
-        query: What the pod asks for.
         eligible: Pods that may go.
     """
     room = read_node(state, node, query)

@@ -27,12 +27,7 @@ from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
 def explain_slow_policy(policy: NodePolicy, name: str) -> str:
-    """Explain that a card policy is called node by node for a node policy; empty if it is not.
-
-    Args:
-        policy: The node policy.
-        name: Name of the card policy.
-    """
+    """Explain that a card policy is called node by node for a node policy; empty if it is not."""
     if not isinstance(policy, CardChooser) or node_policy_chooses(name) or get_array_costs(name) is not None:
         return ""
     return (
@@ -161,7 +156,6 @@ class ClusterPolicies:
         """Report an attempt to place a pod to its policy, where the policy counts attempts.
 
         Args:
-            nodes: The arrays.
             query: The pod, with its UID.
             row: The policy's best; None: it held the pod back from every row that fits.
         """
@@ -182,11 +176,9 @@ class ClusterPolicies:
 
         Args:
             nodes: The arrays that it will be asked of, before any of them changes.
-            request: What the pod asks of cards.
             cpu_milli: Thousandths of a core.
             memory_bytes: Bytes of host memory.
             pod: UID, for policies that count attempts.
-            others: Amounts of further resources.
 
         Raises:
             RequestError: it names a node policy that does not exist.

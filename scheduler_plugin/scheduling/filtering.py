@@ -83,8 +83,6 @@ def filter_nodes(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) ->
     """Tell which nodes have the cards for a pod.
 
     Args:
-        nodes: The arrays.
-        query: The pod.
         rows: intp[m], rows in use or not.
 
     Returns:
@@ -120,7 +118,6 @@ def _fit_on_one_model(
     """Look again at nodes with cards of several models, for a pod whose containers get one model each.
 
     Args:
-        nodes: The arrays.
         query: The pod, in units.
         rows: intp[m].
         fits: bool[m], nodes that have the cards for each demand by itself; narrowed down in place.
@@ -148,7 +145,6 @@ def compute_free_on_one_model(nodes: NodeArrays, rows: RowArray, free: LongArray
     """Compute how much so many cards of one model have free each, at most: int64[m], 0 for none.
 
     Args:
-        nodes: The arrays.
         rows: intp[m].
         free: int64[m, K], free units of the cards that count, 0 of the others.
         cards: Number of cards, 1 or more.
@@ -331,10 +327,8 @@ def place_many(
     earlier cards are on, kept as a bit set.
 
     Args:
-        nodes: The arrays.
         ask: What the pod asks for, one card a demand.
         rows: intp[m].
-        costs_of: The card policy.
         emptied: Place on cards as if every pod had been evicted.
 
     Returns:
@@ -350,10 +344,7 @@ def place_many_into(
     """Do what `place_many` does on cards of which so much is free, and take what is placed off that.
 
     Args:
-        nodes: The arrays.
-        ask: What the pod asks for.
         rows: intp[m].
-        costs_of: The card policy.
         free: int64[m, K], changed in place; of rows where not every demand found its cards it is of no use.
 
     Returns:
@@ -394,8 +385,6 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
     """Say why nodes that `filter_nodes` refused cannot take a pod.
 
     Args:
-        nodes: The arrays.
-        query: The pod.
         rows: intp[m], none of which fits.
 
     Returns:

@@ -25,7 +25,6 @@ def count_most_pods(
     """Count the pods of one request that nodes can have at once, by their cards.
 
     Args:
-        nodes: The arrays.
         query: What each of the pods asks for.
         rows: intp[m].
         emptied: Count as if every other pod had ended.
@@ -73,7 +72,6 @@ def can_ever_hold_all(nodes: NodeArrays, kinds: Iterable[tuple[SchedulingRequest
     is no they never have.
 
     Args:
-        nodes: The arrays.
         kinds: What pods ask for, and how many of them do.
     """
     usable = nodes.usable

@@ -263,8 +263,6 @@ class KubernetesChecks:
         """Say why a pod must not be bound to a node.
 
         Args:
-            uid: UID of the pod.
-            name: Name of the node.
             now: Seconds.
             margin: Part of the node's cpu and memory that must stay free beside the pod, 0 to 1.
 
@@ -469,7 +467,6 @@ def find_resized(pod: HostPod, resource: str) -> dict[str, int]:
 
     Args:
         pod: A bound pod.
-        resource: Our resource.
     """
     statuses = {
         each.name: each

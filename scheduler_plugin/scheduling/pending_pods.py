@@ -24,7 +24,6 @@ class PendingPods:
 
     Args:
         state: The cluster, with all of its pods.
-        policies: Policies of the cluster.
     """
 
     def __init__(self, state: ClusterState, policies: ClusterPolicies) -> None:

@@ -37,12 +37,6 @@ def place_by_policy(
 ) -> Placement | None:
     """Choose cards for every demand of a pod on one node.
 
-    Args:
-        policy: The policy that ranked the node.
-        nodes: The arrays.
-        row: The node.
-        query: The pod.
-
     Returns:
         The placement, None where the pod does not fit.
 
@@ -88,8 +82,6 @@ def score_nodes(
 
     Args:
         policy: The policy that ranks nodes for the pod.
-        nodes: The arrays.
-        query: The pod.
         rows: intp[m], rows that fit.
 
     Raises:

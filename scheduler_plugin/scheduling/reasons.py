@@ -200,7 +200,6 @@ def format_event_text(
     """Say why a node cannot take a pod.
 
     Args:
-        reason: What was found.
         demands: What the pod asks for, in order.
         unit_mib: MiB a unit.
         rules: What its cards have to keep together.

@@ -51,7 +51,6 @@ def run(
     """Simulate, and write what was asked for.
 
     Args:
-        options: What to do.
         out: Takes lines for people; with JSON on standard output they go to standard error.
         progress: Called with runs done and runs in all; None: a bar on standard error, if that is a terminal.
         warn: Takes a line for every row of the trace that is left out or odd; None: to standard error.
@@ -86,7 +85,6 @@ def simulate(options: SimulationOptions, warn: Callable[[str], None], progress: 
     """Run everything.
 
     Args:
-        options: What to do.
         warn: Takes a line for every row of the trace that is left out or odd.
         progress: Called with runs done and runs in all.
 

@@ -63,11 +63,8 @@ def make_replay(
     """Make one run.
 
     Args:
-        nodes: The node list.
-        pods: The pod list, with times.
         load: GPUs asked for at a time, as a multiple of the cluster's; None: the trace as it is.
         max_pods: Pods that a run may have; the list itself may always run.
-        seed: Seed of the random numbers.
 
     Raises:
         TraceError: the pods ask for no GPU in the time that counts, so no number of them makes a load.

@@ -32,7 +32,6 @@ def compute_unavoidable_waste(
     """Bound from below the units that stay free in every placement.
 
     Args:
-        cards: Cards of the cluster.
         placed: Cards asked for by the pods that run, by units on each.
         dropped: Cards asked for by the pods that were dropped.
 

@@ -238,7 +238,6 @@ class SimulatedCluster:
         """Choose cards as bind does on one of `filter_rows`'s rows: units by card.
 
         Args:
-            kind: Kind of the pod.
             policy: That ranked the row; it may choose cards itself.
 
         Raises:

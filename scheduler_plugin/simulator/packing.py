@@ -121,7 +121,6 @@ def run_packing(
 
     Args:
         cluster: Empty; full afterwards.
-        policy: Ranks nodes.
         card_policy: Chooses cards, unless the node policy does.
         pods: In the order in which they arrive.
         clock: Seconds, for `wall_s`.

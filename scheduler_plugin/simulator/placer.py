@@ -41,7 +41,6 @@ class Placer:
 
     Args:
         cluster: Changed by what is placed.
-        policy: Ranks nodes.
     """
 
     def __init__(self, cluster: SimulatedCluster, policy: NodePolicy) -> None:
@@ -68,11 +67,7 @@ class Placer:
         self._reader.waiting(self._cluster.arrays, pods)
 
     def place_pod(self, kind: SimulatedPodKind, uid: str) -> PlacedPod | str:
-        """Place a pod; the reason when it cannot be.
-
-        Args:
-            kind: What it asks for.
-        """
+        """Place a pod; the reason when it cannot be."""
         row = self.find_row(kind, uid)
         if isinstance(row, str):
             return row
@@ -82,12 +77,7 @@ class Placer:
         return PlacedPod(row, charge)
 
     def find_row(self, kind: SimulatedPodKind, uid: str) -> int | str:
-        """Find the row where a pod goes; the reason when there is none. Nothing is taken.
-
-        Args:
-            kind: What it asks for.
-            uid: UID of the pod.
-        """
+        """Find the row where a pod goes; the reason when there is none. Nothing is taken."""
         cluster = self._cluster
         rows = cluster.filter_rows(kind)
         if not rows.size:

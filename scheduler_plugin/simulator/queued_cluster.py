@@ -112,11 +112,8 @@ class PodObjects:
         """Make the next version of a pod.
 
         Args:
-            number: Number of its arrival.
             uid: Its UID; an evicted pod that is made again has another one.
-            kind: What it asks for.
             node: Where it is bound; empty: it waits behind the queue's gate.
-            assigned: Its cards there.
             phase: As in the API.
         """
         self._version += 1

@@ -74,7 +74,6 @@ class QueuedReplayState(ReplayState):
     """The state of one replay through queues.
 
     Args:
-        replay: Nodes and arrivals.
         config: The queues; amounts are units of the cluster's cards. Its node policy ranks nodes.
         card_policy: Chooses cards, unless the node policy does.
         card_units: Units a card has whose node does not say.

@@ -26,10 +26,6 @@ def compute_jain_index(shares: Sequence[float]) -> float:
 def make_queue_result(replaying: QueuedReplayState, replay: Replay, config: QueueConfig) -> Run:
     """Write down what is not in `make_replay_result`.
 
-    Args:
-        replaying: After the replay.
-        config: The queues.
-
     Returns:
         A mapping with these keys:
 

@@ -169,7 +169,6 @@ def run_replay(
 
     Args:
         cluster: Empty.
-        policy: Ranks nodes.
         card_policy: Chooses cards, unless the node policy does.
         arrivals: In order of their times.
 

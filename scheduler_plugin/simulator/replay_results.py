@@ -42,8 +42,6 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
     """Write a replay down. Pods count that ask for a GPU and came in the time that counts.
 
     Args:
-        story: What happened.
-        cluster: Cluster of the run.
         wall_s: Seconds it took.
 
     Returns:

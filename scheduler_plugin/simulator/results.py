@@ -18,7 +18,6 @@ def make_run_result(outcome: PackingOutcome, cluster: SimulatedCluster, split: d
     """Write a run down.
 
     Args:
-        outcome: What the engine did.
         cluster: As the run left it.
         split: Result of `split_free_gpu`.
 

@@ -219,10 +219,7 @@ def draw_pods(pods: Sequence[TracePod], gpus: int, inflation: float, seed: int) 
     """Make the pods of one run: append random ones until enough is asked for, and shuffle all.
 
     Args:
-        pods: The pod list.
-        gpus: Cards of the cluster.
         inflation: Cards to ask for, as a multiple of the cluster's.
-        seed: Seed of the random numbers.
 
     Returns:
         The pods in the order in which they arrive. A list that asks for more, or for no GPU at all, is

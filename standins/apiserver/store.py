@@ -145,7 +145,6 @@ class Store:
         """Read a page of a consistent list.
 
         Args:
-            resource: what to list.
             matches: selector, None for everything.
             limit: objects a page, 0 for all.
             token: `continue` of the page before, "" for the first.

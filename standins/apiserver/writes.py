@@ -176,9 +176,6 @@ class Writer:
     ) -> tuple[JsonObject, StoredEntry | None]:
         """DELETE an object; a bound pod first gets a deletionTimestamp.
 
-        Args:
-            resource: its kind.
-
         Returns:
             The answer, and for pods the last state.
         """

@@ -46,9 +46,7 @@ class ApiLink:
     """Connection of a kubelet process to the API server.
 
     Args:
-        url: URL of the API server.
         node_name: whose pods to run.
-        process: the kubelet process.
         sync_delay_s: before the first list, the time that a kubelet takes to get going.
         zero_resources: set all extended resources of the Node to 0 first; what others wrote there is lost. A
             kubelet that finds no checkpoint does so.

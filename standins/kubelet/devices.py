@@ -186,7 +186,6 @@ class DeviceManager:
 
         Args:
             uid: the pod. Pods are admitted one at a time, its containers in order.
-            container: what asks.
             active: UIDs of the pods that have not ended; None while a source of pods is still missing.
             running: the container ran already when this kubelet started.
 

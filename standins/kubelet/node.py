@@ -60,10 +60,8 @@ class Kubelet:
             path short, a socket's path has at most 107 bytes.
         node_name: whose pods to run.
         api_url: plain HTTP address of an API server.
-        seed: makes arbitrary choices repeatable.
         sync_delay_s: from a restart until the kubelet knows its pods; PodResources is empty until then (about
             a second on a real one).
-        delays: how long containers take to stop.
         list_terminal: PodResources lists ended pods too, as before 1.36.
         by_resource: a plugin is known by its resource alone, as before 1.37.
         clock: monotonic seconds, for the 5 minutes of grace of a plugin that went away.

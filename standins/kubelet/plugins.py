@@ -145,7 +145,6 @@ class PluginRegistry(rpc.RegistrationServicer):
 
     Args:
         folder: where plugins' sockets are.
-        devices: gets the plugins and their lists.
         on_change: called after anything that may change the node's capacity.
         by_resource: a plugin is known by its resource alone, as before 1.37.
     """

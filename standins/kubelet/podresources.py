@@ -49,8 +49,6 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
     the devices of pods that have ended, before it answers.
 
     Args:
-        devices: who holds what.
-        listed: the pods that List shows.
         known: every pod, for Get.
         refresh: called before List answers, to free what has ended.
         clock: monotonic seconds, for the rate limit.

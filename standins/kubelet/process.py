@@ -80,7 +80,6 @@ class Process:
         chance: decides where the kubelet's choice is arbitrary.
         report: called with every new status of a pod.
         on_change: called after anything that may change capacity.
-        delays: how long things take.
         list_terminal: List shows ended pods too, as kubelets before 1.36 do.
         by_resource: a plugin is known by its resource alone, as by kubelets before 1.37.
     """

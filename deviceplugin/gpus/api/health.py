@@ -61,7 +61,6 @@ class HealthTracker:
         """Take in a health event.
 
         Args:
-            event: what the source reported.
             now_s: monotonic seconds.
 
         Returns:

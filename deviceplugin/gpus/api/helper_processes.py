@@ -17,7 +17,6 @@ class HelperProcessFilter:
     """A `GpuSource` made of another one.
 
     Args:
-        source: the other one.
         helpers: pids of the helpers there are now.
     """
 

@@ -92,7 +92,6 @@ class MemoryLimits(Protocol):
         """Limit what a cgroup's processes, and those below, use together on a card; ends a soft limit.
 
         Args:
-            uuid: UUID of the card.
             cgroup: its full path in the host's tree.
             hard_mib: MiB, more than 0; an allocation beyond fails as if the card were full.
 

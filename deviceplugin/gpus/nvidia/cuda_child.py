@@ -26,13 +26,7 @@ _OUT_OF_MEMORY = 2
 
 
 class CudaError(Exception):
-    """A call of the driver that failed.
-
-    Args:
-        call: its name.
-        code: what it returned.
-        text: the same in words.
-    """
+    """A call of the driver that failed."""
 
     def __init__(self, call: str, code: int, text: str) -> None:
         super().__init__(f"{call}: {text} ({code})")

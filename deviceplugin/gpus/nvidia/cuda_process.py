@@ -26,7 +26,6 @@ class CudaProcess:
     """A `MemoryUser` through the CUDA driver. Its process is in the cgroup before it loads the driver.
 
     Args:
-        uuid: UUID of the card.
         command: the program; it speaks like `cuda_child`.
         answer_s: see `ANSWER_S`.
 

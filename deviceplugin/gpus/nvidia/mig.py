@@ -121,11 +121,9 @@ def place_instances(
     """Place instances, those that are there already where they are if that is possible.
 
     Args:
-        card: UUID of the card.
         model: name of the card's model.
         schedulable_mib: MiB of the whole card that processes can use.
         wanted: the instances; empty for MIG mode without any.
-        kept: the instances so far.
 
     Returns:
         The instances by place.

@@ -186,7 +186,6 @@ class SimulatedLimits:
         """Let a simulated process use so much of a card from now on; 0 ends it.
 
         Args:
-            uuid: UUID of the card.
             pid: in the host's pid namespace.
             used_mib: MiB.
             cgroup: that the process is in, None for one in no limited cgroup.

@@ -262,10 +262,6 @@ Form = TypeVar("Form")
 def parse_profile(name: str, text: str) -> Profile:
     """Read a profile from YAML text.
 
-    Args:
-        name: what to call it in messages.
-        text: the YAML document.
-
     Raises:
         ProfileError: the text has faults.
     """

@@ -17,12 +17,7 @@ _PIDS: Final = count(FIRST_PID)
 
 
 class SimulatedProvable:
-    """`Provable` by a simulated driver.
-
-    Args:
-        source: the cards.
-        version: version of the driver.
-    """
+    """`Provable` by a simulated driver."""
 
     def __init__(self, source: SimulatedGpus, version: str = "simulated") -> None:
         self._source = source
@@ -60,13 +55,7 @@ class SimulatedProvable:
 
 
 class SimulatedMemoryUser:
-    """A `MemoryUser` on a simulated card.
-
-    Args:
-        source: the cards.
-        uuid: UUID of the card.
-        cgroup: that the process is in.
-    """
+    """A `MemoryUser` on a simulated card."""
 
     def __init__(self, source: SimulatedGpus, uuid: str, cgroup: Path) -> None:
         self._source = source

@@ -94,9 +94,7 @@ def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> Sim
     """Read the list of steps; what is wrong is added to `faults`, each with its path.
 
     Args:
-        raw: the part of the YAML document.
         cards: the profile's card UUIDs by index.
-        faults: takes what is wrong.
     """
     steps = []
     if not isinstance(raw, list):

@@ -45,7 +45,6 @@ def simulate_telemetry(
     """Say what a card does: each process keeps it busy by 40 to 90 %, by its number, in slow waves.
 
     Args:
-        architecture: architecture of the card.
         processes: on the card and on its instances; those that use no memory do nothing.
         now_s: seconds since the node began.
         partitioned: the card is in MIG mode; as NVIDIA's driver it then tells no utilization.

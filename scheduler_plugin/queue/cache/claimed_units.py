@@ -15,7 +15,6 @@ class ClaimedUnits:
     `QueueMembership` takes what it names.
 
     Args:
-        state: The cluster.
         membership: Which queue is whose.
     """
 

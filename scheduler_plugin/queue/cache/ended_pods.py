@@ -13,11 +13,7 @@ STILL_COUNTED_S: Final = 15.0
 
 
 class EndedPods:
-    """Remembers the bound pods that ended, for `STILL_COUNTED_S`.
-
-    Args:
-        state: The cluster.
-    """
+    """Remembers the bound pods that ended, for `STILL_COUNTED_S`."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state

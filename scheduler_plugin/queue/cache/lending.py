@@ -121,7 +121,6 @@ def sort_by_launch_order(
     """Order the workloads that start on a node: the second stage first, for it finishes jobs and frees slots.
 
     Args:
-        workloads: Admitted for one node.
         plain: By age alone.
     """
     return sorted(

@@ -12,9 +12,6 @@ class QueueMembership:
 
     A namespace has queues of its own where its label `gpupack.io/queue-name` names one, and where the
     `namespaceSelector` of one selects it. A pod with cards there always belongs to a queue.
-
-    Args:
-        config: The configuration.
     """
 
     def __init__(self, config: QueueConfig) -> None:
@@ -52,7 +49,6 @@ class QueueMembership:
         Where no queue is for the namespace, a pod keeps what its label names: that queue may come.
 
         Args:
-            namespace: Of the pod.
             named: What its label names, empty for none.
             last: The queue to which it belonged last, empty where that is not known.
         """

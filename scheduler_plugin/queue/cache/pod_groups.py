@@ -162,11 +162,7 @@ class GroupedPods:
         return list(self._pods.get(key, {}).values()) if self._sizes.put(group) else []
 
     def delete_group(self, key: tuple[str, str]) -> None:
-        """Take the end of a PodGroup; its size goes with the last pod that names it.
-
-        Args:
-            key: Its namespace and name.
-        """
+        """Take the end of a PodGroup; its size goes with the last pod that names it."""
         self._sizes.delete(key)
         if key not in self._pods:
             self._sizes.forget_deleted(key)

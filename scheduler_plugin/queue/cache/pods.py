@@ -260,7 +260,6 @@ def read_gang(
     """Read gang and size; a fault in words where they make no sense.
 
     Args:
-        annotations: Annotations of the pod.
         labels: Labels of the pod: the label of a PodGroup names a gang where no annotation does. Labels of a
             LeaderWorkerSet do where neither does, and the pod says a size.
         group_size: `minMember` of that PodGroup, which counts where no annotation says a size.

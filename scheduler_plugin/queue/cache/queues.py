@@ -99,9 +99,6 @@ class QueueState:
 class Queues:
     """All queues. A queue that the configuration loses keeps its pods: they wait until it is back.
 
-    Args:
-        config: The configuration.
-
     Attributes:
         overtaken: UIDs of workloads that lost reserved quota once to younger ones of their queue, which had
             borrowed it: those borrow nothing more.
@@ -186,7 +183,6 @@ class Queues:
         """The most units that quotas let a workload of a configured queue have more; None: no limit.
 
         Args:
-            name: The queue.
             workload_uid: UID of the workload: what is kept for it is its own.
         """
         cohort = self._cohorts.get(name)

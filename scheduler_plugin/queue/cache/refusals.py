@@ -26,8 +26,6 @@ def explain_refusal(pod: QueuedPod, config: QueueConfig, namespace_labels: Mappi
     """Say why a gated pod is in no queue; empty when nothing is wrong with it.
 
     Args:
-        pod: The pod; it asks for cards.
-        config: The configuration.
         namespace_labels: Labels of the pod's namespace, None while they are not known.
     """
     wrong = pod.fault or _explain_wrong_queue(pod, config, namespace_labels)

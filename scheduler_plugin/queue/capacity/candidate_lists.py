@@ -61,9 +61,6 @@ class _CandidateList:
 class CandidateListPlacer:
     """Places pods one after the other, each as if all nodes were scored for it.
 
-    Args:
-        capacity: The cluster.
-
     Attributes:
         lists: Lists that were made.
     """
@@ -91,7 +88,6 @@ class CandidateListPlacer:
         """Take a pod's cards on the best node that has them.
 
         Args:
-            requirements: Its needs.
             fits: bool[R], where it fits now and may be placed.
             now: Seconds.
             leader_uid: UID of the first pod of its gang, for policies that count attempts: the pods of a gang

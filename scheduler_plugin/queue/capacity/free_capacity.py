@@ -80,11 +80,7 @@ class _FitMask:
 
 
 class _KubeletSums:
-    """Free memory of each node by kube-scheduler's count, computed again where a row has changed.
-
-    Args:
-        state: The cluster.
-    """
+    """Free memory of each node by kube-scheduler's count, computed again where a row has changed."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -111,7 +107,6 @@ class FreeCapacity:
 
     Args:
         state: The cluster, with what was admitted and is not bound as assumed.
-        policies: Policies of the cluster.
 
     Attributes:
         reservations: What is kept free for pods that waited long, or for which others are evicted.
@@ -215,7 +210,6 @@ class FreeCapacity:
 
         Args:
             uid: UID by which the policy counts attempts: the pod's, or that of the first pod of its gang.
-            requirements: Its needs.
             fits: bool[R].
             now: Seconds; a pod that was held back is tried again after `ROUND_S`.
 
@@ -263,8 +257,6 @@ class FreeCapacity:
         """Name the nodes that the node policy would take next for a pod; no attempt to place it.
 
         Args:
-            uid: UID of the pod.
-            requirements: Its needs.
             row: Where its cards were taken.
             fits: bool[R], where it did fit before.
         """
@@ -491,11 +483,7 @@ class _PodCounts:
 
 
 class TotalCapacity:
-    """TotalCapacity counts the pods that could run at once if every other pod ended.
-
-    Args:
-        capacity: The cluster.
-    """
+    """TotalCapacity counts the pods that could run at once if every other pod ended."""
 
     def __init__(self, capacity: "FreeCapacity") -> None:
         self._capacity = capacity

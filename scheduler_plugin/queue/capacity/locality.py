@@ -9,9 +9,6 @@ from scheduler_plugin.queue.config.queues import LocalityForm
 class Locality:
     """Labels of nodes that name data and racks, indexed.
 
-    Args:
-        form: The labels.
-
     Attributes:
         version: Grows when what is near may have changed.
     """

@@ -17,9 +17,6 @@ class QuotaUsage:
 
     A pod that asks for percent of cards counts for as many units as it has of the cards that were chosen for
     it. Before they are, for what it would have of the largest card of a node.
-
-    Args:
-        state: The cluster.
     """
 
     def __init__(self, state: ClusterState) -> None:
@@ -35,12 +32,7 @@ class QuotaUsage:
         return units[at]
 
     def list_members(self, needs: Needs, uid: str) -> Sequence[tuple[str, PodRequirements]]:
-        """UID and needs of every pod of a workload, the hardest to place first.
-
-        Args:
-            needs: Needs of the workload.
-            uid: UID of the workload.
-        """
+        """UID and needs of every pod of a workload, the hardest to place first."""
         if not isinstance(needs, GangRequirements):
             return ((uid, needs),)
         if not needs.percent:

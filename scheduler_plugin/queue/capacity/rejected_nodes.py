@@ -28,8 +28,6 @@ class RejectedNodes:
         """Record that pods with these needs were rejected on some nodes.
 
         Args:
-            requirements: Needs of a pod.
-            nodes: Names of the nodes.
             now: Seconds.
         """
         if nodes:
@@ -49,7 +47,6 @@ class RejectedNodes:
         """Leave out the nodes where pods with these needs were rejected.
 
         Args:
-            requirements: Needs of a pod.
             fits: bool[R], where it fits.
             rows: Rows by name of the node.
 

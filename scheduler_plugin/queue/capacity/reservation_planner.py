@@ -52,7 +52,6 @@ class ReservationPlanner:
     """Looks for the cards of one workload; nothing is taken and nothing is kept.
 
     Args:
-        capacity: The cluster.
         count_slots: Slots of a node, in which its pods sit; None: any number of pods may be there.
         alone: As if nothing were kept for other workloads.
     """
@@ -189,7 +188,6 @@ class ReservationPlanner:
 
         Args:
             requirements: The pod's needs.
-            row: Row of the node.
             among: Cards that come into question; None: all.
         """
         nodes, load = self._capacity.state.nodes, self._get_load(row)

@@ -115,7 +115,6 @@ class QueueReservations:
         """Sum the reservations of other workloads on a node.
 
         Args:
-            node: Its name.
             uuids: Its cards by position now; empty where it publishes none.
         """
         others = [

@@ -202,8 +202,6 @@ def parse_config(
     """Read a configuration.
 
     Args:
-        name: What to call it in messages.
-        text: YAML.
         check_policies: Finds faults of node policies, which the text alone does not show.
 
     Raises:
@@ -262,7 +260,6 @@ def explain_overcommit(config: QueueConfig, cluster_units: int) -> str:
     """Say that the quotas promise more than there is, empty when they do not.
 
     Args:
-        config: The configuration.
         cluster_units: Units of all cards.
     """
     promised = sum(queue.nominal_quota or 0 for queue in config.queues.values())

@@ -123,7 +123,6 @@ class Cohort:
         """Units that borrowers have and that a queue misses to have so many more within its own quota.
 
         Args:
-            queue: The lender.
             units: So many more.
             freed: Units by queue that are about to become free, below 0 where more are about to be used.
         """

@@ -16,10 +16,7 @@ def read_form(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form 
     """Read one part.
 
     Args:
-        raw: What the YAML says.
-        form: What it should be.
         path: Path of the part, empty for the document.
-        faults: Takes what is wrong.
 
     Returns:
         None where something is wrong.

@@ -54,8 +54,6 @@ async def run(
     """Admit pods until `stop` is set.
 
     Args:
-        settings: How to run.
-        stop: Ends it.
         started: Called once with the URL and the queue.
 
     Raises:
@@ -146,7 +144,6 @@ class LeadershipTerm:
     Args:
         elector: None when nobody else can be admitting.
         follower: Of the Lease that the elected process leads with; None for none.
-        watcher: The view.
         clock: Monotonic seconds.
         write_s: How long a write may take effect.
         namespaces: Whether the namespaces are known.

@@ -40,7 +40,6 @@ class BatchConditions:
     """Remembers the newest reason of each pod, and writes it when there is time.
 
     Args:
-        api: The API server.
         can_write: Whether this process may write.
         busy: Whether there is something more urgent to write.
         timeout_s: Longest time of a write.

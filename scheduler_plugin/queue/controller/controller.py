@@ -60,9 +60,6 @@ class Controller:
     """Runs a queue.
 
     Args:
-        queue: What is decided.
-        writer: Writes it.
-        recorder: Takes Events about pods.
         clock: Monotonic seconds.
         ready: Whether the view can be trusted and this process is the one that decides.
         decided: Told the seconds that each decision took.

@@ -44,7 +44,6 @@ class Explainer:
 
     Args:
         queue: Where they wait.
-        recorder: Takes Events about pods.
         clock: Monotonic seconds.
 
     Attributes:

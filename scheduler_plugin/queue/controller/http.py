@@ -26,8 +26,6 @@ def make_app(
     """Make the application.
 
     Args:
-        controller: Controller of the queue.
-        metrics: For Prometheus.
         unready: Why this process is not ready, empty if it is.
         trouble: Why nothing is admitted, empty for nothing.
         fault: Why the newest configuration is not in force, empty for nothing.

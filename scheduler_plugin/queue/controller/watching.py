@@ -32,7 +32,6 @@ class QueueFeed:
     """Connects a queue with a watcher of nodes, pods and claims.
 
     Args:
-        queue: Takes what comes.
         watcher: Made with `node=QueueNode` and `pod=QueuePod`, for the state of the queue.
         clock: Monotonic seconds.
     """
@@ -111,7 +110,6 @@ class NamespaceSink(Sink[NamespaceLite]):
     """Writes namespaces into the queue.
 
     Args:
-        queue: Takes them.
         changed: Called after each change.
 
     Attributes:
@@ -149,7 +147,6 @@ class JobSink(Sink[QueueJob]):
     """Writes Jobs into the stages of a queue.
 
     Args:
-        queue: Takes them.
         changed: Called after each change that a stage depends on.
     """
 
@@ -179,7 +176,6 @@ class PodGroupSink(Sink[PodGroup]):
     """Writes PodGroups into a feed.
 
     Args:
-        feed: Takes what they say.
         changed: Called after each change.
     """
 
@@ -266,7 +262,6 @@ class BatchPodSink(Sink[WholePod]):
     """Writes the whole specs of pods that wait for batch mode into the queue.
 
     Args:
-        queue: Takes them.
         changed: Called after each change.
     """
 

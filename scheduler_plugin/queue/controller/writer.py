@@ -84,7 +84,6 @@ class PodWriter:
     """Writes until the API server has said what became of it.
 
     Args:
-        api: The API server.
         can_write: Whether this process may still write; asked before each request.
         timeout_s: Longest time of a request, less than between the end of a term and the beginning of the
             next.
@@ -205,7 +204,6 @@ class PodWriter:
         was not, its room is given away.
 
         Args:
-            path: Path of the pod.
             record: The pod that the patch was made for.
             why: The API server's words; they say nothing where the pod has changed since.
             requeued: The pod was to be marked, not admitted.

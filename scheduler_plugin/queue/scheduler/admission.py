@@ -75,10 +75,7 @@ class AdmissionScheduler:
     """Decides, and takes what it decides: room in the state, quota of the queue, a slot.
 
     Args:
-        config: The configuration.
         queues: The queues, with what waits and what each has.
-        capacity: The cluster.
-        locality: Where data is.
 
     Attributes:
         pending_pods: The pods that wait, for policies that want to know.

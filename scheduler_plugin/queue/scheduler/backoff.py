@@ -34,9 +34,7 @@ class KeyedBackoff(Generic[K]):
         """Begin a pause, longer than the last one.
 
         Args:
-            key: What was refused.
             now: Seconds.
-            why: In words.
         """
         self._why[key] = why
         refusals = self._refusals[key] = self._refusals.get(key, 0) + 1

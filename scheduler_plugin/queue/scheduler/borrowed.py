@@ -98,8 +98,6 @@ class BorrowedPods:
         """What others exceed their own quota with, in the order of `make_eviction_key`.
 
         Args:
-            cohort: Cohort of the lender.
-            queue_name: The lender.
             leaving: Pods that are about to be gone; they count as what is given back already.
         """
         borrowed = []

@@ -35,7 +35,6 @@ class GangPlacer:
     """Looks for the room of one workload, a gang or a single pod; nothing is taken.
 
     Args:
-        capacity: The cluster.
         workload_uid: UID of the gang, or of the pod.
         pods: Its pods, the hardest to place first.
         leaving: Pods that are about to be gone in any case.

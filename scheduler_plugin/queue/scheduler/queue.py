@@ -58,9 +58,7 @@ class Queue:
     """Everything that the queue knows.
 
     Args:
-        config: The configuration.
         state: The cluster; made with `QueueChargeRules`, and given every pod and node before the queue is.
-        policies: Policies of the cluster.
         wall: Seconds since 1970 when its clock was at 0, see `QueueClock`.
 
     Attributes:
@@ -238,7 +236,6 @@ class Queue:
         """The API server has refused an admission: after a pause the pod waits again, in its old place.
 
         Args:
-            uid: UID of the pod.
             now: Seconds.
             why: The API server's words; empty where the pod had changed.
             rejected: Nodes that the committer of batch mode did not bind it to. While others are left, the
@@ -529,10 +526,6 @@ def _find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
 
     Such a pod would count on every card of the node, because it is not known where it is served. So it would
     keep others away from room that it cannot have.
-
-    Args:
-        record: A node.
-        rules: The accounting.
 
     Returns:
         UIDs, the pod assumed first comes first.

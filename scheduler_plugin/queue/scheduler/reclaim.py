@@ -136,8 +136,6 @@ class Reclaimer:
         Others are looked for: at once where nobody goes, else when it is known what those that went free.
 
         Args:
-            queue: The lender.
-            uid: UID of the victim.
             now: Seconds.
             stays: That is certain; it is not where the API server did not answer.
         """
@@ -262,8 +260,6 @@ class _VictimSearch:
 
     Args:
         borrowed: Pods that may go.
-        queue_name: The lender.
-        cohort: Cohort of the lender.
         candidates: Who may go for a workload of any priority, those that must go first first.
         leaving: Pods that are about to be gone in any case.
         ended: Units that are about to be free in any case, see `EndedPods.sum_units`.

@@ -60,7 +60,6 @@ class RequeueFinder:
         """Find what is requeued now.
 
         Args:
-            config: The configuration.
             now: Seconds.
         """
         self._removals.pop_due(now)

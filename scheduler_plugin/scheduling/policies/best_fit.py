@@ -230,7 +230,6 @@ class BestFit:
         """Search the index of the dominant class.
 
         Args:
-            view: The cluster now.
             ask: What the pod asks for; a pod with several demands is searched by its largest.
             fits: bool[R], rows that can take the pod; None: cpu, memory and cards decide.
         """

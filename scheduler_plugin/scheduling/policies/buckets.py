@@ -84,7 +84,6 @@ class Buckets:
 
         Args:
             key: Names the item.
-            amount: What it has left.
             rank: Decides between equal amounts, smaller first.
         """
         entry = (amount, rank, key)

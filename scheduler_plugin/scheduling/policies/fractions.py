@@ -32,10 +32,6 @@ _RESOURCE: Final = re.compile(
 def parse_resources(policy: str, parameters: Parameters) -> tuple[str, ...]:
     """Read the parameter `resources`: further resources of a policy's, by commas.
 
-    Args:
-        policy: Its name, for messages.
-        parameters: Parameters of the policy.
-
     Raises:
         PolicyError: a name that no further resource can have, or one that stands twice.
     """
@@ -153,7 +149,6 @@ class Fractions:
         """`(used_c + request_c) / capacity_c` as followed last: float64[k, m].
 
         Args:
-            ask: What the pod asks for.
             rows: intp[m].
         """
         others = dict(ask.other_resources)

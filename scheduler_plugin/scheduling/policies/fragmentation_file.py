@@ -24,9 +24,6 @@ def read_workload(path: str) -> TypicalWorkload:
     The columns `cpu_milli`, `memory_mib`, `cards` and `units` (of GPU memory on each card, 0 with no card)
     must be there. `gpu_model` (as the pod annotation writes it) and `count` (pods like this, default 1) may.
 
-    Args:
-        path: The file.
-
     Raises:
         PolicyError: it cannot be read or used; the message names the file, the line and the value.
     """

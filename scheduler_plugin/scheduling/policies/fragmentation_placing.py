@@ -23,7 +23,6 @@ class StatePlacer:
         answers: float64[u], fragmentation of the states that are only asked for.
 
     Args:
-        terms: The workload.
         cards, sums: Cards and sums of the states to place on; changed in place.
         others: float64[u, 3G + 2], sums of states to evaluate on the way.
         limits: float64[n + u, M], of both.
@@ -58,7 +57,6 @@ class StatePlacer:
 
         Args:
             units: On each card.
-            count: Number of cards.
             allowed: bool[n, K], cards that may be taken; None: all.
             costs: The card policy; None: the cards that fragment least.
 

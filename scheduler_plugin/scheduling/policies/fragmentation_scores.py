@@ -28,7 +28,6 @@ class FragmentationScores:
     """Scores pods on the nodes of a view.
 
     Args:
-        workload: The typical workload.
         unseen: The share of pods that it does not know of, 0 to 1.
     """
 
@@ -148,7 +147,6 @@ class FragmentationScores:
 
         Args:
             numbers: intp[n], states.
-            ask: The pod.
             allowed: bool[n, K], cards it may use; one for each demand: exactly those it takes; None: by the
                 models that its selector admits.
             largest_first: Try the largest demand first, as the exact search begins, see `filtering`. Where

@@ -54,7 +54,6 @@ class FragmentationTerms:
     All but the last are whole numbers in float64, so sums are exact in any order.
 
     Args:
-        workload: The typical workload.
         unseen: u, the share of pods that the workload does not know of: 0 to 1.
     """
 
@@ -89,10 +88,6 @@ class FragmentationTerms:
 
     def card(self, model: str, size: int, free: int) -> int:
         """Find or make the table's row of a card.
-
-        Args:
-            size: Units of the card.
-            free: Units that are free.
 
         Returns:
             Row index, from 1.

@@ -95,8 +95,6 @@ class NodePolicy(Protocol):
         A mere question calls this too, any number of times: it counts as no attempt to place the pod.
 
         Args:
-            view: The cluster now.
-            ask: What the pod asks for.
             rows: intp[m], the candidates.
 
         Returns:
@@ -126,7 +124,6 @@ class AttemptCounter(Protocol):
         """Somebody tried to place a pod: kube-scheduler asked, or it was its turn in the queue.
 
         Args:
-            view: The cluster now.
             pod: UID.
             row: The best one; None: the policy held the pod back from every row that can take it.
         """
@@ -141,7 +138,6 @@ class BacklogReader(Protocol):
         """Receive the pods that wait at this moment, whoever refused them and whatever gate they wear.
 
         Args:
-            view: The cluster now.
             pods: UIDs by what they ask for.
         """
         ...
@@ -175,8 +171,6 @@ class Picker(Protocol):
         """Find the row that `score` ranks first.
 
         Args:
-            view: The cluster now.
-            ask: What the pod asks for.
             fits: bool[R], rows that can take the pod.
         """
         ...

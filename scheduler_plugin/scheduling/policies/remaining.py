@@ -30,7 +30,6 @@ def compute_tightest(
     """Compute what the tightest set of cards of each row has free: int64[m], `NO_SET` without a set.
 
     Args:
-        view: The cluster.
         demand: Units on each card, and cards.
         admits: bool[R, K], cards that may be used; None: all.
         rows: intp[m].

@@ -308,8 +308,6 @@ def _short_classes(
     """Find the classes that are short on the node that lacks fewest of them, ties by name.
 
     Args:
-        view: The cluster.
-        ask: What the pod asks for.
         others: Further resources that are classes.
         rows: Nodes that come into question; None: all, for a pod without GPU also those without cards.
     """

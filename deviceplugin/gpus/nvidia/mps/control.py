@@ -31,11 +31,8 @@ class ControlDaemon:
     """Keeps one control daemon running.
 
     Args:
-        folder: folder of the card.
         clients: processes that it takes at once.
         program: the control daemon, and what speaks to it.
-        arguments: to start it in the foreground.
-        backoff: between two starts.
         ask_s: see `ASK_S`.
     """
 

@@ -90,7 +90,6 @@ class MpsSupervisor:
     Args:
         settings: Checked ones.
         source: the cards, open.
-        generations: what the driver says of them.
         make: makes a card's control daemon.
         look_s: see `LOOK_S`.
     """
