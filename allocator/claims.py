@@ -131,7 +131,6 @@ class ClaimObject(msgspec.Struct):
 
     @property
     def share_ids(self) -> frozenset[str]:
-        """IDs of the shares that the claim was allocated."""
         return frozenset(device.share_id for device in self.devices)
 
     @property

@@ -155,10 +155,8 @@ def asked_costs(
 
 
 def wrong_costs(policy: str, what: str) -> CardPolicyError:
-    """Name the fault of the costs that a policy gives."""
     return CardPolicyError(f"{CARD_POLICIES.called(policy)}: {what}; allowed: one number a card, not nan")
 
 
 def units_asked(units: Asked, size: int) -> int:
-    """Units asked of a card of `size` units."""
     return units if isinstance(units, int) else units(size)

@@ -149,7 +149,6 @@ class _Annotation(Generic[T]):
             raise self.rubbish(text, "not JSON") from error
 
     def rubbish(self, text: str, problem: str) -> AllocatorError:
-        """The error to raise for a value."""
         return self.error(
             f"annotation {self.name} is {shown(text, _CUT)}: {problem}; allowed: {self.allowed}"
         )
@@ -188,7 +187,6 @@ _REASONS: Final = _Annotation(
 
 
 def dump_assigned(assignment: Assignment) -> str:
-    """Write `gpupack.io/assigned`."""
     return _compact(assignment)
 
 

@@ -219,12 +219,10 @@ class Registry(Generic[P]):
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a policy can be called so."""
     return NAME.fullmatch(text) is not None
 
 
 def one_line(error: BaseException) -> str:
-    """Write another package's error on one line."""
     return shown_line(f"{type(error).__name__}: {error}")
 
 

@@ -128,7 +128,6 @@ class PodRequest:
 
     @cached_property
     def rules(self) -> CardRules:
-        """Return the rules that the pod's cards keep together."""
         return CardRules(
             same_model=self.cards > 1 and not self.mixed_models,
             apart=self.places == "apart" and len(self.containers) > 1,

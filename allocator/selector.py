@@ -54,7 +54,6 @@ class Selector:
         return not (self.models or self.excluded_models or self.uuids or self.excluded_uuids)
 
     def admits_model(self, model: str) -> bool:
-        """Tell whether cards of this model pass the model patterns."""
         return _passes(model.lower(), self.models, self.excluded_models)
 
     def admits_uuid(self, uuid: str) -> bool:
@@ -62,7 +61,6 @@ class Selector:
         return _passes(uuid, self.uuids, self.excluded_uuids)
 
     def admits(self, card: Card) -> bool:
-        """Tell whether the card passes all patterns."""
         return self.admits_all or (self.admits_model(card.model) and self.admits_uuid(card.uuid))
 
 

@@ -60,7 +60,6 @@ def check_node(settings: Settings, run: RunProgram | None = None) -> list[CheckF
 
 
 def can_serve(findings: Sequence[CheckFinding]) -> bool:
-    """Whether a daemon could serve pods here."""
     return all(finding.verdict != "bad" for finding in findings)
 
 

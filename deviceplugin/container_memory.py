@@ -83,7 +83,6 @@ class ContainerMemoryService:
         self._rows: Sequence[ContainerUse] = ()
 
     async def run(self) -> None:
-        """Hold and watch until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._enforcer.run())
             group.create_task(self._watch())
@@ -98,7 +97,6 @@ class ContainerMemoryService:
                 self._on_use_changed()
 
     async def read_use(self) -> None:
-        """Work out what every container has and uses."""
         self._rows = await self._memory.read_rows_in_turns()
 
     @property
@@ -134,13 +132,11 @@ class ContainerMemoryService:
         }
 
     def make_metrics(self) -> ContainerMemoryMetrics:
-        """Give Prometheus the same."""
         return ContainerMemoryMetrics(
             lambda: self._rows, self._over_use.is_over_use, self._map_enforcement, self._forbidden
         )
 
     def list_counters(self) -> dict[str, tuple[str, Callable[[], int]]]:
-        """Name the counters that the parts keep."""
         return {
             "memory_limit_faults": (
                 "Failed attempts to set a memory limit.",

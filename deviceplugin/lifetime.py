@@ -18,7 +18,6 @@ def freeze_garbage_collector() -> None:
 
 
 async def cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

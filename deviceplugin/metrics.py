@@ -131,7 +131,6 @@ class Metrics:
             self._before.append(before)
 
     def count_call(self, method: str, seconds: float, code: str) -> None:
-        """Count one call of the kubelet."""
         self._requests.labels(method, code).inc()
         self._seconds.labels(method).observe(seconds)
 
@@ -185,7 +184,6 @@ class _StateCollector(Collector):
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """Read the cards, the node and the counters."""
         cards = list(self._cards())
         yield from self._collect_cards(cards)
         yield from self._collect_node({card.uuid: card.model for card in cards})

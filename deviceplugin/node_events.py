@@ -83,7 +83,6 @@ class NodeEvents:
             self._record(_ref_of(pod), "Normal", RECOVERED, theirs)
 
     def record_cards_changed(self, came: Sequence[str], went: Sequence[str]) -> None:
-        """Tell that there are other cards than before."""
         parts = [
             f"{what}: {', '.join(self._card(uuid) for uuid in uuids)}"
             for what, uuids in (("new", came), ("gone", went))
@@ -109,20 +108,16 @@ class NodeEvents:
             self._record(_ref_of(pod), "Warning", GONE, theirs)
 
     def record_driver_hangs(self, reason: str) -> None:
-        """Tell that the cards' driver does not answer."""
         self._record(self._ref, "Warning", HANGS, reason)
 
     def record_driver_answers(self) -> None:
-        """Tell that the driver answers again."""
         self._record(self._ref, "Normal", ANSWERS, "the cards' driver answers again")
 
     def record_driver_detached(self) -> None:
-        """Tell that the daemon has let the driver go."""
         said = "all cards are cordoned and empty, and the driver is let go: they may be reset or partitioned"
         self._record(self._ref, "Normal", DETACHED, said)
 
     def record_driver_attached(self) -> None:
-        """Tell that the daemon has taken it up again."""
         self._record(self._ref, "Normal", ATTACHED, "the driver is taken up again, the cards are measured")
 
     def record_driver_gone(self, reason: str) -> None:
@@ -130,16 +125,13 @@ class NodeEvents:
         self._record(self._ref, "Warning", DRIVER_GONE, reason)
 
     def record_foreign_plugin(self, said: str) -> None:
-        """Tell of another device plugin."""
         self._record(self._ref, "Warning", OTHER_PLUGIN, said)
 
     def record_foreign_plugin_gone(self) -> None:
-        """Tell that there is no other device plugin any more."""
         said = "no other device plugin offers GPUs here any more"
         self._record(self._ref, "Normal", OTHER_PLUGIN_GONE, said)
 
     def record_other_daemon(self, said: str) -> None:
-        """Tell of another gpupack node daemon."""
         self._record(self._ref, "Warning", OTHER_DAEMON, said)
 
     def record_wrong_cordon(self, said: str) -> None:
@@ -165,5 +157,4 @@ def _ref_of(pod: Pod) -> ObjectRef:
 
 
 def make_silent_events() -> NodeEvents:
-    """Make Events that nobody writes."""
     return NodeEvents(lambda *_: None, "", {})

@@ -80,7 +80,6 @@ class DaemonStatus:
         return reasons
 
     def explain(self) -> dict[str, Any]:
-        """Write everything of interest to a person as JSON values."""
         return {
             "node": self.settings.node_name,
             "resource": self.settings.resource,
@@ -100,7 +99,6 @@ class DaemonStatus:
         }
 
     def describe_node(self) -> NodeState:
-        """Describe the node for its metrics."""
         return NodeState(
             registered=self.registrar.is_registered,
             ready=not self.explain_not_ready(),
@@ -116,7 +114,6 @@ class DaemonStatus:
         )
 
     def list_counters(self) -> Counts:
-        """Name the counters that the parts keep."""
         counts: dict[str, tuple[str, Callable[[], int]]] = {
             "patches": ("Patches of the Node's words.", lambda: self.publisher.patches),
             "patch_errors": (
@@ -139,7 +136,6 @@ class DaemonStatus:
         return {**counts, **self.memory.list_counters()}
 
     def list_card_states(self) -> Iterator[CardState]:
-        """Describe the cards for their metrics."""
         ledger = self.account.ledger
         for card, used in zip(ledger.cards(), ledger.used(), strict=True):
             use = self.sampler.uses.get(card.uuid)

@@ -99,7 +99,6 @@ def _list_held_ids(node: EmbeddedNode, resource: str) -> set[str]:
 
 
 def _counted(ids: Iterable[str]) -> dict[str, int]:
-    """Count device IDs by card."""
     return Counter(parse_device_id(text)[0] for text in ids)
 
 

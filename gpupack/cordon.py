@@ -170,7 +170,6 @@ def _named(
 
 
 def _matching(cards: Sequence[CardRecord], gone: Sequence[str], text: str) -> list[str]:
-    """Find the cards that a text may mean."""
     if text.isascii() and text.isdigit():
         return [card.uuid for card in cards if card.index == int(text)] if len(text) <= 9 else []  # noqa: PLR2004
     uuids = [*(card.uuid for card in cards), *gone]

@@ -310,5 +310,4 @@ class EmbeddedCluster:
         }
 
     def list_nodes(self) -> object:
-        """Return what `kubectl get nodes -o json` would say."""
         return json.loads(json.dumps({"kind": "List", "items": self.api.objects("nodes")}))

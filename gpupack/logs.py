@@ -68,7 +68,6 @@ class Stderr:
         self._there = sys.stderr is not None
 
     def write(self, text: str) -> int:
-        """Write as much as goes."""
         left = text.encode("utf-8", "backslashreplace") if self._there else b""
         with suppress(OSError):
             while left:

@@ -83,7 +83,6 @@ def _found(findings: Sequence[CheckFinding], *, colour: bool) -> list[str]:
 
 
 def _proofs(report: ProofReport, uuid: str, *, colour: bool) -> list[str]:
-    """Write the table of one card."""
     models = {card.uuid: card.model for card in report.cards}
     rows = [
         _row(proof.what, proof.result, proof.found, proof.means)

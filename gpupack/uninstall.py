@@ -118,12 +118,10 @@ class InstalledPod(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """Name of the pod as people write it."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def has_ended(self) -> bool:
-        """Whether all its containers have ended for good."""
         return is_terminal(self.status.phase)
 
     @property
@@ -147,7 +145,6 @@ class InstalledPod(msgspec.Struct):
 
     @property
     def is_daemon(self) -> bool:
-        """Whether it is gpupack's node daemon."""
         return (self.metadata.labels or {}).get(_NAME_LABEL) in DAEMONS
 
 
@@ -174,7 +171,6 @@ class Traces:
 
     @property
     def text(self) -> str:
-        """Write the traces in one line."""
         return "; ".join(
             f"{what} {', '.join(found)}"
             for what, found in (
@@ -198,7 +194,6 @@ class Traces:
 
 
 def find_traces(node: CleanedNode) -> Traces:
-    """Find what there is under our prefix."""
     capacity, allocatable = node.status.capacity or {}, node.status.allocatable or {}
     return Traces(
         resources=_ours({**capacity, **allocatable}),

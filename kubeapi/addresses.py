@@ -20,7 +20,6 @@ class HttpAddress:
 
     @property
     def port(self) -> int:
-        """Port part of `http`."""
         return split_address(self.http)[1]
 
 

@@ -48,5 +48,4 @@ class Backoff:
         return max(drawn_s, min(at_least_s or 0.0, self._cap_s))
 
     def reset(self) -> None:
-        """Forget the failures: the other side works."""
         self.failures = 0

@@ -84,7 +84,6 @@ class KubeClient:
 
     @property
     def server(self) -> str:
-        """URL of the API server."""
         return self._credentials.server
 
     @property
@@ -93,7 +92,6 @@ class KubeClient:
         return self._credentials.namespace
 
     async def close(self) -> None:
-        """Close every connection."""
         self._credentials.close()
         if self._posts is not None:
             self._posts.close()
@@ -139,7 +137,6 @@ class KubeClient:
     async def post(
         self, path: str, body: Body, *, timeout_s: float = REQUEST_TIMEOUT_S, **params: str | int
     ) -> bytes:
-        """Create an object."""
         return await self._request("POST", path, body=body, params=params, timeout_s=timeout_s)
 
     async def put(
@@ -157,7 +154,6 @@ class KubeClient:
         timeout_s: float = REQUEST_TIMEOUT_S,
         **params: str | int,
     ) -> bytes:
-        """Patch an object."""
         return await self._request(
             "PATCH", path, body=body, content_type=content_type, params=params, timeout_s=timeout_s
         )

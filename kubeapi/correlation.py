@@ -48,7 +48,6 @@ class ObjectRef(NamedTuple):
 
 
 def make_pod_ref(namespace: str, name: str, uid: str) -> ObjectRef:
-    """Refer to a pod."""
     return ObjectRef("Pod", name, namespace, uid)
 
 
@@ -121,7 +120,6 @@ class EventCorrelator:
         self._buckets: _BoundedCache[ObjectRef, TokenBucket] = _BoundedCache()
 
     def add(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> EventSeries:
-        """Count an Event in its series."""
         key: Hashable = (ref, type_, reason, message)
         if self._is_one_of_many(ref, type_, reason, message):
             key, message = (ref, type_, reason), COMBINED + message

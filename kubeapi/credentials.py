@@ -279,7 +279,6 @@ class _Merger(KubeConfigMerger):
     """
 
     def load_config(self, path: str) -> None:
-        """Merge one more file."""
         lines = (line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines())
         if not any(line and line != "---" and not line.startswith("#") for line in lines):
             return

@@ -151,7 +151,6 @@ class EventRecorder:
             self._idle.clear()
 
     async def run(self) -> None:
-        """Write Events until cancelled."""
         while True:
             await self._more.wait()
             while self._queue:

@@ -13,13 +13,9 @@ WRITE_S = 10.0
 class EvictionApi(Protocol):
     """EvictionApi reads and writes objects; `kubeapi.client.KubeClient` implements it."""
 
-    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
-        """Read an object."""
-        ...
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
-    async def post(self, path: str, body: Mapping[str, object], *, timeout_s: float = ...) -> bytes:
-        """Create an object."""
-        ...
+    async def post(self, path: str, body: Mapping[str, object], *, timeout_s: float = ...) -> bytes: ...
 
     async def patch(self, path: str, body: Mapping[str, object], *, timeout_s: float = ...) -> bytes:
         """Merge into an object."""

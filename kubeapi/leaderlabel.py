@@ -36,9 +36,7 @@ log = structlog.get_logger(__name__)
 class LabelApi(Protocol):
     """LabelApi is the part of the API client that the label needs; `kubeapi.client.KubeClient` has it."""
 
-    async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes:
-        """Read an object or a list."""
-        ...
+    async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes: ...
 
     async def patch(self, path: str, body: bytes, *, timeout_s: float = ...) -> bytes:
         """Merge into an object."""
@@ -101,7 +99,6 @@ class LeaderLabel:
         self._backoff = Backoff(LOOK_S, LONGEST_RETRY_S)
 
     async def run(self) -> None:
-        """Keep the label true until cancelled."""
         while True:
             await self._write_if_due()
             await self._sleep(LOOK_S)

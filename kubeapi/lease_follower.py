@@ -81,7 +81,6 @@ class LeaseFollower:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process may act as the leader now."""
         return self._until is not None and self._clock() < self._until
 
     @property

@@ -80,7 +80,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_overdue(self) -> bool:
-        """Tell whether its client took longer than it may."""
         return not self._answering and self._server.clock() - self.since > self._limit_s
 
     @contextmanager
@@ -102,7 +101,6 @@ class Connection(asyncio.Protocol):
         self._server.wake()
 
     def switch_to(self, protocol: asyncio.Protocol) -> None:
-        """Have another protocol read from here on."""
         if self._inner is not None:
             self._server.by_protocol.pop(self._inner, None)
         self._inner = protocol
@@ -290,7 +288,6 @@ class Acceptor:
         self._loop.add_reader(self.listener.fileno(), self._accept)
 
     def _accept(self) -> None:
-        """Take some of the connections that wait."""
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, _address = self.listener.accept()

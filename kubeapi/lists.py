@@ -32,7 +32,6 @@ class CompactList(Sequence[T], Generic[T]):
         self._length = 0
 
     def add_page(self, items: Sequence[T]) -> None:
-        """Append the items of one page."""
         self._pages.append(msgspec.json.encode(items))
         self._length += len(items)
 

@@ -14,5 +14,4 @@ def make_pod_path(namespace: str, name: str) -> str:
 
 
 def add_query(path: str, params: Mapping[str, str | int]) -> str:
-    """A path with its query."""
     return f"{path}?{urlencode(params)}" if params else path

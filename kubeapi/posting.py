@@ -281,7 +281,6 @@ class _PooledConnection(asyncio.Protocol):
         self._retry_after: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
         self._transport = cast("asyncio.Transport", transport)
         self.reusable = True
 
@@ -294,7 +293,6 @@ class _PooledConnection(asyncio.Protocol):
         )
 
     def abort(self) -> None:
-        """Close the connection now."""
         self.reusable = False
         if self._transport is not None:
             self._transport.abort()
@@ -322,7 +320,6 @@ class _PooledConnection(asyncio.Protocol):
             self._waiting = None
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
         if self._waiting is None:
             # Nobody asked.
             self.abort()
@@ -344,7 +341,6 @@ class _PooledConnection(asyncio.Protocol):
             self._retry_after = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
-        """Keep a part of the body."""
         self._parts.append(body)
 
     def on_message_complete(self) -> None:

@@ -302,7 +302,6 @@ class Reflector(Generic[T]):
         self.last_contact = self._clock()
 
     def _line(self, line: bytes) -> None:
-        """Deliver an event of the watch."""
         try:
             event = msgspec.json.decode(line, type=_WatchEvent)
             if event.type == "ERROR":

@@ -57,7 +57,6 @@ class LabelSelector(msgspec.Struct, frozen=True, rename="camel"):
     match_expressions: tuple[Expression, ...] | None = None
 
     def matches(self, labels: Labels) -> bool:
-        """Whether an object with these labels is selected."""
         return (self.match_labels or {}).items() <= labels.items() and all(
             each.matches(labels.get(each.key)) for each in self.match_expressions or ()
         )
@@ -140,7 +139,6 @@ class NodeRules(msgspec.Struct, frozen=True):
         return find_node_rejection(node, self, self.tolerates) is None
 
     def tolerates(self, taint: Taint) -> bool:
-        """Tell whether the pod tolerates a taint."""
         return any(each.tolerates(taint) for each in self.tolerations)
 
     def selects_node(self, name: str, labels: Labels) -> bool:

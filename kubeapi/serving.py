@@ -137,7 +137,6 @@ def _make_guard(connections: Connections) -> Middleware:
 
 
 async def _read_body(request: web.Request) -> None:
-    """Read the body, which the request keeps."""
     try:
         await request.read()
     except (web.RequestPayloadError, ConnectionError) as error:
@@ -243,5 +242,4 @@ def serve_health(unready: Callable[[], str], broken: Callable[[], str] = lambda:
 
 
 def serve_metrics(make: Callable[[], Awaitable[bytes]]) -> web.RouteDef:
-    """Serve /metrics for Prometheus."""
     return serve_shared("/metrics", make, METRICS_TYPE)

@@ -18,7 +18,6 @@ class Stepper:
         self._news = asyncio.Event()
 
     def wake(self) -> None:
-        """Have the step called soon."""
         self._news.set()
 
     async def run(self) -> None:

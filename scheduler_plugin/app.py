@@ -153,7 +153,6 @@ def _make_batch_committer(
     follower: LeaseFollower | None,
     metrics: Metrics,
 ) -> BatchCommitter | None:
-    """Bind pods of batch mode, where the settings say so."""
     if not settings.commit:
         return None
     shared = SharedNodes()
@@ -201,7 +200,6 @@ def connect_checks(
 
 
 def _connect_signals(watcher: Watcher, policies: ClusterPolicies) -> None:
-    """Bound the memory, and say what is slow."""
     watcher.filled.connect(freeze_caches)
     watcher.call_after_each_list(trim_memory)
     policies.slow_policy_found.connect(lambda line: log.warning("slow card policy", what=line))

@@ -98,7 +98,6 @@ class AllocationRequest:
         return any(account.ended_at_s is not None for account in self.accounts.pods.values())
 
     def has_room(self) -> bool:
-        """Tell whether some card can take the container."""
         try:
             self.choose_ids()
         except LedgerError:

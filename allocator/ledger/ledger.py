@@ -258,7 +258,6 @@ class Ledger:
         accounts.list_count += 1
 
     def apply_pod(self, pod: Pod, now_s: float) -> None:
-        """Apply a pod that was bound, or changed."""
         self._update(pod, now_s)
 
     def remove_pod(self, uid: str, now_s: float) -> None:
@@ -346,7 +345,6 @@ class Ledger:
         return charges.used_units(self._accounts)
 
     def allocated_units_by_pod(self) -> dict[str, Units]:
-        """Return the allocated units by card and UID."""
         shares: dict[str, Units] = {uuid: {} for uuid in self._accounts.cards}
         for uid, account in self._accounts.pods.items():
             for uuid, count in charges.charge_pod(self._accounts, account).items():

@@ -77,7 +77,6 @@ class AllocationService:
         self._answered: dict[frozenset[str], Collection[tuple[str, str]] | None] = {}
 
     def list_devices(self) -> Mapping[str, bool]:
-        """Return every device ID with its health."""
         accounts = self._account.ledger.accounts
         healthy = {uuid: card.healthy for uuid, card in accounts.cards.items()}
         if self._listed[0] is not accounts.card_of or self._listed[1] != healthy:

@@ -65,7 +65,6 @@ class CardList:
         return self._gpus
 
     def list_records(self) -> tuple[CardRecord, ...]:
-        """Describe the cards for people and selectors."""
         driver = DETACHED if self._detached() else ""
         return card_records(self._account.ledger.installed, self._gpus, self._enforcement, driver)
 

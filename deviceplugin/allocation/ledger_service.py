@@ -70,7 +70,6 @@ class LedgerService:
         self._followers.append(follower)
 
     def notify_subscribers(self) -> None:
-        """Call every subscriber: the ledger may have changed."""
         self._wake()
         for follower in self._followers:
             follower()

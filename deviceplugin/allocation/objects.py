@@ -50,7 +50,6 @@ class ObjectMetadata(msgspec.Struct, rename="camel"):
     annotations: dict[str, str] | None = None
 
     def get_annotation(self, name: str) -> str | None:
-        """Return its value, None where there is none."""
         return (self.annotations or {}).get(name)
 
 
@@ -130,7 +129,6 @@ class OwnPodStatus(msgspec.Struct, rename="camel"):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the pod has ended."""
         return is_terminal(self.phase)
 
     @property
@@ -233,12 +231,10 @@ class NodeObject(msgspec.Struct):
 
     @property
     def version(self) -> int:
-        """The resourceVersion."""
         return parse_resource_version(self.metadata.resource_version)
 
     @property
     def taints(self) -> list[dict[str, Any]]:
-        """Taints of the node."""
         return self.spec.taints or []
 
     @property

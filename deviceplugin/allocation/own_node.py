@@ -50,7 +50,6 @@ class OwnNode(Sink[NodeObject]):
         return self.listed.is_set() and self.node is None
 
     def replace(self, items: Sequence[NodeObject], _resource_version: str) -> None:
-        """Take the Node, or its absence."""
         if not self.listed.is_set() and items:
             self._remember(items[0])
         self.listed.set()
@@ -61,7 +60,6 @@ class OwnNode(Sink[NodeObject]):
         self._account.notify_subscribers()
 
     def event(self, kind: Kind, item: NodeObject, _resource_version: str) -> None:
-        """Take a change of the Node."""
         if kind == "DELETED":
             self.node = None
         else:

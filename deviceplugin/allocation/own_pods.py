@@ -140,7 +140,6 @@ class OwnPods:
         return self._claims.get(runtime_uid)
 
     def event(self, kind: Kind, item: PodObject, resource_version: str) -> None:
-        """Take one change of a pod."""
         self.is_connected = True
         ledger, uid = self._account.ledger, item.metadata.uid
         if self._living is not None:
@@ -173,7 +172,6 @@ class OwnPods:
         self._account.notify_subscribers()
 
     def bookmark(self, resource_version: str) -> None:
-        """Note that nothing else happened up to this version."""
         self.is_connected = True
         self._advance(resource_version)
 

@@ -105,7 +105,6 @@ class Reconciler:
             await asyncio.sleep(self._pace.soon_s)
 
     async def follow_checkpoint(self) -> None:
-        """Read the checkpoint whenever it was written, until cancelled."""
         async for _ in self._changes():
             self._refresh()
 

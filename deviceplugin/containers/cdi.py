@@ -182,7 +182,6 @@ class CdiNames:
             log.info("CDI specification written", path=str(path), devices=len(spec["devices"]))
 
     def _warn_once(self, about: str, problem: str) -> None:
-        """Say what is wrong once, not at every look."""
         if self._reported.get(about) != problem:
             log.warning("CDI", problem=problem)
             self._reported[about] = problem

@@ -62,5 +62,4 @@ class DeviceListStrategies:
 
 
 def needs_cdi_names(strategies: Sequence[str]) -> bool:
-    """Tell whether a strategy needs CDI names."""
     return not {CDI_ANNOTATIONS, CDI_CRI}.isdisjoint(strategies)

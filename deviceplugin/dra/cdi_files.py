@@ -21,7 +21,6 @@ def device_of(claim_uid: str, request: str) -> str:
 
 
 def edits_of(grant: ContainerGrant) -> dict[str, Any]:
-    """Write a container's grant as CDI's edits."""
     edits: dict[str, Any] = {"env": [f"{name}={value}" for name, value in grant.envs.items()]}
     if grant.devices:
         edits["deviceNodes"] = [

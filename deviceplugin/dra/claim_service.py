@@ -38,9 +38,7 @@ SHARERS_LOOK_S: Final = 5.0
 class ClaimApi(Protocol):
     """ClaimApi reads objects; `kubeapi.client.KubeClient` implements it."""
 
-    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
-        """Read an object."""
-        ...
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
 
 class ClaimService:

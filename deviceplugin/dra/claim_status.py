@@ -80,7 +80,6 @@ class ClaimStatusWriter:
         account.subscribe(self._wake.set)
 
     async def run(self) -> None:
-        """Write what is not written, until cancelled."""
         while True:
             self._wake.clear()
             wait_s = await self._step()

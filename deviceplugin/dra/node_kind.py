@@ -55,7 +55,6 @@ class NodeKindMark:
         return node is not None and self._patch(node) is None
 
     async def run(self) -> None:
-        """Patch the Node whenever it says something else, until cancelled."""
         await self._stepper.run()
 
     async def _step(self) -> float | None:
@@ -75,7 +74,6 @@ class NodeKindMark:
         return self._backoff.failed()  # the watch brings what was written
 
     def _patch(self, node: NodeObject) -> dict[str, Any] | None:
-        """Write what is to be changed, None for nothing."""
         mark = node.metadata.get_annotation(NODE_SERVES)
         if not self._serves_claims:
             return None if mark is None else {"metadata": {"annotations": {NODE_SERVES: None}}}

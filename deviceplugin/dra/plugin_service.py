@@ -28,9 +28,7 @@ Observe = Callable[[str, float, str], None]
 class ClaimPreparer(Protocol):
     """Prepares claims; refusals are `AllocationRefusedError` or any `AllocatorError`."""
 
-    async def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
-        """Give a claim its devices."""
-        ...
+    async def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim: ...
 
     async def unprepare(self, uid: str) -> None:
         """Take them back."""
@@ -121,7 +119,6 @@ class PluginRegistration(registration_rpc.RegistrationServicer):
     async def GetInfo(  # noqa: N802 - the wire's name
         self, _request: registration_pb.InfoRequest, _context: Any
     ) -> registration_pb.PluginInfo:
-        """Say name, socket and versions."""
         return registration_pb.PluginInfo(
             type=PLUGIN_TYPE, name=DRA_DRIVER, endpoint=str(self._endpoint), supported_versions=[VERSION]
         )
@@ -129,6 +126,5 @@ class PluginRegistration(registration_rpc.RegistrationServicer):
     async def NotifyRegistrationStatus(  # noqa: N802 - the wire's name
         self, request: registration_pb.RegistrationStatus, _context: Any
     ) -> registration_pb.RegistrationStatusResponse:
-        """Hear whether the kubelet has registered the plugin."""
         self._on_status(request.plugin_registered, request.error)
         return registration_pb.RegistrationStatusResponse()

@@ -124,11 +124,9 @@ class PreparedClaims:
         return iter(tuple(self._claims.values()))
 
     def get(self, uid: str) -> PreparedClaim | None:
-        """Find a claim by its UID."""
         return self._claims.get(uid)
 
     def of_pod(self, pod_uid: str) -> list[PreparedClaim]:
-        """Find the claims of a pod."""
         return [claim for claim in self._claims.values() if claim.pod_uid == pod_uid]
 
     def read_request(self, pod_uid: str) -> PodRequest | None:

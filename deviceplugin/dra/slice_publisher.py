@@ -109,7 +109,6 @@ class SlicePublisher(Sink[SliceObject]):
         account.subscribe(self._stepper.wake)
 
     async def run(self) -> None:
-        """Publish until cancelled."""
         selector = f"spec.nodeName={self._node_name},spec.driver={DRA_DRIVER}"
         reflector = Reflector(self._client, SLICES, SliceObject, self, params={"fieldSelector": selector})
         async with asyncio.TaskGroup() as group:
@@ -119,12 +118,10 @@ class SlicePublisher(Sink[SliceObject]):
     # What the watch shows.
 
     def replace(self, items: Sequence[SliceObject], _resource_version: str) -> None:
-        """Take all slices of this node."""
         self._found = {item.metadata.name: item for item in items}
         self._stepper.wake()
 
     def event(self, kind: Kind, item: SliceObject, _resource_version: str) -> None:
-        """Take one change."""
         found = self._found if self._found is not None else {}
         if kind == "DELETED":
             found.pop(item.metadata.name, None)

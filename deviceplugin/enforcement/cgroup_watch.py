@@ -36,7 +36,6 @@ class CgroupWatch:
     Args:
         on_change: Called with a folder and the name of what appeared or disappeared in it.
         on_lost: Called when events were lost, or begin to be.
-
     """
 
     def __init__(self, on_change: Callable[[Path, str], None], on_lost: Callable[[], None]) -> None:
@@ -58,7 +57,6 @@ class CgroupWatch:
         return self._inotify.folders | self._unwatched
 
     def close(self) -> None:
-        """End."""
         self._inotify.close()
 
     def watch(self, folder: Path) -> bool:
@@ -83,7 +81,6 @@ class CgroupWatch:
         return True
 
     def unwatch(self, folder: Path) -> None:
-        """Watch a folder no more."""
         self._unwatched.discard(folder)
         self._inotify.unwatch(folder)
 

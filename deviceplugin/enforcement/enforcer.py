@@ -105,12 +105,10 @@ class Enforcer:
         return self._watch.problem
 
     def list_limits(self) -> Iterator[ContainerLimit]:
-        """List the limits of all containers' cgroups that there are."""
         for pod in self._pods.values():
             yield from pod.limits.values()
 
     async def run(self) -> None:
-        """Keep limits in force until cancelled."""
         driver = self._limit_capability.driver
         if driver is None:
             # To return would end the daemon.

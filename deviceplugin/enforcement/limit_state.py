@@ -31,7 +31,6 @@ class ContainerLimit:
 
     @property
     def log_fields(self) -> dict[str, str | None]:
-        """Name pod, container and card for the log."""
         return {"pod": self.uid, "container": self.container, "card": self.uuid}
 
     @property

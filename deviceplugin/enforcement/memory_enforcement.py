@@ -18,7 +18,6 @@ class MemoryEnforcement:
         self._mps_clients = mps_clients
 
     def get_enforcement(self, uuid: str) -> Enforcement:
-        """Tell what limits the containers of a card."""
         if self._limit_capability.get_support(uuid).can_limit:
             return Enforcement.DRIVER
         return Enforcement.ACCOUNTED if self._mps_clients is None else self._mps_clients.get_enforcement(uuid)

@@ -99,7 +99,6 @@ class MpsClients:
         return self._service.make_grant(uuid, mib, self._size_mib(uuid))
 
     async def run(self) -> None:
-        """Follow the service until cancelled."""
         while True:
             self.update_states()
             await asyncio.sleep(self._look_s)

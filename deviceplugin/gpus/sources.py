@@ -20,10 +20,8 @@ SOURCES: Final[dict[str, GpuProvider]] = {provider.name: provider for provider i
 
 
 def list_vendors() -> list[Vendor]:
-    """List the vendors of all sources."""
     return [provider.vendor for provider in SOURCES.values() if provider.vendor is not None]
 
 
 def list_names_with_mps() -> list[str]:
-    """List the sources whose vendor has MPS."""
     return [name for name, provider in SOURCES.items() if provider.mps_program]

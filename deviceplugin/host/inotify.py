@@ -41,7 +41,6 @@ class Inotify:
 
     @property
     def folders(self) -> frozenset[Path]:
-        """Folders that are watched."""
         return frozenset(self._numbers)
 
     def open(self) -> None:

@@ -51,7 +51,6 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Give the lock back."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)

@@ -8,14 +8,10 @@ class Registers(Protocol):
     """Keeps one plugin registered with the kubelet."""
 
     @property
-    def is_registered(self) -> bool:
-        """Whether the kubelet knows the plugin."""
-        ...
+    def is_registered(self) -> bool: ...
 
     @property
-    def registrations(self) -> int:
-        """Number of registrations so far."""
-        ...
+    def registrations(self) -> int: ...
 
     async def run(self) -> None:
         """Serve and keep registered until cancelled."""

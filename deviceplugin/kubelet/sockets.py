@@ -107,7 +107,6 @@ class FolderWatch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop."""
         if self._tick is not None:
             self._tick.cancel()
         self._inotify.close()

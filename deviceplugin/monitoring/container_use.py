@@ -56,7 +56,6 @@ class ContainerUse:
 
     @property
     def beyond_mib(self) -> int:
-        """MiB used beyond the promise."""
         return max(0, (self.used_mib or 0) - self.promised_mib)
 
 
@@ -64,9 +63,7 @@ class Measurements(Protocol):
     """The newest measurement, as `sampling.CardSampler` has it."""
 
     @property
-    def samples(self) -> Sequence[GpuSample]:
-        """The newest sample of each card."""
-        ...
+    def samples(self) -> Sequence[GpuSample]: ...
 
     @property
     def sampled_s(self) -> float:

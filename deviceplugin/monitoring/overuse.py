@@ -46,7 +46,6 @@ class PodIdentity:
 
     @property
     def ref(self) -> ObjectRef:
-        """Reference for Events."""
         return make_pod_ref(self.namespace, self.name, self.uid)
 
 
@@ -93,7 +92,6 @@ class OverUseWatcher:
         self.errors = 0
 
     def is_over_use(self, row: ContainerUse) -> bool:
-        """Whether a container uses more than is tolerated."""
         return row.beyond_mib > self._tolerance_mib
 
     def record_not_limited(self, uid: str, container: str, problem: str) -> None:

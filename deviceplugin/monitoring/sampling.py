@@ -188,7 +188,6 @@ class CardSampler:
                     await self._wake.wait()
 
     async def follow_events(self) -> None:
-        """Take health events as they come, until cancelled."""
         try:
             while True:
                 events = await self._news.call(lambda: self._source.events(EVENT_WAIT_S))

@@ -82,7 +82,6 @@ class TelemetryHistory:
             points.append((now_s, next((each for each in told if each != NO_TELEMETRY), NO_TELEMETRY)))
 
     def list_activities(self) -> Iterator[CardActivity]:
-        """List what each physical card does now."""
         now_s = self._now_s()
         for uuid, listed in self._listed.items():
             measured_s, telemetry = self._points[uuid][-1]
@@ -139,7 +138,6 @@ class TelemetryCollector(Collector):
         self._activities = activities
 
     def collect(self) -> Iterator[Metric]:
-        """Read the cards."""
         activities = list(self._activities())
         for name, help_text, field, convert in _GAUGES:
             family = GaugeMetricFamily(f"gpupack_card_{name}", help_text, labels=_LABELS)

@@ -91,11 +91,9 @@ class AllocationAnnotator:
         account.subscribe(self._wake.set)
 
     def wake(self) -> None:
-        """Look soon whether there is something to write."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Annotate until cancelled."""
         while True:
             self._wake.clear()
             wait_s = await self._all()

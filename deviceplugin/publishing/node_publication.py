@@ -47,7 +47,6 @@ class NodePublication:
 
     @property
     def layout(self) -> Layout:
-        """Layout of the packed capacity."""
         return Layout(width(max(self.sizes, default=0)), len(self.sizes), self.unit_mib)
 
 

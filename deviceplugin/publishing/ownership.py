@@ -133,7 +133,6 @@ class NodeOwnership:
 
     @property
     def owns_node(self) -> bool:
-        """Whether the Node is this daemon's to write to."""
         record = self._record(self._node_view.node)
         return record is not None and record.owner.host == self._me.host
 
@@ -170,7 +169,6 @@ class NodeOwnership:
         )
 
     async def run(self) -> None:
-        """Challenge, answer and wait until cancelled."""
         await self._stepper.run()
 
     async def _step(self) -> float | None:

@@ -120,7 +120,6 @@ class NodePublisher:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last patch failed."""
         return self._failing_since_s is not None
 
     @property

@@ -79,7 +79,6 @@ class AutoscaleLoop:
         self.kept: Mapping[str, KeptNode] = {}
 
     async def run(self) -> None:
-        """Go on until cancelled."""
         while True:
             if not self._trouble():
                 await self._try_pass()
@@ -159,7 +158,6 @@ class AutoscaleLoop:
                 self._recorder.event(ref, "Warning", "NodeNotAskedFor", said.text)
 
     def status(self) -> dict[str, object]:
-        """Write everything for `/status`."""
         return {
             "autoscaler": self._detector.name,
             "asksForNodes": self._settings.placeholders,
@@ -194,7 +192,6 @@ def make_app(
     writer: Writer,
     unready: Callable[[], str],
 ) -> web.Application:
-    """Make health, metrics and status over HTTP."""
 
     async def write_metrics() -> bytes:
         return metrics.render(loop.plan, loop.kept, writer.failed)

@@ -28,9 +28,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 class DiscoveryApi(Protocol):
     """Requests to the API server that finding the autoscaler needs; `kubeapi.client.KubeClient` has them."""
 
-    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
-        """Read an object."""
-        ...
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
 
 class _Version(msgspec.Struct):
@@ -98,7 +96,6 @@ class AutoscalerDetector:
         self.trouble = ""
 
     async def refresh(self) -> None:
-        """Look, where it is time to."""
         if self._clock() < self._look_at:
             return
         try:

@@ -54,7 +54,6 @@ class AutoscaleMetrics:
         )
 
     def render(self, plan: Plan, kept: Mapping[str, KeptNode], failed: Mapping[str, int]) -> bytes:
-        """Write everything in Prometheus' text format."""
         self._placeholders.set(len(plan.placeholders))
         self._starting.set(len(plan.starting))
         counts = plan.counts()

@@ -49,12 +49,10 @@ class NewNode:
 
     @property
     def units(self) -> int:
-        """Units that the pods take of its cards."""
         return sum(card.used_units for card in self.cards)
 
     @property
     def size(self) -> int:
-        """Units of its cards."""
         return sum(card.size_units for card in self.cards)
 
     def take(self, pod: WaitingPod, kind: EquivalentPods) -> bool:
@@ -107,7 +105,6 @@ def join_terms(
 
 
 def _must_be_apart(pod: WaitingPod, kind: EquivalentPods, other: WaitingPod, its: EquivalentPods) -> bool:
-    """Tell whether two pods cannot be on one node."""
     if kind.requirements.ports & its.requirements.ports:
         return True
     if not (kind.has_terms or its.has_terms):

@@ -63,7 +63,6 @@ class Placeholder:
 
     @property
     def named(self) -> str:
-        """The pods that it stands for, in one line."""
         more = len(self.stands_for) - _NAMED
         return ",".join(self.stands_for[:_NAMED]) + (f"{_MORE}{more} more" if more > 0 else "")
 

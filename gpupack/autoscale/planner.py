@@ -116,7 +116,6 @@ class Plan:
     unlabelled: Mapping[str, str] = field(default_factory=dict)
 
     def counts(self) -> Counter[Outcome]:
-        """Count the pods by outcome."""
         return Counter(each.outcome for each in self.pods.values())
 
 
@@ -131,7 +130,6 @@ class _Outcomes:
         self.pods[pod.uid] = PodOutcome(pod, outcome, text or SENTENCES[outcome])
 
     def note_all(self, pods: Iterable[WaitingPod], outcome: Outcome, text: str = "") -> None:
-        """Record the same outcome of several pods."""
         for pod in pods:
             self.note(pod, outcome, text)
 

@@ -206,7 +206,6 @@ class NodeChange:
     kept: KeptNode | None
 
     def patch(self, resource_version: str) -> dict[str, Any]:
-        """Write the merge patch of the Node."""
         return {"metadata": {"resourceVersion": resource_version, "annotations": dict(self.annotations)}}
 
 

@@ -91,12 +91,10 @@ class Shape:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """Labels of such a node."""
         return self.node.metadata.labels or {}
 
     @property
     def taints(self) -> tuple[Taint, ...]:
-        """Taints that such a node keeps."""
         return self.node.spec.taints or ()
 
 
@@ -114,7 +112,6 @@ class Shapes:
         self._cards: dict[str, tuple[Card, ...]] = {}
 
     def cards(self, name: str) -> tuple[Card, ...]:
-        """Cards of an empty node of a shape."""
         found = self._cards.get(name)
         if found is None:
             nodes = self.cluster.state.nodes
@@ -123,7 +120,6 @@ class Shapes:
 
     @cached_property
     def by_cards(self) -> dict[CardSet, list[Shape]]:
-        """Shapes by the cards that they have."""
         found: dict[CardSet, list[Shape]] = {}
         for shape in self.by_name.values():
             found.setdefault(shape.card_set, []).append(shape)

@@ -136,7 +136,6 @@ class SumView:
         return candidates[has]
 
     def names(self, positions: RowArray) -> list[str]:
-        """Names of the nodes at positions."""
         return [self._names[at] for at in positions.tolist()]
 
     def _left_of(self, resource: str) -> LongArray:

@@ -29,17 +29,13 @@ log = structlog.get_logger(__name__)
 class Api(Protocol):
     """Api is the part of the API client that the writer needs; `kubeapi.client.KubeClient` has it."""
 
-    async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes:
-        """Create an object."""
-        ...
+    async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes: ...
 
-    async def patch(self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...) -> bytes:
-        """Change an object."""
-        ...
+    async def patch(
+        self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...
+    ) -> bytes: ...
 
-    async def delete(self, path: str, body: Any = ..., *, timeout_s: float = ...) -> bytes:
-        """Delete an object."""
-        ...
+    async def delete(self, path: str, body: Any = ..., *, timeout_s: float = ...) -> bytes: ...
 
 
 class Writer:
@@ -119,7 +115,6 @@ class Writer:
         await self._api.patch(path, body, timeout_s=self._timeout_s)
 
     async def _do(self, what: str, name: str, work: Any) -> bool:
-        """Do one write; tell whether it was done."""
         if not self._may():
             work.close()
             return False

@@ -38,7 +38,6 @@ Command = Callable[..., None]
 
 
 def _options(command: Command) -> Command:
-    """Add what both commands take."""
     for add in reversed(
         (
             click.argument("node", shell_complete=complete_nodes),

@@ -152,7 +152,6 @@ def _is_live(options: dict[str, Any]) -> bool:
 
 
 def _on_cluster(asked: Any, options: dict[str, Any]) -> None:
-    """Simulate the cluster, as it is and changed."""
     import gc
     from functools import partial
 

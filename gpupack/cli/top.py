@@ -80,7 +80,6 @@ def top(**options: Any) -> None:
 
 
 def _text(options: dict[str, Any]) -> str:
-    """Write what is there now."""
     from gpupack.errors import InputError
     from gpupack.inventory import build_rows, fetch, load_nodes, render
     from gpupack.inventory.objects import CLAIMS_NOT_READ
@@ -109,7 +108,6 @@ def _text(options: dict[str, Any]) -> str:
 
 
 def _asks_for_telemetry(options: dict[str, Any]) -> bool:
-    """Tell whether the daemons are asked what cards do."""
     wanted: bool | None = options["telemetry"]
     if wanted is None:
         return options["output"] == "wide" and not options["pods"]

@@ -102,7 +102,6 @@ def name_pod(pod: KubePod) -> PendingPod:
 
 
 def explain_pending_pod(cluster: Cluster, pod: KubePod, queued: QueuedAs) -> PendingPod:
-    """Say why one pod waits."""
     namespace, name = pod.metadata.namespace, pod.metadata.name
     said = queued(namespace, name)
     of_queue = next(iter(said or ()), None)

@@ -93,11 +93,9 @@ class Dashboard:
         self.feed: BoardFeed | None = None
 
     def wake(self) -> None:
-        """Show that something has changed."""
         self._changed.set()
 
     def flush_changes(self) -> None:
-        """Show the nodes that changed."""
         self.hub.flush_nodes()
         if self.feed is None:
             return
@@ -127,7 +125,6 @@ class Dashboard:
         self.hub.set_part("fits", await ask(lambda cluster: list(advice.count_fit_of_sizes(cluster))))
 
     async def run(self) -> None:
-        """Keep it up to date until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._refresh_forever())
             group.create_task(self._sample_forever())

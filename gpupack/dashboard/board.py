@@ -72,7 +72,6 @@ class ClusterBoard:
         self._unit_mib = unit_mib
 
     def replace_nodes(self, nodes: Iterable[KubeNode]) -> None:
-        """Take a complete list."""
         before = self.nodes or {}
         self.nodes = {node.metadata.name: node for node in nodes}
         self._dirty |= before.keys() | self.nodes.keys()
@@ -82,7 +81,6 @@ class ClusterBoard:
         self._follow_unit()
 
     def put_node(self, node: KubeNode) -> None:
-        """Take one that is new or has changed."""
         self.nodes = self.nodes if self.nodes is not None else {}
         self.nodes[node.metadata.name] = node
         self.serves_claims = self.serves_claims or serves_claims(node)
@@ -92,7 +90,6 @@ class ClusterBoard:
         self._note_change(lambda cluster, now: cluster.put_node(node, now))
 
     def drop_node(self, node: KubeNode) -> None:
-        """Take one away."""
         name = node.metadata.name
         (self.nodes or {}).pop(name, None)
         self._dirty.add(name)
@@ -108,7 +105,6 @@ class ClusterBoard:
             self._make_stale()
 
     def replace_pods(self, pods: Iterable[KubePod]) -> None:
-        """Take a complete list."""
         self._dirty |= self._on_node.keys()
         self.pods, self._on_node = {}, {}
         self._make_stale()
@@ -120,7 +116,6 @@ class ClusterBoard:
             self._grouped.remove_pod(uid)
 
     def put_pod(self, pod: KubePod) -> None:
-        """Take one that is new or has changed."""
         self.pods = self.pods if self.pods is not None else {}
         key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key, keep=pod.spec.node_name)
@@ -134,7 +129,6 @@ class ClusterBoard:
         self._note_change(lambda cluster, now: cluster.put_pod(pod, now))
 
     def drop_pod(self, pod: KubePod) -> None:
-        """Take one away."""
         key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key)
         (self.pods or {}).pop(key, None)
@@ -142,7 +136,6 @@ class ClusterBoard:
         self._note_change(lambda cluster, now: cluster.drop_pod(pod, pod.metadata.resource_version, now))
 
     def replace_claims(self, claims: Iterable[ClaimObject]) -> None:
-        """Take a complete list of ResourceClaims."""
         self._dirty |= self._claims_on_node.keys()
         self._claims, self._claims_on_node = {}, {}
         self._make_stale()
@@ -150,7 +143,6 @@ class ClusterBoard:
             self.put_claim(claim)
 
     def put_claim(self, claim: ClaimObject) -> None:
-        """Take one that is new or has changed."""
         uid = claim.metadata.uid
         self._off_nodes(uid)
         self._claims[uid] = claim
@@ -160,7 +152,6 @@ class ClusterBoard:
         self._note_change(lambda cluster, now: cluster.put_claim(claim, now))
 
     def drop_claim(self, claim: ClaimObject) -> None:
-        """Take one away."""
         self._off_nodes(claim.metadata.uid)
         self._claims.pop(claim.metadata.uid, None)
         self._note_change(
@@ -168,11 +159,9 @@ class ClusterBoard:
         )
 
     def replace_groups(self, groups: Iterable[PodGroup]) -> None:
-        """Take a complete list of PodGroups."""
         self._complete(self._grouped.replace_groups(groups))
 
     def put_group(self, group: PodGroup) -> None:
-        """Take one that is new or has changed."""
         self._complete(self._grouped.put_group(group))
 
     def drop_group(self, group: PodGroup) -> None:
@@ -255,7 +244,6 @@ class ClusterBoard:
         )
 
     def sum_cards(self) -> CardSums:
-        """Sum up all cards."""
         return sum(self.sums.values(), CardSums())
 
     def get_cluster(self) -> Cluster:
@@ -316,7 +304,6 @@ class ClusterBoard:
         return None if self.queued is None else () if found is None else (found,)
 
     def get_labels(self) -> Mapping[str, Mapping[str, str]]:
-        """Labels of the pods that are known, by UID."""
         return {pod.metadata.uid: pod.metadata.labels or {} for pod in (self.pods or {}).values()}
 
 

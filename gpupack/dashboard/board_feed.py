@@ -118,7 +118,6 @@ class BoardFeed:
         self._claims.reflector = Reflector(client, claims, ClaimObject, self._claims, watch_s=WATCH_S)
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
             for reflector in (self._nodes.reflector, self._pods.reflector):
                 if reflector is not None:
@@ -154,7 +153,6 @@ class BoardFeed:
 
     @property
     def is_failing(self) -> bool:
-        """Whether something cannot be read now."""
         return self._nodes.error is not None or self._pods.error is not None
 
     def list_problems(self) -> list[str]:

@@ -177,7 +177,6 @@ class DashboardHandlers:
         self._turn = asyncio.Lock()
 
     def make_app(self) -> web.Application:
-        """Make the application."""
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
             [

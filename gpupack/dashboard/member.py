@@ -69,7 +69,6 @@ class MemberPages:
     def answer_page(
         self, cluster: Cluster, namespace: str, _query: Mapping[str, str], budget: WorkBudget
     ) -> MemberPage:
-        """Answer `page`."""
         kept = self._kept.pop(namespace, None)
         if kept is None or self._clock() >= kept[0]:
             page = self._make_page(cluster, namespace, budget)
@@ -194,7 +193,6 @@ class MemberBoard:
         self._changed: set[str] = set()
 
     def replace(self, tiles: Sequence[NodeTile]) -> None:
-        """Take a complete list."""
         before, self.tiles = self.tiles, {tile.name: tile for tile in tiles}
         self._changed |= before.keys() - self.tiles.keys()
         for name, tile in self.tiles.items():
@@ -245,7 +243,6 @@ class MemberDashboard:
         )
 
     async def run(self) -> None:
-        """Keep it up to date until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -253,7 +250,6 @@ class MemberDashboard:
             await asyncio.sleep(max(EVERY_S, PATIENCE * (loop.time() - began)))
 
     async def refresh(self) -> None:
-        """Ask for the page once."""
         told = (
             f"You may not list nodes: answered by gpupack in the cluster for namespace {self._namespace}. "
             "Pods of other namespaces are sums."
@@ -279,11 +275,9 @@ class MemberDashboard:
         self.hub.announce_point()
 
     def has_node(self, name: str) -> bool:
-        """Tell whether there is such a node."""
         return name in self._board.tiles
 
     async def describe_node(self, name: str) -> bytes:
-        """Describe a node with its pods; see `PageAnswers`."""
         return await self._ask("node", {"name": name})
 
     def find_nodes_with_pod(self, text: str) -> list[str]:
@@ -296,12 +290,10 @@ class MemberDashboard:
         )
 
     async def explain_pod(self, namespace: str, pod: str) -> bytes:
-        """Say why a pod waits; see `PageAnswers`."""
         if namespace != self._namespace:
             raise InputError(f"namespace {shown(namespace)}; allowed: {shown(self._namespace)}")
         return await self._ask("why", {"pod": pod})
 
     async def count_fit(self, query: Mapping[str, str]) -> bytes:
-        """Count pods of a size; see `PageAnswers`."""
         names: Any = ("units", "cards", "model", "percent")
         return await self._ask("fit", {"units": 1, **{key: query[key] for key in names if key in query}})

@@ -80,11 +80,9 @@ class PageHub:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a page is open."""
         return bool(self._pages)
 
     def flush_nodes(self) -> None:
-        """Tell pages of nodes that changed."""
         names = self._board.refresh()
         if names:
             for page in self._pages:
@@ -101,13 +99,11 @@ class PageHub:
                 page.has_changes.set()
 
     def announce_point(self) -> None:
-        """Tell pages of one more point of the trend."""
         for page in self._pages:
             page.points += 1
             page.has_changes.set()
 
     def encode_everything(self) -> bytes:
-        """Encode everything that pages show, as JSON."""
         nodes = self._board.encoded
         return msgspec.json.encode(
             {

@@ -36,7 +36,6 @@ def ask_through_api(client: KubeClient, namespace: str, service: str) -> Ask:
 
 
 def ask_directly(session: aiohttp.ClientSession, url: str) -> Ask:
-    """Ask the queue itself, in the cluster."""
 
     async def ask() -> bytes:
         async with session.get(f"{url.rstrip('/')}/status") as answer:
@@ -80,5 +79,4 @@ async def _poll_once(ask: Ask) -> tuple[dict[str, Any], Sequence[WaitExplanation
 
 
 def explain_no_queues(text: str) -> dict[str, Any]:
-    """Say why there are no queues to show."""
     return {"there": False, "text": text, "queues": [], "pods": [], "more": 0}

@@ -91,7 +91,6 @@ class CardSums(msgspec.Struct, frozen=True, gc=False):
     cordoned: int = 0
 
     def __add__(self, other: "CardSums") -> "CardSums":
-        """Count both."""
         return CardSums(
             self.cards + other.cards,
             self.size + other.size,
@@ -107,7 +106,6 @@ class CardSums(msgspec.Struct, frozen=True, gc=False):
 
 
 def make_node_tile(row: NodeRow, labels: dict[str, str] | None) -> NodeTile:
-    """Make the record of one node."""
     models = sorted({card.model for card in row.cards if card.model})
     return NodeTile(
         name=row.node,
@@ -168,7 +166,6 @@ def _count_overuse_of_pods(card: CardRow, beyond: int, unit_mib: int) -> int:
 
 
 def sum_cards(tile: NodeTile) -> CardSums:
-    """Add up the cards of one node."""
     total = CardSums()
     for card in tile.cards:
         whole = card.free == card.size > 0
@@ -223,7 +220,6 @@ class NodeDetail(msgspec.Struct, frozen=True):
 
 
 def make_node_detail(row: NodeRow, tile: NodeTile) -> NodeDetail:
-    """Make the record of one node with its pods."""
     return NodeDetail(
         node=tile,
         cards=[

@@ -16,7 +16,6 @@ COARSE: Final = 2016
 
 
 def make_trend_point(at_s: float, sums: CardSums, pending: int) -> TrendPoint:
-    """Note the sums of a moment."""
     return TrendPoint(
         at=int(at_s),
         size=sums.size,

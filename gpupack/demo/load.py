@@ -39,14 +39,12 @@ class DemoLoad:
         self.waiting: list[str] = []
 
     async def run(self) -> None:
-        """Go on until cancelled."""
         self._create(TOO_LARGE)
         while True:
             await self.do_step()
             await asyncio.sleep(EVERY_S)
 
     async def do_step(self) -> None:
-        """Let one thing happen."""
         came = self._chance.random() > len(self.running) / (2 * FULL)
         if came and len(self.waiting) < WAITING:
             self._create(self._chance.choice(PODS))

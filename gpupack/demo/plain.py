@@ -69,7 +69,6 @@ def _read_offered_units(cluster: EmbeddedCluster, node: str) -> int:
 
 
 async def _bind(cluster: EmbeddedCluster, name: str, shape: Mapping[str, Any], node: str) -> PodFate:
-    """Bind one pod and wait for its kubelet's decision."""
     cluster.create(copy.deepcopy(cluster.make_pod_manifest(name, **shape)))
     cluster.api.bind_pod("default", name, node)
     await wait_until(

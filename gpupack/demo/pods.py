@@ -32,7 +32,6 @@ def shuffle_shapes(seed: int) -> dict[str, dict[str, Any]]:
 
 
 def count_units(shape: Mapping[str, Any]) -> int:
-    """Units that a pod of this shape holds."""
     return int(max(sum(shape["units"]) + shape.get("sidecar", 0), shape.get("init", 0)))
 
 
@@ -42,7 +41,6 @@ def count_whole_gpus(shape: Mapping[str, Any]) -> int:
 
 
 def describe_request(shape: Mapping[str, Any]) -> str:
-    """Say what a pod asks for."""
     said = " + ".join(f"{units} GiB" for units in shape["units"])
     if "cards" in shape:
         said += f" over {shape['cards']} cards"

@@ -128,7 +128,6 @@ class _PodExplainer:
 
     @property
     def _scheduler_message(self) -> str:
-        """Message of kube-scheduler in the pod."""
         for condition in self._pod.status.conditions or ():
             if condition.type == "PodScheduled" and condition.status == "False":
                 return condition.message or condition.reason
@@ -153,7 +152,6 @@ class _PodExplainer:
         return self._make_answer("no-cards", text)
 
     def explain_ended(self) -> PodExplanation:
-        """A pod that is over."""
         status = self._pod.status
         if status.phase == "Succeeded":
             return self._make_answer("ended", "is over: it succeeded, and holds no cards")
@@ -168,7 +166,6 @@ class _PodExplainer:
         return self._make_answer("pending", text)
 
     def explain_deletion(self) -> PodExplanation:
-        """A pod that is being deleted."""
         node = self._pod.spec.node_name
         until = f"it was deleted, and has until {self._pod.metadata.deletion_timestamp}"
         if not node:
@@ -288,14 +285,12 @@ class _PodExplainer:
         return WayOut("scheduler-name", f"{text}; {_takes(fits)} take it now" if fits else text)
 
     def _find_queue_entry(self) -> "QueueWhy | None":
-        """Find what the queue says of the pod."""
         if not waits_in_queue(self._pod):
             return None
         key = self._pod.metadata.namespace, self._pod.metadata.name
         return next((each for each in self._queued or () if (each.namespace, each.name) == key), None)
 
     def _explain_queue(self) -> list[WayOut]:
-        """Explain where the pod stands in the queue."""
         if not waits_in_queue(self._pod):
             return []
         said = self._find_queue_entry()
@@ -415,7 +410,6 @@ def _no_words(cluster: Cluster) -> str:
 
 
 def _advice(reason: str, message: str) -> tuple[str, ...]:
-    """Name the usual cause of a failure."""
     if reason == "UnexpectedAdmissionError":
         advice = (
             "the kubelet refused it when it arrived, as a rule after a reboot, before the device plugin was "

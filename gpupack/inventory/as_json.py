@@ -14,7 +14,6 @@ def format_json(rows: Sequence[NodeRow], *, pods: bool) -> str:
 
 
 def build_records(rows: Sequence[NodeRow], *, pods: bool) -> list[dict[str, Any]]:
-    """Build what `format_json` writes, as values."""
     return [_node(row, pods=pods) for row in rows]
 
 

@@ -74,7 +74,6 @@ class NodesAndPods:
 
 
 def make_unknown_node_error(names: Iterable[str]) -> InputError:
-    """Make the error for names that no node has."""
     return InputError(f"no node has the name {', '.join(shown(name) for name in sorted(names))}")
 
 

@@ -48,11 +48,9 @@ class PodsByNode:
         return cls(by_node, claims_by_node)
 
     def get_pods(self, node: str) -> Sequence[PodLite]:
-        """The pods of one node."""
         return self.by_node.get(node, ())
 
     def get_claims(self, node: str, unit_mib: int) -> Sequence[AllocatedClaim]:
-        """The claims that are allocated cards of one node."""
         found = (read_claim(claim, unit_mib).get(node) for claim in self.claims.get(node, ()))
         return [claim for claim in found if claim is not None]
 

@@ -87,7 +87,6 @@ def _by_node(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
 
 
 def _by_card(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
-    """Lay out one line per card."""
     measured = any(card.telemetry is not None for row in rows for card in row.cards)
     columns = _TELEMETRY_TITLES if measured else ()
     titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MEMORY", *columns, "MODEL", "UUID")
@@ -229,7 +228,6 @@ def format_remark(row: NodeRow, options: RenderOptions) -> str:
 
 
 def _age(row: NodeRow, options: RenderOptions) -> str:
-    """Say how old the words are, where their revision tells."""
     now_ms = options.now_ms()
     if row.revision is None or not _FIRST_REVISION_MS <= row.revision <= now_ms:
         return ""

@@ -177,7 +177,6 @@ def read_answer(body: bytes) -> dict[str, CardTelemetry]:
 
 
 def is_possible(value: float) -> bool:
-    """Tell whether a card can have such a value."""
     return 0 <= value <= MOST
 
 

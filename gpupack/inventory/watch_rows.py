@@ -57,7 +57,6 @@ class WatchedObjects(Sink[T]):
         self.objects: dict[tuple[str, str], T] | None = None
 
     async def run(self) -> None:
-        """Keep it up to date until cancelled."""
         await self._reflector.run()
 
     @property
@@ -66,12 +65,10 @@ class WatchedObjects(Sink[T]):
         return self._error if self._reflector.last_contact == self._failed_after else None
 
     def replace(self, items: Sequence[T], _resource_version: str) -> None:
-        """Take a complete list."""
         self.objects = {_key(item): item for item in items}
         self._changed()
 
     def event(self, kind: Kind, item: T, _resource_version: str) -> None:
-        """Take one change."""
         objects = self.objects if self.objects is not None else {}
         if kind == "DELETED":
             objects.pop(_key(item), None)
@@ -242,7 +239,6 @@ class _Screen:
 
 
 def _height() -> int:
-    """Lines of the terminal."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).lines
     except (OSError, ValueError):

@@ -160,7 +160,6 @@ def _cards(requests: list[tuple[dict[str, Any], CardRequest | None]], init_asks:
 
 
 def _rewrite_annotations(metadata: dict[str, Any], cards: int, say: Say, *, same_card: bool) -> None:
-    """Put our annotations in the place of theirs."""
     found = metadata.get("annotations")
     annotations = found if isinstance(found, dict) else CommentedMap()
     new = _translate_annotations(annotations, cards, say)
@@ -179,7 +178,6 @@ def _rewrite_annotations(metadata: dict[str, Any], cards: int, say: Say, *, same
 
 
 def _translate_annotations(old: dict[str, Any], cards: int, say: Say) -> dict[str, Any]:
-    """Translate what they say, and say what is left out."""
     new: dict[str, Any] = {}
     if cards > 1:
         new[POD_CARDS] = str(cards)

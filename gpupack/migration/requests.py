@@ -71,7 +71,6 @@ class UntranslatableError(ValueError):
 
 
 def is_peer_resource(resource: str) -> bool:
-    """Tell whether a resource belongs to one of the three."""
     return resource in RESOURCES or resource.startswith(MIG_PREFIX)
 
 

@@ -53,7 +53,6 @@ class Scalar(ScalarString):
 
     @property
     def is_null(self) -> bool:
-        """Tell whether it stands for nothing."""
         return self.tag == _NULL
 
 

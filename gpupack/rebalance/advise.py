@@ -311,7 +311,6 @@ def _advice(cluster: Cluster, plan: MovePlan, gained: int, before: int, then: in
 
 
 def describe_move(cluster: Cluster, movable: MovablePod, destination: Destination) -> Move:
-    """Write a move for people and scripts."""
     source = NodeCards(movable.node, list_card_numbers(cluster, movable.node, movable.units.keys()))
     goes = NodeCards(
         destination.node, list_card_numbers(cluster, destination.node, destination.placement.charge.keys())

@@ -272,7 +272,6 @@ def _late(name: str, *, gone: bool, new: Sequence[KubePod]) -> str:
 
 
 def _describe_successor(pod: KubePod) -> str:
-    """Name a pod, and the queue in which it waits."""
     if not waits_in_queue(pod):
         return pod.metadata.name
     queue = (pod.metadata.labels or {}).get(QUEUE_NAME, "")

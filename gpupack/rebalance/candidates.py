@@ -57,7 +57,6 @@ class CandidateFinder:
         self._untouched: list[Candidate] | None = None
 
     def list_movable(self, node: str) -> list[MovablePod]:
-        """The pods of a node that may be moved."""
         if node not in self._movable_by_node:
             self._movable_by_node[node] = self._movable_pods.list_on_node(node)
         return self._movable_by_node[node]

@@ -81,7 +81,6 @@ class StartGoal:
         return total
 
     def is_reached(self, final: bool) -> bool:
-        """Whether enough pods fit."""
         return self.count_total(final=final) >= self.wanted
 
     def compute_loss(self, destination: Destination) -> tuple[int, int]:
@@ -98,7 +97,6 @@ class StartGoal:
         return lost, sum(left[card] for card in destination.placement.charge)
 
     def count_on_node(self, node: str, *, final: bool = True) -> int:
-        """Pods that fit on a node."""
         free = self._plan_state.get_free_units(node)
         left = self._plan_state.get_host_capacity(node)
         most = max(0, min(left.pods, self._sum_left(node) // self._request.effective_units))
@@ -160,7 +158,6 @@ class StartGoal:
         return self._plan_state.get_stamp(node)
 
     def get_free_units(self, node: str) -> tuple[int, ...]:
-        """Free units of a node's cards."""
         return self._plan_state.get_free_units(node)
 
     def count_fits(self, node: str) -> list[int]:

@@ -46,21 +46,17 @@ class MovablePod:
 
     @property
     def uid(self) -> str:
-        """UID of the pod."""
         return self.record.uid
 
     @property
     def node(self) -> str:
-        """Node on which the pod runs."""
         return self.record.node
 
     @property
     def total_units(self) -> int:
-        """Units over its cards."""
         return sum(self.units.values())
 
     def make_what_if(self, cluster: Cluster) -> WhatIf:
-        """The pod, to ask filter about."""
         requirements = HostRequirements.from_pod(self.pod)
         request = self.record.request
         assert request is not None  # noqa: S101 - `MovablePods` takes no others

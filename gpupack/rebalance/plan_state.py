@@ -181,19 +181,15 @@ class PlanState:
     # Pods that go and come.
 
     def remove_pod(self, movable: MovablePod) -> None:
-        """Take a pod away from where it runs."""
         self._shift_units(movable.node, movable.units, movable, -1)
 
     def restore_pod(self, movable: MovablePod) -> None:
-        """Put it back."""
         self._shift_units(movable.node, movable.units, movable, 1)
 
     def place_pod(self, movable: MovablePod, destination: Destination) -> None:
-        """Start it somewhere."""
         self._shift_units(destination.node, destination.placement.charge, movable, 1)
 
     def unplace_pod(self, movable: MovablePod, destination: Destination) -> None:
-        """Undo that."""
         self._shift_units(destination.node, destination.placement.charge, movable, -1)
 
     def _shift_units(self, node: str, units: Mapping[int, int], movable: MovablePod, sign: int) -> None:
@@ -226,7 +222,6 @@ class PlanState:
         return known
 
     def get_query(self, movable: MovablePod) -> SchedulingRequest:
-        """Return what a pod asks of cards."""
         return self._get_moved_pod(movable).query
 
     def get_kind(self, movable: MovablePod) -> int:

@@ -198,7 +198,6 @@ class MovePlanner:
         return moves, reached
 
     def _free_next(self, places: CandidateFinder, moves: Moves, moved: set[str]) -> Moves | None:
-        """Free the cheapest site that can be."""
         for candidate in islice(places.iterate_cheapest(moved), MOST_SITES):
             if self._keeps_budgets([*(movable for movable, _ in moves), *candidate.pods]):
                 found = self._search.find_destinations(candidate.pods)
@@ -207,7 +206,6 @@ class MovePlanner:
         return None
 
     def _keeps_budgets(self, movable_pods: Iterable[MovablePod]) -> bool:
-        """Whether moving these pods keeps every budget."""
         budgets = self._cluster.budgets
         return budgets is None or keeps_budgets(budgets, [movable.record for movable in movable_pods])
 

@@ -100,12 +100,10 @@ def _sum_others(card: PodCard, namespace: str) -> PodCard:
 
 
 def name_others(count: int) -> str:
-    """Name so many pods of other namespaces."""
     return HIDDEN if count == 1 else f"{count} pods of other namespaces"
 
 
 def list_namespaces(cluster: Cluster) -> set[str]:
-    """List the namespaces that have pods."""
     return {pod.metadata.namespace for pod in cluster.pods.values()}
 
 

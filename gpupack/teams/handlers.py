@@ -87,7 +87,6 @@ class MemberHandlers:
         self._buckets: dict[str, TokenBucket] = {}
 
     def make_app(self) -> web.Application:
-        """Build the application."""
         app = web.Application(client_max_size=1024)
         app.add_routes(
             [

@@ -131,7 +131,6 @@ class Prometheus:
     async def _fetch_labels(
         self, label: str, end: float, span_s: float
     ) -> dict[tuple[str, str], dict[str, str]]:
-        """A label of all pods that were there."""
         answer = await self._query("query", query=make_label_query(label, span_s), time=end)
         names = list_label_names(label)
         found: dict[tuple[str, str], dict[str, str]] = {}

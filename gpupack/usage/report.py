@@ -45,16 +45,13 @@ class UsageKey:
         raise InputError(f"by {shown(text)}; {_ALLOWED}")
 
     def __str__(self) -> str:
-        """Write it as it is read."""
         return f"{_LABEL}{self.label}" if self.kind == "label" else self.kind
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the keys."""
         return {"namespace": ("namespace",), "pod": ("namespace", "pod")}.get(self.kind, (self.label,))
 
     def get_key(self, use: PodUse) -> tuple[str, ...]:
-        """The keys of one pod."""
         if self.kind == "label":
             return (use.labels.get(self.label, UNLABELLED),)
         namespace = use.namespace or NOBODY

@@ -67,7 +67,6 @@ class UsageSampler:
             self._pods[memory.uid] = (memory, promised + amount, used, measured)
 
     def is_due(self, now_s: float) -> bool:
-        """Whether a period is over."""
         return not 0 <= now_s - self._start < PERIOD_S
 
     def end_period(
@@ -87,7 +86,6 @@ class UsageSampler:
     def peek_period(
         self, now_s: float, labels: Mapping[str, Mapping[str, str]], point: TrendPoint | None
     ) -> Period:
-        """The period that has begun."""
         pods = [
             PodUse(
                 memory.namespace,

@@ -32,7 +32,6 @@ class MemoryStore:
         self._uses = 0
 
     def add(self, period: Period) -> None:
-        """Keep one."""
         self._periods.append(period)
         self._uses += 1 + len(period.pods)
         while self._uses > self._max and len(self._periods) > 1:
@@ -109,7 +108,6 @@ class HistoryFile:
         return list(read_history(self._path))
 
     def close(self) -> None:
-        """Let others keep it."""
         self._file.close()
 
 

@@ -20,7 +20,6 @@ class InterPodAffinity:
 
     @cached_property
     def _pods_with_anti_affinity(self) -> list[tuple[KubePod, list[AffinityTerm]]]:
-        """Pods that keep others away."""
         return [(pod, found) for pod in self._living if (found := read_anti_affinity(pod))]
 
     def is_wanted_near(self, pod: KubePod) -> bool:
@@ -34,7 +33,6 @@ class InterPodAffinity:
 
     @cached_property
     def _pods_with_affinity(self) -> list[tuple[KubePod, list[AffinityTerm]]]:
-        """Pods that want others near."""
         return [(pod, found) for pod in self._living if (found := read_affinity(pod))]
 
     def make_node_check(

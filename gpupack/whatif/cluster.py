@@ -171,37 +171,31 @@ class Cluster:
     # Changes, for those who watch; `now` is in seconds of a clock that only grows, None: the machine's.
 
     def put_node(self, node: KubeNode, now: float | None = None) -> None:
-        """Take a new or changed node."""
         self.nodes[node.metadata.name] = node
         self.state.apply_node(node, _at(now))
         self._expire_and_forget(now)
 
     def drop_node(self, name: str, resource_version: str, now: float | None = None) -> None:
-        """Take the end of a node."""
         self.nodes.pop(name, None)
         self.state.delete_node(name, resource_version, _at(now))
         self._expire_and_forget(now)
 
     def put_pod(self, pod: KubePod, now: float | None = None) -> None:
-        """Take a new or changed pod."""
         self.pods[pod.metadata.uid] = pod
         self.state.apply_pod(drop_unknown_policies(pod), _at(now))
         self._expire_and_forget(now)
 
     def drop_pod(self, pod: KubePod, resource_version: str, now: float | None = None) -> None:
-        """Take the end of a pod."""
         self.pods.pop(pod.metadata.uid, None)
         self.state.delete_pod(pod, resource_version, _at(now))
         self._expire_and_forget(now)
 
     def put_claim(self, claim: ClaimObject, now: float | None = None) -> None:
-        """Take a new or changed ResourceClaim."""
         self.claims[claim.metadata.uid] = claim
         self.state.claims.apply(claim, _at(now))
         self._expire_and_forget(now)
 
     def drop_claim(self, claim: ClaimObject, resource_version: str, now: float | None = None) -> None:
-        """Take the end of a ResourceClaim."""
         self.claims.pop(claim.metadata.uid, None)
         self.state.claims.delete(claim, resource_version, _at(now))
         self._expire_and_forget(now)
@@ -221,7 +215,6 @@ class Cluster:
 
     @cached_property
     def kube_checks(self) -> KubeSchedulerChecks:
-        """Checks of kube-scheduler besides the cards."""
         return KubeSchedulerChecks(self.nodes, self.pods, self.state)
 
     @cached_property
@@ -241,7 +234,6 @@ class Cluster:
 
     @cached_property
     def unreadable_nodes(self) -> tuple[str, ...]:
-        """Names of the nodes whose words cannot be read."""
         return self._list_excluded(Exclusion.CORRUPT)
 
     @property
@@ -374,7 +366,6 @@ class UnitCounter:
             self.put(node)
 
     def put(self, node: KubeNode) -> None:
-        """Take a node that is new or has changed."""
         self.drop(node.metadata.name)
         text = (node.status.allocatable or {}).get(PACKED_LAYOUT)
         if text is not None:
@@ -384,7 +375,6 @@ class UnitCounter:
                 self._counts[unit] += 1
 
     def drop(self, name: str) -> None:
-        """Take a node away."""
         unit = self._unit_by_node.pop(name, None)
         if unit is not None:
             self._counts[unit] -= 1

@@ -48,7 +48,6 @@ class PodEvent(KubeStruct):
 
     @property
     def seen_count(self) -> int:
-        """Number of occurrences."""
         counts = (self.count, self.series.count if self.series is not None else None)
         return max(1, *(count or 0 for count in counts))
 

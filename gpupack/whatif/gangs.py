@@ -119,7 +119,6 @@ def explain_unknown_gang(pod: KubePod) -> str:
 
 
 def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> SchedulingRequest:
-    """Make a request ready."""
     return cluster.policies.make_request(
         cluster.state.nodes, request, requirements.cpu_milli, requirements.memory_bytes
     )
@@ -211,7 +210,6 @@ class _Host:
         self._there: set[GangMembers] = set()
 
     def try_place(self, kind: GangMembers) -> bool:
-        """Put a pod there; tells whether it fits."""
         request = kind.query.request
         asked = _beside_cards(self._cluster, request, kind.requirements)
         for thing in asked:

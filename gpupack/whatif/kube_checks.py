@@ -96,7 +96,6 @@ class HostRequirements:
 
     @classmethod
     def from_pod(cls, pod: KubePod) -> "HostRequirements":
-        """Read what a pod asks for."""
         rules = read_pod_node_rules(pod)
         cpu_milli, memory_bytes = sum_host_requests(pod)
         return cls(
@@ -209,7 +208,6 @@ class KubeSchedulerChecks:
         return found
 
     def _check_node(self, name: str, requirements: HostRequirements) -> Rejection | None:
-        """Check the node itself: ready, cordon, selectors, taints."""
         node = self._nodes[name]
         traits = NodeTraits(
             name,
@@ -340,7 +338,6 @@ class KubeSchedulerChecks:
 
     @cached_property
     def inter_pod_affinity(self) -> InterPodAffinity:
-        """Pods that want others near or far."""
         return InterPodAffinity(self._nodes, self._running_pods)
 
     @cached_property
@@ -399,7 +396,6 @@ def list_unchecked_rules(pod: KubePod) -> list[str]:
 
 
 def list_host_ports(pod: KubePod) -> frozenset[int]:
-    """Ports of the host that a pod wants."""
     return frozenset(
         port.host_port
         for container in pod.spec.containers or ()

@@ -84,7 +84,6 @@ class NodeResults:
 def collect_node_results(
     cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements
 ) -> NodeResults:
-    """Ask kube-scheduler's rules and filter about every node."""
     nodes, rows = cluster.state.nodes, cluster.rows
     rejections = cluster.kube_checks.find_rejections(requirements)
     out = rows[~filter_nodes(nodes, query, rows)]
@@ -223,7 +222,6 @@ class _Sentences:
         self._unit = cluster.unit_mib
 
     def explain(self, rejection: Rejection, rows: RowArray, best: ClosestNode | None, asked: int) -> str:
-        """Say why not, of the nodes of a group."""
         special = {
             FilterReason.NOT_FREE.json_name: self._not_free,
             FilterReason.CARD_RULES.json_name: self._card_rules,

@@ -161,7 +161,6 @@ class KubePod(QueuePod, tag_field="kind", tag="Pod"):
 
     @property
     def full_name(self) -> str:
-        """Namespace and name, with a slash."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 

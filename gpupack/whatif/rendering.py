@@ -122,7 +122,6 @@ def _card(card: PodCard, unit_mib: int) -> Iterator[str]:
 
 
 def format_fit(answer: FitAnswer) -> str:
-    """Write how many pods fit."""
     return _joined(_fit(answer))
 
 

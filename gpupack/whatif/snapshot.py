@@ -184,7 +184,6 @@ def _list_models(cluster: Cluster) -> list[str]:
 
 
 def _most_common_card_units(cluster: Cluster, scale: _Scale) -> int:
-    """Units of the size of card that is there most."""
     sizes = cluster.state.nodes.size
     counts = Counter(sizes[sizes > 0].tolist())
     return max(1, scale.card(max(counts, key=lambda size: (counts[size], size)))) if counts else 1
@@ -352,6 +351,5 @@ def _whole_seconds(time: str | None) -> int:
 
 
 def describe_snapshot(snapshot: Snapshot, written: Sequence[Path]) -> list[str]:
-    """Say what was written."""
     files = f"wrote {written[0]} ({len(snapshot.nodes)} nodes) and {written[1]} ({len(snapshot.pods)} pods)"
     return [files, *snapshot.notes]

@@ -60,7 +60,6 @@ class WhatIf:
         return "fits" if self.is_alone else f"fits for {self.subject} at once"
 
     def with_request(self, request: PodRequest) -> "WhatIf":
-        """Make the what-if of the same pod with another request."""
         return replace(self, query=make_query(self.cluster, request, self.requirements))
 
     def rank_nodes(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> list[str]:
@@ -90,7 +89,6 @@ class WhatIf:
         return kept if self.can_fit_with_others(leaving) else kept[:0]
 
     def count_at_once(self) -> int:
-        """Count its pods that fit at once."""
         return self._count_at_once(self._find_rows((), None), ())
 
     def can_fit_with_others(self, leaving: Collection[str] = ()) -> bool:
@@ -115,7 +113,6 @@ class WhatIf:
         return False
 
     def _find_rows(self, leaving: Collection[str], only: RowArray | None) -> RowArray:
-        """Rows of the nodes that take one such pod."""
         return find_rows(self.cluster, self.query, self.requirements, leaving, only)
 
     def choose_cards(self, node: str) -> Placement | None:

@@ -39,18 +39,14 @@ class BindingApi(Protocol):
     ) -> None:
         """Bind a pod."""
 
-    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
-        """Read an object."""
-        ...
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
 
 class LeaderStatus(Protocol):
     """LeaderStatus is the part of an election that bind needs; `kubeapi.lease.LeaseElector` has it."""
 
     @property
-    def is_leader(self) -> bool:
-        """Whether this process may bind."""
-        ...
+    def is_leader(self) -> bool: ...
 
     @property
     def since(self) -> float | None:
@@ -362,7 +358,6 @@ class Binder:
             self._forget(commitment)
 
     def _is_assumed(self, commitment: PendingBinding) -> bool:
-        """Return True while the cards are assumed."""
         assumed = commitment.assumed
         return assumed is not None and self.committer.state.get_assumed(commitment.pod.uid) is assumed
 

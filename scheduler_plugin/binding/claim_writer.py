@@ -38,21 +38,13 @@ _DEALLOCATED: Final[dict[str, Any]] = {}
 class ClaimsApi(Protocol):
     """ClaimsApi reads and writes objects; `kubeapi.client.KubeClient` implements it."""
 
-    async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes:
-        """Read an object or a list."""
-        ...
+    async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes: ...
 
-    async def post(self, path: str, body: Any, *, timeout_s: float = ..., **params: str | int) -> bytes:
-        """Create an object."""
-        ...
+    async def post(self, path: str, body: Any, *, timeout_s: float = ..., **params: str | int) -> bytes: ...
 
-    async def put(self, path: str, body: Any, *, timeout_s: float = ..., **params: str | int) -> bytes:
-        """Replace an object."""
-        ...
+    async def put(self, path: str, body: Any, *, timeout_s: float = ..., **params: str | int) -> bytes: ...
 
-    async def patch(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes:
-        """Merge into an object."""
-        ...
+    async def patch(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes: ...
 
 
 class ClaimWriter:
@@ -136,7 +128,6 @@ class ClaimWriter:
                     await self._deallocate(found)
 
     async def close(self) -> None:
-        """Stop what runs in the background."""
         for task in self._releasing:
             task.cancel()
         await asyncio.gather(*self._releasing, return_exceptions=True)

@@ -56,12 +56,10 @@ class BoundPodClaim:
 
     @property
     def name(self) -> str:
-        """Name of the claim."""
         return str(self.body["metadata"]["name"])
 
     @property
     def path(self) -> str:
-        """Path of the claim."""
         return f"{make_claims_path(self.namespace)}/{self.name}"
 
     @property
@@ -137,7 +135,6 @@ def claim_of(
 def _shares(
     request: PodRequest, sizes: Mapping[str, int], assigned: Assignment
 ) -> dict[str, list[tuple[str, int]]]:
-    """List cards with units by request."""
     if request.shared:
         return {_SHARED_REQUEST: list(charge(request, assigned, sizes).items())}
     return {

@@ -51,18 +51,15 @@ class SharedNodes:
     # What comes in.
 
     def apply_node(self, node: HostNode) -> None:
-        """Take a node's newest version."""
         own = any(taint.key == BATCH_POOL and taint.effect in KEEPS_OUT for taint in node.spec.taints or ())
         (self._own.add if own else self._own.discard)(node.metadata.name)
 
     def delete_node(self, name: str) -> None:
-        """Forget a node."""
         self._own.discard(name)
         self._batch_bound_at.pop(name, None)
         self._stopped.pop(name, None)
 
     def replace_nodes(self, nodes: Sequence[HostNode]) -> None:
-        """Take a complete list of nodes."""
         listed = {node.metadata.name for node in nodes}
         for name in (self._own | self._batch_bound_at.keys() | self._stopped.keys()) - listed:
             self.delete_node(name)
@@ -95,7 +92,6 @@ class SharedNodes:
             self._bound_at.pop(uid, None)
 
     def delete_pod(self, uid: str) -> None:
-        """Forget a pod."""
         self._unbound.discard(uid)
         self._bound_at.pop(uid, None)
 

@@ -153,11 +153,9 @@ class NodeRecord:
                 del self.other_resources[name]
 
     def read_held_claims(self) -> HeldClaims:
-        """Read what the words contain of claims."""
         return HeldClaims(self.held_claims, self.uuids, self.sizes, self.seen_version)
 
     def clear_published(self) -> None:
-        """Drop what the node published of its cards."""
         self.seen_version, self.holds = -1, {}
         self.held_claims = {}
         self.sizes = self.used = ()

@@ -45,11 +45,9 @@ class ClaimCache:
         self._versions = ObjectVersions()
 
     def __len__(self) -> int:
-        """Count the claims that are allocated cards."""
         return len(self._nodes)
 
     def __iter__(self) -> Iterator[str]:
-        """UIDs of the claims that are allocated cards."""
         return iter(self._nodes)
 
     def find_shares(self, uid: str) -> dict[str, AllocatedClaim]:
@@ -63,7 +61,6 @@ class ClaimCache:
         self._records.update_arrays(now)
 
     def delete(self, claim: ClaimObject, resource_version: str, now: float) -> None:
-        """Forget a claim."""
         version = parse_resource_version(resource_version)
         self._remove(claim.metadata.uid, version, now)
         self._records.update_arrays(now)

@@ -81,14 +81,12 @@ class DisruptionBudgets:
         ]
 
     def replace(self, items: Sequence[DisruptionBudget], _resource_version: str) -> None:
-        """Take a complete list."""
         self._budgets = {}
         for item in items:
             self._put(item)
         self.synced = True
 
     def event(self, kind: str, item: DisruptionBudget, _resource_version: str) -> None:
-        """Take one change."""
         if kind == "DELETED":
             self._budgets.get(item.metadata.namespace, {}).pop(item.metadata.name, None)
         else:
@@ -105,7 +103,6 @@ class DisruptionBudgets:
 
 
 def keeps_budgets(budgets: DisruptionBudgets, victims: Iterable[PodRecord]) -> bool:
-    """Return True if evicting these pods keeps every budget."""
     taken: dict[tuple[str, str], int] = {}
     for victim in victims:
         covering = budgets.list_covering(victim)

@@ -110,7 +110,6 @@ class HostNode(NodeLite):
 
 
 def read_node_rules(spec: RulesSpec) -> NodeRules:
-    """Read which nodes a pod may run on."""
     affinity = spec.affinity.node_affinity if spec.affinity is not None else None
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
     return NodeRules(

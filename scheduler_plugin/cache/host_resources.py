@@ -22,7 +22,6 @@ class HostRequest(NamedTuple):
     others: ResourceAmounts = ()
 
     def add(self, other: "HostRequest") -> "HostRequest":
-        """Return the sum of two requests."""
         others = self.others or other.others
         if self.others and other.others:
             sums = dict(self.others)

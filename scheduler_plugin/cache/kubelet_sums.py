@@ -20,7 +20,6 @@ def read_kubelet_sums(allocatable: Mapping[str, str | int], resource: str) -> tu
 
 @lru_cache(maxsize=1024)
 def _share_sums(units: int | None, percent: int | None) -> tuple[int | None, int | None]:
-    """Return one tuple for all nodes that offer the same."""
     return units, percent
 
 

@@ -135,7 +135,6 @@ class NodeArrays:
 
     @property
     def sorted_names(self) -> Sequence[str]:
-        """Names of the rows in use, in order."""
         return self._sorted_names
 
     def add_node(self, name: str) -> int:
@@ -373,7 +372,6 @@ class NodeArrays:
         self.name_rank[rows] = np.arange(1, len(rows) + 1, dtype=np.int64) * _RANK_GAP
 
     def _add_rows(self) -> None:
-        """Double the rows."""
         old = self.row_count
         self.names += [""] * old
         self.quoted += [b""] * old
@@ -395,7 +393,6 @@ class NodeArrays:
         self._vacant_rows.extend(range(old * 2 - 1, old - 1, -1))
 
     def _widen_cards(self, count: int) -> None:
-        """Widen the arrays for a node with `count` cards."""
         width = self.size.shape[1]
         if count <= width:
             return

@@ -46,7 +46,6 @@ class NodeRecords:
                 self._set_other_amounts(record, _list_assumed_pods(record))
 
     def mark_changed(self, name: str) -> None:
-        """Note that a record changed."""
         self._changed.add(name)
 
     def mark_expiring(self, name: str) -> None:

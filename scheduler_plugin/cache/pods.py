@@ -93,7 +93,6 @@ class PodRecord:
 
     @property
     def version(self) -> int:
-        """The resourceVersion as a number."""
         return parse_resource_version(self.resource_version)
 
     @property

@@ -55,7 +55,6 @@ class Reservations:
         return len(self._by_uid)
 
     def get_reservation(self, uid: str) -> Reservation | None:
-        """Return a pod's reservation, None where there is none."""
         return self._by_uid.get(uid)
 
     def add_reservation(self, reservation: Reservation) -> None:
@@ -63,7 +62,6 @@ class Reservations:
         self._by_uid[reservation.uid] = reservation
 
     def remove_reservation(self, uid: str) -> None:
-        """End a pod's reservation, if there is one."""
         self._by_uid.pop(uid, None)
 
     @contextmanager

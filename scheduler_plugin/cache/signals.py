@@ -20,7 +20,6 @@ class Signal(Generic[P]):
         self._default = unheard
 
     def connect(self, listener: Callable[P, None]) -> None:
-        """Subscribe."""
         self._listeners.append(listener)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:

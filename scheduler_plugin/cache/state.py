@@ -313,7 +313,6 @@ class ClusterState:
             self._record_vanished(pod, pod.node, pod.assigned, pod.version, now)
 
     def _add_bound(self, pod: PodRecord) -> None:
-        """Take a bound pod into its node's record."""
         record = self._records.get_or_add(pod.node)
         record.count_requests(pod, 1)
         if pod.gang is not None:
@@ -354,7 +353,6 @@ class ClusterState:
         return pod.version if pod.ended else None
 
     def _uncount_pod(self, pod: PodRecord) -> None:
-        """Take a bound pod out of its node's record."""
         if pod.node and not pod.ended:
             record = self._records.get_or_add(pod.node)
             record.count_requests(pod, -1)
@@ -424,7 +422,6 @@ class ClusterState:
             self._records.update_arrays(now)
 
     def expire_tombstones(self, now: float) -> None:
-        """End the tombstones whose time is over."""
         self._records.update_arrays(now, expire=True)
 
     def _drop_assumed(self, assumed: AssumedPod) -> None:
@@ -432,7 +429,6 @@ class ClusterState:
         self._records.mark_changed(assumed.node)
 
     def _end_assumption(self, assumed: AssumedPod) -> None:
-        """Take an assumed pod out of its node's record."""
         del self._assumed[assumed.pod.uid]
         self._records.get_or_add(assumed.node).assumed.pop(assumed.pod.uid, None)
 
@@ -440,9 +436,7 @@ class ClusterState:
 class QuantityParser(Protocol):
     """A function that reads a quantity."""
 
-    def __call__(self, value: str | int, /) -> int:
-        """Read a quantity."""
-        ...
+    def __call__(self, value: str | int, /) -> int: ...
 
 
 def _read_quantity(resources: dict[str, str | int], name: str, parse: QuantityParser) -> int:

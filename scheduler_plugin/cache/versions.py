@@ -33,7 +33,6 @@ class ObjectVersions:
         return 0 < version <= max(self._listed, self._deletions.get(key, -1))
 
     def record_deletion(self, key: str, version: int) -> None:
-        """Remember the version at which an object was deleted."""
         self._deletions[key] = version
         self._deletions.move_to_end(key)
         if len(self._deletions) > MAX_DELETIONS:
@@ -44,7 +43,6 @@ class ObjectVersions:
         return self._deletions.get(key)
 
     def record_list(self, version: int) -> None:
-        """Remember a complete list."""
         self._listed = max(self._listed, version)
 
     def reset(self) -> None:

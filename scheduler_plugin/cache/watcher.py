@@ -46,7 +46,6 @@ class _CacheSink(Sink[T]):
         self._distrusts_next_list = True
 
     def replace(self, items: Sequence[T], resource_version: str) -> None:
-        """Take a complete list."""
         told, self._distrusts_next_list = self._distrusts_next_list, False
         restored = told or has_gone_back(self._seen, resource_version)
         self._seen = resource_version
@@ -56,14 +55,12 @@ class _CacheSink(Sink[T]):
         self.changed()
 
     def event(self, kind: Kind, item: T, resource_version: str) -> None:
-        """Take one change."""
         self._seen = resource_version
         self._apply_change(kind, item, resource_version)
         self.applied(kind, item)
         self.changed()
 
     def bookmark(self, resource_version: str) -> None:
-        """Record that nothing changed up to this version."""
         self._seen = resource_version
 
     def _apply_list(self, items: Sequence[T], resource_version: str, restored: bool) -> bool:
@@ -277,7 +274,6 @@ class Watcher:
         return ""
 
     async def run(self) -> None:
-        """Watch until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.nodes.run())
             group.create_task(self.pods.run())

@@ -28,7 +28,6 @@ class FailedBindings:
             del self._nodes[next(iter(self._nodes))]
 
     def forget(self, uid: str) -> None:
-        """Forget a pod that was bound, or is gone."""
         self._nodes.pop(uid, None)
 
     def mask_untried(self, nodes: NodeArrays, uid: str, rows: RowArray, fits: BoolArray) -> BoolArray:

@@ -57,7 +57,6 @@ class VerbAnswer:
         return "" if self.took_s is None else f"handled;dur={self.took_s * 1000:.3f}"
 
     def wire(self) -> bytes:
-        """Write the whole answer."""
         status = "200 OK" if self.status == 200 else f"{self.status} {HTTPStatus(self.status).phrase}"  # noqa: PLR2004
         timing = f"Server-Timing: {self.timing}\r\n" if self.took_s is not None else ""
         last = "Connection: close\r\n" if self.is_last else ""
@@ -154,7 +153,6 @@ class _CallReader(asyncio.Protocol):
             self._server.cut_off(self._head.path)
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
         self._parts.append(data)
         self._have += len(data)
         self._next()
@@ -208,7 +206,6 @@ class _CallReader(asyncio.Protocol):
             self._next()
 
     def _all(self) -> bytes:
-        """Join the bytes that have come and were not answered."""
         if len(self._parts) > 1:
             self._parts = [b"".join(self._parts)]
         return self._parts[0]

@@ -55,7 +55,6 @@ class FilterResultCache:
             self._offers.popitem(last=False)
 
     def get(self, uid: str) -> FilterResult | None:
-        """Return a pod's result, None where there is none."""
         return self._offers.get(uid)
 
     def remove(self, uid: str) -> None:

@@ -38,9 +38,7 @@ class ViewFreshness(Protocol):
         ...
 
     @property
-    def skipped(self) -> Mapping[str, int]:
-        """Objects that could not be read in lists, by resource."""
-        ...
+    def skipped(self) -> Mapping[str, int]: ...
 
 
 class Metrics:
@@ -81,7 +79,6 @@ class Metrics:
             self.registry.register(cluster)
 
     def follow_retrier(self, looks: "RefusedPodRetrier") -> None:
-        """Count what looks again at refused pods find."""
         found = Counter(
             "gpupack_scheduler_second_looks_total",
             "Refused pods that fit a moment later and that kube-scheduler was made to try again.",
@@ -94,7 +91,6 @@ class Metrics:
         self.registry.register(SharedNodesMetrics(shared, clock))
 
     def follow_preemptor(self, preemptor: "Preemptor") -> None:
-        """Count what a preemptor does."""
         attempts = Counter(
             "gpupack_preemption_attempts_total",
             "Preemptions of ours: begun, and those that came to nothing.",
@@ -117,7 +113,6 @@ class Metrics:
         ).set_function(lambda: len(preemptor.state.reservations))
 
     def render(self) -> bytes:
-        """Write everything in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -133,7 +128,6 @@ class SharedNodesMetrics(Collector):
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """Read it."""
         failed = CounterMetricFamily(
             "gpupack_extender_batch_failed_pods",
             "Pods that kubelets failed (OutOf...) where a Binding of batch mode met another, by resource.",
@@ -172,7 +166,6 @@ class ClusterMetrics(Collector):
         self._leadership = leadership
 
     def collect(self) -> Iterator[Metric]:
-        """Read the state."""
         yield from self._nodes()
         yield from self._cards()
         yield from self._pods()

@@ -48,7 +48,6 @@ class CutNames:
     ends: Positions
 
     def quoted(self, position: int) -> bytes:
-        """Return a name as JSON text."""
         return self.text[self.starts[position] - 1 : self.ends[position] + 1]
 
 

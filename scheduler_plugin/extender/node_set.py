@@ -26,7 +26,6 @@ class NodeSet:
 
     @classmethod
     def from_rows(cls, nodes: NodeArrays, rows: RowArray) -> Self:
-        """Take the nodes of these rows."""
         member = np.zeros(nodes.row_count, dtype=np.bool_)
         member[rows] = True
         return cls(np.packbits(member).tobytes(), nodes.epoch)

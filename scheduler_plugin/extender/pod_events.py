@@ -48,14 +48,12 @@ class PodReporter:
         state.pod_resolved.connect(self._report_resolved)
 
     def report_filter(self, reply: FilterReply) -> None:
-        """A filter call was answered."""
         if reply.unschedulable is not None:
             self._report_refusal(reply.unschedulable)
         elif reply.passed:
             self._report_no_longer_waiting(reply.passed, "a node has room")
 
     def report_bound(self, args: BindArgs, took_s: float) -> None:
-        """Report a bound pod."""
         cards = self._format_cards(args.pod_uid, args.node)
         log.info(
             "bound",

@@ -157,7 +157,6 @@ class Candidates:
         return self._rows
 
     def quoted(self, nodes: NodeArrays) -> list[bytes]:
-        """The names as JSON texts."""
         rows = self.rows(nodes)
         if self._quoted is None:
             known = nodes.quoted
@@ -167,7 +166,6 @@ class Candidates:
         return self._quoted
 
     def quote_chosen(self, nodes: NodeArrays, chosen: Sequence[int]) -> list[bytes]:
-        """The names at some positions as JSON texts."""
         rows = self.rows(nodes)[np.fromiter(chosen, np.intp, len(chosen))].tolist()
         return [
             nodes.quoted[row] if row >= 0 else self._quote_unknown(position)
@@ -397,5 +395,4 @@ def encode_bind(error: str) -> bytes:
 
 
 def encode_preempt(victims: Mapping[str, MetaVictims]) -> bytes:
-    """Write preempt's answer."""
     return b'{"NodeNameToMetaVictims":%b}' % msgspec.json.encode(victims)

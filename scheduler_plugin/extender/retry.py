@@ -74,15 +74,11 @@ _decode = msgspec.json.Decoder(_ConditionedPod).decode
 class PatchApi(Protocol):
     """PatchApi is the part of the API server that is needed; `kubeapi.client.KubeClient` has it."""
 
-    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
-        """Read an object."""
-        ...
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
     async def patch(
         self, path: str, body: Mapping[str, object], content_type: str = ..., *, timeout_s: float = ...
-    ) -> bytes:
-        """Patch an object."""
-        ...
+    ) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +119,6 @@ class RefusedPodRetrier:
         extender.state.pod_resolved.connect(self._forget_pod)
 
     def record_reply(self, reply: FilterReply) -> None:
-        """A filter call was answered."""
         self._refused.pop(reply.refused or reply.passed, None)
         if reply.asked_nodes is not None:
             self._add_refused(reply.refused, reply.asked_nodes)
@@ -227,7 +222,6 @@ class RefusedPodRetrier:
         return True
 
     def _forget_pod(self, pod: PodRecord) -> None:
-        """Forget a pod that was seen bound, or is gone."""
         self._refused.pop(pod.uid, None)
 
 

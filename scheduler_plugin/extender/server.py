@@ -132,7 +132,6 @@ class ExtenderService:
 
     @property
     def verbs(self) -> dict[str, Verb]:
-        """The verbs by path."""
         verbs: dict[str, Verb] = {
             "/filter": self.filter,
             "/prioritize": self.prioritize,
@@ -142,7 +141,6 @@ class ExtenderService:
         return verbs if self.batch is None else {**verbs, "/commit": self.commit}
 
     async def filter(self, body: bytes) -> VerbAnswer:
-        """POST /filter."""
         began = perf_counter()
         reply = self.extender.filter(body, self.clock(), self.watcher.stale)
         took_s = perf_counter() - began
@@ -175,13 +173,11 @@ class ExtenderService:
         return reply
 
     async def prioritize(self, body: bytes) -> VerbAnswer:
-        """POST /prioritize."""
         began = perf_counter()
         answer = self.extender.prioritize(body, self.clock(), self.watcher.stale)
         return self._finish("prioritize", began, answer)
 
     async def bind(self, body: bytes) -> VerbAnswer:
-        """POST /bind."""
         began = perf_counter()
         args = decode_bind(body)
         # kube-scheduler may have read of the pod, or of its last gate's removal, before us.
@@ -214,7 +210,6 @@ class ExtenderService:
         return self._finish("commit", began, encode_commit(CommitReply(tuple(results))))
 
     async def preempt(self, body: bytes) -> VerbAnswer:
-        """POST /preempt."""
         began = perf_counter()
         return self._finish("preempt", began, self.extender.preempt(body, self.clock(), self.watcher.stale))
 

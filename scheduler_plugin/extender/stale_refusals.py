@@ -70,7 +70,6 @@ class StaleRefusalWait:
             self._refused.popitem(last=False)
 
     def record_passed(self, uid: str) -> None:
-        """Forget a pod that found a node."""
         self._refused.pop(uid, None)
 
     def record_vain_wait(self) -> None:

@@ -36,7 +36,6 @@ class ServerTls:
         self.context.sni_callback = self._on_hello
 
     async def run(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Look at the files now and then, until cancelled."""
         while True:
             await sleep(LOOK_S)
             self.reload()

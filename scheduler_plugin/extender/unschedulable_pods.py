@@ -65,7 +65,6 @@ class UnschedulablePod:
         return INVALID if self.problem else min(self.counts).metric_label
 
     def format_text(self, state: ClusterState) -> str:
-        """Format the reasons with the numbers of this moment."""
         if self.request is None or self.rows is None:
             return self.problem
         demands = self.request.request.demands

@@ -161,7 +161,6 @@ class Extender:
     def _filter_cards(
         self, pod: PodLite, candidates: Candidates, query: SchedulingRequest, now: float
     ) -> FilterReply:
-        """Answer for a pod that asks for cards."""
         rows, at = self._find_rows(candidates)
         fits = self._failed_bindings.mask_untried(
             self.state.nodes, pod.metadata.uid, rows, filter_nodes(self.state.nodes, query, rows)
@@ -452,7 +451,6 @@ class Extender:
         return tuple(names[row] for row in np.roll(rows, -first)[:MAX_EVICTABLE].tolist())
 
     def _cache_result(self, pod: PodLite, query: SchedulingRequest, rows: RowArray) -> None:
-        """Remember the best nodes and their versions for prioritize."""
         nodes = self.state.nodes
         policy = self.policies.get_policy(query.request)
         names = [nodes.names[row] for row in rows.tolist()]

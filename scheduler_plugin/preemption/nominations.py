@@ -57,7 +57,6 @@ class Nomination:
 
     @property
     def node(self) -> str:
-        """Name of the node that has the cards."""
         return self.plan.reservation.node
 
 
@@ -95,7 +94,6 @@ class Nominations:
         self._seen: dict[tuple[str, str], float] = {}
 
     def get_nomination(self, uid: str) -> Nomination | None:
-        """Return a pod's nomination, None where there is none."""
         return self._by_uid.get(uid)
 
     def is_foreign(self, pod: PodRecord) -> bool:
@@ -104,14 +102,12 @@ class Nominations:
         return bool(pod.nominated) and self._clock() < seen + FOREIGN_NOMINATION_S
 
     def nominate(self, pod: PodRecord, plan: PreemptionPlan, *, ours: bool = True) -> Nomination:
-        """Reserve the cards of a plan for a pod."""
         nomination = Nomination(pod, plan, ours, self._clock())
         self._by_uid[pod.uid] = nomination
         self._state.reservations.add_reservation(plan.reservation)
         return nomination
 
     def remove_nomination(self, uid: str) -> None:
-        """Remove a pod's nomination, if there is one."""
         self._by_uid.pop(uid, None)
         self._state.reservations.remove_reservation(uid)
 
@@ -216,7 +212,6 @@ class Nominations:
         return now >= nomination.free_since + RESERVED_AFTER_EVICTION_S
 
     def _is_still_leaving(self, uid: str, nomination: Nomination) -> bool:
-        """Tell whether a victim is still about to leave."""
         victim = self._state.pods.get(uid)
         if victim is None or victim.ended:
             return False

@@ -150,7 +150,6 @@ class Preemptor:
         self._left_until[uid] = self._clock() + KUBE_PREEMPTION_S
 
     async def run(self) -> None:
-        """Preempt until cancelled."""
         while True:
             try:
                 await self.run_once()
@@ -197,7 +196,6 @@ class Preemptor:
         return self._resting[uid][1] if uid in self._resting else float("-inf")
 
     def _forget_pod(self, pod: PodRecord) -> None:
-        """Forget a pod that was bound, or is gone."""
         self._refused.pop(pod.uid, None)
         self._resting.pop(pod.uid, None)
         self._left_until.pop(pod.uid, None)
@@ -209,7 +207,6 @@ class Preemptor:
         return leads and self.budgets.synced and not self._stale()
 
     def _can_preempt(self, uid: str) -> bool:
-        """Return True if a refused pod may preempt now."""
         pod = self.state.pods.get(uid)
         return (
             pod is not None
@@ -227,7 +224,6 @@ class Preemptor:
         return EvictionRules(self.budgets, self._spared_until.keys(), self._wall())
 
     async def _preempt(self, pod: PodRecord, refusal: RefusedPod) -> None:
-        """Choose victims for a pod and evict them."""
         began = self._clock()
         node_name = await self._find_best_node(
             pod, [node for node in refusal.nodes if self._has_possible_victim(node, pod)]
@@ -283,7 +279,6 @@ class Preemptor:
         return None if best is None else best.reservation.node
 
     def _make_plans(self, pod: PodRecord, nodes: Sequence[str]) -> list[PreemptionPlan | None]:
-        """Make a plan for each node."""
         state, request = self.state, pod.request
         if request is None:
             return [None for _ in nodes]

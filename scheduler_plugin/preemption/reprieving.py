@@ -131,7 +131,6 @@ def _find_fixed(
 
 
 def _group_by_card(room: NodeUnderPreemption, pods: Sequence[PodRecord]) -> Iterable[list[PodRecord]]:
-    """Group pods by the cards they are on."""
     for card in range(len(room.cards)):
         yield [pod for pod in pods if card in room.freed[pod.uid]]
 

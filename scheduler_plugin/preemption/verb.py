@@ -63,7 +63,6 @@ class PreemptionService:
         self.preemptor.failed.connect(self._report_failed)
 
     async def run(self) -> None:
-        """Preempt until cancelled."""
         await self.preemptor.run()
 
     def _report_began(self, pod: PodRecord, plan: PreemptionPlan) -> None:

@@ -52,7 +52,6 @@ class EvictionRules:
     wall_s: float
 
     def is_leaving(self, pod: PodRecord) -> bool:
-        """Return True if a pod is about to leave."""
         return pod.grace_ends_at is not None and self.wall_s < pod.grace_ends_at + OVERDUE_AFTER_S
 
     def can_evict(self, pod: PodRecord, priority: int) -> bool:

@@ -134,7 +134,6 @@ class ClusterPolicies:
         return policy
 
     def _set_other_resources(self, policies: Iterable[NodePolicy]) -> None:
-        """Collect the further resources that these policies want to see."""
         wanted = tuple(sorted({name for policy in policies for name in get_other_resources(policy)}))
         if wanted != self.other_resources:
             self.other_resources = wanted

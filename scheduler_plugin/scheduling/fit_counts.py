@@ -89,7 +89,6 @@ def can_ever_hold_all(nodes: NodeArrays, kinds: Iterable[tuple[SchedulingRequest
 
 
 def _compute_least_units(demand: Demand, sizes: IntArray) -> int:
-    """The fewest units that a demand takes of a card."""
     if not demand.percent:
         return demand.per_card
     return min((demand.units_on(size) for size in np.unique(sizes[sizes > 0]).tolist()), default=0)

@@ -161,7 +161,6 @@ class KubernetesChecks:
     # What comes in.
 
     def apply_node(self, node: HostNode) -> None:
-        """Take a node's newest version."""
         allocatable = node.status.allocatable or {}
         self._nodes[node.metadata.name] = _Node(
             labels=node.metadata.labels or {},
@@ -172,7 +171,6 @@ class KubernetesChecks:
         )
 
     def delete_node(self, name: str) -> None:
-        """Forget a node."""
         self._nodes.pop(name, None)
 
     def apply_pod(self, pod: HostPod, now: float) -> None:
@@ -221,7 +219,6 @@ class KubernetesChecks:
             self._untried.setdefault(kind, set()).add(uid)
 
     def delete_pod(self, uid: str) -> None:
-        """Forget a pod."""
         known = self._pods.pop(uid, None)
         if known is None:
             return
@@ -282,7 +279,6 @@ class KubernetesChecks:
         )
 
     def _find_lasting_rejection(self, pod: _Pod, name: str, node: _Node) -> str:
-        """Find what the node itself says that rejects the pod."""
         traits = NodeTraits(name, node.ready, node.unschedulable, node.labels, node.taints)
         found = find_node_rejection(traits, pod.rules, pod.rules.tolerates)
         if found is None:
@@ -350,7 +346,6 @@ class KubernetesChecks:
                 yield each
 
     def _find_shunned(self, pod: _Pod, uid: str, priority: int, node: _Node) -> str:
-        """Whether some pod's required anti-affinity keeps this one away."""
         for alike in self._shunning.values():
             terms = [term for term in alike.owner.shuns if _may_match(term, alike.owner, pod)]
             if not terms:

@@ -57,7 +57,6 @@ class PendingPods:
             reader.waiting(self._state.nodes, asked)
 
     def _is_waiting(self, pod: PodRecord) -> bool:
-        """Whether a pod without a node waits for one."""
         if pod.ended or pod.error or pod.grace_ends_at is not None or PLACEHOLDER_LABEL in pod.labels:
             return False
         return self._state.get_assumed(pod.uid) is None

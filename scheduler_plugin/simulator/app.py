@@ -188,7 +188,6 @@ def _make_node_policy(options: SimulationOptions, variant: Variant, workload: Ty
 
 
 def _label_run(options: SimulationOptions, variant: Variant, seed: int) -> Run:
-    """Label a run with policy, workload, seed and borrowing."""
     named = {
         key: value for key, value in variant._asdict().items() if key != "borrowing" or value is not None
     }
@@ -196,7 +195,6 @@ def _label_run(options: SimulationOptions, variant: Variant, seed: int) -> Run:
 
 
 def _configure_card_policy(options: SimulationOptions) -> None:
-    """Give the card policy of this process its parameters."""
     if options.card_policy_parameters:
         CARD_POLICIES.configure(options.card_policy, options.card_policy_parameters)
 

@@ -53,7 +53,6 @@ class Replay:
 
     @property
     def gpus(self) -> int:
-        """Cards of the cluster."""
         return sum(node.cards for node in self.nodes)
 
 

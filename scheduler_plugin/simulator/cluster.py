@@ -101,7 +101,6 @@ class SimulatedCluster:
         )
 
     def _fill_arrays(self, nodes: Sequence[TraceNode], others: Sequence[str]) -> NodeArrays:
-        """Put the nodes into new arrays."""
         arrays = NodeArrays(rows=max(1, len(nodes)), cards=max(1, *(node.cards for node in nodes)))
         arrays.set_other_resources(others)
         for node in nodes:
@@ -199,7 +198,6 @@ class SimulatedCluster:
         return 100.0 * float(whole) / self.gpus
 
     def can_place(self, kind: SimulatedPodKind, row: int) -> bool:
-        """Tell whether a row can take a pod now."""
         arrays, policy_request = self.arrays, kind.request
         if kind.nodes is not None and not kind.nodes[row]:
             return False
@@ -256,11 +254,9 @@ class SimulatedCluster:
         return dict.fromkeys(choose(cards, units, count, kind.request.card_policy) or (), units)
 
     def add_pod(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
-        """Put a pod on a row's cards."""
         self._add_charge(kind, row, charge, 1)
 
     def remove_pod(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
-        """Take a pod away from a row's cards."""
         self._add_charge(kind, row, charge, -1)
 
     def _add_charge(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int], times: int) -> None:

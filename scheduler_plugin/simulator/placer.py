@@ -32,7 +32,6 @@ class PlacedPod(NamedTuple):
 
     @property
     def units(self) -> int:
-        """Units of all its cards."""
         return sum(self.charge.values())
 
 
@@ -108,7 +107,6 @@ class Placer:
             self._learner.pod_resolved(uid, None)
 
     def _score_rows(self, kind: SimulatedPodKind, uid: str, rows: RowArray) -> FloatArray:
-        """Score the nodes that fit."""
         policy_request = kind.request if self._counter is None else replace(kind.request, pod=uid)
         if kind.is_plain or kind.query is None:
             return compute_scores(self._policy, self._cluster.arrays, policy_request, rows)
@@ -117,7 +115,6 @@ class Placer:
         )
 
     def remove_pod(self, kind: SimulatedPodKind, place: PlacedPod, uid: str) -> None:
-        """Take a pod away that has ended."""
         self._cluster.remove_pod(kind, place.row, place.charge)
         self.record_gone(uid)
 

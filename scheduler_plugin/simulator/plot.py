@@ -77,7 +77,6 @@ def plot_replay(runs: list[Run], folder: str) -> list[Path]:
 
 
 def draw_lines(path: Path, lines: dict[str, list[tuple[float, float]]], along: str, up: str) -> Path:
-    """Draw lines into a PNG file."""
     pyplot = load_matplotlib()
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for label, points in lines.items():

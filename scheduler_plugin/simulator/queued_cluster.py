@@ -96,7 +96,6 @@ class PodObjects:
 
     @property
     def version(self) -> str:
-        """The newest resourceVersion."""
         return str(self._version)
 
     def make(

@@ -148,7 +148,6 @@ class QueuedReplayState(ReplayState):
         return bool(capacity.mask_fits(pod.requirements).any())
 
     def remove_pod(self, ended: Running) -> None:
-        """Take a pod away that has ended."""
         self._remove_running(ended, phase="Succeeded")
 
     def record_sample(self, at: float) -> None:
@@ -184,7 +183,6 @@ class QueuedReplayState(ReplayState):
             raise SettingsError(f"pod {self.arrivals[number].pod.name!r} of the pod list: {refusal}")
 
     def _start_pod(self, number: int, place: PlacedPod, now: float) -> None:
-        """Let a pod run from now on that is bound."""
         kind, runs = self.kinds[number], self.arrivals[number].runs_s
         running = Running(math.inf if runs is None else now + runs, number, kind, place)
         self._runs[self._uids[number]] = running
@@ -231,7 +229,6 @@ class QueuedReplayState(ReplayState):
         self.reservation_count += len(self.queue.update_reservations(now))
 
     def _admit_workloads(self, now: float) -> None:
-        """Bind whatever the queue admits."""
         for workload in list(self.queue.admit_workloads(now)):
             for member in workload.members:
                 assumed = self._state.get_assumed(member.uid)

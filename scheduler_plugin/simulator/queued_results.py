@@ -133,7 +133,6 @@ def _average_queue(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def report_queues(means: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Write lines about queues."""
     yield ""
     head = f"{'weight':>8}{'pods':>9}{'not started':>13}{'median wait':>13}{'p95':>10}"
     yield f"{'policy':<40}{'queue':<20}{head}"

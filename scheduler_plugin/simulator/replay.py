@@ -69,7 +69,6 @@ class ReplayState:
         self._used = self._waiting = self._waiting_milli = 0
 
     def add_pod(self, number: int, kind: SimulatedPodKind) -> None:
-        """Place a pod that comes, or let it wait."""
         if not self._possible[kind]:
             self.record.impossible.add(number)
             return
@@ -103,7 +102,6 @@ class ReplayState:
             self.record_sample(at)
 
     def remove_pod(self, ended: Running) -> None:
-        """Take a pod away that has ended."""
         self._placer.remove_pod(ended.kind, ended.place, str(ended.number))
         self._used -= ended.place.units
 
@@ -138,7 +136,6 @@ class ReplayState:
                 del queues[kind]
 
     def _list_waiting(self) -> dict[SimulatedPodKind, list[str]]:
-        """List the pods that wait, by kind."""
         return {kind: [str(number) for number in queue] for kind, queue in self._queues.items()}
 
     def _place_pod(self, number: int, kind: SimulatedPodKind, now: float) -> bool:
@@ -155,7 +152,6 @@ class ReplayState:
         return True
 
     def _record_start(self, pod: Running) -> None:
-        """A pod runs from now on."""
         heapq.heappush(self._running, pod)
 
 

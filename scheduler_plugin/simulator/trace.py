@@ -102,7 +102,6 @@ class TracePod:
 
     @property
     def cards_each(self) -> int:
-        """Cards of each container that asks."""
         return self.cards // max(1, len(self.gpu_units))
 
     @property

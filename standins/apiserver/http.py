@@ -54,7 +54,6 @@ class Handlers:
         self.watches: set[Watch] = set()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Any request."""
         if self.latency_s:
             await asyncio.sleep(self.latency_s)
         if self.intercept is not None:
@@ -224,7 +223,6 @@ def _matcher(request: web.Request, resource: Resource) -> Matcher | None:
 
 
 async def _body(request: web.Request, resource: Resource) -> JsonObject:
-    """The body of a create, update or binding."""
     if request.content_type != "application/json":
         raise RefusedError(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
     raw = await request.read()

@@ -89,7 +89,6 @@ def _json_patch(target: JsonObject, patch: Any) -> JsonObject:
 
 
 def _step(document: Any, step: JsonObject) -> Any:
-    """Apply an operation: add, remove, replace or test."""
     *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
     holder = document
     for part in parents:

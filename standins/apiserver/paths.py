@@ -17,7 +17,6 @@ class Place(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Where the store keeps it."""
         return self.namespace, self.name
 
 

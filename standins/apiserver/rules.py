@@ -88,7 +88,6 @@ def decode_check(item: JsonObject) -> None:
 
 
 def _amounts(item: JsonObject) -> Iterator[JsonObject]:
-    """Every map of quantities in a Node or Pod."""
     status = item.get("status") or {}
     yield from (status[field] for field in ("capacity", "allocatable") if status.get(field))
     for _, container in containers(item):
@@ -145,7 +144,6 @@ def _wrapped(number: int) -> int:
 
 
 def check_metadata(resource: Resource, item: JsonObject) -> list[Cause]:
-    """Names, label and annotation keys, total size."""
     metadata = item["metadata"]
     causes: list[Cause] = []
     name = metadata.get("name")

@@ -91,7 +91,6 @@ class ApiServer:
         return f"http://{self._host}:{self._port}"
 
     def kubeconfig(self, path: str | Path) -> str:
-        """Write a kubeconfig for it and return its path."""
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -174,7 +173,6 @@ class ApiServer:
         return self._copy(LEASES, (namespace, name))
 
     def has_pod(self, namespace: str, name: str) -> bool:
-        """Whether a pod of that name is there."""
         return self.store.get(PODS, (namespace, name)) is not None
 
     def _copy(self, resource: Resource, key: Key) -> JsonObject:
@@ -225,7 +223,6 @@ class ApiServer:
     def bind_pod(
         self, namespace: str, name: str, node: str, annotations: Mapping[str, str] | None = None
     ) -> None:
-        """Bind a pod, as any scheduler would."""
         metadata = {"name": name, "annotations": dict(annotations or {})}
         self._writer.bind(namespace, name, {"metadata": metadata, "target": {"kind": "Node", "name": node}})
 
@@ -234,7 +231,6 @@ class ApiServer:
         self._delete(PODS, (namespace, name), {} if grace_s is None else {"gracePeriodSeconds": grace_s})
 
     def delete_node(self, name: str) -> None:
-        """Delete a node."""
         self._delete(NODES, ("", name), {})
 
     def _delete(self, resource: Resource, key: Key, options: JsonObject) -> None:

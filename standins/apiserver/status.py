@@ -67,7 +67,6 @@ class RefusedError(Exception):
 
 
 def details(resource: Resource, name: str, kind: str | None = None) -> JsonObject:
-    """The `details` of a Status."""
     found: JsonObject = {"name": name} if name else {}
     if resource.group:
         found["group"] = resource.group
@@ -148,7 +147,6 @@ def expired(message: str) -> RefusedError:
 def success(
     resource: Resource | None = None, name: str = "", uid: str = "", code: int | None = None
 ) -> JsonObject:
-    """A Status that says yes."""
     body: JsonObject = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     if resource is not None:
         body["details"] = {**details(resource, name), "uid": uid}

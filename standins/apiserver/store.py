@@ -88,11 +88,9 @@ class Store:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def table(self, resource: Resource) -> Table:
-        """Objects of a resource."""
         return self.tables.setdefault(resource.plural, Table())
 
     def get(self, resource: Resource, key: Key) -> StoredEntry | None:
-        """An object, None where there is none."""
         return self.table(resource).entries.get(key)
 
     def write(self, resource: Resource, item: JsonObject) -> StoredEntry:
@@ -251,7 +249,6 @@ class Store:
         return waiter
 
     def wake(self) -> None:
-        """Make everybody who waits look again."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -259,7 +256,6 @@ class Store:
 
 
 def key_of(item: JsonObject) -> Key:
-    """Where an object is kept."""
     metadata = item["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
 

@@ -41,7 +41,6 @@ class Writer:
         self._random = random
 
     def stamp(self, later_s: float = 0.0) -> str:
-        """The time of day as objects carry it."""
         when = self._now().astimezone(UTC) + timedelta(seconds=later_s)
         return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -57,7 +56,6 @@ class Writer:
         return entry
 
     def create(self, resource: Resource, namespace: str, body: JsonObject) -> StoredEntry:
-        """POST to a collection."""
         item = _item(body)
         metadata = item["metadata"]
         self._place(resource, namespace, metadata)
@@ -87,7 +85,6 @@ class Writer:
         return self._store.write(resource, item)
 
     def _place(self, resource: Resource, namespace: str, metadata: JsonObject) -> None:
-        """Put a new object into its namespace."""
         if not resource.namespaced:
             metadata.pop("namespace", None)
             return
@@ -130,7 +127,6 @@ class Writer:
         return self._update(resource, old, new, part), False
 
     def patch(self, resource: Resource, key: Key, patch: Any, content_type: str, part: str) -> StoredEntry:
-        """PATCH an object or its status."""
         old = self.found(resource, key)
         new = apply_patch(old.item, patch, content_type)
         name = new["metadata"].get("name")

@@ -75,7 +75,6 @@ class ApiLink:
         self._node_wake.set()
 
     async def run(self) -> None:
-        """Keep in touch until cancelled."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         async with aiohttp.ClientSession(self._url, timeout=timeout) as session, asyncio.TaskGroup() as group:
             group.create_task(self._watch_for_ever(session))
@@ -321,7 +320,6 @@ async def _request(
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Split a stream into lines of any length."""
     rest = b""
     async for chunk in stream.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")

@@ -155,7 +155,6 @@ class DeviceManager:
         )
 
     def held(self, uid: str, container: str) -> Mapping[str, Held]:
-        """Return what a container holds, by resource."""
         return self._pods.get(uid, {}).get(container, {})
 
     def in_use(self, resource: str) -> frozenset[str]:

@@ -172,7 +172,6 @@ class Kubelet:
 
     @property
     def pod_resources_socket(self) -> Path:
-        """The PodResources socket."""
         return self._sockets.pod_resources
 
     @property
@@ -199,7 +198,6 @@ class Kubelet:
         return self._alive().devices.capacity()[0]
 
     def allocatable(self) -> dict[str, int]:
-        """Healthy devices by resource."""
         return self._alive().devices.capacity()[1]
 
     def held(self, uid: str, container: str) -> dict[str, frozenset[str]]:

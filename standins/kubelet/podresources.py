@@ -71,7 +71,6 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
     async def List(  # noqa: N802 - the wire's name
         self, _request: pb.ListPodResourcesRequest, context: Any
     ) -> pb.ListPodResourcesResponse:
-        """List every active pod's containers and devices."""
         await self._limit(context)
         self._refresh()
         return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._listed()])
@@ -92,7 +91,6 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
     async def Get(  # noqa: N802 - the wire's name
         self, request: pb.GetPodResourcesRequest, context: Any
     ) -> pb.GetPodResourcesResponse:
-        """Show one pod, by namespace and name."""
         await self._limit(context)
         for pod in self._known():
             if pod.key == (request.pod_namespace, request.pod_name):

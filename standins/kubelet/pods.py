@@ -51,12 +51,10 @@ class Pod:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Namespace and name."""
         return self.namespace, self.name
 
     @property
     def terminal(self) -> bool:
-        """Whether the API server says that the pod has ended."""
         return self.phase in TERMINAL
 
 

@@ -54,7 +54,6 @@ class Sockets:
 
     @property
     def registration(self) -> Path:
-        """The registration service."""
         return self.plugins / "kubelet.sock"
 
 
@@ -182,11 +181,9 @@ class Process:
         return tuple(pod for pod in self._pods.values() if not self._ended(pod))
 
     def pod(self, uid: str) -> Pod | None:
-        """Return a pod that this kubelet knows."""
         return self._pods.get(uid)
 
     def status(self, uid: str) -> PodStatus | None:
-        """Return what this kubelet last said of a pod."""
         return self._statuses.get(uid)
 
     async def sync(self, pods: Iterable[Pod]) -> None:

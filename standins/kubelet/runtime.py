@@ -46,7 +46,6 @@ class Runtime:
         self._containers[uid, record.name] = replace(record, running=record.kind != "init")
 
     def running(self, uid: str, container: str) -> bool:
-        """Tell whether a container runs."""
         record = self._containers.get((uid, container))
         return record is not None and record.running
 
@@ -55,7 +54,6 @@ class Runtime:
         return frozenset(uid for (uid, _), record in self._containers.items() if record.running)
 
     def stop_pod(self, uid: str) -> None:
-        """End every container of a pod."""
         for key, record in self._containers.items():
             if key[0] == uid and record.running:
                 self._containers[key] = replace(record, running=False)

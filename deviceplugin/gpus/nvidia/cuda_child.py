@@ -103,7 +103,6 @@ def serve(lines: Iterable[str], answer: Callable[[str], None], load: Callable[[s
 
 
 def main() -> None:
-    """Serve on the standard streams."""
 
     def answer(text: str) -> None:
         sys.stdout.write(f"{text}\n")

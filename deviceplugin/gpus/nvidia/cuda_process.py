@@ -69,15 +69,12 @@ class CudaProcess:
         return self._process.pid
 
     def start(self) -> int:
-        """Load the driver and make a context; see `MemoryUser.start`."""
         return int(self._send_line("start", "total_mib"))
 
     def allocate(self, mib: int) -> bool:
-        """Have so much more; see `MemoryUser.allocate`."""
         return bool(self._send_line(f"allocate {mib}", "given"))
 
     def end(self) -> None:
-        """End the process; see `MemoryUser.end`."""
         self._process.kill()
         try:
             self._process.wait(END_S)

@@ -96,7 +96,6 @@ class NvmlLimits:
         self._call(CALLS[0], uuid, cgroup, wanted, f"limit of {hard_mib} MiB")
 
     def read(self, uuid: str, cgroup: Path) -> LimitReading:
-        """Read limit and use; see `MemoryLimits.read`."""
         found = _reading(cgroup)
         self._call(CALLS[1], uuid, cgroup, found, "the limit")
         hard = int(found.hardLimit)
@@ -213,7 +212,6 @@ def _lacks_files(error: Any, cgroup: Path) -> bool:
 
 
 def _reading(cgroup: Path) -> Any:
-    """Make the argument of a read."""
     return pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=str(cgroup).encode())
 
 

@@ -169,7 +169,6 @@ def smallest_profile(model: str, schedulable_mib: int) -> str:
 
 
 def _check(instance: InstanceRequest, board: _Board, model: str) -> None:
-    """Refuse an instance that the board does not know."""
     shape = board.shapes.get(instance.gpu_profile)
     if shape is None or (instance.part is not None and instance.part >= int(instance.gpu_profile[0])):
         raise PartitionError(

@@ -28,7 +28,6 @@ class NvmlProvider(GpuProvider):
     mps_program = PROGRAM
 
     def make_source(self, options: SourceOptions) -> GpuSource:
-        """Make the source of cards."""
         from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
 
         return NvmlGpus(
@@ -39,7 +38,6 @@ class NvmlProvider(GpuProvider):
         )
 
     def make_provable(self, source: GpuSource, options: SourceOptions) -> Provable:
-        """Make what asks NVML and the CUDA driver."""
         from deviceplugin.gpus.nvidia.proving import NvmlProvable  # noqa: PLC0415
         from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
 
@@ -48,7 +46,6 @@ class NvmlProvider(GpuProvider):
         return NvmlProvable(source)
 
     def describe_driver(self, source: GpuSource, options: SourceOptions) -> str:
-        """Name the driver's version."""
         version: str = getattr(
             source, "driver_version", lambda: super(NvmlProvider, self).describe_driver(source, options)
         )()
@@ -81,13 +78,11 @@ class NvmlProvider(GpuProvider):
         return framework_envs(share_mib, total_mib)
 
     def make_mps_control(self, root: Path, *, threads: bool = False) -> MpsControl | None:
-        """Make what reads the folder of `gpupack mps`."""
         from deviceplugin.gpus.nvidia.mps.service import MpsService  # noqa: PLC0415
 
         return MpsService(root, threads=threads)
 
     def make_generations(self) -> CardGenerations | None:
-        """Make what asks NVML for the cards' generation."""
         from deviceplugin.gpus.nvidia.generations import NvmlGenerations  # noqa: PLC0415
 
         return NvmlGenerations()

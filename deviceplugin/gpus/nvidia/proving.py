@@ -29,11 +29,9 @@ class NvmlProvable:
         self._command = tuple(command)
 
     def driver_version(self) -> str:
-        """Name the driver's version."""
         return self._source.driver_version()
 
     def memory_info(self, uuid: str) -> MemoryInfo:
-        """Read what the driver says of a card's memory."""
         return self._source.memory_info(uuid)
 
     def event_kinds(self, uuid: str) -> Mapping[str, str]:
@@ -87,7 +85,6 @@ class NvmlProvable:
         return undo
 
     def memory_user(self, uuid: str, cgroup: Path) -> CudaProcess:
-        """Begin a process that has the CUDA driver; see `Provable.memory_user`."""
         return CudaProcess(uuid, cgroup, self._command)
 
 

@@ -172,7 +172,6 @@ class NvmlGpus:
 
     @property
     def vendor(self) -> Vendor:
-        """NVIDIA."""
         return NVIDIA
 
     def open(self) -> None:
@@ -193,7 +192,6 @@ class NvmlGpus:
             raise GpuError(f"NVML ({LIBRARY}) shows no card: this node has none, or the container sees none")
 
     def close(self) -> None:
-        """Stop watching and let the library go."""
         self._events.close()
         self._stop()
 
@@ -227,7 +225,6 @@ class NvmlGpus:
         return self._events.take_events(timeout_s)
 
     def driver_version(self) -> str:
-        """Name the driver's version."""
         return str(calls.call_optional(pynvml.nvmlSystemGetDriverVersion) or "of unknown version")
 
     def memory_info(self, uuid: str) -> MemoryInfo:

@@ -76,7 +76,6 @@ class SimulatedBoard:
         return MemoryInfo(total, reserved, total - reserved - used, told)
 
     def cards(self) -> tuple[GpuCard, ...]:
-        """Cards to list for the device."""
         if self.instances is None:
             return (self.card,)
         if not self.instances:

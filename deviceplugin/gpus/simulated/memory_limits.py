@@ -115,7 +115,6 @@ class SimulatedLimits:
         self._set(uuid, cgroup, hard_mib, 0)
 
     def clear(self, uuid: str, cgroup: Path) -> None:
-        """Take a limit back; see `MemoryLimits.clear`."""
         self._check(uuid)
         with self._lock:
             limit = self._limits.pop((uuid, cgroup), None)
@@ -179,7 +178,6 @@ class SimulatedLimits:
             )
 
     def container_envs(self, hard_mib: int) -> Mapping[str, str]:
-        """Name variables as a vendor's would be."""
         return {REQUEST_ENV: "0", LIMIT_ENV: str(hard_mib)}
 
     def use(self, uuid: str, pid: int, used_mib: int, cgroup: Path | None = None) -> None:
@@ -208,7 +206,6 @@ class SimulatedLimits:
                 processes.pop(pid, None)
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """List the processes on a card."""
         with self._lock:
             self._bury(uuid)
             found = sorted(self._processes[uuid].items())

@@ -15,11 +15,9 @@ class SimulatedGenerations:
     """SimulatedGenerations is the generation of simulated cards: Hopper with CUDA 13.0."""
 
     def architecture(self, _uuid: str) -> int | None:
-        """Return NVML's number of Hopper."""
         return 9
 
     def cuda(self) -> int | None:
-        """Return CUDA 13.0."""
         return 13_000
 
 
@@ -51,7 +49,6 @@ class SimulatedProvider(NvmlProvider):
         return SimulatedGpus(profile, ignored, changed)
 
     def make_provable(self, source: GpuSource, options: SourceOptions) -> Provable:
-        """Make what asks the simulated driver."""
         from deviceplugin.gpus.simulated.profile import load_profile  # noqa: PLC0415
         from deviceplugin.gpus.simulated.proving import SimulatedProvable  # noqa: PLC0415
         from deviceplugin.gpus.simulated.source import SimulatedGpus  # noqa: PLC0415
@@ -60,7 +57,6 @@ class SimulatedProvider(NvmlProvider):
         return SimulatedProvable(source, load_profile(options.profile or "").driver_version)
 
     def describe_driver(self, source: GpuSource, options: SourceOptions) -> str:
-        """Name the version that the profile says."""
         from deviceplugin.gpus.simulated.profile import load_profile  # noqa: PLC0415
 
         del source
@@ -72,7 +68,6 @@ class SimulatedProvider(NvmlProvider):
         return {}
 
     def make_generations(self) -> CardGenerations | None:
-        """Make the generation of simulated cards."""
         return SimulatedGenerations()
 
 

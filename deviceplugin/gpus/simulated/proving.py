@@ -24,15 +24,12 @@ class SimulatedProvable:
         self._version = version
 
     def driver_version(self) -> str:
-        """Name the profile's."""
         return self._version
 
     def memory_info(self, uuid: str) -> MemoryInfo:
-        """Say what the driver would of a card's memory."""
         return self._source.memory_info(uuid)
 
     def event_kinds(self, uuid: str) -> Mapping[str, str]:
-        """Grant both kinds of news."""
         del uuid
         return {FAULTS: "", MIG_CHANGES: ""}
 
@@ -50,7 +47,6 @@ class SimulatedProvable:
         return lambda: self._source.partition(uuid, before)
 
     def memory_user(self, uuid: str, cgroup: Path) -> "SimulatedMemoryUser":
-        """Begin a simulated process; see `Provable.memory_user`."""
         return SimulatedMemoryUser(self._source, uuid, cgroup)
 
 
@@ -83,6 +79,5 @@ class SimulatedMemoryUser:
         return True
 
     def end(self) -> None:
-        """Use nothing any more."""
         self._source.limits.use(self._uuid, self.pid, 0, self._cgroup)
         self._used_mib = 0

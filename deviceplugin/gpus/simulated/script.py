@@ -62,7 +62,6 @@ class ScriptStep(Struct, frozen=True, forbid_unknown_fields=True, rename={"retur
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Names of the actions that it has."""
         said = (
             self.xid is not None,
             self.vanish,

@@ -88,12 +88,10 @@ class SimulatedGpus:
         self._begin_container()
 
     def driver_version(self) -> str:
-        """Return the version that the profile says."""
         return self._driver_version
 
     @property
     def vendor(self) -> Vendor:
-        """The profile's."""
         return self._vendor
 
     def open(self) -> None:
@@ -353,7 +351,6 @@ class SimulatedGpus:
         self._events.wake()
 
     def unload(self) -> None:
-        """Take the driver out of the kernel."""
         with self._lock:
             self._loaded, self._unloaded_s = False, self._clock()
         self._events.wake()
@@ -365,7 +362,6 @@ class SimulatedGpus:
         self._events.wake()
 
     def resume(self) -> None:
-        """Let the driver answer again."""
         with self._lock:
             self._hangs_until_s = float("-inf")
             self._works.notify_all()

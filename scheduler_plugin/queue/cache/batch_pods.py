@@ -29,11 +29,9 @@ class BatchPods:
         self._unsupported[uid] = tuple(list_unsupported_fields(spec))
 
     def forget_pod(self, uid: str) -> None:
-        """Forget a pod that is bound or gone."""
         self._unsupported.pop(uid, None)
 
     def forget_others(self, uids: Sequence[str]) -> None:
-        """Forget all other pods."""
         known = frozenset(uids)
         for uid in [uid for uid in self._unsupported if uid not in known]:
             del self._unsupported[uid]

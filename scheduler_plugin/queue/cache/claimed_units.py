@@ -42,7 +42,6 @@ class ClaimedUnits:
         self._update_claims(self._by_source.get(uid, ()))
 
     def update_all(self) -> None:
-        """Count every claim anew."""
         self._update_claims({**self._sources, **dict.fromkeys(self._state.claims)})
 
     def update_namespace(self, name: str) -> None:
@@ -83,7 +82,6 @@ class ClaimedUnits:
             self._by_source.setdefault(source, set()).add(uid)
 
     def _find_queue(self, claim: AllocatedClaim) -> str:
-        """Find the queue of a claim, empty for none."""
         named = next((self._names[pod] for pod in claim.pods if pod in self._names), "")
         name = self._membership.find_queue(claim.namespace, named)
         is_known = self._queues.get_form(name) is not None

@@ -20,7 +20,6 @@ class EndedPods:
         self._ended: dict[str, tuple[PodRecord, float]] = {}
 
     def record_end(self, pod: PodRecord, now: float) -> None:
-        """Take a pod that was bound and has ended."""
         self._forget_old(now)
         self._ended.pop(pod.uid, None)
         self._ended[pod.uid] = (pod, now)

@@ -153,7 +153,6 @@ class JobStages:
 
     @property
     def pod_uids(self) -> Collection[str]:
-        """UIDs of all pods that name a job."""
         return self._pods.keys()
 
     def update_pod(self, pod: QueuedPod) -> None:

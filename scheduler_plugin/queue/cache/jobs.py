@@ -98,7 +98,6 @@ class PodMaker:
 
 
 def read_job(job: QueueJob) -> PodMaker:
-    """Read what a Job says of its pods."""
     meta, notes = job.metadata, job.spec.template.metadata.annotations or {}
     name = notes.get(POD_JOB, "")
     states = {each.type for each in job.status.conditions or () if each.status == "True"}

@@ -32,9 +32,7 @@ class LendingQueue(Protocol[W]):
     """LendingQueue is what the choice of a workload needs of a queue."""
 
     @property
-    def name(self) -> str:
-        """Name of the queue."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def weight(self) -> float:
@@ -47,9 +45,7 @@ class LendingQueue(Protocol[W]):
         ...
 
     @property
-    def waiting(self) -> WaitingWorkloads[W]:
-        """Workloads of the queue that wait."""
-        ...
+    def waiting(self) -> WaitingWorkloads[W]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ class QueueMembership:
         self._defaults: dict[str, str] = {}
 
     def configure(self, config: QueueConfig) -> None:
-        """Take another configuration."""
         self._config = config
         self._defaults.clear()
 

@@ -65,7 +65,6 @@ def needs_group(metadata: PodMetadata) -> bool:
 
 
 def read_group_key(metadata: PodMetadata) -> tuple[str, str]:
-    """Read namespace and name of a pod's PodGroup."""
     return metadata.namespace, read_group_label(metadata.labels)[1]
 
 
@@ -126,7 +125,6 @@ class GroupedPods:
 
     @property
     def uids(self) -> set[str]:
-        """UIDs of all pods."""
         return set(self._keys)
 
     def complete(self, metadata: GroupedMetadata) -> None:

@@ -222,12 +222,10 @@ def read_queue_info(pod: QueuePod) -> PodQueueInfo:
 
 
 def read_pod_node_rules(pod: QueuePod) -> NodeRules:
-    """Read which nodes a pod may run on."""
     return read_node_rules(pod.spec)
 
 
 def read_node_facts(node: QueueNode) -> NodeFacts:
-    """Read what placing needs to know of a node."""
     return NodeFacts(
         labels=node.metadata.labels or {},
         taints=node.spec.taints or (),

@@ -94,12 +94,10 @@ class QueuedPod:
 
     @property
     def uid(self) -> str:
-        """UID of the pod."""
         return self.record.uid
 
     @property
     def description(self) -> str:
-        """In words."""
         return f"pod {self.record.namespace}/{self.record.name}"
 
     @property
@@ -242,7 +240,6 @@ class Gang:
 
     @property
     def description(self) -> str:
-        """In words."""
         return self.uid
 
     def make_workload(self, queued_pods: list[QueuedPod]) -> QueuedWorkload[Needs]:

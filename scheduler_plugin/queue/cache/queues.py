@@ -35,7 +35,6 @@ class QueueState:
 
     @property
     def weight(self) -> float:
-        """Its share of the whole."""
         return self.form.weight if self.form is not None else 1.0
 
     @property
@@ -57,7 +56,6 @@ class QueueState:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether its pods are admitted at all."""
         return self.form is not None and self.form.stop_policy == "None"
 
     def is_next(self, workload: QueuedWorkload[Needs]) -> bool:
@@ -164,12 +162,10 @@ class Queues:
             del self._known[name]
 
     def get_form(self, name: str) -> QueueForm | None:
-        """The configuration of a queue; None: it has none."""
         queue = self._known.get(name)
         return None if queue is None else queue.form
 
     def get_cohort(self, name: str) -> Cohort | None:
-        """The cohort of a configured queue."""
         return self._cohorts.get(name)
 
     def allows_units(self, name: str, units: int, workload_uid: str = "") -> bool:
@@ -232,11 +228,9 @@ class Queues:
             self.reserve_quota({other: each for other, each in self._reserved.items() if other != name})
 
     def charge_pod(self, name: str, uid: str, has: QueueResources) -> None:
-        """Count an admitted pod of a queue."""
         self._add_units(name, self[name].charge_pod(uid, has))
 
     def uncharge_pod(self, name: str, uid: str) -> None:
-        """Stop counting a pod of a queue."""
         queue = self._known.get(name)
         if queue is not None:
             self._add_units(name, -queue.uncharge_pod(uid))

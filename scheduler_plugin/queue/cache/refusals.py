@@ -12,7 +12,6 @@ NAMES_SHOWN: Final = 10
 
 
 def has_no_request(resource: str) -> str:
-    """Say that a pod asks for none of our resources."""
     return f"it asks for no {resource} and no {PERCENT_RESOURCE}; allowed: 1 or more of one of them"
 
 

@@ -72,7 +72,6 @@ class ClusterSlots:
             self.nodes[node].running[kind].discard(uid)
 
     def count_total(self, node: str) -> int:
-        """Slots of a node, idle or not."""
         known = self.nodes.get(node)
         return 0 if known is None else sum(known.total.values())
 
@@ -82,7 +81,6 @@ class ClusterSlots:
         return sum(known.total.values()) - sum(map(len, known.running.values()))
 
     def count_idle(self, node: str, kind: SlotType) -> int:
-        """Idle slots of a type on a node."""
         known = self.nodes.get(node)
         return known.count_idle(kind) if known is not None else 0
 

@@ -20,7 +20,6 @@ class SlotType(StrEnum):
 
     @property
     def other_type(self) -> "SlotType":
-        """The other one."""
         return SlotType.FREE if self is SlotType.LOCAL else SlotType.LOCAL
 
 
@@ -78,12 +77,10 @@ class WorkloadGroup(Generic[W]):
         return iter(self._members.values())
 
     def add(self, workload: QueuedWorkload[W]) -> None:
-        """Let a workload wait."""
         self._members[workload.uid] = workload
         heappush(self._by_age, workload.age_key)
 
     def discard(self, uid: str) -> None:
-        """Forget a workload, if it is here."""
         self._members.pop(uid, None)
         # The heap drops it when it comes up; so that it does not grow for ever, now and then all of them.
         if len(self._by_age) > 2 * len(self._members) + 16:
@@ -148,7 +145,6 @@ class WaitingWorkloads(Generic[W]):
         return self._workloads.get(uid)
 
     def list_known(self, uids: Collection[str]) -> list[QueuedWorkload[W]]:
-        """List those of some workloads that wait."""
         return [self._workloads[uid] for uid in uids if uid in self._workloads]
 
     def add(self, workload: QueuedWorkload[W]) -> None:
@@ -204,7 +200,6 @@ class WaitingWorkloads(Generic[W]):
         return bool(known.second)
 
     def list_waiting_for_stage(self) -> Iterator[QueuedWorkload[W]]:
-        """Workloads that wait for the first stage of their job."""
         return chain.from_iterable(job.second.values() for job in self._jobs.values() if job.unfinished)
 
     def list_unfinished(self, job: str) -> Collection[str]:
@@ -239,7 +234,6 @@ class WaitingWorkloads(Generic[W]):
         return self._oldest
 
     def list_groups(self, kind: SlotType) -> Iterator[WorkloadGroup[W]]:
-        """The eligible workloads of a class."""
         return chain.from_iterable(by_data.values() for by_data in self._groups[kind].values())
 
     def _add_to_group(self, workload: QueuedWorkload[W]) -> None:

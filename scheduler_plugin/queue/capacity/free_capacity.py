@@ -444,7 +444,6 @@ class FreeCapacity:
         return fits
 
     def make_query(self, requirements: PodRequirements) -> SchedulingRequest:
-        """A pod's needs, ready to be asked of the arrays."""
         return self._get_fit_mask(requirements).query
 
     def is_allowed(self, requirements: PodRequirements, name: str) -> bool:

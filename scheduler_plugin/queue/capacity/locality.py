@@ -22,7 +22,6 @@ class Locality:
         self._near: dict[frozenset[str], frozenset[str]] = {}
 
     def set_node(self, name: str, labels: Mapping[str, str] | None) -> None:
-        """Take a node's labels, None when it is gone."""
         prefix = self.form.label_prefix
         data = frozenset(key[len(prefix) :] for key in labels or () if key.startswith(prefix))
         rack = (labels or {}).get(self.form.rack_label, "")
@@ -53,7 +52,6 @@ class Locality:
         return rack is not None and all(name in self._data[node] or name in rack for name in data)
 
     def list_near_nodes(self, data: frozenset[str]) -> frozenset[str]:
-        """Names of the nodes that some data is near to."""
         found = self._near.get(data)
         if found is None:
             found = self._near[data] = frozenset(name for name in self._data if self.is_near(name, data))

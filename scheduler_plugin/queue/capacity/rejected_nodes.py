@@ -34,7 +34,6 @@ class RejectedNodes:
             self._until.setdefault(requirements, {}).update(dict.fromkeys(nodes, now + REJECTED_S))
 
     def expire(self, now: float) -> None:
-        """Forget what is too long ago."""
         for requirements, nodes in list(self._until.items()):
             for name in [name for name, until in nodes.items() if until <= now]:
                 del nodes[name]

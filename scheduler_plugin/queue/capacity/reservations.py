@@ -81,7 +81,6 @@ class QueueReservations:
         self.version += 1
 
     def remove_workload(self, workload_uid: str) -> None:
-        """Keep nothing for a workload any more."""
         for uid in [
             uid for uid, reservation in self._by_pod.items() if reservation.workload_uid == workload_uid
         ]:
@@ -102,7 +101,6 @@ class QueueReservations:
 
     @property
     def node_names(self) -> Collection[str]:
-        """Names of the nodes on which something is kept."""
         return self._by_node.keys()
 
     def has_on_node(self, workload_uid: str, node: str) -> bool:

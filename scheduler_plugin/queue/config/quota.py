@@ -87,7 +87,6 @@ class Cohort:
         self._reserved += account.reserved
 
     def allows_units(self, queue: str, units: int) -> bool:
-        """Tell whether a queue may have so many units more."""
         most = self.compute_headroom(queue)
         return most is None or units <= most
 

@@ -40,7 +40,6 @@ def list_sound_values(raw: Any, form: type[Form]) -> dict[str, Any]:
 
 
 def format_value(value: object) -> str:
-    """A value as a message shows it."""
     match value:
         case None:
             return "null"
@@ -109,7 +108,6 @@ def _get_item_type(kind: Any) -> Any:
 
 
 def _describe_allowed(info: inspect.Type) -> str:  # noqa: C901, PLR0911 - a line for each type
-    """Describe the values that a type takes."""
     match info:
         case inspect.Metadata(extra_json_schema={"description": text}):
             return f"{text}"

@@ -32,9 +32,7 @@ class CommitFailedError(Exception):
 class BatchCommitClient(Protocol):
     """The committer as the controller needs it."""
 
-    async def commit(self, call: CommitCall) -> Sequence[PodResult]:
-        """Hand pods over; a result for each of them."""
-        ...
+    async def commit(self, call: CommitCall) -> Sequence[PodResult]: ...
 
 
 SLACK_S: Final = 5.0
@@ -82,7 +80,6 @@ class CommitterClient:
             raise CommitFailedError(f"committer without an answer: {error}", sent=True) from error
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 

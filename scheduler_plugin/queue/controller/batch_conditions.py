@@ -31,9 +31,9 @@ log = structlog.get_logger(__name__)
 class ConditionApi(Protocol):
     """The API server as writing conditions needs it; `kubeapi.client.KubeClient` has it."""
 
-    async def patch(self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...) -> bytes:
-        """Change an object."""
-        ...
+    async def patch(
+        self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...
+    ) -> bytes: ...
 
 
 class BatchConditions:
@@ -67,13 +67,11 @@ class BatchConditions:
         self._more = asyncio.Event()
 
     def record_reason(self, pod: QueuedPod, reason: WaitReason, message: str) -> None:
-        """Take why a pod waits now."""
         if pod.queue_info.is_batch:
             self._due[pod.uid] = (pod, reason, message)
             self._more.set()
 
     async def run(self) -> None:
-        """Write until cancelled."""
         while True:
             await self._more.wait()
             while self._due:

@@ -46,7 +46,6 @@ class ConfigFile:
         return config
 
     async def follow_changes(self, changed: Callable[[QueueConfig], None]) -> None:
-        """Read it again and again, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.reload(changed)

@@ -102,12 +102,10 @@ class Controller:
         self._reclaimer = Reclaimer(queue)
 
     def configure(self, config: QueueConfig) -> None:
-        """Take another configuration."""
         self.queue.configure(config)
         self.record_change()
 
     def record_change(self) -> None:
-        """Something changed: decide again."""
         self._changed = True
         self._news.set()
 
@@ -127,7 +125,6 @@ class Controller:
         return not (self._changed or self._writes) and self._clock() < self.queue.refusals.next_end_s
 
     async def run(self) -> None:
-        """Decide until cancelled."""
         next_tick = next_check = self._clock()
         try:
             while True:
@@ -185,7 +182,6 @@ class Controller:
             await asyncio.sleep(0)
 
     async def _commit_groups(self, groups: Sequence[Sequence[Handed]]) -> None:
-        """Hand pods to the committer."""
         async with self._commit_turns:
             answers = await self._handover.commit_groups(groups)
         for handed, answer in answers:
@@ -212,7 +208,6 @@ class Controller:
         self._begin_write(self._write_admission(admitted, member))
 
     def _begin_write(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        """Begin a write."""
         task = asyncio.create_task(work)
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
@@ -231,7 +226,6 @@ class Controller:
     def _record_result(
         self, admitted: AdmittedWorkload, member: AdmittedPod, pod: QueuedPod, answer: WriteResult
     ) -> None:
-        """Take what became of an admission."""
         self._wrote = self._clock()
         if answer.written is not WriteOutcome.DONE:
             outcome = answer.written.name.lower()
@@ -372,7 +366,6 @@ class Controller:
 
 
 def format_decision(admitted: AdmittedWorkload, member: AdmittedPod) -> str:
-    """Say what decided an admission."""
     parts = [f"admitted from queue {admitted.queue} for node {member.node}"]
     if admitted.slot_match is not None:
         parts.append(

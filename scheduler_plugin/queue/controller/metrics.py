@@ -60,7 +60,6 @@ class QueueMetrics:
         }
 
     def render_metrics(self, controller: Controller, now: float) -> bytes:
-        """Write everything in Prometheus' text format."""
         for gauge in (self._units, self._pods, self._weight, self._shares, self._oldest):
             gauge.clear()
         for queue_state in report_queues(controller.queue, now):

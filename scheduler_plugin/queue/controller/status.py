@@ -202,7 +202,6 @@ def _report_queue(queue: Queue, queue_state: QueueState, waits: list[float], len
 
 
 def _count_pods(needs: Needs) -> int:
-    """Count the pods of a workload."""
     return len(needs.members) if isinstance(needs, GangRequirements) else 1
 
 
@@ -440,7 +439,6 @@ def _explain_quota(cohort: Cohort, queue: QueueState, needs: int) -> str:
 
 
 def _explain_no_capacity(queue: Queue, requirements: PodRequirements) -> str:
-    """Say what no node has for a pod now."""
     nodes, demands, query = (
         queue.state.nodes,
         requirements.request.demands,

@@ -81,7 +81,6 @@ class QueueFeed:
         self._apply_again(self._grouped.set_fault(fault))
 
     def delete_group(self, key: tuple[str, str]) -> None:
-        """Take the end of a PodGroup, as `GroupedPods.delete_group`."""
         self._grouped.delete_group(key)
 
     def replace_groups(self, groups: Sequence[PodGroup]) -> None:
@@ -123,7 +122,6 @@ class NamespaceSink(Sink[NamespaceLite]):
         self._known: set[str] = set()
 
     def replace(self, items: Sequence[NamespaceLite], resource_version: str) -> None:
-        """Take a complete list."""
         del resource_version
         names = {item.metadata.name for item in items}
         for name in self._known - names:
@@ -135,7 +133,6 @@ class NamespaceSink(Sink[NamespaceLite]):
         self._changed()
 
     def event(self, kind: Kind, item: NamespaceLite, resource_version: str) -> None:
-        """Take one change."""
         del resource_version
         gone = kind == "DELETED"
         self._queue.set_namespace(item.metadata.name, None if gone else item.metadata.labels or {})
@@ -155,13 +152,11 @@ class JobSink(Sink[QueueJob]):
         self._changed = changed
 
     def replace(self, items: Sequence[QueueJob], resource_version: str) -> None:
-        """Take a complete list."""
         del resource_version
         self._job_stages.set_jobs(read_job(item) for item in items)
         self._changed()
 
     def event(self, kind: Kind, item: QueueJob, resource_version: str) -> None:
-        """Take one change."""
         del resource_version
         gone = kind == "DELETED"
         if (
@@ -184,13 +179,11 @@ class PodGroupSink(Sink[PodGroup]):
         self._changed = changed
 
     def replace(self, items: Sequence[PodGroup], resource_version: str) -> None:
-        """Take a complete list."""
         del resource_version
         self._feed.replace_groups(items)
         self._changed()
 
     def event(self, kind: Kind, item: PodGroup, resource_version: str) -> None:
-        """Take one change."""
         del resource_version
         if kind == "DELETED":
             self._feed.delete_group((item.metadata.namespace, item.metadata.name))
@@ -247,7 +240,6 @@ def watch_jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) ->
 def watch_namespaces(
     client: KubeClient, sink: NamespaceSink, clock: Callable[[], float]
 ) -> Reflector[NamespaceLite]:
-    """Watch namespaces."""
     return Reflector(client, "/api/v1/namespaces", NamespaceLite, sink, clock=clock)
 
 
@@ -270,7 +262,6 @@ class BatchPodSink(Sink[WholePod]):
         self._changed = changed
 
     def replace(self, items: Sequence[WholePod], resource_version: str) -> None:
-        """Take a complete list."""
         del resource_version
         self._queue.batch.forget_others([item.metadata.uid for item in items])
         for item in items:
@@ -278,7 +269,6 @@ class BatchPodSink(Sink[WholePod]):
         self._changed()
 
     def event(self, kind: Kind, item: WholePod, resource_version: str) -> None:
-        """Take one change."""
         del resource_version
         if kind == "DELETED":
             # Bound, as a rule: then it is selected no more.

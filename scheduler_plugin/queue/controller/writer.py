@@ -42,17 +42,13 @@ _decode_pod = msgspec.json.Decoder(QueuePod).decode
 class QueueApi(Protocol):
     """The API server as the queue needs it; `kubeapi.client.KubeClient` has it."""
 
-    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
-        """Read an object."""
-        ...
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
-    async def patch(self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...) -> bytes:
-        """Change an object."""
-        ...
+    async def patch(
+        self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...
+    ) -> bytes: ...
 
-    async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes:
-        """Create an object."""
-        ...
+    async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes: ...
 
 
 class WriteOutcome(Enum):
@@ -270,7 +266,6 @@ def _test_same_version(pod: QueuedPod) -> dict[str, Any]:
 
 
 def _point_to_annotation(name: str) -> str:
-    """Write the JSON pointer to an annotation."""
     return "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
 
 

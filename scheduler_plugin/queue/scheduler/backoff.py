@@ -55,7 +55,6 @@ class KeyedBackoff(Generic[K]):
         return key in self._until
 
     def explain_pause(self, key: K) -> str:
-        """Say why a key pauses; empty when it does not."""
         return self._why[key] if key in self._until else ""
 
     def get_last_reason(self, key: K) -> str:
@@ -79,6 +78,5 @@ class KeyedBackoff(Generic[K]):
         self._why.pop(key, None)
 
     def forget_others(self, keys: Container[K]) -> None:
-        """Forget all but these."""
         for key in [key for key in self._refusals if key not in keys]:
             self.forget(key)

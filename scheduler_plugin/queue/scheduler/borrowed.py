@@ -132,7 +132,6 @@ class BorrowedPods:
                 yield VictimGroup(tuple(stays))
 
     def sum_units(self, pods: Collection[QueuedPod]) -> int:
-        """Units that pods count for."""
         return sum(self.sum_units_by_queue(pods).values())
 
     def sum_units_by_queue(self, pods: Collection[QueuedPod]) -> dict[str, int]:

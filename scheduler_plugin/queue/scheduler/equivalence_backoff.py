@@ -38,14 +38,10 @@ class BackoffUnit(Protocol):
         ...
 
     @property
-    def waiting_since(self) -> float:
-        """Since when it waits."""
-        ...
+    def waiting_since(self) -> float: ...
 
     @property
-    def description(self) -> str:
-        """Kind and name, in words."""
-        ...
+    def description(self) -> str: ...
 
 
 U = TypeVar("U", bound=BackoffUnit)
@@ -189,7 +185,6 @@ class EquivalenceBackoff(Generic[U]):
         return due
 
     def set_template(self, unit: U, template: Hashable) -> None:
-        """Take what one has in common with others now."""
         if template != unit.template:
             self.remove(unit)
             unit.template = template

@@ -306,12 +306,10 @@ class GangPlacer:
 
 
 def count_pods(victims: Collection[VictimGroup]) -> int:
-    """Count the pods of several groups."""
     return sum(len(group.pods) for group in victims)
 
 
 def list_pods(victims: Iterable[VictimGroup]) -> list[QueuedPod]:
-    """List the pods of several groups."""
     return [pod for group in victims for pod in group.pods]
 
 

@@ -96,12 +96,10 @@ class Gangs:
                 self._record_stay(gang)
 
     def retry_due(self, now: float) -> None:
-        """Let those wait again whose pause is over."""
         for gang in self.equivalence_backoff.pop_due(now):
             self._update_waiting(gang)
 
     def list_waiting(self) -> Iterator[Gang]:
-        """Gangs that wait in a queue."""
         return (gang for gang in self._known.values() if gang.waiting_queue)
 
     def list_half_admitted(self) -> list[tuple[str, QueuedWorkload[Needs]]]:

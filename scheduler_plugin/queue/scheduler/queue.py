@@ -257,7 +257,6 @@ class Queue:
         return pod.requirements is not None and self.admission.has_untried_nodes(pod.requirements, pod.uid)
 
     def record_refused_removal(self, uid: str) -> None:
-        """Record that the API server refused to remove a pod."""
         pod = self.queued_pods.get(uid)
         if pod is not None and pod.gang:
             self.gangs.record_refused_removal(pod)
@@ -305,7 +304,6 @@ class Queue:
         return sorted({uuid for uuid, _ in chain.from_iterable((assigned or {}).values())})
 
     def find_requeues(self, now: float) -> list[Requeue]:
-        """Find what was admitted and is not bound in time."""
         again = [pod for pod in self.queued_pods.values() if pod.is_gated_again(now)]
         for pod in again:
             self.record_refused_admission(pod.uid, now)
@@ -499,7 +497,6 @@ class Queue:
                 self.unplaced.add(uid)
 
     def _forget_pod(self, uid: str, now: float, *, succeeded: bool = False) -> None:
-        """Forget a pod that has ended or is gone."""
         self._estimated.discard(uid)
         self.unplaced.discard(uid)
         self.refusals.forget(uid)

@@ -71,7 +71,6 @@ class ReclaimPlan:
 
     @property
     def victims(self) -> list[QueuedPod]:
-        """Pods to evict."""
         return list_pods(self.groups)
 
     def reserve(self, queue: Queue) -> None:
@@ -151,7 +150,6 @@ class Reclaimer:
                 del self._borrowed.pending[queue]
 
     def _record_begun(self, reclaim: ReclaimPlan, search: "_VictimSearch", now: float) -> None:
-        """Note what is under way."""
         uids = {pod.uid for pod in reclaim.victims or search.leaving}
         for gang in {pod.gang for pod in reclaim.victims if pod.gang}:
             self._queue.gangs.begin_removal(gang, now)
@@ -322,7 +320,6 @@ class _VictimSearch:
         return min(found, key=lambda each: _make_order_key(each.groups), default=None)
 
     def _find_on_nodes(self, among: Callable[[PodRequirements], BoolArray] | None) -> ReclaimPlan | None:
-        """Find the fewest victims for some nodes."""
         placer = self._make_placer(among, self.leaving, self._ended)
         victims = placer.find_victims(group_by_node(self._candidates, MOST_CANDIDATES)) if placer.rest else []
         if victims is not None:

@@ -99,7 +99,6 @@ class ReservationManager:
         return reservations
 
     def _reserve_for(self, workload: QueuedWorkload[Needs], name: str, units: int) -> "_PlannedReservation":
-        """Look for what a workload lacks, and keep its room."""
         admission, capacity = self._admission, self._admission.capacity
         known = admission.queues.reserved_quota.get(name) == (workload.uid, units)
         if not admission.queues.allows_units(name, units, workload.uid):

@@ -221,7 +221,6 @@ class BestFit:
         return self.settings.mode == "pick"
 
     def pick_row(self, view: ClusterView, ask: PolicyRequest, fits: BoolArray) -> int | None:
-        """Find the row that `pick` names."""
         return self.pick(view, ask, fits).key
 
     def pick(
@@ -270,7 +269,6 @@ class BestFit:
         return replace(result, key=row, touched=touched + result.touched)
 
     def _follow(self, view: ClusterView) -> None:
-        """Move the rows that changed, in every index."""
         rows, width = len(view.names), view.free_order.shape[0]
         if rows != len(self._versions) or width != self._width:
             self._versions = np.full(rows, -1, dtype=np.int64)

@@ -91,7 +91,6 @@ class FragmentationPolicy:
         self._learn(uid, ask)
 
     def pod_resolved(self, uid: str, ask: PolicyRequest | None) -> None:
-        """Learn from a pod that was bound."""
         if ask is not None:
             self._learn(uid, ask)
 

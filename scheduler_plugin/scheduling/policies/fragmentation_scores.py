@@ -207,7 +207,6 @@ def node_by_node(ask: PolicyRequest) -> bool:
 
 
 def by_uuid(ask: PolicyRequest) -> bool:
-    """Tell whether a pod names single cards."""
     return ask.admits is not None and bool(ask.selector.uuids or ask.selector.excluded_uuids)
 
 

@@ -118,7 +118,6 @@ class NodeStates:
         return number
 
     def _grow(self) -> None:
-        """Double the arrays."""
         for name, empty in (
             ("cards", NO_CARD),
             ("sums", 0.0),

@@ -54,14 +54,12 @@ class TypicalWorkload:
 
     @classmethod
     def from_pods(cls, asks: Iterable[PolicyRequest]) -> Self:
-        """Count pods."""
         workload = cls()
         for ask in asks:
             workload.add(ask)
         return workload
 
     def add(self, ask: PolicyRequest, count: int = 1) -> None:
-        """Count a pod, or several that ask for the same."""
         self.total += count
         parts = len(ask.demands)
         for demand in ask.demands:

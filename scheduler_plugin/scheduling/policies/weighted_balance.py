@@ -122,7 +122,6 @@ class WeightedBalance:
 
     @property
     def other_resources(self) -> tuple[str, ...]:
-        """Further resources that it wants to see."""
         return self.settings.other_resources
 
     @property
@@ -254,7 +253,6 @@ class WeightedBalance:
                 self._block(uid, classes or known.get(uid, ()))
 
     def pod_resolved(self, uid: str, ask: PolicyRequest | None) -> None:  # noqa: ARG002 - part of the protocol
-        """Stop counting a pod that was bound or is gone."""
         self._forget(uid)
         self._rounds.pop(uid, None)
 

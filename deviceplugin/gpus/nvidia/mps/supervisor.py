@@ -149,7 +149,6 @@ class MpsSupervisor:
         return ControlDaemon(folder, clients, program=settings.program, arguments=settings.arguments)
 
     def _warn_once(self, card: MpsCard) -> None:
-        """Say once why a card has no MPS."""
         if self._reported.get(card.uuid) != card.problem:
             log.warning("card is not shared by MPS", card=card.uuid, reason=card.problem)
             self._reported[card.uuid] = card.problem
