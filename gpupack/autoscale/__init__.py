@@ -6,5 +6,5 @@
                           -> placeholders   the pods that ask for these nodes
                           -> scale_down     the nodes whose pods have no cards elsewhere
 
-These decide on plain values. `app`, `detection` and `writer` talk to the API server.
+These decide on plain values. `app` and `writer` talk to the API server.
 """

@@ -10,7 +10,6 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from gpupack.autoscale.detection import AutoscalerDetector
 from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.autoscale.placeholders import find_changes
 from gpupack.autoscale.planner import Plan, Planner, PodOutcome
@@ -53,7 +52,6 @@ class AutoscaleLoop:
         self,
         board: ClusterBoard,
         settings: AutoscaleSettings,
-        detector: AutoscalerDetector,
         writer: Writer,
         recorder: EventRecorder,
         metrics: AutoscaleMetrics,
@@ -63,14 +61,13 @@ class AutoscaleLoop:
     ) -> None:
         self._board = board
         self._settings = settings
-        self._detector = detector
         self._writer = writer
         self._recorder = recorder
         self._metrics = metrics
         self._trouble = trouble
         self._clock = clock
         self._wall = wall
-        self._planner = Planner(settings.rules(detector.name), settings.declared())
+        self._planner = Planner(settings.rules(), settings.declared())
         self._guard_at = float("-inf")
         self._sent: dict[str, str] = {}
         self._emptiable: frozenset[str] = frozenset()
@@ -96,17 +93,13 @@ class AutoscaleLoop:
 
     async def run_pass(self) -> None:
         """Plan once, and write what was planned."""
-        if self._settings.placeholders:
-            await self._detector.refresh()
-        if self._detector.name or not self._settings.placeholders:
-            await self._ask_for_nodes()
+        await self._ask_for_nodes()
         if self._clock() >= self._guard_at:
             self._guard_at = self._clock() + self._settings.guard_period_s
             await self._guard()
 
     async def _ask_for_nodes(self) -> None:
         began = self._clock()
-        self._planner.rules = self._settings.rules(self._detector.name)
         cluster = self._board.get_cluster()
         self.plan = self._planner.plan(cluster, began, self._wall())
         changes = find_changes(self.plan.placeholders, cluster.pods.values(), self._settings.namespace)
@@ -159,7 +152,7 @@ class AutoscaleLoop:
 
     def status(self) -> dict[str, object]:
         return {
-            "autoscaler": self._detector.name,
+            "autoscaler": self._settings.autoscaler,
             "asksForNodes": self._settings.placeholders,
             "placeholders": [
                 {"shape": each.shape, "standsFor": list(each.stands_for)} for each in self.plan.placeholders
@@ -182,7 +175,7 @@ class AutoscaleLoop:
                 {"node": name, "reason": kept.reason.value, "pod": kept.pod}
                 for name, kept in sorted(self.kept.items())
             ],
-            "trouble": self._trouble() or self._failure or self._detector.trouble or self._writer.trouble,
+            "trouble": self._trouble() or self._failure or self._writer.trouble,
         }
 
 
@@ -256,11 +249,10 @@ async def run(
         elector = make_elector(settings, client)
         label = make_leader_label(settings, client, elector)
         leadership = Leadership(elector, following)
-        detector = AutoscalerDetector(client, settings.autoscaler, settings.write_timeout_s)
         writer = Writer(client, settings.namespace, leadership.leads, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-autoscale", most=EVENTS)
         metrics = AutoscaleMetrics()
-        loop = AutoscaleLoop(board, settings, detector, writer, recorder, metrics, lambda: leadership.trouble)
+        loop = AutoscaleLoop(board, settings, writer, recorder, metrics, lambda: leadership.trouble)
         unready = (lambda: leadership.blindness) if label is not None else (lambda: leadership.trouble)
         app = make_app(loop, metrics, writer, unready)
         host, port = await start_serving(stack, app, settings.http, SettingsError)

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from gpupack.autoscale.shapes import Shape
 
 MOST_PLACEHOLDERS = 500
-AUTO = "auto"
 CLUSTER_AUTOSCALER = "cluster-autoscaler"
 KARPENTER = "karpenter"
-AUTOSCALERS = (AUTO, CLUSTER_AUTOSCALER, KARPENTER)
+AUTOSCALERS = (CLUSTER_AUTOSCALER, KARPENTER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +49,10 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
         None, metavar="FILE", help="YAML with machine types that may have no node yet."
     )
     autoscaler: str = option(
-        AUTO,
+        CLUSTER_AUTOSCALER,
         allowed=AUTOSCALERS,
-        help="Which one adds nodes; auto: Karpenter where the API server serves its NodePools. For Karpenter "
-        "placeholders keep nodes out by a label of ours.",
+        help="Which one adds the nodes with cards. For karpenter, nodes that look free and are full get a "
+        "label of ours, by which placeholders exclude them.",
     )
     placeholders: bool = option(True, help="Ask for nodes at all.")
     keep_nodes: bool = option(True, help="Keep nodes from scale-down whose pods have no cards elsewhere.")
@@ -78,13 +77,12 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
     log_level: str = log_level_option()
     log_format: str = log_format_option()
 
-    def rules(self, autoscaler: str) -> "PlanRules":
-        """Write how placeholders are planned for an autoscaler."""
+    def rules(self) -> "PlanRules":
         from gpupack.autoscale.planner import PlanRules
         from gpupack.autoscale.shapes import HOSTNAME
 
         most = self.most if self.placeholders else 0
-        host_label = NODE_HOST if autoscaler == KARPENTER else HOSTNAME
+        host_label = NODE_HOST if self.autoscaler == KARPENTER else HOSTNAME
         return PlanRules(grace_s=self.grace_s, most=most, host_label=host_label)
 
     def declared(self) -> "Sequence[Shape]":

@@ -64,7 +64,7 @@ class World:
             self.api.post(NODE_OVERLAYS, overlay)
         file = folder / "shapes.yaml"
         file.write_text(write_shapes(shapes, 1024, "file"))
-        arguments = ("--grace-s", "1", "--namespace", "default")
+        arguments = ("--autoscaler", "karpenter", "--grace-s", "1", "--namespace", "default")
         self.ours = Autoscale(config, logs, port, *arguments, "--shapes", str(file))
 
     def stop(self) -> None:

@@ -13,7 +13,6 @@ from aiohttp import web
 
 from allocator.names import NODE_HOST, NODE_KEPT, PLACEHOLDER_FOR, PLACEHOLDER_LABEL
 from gpupack.autoscale.app import AutoscaleLoop, run
-from gpupack.autoscale.detection import AutoscalerDetector
 from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.autoscale.scale_down import DO_NOT_DISRUPT, SCALE_DOWN_DISABLED
 from gpupack.autoscale.settings import AutoscaleSettings
@@ -343,51 +342,11 @@ async def test_for_karpenter_the_nodes_are_labelled_that_placeholders_keep_out(t
     full = Node("n2", (80, 80), foreign=(79, 79))
     async with ApiServer(seed=1) as api:
         fill(api, grown([*nodes, full], [*pods, waits("waits", 40)]))
-        async with autoscale(api, tmp_path, autoscaler="karpenter", namespace="default"):
+        async with autoscale(api, tmp_path, autoscaler="karpenter", namespace="default") as running:
             await there_are(api, 1)
+            assert (await running.status())["autoscaler"] == "karpenter"
             assert api.node("n2")["metadata"]["labels"]["gpupack.io/host"] == "n2"
             assert "gpupack.io/host" not in api.node("n1")["metadata"]["labels"]
-
-
-async def test_karpenter_is_found_by_its_node_pools(tmp_path: Path) -> None:
-    """Nothing is asked for before that is known, for Karpenter refuses what suits Cluster Autoscaler."""
-    nodes, pods = fragments()
-    full = Node("n2", (80, 80), foreign=(79, 79))
-    answers = {
-        "/apis/karpenter.sh": {"versions": [{"version": "v1"}]},
-        "/apis/karpenter.sh/v1": {"resources": [{"name": "nodepools"}]},
-    }
-    is_said = False
-
-    async def discover(request: web.Request) -> web.Response | None:
-        if not request.path.startswith("/apis/karpenter.sh"):
-            return None
-        return web.json_response(answers[request.path]) if is_said else refusal(500, "discovery is away")
-
-    async with ApiServer(seed=1) as api:
-        fill(api, grown([*nodes, full], [*pods, waits("waits", 40)]))
-        api.http.intercept = discover
-        async with autoscale(api, tmp_path, namespace="default") as running:
-
-            async def is_told() -> bool:
-                return "discovery is away" in (await running.status())["trouble"]
-
-            async def keeps_nodes() -> bool:
-                return NODE_KEPT in api.node("n1")["metadata"]["annotations"]
-
-            await until(is_told)
-            await until(keeps_nodes)
-            assert not placeholders(api)
-            assert (await running.status())["autoscaler"] == ""
-            is_said = True
-            await there_are(api, 1)
-            assert api.node("n2")["metadata"]["labels"][NODE_HOST] == "n2"
-
-            async def is_well() -> bool:
-                status = await running.status()
-                return bool((status["autoscaler"], status["trouble"]) == ("karpenter", ""))
-
-            await until(is_well)
 
 
 async def test_status_says_that_no_node_is_asked_for(tmp_path: Path) -> None:
@@ -421,8 +380,7 @@ async def test_a_pass_that_fails_is_told_and_the_next_one_is_tried() -> None:
     nothing: Any = None
     writer = Writer(nothing, NAMESPACE, lambda: True, 1.0)
     settings = AutoscaleSettings(period_s=0.0, keep_nodes=False)
-    detector = AutoscalerDetector(nothing, "cluster-autoscaler", 1.0)
-    made = AutoscaleLoop(board, settings, detector, writer, nothing, AutoscaleMetrics(), lambda: "")
+    made = AutoscaleLoop(board, settings, writer, nothing, AutoscaleMetrics(), lambda: "")
     running = asyncio.create_task(made.run())
 
     async def is_told() -> bool:
@@ -459,7 +417,7 @@ async def test_without_the_lease_nothing_is_written(tmp_path: Path) -> None:
         ({"namespace": "A B"}, "--namespace 'A B'; allowed:"),
         ({"shapes": "/no/such/file"}, "shapes '/no/such/file': No such file or directory"),
         ({"consolidate": True, "keep_nodes": False}, "--consolidate with --no-keep-nodes; allowed: both"),
-        ({"autoscaler": "other"}, "--autoscaler 'other'; allowed: auto, cluster-autoscaler, karpenter"),
+        ({"autoscaler": "other"}, "--autoscaler 'other'; allowed: cluster-autoscaler, karpenter"),
         ({"unit_mib": 0}, "unit of 0 MiB; allowed: 1 to"),
     ],
 )

@@ -278,7 +278,7 @@ def test_a_node_that_looks_free_and_is_full_is_kept_out():
 def test_for_karpenter_a_label_of_ours_keeps_nodes_out():
     """It refuses pods that name kubernetes.io/hostname."""
     nodes, pods = fragments()
-    rules = AutoscaleSettings().rules("karpenter")
+    rules = AutoscaleSettings(autoscaler="karpenter").rules()
     alone = plan_of(grown(nodes, [*pods, waits("waits", 40)]), rules=rules)
     assert "affinity" not in alone.placeholders[0].spec
     assert alone.unlabelled == {}
