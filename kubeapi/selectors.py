@@ -3,8 +3,8 @@
 Source: metav1.LabelSelector, corev1.NodeSelector and corev1.Toleration of the Kubernetes API.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -43,11 +43,22 @@ class Expression(msgspec.Struct, frozen=True, rename="camel"):
 
     def _compares(self, value: str | None, values: tuple[str, ...]) -> bool:
         """Compare as whole numbers; what is none satisfies nothing."""
-        try:
-            left, right = int(value or ""), int(values[0])
-        except (ValueError, IndexError):
+        left, right = parse_int64(value), parse_int64(values[0]) if len(values) == 1 else None
+        if left is None or right is None:
             return False
         return left > right if self.operator == "Gt" else left < right
+
+
+_DIGITS: Final = re.compile(r"[+-]?[0-9]{1,100}")
+_INT64: Final = 1 << 63
+
+
+def parse_int64(text: str | None) -> int | None:
+    """Read a whole number of 64 bits as Go's strconv.ParseInt does, without underscores; None: it is none."""
+    if text is None or _DIGITS.fullmatch(text) is None:
+        return None
+    value = int(text)
+    return value if -_INT64 <= value < _INT64 else None
 
 
 class LabelSelector(msgspec.Struct, frozen=True, rename="camel"):
@@ -60,6 +71,19 @@ class LabelSelector(msgspec.Struct, frozen=True, rename="camel"):
         return (self.match_labels or {}).items() <= labels.items() and all(
             each.matches(labels.get(each.key)) for each in self.match_expressions or ()
         )
+
+    @property
+    def keys(self) -> set[str]:
+        """Labels that it asks for."""
+        return {*(self.match_labels or ()), *(each.key for each in self.match_expressions or ())}
+
+    def matches_partly(self, labels: Labels) -> bool | None:
+        """Whether an object is selected of which some labels alone are known; None: the others decide."""
+        known_labels = {key: value for key, value in (self.match_labels or {}).items() if key in labels}
+        known = [each for each in self.match_expressions or () if each.key in labels]
+        if not LabelSelector(known_labels, tuple(known)).matches(labels):
+            return False
+        return True if self.keys <= labels.keys() else None
 
 
 class NodeTerm(msgspec.Struct, frozen=True, rename="camel"):
@@ -135,8 +159,9 @@ class NodeRules(msgspec.Struct, frozen=True):
 
     def allows_node(self, name: str, labels: Labels, taints: Sequence[Taint], *, unschedulable: bool) -> bool:
         """Whether NodeAffinity, TaintToleration and NodeUnschedulable of kube-scheduler allow a node."""
-        node = NodeTraits(name, ready=True, unschedulable=unschedulable, labels=labels, taints=taints)
-        return find_node_rejection(node, self, self.tolerates) is None
+        if not self.selects_node(name, labels):
+            return False
+        return all(map(self.tolerates, list_repelling_taints(taints, unschedulable=unschedulable)))
 
     def tolerates(self, taint: Taint) -> bool:
         return any(each.tolerates(taint) for each in self.tolerations)
@@ -148,48 +173,14 @@ class NodeRules(msgspec.Struct, frozen=True):
         return self.terms is None or any(term.matches(name, labels) for term in self.terms)
 
 
-class NodeRejection(Enum):
-    """NodeRejection is the property of a node that keeps a pod off, in the order in which they are asked."""
-
-    NOT_READY = auto()
-    CORDONED = auto()
-    SELECTOR = auto()
-    TAINT = auto()
-
-
 class NodeTraits(NamedTuple):
     """NodeTraits is the labels, taints and state of a node, without its amounts.
 
     Attributes:
-        ready: Whether its condition Ready is True; None counts as ready: nothing says that it is not.
         unschedulable: The node is cordoned.
     """
 
     name: str
-    ready: bool | None
     unschedulable: bool
     labels: Labels
     taints: Sequence[Taint]
-
-
-def find_node_rejection(
-    node: NodeTraits, rules: NodeRules, tolerates: Callable[[Taint], bool]
-) -> tuple[NodeRejection, Taint | None] | None:
-    """Find the first thing of a node itself that keeps a pod off.
-
-    Args:
-        rules: Rules of the pod; its tolerations are not looked at.
-
-    Returns:
-        What it is, with the taint where it is one; None where nothing does.
-    """
-    if node.ready is False:
-        return NodeRejection.NOT_READY, None
-    if node.unschedulable and not tolerates(UNSCHEDULABLE):
-        return NodeRejection.CORDONED, None
-    if not rules.selects_node(node.name, node.labels):
-        return NodeRejection.SELECTOR, None
-    for taint in list_repelling_taints(node.taints, unschedulable=False):
-        if not tolerates(taint):
-            return NodeRejection.TAINT, taint
-    return None

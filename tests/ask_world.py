@@ -120,15 +120,15 @@ class Node:
             models=[self.model] * len(self.sizes),
             cpu=str(self.cpu),
             extra={NODE_HOLDS: dump_holds(Holds(100, frozenset(units), units))},
-            allocatable_units=sum(self.sizes),
         )
         made["kind"] = "Node"
         made["metadata"]["labels"] = dict(self.labels)
         if not self.ready:
             made["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+        taints = self.taints if self.ready else ("node.kubernetes.io/not-ready", *self.taints)
         made["spec"] = {
             "unschedulable": self.cordoned,
-            "taints": [{"key": key, "effect": "NoSchedule"} for key in self.taints],
+            "taints": [{"key": key, "effect": "NoSchedule"} for key in taints],
         }
         return made
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from allocator.claims import AllocatedDevice, ClaimObject
-from allocator.ids import device_names
+from allocator.ids import PERCENT_IDS, device_names
 from allocator.names import (
     CLAIM_LABEL,
     DRA_DRIVER,
@@ -23,6 +23,10 @@ from scheduler_plugin.cache.objects import NodeLite, PodLite
 
 GIB = 1 << 30
 MEMORY = resource_name(1024)
+
+
+OF_HEALTHY_CARDS = -1
+"""The kubelet offers what the healthy cards have: units, and percent."""
 
 
 def uuid(node: str, card: int) -> str:
@@ -51,16 +55,20 @@ def node_object(
     inventory: bool = True,
     cordon: str | None = None,
     extra: Mapping[str, str] | None = None,
-    allocatable_units: int | None = None,
+    allocatable_units: int | None = OF_HEALTHY_CARDS,
     resources: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """One Node; sizes None: without our words; seen defaults to the node's own version.
 
-    `allocatable_units` is what the kubelet says of the resource itself, None: nothing; `resources` is what
-    it says of further ones.
+    `allocatable_units` is what the kubelet says of the resource itself, None: nothing, nor of percent;
+    `resources` is what it says of further ones.
     """
     allocatable: dict[str, str] = {"cpu": cpu, "memory": memory, "pods": "110", **(resources or {})}
-    if allocatable_units is not None:
+    offered = [size for at, size in enumerate(sizes or ()) if healthy is None or healthy[at]]
+    if allocatable_units == OF_HEALTHY_CARDS and sizes is not None:
+        allocatable.setdefault(PERCENT_RESOURCE, str(PERCENT_IDS * len(offered)))
+        allocatable[resource_name(unit_mib)] = str(sum(offered))
+    elif allocatable_units not in {None, OF_HEALTHY_CARDS}:
         allocatable[resource_name(unit_mib)] = str(allocatable_units)
     annotations: dict[str, str] = {}
     if sizes is not None:

@@ -13,7 +13,7 @@ from gpupack.autoscale.waiting_pods import SENTENCES, EquivalentPods, Outcome, W
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import NodeTerm
-from scheduler_plugin.cache.pod_affinity import read_anti_affinity
+from scheduler_plugin.scheduling.pod_affinity import read_anti_affinity
 
 CARD_POLICY: Final = "most-used"
 """Packs tightest; kube-scheduler may need a further node where another policy spreads pods."""

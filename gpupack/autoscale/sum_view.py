@@ -117,15 +117,15 @@ class SumView:
         requirements = kind.requirements
         for resource, amount in requirements.others.items():
             rows = rows[self._left_of(resource)[rows] >= amount]
-        blocked = (
-            None
-            if requirements.pod is None
-            else self._cluster.kube_checks.inter_pod_affinity.make_node_check(requirements.pod)
-        )
-        if blocked is not None:
+        affinity = self._cluster.kube_checks.make_affinity_filter(requirements)
+        if affinity is not None:
             nodes = self._cluster.nodes
             rows = np.array(
-                [at for at in rows.tolist() if not blocked(self._names[at], nodes[self._names[at]])],
+                [
+                    at
+                    for at in rows.tolist()
+                    if not affinity.find_refusal(nodes[self._names[at]].metadata.labels or {})
+                ],
                 dtype=np.intp,
             )
         return rows.astype(np.intp)

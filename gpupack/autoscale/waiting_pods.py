@@ -9,8 +9,8 @@ from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.objects import KubePod, is_placeholder
-from scheduler_plugin.cache.pod_affinity import read_affinity, read_anti_affinity
 from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.scheduling.pod_affinity import read_affinity, read_anti_affinity
 
 
 class Outcome(StrEnum):

@@ -10,13 +10,14 @@ from allocator.selector import Selector
 from gpupack.diagnose.evictions import find_fewest_evictions
 from gpupack.rebalance.verified_moves import find_verified_moves
 from gpupack.whatif.answers import PodUnits, WayOut
-from gpupack.whatif.kube_checks import CORDONED, NOT_READY, PORTS, SELECTOR, SYSTEM, TAINT
+from gpupack.whatif.kube_checks import SYSTEM
 from gpupack.whatif.node_results import NodeResults
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, list_card_numbers
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.scheduling.available import widen_patterns
+from scheduler_plugin.scheduling.node_fit import CORDONED, NOT_READY, PORTS, SELECTOR, TAINT
 from scheduler_plugin.scheduling.reasons import Cure, FilterReason, format_memory
 
 _MOST_CARDS: Final = 8

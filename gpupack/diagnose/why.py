@@ -30,7 +30,7 @@ from gpupack.whatif.gangs import (
     find_gang,
     make_query,
 )
-from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
+from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import NodeResults, collect_node_results
 from gpupack.whatif.objects import KubePod, is_of_batch_mode, is_placeholder, list_gates, waits_in_queue
 from gpupack.whatif.unknown_requests import describe_unknowns, find_policy_refusal
@@ -314,7 +314,7 @@ class _PodExplainer:
         unknown = explain_unknown_gang(self._pod)
         if unknown:
             notes.append(unknown)
-        unseen = list_unchecked_rules(self._pod)
+        unseen = self._cluster.kube_checks.list_unchecked_rules(HostRequirements.from_pod(self._pod))
         if unseen:
             notes.append(f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}")
         reserved = [

@@ -14,8 +14,9 @@ from gpupack.rebalance.queue_rehearsal import QueueRefusal, QueueRehearsal
 from gpupack.whatif.answers import Advice, Move, NodeCards, PodCount
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion, build_request, count_fit, explain_unmatched_model, require_cards
-from gpupack.whatif.kube_checks import CORDONED, NOT_READY, TAINT, HostRequirements, require_of_plain_pod
+from gpupack.whatif.kube_checks import HostRequirements, require_of_plain_pod
 from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
+from scheduler_plugin.scheduling.node_fit import CORDONED, NOT_READY, TAINT
 from scheduler_plugin.scheduling.reasons import format_memory
 
 _TRIES: Final = 5

@@ -12,8 +12,8 @@ from gpupack.whatif.objects import KubePod, OwnerReference
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
 from scheduler_plugin.cache.gang_names import read_gang_key
-from scheduler_plugin.cache.pod_affinity import read_affinity
 from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.scheduling.pod_affinity import read_affinity
 
 CRITICAL: Final = 2_000_000_000
 """From this priority on pods are part of the system (system-cluster-critical)."""
@@ -157,7 +157,7 @@ class MovablePods:
             return "it is being deleted"
         if record.priority > self._max_priority:
             return f"its priority is {record.priority}"
-        if read_affinity(pod) or self._cluster.kube_checks.inter_pod_affinity.is_wanted_near(pod):
+        if read_affinity(pod) or self._cluster.kube_checks.is_wanted_near(pod):
             return "it and others want to be near each other"
         if self._cluster.budgets is not None and not keeps_budgets(self._cluster.budgets, [record]):
             return "its PodDisruptionBudget allows no eviction now"

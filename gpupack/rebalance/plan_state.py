@@ -73,15 +73,11 @@ class _MovedPod:
 
     def make_node_check(self, cluster: Cluster, gone: frozenset[str]) -> Callable[[str], bool]:
         """Tell of nodes whether scheduler and filter offer them once pods are gone, whatever is left."""
-        near = (
-            cluster.kube_checks.inter_pod_affinity.make_node_check(self.requirements.pod, gone)
-            if self.requirements.pod is not None
-            else None
-        )
+        near = cluster.kube_checks.make_affinity_filter(self.requirements, gone)
         self.stands_alone = near is None and not self.requirements.ports
         return lambda node: (
             cluster.kube_checks.is_open(self.requirements, node, gone)
-            and (near is None or not near(node, cluster.nodes[node]))
+            and (near is None or not near.find_refusal(cluster.nodes[node].metadata.labels or {}))
         )
 
 

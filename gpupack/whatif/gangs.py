@@ -19,12 +19,12 @@ from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.gang_names import read_gang_key, read_gang_name
-from scheduler_plugin.cache.pod_affinity import read_anti_affinity
 from scheduler_plugin.cache.pods import sum_host_requests, sum_requests
 from scheduler_plugin.queue.cache.pods import read_gang, read_pod_node_rules
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_pods
 from scheduler_plugin.scheduling.placing import score_nodes
+from scheduler_plugin.scheduling.pod_affinity import read_anti_affinity
 from scheduler_plugin.scheduling.ranking import rank_best
 from scheduler_plugin.scheduling.request import SchedulingRequest
 

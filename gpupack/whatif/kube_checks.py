@@ -1,11 +1,11 @@
-"""Checks what kube-scheduler checks besides the cards, as far as nodes and pods tell it.
+"""What the nodes and pods of a cluster, as people ask about it, tell of kube-scheduler's rules.
 
-NodeUnschedulable, NodeAffinity, TaintToleration, NodePorts, NodeResourcesFit and the required half of
-InterPodAffinity. Not volumes, claims of resources and topology spread: `list_unchecked_rules` names a pod's.
+The rules are those of `scheduler_plugin.scheduling.node_fit`. `list_unchecked_rules` names what is not looked
+at for a pod.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -15,41 +15,30 @@ import numpy as np
 from allocator.errors import QuantityError
 from allocator.names import PERCENT_RESOURCE
 from allocator.quantity import parse_bytes
-from gpupack.whatif.affinity import InterPodAffinity
 from gpupack.whatif.objects import KubeNode, KubePod
-from kubeapi.selectors import (
-    UNSCHEDULABLE,
-    NodeRejection,
-    NodeRules,
-    NodeTraits,
-    Taint,
-    find_node_rejection,
-    list_repelling_taints,
-)
+from kubeapi.selectors import UNSCHEDULABLE, NodeRules, NodeTraits, Taint, list_repelling_taints
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.kubelet_sums import compute_sum_left
 from scheduler_plugin.cache.pods import sum_host_requests, sum_other_requests, sum_requests
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.pods import read_pod_node_rules
-
-NOT_READY: Final = "NotReady"
-CORDONED: Final = "Cordoned"
-TAINT: Final = "Taint"
-SELECTOR: Final = "NodeSelector"
-CPU: Final = "Cpu"
-MEMORY: Final = "Memory"
-PODS: Final = "Pods"
-RESOURCE: Final = "OtherResource"
-PORTS: Final = "Ports"
-NEIGHBOURS: Final = "PodAffinity"
-SUM: Final = "NodeSum"
-
-_REASONS: Final = {
-    NodeRejection.NOT_READY: NOT_READY,
-    NodeRejection.CORDONED: CORDONED,
-    NodeRejection.SELECTOR: SELECTOR,
-    NodeRejection.TAINT: TAINT,
-}
+from scheduler_plugin.scheduling.node_fit import (
+    HostPort,
+    Rejection,
+    can_be_served_by_claim,
+    find_node_rejection,
+    format_taint,
+    have_conflict,
+    is_card_resource,
+    list_rejections,
+)
+from scheduler_plugin.scheduling.pod_affinity import (
+    AffinityTerm,
+    Neighbour,
+    PodAffinityFilter,
+    read_affinity,
+    read_anti_affinity,
+)
 
 SYSTEM: Final = "node.kubernetes.io/"
 """How the keys of the taints begin that Kubernetes sets on nodes in trouble."""
@@ -57,21 +46,10 @@ SYSTEM: Final = "node.kubernetes.io/"
 _REMEMBERED: Final = 3
 _FEW: Final = 10
 """All nodes are looked at, and remembered, where more than one in so many is asked about."""
+NAMESPACE_LABELS: Final = "pod affinity by labels of namespaces"
+
 UNKNOWN: Final = 1 << 30
-"""What counts as left where a node does not say how much it has: kube-scheduler is not asked then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Why kube-scheduler does not offer a node.
-
-    Attributes:
-        reason: A constant of those above.
-        detail: What tells two such nodes apart: the taint, the resource.
-    """
-
-    reason: str
-    detail: str = ""
+"""What counts as left of the sum of a node that serves claims: kube-scheduler does not count it."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +69,7 @@ class HostRequirements:
     cpu_milli: int = 0
     memory_bytes: int = 0
     others: Mapping[str, int] = field(default_factory=dict)
-    ports: frozenset[int] = frozenset()
+    ports: frozenset[HostPort] = frozenset()
     pod: KubePod | None = None
 
     @classmethod
@@ -108,10 +86,13 @@ class HostRequirements:
             pod,
         )
 
-
-def _format_taint(taint: Taint) -> str:
-    """Write a taint as kubectl does."""
-    return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
+    @property
+    def amounts(self) -> Iterator[tuple[str, int]]:
+        """Resources besides cards with what it asks for, in the order in which kube-scheduler names them."""
+        yield "pods", 1
+        yield "cpu", self.cpu_milli
+        yield "memory", self.memory_bytes
+        yield from self.others.items()
 
 
 def require_of_any_pod() -> HostRequirements:
@@ -171,14 +152,18 @@ class KubeSchedulerChecks:
 
     def find_lasting_rejections(self, requirements: HostRequirements) -> dict[str, Rejection]:
         """Say of every node that a pod may not run on why not, whatever runs there."""
-        rejections = ((name, self._check_node(name, requirements)) for name in self._nodes)
+        rejections = (
+            (name, find_node_rejection(self._read_traits(name), requirements.rules, requirements.tolerates))
+            for name in self._nodes
+        )
         return {name: rejection for name, rejection in rejections if rejection is not None}
 
     def is_open(self, requirements: HostRequirements, name: str, gone: frozenset[str]) -> bool:
         """Tell whether kube-scheduler would offer a node on which enough of everything is left."""
-        if self._check_node(name, requirements) is not None:
+        traits = self._read_traits(name)
+        if find_node_rejection(traits, requirements.rules, requirements.tolerates) is not None:
             return False
-        return not (requirements.ports and requirements.ports & self._ports_in_use(name, gone))
+        return not (requirements.ports and have_conflict(requirements.ports, self.list_ports(name, gone)))
 
     def _find_remembered(self, requirements: HostRequirements) -> dict[str, Rejection]:
         """Return what was found for a request before: one pod is asked about many times."""
@@ -192,84 +177,129 @@ class KubeSchedulerChecks:
     def _check_nodes(
         self, requirements: HostRequirements, gone: frozenset[str], names: Iterable[str]
     ) -> dict[str, Rejection]:
-        near = (
-            None
-            if requirements.pod is None
-            else self.inter_pod_affinity.make_node_check(requirements.pod, gone)
-        )
-        found: dict[str, Rejection] = {}
-        for name in names:
-            rejection = self._check_node(name, requirements) or self._check_capacity(name, requirements, gone)
-            if rejection is None and near is not None:
-                detail = near(name, self._nodes[name])
-                rejection = Rejection(NEIGHBOURS, detail) if detail else None
-            if rejection is not None:
-                found[name] = rejection
-        return found
+        rejections = self.list_rejections(requirements, names, gone)
+        return {name: found[0] for name, found in rejections if found}
 
-    def _check_node(self, name: str, requirements: HostRequirements) -> Rejection | None:
-        node = self._nodes[name]
-        traits = NodeTraits(
-            name,
-            node.ready,
-            node.spec.unschedulable,
-            node.metadata.labels or {},
-            node.spec.taints or (),
-        )
-        found = find_node_rejection(traits, requirements.rules, requirements.tolerates)
-        if found is None:
+    def list_rejections(
+        self, requirements: HostRequirements, names: Iterable[str], gone: Collection[str] = ()
+    ) -> Iterator[tuple[str, list[Rejection]]]:
+        """Give nodes with all that the first filter of kube-scheduler to refuse them says; nothing: it fits.
+
+        Args:
+            requirements: What the pod asks for.
+            names: Names of the nodes.
+            gone: UIDs of pods to leave out of what is in use.
+        """
+        affinity = self.make_affinity_filter(requirements, gone)
+        for name in names:
+            room = _Room(self, name, gone)
+            yield name, list_rejections(requirements, self._read_traits(name), room, affinity)
+
+    def make_affinity_filter(
+        self, requirements: HostRequirements, gone: Collection[str] = ()
+    ) -> PodAffinityFilter | None:
+        """Prepare what a pod and others say of being near each other; None where no term matters."""
+        pod = requirements.pod
+        if pod is None:
             return None
-        rejection, taint = found
-        return Rejection(_REASONS[rejection], "" if taint is None else _format_taint(taint))
+        gone = {*gone, pod.metadata.uid}
+        neighbours = (each for each in self._neighbours if each.pod.metadata.uid not in gone)
+        shunning = (each for each in self._shunning if each.pod.metadata.uid not in gone)
+        found = PodAffinityFilter(pod, neighbours, shunning)
+        return found if found.matters else None
+
+    def list_unchecked_rules(self, requirements: HostRequirements) -> list[str]:
+        """Name what kube-scheduler looks at for a pod here, and nodes and pods do not tell."""
+        pod = requirements.pod
+        if pod is None:
+            return []
+        rules = list_unchecked_rules(pod)
+        shunning = (each for each in self._shunning if each.pod.metadata.uid != pod.metadata.uid)
+        if PodAffinityFilter(pod, (), shunning).is_undecided and NAMESPACE_LABELS not in rules:
+            rules.append(NAMESPACE_LABELS)
+        return rules + [
+            f"{resource} where a DeviceClass serves it"
+            for resource in requirements.others
+            if can_be_served_by_claim(resource)
+            and not all(self.get_capacity(name, resource) for name in self._nodes)
+        ]
+
+    def is_wanted_near(self, pod: KubePod) -> bool:
+        """Tell whether any other running pod wants this one near."""
+        return any(
+            term.matches(each, pod)
+            for each, found in self._pods_with_affinity
+            if each.metadata.uid != pod.metadata.uid
+            for term in found
+        )
+
+    def _read_traits(self, name: str) -> NodeTraits:
+        spec, metadata = self._nodes[name].spec, self._nodes[name].metadata
+        return NodeTraits(name, spec.unschedulable, metadata.labels or {}, spec.taints or ())
 
     def list_repelling_taints(self, name: str, requirements: HostRequirements) -> list[str]:
         """The taints of a node that keep a pod off, as kubectl writes them; also of an ended cordon."""
         spec = self._nodes[name].spec
         return [
-            _format_taint(taint)
+            format_taint(taint)
             for taint in list_repelling_taints(spec.taints or (), unschedulable=spec.unschedulable)
             if not (spec.unschedulable and taint == UNSCHEDULABLE) and not requirements.tolerates(taint)
         ]
 
-    def _check_capacity(
-        self, name: str, requirements: HostRequirements, gone: frozenset[str]
-    ) -> Rejection | None:
-        """Check what the pods of the node leave: their number, cpu, host memory, other resources, ports."""
+    def get_left(self, name: str, resource: str, leaving: Collection[str] = ()) -> int:
+        """Return what a node has left of a resource, `pods` among them, once pods are gone."""
+        used, capacity = self.get_amounts(name, resource, leaving)
+        return capacity - used
+
+    def get_amounts(self, name: str, resource: str, gone: Collection[str] = ()) -> tuple[int, int]:
+        """Return what pods use of a resource of a node, without those that are gone; and the capacity."""
         nodes = self._state.nodes
-        row = nodes.rows[name]
-        pods = [
-            pod for uid in gone if (pod := self._pods.get(uid)) is not None and pod.spec.node_name == name
+        row, pods = nodes.rows[name], self._list_on(name, gone)
+        records = [self._state.pods[pod.metadata.uid] for pod in pods]
+        match resource:
+            case "cpu":
+                return self._used_cpu[row] - sum(each.cpu_milli for each in records), self._cpu[row]
+            case "memory":
+                return self._used_memory[row] - sum(each.memory_bytes for each in records), self._memory[row]
+            case "pods":
+                return self._pod_counts[name] - len(pods), self.get_capacity(name, "pods")
+        back = sum(sum_requests(pod, resource, _whole) for pod in pods)
+        if is_card_resource(resource):
+            left = self.get_sum_left(name, resource)
+            capacity = left if left == UNKNOWN else self.get_capacity(name, resource)
+            return capacity - left - back, capacity
+        return self.get_used_amounts(resource)[name] - back, self.get_capacity(name, resource)
+
+    def _list_on(self, name: str, uids: Collection[str]) -> list[KubePod]:
+        """List those of some pods that count on a node."""
+        if not uids:
+            return []
+        pods = (self._pods.get(uid) for uid in uids)
+        return [
+            pod
+            for pod in pods
+            if pod is not None and pod.spec.node_name == name and self._counts(pod.metadata.uid)
         ]
-        back = [sum_host_requests(pod) for pod in pods]
-        if self.get_pods_left(name) + len(pods) < 1:
-            return Rejection(PODS)
-        if requirements.cpu_milli:
-            left = self._free_cpu[row] + sum(milli for milli, _ in back)
-            if requirements.cpu_milli > left:
-                return Rejection(CPU)
-        if requirements.memory_bytes:
-            left = self._free_memory[row] + sum(size for _, size in back)
-            if requirements.memory_bytes > left:
-                return Rejection(MEMORY)
-        for resource, amount in requirements.others.items():
-            left = self.get_capacity(name, resource) - self.get_used_amounts(resource)[name]
-            if amount > left + sum(sum_requests(pod, resource, _whole) for pod in pods):
-                return Rejection(RESOURCE, resource)
-        if requirements.ports and requirements.ports & self._ports_in_use(name, gone):
-            return Rejection(PORTS)
-        return None
 
     @cached_property
-    def _free_cpu(self) -> list[int]:
-        nodes = self._state.nodes
-        free: list[int] = (nodes.cpu_capacity - nodes.cpu_used).tolist()
-        return free
+    def _cpu(self) -> list[int]:
+        capacity: list[int] = self._state.nodes.cpu_capacity.tolist()
+        return capacity
 
     @cached_property
-    def _free_memory(self) -> list[int]:
-        nodes = self._state.nodes
-        free: list[int] = (nodes.memory_capacity - nodes.memory_used).tolist()
-        return free
+    def _used_cpu(self) -> list[int]:
+        used: list[int] = self._state.nodes.cpu_used.tolist()
+        return used
+
+    @cached_property
+    def _memory(self) -> list[int]:
+        capacity: list[int] = self._state.nodes.memory_capacity.tolist()
+        return capacity
+
+    @cached_property
+    def _used_memory(self) -> list[int]:
+        used: list[int] = self._state.nodes.memory_used.tolist()
+        return used
 
     def get_sum_left(self, name: str, resource: str) -> int:
         """Return what kube-scheduler has left of a resource of GPU memory: allocatable less requests.
@@ -280,7 +310,7 @@ class KubeSchedulerChecks:
         return self.get_sums_left(resource)[name]
 
     def get_sums_left(self, resource: str) -> dict[str, int]:
-        """`compute_sum_left` of every node; very much where a node does not say how much it offers."""
+        """`compute_sum_left` of every node; very much where a node serves claims."""
         known = self._left.get(resource)
         if known is None:
             percent, records = resource == PERCENT_RESOURCE, self._state.node_records
@@ -296,10 +326,7 @@ class KubeSchedulerChecks:
         leaving: Iterable[str] = (),
         only: Iterable[str] | None = None,
     ) -> frozenset[str]:
-        """Names of the nodes whose sum does not suffice by kube-scheduler's count, cards or not.
-
-        Nodes that do not say how much they offer are left to the cards.
-        """
+        """Names of the nodes whose sum does not suffice by kube-scheduler's count, cards or not."""
         resource = PERCENT_RESOURCE if percent else self._state.resource
         back: Counter[str] = Counter()
         for uid in leaving:
@@ -322,8 +349,8 @@ class KubeSchedulerChecks:
             return 0
 
     def get_pods_left(self, name: str) -> int:
-        """Return how many more pods a node takes; very many where it does not say."""
-        return self._pods_left[name]
+        """Return how many more pods a node takes; none where it does not say."""
+        return self.get_capacity(name, "pods") - self._pod_counts[name]
 
     def get_used_amounts(self, resource: str) -> Counter[str]:
         """Sum up what pods of every node ask of a resource that is not ours; of those see `sums`."""
@@ -337,40 +364,50 @@ class KubeSchedulerChecks:
         return known
 
     @cached_property
-    def inter_pod_affinity(self) -> InterPodAffinity:
-        return InterPodAffinity(self._nodes, self._running_pods)
-
-    @cached_property
     def _running_pods(self) -> list[KubePod]:
         """Pods that have a node and are not over."""
-        records = self._state.pods
+        return [pod for uid, pod in self._pods.items() if pod.spec.node_name and self._counts(uid)]
+
+    def _counts(self, uid: str) -> bool:
+        record = self._state.pods.get(uid)
+        return record is not None and not record.ended
+
+    @cached_property
+    def _pod_counts(self) -> Counter[str]:
+        return Counter(pod.spec.node_name for pod in self._running_pods)
+
+    @cached_property
+    def _neighbours(self) -> list[Neighbour]:
+        """Pods on nodes that are there, as terms of others see them."""
+        labels = {name: node.metadata.labels or {} for name, node in self._nodes.items()}
         return [
-            pod
-            for uid, pod in self._pods.items()
-            if pod.spec.node_name and (record := records.get(uid)) is not None and not record.ended
+            Neighbour(pod, labels[pod.spec.node_name], read_anti_affinity(pod))
+            for pod in self._running_pods
+            if pod.spec.node_name in labels
         ]
 
     @cached_property
-    def _pods_left(self) -> dict[str, int]:
-        counts = Counter(pod.spec.node_name for pod in self._running_pods)
-        return {
-            name: self.get_capacity(name, "pods") - counts[name]
-            if "pods" in (node.status.allocatable or {})
-            else UNKNOWN
-            for name, node in self._nodes.items()
-        }
-
-    def _ports_in_use(self, name: str, gone: frozenset[str]) -> set[int]:
-        return {
-            port
-            for pod in self._pods_with_ports
-            if pod.spec.node_name == name and pod.metadata.uid not in gone
-            for port in list_host_ports(pod)
-        }
+    def _shunning(self) -> list[Neighbour]:
+        return [each for each in self._neighbours if each.shuns]
 
     @cached_property
-    def _pods_with_ports(self) -> list[KubePod]:
-        return [pod for pod in self._running_pods if list_host_ports(pod)]
+    def _pods_with_affinity(self) -> list[tuple[KubePod, list[AffinityTerm]]]:
+        """Pods that want others near."""
+        return [(pod, found) for pod in self._running_pods if (found := read_affinity(pod))]
+
+    def list_ports(self, name: str, gone: Collection[str] = ()) -> list[HostPort]:
+        """List the ports of the host that pods of a node have, those of pods that are gone left out."""
+        there = self._ports.get(name, ())
+        return [port for uid, ports in there if uid not in gone for port in ports]
+
+    @cached_property
+    def _ports(self) -> dict[str, list[tuple[str, frozenset[HostPort]]]]:
+        """Ports of the host that pods have, with the UID of the pod, by node."""
+        found: dict[str, list[tuple[str, frozenset[HostPort]]]] = {}
+        for pod in self._running_pods:
+            if ports := list_host_ports(pod):
+                found.setdefault(pod.spec.node_name, []).append((pod.metadata.uid, ports))
+        return found
 
     def mask_offered(self, rejections: Mapping[str, Rejection]) -> BoolArray:
         """The rows of nodes that kube-scheduler offers: bool[R]."""
@@ -380,8 +417,23 @@ class KubeSchedulerChecks:
         return mask
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What is left on one node."""
+
+    checks: KubeSchedulerChecks
+    name: str
+    gone: Collection[str]
+
+    def get_amounts(self, resource: str) -> tuple[int, int]:
+        return self.checks.get_amounts(self.name, resource, self.gone)
+
+    def list_ports(self) -> list[HostPort]:
+        return self.checks.list_ports(self.name, self.gone)
+
+
 def list_unchecked_rules(pod: KubePod) -> list[str]:
-    """Name what kube-scheduler looks at for a pod and nodes and pods do not tell."""
+    """Name what kube-scheduler looks at for a pod wherever it is, and nodes and pods do not tell."""
     rules = []
     for volume in pod.spec.volumes or ():
         if volume.persistent_volume_claim is not None:
@@ -392,13 +444,17 @@ def list_unchecked_rules(pod: KubePod) -> list[str]:
         rules.append("claims of resources (DRA)")
     if any(each.when_unsatisfiable == "DoNotSchedule" for each in pod.spec.topology_spread_constraints or ()):
         rules.append("topology spread")
+    if not all(term.is_readable for term in (*read_affinity(pod), *read_anti_affinity(pod))):
+        rules.append(NAMESPACE_LABELS)
     return rules
 
 
-def list_host_ports(pod: KubePod) -> frozenset[int]:
+def list_host_ports(pod: KubePod) -> frozenset[HostPort]:
+    """List the ports of the host that a pod wants; of its init containers those of sidecars count."""
+    sidecars = (each for each in pod.spec.init_containers or () if each.restart_policy == "Always")
     return frozenset(
-        port.host_port
-        for container in pod.spec.containers or ()
+        HostPort.read(port.host_port, port.protocol, port.host_ip)
+        for container in (*sidecars, *(pod.spec.containers or ()))
         for port in container.ports or ()
         if port.host_port
     )

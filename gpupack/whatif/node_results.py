@@ -9,7 +9,11 @@ import numpy as np
 from allocator.names import PERCENT_RESOURCE
 from gpupack.whatif.answers import ClosestNode, NodeGroup
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import (
+from gpupack.whatif.kube_checks import HostRequirements
+from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
+from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
+from scheduler_plugin.scheduling.node_fit import (
     CORDONED,
     CPU,
     MEMORY,
@@ -21,12 +25,8 @@ from gpupack.whatif.kube_checks import (
     SELECTOR,
     SUM,
     TAINT,
-    HostRequirements,
     Rejection,
 )
-from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
-from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
-from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.reasons import (
     FilterReason,
     format_amount,

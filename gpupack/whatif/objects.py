@@ -20,7 +20,7 @@ from gpupack.errors import InputError
 from gpupack.inventory.kubectl_json import ALL_ALLOWED, read_items
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudget
 from scheduler_plugin.cache.host_objects import NodeAffinity
-from scheduler_plugin.cache.objects import ContainerLite, KubeStruct
+from scheduler_plugin.cache.objects import Condition, ContainerLite, ContainerStatus, KubeStruct
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.cache.pods import (
     PodOwner,
@@ -32,19 +32,12 @@ from scheduler_plugin.queue.cache.pods import (
 )
 
 
-class NodeCondition(KubeStruct):
-    """NodeCondition is one of a node's conditions."""
-
-    type: str = ""
-    status: str = ""
-
-
 class KubeNodeStatus(KubeStruct):
     """`status` of a node."""
 
     allocatable: dict[str, str | int] | None = None
     capacity: dict[str, str | int] | None = None
-    conditions: list[NodeCondition] | None = None
+    conditions: list[Condition] | None = None
 
 
 class KubeNode(QueueNode, tag_field="kind", tag="Node"):
@@ -81,6 +74,8 @@ class ContainerPort(KubeStruct):
     """ContainerPort is one of a container's ports."""
 
     host_port: int = 0
+    host_ip: str = msgspec.field(default="", name="hostIP")
+    protocol: str = ""
 
 
 class KubeContainer(ContainerLite):
@@ -122,6 +117,7 @@ class KubePodSpec(QueueSpec):
 
     affinity: KubeAffinity | None = None  # type: ignore[assignment]
     containers: list[KubeContainer] | None = None  # type: ignore[assignment]
+    init_containers: list[KubeContainer] | None = None  # type: ignore[assignment]
     scheduler_name: str = ""
     volumes: list[Volume] | None = None
 
@@ -138,7 +134,7 @@ class ContainerState(KubeStruct):
     terminated: Terminated | None = None
 
 
-class KubeContainerStatus(KubeStruct):
+class KubeContainerStatus(ContainerStatus):
     """KubeContainerStatus is one of a pod's `containerStatuses`."""
 
     state: ContainerState | None = None
@@ -147,7 +143,7 @@ class KubeContainerStatus(KubeStruct):
 class KubePodStatus(QueueStatus):
     """`status` of a pod."""
 
-    container_statuses: list[KubeContainerStatus] | None = None
+    container_statuses: list[KubeContainerStatus] | None = None  # type: ignore[assignment]
     reason: str = ""
     message: str = ""
 

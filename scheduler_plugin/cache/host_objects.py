@@ -7,14 +7,11 @@ from scheduler_plugin.cache.objects import (
     Affinity,
     KubeStruct,
     NodeLite,
-    NodeLiteStatus,
     PodLite,
     PodLiteStatus,
     PodMetadata,
     PodSpec,
     PreferredTerms,
-    ResourceList,
-    Resources,
 )
 
 
@@ -57,29 +54,10 @@ class HostPodSpec(RulesSpec):
     scheduler_name: str = ""
 
 
-class ContainerStatus(KubeStruct):
-    """Status of a container: what a container has while it is being resized."""
-
-    name: str = ""
-    allocated_resources: Resources | None = None
-    resources: ResourceList | None = None
-
-
-class HostCondition(KubeStruct):
-    """A condition of a node or a pod."""
-
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-
-
 class HostPodStatus(PodLiteStatus):
     """`status` of a pod."""
 
     reason: str = ""
-    conditions: tuple[HostCondition, ...] | None = None
-    container_statuses: tuple[ContainerStatus, ...] | None = None
-    init_container_statuses: tuple[ContainerStatus, ...] | None = None
 
 
 class HostPod(PodLite):
@@ -89,24 +67,11 @@ class HostPod(PodLite):
     status: HostPodStatus = msgspec.field(default_factory=HostPodStatus)
 
 
-class HostNodeStatus(NodeLiteStatus):
-    """`status` of a node."""
-
-    conditions: tuple[HostCondition, ...] | None = None
-
-
 class HostNode(NodeLite):
     """A node."""
 
     metadata: PodMetadata = msgspec.field(default_factory=PodMetadata)
     spec: HostNodeSpec = msgspec.field(default_factory=HostNodeSpec)
-    status: HostNodeStatus = msgspec.field(default_factory=HostNodeStatus)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the condition Ready is True, or the node has none."""
-        found = [each.status for each in self.status.conditions or () if each.type == "Ready"]
-        return not found or found[0] == "True"
 
 
 def read_node_rules(spec: RulesSpec) -> NodeRules:

@@ -33,13 +33,14 @@ def _read_sum(value: str | int | None) -> int | None:
 def compute_sum_left(record: NodeRecord, *, percent: bool) -> int | None:
     """Compute the units or percent that a node's bound and assumed pods leave of its sum.
 
+    A node that does not say how much it offers, as its kubelet has not heard of the daemon yet, offers none.
+
     Returns:
-        None where the Node does not say how much it offers: kube-scheduler then offers it to nobody, or has
-        not heard of it yet.
+        None where pods get their cards by claims: no sum is counted there.
     """
-    offered = record.kubelet_sums[percent]
-    if offered is None:
+    if record.serves_claims:
         return None
+    offered = record.kubelet_sums[percent] or 0
     taken = (assumed.pod for uid, assumed in record.assumed.items() if uid not in record.pods)
     requests = (pod.charged for pod in (*record.pods.values(), *taken))
     return offered - sum(

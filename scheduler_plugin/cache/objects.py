@@ -113,12 +113,38 @@ class PodSpec(KubeStruct):
     scheduling_gates: list[SchedulingGate] | None = None
 
 
+class ContainerStatus(KubeStruct):
+    """Status of a container: what it has while it is being resized."""
+
+    name: str = ""
+    allocated_resources: Resources | None = None
+    resources: ResourceList | None = None
+
+
+class Condition(KubeStruct):
+    """A condition of a node or a pod."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+
+
 class PodLiteStatus(KubeStruct):
-    """`status` of a pod."""
+    """`status` of a pod.
+
+    Attributes:
+        allocated_resources: What the kubelet has allocated to the pod as a whole, from Kubernetes 1.36 on.
+        resources: What the pod as a whole has, likewise.
+    """
 
     phase: str = ""
     nominated_node_name: str = ""
     start_time: str | None = None
+    conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+    allocated_resources: Resources | None = None
+    resources: ResourceList | None = None
 
 
 class PodLite(KubeStruct):

@@ -45,8 +45,9 @@ class PodRecord:
         node: The node it is bound to, empty before.
         ended: Its phase is Succeeded or Failed.
         priority: Larger ones may evict smaller ones.
-        cpu_milli: Thousandths of a core that it requests, by Kubernetes' rule.
-        memory_bytes: Bytes of host memory that it requests.
+        cpu_milli: Thousandths of a core that it requests, by Kubernetes' rule; of a pod on a node what it
+            holds, see `sum_held_requests`.
+        memory_bytes: Bytes of host memory that it requests, or holds.
         other_resources: What it requests of further resources.
         request: Its card request; None when it has none, or one that cannot be met.
         error: The reason why the request cannot be met, for people; empty if there is none.
@@ -206,6 +207,9 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
     asked = parsed.charged is not None
     leaves = meta.deletion_timestamp if asked else None
     requeued = is_requeued(pod)
+    cpu_milli, memory_bytes = parsed.cpu_milli, parsed.memory_bytes
+    if pod.spec.node_name and is_resized(pod):
+        cpu_milli, memory_bytes = sum_held_requests(pod)
     return PodRecord(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -214,8 +218,8 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         node=pod.spec.node_name,
         ended=is_terminal(pod.status.phase),
         priority=pod.spec.priority or 0,
-        cpu_milli=parsed.cpu_milli,
-        memory_bytes=parsed.memory_bytes,
+        cpu_milli=cpu_milli,
+        memory_bytes=memory_bytes,
         other_resources=parsed.other_resources,
         request=parsed.request,
         error=parsed.error,
@@ -276,15 +280,100 @@ def sum_requests(pod: PodLite, resource: str, parse: Callable[[str | int], int])
     whole = _read_amount(_merge_requests(pod.spec.resources), resource, parse)
     if whole:
         return whole + overhead
+    return _sum_containers(pod, lambda container: _read_container(container, resource, parse)) + overhead
+
+
+def _sum_containers(pod: PodLite, read: Callable[[ContainerLite], int]) -> int:
+    """Add up the amounts of containers: those that run beside each other; an init container by itself."""
     sidecars = peak = 0
     for container in pod.spec.init_containers or ():
-        amount = _read_container(container, resource, parse)
+        amount = read(container)
         if container.restart_policy == "Always":
             sidecars += amount
         else:
             peak = max(peak, amount + sidecars)
-    mains = sum(_read_container(container, resource, parse) for container in pod.spec.containers or ())
-    return max(peak, mains + sidecars) + overhead
+    return max(peak, sum(map(read, pod.spec.containers or ())) + sidecars)
+
+
+def is_resized(pod: PodLite) -> bool:
+    """Tell whether the kubelet says other amounts of a pod than its spec; then `sum_held_requests` counts."""
+    status = pod.status
+    if status.allocated_resources is not None or status.resources is not None:
+        return True
+    told = [*(status.container_statuses or ()), *(status.init_container_statuses or ())]
+    if not told:
+        return False
+    if _is_resize_infeasible(pod):
+        return True
+    asked = {
+        container.name: (container.resources.requests if container.resources is not None else None) or {}
+        for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ()))
+    }
+    return any(
+        amounts is not None and amounts != asked.get(each.name)
+        for each in told
+        for amounts in (each.allocated_resources, each.resources.requests if each.resources else None)
+    )
+
+
+def sum_held_requests(pod: PodLite) -> tuple[int, int]:
+    """Add up what a pod on a node holds of cpu (thousandths of a core) and memory (bytes).
+
+    While a pod is being resized kube-scheduler counts the largest of three sums: what its spec asks for, what
+    the kubelet has allocated, and what its containers have. A resize that the kubelet calls infeasible will
+    not happen: the spec does not count then.
+    """
+    return _sum_held(pod, "cpu", recall_milli), _sum_held(pod, "memory", recall_bytes)
+
+
+def _sum_held(pod: PodLite, resource: str, parse: Callable[[str | int], int]) -> int:
+    status, is_infeasible = pod.status, _is_resize_infeasible(pod)
+    spec = _merge_requests(pod.spec.resources)
+    actual = status.resources.requests if status.resources is not None else None
+    if spec:
+        whole = [None if is_infeasible and status.resources is not None else spec]
+        whole += [] if status.resources is None else [actual, status.allocated_resources]
+        sums = [_read_amount(each, resource, parse) for each in whole if each and resource in each]
+    else:
+        sums = []
+    if not sums:
+        sums = [
+            0 if is_infeasible else _sum_containers(pod, lambda each: _read_container(each, resource, parse))
+        ]
+        if actual is not None and status.allocated_resources is not None:
+            sums += [_read_amount(each, resource, parse) for each in (actual, status.allocated_resources)]
+        else:
+            sums += _sum_told(pod, resource, parse, is_infeasible=is_infeasible)
+    return max(sums) + _read_amount(pod.spec.overhead, resource, parse)
+
+
+def _sum_told(
+    pod: PodLite, resource: str, parse: Callable[[str | int], int], *, is_infeasible: bool
+) -> tuple[int, int]:
+    """Add up what the kubelet has allocated to containers, and what they have; else their spec."""
+    told = {each.name: each for each in pod.status.init_container_statuses or ()}
+    told |= {each.name: each for each in pod.status.container_statuses or ()}
+
+    def read_allocated(container: ContainerLite) -> int:
+        each = told.get(container.name)
+        if each is not None and each.allocated_resources is not None:
+            return _read_amount(each.allocated_resources, resource, parse)
+        return 0 if is_infeasible else _read_container(container, resource, parse)
+
+    def read_actual(container: ContainerLite) -> int:
+        each = told.get(container.name)
+        if each is None or each.resources is None or each.resources.requests is None:
+            return read_allocated(container)
+        return _read_amount(each.resources.requests, resource, parse)
+
+    return _sum_containers(pod, read_allocated), _sum_containers(pod, read_actual)
+
+
+def _is_resize_infeasible(pod: PodLite) -> bool:
+    return any(
+        each.type == "PodResizePending" and each.reason == "Infeasible"
+        for each in pod.status.conditions or ()
+    )
 
 
 def _read_container(container: ContainerLite, resource: str, parse: Callable[[str | int], int]) -> int:

@@ -1,17 +1,14 @@
-"""Checks a node before a pod is bound there, by the rules of kube-scheduler. Pure.
+"""Checks a node before a pod is bound there: an index of the cluster beside the rules of `node_fit`. Pure.
 
-- The node is ready and schedulable, and its taints are tolerated.
-- Node selector and required node affinity select it.
-- Enough of every resource is left. That is allocatable, less all pods that have not ended, less what is being
-  bound, less nominated pods of at least the same priority.
-- No pod's required anti-affinity keeps the pod away.
+- What is left of a resource is allocatable, less all pods that have not ended, less what is being bound, less
+  nominated pods of at least the same priority.
 - No pod of larger priority that its scheduler has not tried yet would take the room.
 
 What this does not know (volumes, claims, spread, ports) a pod must not have, see `batch_eligibility`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -20,25 +17,34 @@ import msgspec
 import numpy as np
 
 from allocator.errors import QuantityError
-from allocator.names import BATCH_SCHEDULER
-from allocator.quantity import parse_bytes, parse_milli
+from allocator.names import BATCH_SCHEDULER, PERCENT_RESOURCE
+from allocator.quantity import parse_bytes
 from allocator.request import PodRequest
 from kubeapi.podstate import is_terminal
-from kubeapi.selectors import (
-    UNSCHEDULABLE,
-    NodeRejection,
-    NodeRules,
-    NodeTraits,
-    Taint,
-    find_node_rejection,
-)
-from scheduler_plugin.cache.host_objects import ContainerStatus, HostNode, HostPod, read_node_rules
+from kubeapi.selectors import NodeRules, NodeTraits
+from scheduler_plugin.cache.host_objects import HostNode, HostPod, read_node_rules
 from scheduler_plugin.cache.kubelet_sums import compute_sum_left
-from scheduler_plugin.cache.objects import ContainerLite, PodLite, ResourceList
-from scheduler_plugin.cache.pod_affinity import AffinityTerm, read_anti_affinity
-from scheduler_plugin.cache.pods import PodRecord, ResourceAmounts, is_requeued, parse_pod_request
+from scheduler_plugin.cache.objects import PodLite
+from scheduler_plugin.cache.pods import PodRecord, ResourceAmounts, is_requeued
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.filtering import SelectorMasks, filter_nodes
+from scheduler_plugin.scheduling.node_fit import (
+    CORDONED,
+    CPU,
+    MEMORY,
+    NOT_READY,
+    PODS,
+    SELECTOR,
+    SUM,
+    find_node_rejection,
+    list_shortages,
+)
+from scheduler_plugin.scheduling.pod_affinity import (
+    OTHERS_ANTI_AFFINITY,
+    AffinityTerm,
+    are_near,
+    read_anti_affinity,
+)
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
@@ -51,15 +57,18 @@ MOST_UNTRIED: Final = 64
 Kinds beyond that keep no room: whoever makes many pods that fit nowhere must not stop batch mode.
 """
 
-_REJECTIONS: Final = {
-    NodeRejection.NOT_READY: "the node is not ready",
-    NodeRejection.CORDONED: "the node is cordoned",
-    NodeRejection.SELECTOR: "node selector or node affinity does not select the node",
-    # The taint of a cordon that has ended; others are named.
-    NodeRejection.TAINT: "the node is cordoned",
+_WORDS: Final = {
+    NOT_READY: "the node is not ready",
+    CORDONED: "the node is cordoned",
+    SELECTOR: "node selector or node affinity does not select the node",
+    PODS: "too many pods",
+    CPU: "insufficient cpu",
+    MEMORY: "insufficient memory",
+    SUM: "insufficient GPU memory",
 }
 
-_milli = lru_cache(maxsize=1024)(parse_milli)
+_NOT_COUNTED: Final = 1 << 62
+
 _bytes = lru_cache(maxsize=1024)(parse_bytes)
 
 
@@ -67,10 +76,7 @@ _bytes = lru_cache(maxsize=1024)(parse_bytes)
 class _Node:
     """A node's own words."""
 
-    labels: Mapping[str, str]
-    taints: tuple[Taint, ...]
-    unschedulable: bool
-    ready: bool
+    traits: NodeTraits
     pods: int
 
 
@@ -94,7 +100,6 @@ class _Pod:
         nominated: The node that is being kept for it, while it has none.
         rules: Nodes that it may run on.
         shuns: Terms of its required anti-affinity.
-        resized: What it holds beyond its spec while it is being resized, by resource.
         untried_since: When a pod was seen first that waits for another scheduler, seconds; None: it does not
             wait, or was tried.
         kind: Its kind, where `untried_since` is set.
@@ -106,10 +111,7 @@ class _Pod:
     node: str
     nominated: str
     rules: NodeRules
-    labels: Mapping[str, str]
-    namespace: str
     shuns: Sequence[AffinityTerm]
-    resized: Mapping[str, int]
     untried_since: float | None
     kind: _PodKind | None
     lite: PodLite
@@ -162,12 +164,10 @@ class KubernetesChecks:
 
     def apply_node(self, node: HostNode) -> None:
         allocatable = node.status.allocatable or {}
-        self._nodes[node.metadata.name] = _Node(
-            labels=node.metadata.labels or {},
-            taints=node.spec.taints or (),
-            unschedulable=node.spec.unschedulable,
-            ready=node.is_ready,
-            pods=_read(_bytes, allocatable.get("pods", 0)),
+        name = node.metadata.name
+        self._nodes[name] = _Node(
+            NodeTraits(name, node.spec.unschedulable, node.metadata.labels or {}, node.spec.taints or ()),
+            _read_whole(allocatable.get("pods", 0)),
         )
 
     def delete_node(self, name: str) -> None:
@@ -193,10 +193,7 @@ class KubernetesChecks:
             node=pod.spec.node_name,
             nominated="" if pod.spec.node_name else pod.status.nominated_node_name,
             rules=rules,
-            labels=pod.metadata.labels or {},
-            namespace=pod.metadata.namespace,
             shuns=read_anti_affinity(pod),
-            resized=find_resized(pod, self._state.resource) if pod.spec.node_name else {},
             untried_since=None if kind is None else now if since is None else since,
             kind=kind,
             lite=pod,
@@ -272,70 +269,60 @@ class KubernetesChecks:
         if node is None or name not in self._state.nodes.rows:
             return "the node is gone"
         return (
-            self._find_lasting_rejection(pod, name, node)
+            self._find_lasting_rejection(pod, node)
             or self._find_short_resource(record, uid, name, node, margin)
             or self._find_shunned(pod, uid, record.priority, node)
             or self._find_preceding(record, uid, name, node, now)
         )
 
-    def _find_lasting_rejection(self, pod: _Pod, name: str, node: _Node) -> str:
-        traits = NodeTraits(name, node.ready, node.unschedulable, node.labels, node.taints)
-        found = find_node_rejection(traits, pod.rules, pod.rules.tolerates)
+    def _find_lasting_rejection(self, pod: _Pod, node: _Node) -> str:
+        """Find what the node itself says that rejects the pod."""
+        found = find_node_rejection(node.traits, pod.rules, pod.rules.tolerates)
         if found is None:
             return ""
-        rejection, taint = found
-        if taint is not None and taint != UNSCHEDULABLE:
-            return f"taint {taint.key}"
-        return _REJECTIONS[rejection]
+        return _WORDS.get(found.reason) or f"taint {found.detail.partition(':')[0].partition('=')[0]}"
 
     def _find_short_resource(self, record: PodRecord, uid: str, name: str, node: _Node, margin: float) -> str:
         """Name a resource that the node has not left; only what a pod requests is asked."""
         on_node, row = self._state.node_records[name], self._state.nodes.rows[name]
-        beside = [self._state.pods[each] for each in self._nominated_before(record, uid, name)]
-        assumed = [
+        nodes, on = self._state.nodes, self._on.get(name)
+        nominated = [self._state.pods[each] for each in self._nominated_before(record, uid, name)]
+        extra = [
             other.pod for each, other in on_node.assumed.items() if each != uid and each not in on_node.pods
         ]
-        on = self._on.get(name)
-        bound = len(on.uids) if on is not None else 0
-        if bound + len(assumed) + len(beside) + 1 > node.pods:
-            return "too many pods"
-        resized: dict[str, int] = {}
-        for each in on.uids if on is not None else ():
-            for resource, amount in self._pods[each].resized.items():
-                resized[resource] = resized.get(resource, 0) + amount
-        nodes = self._state.nodes
-        others = dict(record.other_resources)
-        counted = [
-            ("cpu", record.cpu_milli, int(nodes.cpu_capacity[row]), on_node.cpu_milli),
-            ("memory", record.memory_bytes, int(nodes.memory_capacity[row]), on_node.memory_bytes),
-        ]
-        if others:
-            allocatable = dict(on_node.allocatable)
-            counted += [
-                (each, amount, _read(_bytes, allocatable.get(each, 0)), on_node.other_resources.get(each, 0))
-                for each, amount in others.items()
-            ]
-        for resource, wanted, capacity, used in counted:
-            if wanted <= 0:
-                continue
-            beyond = sum(_requested(pod, resource) for pod in (*assumed, *beside)) + resized.get(resource, 0)
-            kept = int(capacity * margin) if resource in {"cpu", "memory"} else 0
-            if wanted + kept > capacity - used - beyond:
-                return f"insufficient {resource}"
-        return self._find_short_sum(record, name, beside)
+        extra += nominated
+        sums = {self._state.resource: False, PERCENT_RESOURCE: True}
 
-    def _find_short_sum(self, record: PodRecord, name: str, beside: Sequence[PodRecord]) -> str:
-        """kube-scheduler's count of the node's GPU memory, which knows no cards."""
-        request = record.charged
-        if request is None:
-            return ""
-        left = compute_sum_left(self._state.node_records[name], percent=request.percent)
-        if left is None:
-            return "the node offers no GPU memory"
-        for pod in beside:
-            if pod.charged is not None and pod.charged.percent == request.percent:
-                left -= pod.charged.effective_units
-        return "insufficient GPU memory" if request.effective_units > left else ""
+        def get_amounts(resource: str) -> tuple[int, int]:
+            match resource:
+                case "pods":
+                    return (len(on.uids) if on is not None else 0) + len(extra), node.pods
+                case "cpu":
+                    used, capacity = on_node.cpu_milli, int(nodes.cpu_capacity[row])
+                    return used + sum(pod.cpu_milli for pod in extra) + int(capacity * margin), capacity
+                case "memory":
+                    used, capacity = on_node.memory_bytes, int(nodes.memory_capacity[row])
+                    return used + sum(pod.memory_bytes for pod in extra) + int(capacity * margin), capacity
+            if resource in sums:
+                left = compute_sum_left(on_node, percent=sums[resource])
+                kept = (pod.charged for pod in nominated if pod.charged is not None)
+                used = sum(each.effective_units for each in kept if each.percent == sums[resource])
+                return used, _NOT_COUNTED if left is None else left
+            used = on_node.other_resources.get(resource, 0)
+            used += sum(dict(pod.other_resources).get(resource, 0) for pod in extra)
+            return used, _read_whole(dict(on_node.allocatable).get(resource, 0))
+
+        asked = [
+            ("pods", 1),
+            ("cpu", record.cpu_milli),
+            ("memory", record.memory_bytes),
+            *record.other_resources,
+        ]
+        if record.charged is not None:
+            resource = PERCENT_RESOURCE if record.charged.percent else self._state.resource
+            asked.append((resource, record.charged.effective_units))
+        found = next(list_shortages(asked, get_amounts), None)
+        return "" if found is None else _WORDS.get(found.reason) or f"insufficient {found.detail}"
 
     def _nominated_before(self, record: PodRecord, uid: str, name: str) -> Iterator[str]:
         """Pods for which room of the node is being kept: nominated, of the same priority or a larger one."""
@@ -346,16 +333,20 @@ class KubernetesChecks:
                 yield each
 
     def _find_shunned(self, pod: _Pod, uid: str, priority: int, node: _Node) -> str:
+        """Whether some pod's required anti-affinity keeps this one away.
+
+        Where labels of a namespace would tell, it does.
+        """
         for alike in self._shunning.values():
-            terms = [term for term in alike.owner.shuns if _may_match(term, alike.owner, pod)]
+            owner = alike.owner
+            terms = [term for term in owner.shuns if term.matches(owner.lite, pod.lite) is not False]
             if not terms:
                 continue
             others = alike.unbound - {uid}
             for at in {*alike.bound, *(self._place(each, self._pods[each], priority) for each in others)}:
-                labels = self._nodes[at].labels if at in self._nodes else {}
-                for key in (term.topology_key for term in terms):
-                    if key in labels and node.labels.get(key) == labels[key]:
-                        return "anti-affinity of another pod"
+                of_node = self._nodes[at].traits.labels if at in self._nodes else {}
+                if are_near(terms, of_node, node.traits.labels):
+                    return OTHERS_ANTI_AFFINITY
         return ""
 
     def _forget_shunning(self, uid: str, pod: _Pod) -> None:
@@ -390,7 +381,7 @@ class KubernetesChecks:
             looked += 1
             pod, other = self._pods[other_uid], self._state.pods[other_uid]
             if (
-                not self._find_lasting_rejection(pod, name, node)
+                not self._find_lasting_rejection(pod, node)
                 and not self._find_short_resource(other, other_uid, name, node, 0.0)
                 and self._has_cards(other, name)
             ):
@@ -451,52 +442,7 @@ def _get_kind(record: PodRecord, rules: NodeRules) -> _PodKind:
 
 
 def _get_shunning_key(pod: _Pod) -> tuple[str, bytes]:
-    return pod.namespace, msgspec.json.encode(pod.shuns)
-
-
-def find_resized(pod: HostPod, resource: str) -> dict[str, int]:
-    """Find what a pod holds beyond its spec while it is being resized, by resource.
-
-    Kubernetes counts for each container the largest of what is wanted, what the kubelet has allocated, and
-    what the container has.
-
-    Args:
-        pod: A bound pod.
-    """
-    statuses = {
-        each.name: each
-        for each in (*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ()))
-        if each.allocated_resources or each.resources is not None
-    }
-    if not statuses:
-        return {}
-    held = HostPod(metadata=pod.metadata)
-    held.spec.overhead, held.spec.resources = pod.spec.overhead, pod.spec.resources
-    held.spec.containers = [
-        _merge_status(each, statuses.get(each.name)) for each in pod.spec.containers or ()
-    ]
-    held.spec.init_containers = [
-        _merge_status(each, statuses.get(each.name)) for each in pod.spec.init_containers or ()
-    ]
-    now, wanted = parse_pod_request(held, resource), parse_pod_request(pod, resource)
-    beyond = {"cpu": now.cpu_milli - wanted.cpu_milli, "memory": now.memory_bytes - wanted.memory_bytes}
-    return {name: amount for name, amount in beyond.items() if amount > 0}
-
-
-def _merge_status(container: ContainerLite, status: ContainerStatus | None) -> ContainerLite:
-    """Write a container with the largest of what its spec and its status say, of cpu and memory."""
-    if status is None:
-        return container
-    requests = dict((container.resources.requests if container.resources else None) or {})
-    actual = (status.resources.requests if status.resources else None) or {}
-    for amounts in (status.allocated_resources or {}, actual):
-        for name in ("cpu", "memory"):
-            if name in amounts:
-                parse = _milli if name == "cpu" else _bytes
-                if _read(parse, amounts[name]) > _read(parse, requests.get(name, 0)):
-                    requests[name] = amounts[name]
-    limits = container.resources.limits if container.resources else None
-    return ContainerLite(container.name, container.restart_policy, ResourceList(limits, requests))
+    return pod.lite.metadata.namespace, msgspec.json.encode(pod.shuns)
 
 
 def _waits_untried(pod: HostPod) -> bool:
@@ -514,22 +460,9 @@ def _was_tried(pod: HostPod) -> bool:
     return any(each.type == "PodScheduled" and each.reason == "Unschedulable" for each in conditions)
 
 
-def _may_match(term: AffinityTerm, owner: _Pod, pod: _Pod) -> bool:
-    """Tell whether a term may mean a pod; where labels of namespaces would tell, it does."""
-    if term.is_readable:
-        return term.matches(owner.lite, pod.lite)
-    return term.label_selector is not None and term.label_selector.matches(pod.labels)
-
-
-def _requested(pod: PodRecord, resource: str) -> int:
-    if resource == "cpu":
-        return pod.cpu_milli
-    return pod.memory_bytes if resource == "memory" else dict(pod.other_resources).get(resource, 0)
-
-
-def _read(parse: Callable[[str | int], int], value: str | int) -> int:
+def _read_whole(value: str | int) -> int:
     """Read an amount; what cannot be read counts as none."""
     try:
-        return int(parse(value))
+        return _bytes(value)
     except QuantityError:
         return 0

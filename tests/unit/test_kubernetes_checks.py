@@ -81,10 +81,11 @@ def test_an_empty_node_is_allowed_and_unknown_ones_are_not() -> None:
     assert world.checks.find_rejection("uid-q", "n", 0) == "the pod is not in the scheduler's cache yet"
 
 
-@pytest.mark.parametrize(("status", "why"), [("True", ""), ("False", "the node is not ready")])
-def test_a_node_that_is_not_ready_is_refused(status: str, why: str) -> None:
+@pytest.mark.parametrize(("taints", "why"), [([], ""), (["not-ready"], "the node is not ready")])
+def test_a_node_that_is_not_ready_is_refused_once_it_has_the_taint(taints: list[str], why: str) -> None:
     world = World()
-    world.node(conditions=[{"type": "Ready", "status": status}])
+    found = [{"key": f"node.kubernetes.io/{key}", "effect": "NoSchedule"} for key in taints]
+    world.node(conditions=[{"type": "Ready", "status": "False"}], spec={"taints": found})
     assert world.rejection() == why
 
 

@@ -5,13 +5,14 @@ import pytest
 
 from allocator.request import ContainerRequest, Demand, PodRequest
 from allocator.selector import Selector
-from gpupack.whatif.kube_checks import HostRequirements, Rejection
+from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import ORDER, _Sentences
 from gpupack.whatif.what_if import make_query
 from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
 from scheduler_plugin.extender.metrics import _REASONS
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
+from scheduler_plugin.scheduling.node_fit import Rejection
 from scheduler_plugin.scheduling.reasons import Cure, FilterReason, format_event_text, format_memory
 from tests.ask_world import Node, Pod, World
 

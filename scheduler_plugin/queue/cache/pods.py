@@ -26,6 +26,7 @@ from kubeapi.selectors import NodeRules, NodeTerm
 from scheduler_plugin.cache.gang_names import read_group_label, read_worker_group
 from scheduler_plugin.cache.host_objects import HostNodeSpec, RulesSpec, read_node_rules
 from scheduler_plugin.cache.objects import (
+    Condition,
     KubeStruct,
     NodeLite,
     PodLite,
@@ -68,12 +69,9 @@ class QueueSpec(RulesSpec):
     resource_claims: list[dict[str, Any]] | None = None
 
 
-class QueuePodCondition(KubeStruct):
+class QueuePodCondition(Condition):
     """QueuePodCondition is an item of `status.conditions`."""
 
-    type: str = ""
-    status: str = ""
-    reason: str = ""
     message: str = ""
     last_transition_time: str = ""
 
@@ -81,7 +79,7 @@ class QueuePodCondition(KubeStruct):
 class QueueStatus(PodLiteStatus):
     """`status` with what the queue needs."""
 
-    conditions: list[QueuePodCondition] | None = None
+    conditions: list[QueuePodCondition] | None = None  # type: ignore[assignment]
 
 
 class QueuePod(PodLite):
