@@ -7,10 +7,9 @@ from allocator import podcards
 from gpupack.dashboard import board, records
 from gpupack.inventory import pod_cards
 from gpupack.whatif import cluster, node_results, snapshot
-from kubeapi import selectors
 from scheduler_plugin.cache import charges, claim_charges, kubelet_sums, published_nodes
 from scheduler_plugin.cache import pod_cards as freed
-from scheduler_plugin.scheduling import filtering
+from scheduler_plugin.scheduling import filtering, node_fit
 from tests.property.undercount.mutant import Mutant
 
 from .checks import ask_everybody
@@ -116,13 +115,13 @@ MUTANTS = tuple(
         ),
         (
             "the taint of a cordon counts without the cordon",
-            selectors.find_node_rejection,
-            "        if not tolerates(taint):",
-            "        if taint != UNSCHEDULABLE and not tolerates(taint):",
+            node_fit.find_node_rejection,
+            "for taint in taints if not tolerates(taint)]",
+            "for taint in taints if taint != UNSCHEDULABLE and not tolerates(taint)]",
         ),
         (
             "a cordon counts before its taint is there",
-            selectors.find_node_rejection,
+            node_fit.find_node_rejection,
             "if node.unschedulable and (not tolerates(UNSCHEDULABLE)):",
             "if node.unschedulable and UNSCHEDULABLE in node.taints and (not tolerates(UNSCHEDULABLE)):",
         ),

@@ -265,7 +265,7 @@ class World:
             revision=self.version,
             cpu="400",
             memory="1000Gi",
-            allocatable_units=sum(self.nodes[name]) if self.binds else None,
+            allocatable_units=sum(self.nodes[name]),
             cordon=",".join(card_uuid(*card) for card in sorted(self.closed) if card[0] == name) or None,
         )
         self.raw_nodes[name] = raw
