@@ -18,9 +18,9 @@ from deviceplugin.errors import is_gone
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _POD_SEGMENT = re.compile(rf"(?:^|[/-])pod({_UID})(?:\.slice)?(?=/|$)", re.IGNORECASE)
 _CONTAINER_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-_MAX_DEPTH = 5
 _HOST_PID_NAMESPACE: Final = 4026531836  # the inode of the first one, the same on every Linux
-_NEVER_PARENTS = (".service", ".mount", ".socket", ".swap")
+# A service may be one: that of a kubelet whose systemd gives it its cgroup, or of a user (rootless k3s).
+_NEVER_PARENTS = (".mount", ".socket", ".swap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def _is_not_the_hosts(root: Path) -> bool:
 
 
 def find_pod_parents(root: Path) -> Iterator[Path]:
-    """Find the directories that hold pods; with v1 in one hierarchy that has them, for all are alike.
+    """Find the directories that hold pods, however deep; with v1 in one hierarchy that has them.
 
     Args:
         root: where the host's cgroups are mounted.
@@ -165,12 +165,13 @@ def find_pod_parents(root: Path) -> Iterator[Path]:
         OSError: a directory cannot be read, though it is there.
     """
     if (root / "cgroup.controllers").exists():
-        yield from _find_kubepods(root, _MAX_DEPTH)
+        yield from _find_kubepods(root)
         return
-    found = list(_find_kubepods(root, 1))
-    for hierarchy in list_directories(root):
+    hierarchies = list_directories(root)
+    found = [folder for folder in hierarchies if _is_kubepods(folder)]
+    for hierarchy in hierarchies:
         if not found:
-            found = list(_find_kubepods(hierarchy, _MAX_DEPTH))
+            found = list(_find_kubepods(hierarchy))
     yield from found
 
 
@@ -189,12 +190,19 @@ def list_directories(path: Path) -> list[Path]:
         raise
 
 
-def _find_kubepods(path: Path, depth: int) -> Iterator[Path]:
-    for folder in list_directories(path):
-        if folder.name in {"kubepods", "kubepods.slice"} or folder.name.endswith("-kubepods.slice"):
-            yield folder
-        elif depth > 1 and not folder.name.endswith(_NEVER_PARENTS):
-            yield from _find_kubepods(folder, depth - 1)
+def _find_kubepods(path: Path) -> Iterator[Path]:
+    # No recursion: who has a cgroup of his own may nest more than Python's stack holds.
+    left = [path]
+    while left:
+        for folder in list_directories(left.pop()):
+            if _is_kubepods(folder):
+                yield folder
+            elif not folder.name.endswith(_NEVER_PARENTS):
+                left.append(folder)
+
+
+def _is_kubepods(folder: Path) -> bool:
+    return folder.name in {"kubepods", "kubepods.slice"} or folder.name.endswith("-kubepods.slice")
 
 
 def list_pod_directories(parents: Iterable[Path], uid: str) -> Iterator[Path]:

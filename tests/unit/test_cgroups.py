@@ -110,6 +110,9 @@ def container(root: Path, path: str, procs: str | None = "42\n", events: str | N
         f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICE}.slice/c.scope",
         f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{SLICE}.slice/c.scope",
         f"deep/er/kubepods/pod{UID}/c",
+        f"a/b/c/d/e/f/g/kubepods/burstable/pod{UID}/c",
+        f"system.slice/kubelet.service/kubepods/pod{UID}/c",
+        f"user.slice/user-1000.slice/user@1000.service/k3s-rootless.scope/kubepods/burstable/pod{UID}/c",
     ],
 )
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -258,12 +261,11 @@ def test_a_daemon_without_a_file_descriptor_calls_no_pod_gone(tmp_path: Path, de
     assert done.returncode == 0, done.stderr
 
 
-def test_services_and_links_are_not_searched(tmp_path: Path) -> None:
+def test_links_are_not_searched(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").touch()
-    container(tmp_path, f"a.service/kubepods/pod{UID}/c")
     container(tmp_path / "real", f"b.service/pod{OTHER}/c")
     (tmp_path / "kubepods").symlink_to(tmp_path / "real" / "b.service")
-    assert PodCgroups(tmp_path).probe([UID, OTHER]).alive == set()
+    assert PodCgroups(tmp_path).probe([OTHER]).alive == set()
 
 
 def test_a_pod_that_ends_is_gone_at_the_next_look(tmp_path: Path) -> None:
