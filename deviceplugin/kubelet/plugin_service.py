@@ -193,6 +193,10 @@ class DevicePlugin(rpc.DevicePluginServicer):
             # What an init container got before the cards, or the unit, were changed.
             if identifier not in known:
                 raise _unknown(identifier)
+        if len(set(required)) > size:
+            raise AllocationRefusedError(
+                "invalid", f"{len(set(required))} devices must be included in {size}; allowed: at most {size}"
+            )
         chosen = list(await self._devices.choose_ids(available, required, size))
         taken = set(chosen)
         # The kubelet would fill up a wrong answer at random across cards: better to fail here, and say so.

@@ -16,7 +16,7 @@ from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource, HealthEv
 from deviceplugin.host.cgroups import ProcessPlace
 from deviceplugin.host.driver import DriverThread
 from deviceplugin.monitoring.telemetry import TelemetryHistory
-from deviceplugin.monitoring.unaccounted_use import UnaccountedUse, measure_unaccounted_use
+from deviceplugin.monitoring.unaccounted_use import PublishedUnits, UnaccountedUse, measure_unaccounted_use
 from deviceplugin.node_events import NodeEvents, make_silent_events
 
 log = structlog.get_logger(__name__)
@@ -115,6 +115,7 @@ class CardSampler:
         self._owners = owners
         self._health = health
         self._unit_mib = unit_mib
+        self._published_units = PublishedUnits(unit_mib, account.now_s)
         self._on_health = on_health
         self._on_cards = on_cards
         self._notices = notices or make_silent_events()
@@ -341,13 +342,13 @@ class CardSampler:
         owners: Mapping[int, str | None],
         promises: Mapping[str, Mapping[str, int]],
     ) -> None:
-        unaccounted, before, self.uses = {}, self.uses, {}
-        for sample in samples:
-            use = measure_unaccounted_use(
-                sample, owners, promises.get(sample.uuid, {}), before.get(sample.uuid)
+        self.uses = {
+            sample.uuid: measure_unaccounted_use(
+                sample, owners, promises.get(sample.uuid, {}), self.uses.get(sample.uuid)
             )
-            self.uses[sample.uuid] = use
-            unaccounted[sample.uuid] = use.extra_units(self._unit_mib)
+            for sample in samples
+        }
+        unaccounted = self._published_units.round_up(self.uses.values())
         if self._account.ledger.set_unaccounted_use(unaccounted):
             log.info(
                 "use beyond promise", units={uuid: units for uuid, units in unaccounted.items() if units}

@@ -13,15 +13,21 @@ what others use adds up with it.
   after their process has ended, and files are cached there. What no process uses is then `residue`, and
   counts for nobody: the kernel takes it back for who allocates. Residue is known as such only where all
   processes can be told apart and tell what they use. Else it counts as on other cards.
+- A small fall waits: use that swings about a whole unit, or about the dead band, would have the Node written
+  at every look.
 - Dead band: without any foreign process, up to 256 MiB in all cost nothing (the context of an idle card).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from deviceplugin.gpus.api.source import GpuSample
 
 DEAD_BAND_MIB = 256
+
+FALL_MIB = 256
+FALL_S = 60.0
+"""A fall of less than so many MiB is published once it has lasted for so long; what rises is at once."""
 
 _FOREIGN = None
 
@@ -49,6 +55,38 @@ class UnaccountedUse:
     def extra_units(self, unit_mib: int) -> int:
         """Return the units to publish on top of the promised ones, rounded up."""
         return -(-(self.foreign_mib + self.beyond_mib) // unit_mib)
+
+
+class PublishedUnits:
+    """PublishedUnits rounds the use of cards up to units, and remembers what was published of each.
+
+    Args:
+        unit_mib: MiB a unit.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, unit_mib: int, clock: Callable[[], float]) -> None:
+        self._unit_mib = unit_mib
+        self._clock = clock
+        self._held: dict[str, tuple[int, float]] = {}
+
+    def round_up(self, uses: Iterable[UnaccountedUse]) -> dict[str, int]:
+        """Return the units to publish of all cards, by UUID."""
+        now_s = self._clock()
+        before, self._held = self._held, {}
+        for use in uses:
+            units = use.extra_units(self._unit_mib)
+            held, needed_s = before.get(use.uuid, (0, now_s))
+            if units < held and now_s - needed_s < FALL_S and self._is_small_fall(use, held):
+                self._held[use.uuid] = held, needed_s
+            else:
+                self._held[use.uuid] = units, now_s
+        return {uuid: units for uuid, (units, _) in self._held.items()}
+
+    def _is_small_fall(self, use: UnaccountedUse, held: int) -> bool:
+        # The mark has what the dead band takes away; where it is 0 nobody uses anything any more.
+        used_mib = use.foreign_mib + use.beyond_mib
+        return use.mark_mib > 0 and used_mib + FALL_MIB > (held - 1) * self._unit_mib
 
 
 def measure_unaccounted_use(

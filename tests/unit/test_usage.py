@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
-from deviceplugin.monitoring.unaccounted_use import UnaccountedUse, measure_unaccounted_use
+from deviceplugin.monitoring.unaccounted_use import PublishedUnits, UnaccountedUse, measure_unaccounted_use
 
 U = "GPU-a"
 POD = {"pod": 8192}
@@ -160,3 +160,38 @@ def test_a_failed_sample_leaves_the_use_as_it_was() -> None:
     failed = GpuSample(U, 0, None, error="lost")
     assert measure_unaccounted_use(failed, {}, POD, before) == before
     assert measure_unaccounted_use(failed, {}, POD) == UnaccountedUse(U, 0, 0, 0, 0)
+
+
+def test_use_that_swings_about_a_whole_unit_is_published_once() -> None:
+    now_s = 0.0
+    published = PublishedUnits(1024, lambda: now_s)
+    seen = []
+    for turn in range(100):
+        now_s = 5.0 * turn
+        use = UnaccountedUse(U, 3000, 2048 + (32 if turn % 2 else -32), 0, 2048)
+        seen.append(published.round_up([use])[U])
+    assert seen == [2] + [3] * 99
+
+
+@pytest.mark.parametrize(
+    ("after_s", "foreign_mib", "mark_mib", "units"),
+    [
+        pytest.param(59, 2000, 2000, 3, id="a small fall waits"),
+        pytest.param(60, 2000, 2000, 2, id="one that lasts counts"),
+        pytest.param(1, 1700, 1700, 2, id="a large fall counts at once"),
+        pytest.param(1, 3500, 3500, 4, id="a rise too"),
+    ],
+)
+def test_when_a_fall_is_published(after_s: float, foreign_mib: int, mark_mib: int, units: int) -> None:
+    now_s = 0.0
+    published = PublishedUnits(1024, lambda: now_s)
+    assert published.round_up([UnaccountedUse(U, 9000, 2100, 0, 2100)]) == {U: 3}
+    now_s = after_s
+    assert published.round_up([UnaccountedUse(U, 9000, foreign_mib, 0, mark_mib)]) == {U: units}
+
+
+def test_the_dead_bands_edge_is_a_small_fall_and_the_end_of_all_use_none() -> None:
+    published = PublishedUnits(1024, lambda: 1.0)
+    assert published.round_up([UnaccountedUse(U, 288, 0, 288, 288)]) == {U: 1}
+    assert published.round_up([UnaccountedUse(U, 224, 0, 0, 224)]) == {U: 1}
+    assert published.round_up([UnaccountedUse(U, 0, 0, 0, 0)]) == {U: 0}
