@@ -322,8 +322,9 @@ class Daemon:
         await run_until(stop, do_nothing, self._wait_to_serve(status, notices, responses))
         if stop.is_set():
             return
-        await self._prepare_folders(claims, checkpoint_reader)
+        # First: claims that are prepared have their CDI files written again, limits and all.
         await limit_capability.start()
+        await self._prepare_folders(claims, checkpoint_reader)
         await run_until(
             stop,
             self._farewell,

@@ -12,8 +12,8 @@ DevicePluginError
 ├── KindInUseError               containers were served in the other way, device plugin or claims
 ├── NodeSettingsError            settings that cannot be used; names every fault
 ├── RegistrationError            the device plugin folder or one of its sockets cannot be used
-└── CheckpointError              the kubelet's checkpoint cannot be read, or has an unknown format
-    └── TornCheckpointError      it is no whole JSON
+└── CheckpointError              what containers have cannot be read: the kubelet's checkpoint, or claims
+    └── TornCheckpointError      the kubelet mends it once we are registered
 """
 
 import errno
@@ -134,8 +134,12 @@ class RegistrationError(DevicePluginError):
 
 
 class CheckpointError(DevicePluginError):
-    """The kubelet's checkpoint cannot be read, is torn, or has an unknown format."""
+    """What containers have cannot be read: the kubelet's checkpoint, or the files of prepared claims."""
 
 
 class TornCheckpointError(CheckpointError):
-    """The kubelet's checkpoint is no whole JSON: no kubelet believes it; it writes one when we register."""
+    """What cannot be read may be whole again once we are registered.
+
+    No kubelet believes a checkpoint that is no whole JSON; it writes one when we register. A claim whose file
+    cannot be read it may have prepared anew, or let go.
+    """

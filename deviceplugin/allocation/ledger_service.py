@@ -39,7 +39,7 @@ class LedgerService:
 
     Attributes:
         checkpoint_problem: Why the checkpoint cannot be read; None while it can.
-        is_checkpoint_torn: The file is no whole JSON.
+        is_checkpoint_torn: The kubelet may mend that once we are registered.
         other_unit_pods: Pods that have devices of another unit.
         not_enforced: why cards are given to no container, healthy as they may be, by UUID.
     """
@@ -115,14 +115,14 @@ class LedgerService:
             contents = self._read()
         except CheckpointError as error:
             if self.checkpoint_problem != str(error):
-                log.warning("the kubelet's checkpoint cannot be read, nothing is released", error=str(error))
+                log.warning("what containers have cannot be read, nothing is released", error=str(error))
             self.checkpoint_problem, self.is_checkpoint_torn = (
                 str(error),
                 isinstance(error, TornCheckpointError),
             )
             return
         if self.checkpoint_problem not in {None, _NOT_READ}:
-            log.info("the kubelet's checkpoint can be read again")
+            log.info("what containers have can be read again")
         self.checkpoint_problem, self.is_checkpoint_torn = None, False
         if contents is self._contents:
             return

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
@@ -18,9 +18,10 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.cdi_files import KIND, CdiFiles, device_of, named_devices, specification
-from deviceplugin.dra.claims import ClaimPod, ClaimShare, read_shares, shares_by_container
-from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims, PreparedDevice
+from deviceplugin.dra.claims import ClaimPod, ClaimShare, PreparedDevice, read_shares, shares_by_container
+from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
 from deviceplugin.errors import AllocationRefusedError
+from deviceplugin.gpus.api.container_grant import ContainerGrant
 from kubeapi.errors import KubeApiError, NotFound
 from kubeapi.paths import make_pod_path, quote_segment
 
@@ -32,7 +33,7 @@ ROOM_WAIT_S: Final = 40.0
 READ_TIMEOUT_S: Final = 3.0
 
 SHARERS_LOOK_S: Final = 5.0
-"""Between two looks for claims whose pod has ended and that other pods share."""
+"""Between two looks for claims whose pod has ended and that other pods share, and for files to be written."""
 
 
 class ClaimApi(Protocol):
@@ -46,6 +47,10 @@ class ClaimService:
 
     Invariant: the units of a card in prepared claims, and in pods that ended and may still run, are never
     more than the card has.
+
+    What containers get is made from the cards as they are now: at each start, when something has changed, and
+    whenever the kubelet asks. A claim whose card is not there stays charged, is refused, and has no CDI file:
+    that would give out the card which has the old one's device node by now.
 
     Args:
         account: the ledger, which reads `prepared` in place of the kubelet's checkpoint.
@@ -79,23 +84,51 @@ class ClaimService:
         self._unit_mib = unit_mib
         self._room_wait_s = room_wait_s
         self._locks: dict[str, asyncio.Lock] = {}
+        self._is_stale = False
+        self._problems: dict[str, str] = {}
+        for subscribe in (account.subscribe, account.subscribe_devices):
+            subscribe(self._expect_changes)
 
     async def restore(self) -> None:
         """Read what an earlier daemon prepared, and write the CDI files again: `/var/run` may be empty.
 
         Raises:
-            OSError: the files cannot be read or written.
+            OSError: what is prepared cannot be read.
         """
-        await asyncio.to_thread(self._restore)
+        await asyncio.to_thread(self._prepared.load)
+        await self.write_cdi_files()
+        # A container of a claim whose file cannot be read may start again.
+        known = {claim.uid for claim in self._prepared} | self._prepared.unread_uids
+        for uid in await asyncio.to_thread(self._cdi.claims) - known:
+            try:
+                await asyncio.to_thread(self._cdi.remove, uid)
+            except OSError as error:
+                log.warning("CDI file of no claim cannot be removed", claim=uid, error=str(error))
 
-    def _restore(self) -> None:
-        self._prepared.load()
+    @property
+    def problem(self) -> str | None:
+        """Why containers of a claim cannot start now; None where nothing is known to be in their way."""
+        return next(iter(self._problems.values()), None)
+
+    def _expect_changes(self) -> None:
+        self._is_stale = True
+
+    async def write_cdi_files(self) -> None:
+        """Write each claim's CDI file as it should be now; what cannot be written is tried later."""
+        self._is_stale = False
         for claim in self._prepared:
-            self._cdi.write(claim.uid, claim.spec)
-        for uid in self._cdi.claims() - {claim.uid for claim in self._prepared}:
-            self._cdi.remove(uid)
+            async with self._lock(claim.uid):
+                known = self._prepared.get(claim.uid)
+                if known is None:
+                    continue
+                before = self._problems.get(claim.uid)
+                try:
+                    await self._write_cdi(known)
+                except AllocationRefusedError as error:
+                    if str(error) != before:
+                        log.warning("containers of a claim cannot start", reason=str(error))
 
-    async def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+    async def prepare(self, namespace: str, name: str, uid: str) -> tuple[PreparedDevice, ...]:
         """Give a claim its shares; waits for room where there is none.
 
         Raises:
@@ -106,7 +139,7 @@ class ClaimService:
             if claim is None:
                 claim = await self._take(namespace, name, uid)
             await self._write(claim)
-            return claim
+            return _answer(claim, await self._write_cdi(claim))
 
     async def unprepare(self, uid: str) -> None:
         """Take a claim's shares back; one that is not prepared is no error.
@@ -122,17 +155,20 @@ class ClaimService:
                 raise AllocationRefusedError(
                     "not-ready", f"claim {uid} cannot be removed: {error}"
                 ) from error
-            if self._prepared.get(uid) is not None:
+            if self._prepared.get(uid) is not None or uid in self._prepared.unread_uids:
                 self._prepared.remove(uid)
+                self._problems.pop(uid, None)
                 log.info("claim unprepared", claim=uid)
                 self._account.read_checkpoint()
         self._locks.pop(uid, None)
 
     async def follow_ends(self) -> None:
-        """Hand claims over as pods end, until cancelled."""
+        """Hand claims over as pods end, and write CDI files as cards change, until cancelled."""
         while True:
             await asyncio.sleep(SHARERS_LOOK_S)
             await self.hand_over_claims()
+            if self._is_stale or self._problems:
+                await self.write_cdi_files()
 
     async def hand_over_claims(self) -> None:
         """Count claims whose pod has ended for another pod that shares them.
@@ -187,19 +223,57 @@ class ClaimService:
     async def _write(self, claim: PreparedClaim) -> None:
         try:
             await asyncio.to_thread(self._prepared.write, claim)
-            await asyncio.to_thread(self._cdi.write, claim.uid, claim.spec)
         except OSError as error:
             raise AllocationRefusedError(
                 "not-ready", f"claim {claim.name} cannot be written: {error}"
             ) from error
 
+    async def _write_cdi(self, claim: PreparedClaim) -> dict[str, ContainerGrant]:
+        """Write what containers get of a claim, or take it away where a card of it is not there.
+
+        Returns:
+            What they get by request.
+
+        Raises:
+            AllocationRefusedError: they cannot have it now, in words.
+        """
+        away = self._away(claim.shares)
+        grants = {} if away else self._make_grants(claim.shares)
+        problem = None
+        try:
+            if away:
+                problem = (
+                    f"card {away[0]} is not on this node; pod {claim.pod_name} has it until it is deleted"
+                )
+                await asyncio.to_thread(self._cdi.remove, claim.uid)
+            else:
+                await asyncio.to_thread(self._cdi.write, claim.uid, specification(claim.uid, grants))
+        except OSError as error:
+            problem = f"its CDI file cannot be written: {error}"
+        if problem is None:
+            self._problems.pop(claim.uid, None)
+            return grants
+        self._problems[claim.uid] = f"claim {claim.namespace}/{claim.name}: {problem}"
+        raise AllocationRefusedError("not-ready", self._problems[claim.uid])
+
+    def _make_grants(self, shares: Sequence[ClaimShare]) -> dict[str, ContainerGrant]:
+        return {
+            request: container_grant(
+                self._make_grant,
+                _units([share for share in shares if share.request == request]),
+                self._unit_mib,
+            )
+            for request in dict.fromkeys(share.request for share in shares)
+        }
+
     async def _take(self, namespace: str, name: str, uid: str) -> PreparedClaim:
         claim, shares, pod, item = await self._read_all(namespace, name, uid)
+        self._refuse_beside_unread(f"claim {namespace}/{name}", uid)
         problem = self._problem(item, shares)
         until_s = self._account.now_s() + self._room_wait_s
         while problem is not None:
             left_s = until_s - self._account.now_s()
-            await self._account.wait_until(partial(self._has_room, item, shares), left_s)
+            await self._account.wait_until(partial(self._has_room_or_never, item, shares), left_s)
             problem = self._problem(item, shares)
             if problem is not None:
                 raise AllocationRefusedError("no-room", f"claim {namespace}/{name}: {problem}")
@@ -224,6 +298,15 @@ class ClaimService:
             cards=[f"{share.uuid}:{share.units}" for share in shares],
         )
         return prepared
+
+    def _refuse_beside_unread(self, what: str, uid: str) -> None:
+        """Refuse while nobody knows what others have; a claim's own file is about to be replaced."""
+        unread = self._prepared.unread_uids
+        if unread == {uid}:
+            self._prepared.remove(uid)
+        self._account.read_checkpoint()
+        if self._prepared.unread_uids:
+            raise AllocationRefusedError("not-ready", f"{what}: {self._account.checkpoint_problem}")
 
     async def _read_all(
         self, namespace: str, name: str, uid: str
@@ -273,8 +356,14 @@ class ClaimService:
         except (KubeApiError, msgspec.MsgspecError) as error:
             raise AllocationRefusedError("not-ready", f"{what} cannot be read: {error}") from error
 
-    def _has_room(self, item: PodObject, shares: Sequence[ClaimShare]) -> bool:
-        return self._problem(item, shares) is None
+    def _has_room_or_never(self, item: PodObject, shares: Sequence[ClaimShare]) -> bool:
+        """Tell whether there is no more to wait for: the shares can be had, or their card is gone."""
+        return bool(self._away(shares)) or self._problem(item, shares) is None
+
+    def _away(self, shares: Sequence[ClaimShare]) -> list[str]:
+        """List the UUIDs of cards that are not on this node now."""
+        cards = self._account.ledger.accounts.cards
+        return [uuid for uuid in _units(shares) if uuid not in cards or not cards[uuid].size_units]
 
     def _problem(self, item: PodObject, shares: Sequence[ClaimShare]) -> str | None:
         """Say why shares cannot be had now: a card is unhealthy, or others have what they need of it."""
@@ -286,7 +375,9 @@ class ClaimService:
         kept = own.checkpoint_ids.values() if own is not None else ()
         held = accounts.units_by_card({text for ids in kept for text in ids})
         for uuid, units in _units(shares).items():
-            card = accounts.cards[uuid]
+            card = accounts.cards.get(uuid)
+            if card is None:
+                return f"card {uuid} is not on this node any more"
             if not card.healthy:
                 return (
                     f"card {uuid} cannot be had: {self._account.not_enforced.get(uuid) or 'it is unhealthy'}"
@@ -305,24 +396,8 @@ class ClaimService:
     ) -> PreparedClaim:
         ids = self._ids(item.runtime_uid, shares)
         containers = shares_by_container(pod, claim.metadata.name, shares)
-        uid = claim.metadata.uid
-        grants = {
-            request: container_grant(
-                self._make_grant,
-                _units([share for share in shares if share.request == request]),
-                self._unit_mib,
-            )
-            for request in dict.fromkeys(share.request for share in shares)
-        }
-        devices, named = [], set()
-        for share in shares:
-            cdi: tuple[str, ...] = ()
-            if share.request not in named:
-                named.add(share.request)
-                cdi = (f"{KIND}={device_of(uid, share.request)}", *named_devices(grants[share.request]))
-            devices.append(PreparedDevice(share.request, share.device, share.share_id, cdi))
         return PreparedClaim(
-            uid=uid,
+            uid=claim.metadata.uid,
             namespace=claim.metadata.namespace,
             name=claim.metadata.name,
             pod_uid=item.runtime_uid,
@@ -331,8 +406,7 @@ class ClaimService:
                 container: [text for share in mine for text in ids[share]]
                 for container, mine in containers.items()
             },
-            devices=tuple(devices),
-            spec=specification(uid, grants),
+            shares=tuple(shares),
             is_for_limits=claim.is_for_limits,
         )
 
@@ -352,6 +426,19 @@ class ClaimService:
             taken.update(free)
             found[share] = free
         return found
+
+
+def _answer(claim: PreparedClaim, grants: Mapping[str, ContainerGrant]) -> tuple[PreparedDevice, ...]:
+    """Answer the kubelet: the first share of a request brings the CDI devices of all its shares."""
+    found, named = [], set()
+    for share in claim.shares:
+        cdi: tuple[str, ...] = ()
+        if share.request not in named:
+            named.add(share.request)
+            device = f"{KIND}={device_of(claim.uid, share.request)}"
+            cdi = (device, *named_devices(grants[share.request]))
+        found.append(PreparedDevice(share.request, share.device, share.share_id, cdi))
+    return tuple(found)
 
 
 def _divide(claim: PreparedClaim, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from allocator.ids import device_names, parse_device_id
+from allocator.ids import parse_device_id
 from allocator.names import DRA_API, DRA_DRIVER
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
@@ -25,20 +25,18 @@ LONGEST_WAIT_S: Final = 300.0
 CONDITION: Final = {"type": "Ready", "status": "True", "reason": "Prepared"}
 
 
-def device_statuses(claim: PreparedClaim, cards: dict[str, str], pool: str, now: str) -> list[dict[str, Any]]:
+def device_statuses(claim: PreparedClaim, pool: str, now: str) -> list[dict[str, Any]]:
     """Write the status of each share of a prepared claim.
 
     Args:
         claim: that is prepared.
-        cards: UUIDs of the node's cards by the name of the device.
         pool: the node's.
         now: the time, as the API writes it.
     """
     found = []
-    for device in claim.devices:
-        card = cards.get(device.device, "")
+    for share in claim.shares:
         units = {
-            container: len([text for text in ids if parse_device_id(text)[0] == card])
+            container: len([text for text in ids if parse_device_id(text)[0] == share.uuid])
             for container, ids in claim.ids.items()
         }
         held = {container: count for container, count in units.items() if count}
@@ -46,11 +44,11 @@ def device_statuses(claim: PreparedClaim, cards: dict[str, str], pool: str, now:
         entry: dict[str, Any] = {
             "driver": DRA_DRIVER,
             "pool": pool,
-            "device": device.device,
+            "device": share.device,
             "conditions": [{**CONDITION, "message": told, "lastTransitionTime": now}],
-            "data": {"card": card, "pod": claim.pod_name, "podUID": claim.pod_uid, "units": held},
+            "data": {"card": share.uuid, "pod": claim.pod_name, "podUID": claim.pod_uid, "units": held},
         }
-        found.append({**entry, "shareID": device.share_id} if device.share_id else entry)
+        found.append({**entry, "shareID": share.share_id} if share.share_id else entry)
     return found
 
 
@@ -140,9 +138,8 @@ class ClaimStatusWriter:
         status = found.get("status") or {}
         if found["metadata"].get("uid") != claim.uid or not status.get("allocation"):
             return
-        devices = {device: card for card, device in device_names(self._account.ledger.accounts.cards).items()}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        mine = device_statuses(claim, devices, self._node_name, now)
+        mine = device_statuses(claim, self._node_name, now)
         before = status.get("devices") or []
         if _says_all(before, mine):
             return

@@ -30,6 +30,15 @@ class ClaimShare:
     share_id: str
 
 
+class PreparedDevice(msgspec.Struct, frozen=True):
+    """PreparedDevice is a share as the kubelet is answered it, with the names of its CDI devices."""
+
+    request: str
+    device: str
+    share_id: str
+    cdi: tuple[str, ...]
+
+
 def read_shares(
     claim: ClaimObject, pool: str, sizes: Mapping[str, int], devices: Mapping[str, str], unit_mib: int
 ) -> tuple[ClaimShare, ...]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -10,7 +10,7 @@ import structlog
 
 from allocator.errors import AllocatorError
 from allocator.names import DRA_DRIVER
-from deviceplugin.dra.prepared_claims import PreparedClaim
+from deviceplugin.dra.claims import PreparedDevice
 from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.kubelet.wire import dra_pb2 as pb
 from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
@@ -28,7 +28,7 @@ Observe = Callable[[str, float, str], None]
 class ClaimPreparer(Protocol):
     """Prepares claims; refusals are `AllocationRefusedError` or any `AllocatorError`."""
 
-    async def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim: ...
+    async def prepare(self, namespace: str, name: str, uid: str) -> Sequence[PreparedDevice]: ...
 
     async def unprepare(self, uid: str) -> None:
         """Take them back."""
@@ -81,7 +81,7 @@ class DraPlugin(rpc.DRAPluginServicer):
                     cdi_device_ids=device.cdi,
                     share_id=device.share_id or None,
                 )
-                for device in prepared.devices
+                for device in prepared
             ]
         )
 

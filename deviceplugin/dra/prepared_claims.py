@@ -7,41 +7,25 @@
 ```
 
 The files are what the kubelet's checkpoint is for a device plugin. These files say who has what, also after a
-restart of the daemon or the machine.
+restart of the daemon or the machine. So they name cards by UUID alone: a device node, an index or a name in
+somebody's CDI specification may be another card's after a reboot.
 """
 
 import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-import structlog
 
 from allocator.ids import parse_device_id
 from allocator.ledger import CheckpointEntry
 from allocator.request import ContainerRequest, PodRequest
-
-log = structlog.get_logger(__name__)
+from deviceplugin.dra.claims import ClaimShare
+from deviceplugin.errors import TornCheckpointError
 
 FOLDER: Final = "claims"
-
-
-class PreparedDevice(msgspec.Struct, frozen=True):
-    """PreparedDevice is a share as the kubelet is answered it.
-
-    Attributes:
-        request: request of the claim.
-        device: name of the card in the slice.
-        share_id: ID of the share, empty for none.
-        cdi: names of CDI devices.
-    """
-
-    request: str
-    device: str
-    share_id: str = ""
-    cdi: tuple[str, ...] = ()
 
 
 class PreparedClaim(msgspec.Struct, frozen=True):
@@ -52,8 +36,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
         pod_uid: UID of the pod; of several that share the claim, that for which it was prepared first. Once
             that has ended it is another one's.
         ids: device IDs by container of that pod, as in the kubelet's checkpoint.
-        devices: what the kubelet is answered.
-        spec: the CDI specification.
+        shares: what was allocated of which card.
         is_for_limits: the extender wrote it for a pod that asks by its limits.
     """
 
@@ -63,8 +46,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     pod_uid: str
     pod_name: str
     ids: dict[str, list[str]]
-    devices: tuple[PreparedDevice, ...]
-    spec: dict[str, Any]
+    shares: tuple[ClaimShare, ...]
     is_for_limits: bool = False
 
     @property
@@ -100,6 +82,7 @@ class PreparedClaims:
         self._folder = folder
         self.resource = resource
         self._claims: dict[str, PreparedClaim] = {}
+        self._unread: dict[str, str] = {}
         self._entries = ClaimEntries(())
         self.published_units: dict[str, dict[str, int]] = {}
 
@@ -110,15 +93,27 @@ class PreparedClaims:
             OSError: the folder cannot be made or read. Then nobody would know who has what.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(self._folder.glob("*.json")):
+        self._unread = {path.stem: "" for path in self._folder.iterdir() if path.suffix == ".json"}
+        self._read_files()
+
+    def _read_files(self) -> None:
+        """Read what was not read yet; a file that somebody has removed meanwhile is none."""
+        for uid in sorted(self._unread):
+            path = self._path(uid)
             try:
-                claim = _DECODER.decode(path.read_bytes())
-            except msgspec.MsgspecError as error:
-                # Files are replaced as a whole: this one is not ours, or the disk is not well.
-                log.warning("prepared claim cannot be read", path=str(path), error=str(error))
-                continue
-            self._claims[claim.uid] = claim
+                self._claims[uid] = _DECODER.decode(path.read_bytes())
+            except FileNotFoundError:
+                del self._unread[uid]
+            except (OSError, ValueError) as error:
+                self._unread[uid] = f"prepared claim {path} cannot be read: {error}"
+            else:
+                del self._unread[uid]
         self._changed()
+
+    @property
+    def unread_uids(self) -> frozenset[str]:
+        """UIDs of claims whose files cannot be read: nobody knows what they have."""
+        return frozenset(self._unread)
 
     def __iter__(self) -> Iterator[PreparedClaim]:
         return iter(tuple(self._claims.values()))
@@ -144,7 +139,16 @@ class PreparedClaims:
         return bool(claims) and not any(claim.is_for_limits for claim in claims)
 
     def read(self) -> ClaimEntries:
-        """Return all as the kubelet's checkpoint would have it; the same object until something changes."""
+        """Return all as the kubelet's checkpoint would have it; the same object until something changes.
+
+        Raises:
+            TornCheckpointError: a file cannot be read. That ends once the kubelet has its claim prepared
+                anew, or lets it go.
+        """
+        if self._unread:
+            self._read_files()
+        if self._unread:
+            raise TornCheckpointError(min(self._unread.values()))
         return self._entries
 
     def add(self, claim: PreparedClaim) -> None:
@@ -154,6 +158,7 @@ class PreparedClaims:
 
     def remove(self, uid: str) -> None:
         """Count a claim no more, after its file is gone."""
+        self._unread.pop(uid, None)
         if self._claims.pop(uid, None) is not None:
             self._changed()
 

@@ -24,6 +24,7 @@ from deviceplugin.dra.registration import DraRegistrar, plugin_folder
 from deviceplugin.dra.slice_publisher import SlicePublisher
 from deviceplugin.errors import DevicePluginError, KindInUseError
 from deviceplugin.gpus.api.source import GpuSource
+from deviceplugin.host.cgroups import CgroupProbe
 from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.settings import Settings
 from kubeapi.client import KubeClient
@@ -96,15 +97,15 @@ class ClaimServing:
 
     @property
     def problem(self) -> str | None:
-        """Why the cards are not published, None where they are."""
-        return self._publisher.problem
+        """Why the cards are not published, or containers of a claim cannot start; None where all is well."""
+        return self._publisher.problem or self._service.problem
 
     async def begin(self, checkpoint_reader: CheckpointReader, cgroups: CgroupProber) -> None:
         """Restore what is prepared.
 
         Raises:
             KindInUseError: containers run with devices of the device plugin.
-            OSError: the files cannot be read or written.
+            OSError: what is prepared cannot be read.
         """
         await asyncio.to_thread(check_no_devices, self._settings, checkpoint_reader, cgroups)
         await self._service.restore()
@@ -139,12 +140,18 @@ def check_no_devices(settings: Settings, checkpoint_reader: CheckpointReader, cg
     contents = checkpoint_reader.read()
     entries = contents.entries if contents is not None else ()
     uids = {entry.uid for entry in entries if entry.resource in {settings.resource, PERCENT_RESOURCE}}
-    alive = sorted(cgroups.probe(uids).alive) if uids else []
+    alive = _find_running(cgroups, uids)
     if alive:
         raise KindInUseError(
             f"--serve dra: {len(alive)} pods of this node have devices of the device plugin, "
             f"such as {alive[0]}: drain the node, then start again"
         )
+
+
+def _find_running(cgroups: CgroupProber, uids: set[str]) -> list[str]:
+    """Find the pods that run, or of which that is not known."""
+    probe = cgroups.probe(uids) if uids else CgroupProbe()
+    return sorted(probe.alive | probe.unknown)
 
 
 def find_obstacles(settings: Settings, cgroups: CgroupProber) -> list[str]:
@@ -215,8 +222,12 @@ def check_no_claims(settings: Settings, cgroups: CgroupProber) -> None:
         return
     prepared = PreparedClaims(folder, settings.resource)
     prepared.load()
-    uids = {claim.pod_uid for claim in prepared}
-    alive = sorted(cgroups.probe(uids).alive) if uids else []
+    if prepared.unread_uids:
+        raise KindInUseError(
+            f"--serve device-plugin: claims in {folder} cannot be read, such as {min(prepared.unread_uids)}, "
+            "and nobody knows whether their pods run: drain the node, remove the files, then start again"
+        )
+    alive = _find_running(cgroups, {claim.pod_uid for claim in prepared})
     if alive:
         raise KindInUseError(
             f"--serve device-plugin: {len(alive)} pods of this node have their cards by claims, "

@@ -1,6 +1,7 @@
 """`gpupack node --serve dra` at its sockets: registration, claims, their files, restarts and refusals."""
 
 import asyncio
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from pytest_mock import MockerFixture
 
 from allocator.ids import device_names
 from allocator.ledger import release
@@ -17,10 +19,12 @@ from allocator.records import load_holds
 from deviceplugin import container_responses
 from deviceplugin.check import check_node
 from deviceplugin.dra import claim_service
+from deviceplugin.dra.cdi_files import CdiFiles
 from deviceplugin.errors import KindInUseError
 from deviceplugin.gpus.nvidia.source import NvmlGpus
-from tests.dra_world import CLAIMS, DRIVER, dra_world
-from tests.integration.node_world import DEADLINE_S, GIB, NODE, card, node_world, until
+from deviceplugin.host.cgroups import CgroupProbe
+from tests.dra_world import CLAIMS, DRIVER, DraWorld, dra_world
+from tests.integration.node_world import DEADLINE_S, GIB, NODE, KubeletCgroups, card, node_world, until
 from tests.nvml_world import Card, Driver, driver
 
 __all__ = ["driver"]
@@ -339,6 +343,22 @@ async def test_a_node_changes_its_kind_drained_only() -> None:
         await world.stop_daemon()
         with pytest.raises(KindInUseError, match="1 pods of this node have their cards by claims"):
             await world.spawn_daemon(serve="device-plugin")
+        _claim_file(world).write_bytes(b"{")
+        with pytest.raises(KindInUseError, match=f"cannot be read, such as {world.uids['a']}"):
+            await world.spawn_daemon(serve="device-plugin")
+
+
+async def test_a_pod_of_which_nobody_knows_whether_it_runs_keeps_the_other_kind_away(
+    mocker: MockerFixture,
+) -> None:
+    async with dra_world() as world:
+        uid = await world.claim("a", (0, 5))
+        await world.prepare("a")
+        await world.stop_daemon()
+        unknown = CgroupProbe(unknown=frozenset({uid}), problem="too many open files")
+        mocker.patch.object(KubeletCgroups, "probe", return_value=unknown)
+        with pytest.raises(KindInUseError, match=f"1 pods of this node .* such as {uid}"):
+            await world.spawn_daemon(serve="device-plugin")
 
 
 async def test_a_shared_claim_is_of_another_pod_once_its_own_has_ended(
@@ -504,3 +524,128 @@ async def test_a_node_waits_for_the_toolkits_names_before_it_serves(machine: Mac
         await world.claim("a", (0, 4), uuids=["GPU-a"])
         (device,) = (await world.prepare("a"))["a"].devices
         assert "nvidia.com/gpu=GPU-a" in device.cdi_device_ids
+
+
+def _nodes(world: DraWorld) -> list[list[str]]:
+    edits = [spec["devices"][0]["containerEdits"] for spec in world.cdi_specs()]
+    return [[node["path"] for node in edit["deviceNodes"]] for edit in edits]
+
+
+async def test_after_a_reboot_a_claim_gives_the_node_that_its_card_has_now(machine: Machine) -> None:
+    async with dra_world(source=machine.boot("GPU-a", "GPU-b", "GPU-c"), **NVML) as world:
+        await world.claim("b", (1, 4), uuids=["GPU-a", "GPU-b", "GPU-c"])
+        await world.prepare("b")
+        assert _nodes(world) == [["/dev/nvidia1", "/dev/nvidiactl"]]
+        await world.stop_daemon()
+
+        world.source = machine.boot("GPU-b", "GPU-c")
+        await world.start_daemon()
+        assert _nodes(world) == [["/dev/nvidia0", "/dev/nvidiactl"]]
+        assert not (await world.prepare("b"))["b"].error
+        await until(lambda: world.used == [4, 0], "4 units of GPU-b")
+
+
+async def test_a_claim_whose_card_is_gone_after_a_reboot_is_refused_and_stays_charged(
+    machine: Machine,
+) -> None:
+    async with dra_world(source=machine.boot("GPU-a", "GPU-b", "GPU-c"), **NVML) as world:
+        await world.claim("b", (1, 4), uuids=["GPU-a", "GPU-b", "GPU-c"])
+        await world.prepare("b")
+        await world.stop_daemon()
+
+        world.source = machine.boot("GPU-a", "GPU-c")
+        await world.start_daemon()
+        assert world.cdi_specs() == [], "its node is GPU-c's by now"
+        assert (await world.prepare("b"))["b"].error == (
+            "claim default/b: card GPU-b is not on this node; pod pod-b has it until it is deleted"
+        )
+        assert json.loads(_claim_file(world).read_bytes())["shares"][0]["uuid"] == "GPU-b"
+        await world.stop_daemon()
+
+        world.source = machine.boot("GPU-a", "GPU-b", "GPU-c")
+        await world.start_daemon()
+        await until(lambda: world.used == [0, 4, 0], "charged again")
+        assert not (await world.prepare("b"))["b"].error
+        assert _nodes(world) == [["/dev/nvidia1", "/dev/nvidiactl"]]
+
+
+def _claim_file(world: DraWorld) -> Path:
+    (path,) = (world.kubelet_dir / "plugins" / DRIVER / "claims").glob("*.json")
+    return path
+
+
+async def test_a_claim_that_cannot_be_read_is_not_none() -> None:
+    async with dra_world(8, 8) as world:
+        uid = await world.claim("a", (0, 6))
+        await world.prepare("a")
+        await world.settled([6, 0], {uid})
+        await world.kill_daemon()
+        words, specs = world.words(), world.cdi_specs()
+        whole = _claim_file(world).read_bytes()
+        _claim_file(world).write_bytes(whole[:40])
+        await world.start_daemon(slices=False)
+        assert world.cdi_specs() == specs, "the pod's container may start again"
+        assert "prepared claim" in str(world.daemon.account and world.daemon.account.checkpoint_problem)
+        await world.claim("b", (0, 2))
+        refused = (await world.prepare("b"))["b"].error
+        assert "claim default/b: prepared claim" in refused
+        assert world.words() == words, "nothing more is published"
+
+        # The kubelet has it prepared anew, as it does when it starts.
+        assert not (await world.prepare("a"))["a"].error
+        assert not (await world.prepare("b"))["b"].error
+        await until(lambda: world.used == [8, 0], "both claims")
+
+
+async def test_a_claim_that_cannot_be_read_ends_with_its_pod() -> None:
+    async with dra_world(8, 8) as world:
+        await world.claim("a", (0, 6))
+        await world.prepare("a")
+        await world.kill_daemon()
+        _claim_file(world).write_bytes(b"")
+        await world.start_daemon(slices=False)
+        world.end_pod("pod-a")
+        assert await world.unprepare("a") == {"a": ""}
+        await until(lambda: world.used == [0, 0], "nothing is in use")
+        assert world.cdi_specs() == []
+
+
+async def test_one_cdi_file_that_cannot_be_written_does_not_end_the_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claim_service, "SHARERS_LOOK_S", 0.05)
+    async with dra_world(8, 8) as world:
+        for name, card_number in (("a", 0), ("b", 1)):
+            await world.claim(name, (card_number, 6))
+            await world.prepare(name)
+        specs = world.cdi_specs()
+        await world.stop_daemon()
+        for path in world.cdi.iterdir():
+            path.unlink()
+        write = CdiFiles.write
+
+        def full(files: CdiFiles, uid: str, spec: Mapping[str, Any]) -> None:
+            if uid == world.uids["a"]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(files, uid, spec)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CdiFiles, "write", full)
+            await world.start_daemon()
+            assert len(world.cdi_specs()) == 1
+            await until(lambda: world.used == [6, 6], "both are charged")
+            assert "No space left" in (await world.prepare("a"))["a"].error
+        await until(lambda: world.cdi_specs() == specs, "the other file, as soon as there is room")
+
+
+async def test_a_claim_that_waits_for_a_card_that_goes_is_refused(mocker: MockerFixture) -> None:
+    """As a MIG instance goes."""
+    async with dra_world(8, 8) as world:
+        await world.claim("a", (1, 6))
+        await world.prepare("a")
+        await world.claim("b", (1, 6))
+        waiting = asyncio.create_task(world.prepare("b"))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        mocker.patch.object(world.source, "cards", return_value=world.source.cards()[:1])
+        assert (await waiting)["b"].error == f"claim default/b: card {card(1)} is not on this node any more"

@@ -9,7 +9,8 @@ from typing import Any
 
 from allocator.cards import Card
 from deviceplugin.dra.claim_status import ClaimStatusWriter
-from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedDevice
+from deviceplugin.dra.claims import ClaimShare
+from deviceplugin.dra.prepared_claims import PreparedClaim
 from kubeapi.errors import Invalid, KubeApiError, Unreachable
 from tests.integration.node_world import until
 
@@ -61,8 +62,7 @@ def make_claim(name: str) -> PreparedClaim:
         "uid-p",
         "p",
         {"main": ["GPU-1::0"]},
-        (PreparedDevice("r", "gpu-1"),),
-        {},
+        (ClaimShare("r", "gpu-1", "GPU-1", 1, ""),),
     )
 
 

@@ -77,7 +77,7 @@ def test_a_pod_that_also_has_claims_is_accounted_once_the_claim_of_its_limits_is
 
     def prepare(name: str, ids_: Collection[str], *, is_for_limits: bool) -> dict[str, dict[int, int]]:
         mine = {"main": list(ids_)}
-        prepared.add(PreparedClaim(name, "ns", name, "a", "pod-a", mine, (), {}, is_for_limits))
+        prepared.add(PreparedClaim(name, "ns", name, "a", "pod-a", mine, (), is_for_limits))
         of.read_checkpoint()
         view.claims_changed("a")
         return of.ledger.published_holds()

@@ -4,7 +4,7 @@ import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,6 +29,9 @@ from deviceplugin.publishing.node_publication import (
 from kubeapi.errors import KubeApiError, NotFound
 
 from .api import NODE, ModelApi
+
+if TYPE_CHECKING:
+    from deviceplugin.dra.claims import PreparedDevice
 
 UNIT_MIB = 1024
 RESOURCE = resource_name(UNIT_MIB)
@@ -135,7 +138,7 @@ class ModelDaemon:
         self.api, self.random, self.running = api, random, running
         self.cards = tuple(Card(i, f"GPU-{NODE}-{i}", "A100", size, 0) for i, size in enumerate(sizes))
         self.disk: dict[str, bytes] = {}
-        self.cdi: dict[str, object] = {}
+        self.cdi: dict[str, Any] = {}
         self._told: dict[str, tuple[PreparedClaim, dict[str, int]]] = {}
         self.revision = 0
         self.loop = asyncio.new_event_loop()
@@ -188,7 +191,7 @@ class ModelDaemon:
         while self.loop._ready:  # type: ignore[attr-defined]  # noqa: ASYNC110 - no event tells that all wait
             await asyncio.sleep(0)
 
-    def begin_prepare(self, name: str, uid: str) -> "asyncio.Task[PreparedClaim]":
+    def begin_prepare(self, name: str, uid: str) -> "asyncio.Task[tuple[PreparedDevice, ...]]":
         task = self.loop.create_task(self.service.prepare("default", name, uid))
         self.pump()
         return task
@@ -260,7 +263,7 @@ class ModelDaemon:
     def share_ids(self, uid: str) -> frozenset[str]:
         """IDs of the shares that a claim is prepared with."""
         claim = self.prepared.get(uid)
-        return frozenset(device.share_id for device in claim.devices) if claim is not None else frozenset()
+        return frozenset(share.share_id for share in claim.shares) if claim is not None else frozenset()
 
     def units(self) -> dict[str, dict[str, int]]:
         """Units by card that containers were told of, by the UID of their claim."""
@@ -269,7 +272,10 @@ class ModelDaemon:
             if (known := self._told.get(claim.uid)) is not None and known[0] is claim:
                 found[claim.uid] = known[1]
                 continue
-            (device,) = claim.spec["devices"]
+            spec = self.cdi.get(claim.uid)
+            if spec is None:
+                continue
+            (device,) = spec["devices"]
             told = dict(text.split("=", 1) for text in device["containerEdits"]["env"])["GPUPACK_CARDS"]
             pairs = (pair.rpartition(":") for pair in told.split(","))
             found[claim.uid] = {card: int(units) for card, _, units in pairs}
