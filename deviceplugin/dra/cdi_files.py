@@ -75,13 +75,13 @@ class CdiFiles:
         Raises:
             OSError: it cannot be written.
         """
-        path, text = self._path(claim_uid), json.dumps(spec)
-        if path.is_file() and path.read_text("utf-8") == text:
+        path, text = self._path(claim_uid), json.dumps(spec).encode()
+        if path.is_file() and path.read_bytes() == text:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         # Runtimes read every file that ends in .json: the half-written one must not.
         new = path.with_name(f".{path.name}.new")
-        new.write_text(text, "utf-8")
+        new.write_bytes(text)
         new.replace(path)
 
     def remove(self, claim_uid: str) -> None:

@@ -300,7 +300,7 @@ class ClaimService:
         return prepared
 
     def _refuse_beside_unread(self, what: str, uid: str) -> None:
-        """Refuse while nobody knows what others have; a claim's own file is about to be replaced."""
+        """Refuse while it is not known what others have; a claim's own file is about to be replaced."""
         unread = self._prepared.unread_uids
         if unread == {uid}:
             self._prepared.remove(uid)

@@ -112,7 +112,7 @@ class PreparedClaims:
 
     @property
     def unread_uids(self) -> frozenset[str]:
-        """UIDs of claims whose files cannot be read: nobody knows what they have."""
+        """UIDs of claims whose files cannot be read, and that may have anything."""
         return frozenset(self._unread)
 
     def __iter__(self) -> Iterator[PreparedClaim]:

@@ -225,7 +225,7 @@ def check_no_claims(settings: Settings, cgroups: CgroupProber) -> None:
     if prepared.unread_uids:
         raise KindInUseError(
             f"--serve device-plugin: claims in {folder} cannot be read, such as {min(prepared.unread_uids)}, "
-            "and nobody knows whether their pods run: drain the node, remove the files, then start again"
+            "so that their pods may run: drain the node, remove the files, then start again"
         )
     alive = _find_running(cgroups, {claim.pod_uid for claim in prepared})
     if alive:

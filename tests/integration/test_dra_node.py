@@ -260,6 +260,7 @@ async def test_a_daemon_that_starts_anew_knows_its_claims_and_writes_their_files
         for path in world.cdi.iterdir():
             path.unlink()
         (world.cdi / "gpupack.io-claim_of-nobody.json").write_text("{}")
+        (world.cdi / f"gpupack.io-claim_{world.uids['a']}.json").write_bytes(b"\xff torn")
 
         await world.start_daemon()
         assert world.cdi_specs() == specs

@@ -130,11 +130,14 @@ def test_the_kernel_frees_the_lock_of_a_process_that_is_killed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"clients": "many"}', "\xff"])
-def test_rubbish_is_no_state(tmp_path: Path, text: str) -> None:
+def test_rubbish_of_one_that_runs_is_unknown(tmp_path: Path, text: str) -> None:
     folder = CardFolder(tmp_path, "GPU-a")
     folder.make()
     folder.serve(ControlDaemonState(48))
     (tmp_path / "GPU-a" / "state.json").write_text(text, "latin-1")
+    with pytest.raises(OSError, match="no state of a control daemon"):
+        folder.state()
+    folder.end()
     assert folder.state() is None
 
 

@@ -10,6 +10,7 @@
 The lock is the kernel's, so it is free as soon as its holder has ended, however it ended.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -118,8 +119,8 @@ class CardFolder:
                 os.close(free)
                 return None
             found = msgspec.json.decode(self._state.read_bytes(), type=_StateFile)
-        except (msgspec.MsgspecError, UnicodeError):
-            return None
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise OSError(errno.EIO, f"no state of a control daemon: {error}", str(self._state)) from error
         except OSError as error:
             if is_gone(error):
                 return None
