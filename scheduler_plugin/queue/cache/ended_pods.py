@@ -25,7 +25,7 @@ class EndedPods:
         self._ended[pod.uid] = (pod, now)
 
     def sum_units(self, now: float) -> dict[str, dict[int, int]]:
-        """Find what their nodes will soon say is free, units by node and card position."""
+        """Add up what the nodes have not yet reported as free: units by node and card position."""
         self._forget_old(now)
         sums: dict[str, dict[int, int]] = {}
         for pod, _ in self._ended.values():
@@ -36,7 +36,7 @@ class EndedPods:
         return sums
 
     def _find_charge(self, record: NodeRecord, pod: PodRecord) -> Mapping[int, int]:
-        """Find what a pod still counts for; empty where that is nothing, or its cards are not known."""
+        """Find the units that a pod is still charged with; empty if none, or if its cards are unknown."""
         if self._state.rules.is_confirmed(record, pod.uid):
             return published_pod_units(record, pod)
         tombstone = record.tombstones.get(pod.uid)
@@ -46,7 +46,7 @@ class EndedPods:
         return charged or {}
 
     def _forget_old(self, now: float) -> None:
-        """Drop those that ended too long ago, which were noted first."""
+        """Drop the pods that ended too long ago; the oldest come first."""
         while self._ended:
             uid = next(iter(self._ended))
             if now - self._ended[uid][1] < STILL_COUNTED_S:

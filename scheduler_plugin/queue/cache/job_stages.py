@@ -1,8 +1,8 @@
 """Stages of jobs: which pods of first stages have not succeeded, and how many are still to be made. Pure.
 
-A pod of the second stage waits until the first one has ended. What exists does not tell that: the pods of a
-first stage may come later, one after the other. So it is known from three sources: the annotation
-gpupack.io/first-stage-size, the Jobs that make the pods, and the pods themselves.
+A pod of the second stage waits until the first stage has ended. The pods that exist do not say whether it
+has: pods of a first stage may still be created, one after the other. So the queue uses three sources: the
+annotation gpupack.io/first-stage-size, the Jobs that create the pods, and the pods themselves.
 """
 
 from collections import Counter
@@ -72,16 +72,16 @@ class _FirstStage:
 
     Attributes:
         pods: How many pods that name the job exist, of both stages.
-        sizes: How often each size is said by pods that exist.
+        sizes: How many of the existing pods state each size.
         made: Pods of the first stage that exist, by the UID of their Job.
-        parts: The same pods by what they are, and by the UID of their Job.
+        parts: The same pods by the part they play, and by the UID of their Job.
         done: Pods that have succeeded, by the UID of their Job; also those that are gone.
-        needed: Pods that have to succeed, by the UID of their Job: the most that had, or were to, at a time.
-            So a pod that is gone without success is missing until another one comes in its place.
+        needed: Pods that have to succeed, by the UID of their Job: the largest number seen at one time. So a
+            pod that was deleted before it succeeded counts as missing until another one replaces it.
         makers: Jobs whose pods name the job, by UID; of both stages.
         lost: UIDs of Jobs that are gone.
         waiting: Pods of the second stage that wait for their admission, by queue.
-        blocked_queues: Queues in which the second stage is held for pods to come.
+        blocked_queues: Queues whose second stage is held because pods of the first are still to be created.
     """
 
     pods: int = 0
@@ -96,15 +96,15 @@ class _FirstStage:
     blocked_queues: set[str] = field(default_factory=set)
 
     def count(self, maker: str, *parts: _StagePart) -> int:
-        """Count the pods of a Job that are one of these parts."""
+        """Count the pods of a Job that play one of these parts."""
         return sum(self.parts[part, maker] for part in parts)
 
     def record_needed(self, maker: str) -> None:
-        """Note how many pods of a Job, or without one, have to succeed."""
+        """Record how many pods of a Job have to succeed; an empty `maker` stands for pods without a Job."""
         self.needed[maker] = max(self.needed[maker], self.done[maker] + self.count(maker, _StagePart.FIRST))
 
     def explain_uncounted(self, jobs: Collection[str], name: str) -> str:
-        """Say what is missing of the pods that no known Job counts; empty for nothing.
+        """Say which pods are missing that no known Job accounts for; empty if none are.
 
         Args:
             jobs: UIDs of the Jobs that are known.
@@ -134,8 +134,8 @@ class _FirstStage:
 class JobStages:
     """The stages of all jobs. A job is remembered while a pod or a Job that names it exists.
 
-    A pod may be given another queue, job or data while it waits or runs. So it is remembered where it counts,
-    and it ends there.
+    A pod may be moved to another queue, job or data while it waits or runs. So we remember where each pod was
+    counted, and uncount it there.
 
     Attributes:
         failed: Failed pods that a job waits for, by UID.
@@ -156,7 +156,7 @@ class JobStages:
         return self._pods.keys()
 
     def update_pod(self, pod: QueuedPod) -> None:
-        """Take a pod that waits or runs, or what is new about it."""
+        """Add or update a pod that waits or runs."""
         if pod.kind is SlotType.LOCAL:
             part = _StagePart.ENDING if pod.queue_info.ending else _StagePart.FIRST
         else:
@@ -164,19 +164,19 @@ class JobStages:
         self._set_part(pod.record, pod.queue_info, part)
 
     def end_pod(self, record: PodRecord, queue_info: PodQueueInfo, *, succeeded: bool) -> None:
-        """Take a pod that has ended and exists still."""
+        """Record that a pod has ended while its object still exists."""
         part = _StagePart.DONE if succeeded else _StagePart.FAILED
         self._set_part(record, queue_info, part if queue_info.data else _StagePart.REST)
 
     def forget_pod(self, uid: str) -> None:
-        """Forget a pod that is gone; if it has succeeded that stays."""
+        """Forget a deleted pod; its success, if any, stays counted."""
         pod = self._pods.pop(uid, None)
         if pod is not None:
             self._remove_part(uid, pod, gone=True)
             self._update_second_stage(pod.job)
 
     def set_jobs(self, jobs: Iterable[PodMaker] | None) -> None:
-        """Take all Jobs there are; None: they are not known."""
+        """Replace the known Jobs; None: Jobs cannot be read."""
         self._jobs_known = jobs is not None
         listed = {job.uid: job for job in jobs or ()}
         for uid in [uid for uid in self._jobs if uid not in listed] if jobs is not None else ():
@@ -187,7 +187,7 @@ class JobStages:
             self._update_second_stage(name)
 
     def set_job(self, job: PodMaker) -> bool:
-        """Take a Job, or what is new about it; tell whether a stage depends on that."""
+        """Add or update a Job; return True if a stage depends on it."""
         old = self._jobs.get(job.uid)
         if old == job:
             return False
@@ -200,7 +200,7 @@ class JobStages:
         return self._update_made_by(job.uid, job.job)
 
     def remove_job(self, uid: str) -> bool:
-        """Forget a Job that is gone, it makes no more pods; tell whether a stage depended on it."""
+        """Forget a deleted Job, which creates no more pods; return True if a stage depended on it."""
         job = self._jobs.pop(uid, None)
         if job is None:
             return False
@@ -215,7 +215,7 @@ class JobStages:
         return self._update_made_by(uid, job.job)
 
     def configure(self) -> None:
-        """Count all of them again, after the queues took another configuration."""
+        """Recount all pods after the configuration of the queues has changed."""
         for uid, (queue, job) in self._counted.items():
             self._queues[queue].waiting.begin_first_stage(uid, job)
         for job, stage in self._stages.items():
@@ -223,7 +223,7 @@ class JobStages:
                 self._queues[queue].waiting.begin_first_stage(TO_COME, job)
 
     def explain_missing(self, job: str) -> str:
-        """Say what a first stage lacks beside its known pods that have not ended; empty for nothing.
+        """Say what a first stage still lacks, apart from its known unfinished pods; empty if nothing.
 
         Args:
             job: Told apart by namespace.
@@ -249,7 +249,7 @@ class JobStages:
         return next((maker.missing for maker in known if maker.missing), "")
 
     def _set_part(self, record: PodRecord, queue_info: PodQueueInfo, part: _StagePart) -> None:
-        """Note what a pod is for its job, and no more what it was."""
+        """Record the part that a pod plays in its job, in place of its earlier one."""
         uid = record.uid
         new = None
         if queue_info.job:
@@ -305,7 +305,7 @@ class JobStages:
             self._update_count(uid)
 
     def _update_count(self, uid: str) -> None:
-        """Count a pod as unfinished for its job in its queue, or no more."""
+        """Start or stop counting a pod as unfinished for its job, in its queue."""
         pod = self._pods.get(uid)
         failed = pod is not None and pod.part is _StagePart.FAILED
         (self._ended_badly.add if failed else self._ended_badly.discard)(uid)
@@ -330,7 +330,7 @@ class JobStages:
         self._queues.forget_if_unused(queue)
 
     def _update_made_by(self, maker: str, job: str) -> bool:
-        """Look again at whatever depends on a Job; tell whether anything does."""
+        """Update every stage that depends on a Job; return True if any does."""
         for uid in [uid for uid in self._ended_badly if self._pods[uid].maker == maker]:
             self._update_count(uid)
         names = [name for name, stage in self._stages.items() if name == job or maker in stage.made]
@@ -339,7 +339,7 @@ class JobStages:
         return bool(names)
 
     def _update_second_stage(self, job: str) -> None:
-        """Hold the second stage of a job where its first one lacks something, else let it go."""
+        """Hold the second stage of a job while its first stage is incomplete, else release it."""
         stage = self._stages.get(job)
         if stage is None:
             return
@@ -355,12 +355,12 @@ class JobStages:
 
 
 def _is_of_same_stage(old: _StagePod, new: _StagePod | None) -> bool:
-    """Tell whether a pod of a first stage is one of the same stage still."""
+    """Return True if a pod still belongs to the same first stage."""
     return new is not None and new.part in _FIRST_STAGE and (new.job, new.maker) == (old.job, old.maker)
 
 
 def _count_down(counts: Counter[T], key: T) -> None:
-    """Count one less, and nothing that is 0."""
+    """Decrease a count by one; drop the key at 0."""
     counts[key] -= 1
     if not counts[key]:
         del counts[key]

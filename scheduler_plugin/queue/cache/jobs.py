@@ -65,11 +65,11 @@ class PodMaker:
     Attributes:
         uid: UID of the Job.
         name: Name of the Job, with its namespace.
-        job: What its pods belong to by gpupack.io/job, told apart by namespace; empty for nothing.
+        job: Job that its pods name in gpupack.io/job, prefixed with the namespace; empty for none.
         reads_data: Its pods name data, so they are a first stage.
-        completions: Pods that must succeed; None: the Job alone knows when it is complete.
-        complete: The Job has all that it needs.
-        failed: The Job makes no more pods, and lacks some.
+        completions: Pods that must succeed; None: only the Job's own condition says when it is complete.
+        complete: Enough pods of the Job have succeeded.
+        failed: The Job creates no more pods although some are missing.
     """
 
     uid: str

@@ -2,9 +2,9 @@
 
 docs/queue.md#data-and-slots has the method.
 
-A slot belongs to a node and has a type. Queues are asked in the order of what they have, divided by their
-weight. The first queue with a workload that may run there gets the slot. If that workload is of the other
-type, the queue lends the slot to itself (cases 3 and 4). The queues asked before it lend it the slot.
+A slot belongs to a node and has a type. Queues are tried in ascending order of their usage divided by their
+weight; the first queue with a workload that may run there gets the slot. If that workload is of the other
+type, the queue lends the slot to itself (cases 3 and 4). The queues tried before it lend it the slot.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -55,7 +55,7 @@ class SlotChoice(Generic[W]):
     Attributes:
         queue: Name of its queue.
         slot_match: Which kind of workload got which type of slot; None where there are no types.
-        relaxed: Its data is elsewhere; nobody whose data is near had a workload.
+        relaxed: Its data is elsewhere; no workload whose data is near was waiting.
         lender: Name of the queue whose turn it was, empty when it was its own.
     """
 
@@ -67,7 +67,7 @@ class SlotChoice(Generic[W]):
 
 
 def sort_by_share(queues: Iterable[T]) -> list[T]:
-    """Order queues: the smallest share of what it is worth first, ties by name."""
+    """Sort queues by usage divided by weight, the smallest first, ties by name."""
     return sorted(queues, key=lambda queue: (queue.allocated / queue.weight, queue.name))
 
 
@@ -114,7 +114,7 @@ def pick_workload(
 def sort_by_launch_order(
     workloads: Iterable[QueuedWorkload[W]], *, plain: bool = False
 ) -> list[QueuedWorkload[W]]:
-    """Order the workloads that start on a node: the second stage first, for it finishes jobs and frees slots.
+    """Sort the workloads that start on a node: second stages first, because they finish jobs and free slots.
 
     Args:
         plain: By age alone.
@@ -125,7 +125,7 @@ def sort_by_launch_order(
 
 
 def _list_preferred(slot: SlotType | None) -> tuple[SlotType, SlotType]:
-    """The classes of workloads in the order in which a slot is offered to them."""
+    """List the classes of workloads in the order in which a slot is offered to them."""
     return (SlotType.FREE, SlotType.LOCAL) if slot is SlotType.FREE else (SlotType.LOCAL, SlotType.FREE)
 
 
@@ -137,7 +137,7 @@ def _find_oldest(
     *,
     relaxed: bool,
 ) -> WorkloadGroup[W] | None:
-    """The group of the queue's longest waiting workload of a class that may run, None when there is none."""
+    """Find the group with the longest waiting workload of a class that may run; None if there is none."""
     # Whether a group can run costs more than its age does: it is asked of the oldest first.
     groups = {group.get_oldest().age_key: group for group in queue.waiting.list_groups(kind)}
     ages = list(groups)

@@ -8,10 +8,10 @@ from scheduler_plugin.queue.config.queues import QueueConfig
 
 
 class QueueMembership:
-    """Says which queue a pod belongs to: more than its label, which whoever may patch pods can change.
+    """Decides which queue a pod belongs to, not by its label alone: anyone who may patch pods can change that.
 
-    A namespace has queues of its own where its label `gpupack.io/queue-name` names one, and where the
-    `namespaceSelector` of one selects it. A pod with cards there always belongs to a queue.
+    A namespace has queues of its own if its label `gpupack.io/queue-name` names one, or if the
+    `namespaceSelector` of a queue selects it. A pod that asks for cards there always belongs to a queue.
     """
 
     def __init__(self, config: QueueConfig) -> None:
@@ -24,7 +24,7 @@ class QueueMembership:
         self._defaults.clear()
 
     def set_namespace(self, name: str, labels: Mapping[str, str] | None) -> bool:
-        """Take a namespace's labels, None when it is gone; tell whether they have changed."""
+        """Set a namespace's labels, None once it is deleted; return True if they have changed."""
         if self._labels.get(name) == labels:
             return False
         self._labels.pop(name, None)
@@ -38,18 +38,19 @@ class QueueMembership:
         return self._labels.get(namespace)
 
     def admits(self, queue: str, namespace: str) -> bool:
-        """Tell whether the configuration has a queue, and that is for a namespace."""
+        """Return True if the queue is configured and admits pods of the namespace."""
         form = self._config.queues.get(queue)
         return form is not None and admits_namespace(form, self._labels.get(namespace))
 
     def find_queue(self, namespace: str, named: str, last: str = "") -> str:
         """Find the queue that a pod belongs to, empty for none; docs/queue.md says by which rule.
 
-        Where no queue is for the namespace, a pod keeps what its label names: that queue may come.
+        If no queue admits the namespace, a pod keeps the queue that its label names: that queue may be
+        configured later.
 
         Args:
             named: What its label names, empty for none.
-            last: The queue to which it belonged last, empty where that is not known.
+            last: The queue to which it belonged last; empty if unknown.
         """
         if self.admits(named, namespace):
             return named

@@ -1,4 +1,4 @@
-"""PodGroups of the coscheduling plugin: how large the gangs are that they name. Pure.
+"""PodGroups of the coscheduling plugin, which say how many pods a gang has. Pure.
 
 Source: https://github.com/kubernetes-sigs/scheduler-plugins, pkg/coscheduling.
 """
@@ -47,7 +47,7 @@ class GroupedMetadata(PodMetadata):
 
     Attributes:
         pod_group_size: `minMember` of its PodGroup, written by `PodGroupSizes`; no field of the API.
-        pod_groups_fault: Why PodGroups cannot be read, from there too; empty where they can be.
+        pod_groups_fault: Why PodGroups cannot be read, also set by `PodGroupSizes`; empty if they can.
     """
 
     pod_group_size: int | None = None
@@ -55,7 +55,7 @@ class GroupedMetadata(PodMetadata):
 
 
 def needs_group(metadata: PodMetadata) -> bool:
-    """Tell whether a PodGroup says how large a pod's gang is."""
+    """Return True if the size of the pod's gang comes from a PodGroup."""
     annotations = metadata.annotations or {}
     return (
         not annotations.get(POD_GANG)
@@ -71,7 +71,8 @@ def read_group_key(metadata: PodMetadata) -> tuple[str, str]:
 class PodGroupSizes:
     """Knows `minMember` of PodGroups, by namespace and name.
 
-    A size outlives its PodGroup as long as a pod names it, so that a running gang keeps its own.
+    A size is kept after its PodGroup is deleted for as long as a pod names it, so that a running gang keeps
+    its size.
 
     Attributes:
         fault: Why PodGroups cannot be read; empty where they can be, or the cluster has none.
@@ -90,7 +91,7 @@ class PodGroupSizes:
         return self._sizes.keys() - self._deleted
 
     def put(self, group: PodGroup) -> bool:
-        """Take one that is new or has changed; tell whether its size is another one."""
+        """Add or update a PodGroup; return True if its size has changed."""
         key, size = (group.metadata.namespace, group.metadata.name), group.spec.min_member
         changed = self._sizes.get(key) != size
         self._sizes[key] = size
@@ -103,20 +104,20 @@ class PodGroupSizes:
             self._deleted.add(key)
 
     def forget_deleted(self, key: tuple[str, str]) -> None:
-        """Drop the size of a PodGroup that no pod names any more, where it was deleted."""
+        """Drop the size of a deleted PodGroup that no pod names any more."""
         if key in self._deleted:
             self._deleted.remove(key)
             del self._sizes[key]
 
     def complete(self, metadata: GroupedMetadata) -> None:
-        """Write the size of a pod's gang where its PodGroup says it, and the pod itself does not."""
+        """Fill in the size of a pod's gang from its PodGroup, unless the pod states one itself."""
         if needs_group(metadata):
             metadata.pod_group_size = self._sizes.get(read_group_key(metadata))
             metadata.pod_groups_fault = self.fault
 
 
 class GroupedPods:
-    """Pods whose PodGroup says their gang's size, and the PodGroups: which pods a change of one concerns."""
+    """Pods that get their gang's size from a PodGroup, so that a change of a PodGroup reaches its pods."""
 
     def __init__(self) -> None:
         self._sizes = PodGroupSizes()
@@ -132,7 +133,7 @@ class GroupedPods:
         self._sizes.complete(metadata)
 
     def put_pod(self, pod: Any) -> bool:
-        """Take a pod that is new or has changed; tell whether a PodGroup says its gang's size."""
+        """Add or update a pod; return True if a PodGroup gives its gang's size."""
         if not needs_group(pod.metadata):
             self.remove_pod(pod.metadata.uid)
             return False
@@ -144,7 +145,7 @@ class GroupedPods:
         return True
 
     def remove_pod(self, uid: str) -> None:
-        """Drop a pod; the last one takes the size of a deleted PodGroup with it."""
+        """Drop a pod; with the last pod of a deleted PodGroup its size is dropped too."""
         key = self._keys.pop(uid, None)
         if key is None:
             return
@@ -155,18 +156,18 @@ class GroupedPods:
             self._sizes.forget_deleted(key)
 
     def put_group(self, group: PodGroup) -> list[Any]:
-        """Take a PodGroup that is new or has changed; return its pods where its size is another one."""
+        """Add or update a PodGroup; return its pods if its size has changed."""
         key = group.metadata.namespace, group.metadata.name
         return list(self._pods.get(key, {}).values()) if self._sizes.put(group) else []
 
     def delete_group(self, key: tuple[str, str]) -> None:
-        """Take the end of a PodGroup; its size goes with the last pod that names it."""
+        """Delete a PodGroup; its size is kept until the last pod that names it is gone."""
         self._sizes.delete(key)
         if key not in self._pods:
             self._sizes.forget_deleted(key)
 
     def replace_groups(self, groups: Iterable[PodGroup]) -> list[Any]:
-        """Take all PodGroups; return the pods of those whose size is another one."""
+        """Replace all PodGroups; return the pods of those whose size has changed."""
         changed, listed = [], set()
         for group in groups:
             listed.add((group.metadata.namespace, group.metadata.name))
@@ -176,7 +177,7 @@ class GroupedPods:
         return changed
 
     def set_fault(self, fault: str) -> list[Any]:
-        """Take why PodGroups cannot be read, empty where they can be; return all pods where that is new."""
+        """Set why PodGroups cannot be read, empty if they can; return all pods if that has changed."""
         if fault == self._sizes.fault:
             return []
         self._sizes.fault = fault

@@ -104,7 +104,7 @@ class NamespaceLite(KubeStruct):
 
 
 class Affinities(IntEnum):
-    """`spec.affinity` of a pod, down to the required node terms, which a patch must know."""
+    """How much of `spec.affinity` a pod has, down to the required node terms; the patch depends on it."""
 
     NONE = 0
     SOME = 1
@@ -117,9 +117,9 @@ class PodQueueInfo:
     """The part of a pod that the queue reads: labels, annotations, gates and conditions.
 
     Attributes:
-        queue: Name of the queue that it belongs to, empty for none: what its label names, unless the queue
-            knows better, see `QueueMembership`.
-        label: What its label names, empty for none.
+        queue: Name of the queue that it belongs to, empty for none: the one that its label names, unless
+            `QueueMembership` decides otherwise.
+        label: Queue that its label names, empty for none.
         created: When it was created, seconds since 1970; 0 where the API server does not say.
         gated: The pod waits for its admission: it has our gate, is requeued, or waits to be bound by batch
             mode.
@@ -170,12 +170,12 @@ class PodQueueInfo:
 
     @property
     def has_controller(self) -> bool:
-        """A controller would create it again."""
+        """Whether a controller would create the pod again."""
         return bool(self.owner)
 
 
 def read_queue_info(pod: QueuePod) -> PodQueueInfo:
-    """Read what a pod says to the queue; whatever is wrong with it becomes data."""
+    """Read what the queue needs of a pod; a mistake in it becomes `fault`, not an exception."""
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
     requeued = is_requeued(pod)
@@ -239,7 +239,7 @@ def _read_affinities(pod: QueuePod) -> Affinities:
 
 
 def _list_named_nodes(terms: tuple[NodeTerm, ...] | None) -> tuple[str, ...]:
-    """List the nodes that terms name; none unless each term that can hold names some."""
+    """List the nodes that the terms name; empty unless every term that can match names some."""
     able = [term for term in terms or () if term.match_expressions or term.match_fields]
     if not all(term.match_fields for term in able):
         return ()
@@ -253,7 +253,7 @@ def read_gang(
     group_size: int | None = None,
     groups_fault: str = "",
 ) -> tuple[str, int, str]:
-    """Read gang and size; a fault in words where they make no sense.
+    """Read the name and size of a gang, and what is wrong with them, in words.
 
     Args:
         labels: Labels of the pod: the label of a PodGroup names a gang where no annotation does. Labels of a
@@ -288,7 +288,7 @@ def read_gang(
 
 
 def _read_first_stage_size(annotations: dict[str, str], job: str) -> tuple[int | None, str]:
-    """Read how many pods the first stage of a job has; a fault in words where that makes no sense."""
+    """Read how many pods the first stage of a job has, and what is wrong with that, in words."""
     text = annotations.get(POD_FIRST_STAGE_SIZE)
     if text is None:
         return None, ""
@@ -301,7 +301,7 @@ def _read_first_stage_size(annotations: dict[str, str], job: str) -> tuple[int |
 
 
 def _read_name(annotations: Mapping[str, str], key: str) -> tuple[str, str]:
-    """Read a name that others are told; a fault in words where it can be none."""
+    """Read a name that is shown to others, and what is wrong with it, in words."""
     name = annotations.get(key, "")
     if len(name) <= MAX_NAME and name.isprintable():
         return name, ""

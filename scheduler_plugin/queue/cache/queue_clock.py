@@ -10,14 +10,15 @@ TOLERANCE_S: Final = 3600.0
 class QueueClock:
     """Puts pods in order by the time of their creation.
 
-    An API server writes that time. Its clock may jump, and several servers have several clocks. A pod dated
-    to next year must not wait until all that come later are served. Nor must a pod of today wait while pods
-    come that are dated to yesterday. So a pod is placed by arrival where it is dated more than an hour
-    before what earlier ones lead one to expect. After a restart the order is that of creation.
+    The API server writes that time. Its clock may jump, and several API servers have several clocks. A pod
+    dated next year must not wait behind everything created later, and a pod of today must not be overtaken by
+    new pods dated yesterday. So a pod whose time lies more than an hour before the time expected from earlier
+    pods is ordered by arrival instead. After a restart the order is that of creation.
 
-    How long a pod has waited is measured by this process's clock. A pod that was created before this process
-    has waited since its creation by the clock on the wall, so a restart resets nothing. How long a pod has
-    run is measured alike. For what was on a node before, the node's clock counts, and the creation bounds it.
+    How long a pod has waited is measured with this process's monotonic clock. A pod that was created before
+    this process started has waited since its creation by the wall clock, so a restart resets nothing. How
+    long a pod has run is measured in the same way; for pods that ran before this process started, the node's
+    clock counts, but never a time before the pod's creation.
 
     Args:
         wall: Seconds since 1970 when the clock that does not jump was at 0. None where that is not known:
@@ -30,13 +31,13 @@ class QueueClock:
         self._last = -math.inf
 
     def get_wait_start_wall(self, created: float, now: float, *, live: bool) -> float:
-        """Since when a pod waits, by the clock of the API server.
+        """Return when a pod began to wait, by the clock of the API server.
 
         Args:
             created: When it was created, seconds since 1970.
             now: Seconds of a clock that does not jump.
-            live: The pod was created after those that came before it, whatever its time says. Such a pod
-                comes as an event, or in a list that is not the first one.
+            live: The pod was created after those seen before, whatever its timestamp says: it came as an
+                event, or in a list other than the first.
         """
         if self._ahead is None or created - now > self._ahead:
             self._ahead = created - now
@@ -48,17 +49,17 @@ class QueueClock:
         return self._last
 
     def get_wait_start_monotonic(self, created: float, now: float, *, live: bool) -> float:
-        """Get when a pod began to wait, by the clock that does not jump; see `get_wait_start_wall`."""
+        """Return when a pod began to wait, by the monotonic clock; see `get_wait_start_wall`."""
         if live or self._wall is None or created <= 0:
             return now
         return min(now, created - self._wall)
 
     def get_run_start_monotonic(self, started: float, created: float, now: float) -> float:
-        """Get when a pod began to run that was seen first on a node, by the clock that does not jump.
+        """Return when a pod that was already on a node when first seen began to run, by the monotonic clock.
 
         Args:
-            started: When it began by its node's clock, seconds since 1970; 0: not known.
-            created: When it was created, seconds since 1970; 0: not known.
+            started: When it began by its node's clock, seconds since 1970; 0: unknown.
+            created: When it was created, seconds since 1970; 0: unknown.
             now: Seconds of a clock that does not jump.
         """
         began = max(started, created)

@@ -15,10 +15,10 @@ The life of a pod in the queue; the words in capitals are its `Phase`:
             ^                                          (a new pod,
             +------------------------------------------ with its gate)
 
-A GATED pod waits in its queue, or with its gang, or nowhere where something is wrong with it. An ADMITTED
-pod is charged to its queue; `capacity_freed` is set while others have its cards again and the requeue is on
-its way. A BOUND pod stays charged until it has ended. A pod that shows its gate again after it was BOUND
-is GATED: the API server was put back to an older state.
+A GATED pod waits in its queue or with its gang; if something is wrong with it, it is in no queue. An ADMITTED
+pod is charged to its queue; `capacity_freed` is set while its cards are offered to others again and its
+requeue is being written. A BOUND pod stays charged until it has ended. A pod that shows its gate again after
+it was BOUND is GATED: the API server was restored from an older state.
 """
 
 from collections.abc import Hashable
@@ -39,7 +39,7 @@ VALUES_SHOWN: Final = 3
 
 
 class Phase(StrEnum):
-    """Phase is where a pod is on its way, as the module's drawing shows."""
+    """Phase is the state of a pod in the queue, as the module's drawing shows."""
 
     GATED = "gated"
     """The pod has our scheduling gate."""
@@ -55,22 +55,23 @@ class QueuedPod:
 
     Attributes:
         record: What the cluster state reads of the pod.
-        queue_info: What the pod's labels and annotations say to the queue.
-        requirements: What the pod needs of a node; None when it asks for what cannot be given.
-        fault: Why the pod cannot be given anything, in words.
-        phase: Where the pod is on its way.
-        waiting_since: Start of the wait by the API server's clock: the order in its queue.
-        wait_start: Start of the wait by the queue's clock, seconds; below 0 if before its process began.
-        admitted_at: Time of the admission, seconds; where the queue began later, when it saw the pod first.
-        bound_at: Time when the pod came to its node, seconds of the queue's clock; only while it has one.
+        queue_info: What the queue reads of the pod's labels and annotations.
+        requirements: What the pod needs of a node; None if its request cannot be met.
+        fault: Why the pod's request cannot be met, in words.
+        phase: Its state, see the module.
+        waiting_since: When it began to wait, by the API server's clock; it orders the queue.
+        wait_start: When it began to wait, in seconds of the queue's clock; below 0 if before this process
+            started.
+        admitted_at: When it was admitted, in seconds; if the queue started later, when it first saw the pod.
+        bound_at: When the pod was bound, in seconds of the queue's clock; only while it has a node.
         charged_queue: Queue whose quota counts the pod, empty for none.
-        last_queue: Newest queue of its namespace that it belonged to, empty for none.
+        last_queue: The queue of its namespace that it belonged to last, empty for none.
         waiting_queue: Queue in which the pod waits, empty for none; pods of gangs wait with their gang.
-        capacity_freed: Whether others have the pod's capacity again although it was admitted; the queue is
-            charged for the pod until it is requeued.
+        capacity_freed: Whether the capacity of the admitted pod is offered to others again; its queue stays
+            charged until it is requeued.
         earlier_unschedulable: What kube-scheduler had said of the pod when it was requeued.
-        ungated: Whether the API server has said of the newest admission that the gate is gone.
-        is_requeued: Whether it was told that the pod was requeued after its newest admission.
+        ungated: Whether the API server has confirmed that the newest admission removed the gate.
+        is_requeued: Whether a requeue was already asked for after its newest admission.
         template: What the pod has in common with the others of its template, see `EquivalenceBackoff`.
     """
 
@@ -102,7 +103,7 @@ class QueuedPod:
 
     @property
     def kind(self) -> SlotType:
-        """Bound to data, or not."""
+        """The class of the pod: whether it needs data near."""
         return SlotType.LOCAL if self.queue_info.data else SlotType.FREE
 
     @property
@@ -121,17 +122,18 @@ class QueuedPod:
         self.capacity_freed = self.ungated = self.is_requeued = False
 
     def is_unschedulable(self) -> bool:
-        """Tell whether kube-scheduler has found no node for it since its admission.
+        """Return True if kube-scheduler has found no node for the pod since its admission.
 
-        What it said before the pod was requeued stands in the pod until it says something else. From a node
-        that is nominated others are going on the pod's behalf: it has the time that every admission has.
+        The condition from before the requeue stays in the pod until kube-scheduler writes another one, so it
+        does not count. If a node is nominated, pods are being evicted there for this one, and it has as long
+        as every admission.
         """
         if self.phase is not Phase.ADMITTED or self.queue_info.gated or self.record.nominated:
             return False
         return self.queue_info.unschedulable not in {"", self.earlier_unschedulable}
 
     def is_gated_again(self, now: float) -> bool:
-        """Tell whether the gate was removed a while ago and the newest version of the pod shows it again."""
+        """Return True if the gate was removed a while ago and the newest version of the pod has it again."""
         again = self.phase is Phase.ADMITTED and self.ungated and self.queue_info.gated
         return again and now - self.admitted_at >= GATED_AGAIN_S
 
@@ -143,7 +145,7 @@ class QueuedPod:
         fault: str,
         phase: Phase,
     ) -> None:
-        """Take its newest version; for arguments see the attributes."""
+        """Replace what is known of the pod; the arguments are described as attributes."""
         self.record, self.queue_info, self.requirements, self.fault, self.phase = (
             record,
             queue_info,
@@ -155,7 +157,7 @@ class QueuedPod:
             self.earlier_unschedulable = queue_info.unschedulable
 
     def make_workload(self, requirements: Needs) -> QueuedWorkload[Needs]:
-        """The workload that waits for it, where it is in no gang."""
+        """Make the workload of a pod that belongs to no gang."""
         return QueuedWorkload(
             self.uid, self.kind, self.waiting_since, requirements, self.queue_info.data, self.job
         )
@@ -163,10 +165,10 @@ class QueuedPod:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VictimGroup:
-    """Pods that are evicted together: all of a gang that run, or one by itself.
+    """Pods that are evicted together: all running pods of a gang, or a single pod.
 
     Attributes:
-        pods: They, one at least.
+        pods: At least one.
     """
 
     pods: tuple[QueuedPod, ...]
@@ -178,7 +180,7 @@ class VictimGroup:
 
 
 class GangState(Enum):
-    """GangState is what a gang's pods are as a whole.
+    """GangState is the state of a gang as a whole.
 
             admitted              all are bound
     WAITING ---------> IN_PART ----------------------> WHOLE
@@ -188,8 +190,8 @@ class GangState(Enum):
        |  all are gone  v                                |  reclaim evicts it
        +------------ LEAVING <---------------------------+
 
-    A gang that is IN_PART for `gangWithin`, while one of its pods is there and not bound, is LEAVING. It is
-    IN_PART or WHOLE again when the API server refuses to remove its pods.
+    A gang that has been IN_PART for `gangWithin` and still has an unbound pod becomes LEAVING. It becomes
+    IN_PART or WHOLE again if the API server refuses to remove its pods.
     """
 
     WAITING = auto()
@@ -208,20 +210,20 @@ class Gang:
 
     Attributes:
         uid: UID of the gang's workload.
-        members: UIDs of all that exist and have not ended, in the order in which they were seen.
-        ready_uids: UIDs of those that could wait in a queue.
+        members: UIDs of its pods that exist and have not ended, in the order in which they were first seen.
+        ready_uids: UIDs of its pods that have no fault and can be queued.
         state: What they are as a whole.
-        behind_since: Since when it is being removed, or some of it is to be bound and is not, seconds; None:
-            nothing is.
-        waiting_since: Since when the pods wait that go together, the first of them.
+        behind_since: Since when it is being removed, or part of it has been waiting for its Binding, in
+            seconds; None: neither.
+        waiting_since: When the first of the pods that are admitted together began to wait.
         template: What it has in common with other gangs, see `EquivalenceBackoff`.
         binding: The gang was admitted, and not all of its pods have been bound since; for
             `EquivalenceBackoff`.
         succeeded: Pods that have succeeded since its admission.
-        unbound: UIDs of those that were to be admitted together, and have not been bound since.
-        waiting_queue: Queue in whose queue its workload waits, empty for none.
-        wait_start: When the first of the pods that wait began to, seconds, see `QueuedPod.wait_start`.
-        fault: Why it waits in none, in words.
+        unbound: UIDs of the pods that were admitted together and have not been bound since.
+        waiting_queue: Queue in which its workload waits, empty for none.
+        wait_start: When its first waiting pod began to wait, in seconds, see `QueuedPod.wait_start`.
+        fault: Why it is in no queue, in words.
     """
 
     uid: str
@@ -243,7 +245,7 @@ class Gang:
         return self.uid
 
     def make_workload(self, queued_pods: list[QueuedPod]) -> QueuedWorkload[Needs]:
-        """The workload that waits for all of them that are ready."""
+        """Make the workload for those pods of the gang that are ready."""
         ready = (queued_pod for queued_pod in queued_pods if queued_pod.uid in self.ready_uids)
         pods = [
             (queued_pod.uid, queued_pod.requirements)
@@ -275,7 +277,7 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class FailedStagePod:
-    """A pod of a job's first stage that has failed: the job waits for whatever is made in its place.
+    """A failed pod of a job's first stage: the job waits until another pod replaces it.
 
     Attributes:
         name: Name of the pod, with its namespace.
@@ -286,14 +288,14 @@ class FailedStagePod:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """An admitted pod whose room others have again.
+    """An admitted pod whose room is given to others again.
 
     Attributes:
         why: In words.
-        remove: The pod is in the way where it is: whoever made it makes it again, with its gate.
-        requeue: The pod is to wait in its queue again.
-        is_repeated: That was told before, and it is there still.
-        is_first: The pod was not told before of this admission.
+        remove: The pod is deleted; its controller creates it again, with its gate.
+        requeue: The pod returns to its queue.
+        is_repeated: This was asked for before, and the pod is still there.
+        is_first: It is the first requeue of this admission.
     """
 
     queued_pod: QueuedPod

@@ -14,12 +14,12 @@ class QueueState:
     """QueueState is a queue with what waits in it and what is charged to it.
 
     Attributes:
-        form: Its configuration; None: pods name it and the configuration does not, so they wait.
+        form: Its configuration; None: pods name the queue but it is not configured, so they wait.
         waiting: Its workloads.
         admitted: Units by UID of its pods that were admitted and have not ended.
         claimed: Units by UID of the claims of its pods.
-        count_slots: What it has is counted in pods, each in a slot, and not in units.
-        cluster: All that there is, where its dominant share counts; None: it does not.
+        count_slots: Its usage is counted in pods (slots), not in units.
+        cluster: Resources of the whole cluster if queues are ordered by dominant share; else None.
     """
 
     def __init__(self, name: str, form: QueueForm | None, *, count_slots: bool) -> None:
@@ -44,12 +44,12 @@ class QueueState:
 
     @property
     def dominant(self) -> tuple[str, float]:
-        """The resource of which it has the largest part, and that part; nothing where that does not count."""
+        """Dominant resource and share of the queue; empty and 0 unless dominant shares order the queues."""
         return ("", 0.0) if self.cluster is None else find_dominant(self._charges, self.cluster)
 
     @property
     def allocated(self) -> float:
-        """Its dominant share where that counts, else pods where there are slots, else units."""
+        """Usage that orders queues: dominant share if configured, pods if there are slots, else units."""
         if self.cluster is not None:
             return self.dominant[1]
         return len(self.admitted) if self.count_slots else self.units
@@ -59,7 +59,7 @@ class QueueState:
         return self.form is not None and self.form.stop_policy == "None"
 
     def is_next(self, workload: QueuedWorkload[Needs]) -> bool:
-        """Tell whether order lets a waiting workload go: a strict queue its oldest, others each group's."""
+        """Return True if a workload is next: the oldest of a strict queue, else the oldest of its group."""
         if self.form is not None and self.form.is_strict:
             oldest = self.waiting.get_oldest()
             return oldest is not None and oldest.uid == workload.uid
@@ -75,7 +75,7 @@ class QueueState:
         return has.units
 
     def get_charge(self, uid: str) -> QueueResources | None:
-        """Get the resources that a pod counts for; None where it is not counted."""
+        """Return the resources that a pod is charged with; None if it is not charged."""
         return self._host.get(uid)
 
     def uncharge_pod(self, uid: str) -> int:
@@ -86,7 +86,7 @@ class QueueState:
         return has.units
 
     def charge_claim(self, uid: str, units: int) -> int:
-        """Count a claim with so many units from now on, with 0 no more; return the units added."""
+        """Set the units that a claim is charged with, 0 to stop; return the units added."""
         added = units - self.claimed.pop(uid, 0)
         if units:
             self.claimed[uid] = units
@@ -95,11 +95,11 @@ class QueueState:
 
 
 class Queues:
-    """All queues. A queue that the configuration loses keeps its pods: they wait until it is back.
+    """All queues. A queue that is removed from the configuration keeps its pods: they wait until it is back.
 
     Attributes:
-        overtaken: UIDs of workloads that lost reserved quota once to younger ones of their queue, which had
-            borrowed it: those borrow nothing more.
+        overtaken: UIDs of workloads whose reserved quota was once borrowed by younger workloads of their
+            queue: the younger ones borrow nothing more.
     """
 
     def __init__(self, config: QueueConfig) -> None:
@@ -112,7 +112,7 @@ class Queues:
         self.configure(config)
 
     def __getitem__(self, name: str) -> QueueState:
-        """A queue; one that nobody configured is made, and its pods wait."""
+        """Return a queue; one that is not configured is created, and its pods wait."""
         queue = self._known.get(name)
         if queue is None:
             queue = self._known[name] = QueueState(name, None, count_slots=self._count_slots)
@@ -123,7 +123,7 @@ class Queues:
         return iter(self._known.values())
 
     def configure(self, config: QueueConfig) -> None:
-        """Take another configuration; everything that waits or runs stays."""
+        """Apply another configuration; whatever waits or runs stays."""
         self._count_slots = config.slots is not None
         self._by_dominant_share = config.fair_sharing == "dominant"
         self.set_cluster(self._cluster or QueueResources())
@@ -142,7 +142,7 @@ class Queues:
         self.reserve_quota({})
 
     def set_cluster(self, cluster: QueueResources) -> None:
-        """Take all that there is: of that dominant shares are parts, where those count."""
+        """Set the resources of the whole cluster, of which dominant shares are fractions."""
         cluster_or_none = cluster if self._by_dominant_share else None
         if cluster_or_none != self._cluster:
             self._cluster = cluster_or_none
@@ -150,7 +150,7 @@ class Queues:
                 queue.cluster = cluster_or_none
 
     def forget_if_unused(self, name: str) -> None:
-        """Drop a queue that is not configured and has nothing: pods may name what they like."""
+        """Drop an empty queue that is not configured: pods may name any number of such queues."""
         queue = self._known.get(name)
         if (
             queue is not None
@@ -169,17 +169,17 @@ class Queues:
         return self._cohorts.get(name)
 
     def allows_units(self, name: str, units: int, workload_uid: str = "") -> bool:
-        """Tell whether quotas let a workload of a queue have so many units more, see `compute_headroom`."""
+        """Return True if quotas allow a workload that many more units; see `compute_headroom`."""
         if name not in self._cohorts:
             return False
         most = self.compute_headroom(name, workload_uid)
         return most is None or units <= most
 
     def compute_headroom(self, name: str, workload_uid: str = "") -> int | None:
-        """The most units that quotas let a workload of a configured queue have more; None: no limit.
+        """Return how many more units quotas allow a workload of a configured queue; None: no limit.
 
         Args:
-            workload_uid: UID of the workload: what is kept for it is its own.
+            workload_uid: UID of the workload; quota reserved for it is available to it.
         """
         cohort = self._cohorts.get(name)
         most = None if cohort is None else cohort.compute_headroom(name)
@@ -200,21 +200,21 @@ class Queues:
         return most
 
     def _sum_reserved_ahead(self, name: str, cohort: Cohort) -> int:
-        """Units that are kept in a cohort for queues before this one, in the order of `reserve_quota`."""
+        """Add up the units reserved in a cohort for queues that precede this one in `reserve_quota`."""
         ahead = takewhile(lambda other: other != name, self._reserved)
         return sum(self._reserved[other][1] for other in ahead if self._cohorts[other] is cohort)
 
     @property
     def reserved_quota(self) -> Mapping[str, tuple[str, int]]:
-        """Reserved quota by queue: UID of the workload that waits long, and its units."""
+        """Reserved quota by queue: UID of the long waiting workload, and its units."""
         return self._reserved
 
     def reserve_quota(self, reservations: Mapping[str, tuple[str, int]]) -> None:
-        """Keep quota for these workloads only, from others of the same queue and from borrowers.
+        """Reserve quota for exactly these workloads, against others of the queue and against borrowers.
 
         Args:
-            reservations: By queue with a nominal quota the UID of a workload, and units that are within that
-                quota; those first that have it first.
+            reservations: By queue with a nominal quota: the UID of a workload and its units, which are within
+                that quota. Earlier entries take precedence.
         """
         self._reserved = {name: each for name, each in reservations.items() if name in self._cohorts}
         self._reserved_in = {}
@@ -223,7 +223,7 @@ class Queues:
             self._reserved_in[cohort] = self._reserved_in.get(cohort, 0) + units
 
     def unreserve_quota(self, name: str, workload_uid: str) -> None:
-        """Keep no quota for a workload, if that was done."""
+        """End the quota reservation of a workload, if it has one."""
         if self._reserved.get(name, ("", 0))[0] == workload_uid:
             self.reserve_quota({other: each for other, each in self._reserved.items() if other != name})
 
@@ -236,7 +236,7 @@ class Queues:
             self._add_units(name, -queue.uncharge_pod(uid))
 
     def charge_claim(self, name: str, uid: str, units: int) -> None:
-        """Count a claim in a queue with so many units from now on, with 0 no more."""
+        """Set the units that a claim is charged with in a queue, 0 to stop."""
         self._add_units(name, self[name].charge_claim(uid, units))
         self.forget_if_unused(name)
 

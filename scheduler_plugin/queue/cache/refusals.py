@@ -1,4 +1,4 @@
-"""Faults of gated pods, in words: such pods wait in no queue. Pure."""
+"""Reasons why gated pods are in no queue, in words. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -16,13 +16,13 @@ def has_no_request(resource: str) -> str:
 
 
 def admits_namespace(form: QueueForm, namespace_labels: Mapping[str, str] | None) -> bool:
-    """Tell whether a queue is for a namespace; labels None: not known yet, so no selector admits it."""
+    """Return True if a queue admits pods of a namespace; no selector matches unknown labels (None)."""
     selector = form.namespace_selector
     return selector is None or (namespace_labels is not None and selector.matches(namespace_labels))
 
 
 def explain_refusal(pod: QueuedPod, config: QueueConfig, namespace_labels: Mapping[str, str] | None) -> str:
-    """Say why a gated pod is in no queue; empty when nothing is wrong with it.
+    """Say why a gated pod is in no queue; empty if it can be in one.
 
     Args:
         namespace_labels: Labels of the pod's namespace, None while they are not known.

@@ -1,4 +1,4 @@
-"""Pool of pods' requirements: equal ones are one object, so each is computed once. Pure."""
+"""Pool of pods' requirements: equal requirements are the same object, so each is parsed once. Pure."""
 
 from allocator.names import POD_NODE_POLICY
 from allocator.request import unknown_policy
@@ -9,7 +9,7 @@ from scheduler_plugin.scheduling.policies import NODE_POLICIES
 
 
 class RequirementPool:
-    """The needs of all pods that asked for something."""
+    """The requirements of all pods, each distinct one once."""
 
     def __init__(self) -> None:
         self._known: dict[PodRequirements, PodRequirements] = {}
@@ -20,7 +20,7 @@ class RequirementPool:
     def get_requirements(
         self, record: PodRecord, queue_info: PodQueueInfo, pod: QueuePod
     ) -> tuple[PodRequirements | None, str]:
-        """Get a pod's requirements, None where they cannot be read, and what is wrong with them."""
+        """Return a pod's requirements, None if they cannot be read, and what is wrong with them."""
         if record.charged is None:
             return None, record.error
         if record.request is None:
@@ -38,5 +38,5 @@ class RequirementPool:
         return self._known.setdefault(requirements, requirements), queue_info.fault
 
     def forget_unused(self, used: set[PodRequirements]) -> None:
-        """Drop what no pod needs any more."""
+        """Drop requirements that no pod has any more."""
         self._known = {requirements: requirements for requirements in used}

@@ -1,8 +1,9 @@
 """Slots of two types on every node, and which of them are idle. Pure.
 
-Which slot a pod sits in is written nowhere: it follows from how many pods of each class a node has. Pods take
-slots of their own type first, and what is left over sits in slots of the other one. So nothing is lost by a
-restart, and a slot that was lent comes back to its own type as soon as that suffices.
+Which slot a pod occupies is stored nowhere: it follows from the number of pods of each class on a node. Pods
+occupy slots of their own type first, and the remaining ones occupy slots of the other type. So a restart
+loses nothing, and a lent slot returns to its own type as soon as enough slots of the borrower's type are
+free.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class NodeSlots:
     running: dict[SlotType, set[str]] = field(default_factory=lambda: {kind: set() for kind in SlotType})
 
     def count_idle(self, kind: SlotType) -> int:
-        """Slots of a type that nobody sits in."""
+        """Count the free slots of a type."""
         lent = max(0, len(self.running[kind.other_type]) - self.total[kind.other_type])
         return max(0, self.total[kind] - len(self.running[kind]) - lent)
 
@@ -37,7 +38,7 @@ class ClusterSlots:
         form: How many there are; None: no limit, every node has idle slots.
 
     Attributes:
-        changed: Nodes whose slots or pods changed; who follows them takes the names out.
+        changed: Nodes whose slots or pods changed; the consumer removes the names it has handled.
     """
 
     def __init__(self, form: SlotsForm | None) -> None:
@@ -47,7 +48,7 @@ class ClusterSlots:
         self._where: dict[str, tuple[str, SlotType]] = {}
 
     def set_node(self, name: str, facts: NodeFacts | None, cards: int) -> None:
-        """Count the slots of a node with these labels and so many cards; None: the node is gone."""
+        """Set the slots of a node from its labels and its number of cards; None: the node is deleted."""
         self.changed.add(name)
         node = self.nodes.setdefault(name, NodeSlots())
         for kind in SlotType:
@@ -58,14 +59,14 @@ class ClusterSlots:
             del self.nodes[name]
 
     def occupy(self, uid: str, node: str, kind: SlotType) -> None:
-        """A pod is on a node from now on, and nowhere else."""
+        """Record that a pod occupies a slot of a node, and of no other node."""
         self.vacate(uid)
         self.changed.add(node)
         self.nodes.setdefault(node, NodeSlots()).running[kind].add(uid)
         self._where[uid] = (node, kind)
 
     def vacate(self, uid: str) -> None:
-        """A pod is on no node any more."""
+        """Record that a pod occupies no slot any more."""
         node, kind = self._where.pop(uid, ("", SlotType.FREE))
         if node:
             self.changed.add(node)
@@ -76,7 +77,7 @@ class ClusterSlots:
         return 0 if known is None else sum(known.total.values())
 
     def count_left(self, node: str) -> int:
-        """Slots of a node less the pods that sit there, below 0 where it lost some."""
+        """Count the free slots of a node; below 0 if the node has lost slots that are in use."""
         known = self.nodes.get(node, NodeSlots())
         return sum(known.total.values()) - sum(map(len, known.running.values()))
 

@@ -11,7 +11,7 @@ W = TypeVar("W", bound=Hashable)
 
 
 class SlotType(StrEnum):
-    """The two classes of workloads, and the two types of slots."""
+    """The two classes of workloads, which are also the two types of slots."""
 
     LOCAL = "local"
     """Bound to data: a dataset, an image or a model on some node or rack. The first stage of a job."""
@@ -32,8 +32,8 @@ class QueuedWorkload(Generic[W]):
         kind: Its class.
         waiting_since: When it began to wait, seconds.
         requirements: What it needs of a node, equal for pods that are interchangeable.
-        data: Names of the data that it reads; empty: it is local everywhere.
-        job: What it belongs to, empty for none.
+        data: Names of the data that it reads; empty: every node is local.
+        job: Its job, empty for none.
     """
 
     uid: str
@@ -45,13 +45,13 @@ class QueuedWorkload(Generic[W]):
 
     @property
     def age_key(self) -> tuple[float, str]:
-        """Longest waiting first, ties by UID."""
+        """Sort key: longest waiting first, ties by UID."""
         return (self.waiting_since, self.uid)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadGroupKey(Generic[W]):
-    """Key of workloads that differ by age only."""
+    """Key of workloads that differ in nothing but age."""
 
     kind: SlotType
     requirements: W
@@ -59,7 +59,7 @@ class WorkloadGroupKey(Generic[W]):
 
 
 class WorkloadGroup(Generic[W]):
-    """Workloads of one queue that differ by age only; the oldest is known at once.
+    """Workloads of one queue that differ in nothing but age; finding the oldest is cheap.
 
     Attributes:
         key: What they have in common.
@@ -87,7 +87,7 @@ class WorkloadGroup(Generic[W]):
             self._by_age = sorted(workload.age_key for workload in self._members.values())
 
     def get_oldest(self) -> QueuedWorkload[W]:
-        """The workload that waits longest; the group has one."""
+        """Return the workload that has waited longest; the group must not be empty."""
         while True:
             since, uid = self._by_age[0]
             workload = self._members.get(uid)
@@ -112,9 +112,9 @@ class _WaitingJob(Generic[W]):
 class WaitingWorkloads(Generic[W]):
     """The waiting workloads of one queue.
 
-    A workload of the second stage is eligible when its job has no unfinished workload of the first; until
-    then it is held. First-stage workloads count from `add` or `begin_first_stage` until `finish_first_stage`,
-    also while running.
+    A second-stage workload is eligible once its job has no unfinished first-stage workload; until then it is
+    held. First-stage workloads count from `add` or `begin_first_stage` until `finish_first_stage`, also while
+    they run.
     """
 
     def __init__(self) -> None:
@@ -137,18 +137,18 @@ class WaitingWorkloads(Generic[W]):
 
     @property
     def has_workloads(self) -> bool:
-        """Tell whether there is anything: workloads that wait, or jobs with workloads that have not ended."""
+        """Return True if workloads wait, or jobs have workloads that have not ended."""
         return bool(self._workloads or self._jobs)
 
     def get(self, uid: str) -> QueuedWorkload[W] | None:
-        """The workload of a UID, None when it does not wait."""
+        """Return a waiting workload by UID, None if it does not wait."""
         return self._workloads.get(uid)
 
     def list_known(self, uids: Collection[str]) -> list[QueuedWorkload[W]]:
         return [self._workloads[uid] for uid in uids if uid in self._workloads]
 
     def add(self, workload: QueuedWorkload[W]) -> None:
-        """Let a workload wait; one that waits already is replaced."""
+        """Add a waiting workload, replacing an earlier version of it."""
         self.remove(workload.uid)
         self._workloads[workload.uid] = workload
         if workload.kind is SlotType.LOCAL:
@@ -161,7 +161,7 @@ class WaitingWorkloads(Generic[W]):
         self._add_to_group(workload)
 
     def remove(self, uid: str) -> QueuedWorkload[W] | None:
-        """Remove a workload that is admitted or gone; that does not end the first stage of its job."""
+        """Remove a workload that was admitted or deleted; its first stage does not count it as finished."""
         workload = self._workloads.pop(uid, None)
         if workload is None:
             return None
@@ -183,7 +183,7 @@ class WaitingWorkloads(Generic[W]):
         known.unfinished[uid] = None
 
     def finish_first_stage(self, uid: str, job: str) -> bool:
-        """End a first-stage workload; the last one of a job makes its second stage eligible.
+        """Finish a first-stage workload; the last one of a job makes the second stage eligible.
 
         Returns:
             Whether workloads became eligible.
@@ -203,7 +203,7 @@ class WaitingWorkloads(Generic[W]):
         return chain.from_iterable(job.second.values() for job in self._jobs.values() if job.unfinished)
 
     def list_unfinished(self, job: str) -> Collection[str]:
-        """UIDs of the first-stage workloads that a job waits for, in the order in which they came."""
+        """List the UIDs of the first-stage workloads that a job waits for, in order of arrival."""
         known = self._jobs.get(job)
         return known.unfinished.keys() if known is not None else ()
 
@@ -217,7 +217,7 @@ class WaitingWorkloads(Generic[W]):
         )
 
     def is_first_of_group(self, workload: QueuedWorkload[W]) -> bool:
-        """Tell whether a workload is the oldest of those that differ by age only: the others go after it."""
+        """Return True if a workload is the oldest of its group, which is admitted in order of age."""
         group = self._groups[workload.kind].get(workload.requirements, {}).get(workload.data)
         return group is not None and group.get_oldest().uid == workload.uid
 
@@ -228,7 +228,7 @@ class WaitingWorkloads(Generic[W]):
                 yield group.get_oldest()
 
     def get_oldest(self) -> QueuedWorkload[W] | None:
-        """The eligible workload that waits longest, None where there is none."""
+        """Return the eligible workload that has waited longest, None if there is none."""
         if self._oldest is None:
             self._oldest = min(self.list_oldest(), key=lambda workload: workload.age_key, default=None)
         return self._oldest

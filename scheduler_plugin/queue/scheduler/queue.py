@@ -317,7 +317,7 @@ class Queue:
         ]
 
     def explain_refusal(self, pod: QueuedPod) -> str:
-        """Say why a gated pod is in no queue; empty when nothing is wrong with it."""
+        """Say why a gated pod is in no queue; empty if it can be in one."""
         wrong = self._explain_fault(pod)
         why = self.refusals.explain_pause(pod.uid)
         if wrong or not why:
