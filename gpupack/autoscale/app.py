@@ -211,7 +211,7 @@ class Leadership:
         self._following = following
 
     def leads(self) -> bool:
-        """Tell whether this process may send what it decided."""
+        """Return True if this process may write its decisions."""
         return self._elector is None or self._elector.is_leader
 
     @property

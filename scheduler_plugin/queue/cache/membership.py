@@ -8,7 +8,7 @@ from scheduler_plugin.queue.config.queues import QueueConfig
 
 
 class QueueMembership:
-    """Decides which queue a pod belongs to, not by its label alone: anyone who may patch pods can change that.
+    """Decides which queue a pod belongs to, not by its label alone: whoever may patch pods can change it.
 
     A namespace has queues of its own if its label `gpupack.io/queue-name` names one, or if the
     `namespaceSelector` of a queue selects it. A pod that asks for cards there always belongs to a queue.

@@ -1,9 +1,9 @@
 """The two-tier pre-scheduler of the queue (docs/two-tiers.md): equal pods share a list of candidates. Pure.
 
-The first tier scores all nodes for a shape once and keeps the best with their versions. The second tier, the
-one committer, tries a pod on that list. Only nodes that changed since are filtered and scored again. A node
-that is not on the list and has not changed stands behind its last. So the decision is the one that scoring
-all nodes for each pod would make.
+The first tier scores all nodes once for each shape and keeps the best nodes with their versions. The second
+tier, the single committer, tries a pod on that list and filters and scores again only the nodes that have
+changed since. An unchanged node that is not on the list ranks behind the last one on it. So the decision is
+the same as if all nodes were scored for each pod.
 """
 
 from dataclasses import dataclass
@@ -43,11 +43,12 @@ class _CandidateList:
 
     Attributes:
         offered: The best, in order.
-        last: Place behind which everybody stands who is not offered and has not changed; None: nobody is.
-        made: int64[R], versions of the nodes then.
+        last: Rank behind which every unchanged node that is not on the list stands; None: there is no such
+            node.
+        made: int64[R], versions of the nodes when the list was made.
         epoch: Epoch of the policy's weights.
         rows: Rows of the nodes offered.
-        names: Epoch of the rows' names: after another one a row may be another node's.
+        names: Epoch of the rows' names; in another epoch a row may belong to another node.
     """
 
     offered: tuple[ScoredNode, ...]
@@ -59,7 +60,7 @@ class _CandidateList:
 
 
 class CandidateListPlacer:
-    """Places pods one after the other, each as if all nodes were scored for it.
+    """Places pods one after the other, with the result that scoring all nodes for each would give.
 
     Attributes:
         lists: Lists that were made.
@@ -72,14 +73,14 @@ class CandidateListPlacer:
         self._next_nodes: Callable[[], Iterable[str]] = tuple
 
     def list_next_nodes(self, most: int = OTHERS) -> tuple[str, ...]:
-        """List so many nodes that come next for the pod that was placed last, in order.
+        """List up to `most` nodes that come next for the pod that was placed last, in order.
 
         The nodes are those of its list, or those that the policy would take next.
         """
         return tuple(islice(self._next_nodes(), most))
 
     def forget_lists(self) -> None:
-        """Forget all lists: the policy that they were made by is another one now."""
+        """Forget all lists, because the policy that made them has been replaced."""
         self._lists.clear()
 
     def place_pod(
@@ -117,7 +118,7 @@ class CandidateListPlacer:
         return self._capacity.state.nodes.names[row]
 
     def _make_list(self, requirements: PodRequirements, fits: BoolArray) -> _CandidateList:
-        """The first tier: score all nodes where the pod may be placed."""
+        """Run the first tier: score all nodes where the pod may be placed."""
         nodes = self._capacity.state.nodes
         rows = np.flatnonzero(fits)
         scores = self._capacity.score_rows(requirements, rows)
@@ -142,7 +143,7 @@ class CandidateListPlacer:
     def _commit_from_list(
         self, uid: str, requirements: PodRequirements, known: _CandidateList, fits: BoolArray, now: float
     ) -> str | None:
-        """The second tier: commit a pod with a list; None where the list is used up."""
+        """Run the second tier: commit a pod from a list; None once the list is used up."""
         nodes, capacity = self._capacity.state.nodes, self._capacity
         epoch = capacity.get_policy_epoch(requirements)
         if known.names != nodes.epoch or epoch != known.epoch:

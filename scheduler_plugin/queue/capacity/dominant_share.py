@@ -20,18 +20,18 @@ class QueueResources(NamedTuple):
     memory_bytes: int = 0
 
     def plus(self, other: "QueueResources", times: int = 1) -> "QueueResources":
-        """Add something so many times; -1 takes it away."""
+        """Add `times` times another amount; -1 subtracts it."""
         return QueueResources(*(own + times * theirs for own, theirs in zip(self, other, strict=True)))
 
 
 def find_dominant(has: QueueResources, total: QueueResources) -> tuple[str, float]:
-    """Find the resource of which somebody has the largest part, and that part.
+    """Find the resource of which a queue has the largest fraction, and that fraction.
 
-    Where parts are equal the first counts, in the order of `QueueResources`. A resource that the cluster does
-    not have does not count.
+    Of equal fractions the first in the order of `QueueResources` counts. A resource that the cluster lacks
+    does not count.
 
     Returns:
-        `gpu-memory`, `cpu` or `memory`, and a fraction; an empty name and 0 for who has nothing.
+        `gpu-memory`, `cpu` or `memory`, and a fraction; an empty name and 0 if the queue uses nothing.
     """
     parts = {
         name: own / all_of_it

@@ -1,4 +1,4 @@
-"""Free and total capacity for pods of the queue: cards, processor, host memory, labels, taints. Pure."""
+"""Free and total capacity for pods of the queue: cards, cpu, host memory, labels, taints. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -64,11 +64,12 @@ class NodeFacts:
 
 @dataclass(slots=True)
 class _FitMask:
-    """Rows where a pod fits, and the version of each row that says so.
+    """Rows where a pod fits, and the version of each row that this was computed from.
 
     Attributes:
-        changes: Changes of all rows when it was made or renewed; 0: it was not.
-        beside: By node whether it fits beside what is kept there; before that versions, and who asks.
+        changes: `NodeArrays.changes` when the mask was last computed; 0: never.
+        beside: By node: whether the pod fits beside the reservations there, preceded by the versions and the
+            UID that this was computed for.
     """
 
     fits: BoolArray
@@ -80,7 +81,7 @@ class _FitMask:
 
 
 class _KubeletSums:
-    """Free memory of each node by kube-scheduler's count, computed again where a row has changed."""
+    """Free GPU memory of each node as kube-scheduler counts it, recomputed when a row changes."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -88,7 +89,7 @@ class _KubeletSums:
         self._made: LongArray = np.zeros(0, dtype=np.int64)
 
     def get_left(self, rows: RowArray, *, percent: bool) -> LongArray:
-        """Units or percent that rows have left, int64[m]; `UNKNOWN` where a node does not say."""
+        """Return the units or percent that rows have left: int64[m]; `UNKNOWN` if a node does not say."""
         nodes = self._state.nodes
         if len(self._made) != nodes.row_count:
             self._made = np.full(nodes.row_count, -1, dtype=np.int64)
@@ -103,17 +104,18 @@ class _KubeletSums:
 
 
 class FreeCapacity:
-    """The cluster's room, and what is kept free of it.
+    """The free capacity of the cluster, and the reservations in it.
 
     Args:
-        state: The cluster, with what was admitted and is not bound as assumed.
+        state: The cluster; pods that are admitted and not yet bound are assumed in it.
 
     Attributes:
-        reservations: What is kept free for pods that waited long, or for which others are evicted.
-        capacity: What there would be room for with nobody else there.
-        faults: What a pod's policy gave that is no scores, cards or costs, by the pod's needs: it waits.
-        held_back: Needs of pods that a policy held back from every node that they fit on.
-        facts_version: +1 whenever something else than cards is new of a node.
+        reservations: Capacity reserved for pods that have waited long, or for which others are being evicted.
+        capacity: What the cluster could hold if it were empty.
+        faults: By requirements: the invalid scores, cards or costs that a pod's policy returned. Such pods
+            wait.
+        held_back: Requirements of pods that a policy held back from every node that they fit on.
+        facts_version: +1 whenever anything but the cards of a node changes.
     """
 
     def __init__(self, state: ClusterState, policies: ClusterPolicies) -> None:
@@ -144,7 +146,7 @@ class FreeCapacity:
         )
 
     def set_facts(self, node: str, facts: NodeFacts | None) -> bool:
-        """Take what is known of a node, None when it is gone; tell whether that changed anything."""
+        """Set the facts of a node, None once it is deleted; return True if anything changed."""
         if self.facts.get(node) == facts:
             return False
         if facts is None:
@@ -155,7 +157,7 @@ class FreeCapacity:
         return True
 
     def forget_unused(self, used: set[PodRequirements]) -> None:
-        """Drop what was remembered of needs that no waiting pod has any more."""
+        """Drop what is cached for requirements that no waiting pod has any more."""
         for requirements in [requirements for requirements in self._masks if requirements not in used]:
             del self._masks[requirements]
         for requirements in [requirements for requirements in self.faults if requirements not in used]:
@@ -168,10 +170,10 @@ class FreeCapacity:
 
         Args:
             requirements: The pod's needs.
-            holder: UID of the workload that asks: what is kept free for it is free to it.
+            holder: UID of the workload that asks; its own reservations do not count against it.
 
         Returns:
-            bool[R]. Read it before anything changes.
+            bool[R]; valid until anything changes.
 
         Raises:
             RequestError: it names a node policy that does not exist.
@@ -188,7 +190,7 @@ class FreeCapacity:
         return fits
 
     def fits_without_reservations(self, requirements: PodRequirements) -> bool:
-        """Tell whether a pod would fit somewhere if nothing were kept free."""
+        """Return True if a pod would fit somewhere without the reservations."""
         return bool(self._get_fit_mask(requirements).fits.any())
 
     def rank_rows(self, requirements: PodRequirements, rows: RowArray, limit: int = 1) -> RowArray:
@@ -206,15 +208,16 @@ class FreeCapacity:
         return rows[rank_best(self.score_rows(requirements, rows), ranks, limit)] if len(rows) else rows
 
     def choose_row(self, uid: str, requirements: PodRequirements, fits: BoolArray, now: float) -> int | None:
-        """Find the row where a pod whose turn it is goes; for policies an attempt to place it.
+        """Choose the row for a pod whose turn it is; policies count this as an attempt to place it.
 
         Args:
-            uid: UID by which the policy counts attempts: the pod's, or that of the first pod of its gang.
+            uid: UID under which the policy counts attempts: the pod's own, or that of the first pod of its
+                gang.
             fits: bool[R].
             now: Seconds; a pod that was held back is tried again after `ROUND_S`.
 
         Returns:
-            None where no row fits, or the policy holds the pod back.
+            None if no row fits, or the policy holds the pod back.
         """
         if not fits.any() or now < self._rounds.get(uid, -ROUND_S) + ROUND_S:
             return None
@@ -232,14 +235,14 @@ class FreeCapacity:
         return row
 
     def _make_query_of(self, uid: str, requirements: PodRequirements) -> SchedulingRequest:
-        """A pod's needs, with the pod for policies that count attempts."""
+        """Make a pod's request; it names the pod, for policies that count attempts."""
         query = self.make_query(requirements)
         return replace(query, policy_request=replace(query.policy_request, pod=uid))
 
     def _find_first_choice(
         self, requirements: PodRequirements, query: SchedulingRequest, fits: BoolArray
     ) -> int | None:
-        """Find the row that the node policy takes first; None where it holds the pod back."""
+        """Find the row that the node policy ranks first; None if it holds the pod back."""
         nodes, policy = self.state.nodes, self.policies.get_policy(query.request)
         if isinstance(policy, Picker) and policy.picks and not query.request.percent:
             return self.call_policy(
@@ -254,11 +257,11 @@ class FreeCapacity:
     def list_next_nodes(
         self, uid: str, requirements: PodRequirements, row: int, fits: BoolArray
     ) -> Iterator[str]:
-        """Name the nodes that the node policy would take next for a pod; no attempt to place it.
+        """List the nodes that the node policy ranks next for a pod; this counts as no attempt to place it.
 
         Args:
-            row: Where its cards were taken.
-            fits: bool[R], where it did fit before.
+            row: The row where its cards were taken.
+            fits: bool[R], where it fitted before that.
         """
         query, left = self._make_query_of(uid, requirements), fits.copy()
         found: int | None = row
@@ -269,7 +272,7 @@ class FreeCapacity:
                 yield self.state.nodes.names[found]
 
     def score_rows(self, requirements: PodRequirements, rows: RowArray) -> FloatArray:
-        """Score rows that fit by the node policy, float64[m]; lower is better, infinite: held back."""
+        """Score fitting rows by the node policy: float64[m]; lower is better, infinite means held back."""
         query = self.make_query(requirements)
         if not len(rows):
             return np.zeros(0, dtype=np.float64)
@@ -280,7 +283,7 @@ class FreeCapacity:
         )
 
     def is_scored_by_row(self, requirements: PodRequirements) -> bool:
-        """Tell whether the node policy for a pod scores each node by itself."""
+        """Return True if the node policy for a pod scores each node independently."""
         return is_scored_by_row(self.policies.get_policy(requirements.request))
 
     def get_policy_epoch(self, requirements: PodRequirements) -> int:
@@ -288,7 +291,7 @@ class FreeCapacity:
         return self.policies.get_policy(requirements.request).epoch
 
     def assume_pod(self, uid: str, requirements: PodRequirements, row: int, now: float) -> bool:
-        """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
+        """Assume a pod's cards on a node; return False, and change nothing, if it does not fit there."""
         nodes = self.state.nodes
         placement = self.call_policy(requirements, lambda: self._choose_cards(uid, requirements, row), None)
         if placement is None:
@@ -305,7 +308,7 @@ class FreeCapacity:
         return True
 
     def _choose_cards(self, uid: str, requirements: PodRequirements, row: int) -> Placement | None:
-        """Choose a pod's cards on a node beside what is kept there."""
+        """Choose a pod's cards on a node, leaving the reservations there untouched."""
         nodes, query = self.state.nodes, self.make_query(requirements)
         own_reservation, uuids = self.reservations.get_reservation(uid), nodes.uuids[row]
         reserved = self.reservations.sum_others(
@@ -330,7 +333,7 @@ class FreeCapacity:
     def _fits_beside(
         self, mask: _FitMask, requirements: PodRequirements, node: str, row: int, holder: str
     ) -> bool:
-        """Tell whether a pod that fits on a node also does beside what is kept there for others."""
+        """Return True if a pod that fits on a node also fits beside the reservations of others there."""
         holder_uid = holder if self.reservations.has_on_node(holder, node) else ""
         version = int(self.state.nodes.version[row])
         known = mask.beside.get(node)
@@ -344,7 +347,7 @@ class FreeCapacity:
     def _leaves_reserved(
         self, query: SchedulingRequest, requirements: PodRequirements, row: int, others: NodeReservations
     ) -> bool:
-        """Tell whether a pod that fits on a node leaves others what is kept for them there."""
+        """Return True if placing a pod on a node leaves the reservations of others intact."""
         if not (others.pods or others.cards):
             return True
         if not fits_host(self.state.nodes, others.host.add(requirements.host), row):
@@ -358,7 +361,7 @@ class FreeCapacity:
         )
 
     def _get_cards_without(self, row: int, cards: Collection[int]) -> list[Card]:
-        """The cards of a node, some of them counted as full."""
+        """Return the cards of a node, with some of them counted as full."""
         return [
             replace(card, used_units=card.size_units) if card.index in cards else card
             for card in build_cards(self.state.nodes, row)
@@ -399,7 +402,7 @@ class FreeCapacity:
         return mask
 
     def call_policy(self, requirements: PodRequirements, work: Callable[[], T], otherwise: T) -> T:
-        """Do something; where a pod's policy gives what is none, remember why and answer `otherwise`."""
+        """Call `work`; if the pod's policy returns an invalid result, record why and return `otherwise`."""
         try:
             found = work()
         except POLICY_FAULTS as error:
@@ -408,7 +411,7 @@ class FreeCapacity:
         return found
 
     def lacks_sum(self, requirements: PodRequirements, rows: RowArray) -> bool:
-        """Tell whether only kube-scheduler's count of a node's sum keeps a pod off some of these rows."""
+        """Return True if only kube-scheduler's sum of the node keeps a pod off some of these rows."""
         rows = rows[self._mask_able(requirements, self.make_query(requirements), rows)]
         return bool(len(rows)) and not self._has_sum(requirements, rows).any()
 
@@ -428,7 +431,7 @@ class FreeCapacity:
     def _mask_able(
         self, requirements: PodRequirements, query: SchedulingRequest, rows: RowArray
     ) -> BoolArray:
-        """Find the rows where a pod fits but for kube-scheduler's count of the node's sum."""
+        """Find the rows where a pod fits, ignoring kube-scheduler's sum of the node."""
         nodes = self.state.nodes
         fits = filter_nodes(nodes, query, rows)
         fits &= mask_host_fits(nodes, requirements.host, rows)
@@ -447,7 +450,7 @@ class FreeCapacity:
         return self._get_fit_mask(requirements).query
 
     def is_allowed(self, requirements: PodRequirements, name: str) -> bool:
-        """Tell whether labels and taints of a node let a pod run there."""
+        """Return True if the labels and taints of a node allow a pod there."""
         facts = self.facts.get(name)
         if facts is None:
             return False
@@ -456,7 +459,7 @@ class FreeCapacity:
         )
 
     def mask_allowed(self, requirements: PodRequirements) -> BoolArray:
-        """Find the rows whose labels and taints admit a pod: bool[R], cached while nodes stay as they are."""
+        """Find the rows whose labels and taints admit a pod: bool[R], cached until a node changes."""
         nodes = self.state.nodes
         key = (self.facts_version, nodes.epoch, nodes.row_count)
         if key != self._allowed_key:
@@ -474,7 +477,7 @@ class FreeCapacity:
 
 @dataclass(slots=True)
 class _PodCounts:
-    """Pods that each row could have, and which version of each row says so."""
+    """Pods that each row could hold, and the version of each row that this was computed from."""
 
     pods: LongArray
     made: LongArray
@@ -482,32 +485,32 @@ class _PodCounts:
 
 
 class TotalCapacity:
-    """TotalCapacity counts the pods that could run at once if every other pod ended."""
+    """TotalCapacity counts the pods that could run at once on an otherwise empty cluster."""
 
     def __init__(self, capacity: "FreeCapacity") -> None:
         self._capacity = capacity
         self._known: dict[PodRequirements, _PodCounts] = {}
 
     def count_pods(self, requirements: PodRequirements) -> int:
-        """Count the pods with such needs that the whole cluster could have at most; 0: none, ever."""
+        """Count the pods with these requirements that the empty cluster could hold; 0: none can ever run."""
         return int(self._count_by_row(requirements).sum())
 
     def list_nodes(self, requirements: PodRequirements) -> list[str]:
-        """List the nodes that could have a pod with such needs."""
+        """List the nodes that could hold a pod with these requirements if they were empty."""
         names = self._capacity.state.nodes.names
         return [names[row] for row in np.flatnonzero(self._count_by_row(requirements)).tolist()]
 
     def count_missing(self, members: Iterable[PodRequirements]) -> int:
-        """Count the pods of a gang for which there is no room beside the others, whoever else goes.
+        """Count the pods of a gang that could not run beside its other pods even on an empty cluster.
 
-        Pods that need the same are counted together, others each by themselves. So a gang that lacks nothing
-        may have no room all the same.
+        Pods with equal requirements are counted together, different ones separately. So a gang with a result
+        of 0 may still not fit as a whole.
         """
         lacks = (count - self.count_pods(requirements) for requirements, count in Counter(members).items())
         return max(0, *lacks, 0)
 
     def forget_unused(self, used: set[PodRequirements]) -> None:
-        """Drop what was remembered of needs that no waiting pod has any more."""
+        """Drop what is cached for requirements that no waiting pod has any more."""
         for requirements in [requirements for requirements in self._known if requirements not in used]:
             del self._known[requirements]
 

@@ -10,7 +10,7 @@ class Locality:
     """Labels of nodes that name data and racks, indexed.
 
     Attributes:
-        version: Grows when what is near may have changed.
+        version: Grows whenever the set of near nodes may have changed.
     """
 
     def __init__(self, form: LocalityForm) -> None:
@@ -45,7 +45,7 @@ class Locality:
             self._in_rack.setdefault(rack, Counter()).update(data)
 
     def is_near(self, node: str, data: frozenset[str]) -> bool:
-        """Tell whether every name of some data is on the node or in its rack; true for no data at all."""
+        """Return True if all named data is on the node or in its rack; always true for no data."""
         if not data or data <= self._data.get(node, frozenset()):
             return True
         rack = self._in_rack.get(self._racks.get(node, ""))

@@ -1,4 +1,4 @@
-"""Units that a pod counts for in its quota: for a share, by the size of its card. Pure."""
+"""Units that a pod is charged against its quota; a percentage depends on the size of the card. Pure."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,17 @@ from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs
 
 
 class QuotaUsage:
-    """Computes the units that pods count for on the nodes of a cluster.
+    """Computes the units that pods are charged on the nodes of a cluster.
 
-    A pod that asks for percent of cards counts for as many units as it has of the cards that were chosen for
-    it. Before they are, for what it would have of the largest card of a node.
+    A pod that asks for percent of cards is charged the units that it gets of the cards chosen for it; until
+    they are chosen, what it would get of the largest card of a node.
     """
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
 
     def compute_units_by_row(self, requirements: PodRequirements) -> LongArray:
-        """Units that a pod counts for on each row, int64[R], whether it fits there or not."""
+        """Compute the units that a pod is charged on each row: int64[R], whether it fits there or not."""
         nodes = self._state.nodes
         if not requirements.percent:
             return np.full(nodes.row_count, requirements.units, dtype=np.int64)
@@ -32,7 +32,7 @@ class QuotaUsage:
         return units[at]
 
     def list_members(self, needs: Needs, uid: str) -> Sequence[tuple[str, PodRequirements]]:
-        """UID and needs of every pod of a workload, the hardest to place first."""
+        """List UID and requirements of every pod of a workload, the hardest to place first."""
         if not isinstance(needs, GangRequirements):
             return ((uid, needs),)
         if not needs.percent:
@@ -41,11 +41,11 @@ class QuotaUsage:
         return sorted(needs.members, key=lambda member: -member[1].compute_hardness(largest))
 
     def compute_least_units(self, needs: Needs, rows: BoolArray | None = None) -> int:
-        """The fewest units that a pod or a gang counts for, wherever it goes.
+        """Compute the smallest charge of a pod or a gang, over all nodes where it may go.
 
         Args:
             needs: Needs of the pod or gang.
-            rows: bool[R], where it may go; None: on any node whose cards could serve it.
+            rows: bool[R], where it may go; None: any node whose cards could serve it.
         """
         if isinstance(needs, GangRequirements):
             return sum(self.compute_least_units(requirements) for _, requirements in needs.members)
@@ -57,7 +57,7 @@ class QuotaUsage:
         return int(units.min()) if units.size else 0
 
     def mask_within(self, requirements: PodRequirements, fits: BoolArray, most: int | None) -> BoolArray:
-        """Keep the rows where a pod counts for no more than so many units: bool[R]; None: no limit."""
+        """Keep the rows where a pod is charged at most so many units: bool[R]; None: no limit."""
         return (
             fits
             if most is None or not requirements.percent
@@ -67,10 +67,10 @@ class QuotaUsage:
     def compute_units_on_node(
         self, requirements: PodRequirements, node: str, assigned: Assignment | None = None
     ) -> int | None:
-        """Units that a pod counts for on a node, with these cards where they are known.
+        """Compute the units that a pod is charged on a node, by its cards if they are known.
 
         Returns:
-            None where the node says nothing of its cards now and the pod asks for percent of them.
+            None if the pod asks for percent and the node does not publish its cards now.
         """
         nodes = self._state.nodes
         if not requirements.percent:
@@ -83,7 +83,7 @@ class QuotaUsage:
         return requirements.compute_units(int(nodes.size[row].max())) if found is None else found
 
     def compute_pod_units(self, record: PodRecord, requirements: PodRequirements) -> int | None:
-        """Units that an admitted pod counts for; None while its cards are not known."""
+        """Compute the units that an admitted pod is charged; None while its cards are unknown."""
         if record.node:
             return self.compute_units_on_node(requirements, record.node, record.allocated or record.assigned)
         assumed = self._state.get_assumed(record.uid)
@@ -93,7 +93,7 @@ class QuotaUsage:
 
 
 def _count_card_units(request: PodRequest, assigned: Assignment, sizes: dict[str, int]) -> int | None:
-    """Units of some cards, None where it is not known which cards they are."""
+    """Add up the units of assigned cards; None if the sizes of those cards are unknown."""
     units = 0
     for demand in request.demands:
         cards = [sizes.get(uuid) for uuid, _ in assigned.get(demand.containers[0], ())]

@@ -1,8 +1,9 @@
 """Nodes that the committer of batch mode did not bind pods to, though their cards fit. Pure.
 
-The queue does not see all that kube-scheduler's filters do, as the number of pods on a node, further
-resources and anti-affinity. Without this it would name the same best nodes again and again. So pods that ask
-alike go to other nodes for a while; where none is left they begin at the top again.
+The queue does not know everything that kube-scheduler's filters check: the number of pods on a node, further
+resources, anti-affinity. Without this module it would name the same best nodes again and again. So pods with
+equal requirements skip such nodes for a while; once no other node is left, they start with the best one
+again.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,7 +17,7 @@ REJECTED_S: Final = 300.0
 
 
 class RejectedNodes:
-    """Remembers the nodes by the needs of the pods that were rejected there, and until when."""
+    """Remembers, by the pods' requirements, the nodes that rejected them, and until when."""
 
     def __init__(self) -> None:
         self._until: dict[PodRequirements, dict[str, float]] = {}
@@ -25,7 +26,7 @@ class RejectedNodes:
         return requirements in self._until
 
     def add(self, requirements: PodRequirements, nodes: Collection[str], now: float) -> None:
-        """Record that pods with these needs were rejected on some nodes.
+        """Record that pods with these requirements were rejected on some nodes.
 
         Args:
             now: Seconds.
@@ -43,14 +44,14 @@ class RejectedNodes:
     def leave_out(
         self, requirements: PodRequirements, fits: BoolArray, rows: Mapping[str, int]
     ) -> tuple[BoolArray, bool]:
-        """Leave out the nodes where pods with these needs were rejected.
+        """Leave out the nodes where pods with these requirements were rejected.
 
         Args:
             fits: bool[R], where it fits.
             rows: Rows by name of the node.
 
         Returns:
-            The rows that are left, and True; all of `fits`, and False, where none is.
+            The remaining rows and True; if none remains, all of `fits` and False.
         """
         rejected = self._until.get(requirements)
         if rejected is None:

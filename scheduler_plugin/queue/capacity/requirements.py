@@ -1,4 +1,4 @@
-"""Requirements of pods of the queue, equal where pods are interchangeable. Pure."""
+"""Requirements of queued pods; pods with equal requirements are interchangeable. Pure."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +13,7 @@ from scheduler_plugin.queue.capacity.dominant_share import QueueResources
 
 @dataclass(frozen=True)
 class PodRequirements:
-    """The needs of one pod.
+    """The requirements of one pod.
 
     Attributes:
         request: What it asks of cards.
@@ -36,7 +36,7 @@ class PodRequirements:
 
     @cached_property
     def units(self) -> int:
-        """Units of GPU memory over all cards; `quota_usage.QuotaUsage` counts a pod that asks for percent.
+        """Units of GPU memory over all cards; for pods that ask for percent use `quota_usage.QuotaUsage`.
 
         Raises:
             StateError: it asks for percent.
@@ -47,16 +47,16 @@ class PodRequirements:
 
     @cached_property
     def percent(self) -> bool:
-        """Tell whether the pod asks for percent of cards: what that is in units depends on the card."""
+        """Whether the pod asks for percent of cards, whose units depend on the card."""
         return self.request.percent
 
     @property
     def shape(self) -> "PodRequirements":
-        """Equal for pods that find capacity alike."""
+        """Key that is equal for pods that fit on the same nodes."""
         return self
 
     def compute_units(self, size: int) -> int:
-        """Units of GPU memory over all its cards, where each has so many units."""
+        """Compute the units of GPU memory over all its cards, each of which has `size` units."""
         return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
 
     def make_resources(self, units: int) -> QueueResources:
@@ -64,7 +64,7 @@ class PodRequirements:
         return QueueResources(units, self.cpu_milli, self.memory_bytes)
 
     def compute_hardness(self, size: int) -> int:
-        """Units on one card of that size: a pod that needs more of one is harder to place."""
+        """Compute the units on one card of `size` units; pods with more are harder to place."""
         return max(demand.units_on(size) for demand in self.request.demands)
 
     @cached_property
@@ -72,16 +72,16 @@ class PodRequirements:
         return hash((self.request, self.cpu_milli, self.memory_bytes, self.rules, self.others))
 
     def __hash__(self) -> int:
-        """Computed once: every question about room asks for it."""
+        """Return a hash computed once: every capacity lookup uses it."""
         return self._hash
 
 
 @dataclass(frozen=True)
 class GangRequirements:
-    """The needs of a gang: no two gangs are interchangeable.
+    """The requirements of a gang; no two gangs are interchangeable.
 
     Attributes:
-        members: UID and needs of each of its pods, the hardest to place first where all ask for units.
+        members: UID and requirements of each of its pods; if all ask for units, the hardest to place first.
     """
 
     uid: str
@@ -89,16 +89,16 @@ class GangRequirements:
 
     @cached_property
     def percent(self) -> bool:
-        """Some of its pods ask for percent of cards."""
+        """Whether some of its pods ask for percent of cards."""
         return any(requirements.percent for _, requirements in self.members)
 
     @cached_property
     def shape(self) -> tuple[PodRequirements, ...]:
-        """Requirements of its pods, sorted; gangs of one shape find capacity alike."""
+        """Requirements of its pods, sorted; gangs of equal shape fit in the same places."""
         return tuple(requirements for _, requirements in self.members)
 
     def __hash__(self) -> int:
-        """By the gang: its members are many."""
+        """Hash the UID of the gang only, because it may have many members."""
         return hash(self.uid)
 
 

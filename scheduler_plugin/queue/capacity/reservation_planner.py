@@ -1,7 +1,7 @@
-"""Plan reservations for pods that start together: the cards that need the least to become free. Pure.
+"""Plan reservations for pods that start together, on the cards that are closest to being free. Pure.
 
-Each pod gets the cards of one node on which the fewest units of others must go. What the pods of its workload
-have already counts as taken. A single pod is a workload of one.
+Each pod gets the cards of the node on which the fewest units of other pods must become free. Cards planned
+for earlier pods of the workload count as taken. A single pod is a workload of one.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -49,11 +49,11 @@ class _PlannedPlace:
 
 
 class ReservationPlanner:
-    """Looks for the cards of one workload; nothing is taken and nothing is kept.
+    """Plans the cards of one workload; it neither assumes nor reserves anything.
 
     Args:
-        count_slots: Slots of a node, in which its pods sit; None: any number of pods may be there.
-        alone: As if nothing were kept for other workloads.
+        count_slots: Counts the slots of a node; None: the number of pods is not limited.
+        alone: Ignore the reservations of other workloads.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ReservationPlanner:
             among: bool[R], nodes that come into question for a pod; None: all.
 
         Returns:
-            What to keep for each, by UID; empty where they will never all have room.
+            The reservation of each pod by UID; empty if they can never all fit.
         """
         for order in self._list_orders(pods, among):
             self._loads.clear()
@@ -96,7 +96,7 @@ class ReservationPlanner:
         return {}
 
     def can_serve(self, pods: Iterable[Pod]) -> bool:
-        """Tell whether what is kept for these pods can become free still, for all of them at once."""
+        """Return True if the reservations of these pods can still become free for all of them at once."""
         reservations, nodes = self._capacity.reservations, self._capacity.state.nodes
         for uid, requirements in pods:
             reservation = reservations.get_reservation(uid)
@@ -128,7 +128,7 @@ class ReservationPlanner:
     def _find_best(
         self, requirements: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
     ) -> _PlannedPlace | None:
-        """The spot that needs the least; of equal ones the first node by name."""
+        """Find the place with the fewest missing units; of equal ones the first node by name."""
         queue = self._queues.get(requirements)
         if queue is None:
             rows, least = self._find_possible(requirements, among)
@@ -151,7 +151,7 @@ class ReservationPlanner:
     def _find_possible(
         self, requirements: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
     ) -> tuple[RowArray, LongArray]:
-        """Rows that could take a pod if they were empty, and units that must become free there at least."""
+        """Find rows that could take a pod if they were empty, with a lower bound of the missing units."""
         nodes = self._capacity.state.nodes
         usable = nodes.usable & self._capacity.mask_allowed(requirements)
         usable &= mask_host_fits(nodes, requirements.host, np.arange(nodes.row_count), emptied=True)
@@ -165,7 +165,7 @@ class ReservationPlanner:
         return rows[can], least[can]
 
     def _compute_least_missing(self, requirements: PodRequirements, rows: RowArray) -> LongArray:
-        """Units that must become free at least before a pod fits, int64[m]: for its largest demand."""
+        """Compute a lower bound of the units that must become free, int64[m], from the largest demand."""
         nodes = self._capacity.state.nodes
         size = nodes.evictable[rows]
         if not size.size:
@@ -184,7 +184,7 @@ class ReservationPlanner:
     def _find_place(
         self, requirements: PodRequirements, row: int, among: Collection[int] | None = None
     ) -> _PlannedPlace | None:
-        """Find the cards of a node for one more pod; None: they will never be free for it.
+        """Find the cards of a node for one more pod; None if they can never be free for it.
 
         Args:
             requirements: The pod's needs.
@@ -229,7 +229,7 @@ class ReservationPlanner:
         return self._count_slots is None or load.pods + load.others.pods < self._count_slots(node)
 
     def _add_pod(self, requirements: PodRequirements, spot: _PlannedPlace) -> QueueReservation:
-        """Let a pod go there, beside those of its workload that are there already."""
+        """Plan a pod on a place, beside the pods of its workload that are planned on that node already."""
         load = self._get_load(spot.row)
         load.host = load.host.add(requirements.host)
         load.pods += 1

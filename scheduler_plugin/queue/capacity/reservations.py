@@ -1,4 +1,4 @@
-"""Reservations: cards, processor and host memory kept free until pods are admitted. Pure."""
+"""Reservations: cards, cpu and host memory kept free until pods are admitted. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class QueueReservation:
 
     Attributes:
         workload_uid: UID of the workload that waits: the pod's, or its gang's.
-        node: Its name: rows are given to other nodes when one is gone.
-        cards: Cards of the node, by position in `uuids`. Pods of one workload may share them, others get none
-            of them.
-        host: Room of the node, beside cards.
-        uuids: The node's cards by position when that was decided; empty where it published none.
+        node: Name of the node, not its row, because rows are reused.
+        cards: Cards of the node, by position in `uuids`. Pods of the workload may share them; other pods get
+            none of them.
+        host: Cpu, memory and further resources of the node.
+        uuids: The node's cards by position when this was decided; empty if it published none.
     """
 
     workload_uid: str
@@ -29,7 +29,7 @@ class QueueReservation:
     uuids: tuple[str, ...] = ()
 
     def get_positions(self, uuids: Sequence[str]) -> tuple[int, ...]:
-        """Find the positions of the cards now, without those that are gone.
+        """Return the current positions of the cards, without those that no longer exist.
 
         Args:
             uuids: The node's cards by position now; empty where it publishes none.
@@ -56,7 +56,7 @@ NOTHING = NodeReservations()
 
 
 class QueueReservations:
-    """All that is kept, by the pod that it is for.
+    """All reservations, by the UID of the pod that they are for.
 
     Attributes:
         version: +1 on every change.
@@ -74,7 +74,7 @@ class QueueReservations:
         return self._by_pod.get(uid)
 
     def add_reservation(self, uid: str, reservation: QueueReservation) -> None:
-        """Keep that for a pod, and nothing else."""
+        """Set the reservation of a pod, replacing its earlier one."""
         self._remove(uid)
         self._by_pod[uid] = reservation
         self._by_node.setdefault(reservation.node, {})[uid] = reservation
@@ -88,7 +88,7 @@ class QueueReservations:
 
     @property
     def workload_uids(self) -> tuple[str, ...]:
-        """UIDs of the workloads for which something is kept, those that have had it longest first."""
+        """UIDs of the workloads with reservations, the oldest reservation first."""
         return tuple(dict.fromkeys(reservation.workload_uid for reservation in self._by_pod.values()))
 
     def get_by_pod(self, workload_uid: str) -> dict[str, QueueReservation]:
@@ -104,7 +104,7 @@ class QueueReservations:
         return self._by_node.keys()
 
     def has_on_node(self, workload_uid: str, node: str) -> bool:
-        """Tell whether something is kept for a workload on a node."""
+        """Return True if a workload has a reservation on a node."""
         return any(
             reservation.workload_uid == workload_uid for reservation in self._by_node.get(node, {}).values()
         )
@@ -129,10 +129,10 @@ class QueueReservations:
         )
 
     def sum_ahead(self, workload_uid: str, node: str, uuids: Sequence[str]) -> NodeReservations:
-        """Sum what a workload must leave to others on a node; for arguments see `sum_others`.
+        """Sum the reservations that a workload must respect on a node; for arguments see `sum_others`.
 
-        Each has its own cards. The rest any pod can use, so it is for those first that have reserved it the
-        longest. If each left it to the others, none would start.
+        Cards are reserved for one workload each. Cpu and memory can serve any pod, so they go to the oldest
+        reservation first: if every workload respected all others, none would start.
         """
         cards = self.sum_others(workload_uid, node, uuids).cards
         here = self._by_node.get(node, {}).values()

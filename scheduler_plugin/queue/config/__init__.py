@@ -1,1 +1,1 @@
-"""Configuration of the queue: read, checked whole, and the quotas that it gives."""
+"""Configuration of the queue: reading, checking, and the quotas that follow from it."""

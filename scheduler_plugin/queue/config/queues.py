@@ -1,4 +1,4 @@
-"""The queue's configuration: one YAML document, checked whole, in the words that Kueue's users know. Pure."""
+"""The queue's configuration: one YAML document, checked as a whole, with the names that Kueue uses. Pure."""
 
 import re
 from collections import Counter
@@ -40,7 +40,7 @@ class _Form(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
 
 
 class ExpressionForm(Expression, frozen=True, forbid_unknown_fields=True):
-    """A condition of a `SelectorForm`: what Kubernetes does not have is a fault here."""
+    """A condition of a `SelectorForm`; an operator that Kubernetes does not have is a fault."""
 
     key: Annotated[str, Meta(min_length=1, max_length=317)]
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
@@ -57,8 +57,8 @@ class QueueForm(_Form, frozen=True):
 
     Attributes:
         name: Its name, as pods write it.
-        cohort: Queues of one cohort lend to each other; empty: it is alone.
-        weight: Its share beside the others.
+        cohort: Queues of the same cohort lend to each other; empty for none.
+        weight: Its weight relative to the other queues.
         nominal_quota: Units of GPU memory that are its own; None: no limit.
         borrowing_limit: Units beyond them at most; None: what others lend.
         lending_limit: Units of its own that others may have; None: all.
@@ -79,7 +79,7 @@ class QueueForm(_Form, frozen=True):
 
     @property
     def is_strict(self) -> bool:
-        """True if a workload that does not fit holds up the younger ones of the queue."""
+        """Whether a workload that does not fit holds up the younger ones of the queue."""
         return self.queueing_strategy == "StrictFIFO"
 
     @property
@@ -158,15 +158,17 @@ class QueueConfig(Struct, frozen=True):
         parents: Parent cohort by cohort.
         slots: None: a pod is admitted wherever a card can take it.
         locality: How data is found.
-        mode: `gate` takes the gate away and names the node only where slots or data decide it, else
+        mode: `gate` removes the gate and names the node only if slots or data decide it, otherwise
             kube-scheduler chooses; `batch` always names the node.
-        node_policy: Chooses nodes for pods that name no policy of their own; None: the process's option does.
-        node_policy_parameters: By policy, also of those that pods name; in place of the process's options.
+        node_policy: Policy for pods that name none of their own; None: that of the command line.
+        node_policy_parameters: Parameters by policy, also for policies that pods name; they replace the
+            command line's.
         fair_sharing: Queues are ordered by units of GPU memory (pods, with slots) or by their dominant share.
         reclaim: Whether pods on borrowed quota are evicted when its lender has pods waiting.
-        plain_launch: Pods that start on one node start by age alone.
-        keep_room_after_s: Least wait for a reservation of a pod that does not fit, see `reservation_delay`.
-        keep_room_at_latest_s: Longest such wait, but for `keep_room_after_s`.
+        plain_launch: Pods that start on the same node start in order of age only.
+        keep_room_after_s: Shortest wait before a pod that does not fit gets a reservation, see
+            `reservation_delay`.
+        keep_room_at_latest_s: Longest such wait, unless `keep_room_after_s` is longer.
         bind_within_s: An admitted pod that is not bound by then is requeued.
         gang_within_s: A gang that is not bound whole by then is requeued.
         batch_headroom: Part of a node's cpu and memory that batch mode leaves free, 0 to 0.9.
@@ -257,7 +259,7 @@ def parse_config(
 
 
 def explain_overcommit(config: QueueConfig, cluster_units: int) -> str:
-    """Say that the quotas promise more than there is, empty when they do not.
+    """Say that the quotas promise more than the cluster has; empty if they do not.
 
     Args:
         cluster_units: Units of all cards.
@@ -274,7 +276,7 @@ def _find_conflicts(
     cohorts: Mapping[int, CohortForm],
     slots: SlotsForm | None,
 ) -> Iterable[str]:
-    """Faults between parts; the names of parts with faults of their own count, too."""
+    """Find contradictions between parts, also those that have faults of their own."""
     cohort_names = _list_texts(document.cohorts, cohorts, CohortForm, "name")
     queue_names = _list_texts(document.queues, queues, QueueForm, "name")
     yield from _find_repeated_names("queues.name", queue_names)
@@ -318,7 +320,7 @@ def _find_quota_faults(at: int, queue: QueueForm) -> Iterable[str]:
 
 
 def _find_selector_faults(path: str, selector: SelectorForm | None) -> Iterable[str]:
-    """`In` and `NotIn` have values, `Exists` and `DoesNotExist` have none."""
+    """Check that `In` and `NotIn` have values, and `Exists` and `DoesNotExist` have none."""
     for at, each in enumerate((selector.match_expressions if selector is not None else None) or ()):
         listed = each.operator in {"In", "NotIn"}
         if listed != bool(each.values):
@@ -328,7 +330,7 @@ def _find_selector_faults(path: str, selector: SelectorForm | None) -> Iterable[
 
 
 def _find_cohort_circles(parents: Mapping[str, str]) -> Iterable[str]:
-    """Follow each cohort upwards as far as nobody has been: the work grows with the number of cohorts."""
+    """Find cycles: follow each cohort upwards to the first one already visited, in linear time."""
     seen: set[str] = set()
     for name in parents:
         path: dict[str, None] = {}
@@ -344,20 +346,20 @@ def _find_cohort_circles(parents: Mapping[str, str]) -> Iterable[str]:
 
 
 def _list_some(names: Sequence[str], separator: str) -> str:
-    """List names, of many the first ones and the last one."""
+    """List names; of many, only the first ones and the last one."""
     if len(names) > MOST_NAMES:
         names = [*names[: MOST_NAMES - 1], f"... {len(names) - MOST_NAMES} more ...", names[-1]]
     return separator.join(names)
 
 
 def _read_list(items: list[Any], form: type[Form], path: str, faults: list[str]) -> dict[int, Form]:
-    """Read the parts of a list; those without faults, by their place."""
+    """Read the parts of a list; return those without faults by their index."""
     found = ((at, read_form(item, form, f"{path}[{at}]", faults)) for at, item in enumerate(items))
     return {at: part for at, part in found if part is not None}
 
 
 def _list_texts(items: list[Any], parts: Mapping[int, Form], form: type[Form], field: str) -> list[str]:
-    """List a field of all items; of those with a fault, where this field has none."""
+    """List a text field of all items, also of faulty ones if this field itself is sound."""
     found = (
         getattr(parts[at], field) if at in parts else list_sound_values(item, form).get(field, "")
         for at, item in enumerate(items)

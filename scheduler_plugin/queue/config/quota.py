@@ -1,7 +1,7 @@
-"""Quotas: a queue's own, and what the others of its cohort lend. Pure.
+"""Quotas: a queue's nominal quota, and what the other queues of its cohort lend. Pure.
 
-Amounts are units of GPU memory. A queue without a nominal quota has no limit of its own: its weight alone
-decides, and it neither lends nor borrows.
+Amounts are units of GPU memory. A queue without a nominal quota has no limit: only its weight counts, and it
+neither lends nor borrows.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ class Quota:
 
     @property
     def most_lent(self) -> int:
-        """Units that others may have while it uses none."""
+        """Units that others may borrow while it uses none."""
         nominal = self.nominal or 0
         return nominal if self.lending_limit is None else min(nominal, self.lending_limit)
 
@@ -34,7 +34,8 @@ class QuotaState:
     """A queue's quota and the units in use.
 
     Attributes:
-        used: Units of its admitted pods, and of claims: these wait for nobody, so it may be any amount.
+        used: Units of its admitted pods and of claims. Claims are not admitted by the queue, so this may
+            exceed any quota.
     """
 
     quota: Quota
@@ -42,17 +43,17 @@ class QuotaState:
 
     @property
     def borrowed(self) -> int:
-        """Units beyond its own."""
+        """Units in use beyond its nominal quota."""
         return 0 if self.quota.nominal is None else max(0, self.used - self.quota.nominal)
 
     @property
     def idle(self) -> int:
-        """Units of its own that it does not use."""
+        """Units of its nominal quota that it does not use."""
         return 0 if self.quota.nominal is None else max(0, self.quota.nominal - self.used)
 
     @property
     def reserved(self) -> int:
-        """Units of its own that it does not use and nobody else may have."""
+        """Unused units of its nominal quota that its lending limit keeps from others."""
         limit = self.quota.lending_limit
         return 0 if limit is None else max(0, self.idle - limit)
 
@@ -60,11 +61,11 @@ class QuotaState:
 class Cohort:
     """Queues that lend to each other.
 
-    Invariant: all together have at most the sum of their nominal quotas, less what each keeps for itself.
-    This holds while `allows_units` was asked before every use and the quotas have not changed since.
+    Invariant: together they use at most the sum of their nominal quotas, less what each keeps for itself.
+    This holds as long as `allows_units` is checked before every use and the quotas have not changed since.
 
     Args:
-        accounts: By queue. Change what they use by `add_units` only.
+        accounts: By queue; change their usage with `add_units` only.
     """
 
     def __init__(self, accounts: Mapping[str, QuotaState]) -> None:
@@ -76,7 +77,7 @@ class Cohort:
         self._reserved = sum(account.reserved for account in limited)
 
     def add_units(self, queue: str, units: int) -> None:
-        """Let a queue have so many units more, or less where negative."""
+        """Add units to the usage of a queue; a negative number subtracts."""
         account = self.accounts[queue]
         if account.quota.nominal is None:
             account.used += units
@@ -91,7 +92,7 @@ class Cohort:
         return most is None or units <= most
 
     def compute_headroom(self, queue: str) -> int | None:
-        """The most units that a queue may have more, below 0 after a change; None: no limit."""
+        """Return how many more units a queue may use; below 0 after quotas shrank, None: no limit."""
         account = self.accounts[queue]
         quota = account.quota
         if quota.nominal is None:
@@ -102,7 +103,7 @@ class Cohort:
         return min(free, quota.nominal + quota.borrowing_limit - account.used)
 
     def compute_most(self, queue: str) -> int | None:
-        """The most units that a queue can ever have, with nothing in use anywhere; None: no limit."""
+        """Return the most units that a queue could use in an idle cohort; None: no limit."""
         quota = self.accounts[queue].quota
         if quota.nominal is None:
             return None
@@ -114,16 +115,16 @@ class Cohort:
         return -self._compute_account_missing(self.accounts[queue], 0)
 
     def fits_nominal(self, queue: str, units: int) -> bool:
-        """Tell whether a queue would have so many units more within its own quota; it has one."""
+        """Return True if a queue with a nominal quota can use that many more units within it."""
         account = self.accounts[queue]
         return account.quota.nominal is not None and account.used + units <= account.quota.nominal
 
     def compute_missing(self, queue: str, units: int, freed: Mapping[str, int] | None = None) -> int:
-        """Units that borrowers have and that a queue misses to have so many more within its own quota.
+        """Return the units that borrowers must give back before a queue can use more of its nominal quota.
 
         Args:
-            units: So many more.
-            freed: Units by queue that are about to become free, below 0 where more are about to be used.
+            units: How many more it wants to use.
+            freed: Units by queue that are about to become free; below 0 if more are about to be used.
         """
         if not self.fits_nominal(queue, units):
             return 0
@@ -137,9 +138,9 @@ class Cohort:
         return max(0, lacks)
 
     def compute_lent(self) -> dict[str, int]:
-        """Units of each queue's own quota that others have: each lender's share of what all borrow.
+        """Return the units that each queue has lent: its share of everything that is borrowed.
 
-        Shares are whole, and of all lenders together as much as is borrowed.
+        Shares are whole numbers, and their sum is what is borrowed.
         """
         idle = {
             name: self.accounts[name].idle - self.accounts[name].reserved for name in sorted(self.accounts)
@@ -153,7 +154,7 @@ class Cohort:
         return shares
 
     def list_borrowers(self, queue: str) -> list[str]:
-        """Other queues of the cohort that have more than their own, the one that borrows most first."""
+        """List the other queues of the cohort that borrow, the one that borrows most first."""
         others = [(account.borrowed, name) for name, account in self.accounts.items() if name != queue]
         return [name for borrowed, name in sorted(others, key=lambda each: (-each[0], each[1])) if borrowed]
 
@@ -162,7 +163,7 @@ class Cohort:
 
 
 def find_cohorts(queues: Iterable[tuple[str, str]], parents: Mapping[str, str]) -> dict[str, str]:
-    """Find the cohort whose queues lend to each other: the root of each queue's tree of cohorts.
+    """Find the root of each queue's tree of cohorts: queues with the same root lend to each other.
 
     Args:
         queues: Name and cohort of each, the cohort empty for none.

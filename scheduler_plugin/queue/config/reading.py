@@ -19,7 +19,7 @@ def read_form(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form 
         path: Path of the part, empty for the document.
 
     Returns:
-        None where something is wrong.
+        None if it has a fault.
     """
     try:
         return msgspec.convert(raw, form)
@@ -29,7 +29,7 @@ def read_form(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form 
 
 
 def list_sound_values(raw: Any, form: type[Form]) -> dict[str, Any]:
-    """List the values that a form has a field for and finds no fault with, by the field's name."""
+    """List the values of known fields that have no fault, by the field's name."""
     if not isinstance(raw, dict):
         return {}
     return {
@@ -56,7 +56,7 @@ def format_value(value: object) -> str:
 
 
 def _find_faults(raw: Any, kind: Any, path: str) -> Iterator[str]:
-    """Find what is wrong with a value, in all its parts."""
+    """Find the faults of a value and of everything in it."""
     may_miss, kind = _split_optional(kind)
     if raw is None and may_miss:
         return
@@ -103,7 +103,7 @@ def _split_optional(kind: Any) -> tuple[bool, Any]:
 
 
 def _get_item_type(kind: Any) -> Any:
-    """The type of the items of a list, None for what is none."""
+    """Return the item type of a list type, None for other types."""
     return get_args(kind)[0] if get_origin(kind) in {tuple, list} else None
 
 

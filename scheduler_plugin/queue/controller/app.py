@@ -136,10 +136,10 @@ async def run(
 
 
 class LeadershipTerm:
-    """Decides when this process may act: it leads, its view is fresh, the leader before it is silent.
+    """Decides when this process may act: it leads, its view is fresh, and its predecessor's writes are over.
 
-    What a leader, or the process before this one, had sent may take effect for a write's time more. A list of
-    pods made after that shows all that did.
+    A write that an earlier leader or process has sent may still take effect within the time-out of a write. A
+    list of pods made after that shows every one that did.
 
     Args:
         elector: None when nobody else can be admitting.
@@ -169,7 +169,7 @@ class LeadershipTerm:
 
     @property
     def _leading_since(self) -> float | None:
-        """Time when this process began to lead, seconds; None while it does not."""
+        """Return when this process began to lead, in seconds; None while it does not."""
         if self._elector is None:
             return self._since
         return self._elector.since if self._elector.is_leader else None
@@ -200,7 +200,7 @@ class LeadershipTerm:
 
     @property
     def stale_view_reason(self) -> str:
-        """Reason why not even a leader could admit pods: a view that is not whole or fresh; empty: none."""
+        """Why not even a leader could admit pods: the view is incomplete or stale; empty if it is neither."""
         return self._watcher.stale or ("" if self._namespaces() else "waiting for the list of namespaces")
 
     def is_open(self) -> bool:
@@ -208,7 +208,7 @@ class LeadershipTerm:
         return not self.pause_reason
 
     def can_write(self) -> bool:
-        """Tell whether this process may send what it decided."""
+        """Return True if this process may write its decisions."""
         return self._leading_since is not None
 
     async def run(self, opened: Callable[[], None]) -> None:

@@ -18,10 +18,10 @@ from scheduler_plugin.queue.controller.settings import QueueSettings
 
 
 class CommitFailedError(Exception):
-    """No answer that says what became of the pods.
+    """The committer gave no answer that says what became of the pods.
 
     Attributes:
-        sent: The committer may have had the call.
+        sent: The committer may have received the call.
     """
 
     def __init__(self, message: str, *, sent: bool) -> None:
@@ -58,7 +58,7 @@ class CommitterClient:
         """Hand pods over.
 
         Raises:
-            CommitFailedError: nobody said what became of them.
+            CommitFailedError: it is not known what became of them.
         """
         if not self._can_write():
             raise CommitFailedError("this queue is not the leader", sent=False)

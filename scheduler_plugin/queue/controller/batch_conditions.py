@@ -1,7 +1,7 @@
-"""Writes the condition `PodScheduled` of pods that wait for batch mode, as a scheduler owes it.
+"""Writes the condition `PodScheduled` of pods that wait for batch mode, as every scheduler has to.
 
-People read it with kubectl, and a cluster autoscaler looks for the reason `Unschedulable`: it stands only
-where more nodes would help. Other waits have the queue's own word.
+People read it with kubectl, and cluster autoscalers look for the reason `Unschedulable`, which is written
+only if more nodes would help. Other waits get the queue's own reason.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class ConditionApi(Protocol):
 
 
 class BatchConditions:
-    """Remembers the newest reason of each pod, and writes it when there is time.
+    """Remembers the newest reason of each pod, and writes it while the process is not busy.
 
     Args:
         can_write: Whether this process may write.

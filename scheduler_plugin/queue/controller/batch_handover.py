@@ -56,7 +56,7 @@ class Handover:
                 self._candidates[member.uid] = (member.node, *member.others), cards
 
     def split_admission(self, admitted: AdmittedWorkload) -> tuple[list[Handed], list[AdmittedPod]]:
-        """Split an admission: the pods that the committer binds, and those that lose their gate."""
+        """Split an admission into pods that the committer binds, and pods whose gate is removed."""
         handed = [Handed(admitted, member) for member in admitted.members if member.uid in self._candidates]
         return handed, [member for member in admitted.members if member.uid not in self._candidates]
 
@@ -93,7 +93,7 @@ class Handover:
         return answers
 
     def _write_group(self, group: Sequence[Handed]) -> tuple[PodCandidates, ...]:
-        """Write a group for the committer, empty where one of its pods is gone by now."""
+        """Build a group for the committer; empty if one of its pods no longer exists."""
         pods = []
         for each in group:
             pod = self._queue.queued_pods.get(each.member.uid)

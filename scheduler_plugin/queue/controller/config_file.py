@@ -24,7 +24,8 @@ class ConfigFile:
         check_policies: Finds faults of node policies, which the text alone does not show.
 
     Attributes:
-        fault: What is wrong with the newest text, empty for nothing: the one before is in force then.
+        fault: What is wrong with the newest text, empty for nothing; with a fault the previous text stays in
+            force.
         text: The text in force.
     """
 
@@ -51,9 +52,10 @@ class ConfigFile:
             await self.reload(changed)
 
     async def reload(self, changed: Callable[[QueueConfig], None]) -> None:
-        """Read it once more; a text with faults changes nothing.
+        """Read the file again; a text with faults changes nothing.
 
-        A thread reads it: with thousands of queues that takes seconds, in which the Lease is renewed.
+        A thread reads it: with thousands of queues that takes seconds, and the Lease must be renewed
+        meanwhile.
         """
         try:
             config = await asyncio.to_thread(self._read_change)
@@ -73,7 +75,7 @@ class ConfigFile:
         changed(config)
 
     def _read_change(self) -> QueueConfig | None:
-        """Read what the file has become, None where it is what was read before."""
+        """Read the file; None if its text has not changed."""
         text = self._read_file()
         if text == self._text:
             return None

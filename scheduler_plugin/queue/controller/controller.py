@@ -1,4 +1,4 @@
-"""Loop of the queue: decides when something has changed, writes what it decided, says why."""
+"""Loop of the queue: decides whenever something has changed, writes the decisions, and explains waits."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -45,7 +45,7 @@ class QueueCounts:
 
     Attributes:
         admitted: Pods admitted.
-        borrowed: Pods among them with quota or a turn that others lent.
+        borrowed: Those of them admitted on borrowed quota or a lent turn.
         requeued: Pods whose room was given to others again.
         reclaimed: Pods that were evicted for a lender.
     """
@@ -61,14 +61,14 @@ class Controller:
 
     Args:
         clock: Monotonic seconds.
-        ready: Whether the view can be trusted and this process is the one that decides.
+        ready: Whether the view is fresh and this process leads.
         decided: Told the seconds that each decision took.
         batch: Binds the pods that name `gpupack-batch`; None: nobody does.
 
     Attributes:
         counts: What happened.
         explainer: Tells pods why they wait.
-        warning: What about the configuration cannot be kept by this cluster, empty for nothing.
+        warning: What the configuration promises that this cluster cannot keep, empty for nothing.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Controller:
                 self._record_result(handed.admission, handed.member, pod, answer)
 
     async def _resolve(self, handed: Handed, pod: QueuedPod, why: str) -> None:
-        """Find out what became of a pod that may have been bound; so long it keeps room and quota."""
+        """Find out what became of a pod that may have been bound; until then it keeps room and quota."""
         log.info("not known whether it was bound", pod=_describe_pod(pod), why=why)
         answer = await self._writer.find_node(pod)
         known = self.queue.queued_pods.get(pod.uid)
@@ -263,7 +263,7 @@ class Controller:
         self.queue.forget_unused()
 
     def _check_quotas(self) -> None:
-        """Warn when the quotas promise more than the cluster has; cards come and go."""
+        """Warn if the quotas promise more than the cluster has now."""
         warning = explain_overcommit(self.queue.config, int(self.queue.state.nodes.size.sum()))
         if warning and not self.warning:
             log.warning("quotas are over the cluster", why=warning)
@@ -298,9 +298,9 @@ class Controller:
         return self._begin_removing(pod, lender)
 
     def _begin_requeues(self, requeues: Sequence[Requeue]) -> None:
-        """Begin to write requeues. Pods of a gang that have no node are removed after those that have one.
+        """Start to write requeues. Of a gang, pods without a node are removed after those that have one.
 
-        If this process ends in between, the next one still finds the gang bound in part.
+        If this process ends in between, the next one can still see that the gang is partly bound.
         """
         earlier: dict[str, list[asyncio.Task[WriteOutcome]]] = {}
         for requeue in sorted(requeues, key=lambda each: each.queued_pod.phase is not Phase.BOUND):
@@ -331,7 +331,7 @@ class Controller:
         return self._begin_write(self._write_eviction(pod, lender))
 
     async def _remove_after(self, pod: QueuedPod, earlier: Sequence[asyncio.Task[WriteOutcome]]) -> None:
-        """Remove a pod once it is known of others whether they go."""
+        """Remove a pod after the earlier removals have succeeded or failed."""
         if WriteOutcome.UNKNOWN not in await asyncio.gather(*earlier):
             await self._write_eviction(pod, "")
 
@@ -345,7 +345,7 @@ class Controller:
                 self._send_event(pod, "Warning", "NotRequeued", message)
 
     async def _write_eviction(self, pod: QueuedPod, lender: str) -> WriteOutcome:
-        """Remove a pod. Without an answer it is done if the pod is seen to go."""
+        """Evict a pod; without an answer it counts as evicted once the pod is seen leaving."""
         async with self._turns:
             answer = await self._writer.evict_pod(pod)
         if answer.written in {WriteOutcome.REFUSED, WriteOutcome.UNKNOWN}:

@@ -1,4 +1,4 @@
-"""Events on pods that say why they wait, when that has changed, at little cost of the processor."""
+"""Events on pods that say why they wait, written when the reason changes, at little cpu cost."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
@@ -25,7 +25,7 @@ _WAITS_FOR_PODS: Final = frozenset({WaitReason.STAGE, WaitReason.GANG})
 
 
 class ReportedReason(NamedTuple):
-    """The newest Event that says why a pod waits; the message where another one is worth an Event."""
+    """The newest Event that says why a pod waits, with its message if a new message needs a new Event."""
 
     reason: WaitReason
     message: str
@@ -40,14 +40,14 @@ class EventSink(Protocol):
 
 
 class Explainer:
-    """Tells pods why they wait: those that do not know yet at once, all others in rounds.
+    """Reports why pods wait: for newly waiting pods at once, for all others in rounds.
 
     Args:
         queue: Where they wait.
         clock: Monotonic seconds.
 
     Attributes:
-        reported: Signals a pod, the reason of its wait, and the message, when a pod is told.
+        reported: Signals a pod, the reason of its wait, and the message, whenever these are reported.
     """
 
     def __init__(self, queue: Queue, recorder: EventSink, clock: Callable[[], float]) -> None:
@@ -63,10 +63,10 @@ class Explainer:
         self.reported: Signal[[QueuedPod, WaitReason, str]] = Signal()
 
     def begin_round(self, *, changed: bool) -> None:
-        """Begin a round where it is time for one, else look for pods that wait and were not told.
+        """Begin a round if it is time for one, else look for waiting pods that have no report yet.
 
         Args:
-            changed: Something that reasons follow from has changed since this was asked last.
+            changed: Whether anything that reasons depend on has changed since the last call.
         """
         self._changed |= changed
         if self._left:
@@ -86,7 +86,7 @@ class Explainer:
         self._left.reverse()
 
     def continue_round(self) -> bool:
-        """Explain for a moment; whether some are left."""
+        """Explain pods for a short time slice; return True if some are left."""
         if not self._left:
             return False
         began = self._clock()
@@ -101,11 +101,11 @@ class Explainer:
         return bool(self._left)
 
     def forget_pod(self, uid: str) -> None:
-        """Tell a pod anew if it waits again."""
+        """Forget the report on a pod, so that it gets a new one if it waits again."""
         self._reported.pop(uid, None)
 
     def explain_pod(self, pod: QueuedPod) -> None:
-        """Say why a pod waits, when that has changed."""
+        """Report why a pod waits, if the reason has changed."""
         now = self._clock()
         waiting = explain_pod(self._queue, pod, now, position=0)
         lasts = waiting.reason in _WAITS_FOR_PODS or waiting.reason is WaitReason.REFUSED

@@ -59,7 +59,7 @@ class WaitReason(StrEnum):
 
 
 class WaitExplanation(msgspec.Struct, frozen=True, rename="camel"):
-    """The reason why one pod waits, with the words for people.
+    """The reason why one pod waits, with a message for people.
 
     Attributes:
         namespace: Namespace of the pod.
@@ -94,11 +94,11 @@ class QueueReport(msgspec.Struct, frozen=True, rename="camel"):
         lent: What others have of its own quota.
         running: Admitted pods.
         waiting: Pods.
-        oldest_wait_s: Seconds that the pod waits that waits longest.
-        stop: Whether it admits.
+        oldest_wait_s: Seconds that its longest waiting pod has waited.
+        stop: Its stop policy: whether it admits pods.
         first_stage: Pods that wait for the first stage of their job.
-        weighted_share: Its dominant share by its weight, where queues are ordered by that; else 0.
-        dominant_resource: `gpu-memory`, `cpu` or `memory`, of which that share is; empty for none.
+        weighted_share: Its dominant share divided by its weight if queues are ordered by that; else 0.
+        dominant_resource: Resource of that share, `gpu-memory`, `cpu` or `memory`; empty for none.
         claimed: What claims have of `used`.
     """
 
@@ -124,7 +124,7 @@ def explain_pod(queue: Queue, pod: QueuedPod, now: float, position: int | None =
 
     Args:
         now: Seconds.
-        position: Its position where that is known already.
+        position: Its position if the caller knows it already.
     """
     word, message = _explain_pod(queue, pod)
     if word is WaitReason.REFUSED:
@@ -148,7 +148,7 @@ def explain_pod(queue: Queue, pod: QueuedPod, now: float, position: int | None =
 
 
 def explain_waiting(queue: Queue, now: float) -> list[WaitExplanation]:
-    """Say why every gated pod waits, by queue and position; those in no queue first."""
+    """Say why every gated pod waits, sorted by queue and position; pods in no queue come first."""
     places = {uid: at for queue_state in queue.queues for at, uid in number_positions(queue_state)}
     gated = [pod for pod in queue.queued_pods.values() if pod.phase is Phase.GATED]
     found = [explain_pod(queue, pod, now, places.get(pod.gang or pod.uid, 0)) for pod in gated]
@@ -162,7 +162,7 @@ def number_positions(queue: QueueState) -> Iterator[tuple[int, str]]:
 
 
 def report_queues(queue: Queue, now: float) -> list[QueueReport]:
-    """Report what every queue has and waits for, by name."""
+    """Report the state of every queue, sorted by name."""
     waits: dict[str, list[float]] = {}
     for pod in queue.queued_pods.values():
         if pod.phase is Phase.GATED:
@@ -268,7 +268,7 @@ def _explain_waiting_in_queue(
 def _explain_never(
     queue: Queue, queue_state: QueueState, pod: QueuedPod, requirements: PodRequirements
 ) -> str:
-    """Say why a pod or gang could not run whoever else ended, empty where it could as far as is known."""
+    """Say why a pod or gang could not even run on an empty cluster; empty if it could, as far as is known."""
     workload = queue_state.waiting.get(pod.gang or pod.uid)
     needs = requirements if workload is None else workload.requirements
     cohort = queue.queues.get_cohort(queue_state.name)
@@ -289,7 +289,7 @@ def _explain_never(
 
 
 def _explain_no_slot_ever(queue: Queue, requirements: PodRequirements) -> str:
-    """Say that no node that could take a pod has slots, empty where one has."""
+    """Say that no node that could take a pod has slots; empty if one has."""
     if queue.config.slots is None:
         return ""
     if any(queue.slots.count_total(name) for name in queue.capacity.capacity.list_nodes(requirements)):
@@ -298,7 +298,7 @@ def _explain_no_slot_ever(queue: Queue, requirements: PodRequirements) -> str:
 
 
 def _explain_gang_never(queue: Queue, members: Sequence[PodRequirements]) -> str:
-    """Say why the pods of a gang could never run at once, empty where they could as far as is known."""
+    """Say why the pods of a gang could never run at once; empty if they could, as far as is known."""
     capacity = queue.capacity.capacity
     pods = len(members)
     for requirements in members:
@@ -321,7 +321,7 @@ def _explain_gang_never(queue: Queue, members: Sequence[PodRequirements]) -> str
 
 
 def _explain_no_node_ever(queue: Queue, requirements: PodRequirements) -> str:
-    """Say why no node could take a pod, as filter says it, or that its other needs are in the way."""
+    """Say why no node could ever take a pod: filter's reason, or its needs beside cards."""
     nodes, demands = queue.state.nodes, requirements.request.demands
     rows = np.flatnonzero(nodes.usable)
     codes = explain_rejections(nodes, queue.capacity.make_query(requirements), rows)
@@ -337,9 +337,9 @@ def _explain_no_node_ever(queue: Queue, requirements: PodRequirements) -> str:
 
 
 def _explain_first_stage(queue: Queue, unfinished: Collection[str], job: str) -> str:
-    """Say which pods of the first stage a job waits for: first those that will not end by themselves.
+    """Say what a job's first stage lacks: pods that will not end by themselves come first.
 
-    Then what of its first stage is still to come.
+    Then come the pods that are still to be created.
     """
     lacks = queue.job_stages.explain_missing(job) if TO_COME in unfinished else ""
     count = len(unfinished) - (TO_COME in unfinished)
@@ -355,7 +355,7 @@ def _explain_first_stage(queue: Queue, unfinished: Collection[str], job: str) ->
 
 
 def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
-    """Rank an unfinished pod of the first stage by how bad that is, and describe it."""
+    """Rank an unfinished first-stage pod by how serious its state is, and describe it."""
     failed, pod = queue.job_stages.failed.get(uid), queue.queued_pods.get(uid)
     if failed is not None:
         return 0, f"{failed.name} (failed: it counts until it is deleted)"
@@ -394,7 +394,7 @@ def _explain_missing_cards(
 
 
 def _explain_not_admitted(queue: Queue, pod: QueuedPod, workload: QueuedWorkload[Needs]) -> str:
-    """Say why what a pod would fit on was not taken, empty for no such reason."""
+    """Say why a pod that fits somewhere was not admitted; empty if there is no such reason."""
     unplaced = workload.requirements in queue.admission.unplaced
     if not isinstance(workload.requirements, GangRequirements):
         held_back = workload.requirements in queue.capacity.held_back

@@ -32,7 +32,7 @@ class QueueFeed:
     """Connects a queue with a watcher of nodes, pods and claims.
 
     Args:
-        watcher: Made with `node=QueueNode` and `pod=QueuePod`, for the state of the queue.
+        watcher: Must read `QueueNode` and `QueuePod` into the queue's state.
         clock: Monotonic seconds.
     """
 
@@ -73,18 +73,18 @@ class QueueFeed:
         self._queue.apply_pod(pod, self._clock(), live=live)
 
     def put_group(self, group: PodGroup) -> None:
-        """Take a PodGroup; where its size is another one, its pods are looked at again."""
+        """Add or update a PodGroup; if its size has changed, its pods are processed again."""
         self._apply_again(self._grouped.put_group(group))
 
     def set_groups_fault(self, fault: str) -> None:
-        """Take why PodGroups cannot be read, empty where they can be: pods that wait for one say so."""
+        """Set why PodGroups cannot be read, empty if they can; pods that need one report it."""
         self._apply_again(self._grouped.set_fault(fault))
 
     def delete_group(self, key: tuple[str, str]) -> None:
         self._grouped.delete_group(key)
 
     def replace_groups(self, groups: Sequence[PodGroup]) -> None:
-        """Take all PodGroups; those that are not among them were deleted."""
+        """Replace all PodGroups; those missing from the list were deleted."""
         self._apply_again(self._grouped.replace_groups(groups))
 
     def _apply_again(self, pods: Sequence[Any]) -> None:
@@ -112,7 +112,7 @@ class NamespaceSink(Sink[NamespaceLite]):
         changed: Called after each change.
 
     Attributes:
-        synced: A complete list was there.
+        synced: Whether a complete list has been read.
     """
 
     def __init__(self, queue: Queue, changed: Callable[[], None]) -> None:
@@ -192,16 +192,16 @@ class PodGroupSink(Sink[PodGroup]):
             self._changed()
 
     def note_fault(self, fault: str) -> None:
-        """Take why PodGroups cannot be read; empty where they can be, or the cluster has none."""
+        """Set why PodGroups cannot be read; empty if they can, or if the cluster has no such API."""
         self._feed.set_groups_fault(fault)
         self._changed()
 
 
 class PodGroupConsumer(Sink[PodGroup], Protocol):
-    """Takes PodGroups, and why they cannot be read."""
+    """A sink of PodGroups that is also told why they cannot be read."""
 
     def note_fault(self, fault: str) -> None:
-        """Take why PodGroups cannot be read; empty where they can be, or the cluster has none."""
+        """Set why PodGroups cannot be read; empty if they can, or if the cluster has no such API."""
 
 
 async def watch_pod_groups(
@@ -210,7 +210,7 @@ async def watch_pod_groups(
     clock: Callable[[], float] = time.monotonic,
     path: str = POD_GROUPS_PATH,
 ) -> None:
-    """Watch PodGroups once the API server has them; what says so costs a question a minute."""
+    """Watch PodGroups once the API server serves them, which is checked once a minute."""
     fault = ""
     while (error := await _find_pod_groups_error(client, path)) is not None:
         before, fault = fault, "" if isinstance(error, NotFound) else error.reason
@@ -233,7 +233,7 @@ async def _find_pod_groups_error(client: KubeClient, path: str) -> KubeApiError 
 
 
 def watch_jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) -> Reflector[QueueJob]:
-    """Watch Jobs: they say how many pods a first stage will have had."""
+    """Watch Jobs, which say how many pods a first stage has in the end."""
     return Reflector(client, "/apis/batch/v1/jobs", QueueJob, sink, clock=clock)
 
 
@@ -244,7 +244,7 @@ def watch_namespaces(
 
 
 class WholePod(KubeStruct):
-    """A pod with everything in its spec, also what we have no name for."""
+    """A pod with its whole spec, also fields that are unknown to gpupack."""
 
     metadata: LiteMetadata
     spec: dict[str, Any]

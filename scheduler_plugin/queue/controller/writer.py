@@ -1,7 +1,7 @@
-"""Writes of the queue: admission (gate away, node named in the same patch), requeue, removal.
+"""Writes of the queue: admission (removes the gate and names the node in one patch), requeue, removal.
 
-Every write names the pod's UID and tests what it changes, so that doing it twice does no harm. A write
-without an answer is done again a few times, and then it is looked what became of it.
+Every write names the pod's UID and tests what it changes, so repeating it does no harm. A write without an
+answer is repeated a few times; after that the pod is read to find out what became of it.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class WriteResult(NamedTuple):
 
     Attributes:
         written: In one word.
-        why: The API server's words, where it refuses a pod that is as the queue saw it.
+        why: The API server's message if it refuses a pod that has not changed since the queue saw it.
         rejected: Nodes that the committer of batch mode did not bind the pod to.
     """
 
@@ -77,12 +77,11 @@ class WriteResult(NamedTuple):
 
 
 class PodWriter:
-    """Writes until the API server has said what became of it.
+    """Writes, and repeats each write until its outcome is known.
 
     Args:
         can_write: Whether this process may still write; asked before each request.
-        timeout_s: Longest time of a request, less than between the end of a term and the beginning of the
-            next.
+        timeout_s: Longest time of a request; shorter than the gap between two leaders' terms.
         sleep: Waits, as asyncio.sleep.
         uniform: Draws a number between two bounds, for the pauses between tries.
     """
@@ -104,13 +103,13 @@ class PodWriter:
     async def admit_pod(
         self, pod: QueuedPod, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
     ) -> WriteResult:
-        """Take our gate off a pod, the only one that it wears, and the mark that it is requeued.
+        """Admit a pod: remove our gate, which must be its only one, and the mark that it is requeued.
 
         Args:
             pod: The pod, as the queue saw it.
-            node: The one node that it may run on from now on, empty: as it says itself.
-            cards: UUIDs of the cards there that are meant for it.
-            others: Nodes that it may run on, too, where it cannot be bound to that one.
+            node: The only node that it may run on from now on; empty: any that its spec allows.
+            cards: UUIDs of the cards planned for it there.
+            others: Further nodes that it may run on if it cannot be bound to that one.
         """
         record = pod.record
         path = make_pod_path(record.namespace, record.name)
@@ -134,10 +133,10 @@ class PodWriter:
         return WriteResult(WriteOutcome.REFUSED)
 
     async def requeue_pod(self, pod: QueuedPod) -> WriteResult:
-        """Mark a pod that has no node: it is placed nowhere until it is admitted again.
+        """Mark a pod without a node as requeued: it is placed nowhere until it is admitted again.
 
-        Once that is written no Binding that was decided before can succeed, for each names the version of the
-        pod that it was decided for.
+        After this write no Binding that was decided earlier can succeed, because each names the
+        resourceVersion of the pod that it was decided on.
         """
         path = make_pod_path(pod.record.namespace, pod.record.name)
         if not self._can_write():
@@ -154,7 +153,7 @@ class PodWriter:
         return WriteResult(WriteOutcome.DONE)
 
     async def evict_pod(self, queued_pod: QueuedPod) -> WriteResult:
-        """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
+        """Evict a pod, respecting PodDisruptionBudgets; a pod without a node is deleted at once."""
         pod = queued_pod.record
         if not self._can_write():
             return WriteResult(WriteOutcome.REFUSED)
@@ -169,9 +168,9 @@ class PodWriter:
         return WriteResult(WriteOutcome.DONE)
 
     async def find_node(self, pod: QueuedPod) -> WriteResult:
-        """See whether a Binding of a pod was carried out, once none can be any more.
+        """Find out whether a pod was bound, after the time when a Binding could still take effect.
 
-        The committer sends no Binding later than a write's time after it has the call.
+        The committer sends no Binding later than one write time-out after it receives the call.
         """
         record, backoff = pod.record, Backoff(cap_s=5.0)
         path = make_pod_path(record.namespace, record.name)
@@ -194,15 +193,15 @@ class PodWriter:
     async def _check_earlier_patch(
         self, path: str, record: PodRecord, why: str, *, requeued: bool
     ) -> WriteResult:
-        """See whether a patch that was refused had been done by an earlier one without an answer.
+        """Find out whether a refused patch had already been applied by an earlier try without an answer.
 
-        Without an answer to this question either, it is asked again. If an admitted pod is taken for one that
-        was not, its room is given away.
+        This read is repeated until it is answered: if an admitted pod were taken for one that was not
+        admitted, its room would be given away.
 
         Args:
             record: The pod that the patch was made for.
-            why: The API server's words; they say nothing where the pod has changed since.
-            requeued: The pod was to be marked, not admitted.
+            why: The API server's message; it means nothing if the pod has changed since.
+            requeued: Whether the patch marks the pod as requeued instead of admitting it.
         """
         backoff = Backoff(cap_s=5.0, uniform=self._uniform)
         while self._can_write():
@@ -227,15 +226,16 @@ class PodWriter:
 def make_admission_patch(
     pod: QueuedPod, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Write the JSON patch that admits a pod, to any node or to one, and names the cards meant for it.
+    """Make the JSON patch that admits a pod, to any node or to one, and names the cards planned for it.
 
-    The next nodes of its list are named beside the one, to be tried when a Binding fails.
+    The next nodes of its list are named too, to be tried if a Binding fails.
 
-    The API server lets nobody loosen the affinity of a gated pod. So each of its terms gets the node as one
-    more condition. A term without conditions selects no node, and must stay so.
+    The API server does not allow the affinity of a gated pod to be loosened. So the node is added to each of
+    its terms as one more condition. A term without conditions selects no node, and stays as it is.
 
-    A gate never comes back, but a mark does. A patch without an answer, done again after the pod was
-    requeued, would admit it once more. So the mark goes only from the version that was seen.
+    A gate cannot be added again, but the requeue mark can. If a patch without an answer were repeated after
+    the pod was requeued, it would admit the pod once more. So the mark is removed only from the version that
+    was seen.
     """
     patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": pod.uid}]
     if pod.queue_info.requeued:
@@ -250,7 +250,7 @@ def make_admission_patch(
 
 
 def make_requeue_patch(pod: QueuedPod) -> list[dict[str, Any]]:
-    """Write the JSON patch that requeues a pod, if it is as the queue saw it: without a node."""
+    """Make the JSON patch that requeues a pod, provided that it still has no node."""
     add: dict[str, Any] = {"op": "add", "path": _point_to_annotation(POD_REQUEUED), "value": "true"}
     if not pod.queue_info.annotated:
         add = {"op": "add", "path": "/metadata/annotations", "value": {POD_REQUEUED: "true"}}
@@ -270,7 +270,7 @@ def _point_to_annotation(name: str) -> str:
 
 
 def _patch_planned_cards(pod: QueuedPod, cards: Sequence[str]) -> list[dict[str, Any]]:
-    """Name the cards; the first annotation of a pod must not replace one that we have not seen."""
+    """Name the planned cards; creating `annotations` must not overwrite one added meanwhile."""
     text = ",".join(cards)
     if not text:
         return []
@@ -283,7 +283,7 @@ def _patch_planned_cards(pod: QueuedPod, cards: Sequence[str]) -> list[dict[str,
 
 
 def make_node_affinity(node: str, *others: str) -> dict[str, Any]:
-    """Write the node affinity of a pod that may run on one node, or some: a field takes one name each."""
+    """Make a node affinity for some nodes: one term each, because a field selector takes one name."""
     return {
         _REQUIRED: {
             "nodeSelectorTerms": [{"matchFields": [_make_field_term(name)]} for name in (node, *others)]

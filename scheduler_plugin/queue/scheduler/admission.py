@@ -273,7 +273,7 @@ class AdmissionScheduler:
             holder: UID of the workload that asks, empty where nothing is kept for it.
 
         Returns:
-            bool[R]. Read it before anything changes.
+            bool[R]; valid until anything changes.
         """
         nodes, reservations = self.capacity.state.nodes, self.capacity.reservations
         fits, _ = self.rejected_nodes.leave_out(
@@ -313,7 +313,7 @@ class AdmissionScheduler:
         return near
 
     def mask_idle_slots(self, kind: SlotType | None = None) -> BoolArray:
-        """Rows with an idle slot of a type, or of any: bool[R]. Read it before anything changes."""
+        """Rows with an idle slot of a type, or of any: bool[R]; valid until anything changes."""
         nodes, slots = self.capacity.state.nodes, self.slots
         key = (slots, nodes.epoch, nodes.row_count)
         if key != self._idle_key:
