@@ -4,11 +4,11 @@ An Event that repeats raises the count of the one object. From the tenth differe
 thing on, messages share one object too. An Event that still goes on is written ever more rarely. Pure.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple
 
+from kubeapi.bounded import BoundedDict
 from kubeapi.ratelimit import TokenBucket
 
 EventType = Literal["Normal", "Warning"]
@@ -25,9 +25,6 @@ REMEMBERED: Final = 4096
 """Series and objects that are remembered; what was not used for longest is forgotten first."""
 
 COMBINED: Final = "(combined from similar events): "
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 
 
 class ObjectRef(NamedTuple):
@@ -83,21 +80,6 @@ class EventSeries:
     queued: bool = False
 
 
-class _BoundedCache(OrderedDict[K, V], Generic[K, V]):
-    """A dictionary that forgets what was not used for longest."""
-
-    def recall(self, key: K, make: Callable[[], V]) -> V:
-        """Return the value of a key, or make it where there is none."""
-        value = self.get(key)
-        if value is None:
-            value = self[key] = make()
-            if len(self) > REMEMBERED:
-                self.popitem(last=False)
-        else:
-            self.move_to_end(key)
-        return value
-
-
 @dataclass(slots=True)
 class _SimilarEvents:
     messages: dict[str, None]
@@ -115,9 +97,9 @@ class EventCorrelator:
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._clock = clock
         self._wall = wall
-        self._series: _BoundedCache[Hashable, EventSeries] = _BoundedCache()
-        self._similar: _BoundedCache[Hashable, _SimilarEvents] = _BoundedCache()
-        self._buckets: _BoundedCache[ObjectRef, TokenBucket] = _BoundedCache()
+        self._series: BoundedDict[Hashable, EventSeries] = BoundedDict(REMEMBERED)
+        self._similar: BoundedDict[Hashable, _SimilarEvents] = BoundedDict(REMEMBERED)
+        self._buckets: BoundedDict[ObjectRef, TokenBucket] = BoundedDict(REMEMBERED)
 
     def add(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> EventSeries:
         key: Hashable = (ref, type_, reason, message)

@@ -17,6 +17,7 @@ from gpupack.autoscale.waiting_pods import EquivalentPods, WaitingPod
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import KubeNode
+from kubeapi.bounded import BoundedDict
 from kubeapi.selectors import NodeRules
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.kubelet_sums import compute_sum_left
@@ -39,14 +40,11 @@ class NodeVerdicts:
     """Remembers which nodes the rules of pods allow, for as long as a Node object stays the same."""
 
     def __init__(self) -> None:
-        self._known: dict[NodeRules, dict[str, tuple[KubeNode, bool]]] = {}
+        self._known: BoundedDict[NodeRules, dict[str, tuple[KubeNode, bool]]] = BoundedDict(_RULES_KNOWN)
 
     def allowed(self, cluster: Cluster, rules: NodeRules) -> BoolArray:
         """Tell which of `cluster.rows` are Ready, selected and without a taint that keeps the pod off."""
-        known = self._known.pop(rules, {})
-        self._known[rules] = known
-        if len(self._known) > _RULES_KNOWN:
-            del self._known[next(iter(self._known))]
+        known = self._known.recall(rules, dict)
         if len(known) > 2 * len(cluster.nodes):
             known.clear()
         names = cluster.state.nodes.names

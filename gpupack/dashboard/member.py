@@ -24,6 +24,7 @@ from gpupack.teams.answers import hide_names, name_others
 from gpupack.teams.asking import TOKEN_S, ask_as_member, make_member_token
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.questions import WorkBudget
+from kubeapi.bounded import BoundedDict
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 
@@ -64,18 +65,16 @@ class MemberPages:
     def __init__(self, board: ClusterBoard, clock: Callable[[], float] = time.monotonic) -> None:
         self._board = board
         self._clock = clock
-        self._kept: dict[str, tuple[float, MemberPage]] = {}
+        self._kept: BoundedDict[str, tuple[float, MemberPage]] = BoundedDict(MOST_KEPT)
 
     def answer_page(
         self, cluster: Cluster, namespace: str, _query: Mapping[str, str], budget: WorkBudget
     ) -> MemberPage:
-        kept = self._kept.pop(namespace, None)
+        kept = self._kept.get(namespace)
         if kept is None or self._clock() >= kept[0]:
             page = self._make_page(cluster, namespace, budget)
             kept = self._clock() + KEPT_S, page
         self._kept[namespace] = kept
-        while len(self._kept) > MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
         return kept[1]
 
     def _make_page(self, cluster: Cluster, namespace: str, budget: WorkBudget) -> MemberPage:

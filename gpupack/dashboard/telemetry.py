@@ -12,6 +12,7 @@ import msgspec
 from gpupack.daemon_pods import DAEMON_NAMESPACE
 from gpupack.errors import InputError
 from gpupack.inventory.telemetry import MAX_BYTES, DaemonPod, ask_daemon, find_daemons, is_possible
+from kubeapi.bounded import BoundedDict
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, KubeApiError, describe_unreachable, shorten
 from kubeapi.streams import read_at_most
@@ -76,8 +77,8 @@ class TelemetrySource:
         self._port = port
         self._namespace = namespace
         self._now_s = now_s
-        self._pods: dict[str, tuple[float, DaemonPod]] = {}
-        self._answers: dict[str, tuple[float, NodeCourse]] = {}
+        self._pods: BoundedDict[str, tuple[float, DaemonPod]] = BoundedDict(MAX_KEPT)
+        self._answers: BoundedDict[str, tuple[float, NodeCourse]] = BoundedDict(MAX_KEPT)
         self._asking: dict[str, asyncio.Task[NodeCourse]] = {}
         self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
 
@@ -94,12 +95,7 @@ class TelemetrySource:
     async def _fetch(self, node: str) -> NodeCourse:
         async with self._turns:
             answer = await self._ask_daemon(node)
-        self._answers.pop(node, None)
         self._answers[node] = self._now_s(), answer
-        while len(self._answers) > MAX_KEPT:
-            gone = next(iter(self._answers))
-            del self._answers[gone]
-            self._pods.pop(gone, None)
         return answer
 
     async def _ask_daemon(self, node: str) -> NodeCourse:

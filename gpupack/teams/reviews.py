@@ -5,13 +5,13 @@ Tokens are never written anywhere: what is remembered of one is its digest.
 
 import base64
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from gpupack.teams import AUDIENCE, MEMBER
+from kubeapi.bounded import BoundedDict
 from kubeapi.client import KubeClient
 from kubeapi.errors import Malformed
 from kubeapi.ratelimit import TokenBucket
@@ -77,8 +77,8 @@ class MemberReviewer:
         self._client = client
         self._clock = clock
         self._total = TokenBucket(TOTAL_BURST, TOTAL_REFILL_S, clock)
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
-        self._known: OrderedDict[tuple[bytes, str], tuple[float, bool]] = OrderedDict()
+        self._buckets: BoundedDict[str, TokenBucket] = BoundedDict(MOST_REMEMBERED)
+        self._known: BoundedDict[tuple[bytes, str], tuple[float, bool]] = BoundedDict(MOST_REMEMBERED)
 
     async def is_member(self, token: str, namespace: str) -> bool:
         """Tell whether the user of a token may list the pods of a namespace.
@@ -98,21 +98,13 @@ class MemberReviewer:
         user = await self._find_user(token)
         allowed = user is not None and await self._may_list_pods(user, namespace)
         self._known[key] = self._clock() + REMEMBERED_S, allowed
-        self._known.move_to_end(key)
-        while len(self._known) > MOST_REMEMBERED:
-            self._known.popitem(last=False)
         return allowed
 
     def _get_bucket(self, namespace: str) -> TokenBucket:
         """Get the bucket of a namespace; names that nobody asked about for long are forgotten."""
-        bucket = self._buckets.get(namespace)
-        if bucket is None:
-            bucket = TokenBucket(NAMESPACE_BURST, NAMESPACE_REFILL_S, self._clock)
-            self._buckets[namespace] = bucket
-        self._buckets.move_to_end(namespace)
-        while len(self._buckets) > MOST_REMEMBERED:
-            self._buckets.popitem(last=False)
-        return bucket
+        return self._buckets.recall(
+            namespace, lambda: TokenBucket(NAMESPACE_BURST, NAMESPACE_REFILL_S, self._clock)
+        )
 
     async def _find_user(self, token: str) -> _User | None:
         """Find whose token it is; None where it is nobody's, or was made for another audience."""

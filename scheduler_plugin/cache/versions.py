@@ -1,8 +1,9 @@
 """resourceVersions: which events of objects are old, and when a list is of another history."""
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
+
+from kubeapi.bounded import BoundedDict
 
 MAX_DELETIONS: Final = 16384
 """Deletions that are remembered. An event that comes later than so many other deletions is not expected."""
@@ -26,7 +27,7 @@ class ObjectVersions:
 
     def __init__(self) -> None:
         self._listed = -1
-        self._deletions: OrderedDict[str, int] = OrderedDict()
+        self._deletions: BoundedDict[str, int] = BoundedDict(MAX_DELETIONS)
 
     def is_old(self, key: str, version: int) -> bool:
         """Return True if an unknown object had been deleted by this version; 0 is no version."""
@@ -34,9 +35,6 @@ class ObjectVersions:
 
     def record_deletion(self, key: str, version: int) -> None:
         self._deletions[key] = version
-        self._deletions.move_to_end(key)
-        if len(self._deletions) > MAX_DELETIONS:
-            self._deletions.popitem(last=False)
 
     def find_deletion(self, key: str) -> int | None:
         """Find the version at which an object was deleted, None where that is not remembered."""

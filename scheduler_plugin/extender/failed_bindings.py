@@ -4,6 +4,7 @@ from typing import Final
 
 import numpy as np
 
+from kubeapi.bounded import BoundedDict
 from scheduler_plugin.cache.arrays import BoolArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 
@@ -18,14 +19,12 @@ class FailedBindings:
     """FailedBindings is the nodes where a Binding failed, by UID of the pod."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, frozenset[str]] = {}
+        self._nodes: BoundedDict[str, frozenset[str]] = BoundedDict(REMEMBERED)
 
     def add(self, uid: str, node: str) -> None:
         """Remember a node; when all of the list have had their turn, it is gone through again."""
-        failed = self._nodes.pop(uid, frozenset())
+        failed = self._nodes.get(uid, frozenset())
         self._nodes[uid] = frozenset((node,)) if node in failed else failed | {node}
-        if len(self._nodes) > REMEMBERED:
-            del self._nodes[next(iter(self._nodes))]
 
     def forget(self, uid: str) -> None:
         self._nodes.pop(uid, None)

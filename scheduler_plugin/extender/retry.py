@@ -16,7 +16,6 @@ every pod that waits as refused, and any node as one that refused it.
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -24,6 +23,7 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from kubeapi.bounded import BoundedDict
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound
 from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.binder import LeaderStatus
@@ -114,7 +114,7 @@ class RefusedPodRetrier:
         self._clock = clock
         self._stale = stale
         self._leadership = leadership
-        self._refused: OrderedDict[str, _RefusedPod] = OrderedDict()
+        self._refused: BoundedDict[str, _RefusedPod] = BoundedDict(MAX_REFUSED_PODS)
         self._term: float | None = None
         extender.state.pod_resolved.connect(self._forget_pod)
 
@@ -125,8 +125,6 @@ class RefusedPodRetrier:
 
     def _add_refused(self, uid: str, among: NodeSet) -> None:
         self._refused[uid] = _RefusedPod(among, self._clock())
-        if len(self._refused) > MAX_REFUSED_PODS:
-            self._refused.popitem(last=False)
 
     async def run(self) -> None:
         """Look once a second until cancelled."""

@@ -6,9 +6,10 @@ That would be the last word until the next change anywhere, or for five minutes.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
+
+from kubeapi.bounded import BoundedDict
 
 WAIT_S: Final = 0.1
 PAUSE_S: Final = 1.0
@@ -59,15 +60,12 @@ class StaleRefusalWait:
     def __init__(self, activity: WatchActivity, clock: Callable[[], float]) -> None:
         self.activity = activity
         self._clock = clock
-        self._refused: OrderedDict[str, int] = OrderedDict()
+        self._refused: BoundedDict[str, int] = BoundedDict(MAX_REFUSED_PODS)
         self._paused_until = float("-inf")
 
     def record_refused(self, uid: str) -> None:
         """Remember that this pod was refused on what is known now."""
         self._refused[uid] = self.activity.count
-        self._refused.move_to_end(uid)
-        if len(self._refused) > MAX_REFUSED_PODS:
-            self._refused.popitem(last=False)
 
     def record_passed(self, uid: str) -> None:
         self._refused.pop(uid, None)

@@ -8,6 +8,7 @@ import numpy as np
 from allocator.errors import RequestError
 from allocator.names import POD_PLANNED
 from allocator.request import PodRequest
+from kubeapi.bounded import BoundedDict
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, IntArray, RowArray
 from scheduler_plugin.cache.cards import has_card
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
@@ -16,7 +17,7 @@ from scheduler_plugin.cache.pods import PodRecord, is_requeued, parse_pod_reques
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.failed_bindings import FailedBindings
-from scheduler_plugin.extender.filter_cache import MAX_NODES, FilterResult, FilterResultCache
+from scheduler_plugin.extender.filter_cache import MAX_NODES, MAX_RESULTS, FilterResult
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.node_set import NodeSet
 from scheduler_plugin.extender.protocol import (
@@ -83,12 +84,12 @@ class Extender:
         self.budgets = budgets or DisruptionBudgets()
         self.policies = policies
         self.pending_pods = PendingPods(state, policies)
-        self.filter_results = FilterResultCache()
+        self.filter_results: BoundedDict[str, FilterResult] = BoundedDict(MAX_RESULTS)
         self.shortlist = shortlist
         self._rank_all_pods = rank_all_pods
         self.left_to_kube_scheduler: Signal[[str]] = Signal()
         self._calls = CallDecoder()
-        self._resolved_uids: dict[str, None] = {}
+        self._resolved_uids: BoundedDict[str, None] = BoundedDict(MAX_RESOLVED)
         self._failed_bindings = FailedBindings()
         self._first_evictable = 0
         state.pod_resolved.connect(self._handle_resolved)
@@ -311,11 +312,9 @@ class Extender:
 
     def _handle_resolved(self, pod: PodRecord) -> None:
         """Report a pod that was bound, by anybody, or is gone, to policies that learn."""
-        self.filter_results.remove(pod.uid)
+        self.filter_results.pop(pod.uid, None)
         self._failed_bindings.forget(pod.uid)
         self._resolved_uids[pod.uid] = None
-        if len(self._resolved_uids) > MAX_RESOLVED:
-            del self._resolved_uids[next(iter(self._resolved_uids))]
         for learner in self.policies.learners:
             request = pod.charged if pod.node else None
             learner.pod_resolved(
@@ -455,7 +454,7 @@ class Extender:
         policy = self.policies.get_policy(query.request)
         names = [nodes.names[row] for row in rows.tolist()]
         versions = dict(zip(names, nodes.version[rows].tolist(), strict=True))
-        self.filter_results.add(pod.metadata.uid, FilterResult(policy, policy.epoch, versions))
+        self.filter_results[pod.metadata.uid] = FilterResult(policy, policy.epoch, versions)
 
     def _add_nominated(
         self, pod: PodLite, candidates: Candidates, chosen: list[int], fitting_rows: RowArray

@@ -6,7 +6,6 @@ refused lately, one after the other. So no two plans are carried out at the same
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -14,6 +13,7 @@ import structlog
 
 from allocator.errors import RequestError
 from kubeapi.backoff import Backoff
+from kubeapi.bounded import BoundedDict
 from kubeapi.errors import KubeApiError, NotFound, TooManyRequests
 from kubeapi.eviction import EvictionApi, evict_pod
 from kubeapi.ratelimit import TokenBucket
@@ -126,7 +126,7 @@ class Preemptor:
         self._leadership = leadership
         self._stale = stale
         self._sleep = sleep
-        self._refused: OrderedDict[str, RefusedPod] = OrderedDict()
+        self._refused: BoundedDict[str, RefusedPod] = BoundedDict(MAX_REFUSED_PODS)
         self._left_until: dict[str, float] = {}
         self._resting: dict[str, tuple[Backoff, float]] = {}
         self._spared_until: dict[str, float] = {}
@@ -142,8 +142,6 @@ class Preemptor:
         before, now = self._refused.pop(uid, None), self._clock()
         if nodes:
             self._refused[uid] = RefusedPod(nodes, now if before is None else before.first_refused_at, now)
-            if len(self._refused) > MAX_REFUSED_PODS:
-                self._refused.popitem(last=False)
 
     def leave_to_kube_scheduler(self, uid: str) -> None:
         """Leave a pod to kube-scheduler, which preempts for it."""

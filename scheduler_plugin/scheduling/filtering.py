@@ -15,6 +15,7 @@ import numpy as np
 from allocator.exact import fit_together
 from allocator.place import Placement, place
 from allocator.selector import Selector
+from kubeapi.bounded import BoundedDict
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
@@ -45,25 +46,25 @@ class SelectorMasks:
     """
 
     def __init__(self, limit: int = 64) -> None:
-        self._limit = limit
-        self._known: dict[Selector, tuple[BoolArray, LongArray]] = {}
+        self._known: BoundedDict[Selector, tuple[BoolArray, LongArray]] = BoundedDict(limit)
 
     def get_mask(self, nodes: NodeArrays, selector: Selector) -> BoolArray | None:
         """Tell which cards a selector admits: bool[R, K], None for all."""
         if selector.admits_all:
             return None
-        mask, made = self._known.pop(selector, (np.zeros((0, 0), dtype=np.bool_), np.zeros(0, np.int64)))
+        mask, made = self._known.recall(selector, lambda: _make_stale_mask(nodes))
         if mask.shape != nodes.size.shape:
-            mask = np.zeros(nodes.size.shape, dtype=np.bool_)
-            made = np.full(nodes.row_count, -1, dtype=np.int64)
+            mask, made = self._known[selector] = _make_stale_mask(nodes)
         stale = np.flatnonzero(made != nodes.inventory_version)
         if stale.size:
             mask[stale] = _compute_mask(nodes, selector, stale)
             made[stale] = nodes.inventory_version[stale]
-        self._known[selector] = (mask, made)
-        if len(self._known) > self._limit:
-            del self._known[next(iter(self._known))]
         return mask
+
+
+def _make_stale_mask(nodes: NodeArrays) -> tuple[BoolArray, LongArray]:
+    """Make a mask of which no row is up to date."""
+    return np.zeros(nodes.size.shape, dtype=np.bool_), np.full(nodes.row_count, -1, dtype=np.int64)
 
 
 def _compute_mask(nodes: NodeArrays, selector: Selector, rows: RowArray) -> BoolArray:

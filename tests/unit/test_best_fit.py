@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.policies import best_fit, make_policy
+from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.scheduling.policies.best_fit import SKIPPED, BestFit, BestFitSettings
 from scheduler_plugin.scheduling.policies.registry import CardDemand
 from scheduler_plugin.scheduling.policies.remaining import (
@@ -286,7 +286,7 @@ def test_a_search_that_looks_at_too_many_goes_over_arrays():
     assert scores.tolist() == [4 / (601 * 16)]
 
 
-def test_what_the_index_was_given_up_for_goes_over_arrays_for_a_while(monkeypatch):
+def test_what_the_index_was_given_up_for_goes_over_arrays_for_a_while():
     """Then the index is tried again; of many such requests the newest are remembered."""
     full = {f"a{number:03}": (1000, 0, [16], 1000, 0, [8]) for number in range(600)}
     arrays = view(full | {"b": (9000, 0, [16], 0, 0, [4])})
@@ -297,7 +297,7 @@ def test_what_the_index_was_given_up_for_goes_over_arrays_for_a_while(monkeypatc
 
     assert [touched(8) for _ in range(SKIPPED + 2)] == [512 + 601, *[601] * SKIPPED, 512 + 601]
     assert touched(9) == 1
-    monkeypatch.setattr(best_fit, "_REMEMBERED", 1)
+    policy._skips.most = 1
     assert [touched(units) for units in (8, 7, 8)] == [601, 512 + 601, 512 + 601]
 
 

@@ -8,9 +8,8 @@ import pytest
 from allocator.request import ContainerRequest, PodRequest
 from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.errors import ProtocolError
-from scheduler_plugin.extender.filter_cache import MAX_NODES, FilterResult, FilterResultCache
+from scheduler_plugin.extender.filter_cache import MAX_NODES, FilterResult
 from scheduler_plugin.extender.verbs import Extender
-from scheduler_plugin.scheduling.policies import make_policy
 from tests.cluster_builders import container, node_object, pod, pod_object, uuid
 from tests.extender_world import World, check
 
@@ -236,15 +235,6 @@ def test_what_was_answered_is_remembered_until_the_pod_is_bound(world: World) ->
     assert world.offers.get("uid-p") is None
 
 
-def test_offers_are_bounded() -> None:
-    offers = FilterResultCache(limit=2)
-    offer = FilterResult(make_policy("balanced"), 0, {"n": 1})
-    for name in "abc":
-        offers.add(name, offer)
-    assert offers.get("a") is None
-    assert offers.get("b") is offers.get("c") is offer
-
-
 def test_a_whole_cluster_is_not_remembered_for_a_pod() -> None:
     world = World(shortlist=0)
     for index in range(MAX_NODES + 1):
@@ -261,7 +251,7 @@ def test_prioritize_repeats_filter_s_order_while_nothing_changes(world: World) -
     offer = world.offers.get("uid-p")
     assert offer is not None
     # An order of its own shows that it is the remembered one.
-    world.offers.add("uid-p", FilterResult(offer.policy, offer.epoch, dict(reversed(offer.versions.items()))))
+    world.offers["uid-p"] = FilterResult(offer.policy, offer.epoch, dict(reversed(offer.versions.items())))
     assert world.prioritize(pod_object("p", 4), ["b", "a"]) == {"a": 10, "b": 9}
     assert world.prioritize(pod_object("p", 4), ["b"]) == {"b": 10}
     assert world.prioritize(pod_object("p", 4), ["c", "b", "a"]) == {"b": 10, "a": 9, "c": 0}

@@ -9,7 +9,6 @@ import pytest
 from kubeapi.errors import KubeApiError, NotFound, TimedOut
 from scheduler_plugin.cache.objects import SchedulingGate
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.extender import retry
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.retry import (
     HELD_RETRY_AFTER_S,
@@ -177,8 +176,8 @@ async def test_every_pod_has_its_turn(setup: Setup) -> None:
     assert (await setup.look())[0] == names[-1]
 
 
-async def test_the_oldest_are_forgotten(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "MAX_REFUSED_PODS", 40)
+async def test_the_oldest_are_forgotten(setup: Setup) -> None:
+    setup.looks._refused.most = 40
     await setup.look()
     for number in range(41):
         setup.ask(f"p{number}")

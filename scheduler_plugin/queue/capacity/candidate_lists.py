@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from kubeapi.bounded import BoundedDict
 from scheduler_plugin.binding.two_tier import ScoredNode, commit_list
 from scheduler_plugin.cache.arrays import BoolArray, LongArray
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
@@ -68,7 +69,7 @@ class CandidateListPlacer:
 
     def __init__(self, capacity: FreeCapacity) -> None:
         self._capacity = capacity
-        self._lists: dict[PodRequirements, _CandidateList] = {}
+        self._lists: BoundedDict[PodRequirements, _CandidateList] = BoundedDict(REMEMBERED)
         self.lists = 0
         self._next_nodes: Callable[[], Iterable[str]] = tuple
 
@@ -132,11 +133,9 @@ class CandidateListPlacer:
         # Who could not be placed when the list was made is not behind its last: it counts as changed.
         made[~fits] = -1
         last = (offered[-1].score, offered[-1].node) if len(offered) == LISTED else None
-        found = _CandidateList(offered, last, made, epoch, frozenset(rows[first].tolist()), nodes.epoch)
-        self._lists.pop(requirements, None)
-        self._lists[requirements] = found
-        if len(self._lists) > REMEMBERED:
-            del self._lists[next(iter(self._lists))]
+        found = self._lists[requirements] = _CandidateList(
+            offered, last, made, epoch, frozenset(rows[first].tolist()), nodes.epoch
+        )
         self.lists += 1
         return found
 

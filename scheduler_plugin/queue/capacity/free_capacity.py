@@ -10,6 +10,7 @@ import numpy as np
 
 from allocator.cards import Card
 from allocator.place import Placement, place
+from kubeapi.bounded import BoundedDict
 from kubeapi.selectors import NodeRules, Taint
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
@@ -124,8 +125,8 @@ class FreeCapacity:
         self.facts: dict[str, NodeFacts] = {}
         self.facts_version = 0
         self._masks: dict[PodRequirements, _FitMask] = {}
-        self._rounds: dict[str, float] = {}
-        self._allowed: dict[NodeRules, BoolArray] = {}
+        self._rounds: BoundedDict[str, float] = BoundedDict(REMEMBERED_ROUNDS)
+        self._allowed: BoundedDict[NodeRules, BoolArray] = BoundedDict(REMEMBERED_RULES)
         self._allowed_key: object = None
         self.faults: dict[PodRequirements, str] = {}
         self.held_back: set[PodRequirements] = set()
@@ -229,8 +230,6 @@ class FreeCapacity:
         else:
             self._rounds[uid] = now
             self.held_back.add(requirements)
-            if len(self._rounds) > REMEMBERED_ROUNDS:
-                del self._rounds[next(iter(self._rounds))]
         self.policies.record_attempt(self.state.nodes, query, row)
         return row
 
@@ -467,8 +466,6 @@ class FreeCapacity:
             self._allowed.clear()
         allowed = self._allowed.get(requirements.rules)
         if allowed is None:
-            if len(self._allowed) >= REMEMBERED_RULES:
-                del self._allowed[next(iter(self._allowed))]
             allowed = self._allowed[requirements.rules] = np.zeros(nodes.row_count, dtype=np.bool_)
             for name, row in nodes.rows.items():
                 allowed[row] = self.is_allowed(requirements, name)

@@ -21,6 +21,7 @@ from typing import Final, Literal, cast
 import numpy as np
 
 from allocator.registry import Entry, Parameters
+from kubeapi.bounded import BoundedDict
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, LongArray, RowArray
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies.buckets import Buckets, BucketSearchResult, Fallback, find_in_arrays
@@ -195,7 +196,7 @@ class BestFit:
         self._versions: LongArray = np.zeros(0, dtype=np.int64)
         self._ranks: LongArray = np.zeros(0, dtype=np.int64)
         self._width = 0
-        self._skips: dict[tuple[str, CardDemand, int], int] = {}
+        self._skips: BoundedDict[tuple[str, CardDemand, int], int] = BoundedDict(_REMEMBERED)
 
     def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by what the dominant class has left after it; `pick`: inf but for the one."""
@@ -251,8 +252,6 @@ class BestFit:
                 return result
             touched = result.touched
             self._skips[shape] = SKIPPED
-            if len(self._skips) > _REMEMBERED:
-                del self._skips[next(iter(self._skips))]
         rows = np.flatnonzero(view.usable if fits is None else fits)
         left = search.left(view, ask, rows)
         suits = left < NO_SET

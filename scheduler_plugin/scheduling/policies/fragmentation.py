@@ -9,10 +9,10 @@ score is that of the cards which that policy takes. Scores are cached by node st
 before costs only the nodes that changed since.
 """
 
-from collections import OrderedDict
 from typing import Final
 
 from allocator.registry import Entry, Parameters
+from kubeapi.bounded import BoundedDict
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.scheduling.policies.fragmentation_file import read_workload
 from scheduler_plugin.scheduling.policies.fragmentation_scores import (
@@ -61,7 +61,7 @@ class FragmentationPolicy:
         self._seen: TypicalWorkload = TypicalWorkload() if workload is None else workload
         self._next_learning = _FIRST_LEARNING
         self._learned: dict[DemandShape, float] = {}
-        self._pods: OrderedDict[str, None] = OrderedDict()
+        self._pods: BoundedDict[str, None] = BoundedDict(_PODS)
         self._unseen = 0.0 if workload is not None else 1.0
         self._scores = FragmentationScores(self._seen, self._unseen)
 
@@ -98,8 +98,6 @@ class FragmentationPolicy:
         if not self._learns or uid in self._pods:
             return
         self._pods[uid] = None
-        if len(self._pods) > _PODS:
-            self._pods.popitem(last=False)
         self._seen.add(ask)
         if self._seen.total < self._next_learning or not self._seen.gpu_pods:
             return

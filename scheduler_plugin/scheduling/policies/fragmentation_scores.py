@@ -1,6 +1,5 @@
 """Scores of node states against one typical workload, kept by the shape of the pod and the state."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,6 +8,7 @@ from numpy.typing import NDArray
 
 from allocator.place import choose_each
 from allocator.policy import node_policy_chooses
+from kubeapi.bounded import BoundedDict
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.card_costs import CardCosts, get_array_costs
@@ -35,7 +35,7 @@ class FragmentationScores:
         self._terms = FragmentationTerms(workload, unseen)
         self._states = NodeStates(self._terms)
         self._generation = 0
-        self._known: OrderedDict[tuple[object, ...], tuple[FloatArray, PickArray]] = OrderedDict()
+        self._known: BoundedDict[tuple[object, ...], tuple[FloatArray, PickArray]] = BoundedDict(1)
 
     def follow(self, view: ClusterView) -> None:
         """Bring the states of rows whose version changed up to date."""
@@ -121,18 +121,16 @@ class FragmentationScores:
         """Scores by state for pods like this one, NaN where not known, and the card of those with one."""
         capacity = self._states.capacity
         key = (ask.cpu_milli, ask.memory_bytes, ask.demands, ask.selector, ask.card_policy, ask.rules)
-        table = self._known.pop(key, None)
-        if table is None:
-            table = np.full(capacity, np.nan, dtype=np.float64), np.zeros(capacity, dtype=np.int16)
-        elif len(table[0]) < capacity:
+        self._known.most = max(1, _ENTRIES // capacity)
+        table = self._known.recall(
+            key, lambda: (np.full(capacity, np.nan, dtype=np.float64), np.zeros(capacity, dtype=np.int16))
+        )
+        if len(table[0]) < capacity:
             more = capacity - len(table[0])
-            table = (
+            table = self._known[key] = (
                 np.concatenate((table[0], np.full(more, np.nan))),
                 np.concatenate((table[1], np.zeros(more, dtype=np.int16))),
             )
-        self._known[key] = table
-        while len(self._known) > max(1, _ENTRIES // capacity):
-            self._known.popitem(last=False)
         return table
 
     def _scored(

@@ -26,6 +26,7 @@ from typing import Final, Literal, cast
 import numpy as np
 
 from allocator.registry import Entry, Parameters
+from kubeapi.bounded import BoundedDict
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies.fractions import (
@@ -109,7 +110,7 @@ class WeightedBalance:
         self._threshold = float(self.settings.threshold)
         self._blocked: dict[str, tuple[int, ...]] = {}
         self._counts: Counter[int] = Counter()
-        self._rounds: Counter[str] = Counter()
+        self._rounds: BoundedDict[str, int] = BoundedDict(_HELD_PODS)
         self._orders: tuple[object, ...] = ()
         self._weights: tuple[Fraction, ...] = ()
         self._count = len(self.settings.configured)
@@ -226,9 +227,7 @@ class WeightedBalance:
         if row is not None:
             self._cursor = int(view.name_rank[row]) if self.settings.rotate else None
             return
-        self._rounds[pod] += 1
-        if len(self._rounds) > _HELD_PODS:
-            del self._rounds[next(iter(self._rounds))]
+        self._rounds[pod] = self._rounds.get(pod, 0) + 1
 
     def pending(self, uid: str, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> None:
         """Count a pod that no row can take against the classes that it is short of.
