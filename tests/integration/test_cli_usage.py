@@ -181,7 +181,7 @@ def test_options_that_do_not_parse(run, arguments, said):
         ({"profile": "8xh200", "unit_mib": 1}, "allowed here are units of "),
         ({"http": "8911"}, "--http '8911'; allowed: HOST:PORT"),
         ({"http": "localhost:99999"}, "allowed: HOST:PORT with a port from 0 to 65535"),
-        ({"http": "{taken}"}, "address already in use"),
+        ({"http": "{taken}"}, "Address already in use"),
         ({"card_policy": "best"}, f'card policy "best"; allowed: {CARD_POLICIES.allowed}'),
         ({"quiet_s": "nan"}, "--quiet-s nan; allowed: 0 or more"),
         ({"log_level": "loud"}, "--log-level 'loud'; allowed: debug, info, warning, error"),

@@ -398,5 +398,5 @@ async def test_an_address_in_use_is_a_fault_of_the_settings():
     async with node_world(8) as world:
         taken = world.daemon.http_port
         other = type(world.daemon)(world.settings(http=f"127.0.0.1:{taken}"), source=world.source)
-        with pytest.raises(NodeSettingsError, match=f"--http 127.0.0.1:{taken}"):
+        with pytest.raises(NodeSettingsError, match=f"--http '127.0.0.1:{taken}': Address already in use"):
             await other.run(asyncio.Event())

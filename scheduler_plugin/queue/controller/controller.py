@@ -298,20 +298,11 @@ class Controller:
         return self._begin_removing(pod, lender)
 
     def _begin_requeues(self, requeues: Sequence[Requeue]) -> None:
-        """Start to write requeues. Of a gang, pods without a node are removed after those that have one.
-
-        If this process ends in between, the next one can still see that the gang is partly bound.
-        """
-        earlier: dict[str, list[asyncio.Task[WriteOutcome]]] = {}
-        for requeue in sorted(requeues, key=lambda each: each.queued_pod.phase is not Phase.BOUND):
+        for requeue in requeues:
             pod = requeue.queued_pod
             if not requeue.is_repeated:
                 self._report_requeue(requeue)
-            if requeue.remove and pod.gang and pod.phase is Phase.BOUND:
-                earlier.setdefault(pod.gang, []).append(self._begin_removing(pod))
-            elif requeue.remove and pod.gang in earlier:
-                self._begin_write(self._remove_after(pod, earlier[pod.gang]))
-            elif requeue.remove:
+            if requeue.remove:
                 self._begin_removing(pod)
             elif requeue.requeue:
                 self._begin_write(self._write_requeue(pod))
@@ -329,11 +320,6 @@ class Controller:
 
     def _begin_removing(self, pod: QueuedPod, lender: str = "") -> asyncio.Task[WriteOutcome]:
         return self._begin_write(self._write_eviction(pod, lender))
-
-    async def _remove_after(self, pod: QueuedPod, earlier: Sequence[asyncio.Task[WriteOutcome]]) -> None:
-        """Remove a pod after the earlier removals have succeeded or failed."""
-        if WriteOutcome.UNKNOWN not in await asyncio.gather(*earlier):
-            await self._write_eviction(pod, "")
 
     async def _write_requeue(self, pod: QueuedPod) -> None:
         async with self._turns:

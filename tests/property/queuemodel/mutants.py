@@ -285,14 +285,6 @@ MUTANTS = (
         1_930_000_027,
     ),
     Mutant(
-        "of a gang that is bound in part those without a node are removed last",
-        controller.Controller._begin_requeues,
-        "each.queued_pod.phase is not Phase.BOUND",
-        "each.queued_pod.phase is Phase.BOUND",
-        of_slots,
-        3_826_000_019,
-    ),
-    Mutant(
         "where room is kept for a pod a slot is kept too",
         admission.AdmissionScheduler.mask_fits,
         "fits[row] = kept == 0 or self.slots.count_left(name) > kept",
