@@ -117,7 +117,7 @@ class ReservationPlanner:
     def _list_orders(
         self, pods: Sequence[Pod], among: Callable[[PodRequirements], BoolArray] | None
     ) -> Iterator[Sequence[Pod]]:
-        """Ways to go: the hardest to place first, as they come; or those first that have the least choice."""
+        """Give the orders to try: as given, the hardest first; then those with the fewest nodes first."""
         yield pods
         if len({requirements for _, requirements in pods}) > 1:
             choice = {

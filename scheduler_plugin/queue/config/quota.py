@@ -111,7 +111,7 @@ class Cohort:
         return quota.nominal + (lent if quota.borrowing_limit is None else min(lent, quota.borrowing_limit))
 
     def compute_free(self, queue: str) -> int:
-        """Units that a queue could have more but for its borrowing limit; below 0 after a change."""
+        """Return the headroom of a queue without its borrowing limit; below 0 after quotas shrank."""
         return -self._compute_account_missing(self.accounts[queue], 0)
 
     def fits_nominal(self, queue: str, units: int) -> bool:

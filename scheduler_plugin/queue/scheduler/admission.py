@@ -1,9 +1,9 @@
 """Admit waiting pods and choose their nodes, by the queues' order, quotas, slots and capacity. Pure.
 
-Decisions are made one after the other. While a node that can take some waiting pod has an idle slot, the slot
-is offered (docs/queue.md#data-and-slots). All idle slots of a type are offered at once, and the node policy
-chooses among those that the pod may have. Without slots there is one pool, and the first queue with a pod
-that fits anywhere admits it.
+Decisions are made one after the other. As long as a node that can take some waiting pod has an idle slot, the
+slot is offered (docs/queue.md#data-and-slots). All idle slots of a type are offered together, and the node
+policy chooses among those that the pod may use. Without slots there is a single pool, and the first queue
+with a pod that fits anywhere admits it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +39,7 @@ class AdmittedPod:
     Attributes:
         requirements: Its needs.
         node: Where its cards were taken.
-        others: Nodes that it may be bound to where that fails, in order: those next in its list.
+        others: Further nodes to bind it to if that fails: the next ones on its list, in order.
     """
 
     uid: str
@@ -54,11 +54,11 @@ class AdmittedWorkload:
 
     Attributes:
         members: Its pods.
-        slot_match: How the slot was lent, None where there are no slots, and for a workload out of turn.
+        slot_match: How the slot was lent; None without slots, and for a workload admitted out of turn.
         relaxed: Its data is elsewhere.
         lender: Queue whose turn it was, empty when it was its own.
         borrowed: Units that its queue has beyond its nominal quota because of it.
-        names_node: Its pods run where their room was taken: a slot was idle there, or data is near.
+        names_node: Its pods must run on the nodes chosen here, because of an idle slot or near data.
     """
 
     queue: str
@@ -72,16 +72,17 @@ class AdmittedWorkload:
 
 
 class AdmissionScheduler:
-    """Decides, and takes what it decides: room in the state, quota of the queue, a slot.
+    """Decides on admissions, and charges each one: capacity in the state, quota of the queue, a slot.
 
     Args:
-        queues: The queues, with what waits and what each has.
+        queues: The queues, with their waiting workloads and usage.
 
     Attributes:
-        pending_pods: The pods that wait, for policies that want to know.
-        unplaced: Needs that seemed to fit and did not, of the newest `admit_workloads`: gangs as a rule.
-        crowded: Needs and data of gangs that did not fit near their data as a whole, likewise.
-        rejected_nodes: Where the committer of batch mode did not bind pods, by their needs.
+        pending_pods: The waiting pods, for policies that use them.
+        unplaced: Requirements that seemed to fit in the newest `admit_workloads` and did not; usually those
+            of gangs.
+        crowded: Requirements and data of gangs that did not fit near their data as a whole, likewise.
+        rejected_nodes: Nodes to which the committer of batch mode did not bind pods, by requirements.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class AdmissionScheduler:
         """Take another configuration.
 
         Raises:
-            PolicyError: Error of its node policy; then nothing has changed.
+            PolicyError: its node policy is invalid; then nothing has changed.
         """
         if self.capacity.policies.configure(config.node_policy, config.node_policy_parameters):
             self.placer.forget_lists()
@@ -121,11 +122,11 @@ class AdmissionScheduler:
     def admit_workloads(
         self, now: float, first: Iterable[tuple[str, QueuedWorkload[Needs]]] = ()
     ) -> Iterator[AdmittedWorkload]:
-        """Admit what can be admitted; each is taken before it is yielded.
+        """Admit every workload that can be admitted; each is charged before it is yielded.
 
         Args:
             now: Seconds, for the state.
-            first: Queues and waiting workloads that go before all others where they fit, wherever their data
+            first: Queues and waiting workloads that precede all others where they fit, wherever their data
                 is.
         """
         self.unplaced.clear()
@@ -146,7 +147,7 @@ class AdmissionScheduler:
     def _admit_out_of_turn(
         self, name: str, workload: QueuedWorkload[Needs], now: float
     ) -> AdmittedWorkload | None:
-        """Admit a workload, where it may go and fits; else None."""
+        """Admit a workload if it is allowed somewhere and fits there; else return None."""
         queue = self.queues[name]
         if not queue.is_open or queue.waiting.waits_for_stage(workload.uid):
             return None
@@ -186,7 +187,7 @@ class AdmissionScheduler:
     def _assume(
         self, choice: SlotChoice[Needs], cycle: "AdmissionCycle", slot: SlotType | None, now: float
     ) -> AdmittedWorkload | None:
-        """Take room, quota and slot for a choice; None, and nothing taken, when its pods do not all fit."""
+        """Charge capacity, quota and slot for a choice; None, with nothing charged, if not all pods fit."""
         workload, queue = choice.workload, self.queues[choice.queue]
         pods = self.quota_usage.list_members(workload.requirements, workload.uid)
         admitted_pods: list[AdmittedPod] = []
@@ -236,7 +237,7 @@ class AdmissionScheduler:
         )
 
     def _place_on_reserved(self, uid: str, requirements: PodRequirements, fits: BoolArray, now: float) -> str:
-        """Take what was kept for a pod, where it fits there; the node's name, empty for none."""
+        """Assume a pod on its reservation if it fits there; return the node's name, empty for none."""
         reserved_workloads = self.capacity.reservations.get_reservation(uid)
         node = reserved_workloads.node if reserved_workloads is not None else ""
         row = self.capacity.state.nodes.rows.get(node)
@@ -253,7 +254,7 @@ class AdmissionScheduler:
         cycle: "AdmissionCycle",
         slot: SlotType | None,
     ) -> BoolArray:
-        """Find the rows where a pod of a choice may be placed, in a slot of any type if None: bool[R]."""
+        """Find the rows where a pod of a choice may be placed: bool[R]; `slot` None means any type."""
         fits = self.mask_fits(requirements, choice.workload.uid)
         if self.config.slots is not None:
             fits = fits & self.mask_idle_slots(slot)
@@ -262,15 +263,15 @@ class AdmissionScheduler:
         return fits
 
     def _is_near(self, choice: SlotChoice[Needs]) -> bool:
-        """Tell whether a workload was chosen for a place that its data is near to."""
+        """Return True if a workload was chosen for a place near its data."""
         return bool(choice.workload.data) and not choice.relaxed and self.config.locality.enabled
 
     def mask_fits(self, requirements: PodRequirements, holder: str) -> BoolArray:
-        """Tell where a pod fits now: where room is kept for others, they keep a slot too.
+        """Tell where a pod fits now; a reservation for another pod also occupies a slot.
 
         Args:
             requirements: The pod's needs.
-            holder: UID of the workload that asks, empty where nothing is kept for it.
+            holder: UID of the workload that asks; empty if it has no reservation.
 
         Returns:
             bool[R]; valid until anything changes.
@@ -289,17 +290,17 @@ class AdmissionScheduler:
         return fits
 
     def has_untried_nodes(self, requirements: PodRequirements, holder: str) -> bool:
-        """Tell whether a pod fits on a node where none like it was rejected; arguments as of `mask_fits`."""
+        """Return True if a pod fits on a node that has rejected none like it; arguments as of `mask_fits`."""
         fits = self.capacity.mask_fits(requirements, holder=holder)
         return self.rejected_nodes.leave_out(requirements, fits, self.capacity.state.nodes.rows)[1]
 
     def place_pod(self, uid: str, requirements: PodRequirements, now: float) -> str:
-        """Take a pod's cards on the best node that has them; the node's name, empty for none."""
+        """Assume a pod's cards on the best node; return the node's name, empty if no node fits."""
         fits = self.capacity.mask_fits(requirements)
         return self.placer.place_pod(uid, requirements, fits, now) if fits.any() else ""
 
     def mask_near(self, data: frozenset[str]) -> BoolArray:
-        """Rows that some data is near to: bool[R], remembered while nodes and their data stay."""
+        """Return the rows near some data: bool[R], cached until nodes or their data change."""
         nodes = self.capacity.state.nodes
         key = (self.locality, self.locality.version, nodes.row_count)
         if key != self._near_key:
@@ -343,10 +344,10 @@ _NearKey = tuple[PodRequirements, frozenset[str], str, int | None, SlotType | No
 
 
 class AdmissionCycle:
-    """An admission cycle is one decision: it asks the cluster each question once.
+    """An admission cycle is a single decision; it computes each fact about the cluster once.
 
     Args:
-        admission: Whose decision.
+        admission: The scheduler that decides.
         order: The queues, in order.
     """
 
@@ -376,10 +377,10 @@ class AdmissionCycle:
         return able
 
     def pick_workload_for_slot(self) -> tuple[SlotType | None, SlotChoice[Needs] | None]:
-        """Choose a type of idle slot and who gets it; its rows are those of `mask_idle_slots`.
+        """Choose a type of idle slot and the workload that gets it; its rows are those of `mask_idle_slots`.
 
-        A slot near to some workload's data comes first, then the queue that is first in the order, then a
-        slot that need not be lent.
+        A slot near some workload's data is preferred, then the first queue in the order, then a slot that
+        need not be lent.
         """
         ranks = {queue.name: rank for rank, queue in enumerate(self._order)}
         found: list[tuple[tuple[bool, int, bool], SlotType, SlotChoice[Needs]]] = []
@@ -395,7 +396,7 @@ class AdmissionCycle:
         return slot, choice
 
     def pick_workload(self, slot: SlotType | None) -> SlotChoice[Needs] | None:
-        """Offer all idle slots of a type at once, or where there are none the whole cluster."""
+        """Offer all idle slots of a type together, or without slots the whole cluster."""
 
         def can_run(queue: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
             return (
@@ -455,9 +456,10 @@ class AdmissionCycle:
         return self._admission.mask_near(data)
 
     def find_idle_slot(self) -> tuple[int, SlotType] | None:
-        """An idle slot where an admissible workload fits, of the workload's own type if there is one.
+        """Find an idle slot where an admissible workload fits, of the workload's own type if possible.
 
-        Slots near to some workload's data come first: those of other nodes are offered when nobody has any.
+        Slots near some workload's data are preferred; those of other nodes are offered if no data is near any
+        slot.
         """
         near = self._find_slot(relaxed=False) if self._admission.config.locality.enabled else None
         return near or self._find_slot(relaxed=True)
@@ -487,7 +489,7 @@ class AdmissionCycle:
         return None
 
     def _is_admissible(self, queue: str, group: WorkloadGroup[Needs]) -> bool:
-        """Tell whether order and quota allow the group, wherever there may be room."""
+        """Return True if order and quota allow the group, regardless of capacity."""
         oldest = group.get_oldest()
         if not self._admission.queues[queue].is_next(oldest):
             return False
@@ -502,12 +504,12 @@ class AdmissionCycle:
         )
 
     def _get_reserved_uid(self, group: WorkloadGroup[Needs]) -> str:
-        """Return the UID of a group's oldest workload if room is kept for it, else an empty one."""
+        """Return the UID of a group's oldest workload if it has a reservation, else an empty text."""
         uid = group.get_oldest().uid
         return uid if uid in self._reserved_uids else ""
 
     def _get_first_requirements(self, needs: Needs) -> PodRequirements:
-        """Get a workload's requirements; of a gang those of its first pod."""
+        """Return a workload's requirements; for a gang, those of its first pod."""
         return (
             needs
             if isinstance(needs, PodRequirements)
@@ -515,7 +517,7 @@ class AdmissionCycle:
         )
 
     def _compute_most(self, queue: str, group: WorkloadGroup[Needs]) -> int | None:
-        """The most units that quotas allow, for pods that count for different ones on different rows."""
+        """Return the most units that quotas allow, for pods whose charge differs from row to row."""
         if not self._get_first_requirements(group.key.requirements).percent:
             return None
         return self._admission.queues.compute_headroom(queue, group.get_oldest().uid)

@@ -8,7 +8,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class KeyedBackoff(Generic[K]):
-    """Pauses that double with each refusal, each on its own.
+    """Pauses by key; each key's pause doubles with its refusals.
 
     Args:
         first_s: The first one, seconds.
@@ -27,7 +27,7 @@ class KeyedBackoff(Generic[K]):
 
     @property
     def next_end_s(self) -> float:
-        """Time when the next pause ends, at the latest; infinite where none lasts."""
+        """Latest time at which the next pause ends; infinite if there is none."""
         return self._next
 
     def record_refusal(self, key: K, now: float, why: str = "") -> None:
@@ -51,18 +51,18 @@ class KeyedBackoff(Generic[K]):
         return self._refusals.get(key, 0)
 
     def is_paused(self, key: K) -> bool:
-        """Tell whether its pause lasts; until `pop_due` has told that it is over."""
+        """Return True during a key's pause, which lasts until `pop_due` has returned the key."""
         return key in self._until
 
     def explain_pause(self, key: K) -> str:
         return self._why[key] if key in self._until else ""
 
     def get_last_reason(self, key: K) -> str:
-        """Say why a key was refused at last; empty where it never was, or nobody said."""
+        """Return why a key was refused last; empty if it never was, or no reason was given."""
         return self._why.get(key, "")
 
     def pop_due(self, now: float) -> list[K]:
-        """End the pauses that are over, and tell which."""
+        """End the pauses that are over, and return their keys."""
         if now < self._next:
             return []
         due = [key for key, until in self._until.items() if until <= now]

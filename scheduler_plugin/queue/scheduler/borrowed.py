@@ -23,10 +23,10 @@ class PendingEvictions:
     Attributes:
         waiting: UID of the pod, or gang, that waits.
         units: Units of quota that it will use.
-        uids: Pods that are to go and are still there.
+        uids: Pods to be evicted that are still there.
         since: When that began, seconds.
         last_gone_at: When the last one went, seconds.
-        pods_left: Pods that did not refuse to go.
+        pods_left: Number of victims whose eviction was not refused.
     """
 
     waiting: str
@@ -38,10 +38,10 @@ class PendingEvictions:
 
 
 class BorrowedPods:
-    """Knows who may go. Pods that refused to are passed over for a while; those that leave are counted on.
+    """Knows which pods may be evicted. Pods whose eviction was refused are skipped for a while.
 
     Attributes:
-        pending: What is under way, by lender.
+        pending: Evictions under way, by lender. Pods that are leaving count as gone.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -51,7 +51,7 @@ class BorrowedPods:
         self.pending: dict[str, PendingEvictions] = {}
 
     def update_pending(self, now: float) -> None:
-        """Note who is being deleted, and who is gone."""
+        """Update which pods are being deleted, and which are gone."""
         pods = self._queue.queued_pods
         self._protected.pop_due(now)
         self._protected.forget_others(pods)
@@ -61,15 +61,15 @@ class BorrowedPods:
             going.uids = {uid for uid in going.uids if uid in pods and not self._is_late(going, uid, now)}
 
     def protect_pod(self, uid: str, now: float) -> None:
-        """A pod does not go: pass it over for a while."""
+        """Skip a pod for a while, because its eviction was refused."""
         self._protected.record_refusal(uid, now)
 
     def are_ending(self, uids: Collection[str]) -> bool:
-        """Tell whether all of these pods are known to be being deleted."""
+        """Return True if all of these pods are known to be terminating."""
         return self._ending.keys() >= set(uids)
 
     def list_leaving(self, now: float) -> list[QueuedPod]:
-        """Pods whose cards are about to become free whatever is done."""
+        """List pods whose cards are about to become free in any case."""
         evicted = set().union(*(going.uids for going in self.pending.values()))
         pods = self._queue.queued_pods
         ending = {uid for uid, since in self._ending.items() if not _is_overdue(pods[uid], since, now)}
@@ -78,10 +78,10 @@ class BorrowedPods:
     def sum_freed(
         self, leaving: Collection[QueuedPod], victims: Collection[QueuedPod], cohort: Cohort
     ) -> dict[str, int]:
-        """Count units that become free by queue, less those that the pods of other lenders are about to use.
+        """Count the units that become free by queue, less those that other lenders' pods are about to use.
 
-        With its victims a queue gives back what it had borrowed. The rest is its own quota: its pods may be
-        made again at once, and nobody is denied that.
+        With its victims a queue gives back what it had borrowed. The rest is its own quota, which its pods
+        may use again at once when they are created anew.
         """
         freed = self.sum_units_by_queue(leaving)
         for name, units in self.sum_units_by_queue(victims).items():
@@ -95,10 +95,10 @@ class BorrowedPods:
     def list_borrowed(
         self, cohort: Cohort, queue_name: str, leaving: Collection[QueuedPod]
     ) -> list[VictimGroup]:
-        """What others exceed their own quota with, in the order of `make_eviction_key`.
+        """List the pods with which other queues exceed their own quota, in the order of `make_eviction_key`.
 
         Args:
-            leaving: Pods that are about to be gone; they count as what is given back already.
+            leaving: Pods that are about to be gone; their units count as given back already.
         """
         borrowed = []
         uids = {pod.uid for pod in leaving}
@@ -114,7 +114,7 @@ class BorrowedPods:
         return sorted(borrowed, key=make_eviction_key)
 
     def _list_groups(self, queue_name: str, leaving: Collection[str]) -> Iterator[VictimGroup]:
-        """List what is admitted on a queue's quota and stays; what of a gang is admitted goes together."""
+        """List the staying pods admitted on a queue's quota; admitted pods of a gang form one group."""
         pods, gangs = self._queue.queued_pods, dict[str, None]()
         for uid in self._queue.queues[queue_name].admitted:
             pod = pods.get(uid)
@@ -135,7 +135,7 @@ class BorrowedPods:
         return sum(self.sum_units_by_queue(pods).values())
 
     def sum_units_by_queue(self, pods: Collection[QueuedPod]) -> dict[str, int]:
-        """Units that pods count for, by the queue whose quota has them."""
+        """Add up the units that pods are charged, by the queue that is charged."""
         found: dict[str, int] = {}
         for pod in pods:
             if pod.charged_queue:
@@ -144,18 +144,18 @@ class BorrowedPods:
         return found
 
     def _can_evict(self, pod: QueuedPod) -> bool:
-        """Tell whether an eviction may end a pod; not where the pod is being deleted already."""
+        """Return True if a pod can be evicted and is not being deleted already."""
         bound = pod.requirements is not None and pod.phase is Phase.BOUND and not pod.record.is_mirror
         return bound and not pod.queue_info.ending and not self._protected.is_paused(pod.uid)
 
     def _is_late(self, going: PendingEvictions, uid: str, now: float) -> bool:
-        """Tell whether a pod that should be gone is not, and is waited for no longer."""
+        """Return True if a pod should have gone long ago, so that we no longer wait for it."""
         since = max(self._ending.get(uid, going.since), going.since)
         return _is_overdue(self._queue.queued_pods[uid], since, now)
 
 
 def make_eviction_key(victims: VictimGroup) -> tuple[int, float, str]:
-    """Order who may go: of the smallest priority first, then the youngest.
+    """Sort key of victims: the smallest priority first, then the youngest.
 
     A gang is as old as its oldest pod.
     """
@@ -164,9 +164,9 @@ def make_eviction_key(victims: VictimGroup) -> tuple[int, float, str]:
 
 
 def group_by_node(borrowed: Sequence[VictimGroup], most: int) -> Mapping[str, list[VictimGroup]]:
-    """Group who may go by node, so many of one at most; nodes in the order of their first pods.
+    """Group possible victims by node, at most `most` for each; nodes in the order of their first pods.
 
-    A gang stands at each of its nodes.
+    A gang is listed at each of its nodes.
     """
     found: dict[str, list[VictimGroup]] = {}
     for victims in borrowed:
@@ -178,5 +178,5 @@ def group_by_node(borrowed: Sequence[VictimGroup], most: int) -> Mapping[str, li
 
 
 def _is_overdue(pod: QueuedPod, since: float, now: float) -> bool:
-    """Tell whether a pod should have ended that was asked to at a time."""
+    """Return True if a pod that was asked to end at `since` should have ended by now."""
     return now - since >= pod.queue_info.grace_s + LATE_S

@@ -1,8 +1,8 @@
-"""Backoff of pods and gangs alike: kube-scheduler refused one, the others go one at a time. Pure.
+"""Backoff of equivalent pods and gangs: after kube-scheduler has refused one, others go one at a time. Pure.
 
 kube-scheduler knows reasons that the queue cannot see: anti-affinity, volumes, the number of pods on a node.
-What it refuses for one pod of a template it refuses for the next one too. So they are held back until one is
-bound; meanwhile one is tried after a pause that grows with each refusal.
+If it refuses one pod of a template, it refuses the next one too. So all of them are held back until one is
+bound; meanwhile a single one is tried after a pause that grows with each refusal.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class BackoffUnit(Protocol):
     """A unit that is admitted as a whole: `QueuedPod` or `Gang`.
 
     Attributes:
-        template: What it has in common with those like it; None: nothing is known of that.
+        template: Key that is equal for equivalent units; None: unknown.
     """
 
     template: Hashable
@@ -49,14 +49,14 @@ U = TypeVar("U", bound=BackoffUnit)
 
 @dataclass(slots=True)
 class _RefusedGroup(Generic[U]):
-    """_RefusedGroup is what is known of the units of a template.
+    """_RefusedGroup is the units of a template of which one was refused.
 
     Attributes:
-        first_description: What that is called.
-        last_seen: When there was one of them last, seconds.
+        first_description: Kind and name of the unit that was refused first.
+        last_seen: When a unit of the template was last seen, in seconds.
         held_back: Units that are held back.
-        tried_uids: UIDs of those that may go.
-        refused_uids: UIDs of those that were refused, and are admitted still.
+        tried_uids: UIDs of units that may be tried.
+        refused_uids: UIDs of units that were refused and are still admitted.
         refusals: How often each was refused, by UID.
     """
 
@@ -72,7 +72,7 @@ class _RefusedGroup(Generic[U]):
 def make_pod_template(
     record: PodRecord, queue_info: PodQueueInfo, requirements: PodRequirements | None
 ) -> Hashable:
-    """Make the template of a pod, equal for pods alike; None for pods of gangs, which go together."""
+    """Make the template of a pod, equal for equivalent pods; None for pods of gangs, which go together."""
     if requirements is None or queue_info.gang:
         return None
     return (
@@ -86,10 +86,10 @@ def make_pod_template(
 
 
 def make_gang_template(queued_pods: Collection[QueuedPod]) -> Hashable:
-    """Make the template of a gang, equal for gangs of the same pods whoever made them.
+    """Make the template of a gang, equal for gangs of equivalent pods whatever controllers created them.
 
     Args:
-        queued_pods: Pods of the gang that go together, at least one.
+        queued_pods: Pods of the gang that are admitted together, at least one.
     """
     first = next(iter(queued_pods))
     pods = Counter((pod.requirements, pod.queue_info.data) for pod in queued_pods)
@@ -114,7 +114,7 @@ class EquivalenceBackoff(Generic[U]):
         return self._groups.keys()
 
     def record_refusal(self, unit: U, now: float) -> bool:
-        """Record that an admitted unit is refused; tell whether units like it must be held back from now on.
+        """Record that an admitted unit was refused; return True if equivalent units must now be held back.
 
         Args:
             unit: The unit; calls after the first one change nothing.
@@ -138,7 +138,7 @@ class EquivalenceBackoff(Generic[U]):
         return self._pauses.count_refusals(unit.template) == 1
 
     def is_held_back(self, unit: U) -> bool:
-        """Tell whether one that could wait for its admission is held back."""
+        """Return True if a unit that could be queued is held back."""
         group = self._groups.get(unit.template)
         if group is None or unit.uid in group.tried_uids:
             return False
@@ -147,21 +147,21 @@ class EquivalenceBackoff(Generic[U]):
         return True
 
     def record_admission(self, unit: U, now: float) -> None:
-        """Record an admission: the next unit is tried a pause later."""
+        """Record an admission; the next unit is tried after another pause."""
         if unit.template in self._groups:
             self._pauses.pause_again(unit.template, now)
 
     def record_binding(self, unit: U) -> Collection[U]:
-        """Record that a unit is bound; return the units like it, which are held back no more."""
+        """Record that a unit was bound; return its equivalent units, which are no longer held back."""
         self._pauses.forget(unit.template)
         group = self._groups.pop(unit.template, None)
         return group.held_back.values() if group is not None else ()
 
     def pop_due(self, now: float) -> list[U]:
-        """Choose those that may be tried now: of each template whose pause is over one.
+        """Choose the units to try now: one of each template whose pause is over.
 
-        That is the oldest of those that were refused least often. A unit that can never be bound, for a
-        reason of its own, must not be tried for ever in place of the others.
+        It is the oldest of those that were refused least often: a unit that can never be bound for a reason
+        of its own must not be tried for ever in place of the others.
         """
         due = []
         for each in self._pauses.pop_due(now):
@@ -190,7 +190,7 @@ class EquivalenceBackoff(Generic[U]):
             unit.template = template
 
     def remove(self, unit: U) -> None:
-        """Remove a unit that is gone, or is like others from now on."""
+        """Remove a unit that was deleted, or whose template has changed."""
         group = self._groups.get(unit.template)
         if group is not None:
             group.held_back.pop(unit.uid, None)
@@ -199,7 +199,7 @@ class EquivalenceBackoff(Generic[U]):
             group.refusals.pop(unit.uid, None)
 
     def _forget_old(self, now: float) -> None:
-        """Forget templates as `pop_due` would: a process that stands by never calls it."""
+        """Forget old templates as `pop_due` does, for a standby, which never calls that."""
         limit = now - REMEMBERED_S - PAUSE_S[1]
         for each, group in list(self._groups.items()):
             if group.last_seen < limit and not (group.held_back or group.tried_uids or group.refused_uids):

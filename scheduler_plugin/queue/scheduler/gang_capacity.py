@@ -1,4 +1,4 @@
-"""Capacity for all pods of a workload at once: which fit now, and who must go for the others. Pure."""
+"""Capacity for all pods of a workload at once: which fit now, and which pods must go for the rest. Pure."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,15 +32,15 @@ Pods = Mapping[str, Sequence[Pod]]
 
 
 class GangPlacer:
-    """Looks for the room of one workload, a gang or a single pod; nothing is taken.
+    """Finds places for one workload, a gang or a single pod, without assuming anything.
 
     Args:
         workload_uid: UID of the gang, or of the pod.
         pods: Its pods, the hardest to place first.
         leaving: Pods that are about to be gone in any case.
-        ended: Units that are about to be free, see `EndedPods.sum_units`.
+        ended: Units of ended pods that are about to become free, see `EndedPods.sum_units`.
         among: bool[R], nodes that come into question for a pod; None: all.
-        places_left: Pods that a node may take before anybody goes; None: no limit.
+        places_left: Counts the pods that a node may still take without evictions; None: no limit.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GangPlacer:
         """Pods that find no room beside the others unless somebody goes."""
 
     def _place_now(self, pods: Iterable[Pod]) -> list[Pod]:
-        """Place what fits without anybody going; the rest."""
+        """Place the pods that fit without evictions; return the rest."""
         nodes = self._capacity.state.nodes
         names, rank = nodes.names, nodes.name_rank
         able: dict[PodRequirements, list[str]] = {}
@@ -94,14 +94,14 @@ class GangPlacer:
         return rest
 
     def find_victims(self, borrowed: Mapping[str, Sequence[VictimGroup]]) -> list[VictimGroup] | None:
-        """Find who must go so that the rest fits: for one pod after the other the fewest of one node.
+        """Find the victims for the rest, pod by pod: each time the fewest victims of a single node.
 
         Args:
-            borrowed: Pods that may go, by each node where they run, those that must go first first. Among
-                nodes on which equally many must go, the first one is chosen.
+            borrowed: Possible victims by node, in the order in which to evict them. Of nodes with equally
+                many victims the first one is chosen.
 
         Returns:
-            None where that would be in vain.
+            None if no victims would suffice.
         """
         gone: list[VictimGroup] = []
         placed = {node: list(pods) for node, pods in self._placed.items()}
@@ -130,7 +130,7 @@ class GangPlacer:
         return gone
 
     def find_places(self, victims: Collection[QueuedPod]) -> dict[str, QueueReservation]:
-        """Find the node of each pod once the victims are gone, by UID; empty where not all of them fit."""
+        """Find the node of each pod once the victims are gone, by UID; empty if not all pods fit."""
         placed, nodes = self._place_rest(victims), self._capacity.state.nodes
         found: dict[str, QueueReservation] = {}
         for node, pods in (placed or {}).items():
@@ -144,9 +144,9 @@ class GangPlacer:
         return found
 
     def _place_rest(self, victims: Collection[QueuedPod]) -> Pods | None:
-        """Place the rest once these victims are gone; None where not all of it fits.
+        """Place the rest as if these victims were gone; None if not all of it fits.
 
-        A pod goes where `find_victims` found room for it, or else to any other node of a victim.
+        A pod goes where `find_victims` found room for it, or else to any node of a victim.
         """
         placed = {node: list(pods) for node, pods in self._placed.items()}
         # In whatever order the victims are named.
@@ -165,7 +165,7 @@ class GangPlacer:
     def _find_more_victims(
         self, node: str, pods: Sequence[Pod], gone: Sequence[VictimGroup], candidates: Iterable[VictimGroup]
     ) -> list[VictimGroup] | None:
-        """The fewest more that must go from a node for these pods to fit there; None: in vain."""
+        """Find the fewest further victims of a node for these pods to fit there; None: none suffice."""
         left = [victims for victims in candidates if victims not in gone]
 
         def is_enough(more: Sequence[VictimGroup]) -> bool:
@@ -183,9 +183,9 @@ class GangPlacer:
     def _find_card_victims(
         self, node: str, pods: Sequence[Pod], gone: Iterable[QueuedPod], candidates: Sequence[VictimGroup]
     ) -> list[VictimGroup]:
-        """Find who must go from the cards of a node that the fewest must leave for the last of these pods.
+        """Find victims on the cards of a node that need the fewest, for the last of these pods.
 
-        That looks at its cards only, at one demand after the other; it may be in vain.
+        Only cards are checked, one demand after the other, so the result may not suffice.
         """
         requirements, row = pods[-1][1], self._capacity.state.nodes.rows[node]
         view = self._read_node(node, requirements)
@@ -223,7 +223,7 @@ class GangPlacer:
         return [victims for victims in candidates if victims in found]
 
     def _is_allowed(self, node: str, row: int, requirements: PodRequirements) -> bool:
-        """Tell whether a pod may go to a node at all."""
+        """Return True if a pod is allowed on a node at all."""
         if requirements.percent and not self._capacity.state.nodes.percent[row]:
             return False
         if self._among is not None:
@@ -237,7 +237,7 @@ class GangPlacer:
     def _place_on_node(
         self, node: str, gone: Iterable[QueuedPod], pods: Sequence[Pod]
     ) -> dict[str, tuple[int, ...]] | None:
-        """Place pods on one node, some other ones gone: cards by UID; None where not all of them fit."""
+        """Place pods on one node as if some others were gone: cards by UID; None if not all of them fit."""
         nodes, row = self._capacity.state.nodes, self._capacity.state.nodes.rows.get(node)
         if row is None or not self._is_allowed(node, row, pods[-1][1]):
             # Those before it were let on to the node when they were the last.
@@ -263,13 +263,13 @@ class GangPlacer:
         )
 
     def _read_node(self, node: str, requirements: PodRequirements) -> NodeRoom | None:
-        """Find a node as preemption sees it, remembered; None where its cards cannot be had."""
+        """Return a node as preemption sees it, cached; None if its cards cannot be used."""
         if node not in self._views:
             self._views[node] = read_node(self._capacity.state, node, self._capacity.make_query(requirements))
         return self._views[node]
 
     def _list_gone(self, node: str, gone: Iterable[QueuedPod]) -> list[str]:
-        """List who is not on a node any more: those that are leaving in any case, and some others."""
+        """List the pods that count as gone from a node: those leaving in any case, and the given ones."""
         return [pod.uid for pod in (*self._leaving.get(node, ()), *gone)]
 
     def _sum_reserved(self, node: str) -> NodeReservations:
@@ -277,9 +277,9 @@ class GangPlacer:
         return self._capacity.reservations.sum_others(self._workload_uid, node, nodes.uuids[nodes.rows[node]])
 
     def _get_cards_without(self, node: str, view: NodeRoom, uids: Iterable[str]) -> list[Card]:
-        """Read the cards of a node once these pods are gone, as those that have ended.
+        """Return the cards of a node as if these pods, and those that have ended, were gone.
 
-        Cards that are kept for others are full.
+        Cards that are reserved for others are full.
         """
         reservation, ended = self._sum_reserved(node).cards, self._ended.get(node, {})
         cards = list(view.get_cards_without(uids))
@@ -291,7 +291,7 @@ class GangPlacer:
         return cards
 
     def _place_on_cards(self, cards: list[Card], pods: Iterable[Pod]) -> dict[str, tuple[int, ...]] | None:
-        """Place pods on cards one after the other; None where not all of them fit."""
+        """Place pods on cards one after the other; None if not all of them fit."""
         found: dict[str, tuple[int, ...]] = {}
         for uid, requirements in pods:
             query = self._capacity.make_query(requirements)
@@ -316,7 +316,7 @@ def list_pods(victims: Iterable[VictimGroup]) -> list[QueuedPod]:
 def _drop_needless(
     found: Sequence[VictimGroup], is_enough: Callable[[Sequence[VictimGroup]], bool]
 ) -> list[VictimGroup]:
-    """Leave out whoever need not go, the last one first."""
+    """Drop victims that need not go, the last one first."""
     more = list(found)
     for victims in reversed(found):
         fewer = [other for other in more if other is not victims]

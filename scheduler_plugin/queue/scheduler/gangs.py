@@ -10,14 +10,14 @@ from scheduler_plugin.queue.scheduler.equivalence_backoff import EquivalenceBack
 
 
 class Gangs:
-    """All gangs. Each waits as one workload in its queue's queue, when all of its pods could.
+    """All gangs. A gang waits as a single workload in its queue once all of its pods are ready.
 
     Args:
         pods: All pods by UID, kept up to date by the queue.
-        queues: Whose queues they wait in.
+        queues: The queues in which they wait.
 
     Attributes:
-        equivalence_backoff: Gangs that are held back after one like them was refused.
+        equivalence_backoff: Gangs that are held back after an equivalent one was refused.
     """
 
     def __init__(self, pods: Mapping[str, QueuedPod], queues: Queues) -> None:
@@ -27,14 +27,14 @@ class Gangs:
         self.equivalence_backoff: EquivalenceBackoff[Gang] = EquivalenceBackoff()
 
     def get(self, uid: str) -> Gang | None:
-        """A gang by its UID, see `QueuedPod.gang`."""
+        """Return a gang by its UID, see `QueuedPod.gang`."""
         return self._known.get(uid)
 
     def update_pod(self, pod: QueuedPod, *, ready: bool) -> None:
-        """Take a pod into its gang, or what is new about it.
+        """Add a pod to its gang, or update it.
 
         Args:
-            ready: The pod could wait in a queue.
+            ready: Whether the pod has no fault and can be queued.
         """
         gang = self._known.setdefault(pod.gang, Gang(pod.gang))
         gang.members[pod.uid] = None
@@ -51,12 +51,12 @@ class Gangs:
                 self._update_waiting(other)
 
     def move_pod(self, pod: QueuedPod, gang: str) -> None:
-        """Take a pod out of its gang when it names another one now, or none."""
+        """Remove a pod from its gang if it now names another one, or none."""
         if pod.gang and pod.queue_info.gang != gang:
             self.remove_pod(pod)
 
     def remove_pod(self, pod: QueuedPod, *, succeeded: bool = False) -> None:
-        """Take a pod out of its gang; one that succeeded counts on as bound, for nobody makes it again."""
+        """Remove a pod from its gang; a succeeded pod still counts as bound, because it is not replaced."""
         gang = self._known.get(pod.gang)
         if gang is None:
             return
@@ -73,7 +73,7 @@ class Gangs:
             del self._known[gang.uid]
 
     def record_admission(self, uid: str, now: float) -> None:
-        """A workload was admitted; it may be one of a gang."""
+        """Record that a workload was admitted, which may be a gang's."""
         gang = self._known.get(uid)
         if gang is not None:
             # The rest of a gang has the time that the gang had.
@@ -89,7 +89,7 @@ class Gangs:
         self._record_gang_refusal(self._known[pod.gang], now)
 
     def find_again(self, now: float) -> None:
-        """Take gangs as a new process takes them: what is not bound has `gangWithin` from now."""
+        """Rebuild the state of gangs as after a restart: unbound pods have `gangWithin` from now."""
         for gang in self._known.values():
             if gang.behind_since is not None:
                 gang.behind_since = now
@@ -103,7 +103,7 @@ class Gangs:
         return (gang for gang in self._known.values() if gang.waiting_queue)
 
     def list_half_admitted(self) -> list[tuple[str, QueuedWorkload[Needs]]]:
-        """Gangs of which a part is admitted, and the rest can be: queues and workloads, the oldest first."""
+        """List queue and workload of partly admitted gangs whose rest can be admitted, the oldest first."""
         gangs = [gang for gang in self.list_waiting() if gang.state is GangState.IN_PART]
         workloads = [
             (gang.waiting_queue, self._queues[gang.waiting_queue].waiting.get(gang.uid)) for gang in gangs
@@ -114,9 +114,10 @@ class Gangs:
         )
 
     def find_half_bound(self, now: float, within_s: float) -> Iterator[tuple[list[QueuedPod], str]]:
-        """Pods of gangs that have been bound in part for so long, and why they must go.
+        """Give the pods of gangs that have been partly bound for `within_s`, and why they must go.
 
-        Such pods are named each time that so long has passed: the API server may have refused to let them go.
+        They are given again after each further `within_s`, because the API server may have refused their
+        removal.
         """
         for gang in list(self._known.values()):
             if gang.behind_since is None or now - gang.behind_since < within_s:
@@ -143,20 +144,20 @@ class Gangs:
                 yield going, f"{bound} of {size} pods of its gang are bound after {within_s:g} s"
 
     def begin_removal(self, uid: str, now: float) -> None:
-        """Record that the bound pods of a gang are being removed: until they are gone none joins them."""
+        """Record that the bound pods of a gang are being removed; no pod joins it until they are gone."""
         gang = self._known.get(uid)
         if gang is not None:
             gang.state, gang.behind_since = GangState.LEAVING, now
             self._update_waiting(gang)
 
     def record_refused_removal(self, pod: QueuedPod) -> None:
-        """Record that the API server refused to remove a bound pod: until the next try others may join it."""
+        """Record that the API server refused to remove a bound pod; others may join it until the next try."""
         gang = self._known.get(pod.gang)
         if gang is not None:
             self._record_stay(gang)
 
     def _record_stay(self, gang: Gang) -> None:
-        """Record that what is left of a gang is not being removed, as far as is known."""
+        """Record that the remaining pods of a gang are not being removed, as far as is known."""
         if gang.state is GangState.LEAVING:
             gang.state = GangState.IN_PART
             self._update_waiting(gang)
@@ -168,7 +169,7 @@ class Gangs:
                     self._update_waiting(other)
 
     def _update_state(self, gang: Gang, pods: Sequence[QueuedPod]) -> None:
-        """Find a gang's state, and since when something of it is behind."""
+        """Compute a gang's state, and since when it has been behind."""
         if all(pod.phase is Phase.GATED for pod in pods):
             gang.state, gang.behind_since = GangState.WAITING, None
             gang.unbound.clear()
@@ -187,7 +188,7 @@ class Gangs:
                 gang.behind_since = min(pod.admitted_at for pod in behind)
 
     def _update_waiting(self, gang: Gang) -> None:
-        """Let a gang wait as one workload when all of its pods can, and its rest when all of that can."""
+        """Queue a gang as one workload once all of its pods are ready, and its rest once all of that is."""
         pods = [self._queued_pods[uid] for uid in gang.members]
         admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
         size = pods[0].queue_info.gang_size if pods else 0
@@ -218,9 +219,9 @@ class Gangs:
             self._queues[gang.waiting_queue].waiting.add(workload)
 
     def _can_join(self, gang: Gang, pods: Sequence[QueuedPod], admitted: Sequence[QueuedPod]) -> bool:
-        """Tell whether those that are ready may join the others, which were admitted before.
+        """Return True if the ready pods may join the pods of their gang that were admitted before.
 
-        To a gang that is whole they go one by one. In other gangs the rest goes together.
+        Pods join a WHOLE gang one by one; in other gangs the rest goes together.
         """
         if not gang.ready_uids or gang.state is GangState.LEAVING:
             return False
@@ -228,7 +229,7 @@ class Gangs:
         return rest and any(not pod.queue_info.ending for pod in admitted)
 
     def _make_workload(self, gang: Gang, pods: list[QueuedPod]) -> QueuedWorkload[Needs] | None:
-        """The workload that waits for those that are ready; None where others like it were refused."""
+        """Make the workload of the ready pods; None if equivalent gangs are held back."""
         workload = gang.make_workload(pods)
         gang.waiting_since = workload.waiting_since
         if gang.state is GangState.IN_PART:
@@ -243,5 +244,5 @@ class Gangs:
 
 
 def _has_room(pod: QueuedPod) -> bool:
-    """Tell whether a pod has room that it does not use yet."""
+    """Return True if a pod is admitted and not yet bound."""
     return pod.phase is Phase.ADMITTED and not pod.capacity_freed

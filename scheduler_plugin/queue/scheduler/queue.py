@@ -1,7 +1,7 @@
 """The queue: pods, nodes and namespaces come in, admissions and requeues come out. Pure.
 
-Nothing of this is written anywhere. A pod that has the gate waits. A pod that belongs to a queue and has the
-gate no longer was admitted. A pod with a node sits in its slot. So everything is found again after a restart.
+None of this state is stored. A pod with the gate waits; a pod that belongs to a queue and no longer has the
+gate was admitted; a pod with a node occupies its slot. So a restart finds everything again.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -47,7 +47,7 @@ FORGOTTEN_FROM: Final = 256
 
 
 class QueueChargeRules(ChargeRules):
-    """The accounting of a process that admits pods and leaves it to others to bind them."""
+    """The accounting of a process that admits pods and leaves their Bindings to others."""
 
     def is_binding_stale(self, assumed: AssumedPod, pod: PodRecord) -> bool:  # noqa: ARG002
         """Return False: an admitted pod keeps its cards whatever changes about it; the queue ends that."""
@@ -55,19 +55,20 @@ class QueueChargeRules(ChargeRules):
 
 
 class Queue:
-    """Everything that the queue knows.
+    """The state of the queue, and all of its decisions.
 
     Args:
         state: The cluster; made with `QueueChargeRules`, and given every pod and node before the queue is.
         wall: Seconds since 1970 when its clock was at 0, see `QueueClock`.
 
     Attributes:
-        unplaced: UIDs of admitted pods for which no room is taken; they get some before others are admitted.
+        unplaced: UIDs of admitted pods that are not assumed on any node; they are placed before others are
+            admitted.
         job_stages: The stages of all jobs; whoever watches Jobs writes them here.
         refusals: Admissions that the API server has refused, by UID, and their pauses.
         ended_pods: Pods that have ended a moment ago.
-        batch: Pods that batch mode binds, and why it does not.
-        claimed: What claims have; whoever watches claims tells it which have changed, after the state.
+        batch: Which pods batch mode binds, and why not others.
+        claimed: Units of claims; the watch of claims reports changes to it after the state has them.
         seen_bound: When a pod that was admitted was last seen bound, seconds.
     """
 
@@ -107,7 +108,7 @@ class Queue:
     # What comes in.
 
     def configure(self, config: QueueConfig) -> None:
-        """Take another configuration; every node and pod is looked at again."""
+        """Apply another configuration; every node and pod is processed again."""
         self.admission.configure(config)
         self.config = config
         self.queues.configure(config)
@@ -121,7 +122,7 @@ class Queue:
         self._find_queues_again()
 
     def set_node(self, name: str, facts: NodeFacts | None) -> None:
-        """Take what is known of a node, None when it is gone; after the state has it."""
+        """Set the facts of a node, None once it is deleted; call it after the state has the change."""
         if facts is not None or name in self.capacity.facts:
             self.capacity.set_facts(name, facts)
             self._count_node(name, facts)
@@ -129,24 +130,24 @@ class Queue:
             self._place_displaced(name)
 
     def set_batch_spec(self, uid: str, spec: Mapping[str, Any]) -> None:
-        """Take the whole spec of a pod that batch mode is to bind."""
+        """Set the whole spec of a pod that batch mode is to bind."""
         self.batch.set_spec(uid, spec)
         pod = self.queued_pods.get(uid)
         if pod is not None:
             self._place_in_queue(pod)
 
     def set_namespace(self, name: str, labels: Mapping[str, str] | None) -> None:
-        """Take a namespace's labels, None when it is gone."""
+        """Set a namespace's labels, None once it is deleted."""
         if self._membership.set_namespace(name, labels):
             self.claimed.update_namespace(name)
             self._find_queues_again(name)
 
     def apply_pod(self, pod: QueuePod, now: float, *, live: bool = False) -> None:
-        """Take a pod's newest version; after the state has it.
+        """Apply a pod's newest version; call it after the state has that.
 
         Args:
             now: Seconds.
-            live: The pod was created after those that came before it, see `QueueClock`.
+            live: The pod was created after those seen before, see `QueueClock`.
         """
         uid = pod.metadata.uid
         queued_pod = self.queued_pods.get(uid)
@@ -199,7 +200,7 @@ class Queue:
             self._place_displaced(record.node)
 
     def _find_phase(self, pod: QueuedPod, queue_info: PodQueueInfo, phase: Phase, now: float) -> Phase:
-        """Find the phase of a known pod, by its newest version and by writes that are under way."""
+        """Find the phase of a known pod from its newest version and from writes under way."""
         if phase is Phase.GATED:
             requeued = pod.phase is Phase.ADMITTED and queue_info.requeued and not pod.queue_info.gated
             if requeued or pod.phase is Phase.BOUND:
@@ -224,7 +225,7 @@ class Queue:
         return phase
 
     def delete_pod(self, uid: str, now: float) -> None:
-        """Forget a pod; after the state has."""
+        """Forget a pod; call it after the state has forgotten it."""
         self._forget_pod(uid, now)
         self.job_stages.forget_pod(uid)
         self._outside.pop(uid, None)
@@ -233,13 +234,13 @@ class Queue:
     def record_refused_admission(
         self, uid: str, now: float, why: str = "", rejected: Collection[str] = ()
     ) -> None:
-        """The API server has refused an admission: after a pause the pod waits again, in its old place.
+        """Record a refused admission: after a pause the pod waits again, in its old place.
 
         Args:
             now: Seconds.
-            why: The API server's words; empty where the pod had changed.
-            rejected: Nodes that the committer of batch mode did not bind it to. While others are left, the
-                pauses do not grow.
+            why: The API server's message; empty if the pod had changed.
+            rejected: Nodes that the committer of batch mode did not bind it to. As long as other nodes are
+                left, the pauses do not grow.
         """
         pod = self.queued_pods.get(uid)
         if pod is not None and pod.phase is Phase.ADMITTED:
@@ -253,7 +254,7 @@ class Queue:
             self._place_in_queue(pod)
 
     def has_untried_nodes(self, pod: QueuedPod) -> bool:
-        """Tell whether a pod fits on a node where the committer of batch mode rejected none like it."""
+        """Return True if a pod fits on a node where the committer has rejected no equivalent pod."""
         return pod.requirements is not None and self.admission.has_untried_nodes(pod.requirements, pod.uid)
 
     def record_refused_removal(self, uid: str) -> None:
@@ -262,22 +263,23 @@ class Queue:
             self.gangs.record_refused_removal(pod)
 
     def begin_term(self, now: float) -> None:
-        """Take gangs as a new process takes them: another one may have led meanwhile."""
+        """Rebuild the state of gangs, because another process may have led meanwhile."""
         self.gangs.find_again(now)
 
     @property
     def known_uids(self) -> Iterator[str]:
-        """UIDs of all pods that the queue would forget if they were gone."""
+        """Give the UIDs of all pods that the queue remembers anything about."""
         others = chain(self.job_stages.pod_uids, self.claimed.pod_uids, self._outside)
         return chain(self.queued_pods, (uid for uid in others if uid not in self.queued_pods))
 
     # What comes out.
 
     def admit_workloads(self, now: float) -> Iterator[AdmittedWorkload]:
-        """Admit what can be admitted now; what is yielded is taken and counted.
+        """Admit every workload that can be admitted now; each is charged before it is yielded.
 
-        Pods that were admitted and have no room get theirs first: those admitted before this process began,
-        and those whose room others have taken. Then come the rests of gangs that were admitted in part.
+        Admitted pods that are not assumed anywhere are placed first: those admitted before this process
+        started, and those whose room others have taken. Then come the remaining pods of partly admitted
+        gangs.
         """
         self.state.expire_tombstones(now)
         for uid in self.refusals.pop_due(now):
@@ -298,7 +300,7 @@ class Queue:
             yield admitted
 
     def list_planned_cards(self, uid: str) -> list[str]:
-        """UUIDs of the cards that are taken for an admitted pod, in order."""
+        """List the UUIDs of the cards that an admitted pod is assumed on, sorted."""
         assumed = self.state.get_assumed(uid)
         assigned = assumed.assigned if assumed is not None else None
         return sorted({uuid for uuid, _ in chain.from_iterable((assigned or {}).values())})
@@ -311,7 +313,7 @@ class Queue:
         return gated + self._requeue_finder.find_requeues(self.config, now)
 
     def update_reservations(self, now: float) -> list[tuple[QueuedPod, str]]:
-        """Keep cards free for pods and gangs that have waited too long for room; the pods and their nodes."""
+        """Reserve cards for pods and gangs that have waited too long; return the pods and their nodes."""
         return [
             (self.queued_pods[uid], node) for uid, node in self._reservation_manager.update_reservations(now)
         ]
@@ -327,14 +329,14 @@ class Queue:
         return f"{said}: {why}"
 
     def _explain_fault(self, pod: QueuedPod) -> str:
-        """Say what is wrong with a gated pod itself; empty for nothing."""
+        """Say what is wrong with a gated pod itself, apart from pauses after refusals; empty for nothing."""
         if pod.requirements is None:
             return pod.fault or has_no_request(self.state.resource)
         wrong = explain_refusal(pod, self.config, self._membership.get_labels(pod.record.namespace))
         return wrong or (self.batch.explain_refusal(pod.uid) if pod.queue_info.is_batch else "")
 
     def is_rejected_everywhere(self, pod: QueuedPod) -> bool:
-        """Tell whether a pod pauses because every node that it fits on has rejected one like it."""
+        """Return True if a pod pauses because every node that it fits on has rejected an equivalent pod."""
         return (
             pod.queue_info.is_batch
             and self.refusals.is_paused(pod.uid)
@@ -344,7 +346,7 @@ class Queue:
         )
 
     def forget_unused(self) -> None:
-        """Drop what is remembered of needs that no pod has any more, when that is most of it."""
+        """Drop cached data of requirements that no pod has any more, once most of the cache is such."""
         if len(self._requirement_pool) > 2 * len(self.queued_pods) + FORGOTTEN_FROM:
             used = {pod.requirements for pod in self.queued_pods.values() if pod.requirements is not None}
             self._requirement_pool.forget_unused(used)
@@ -355,8 +357,8 @@ class Queue:
     def _find_queue(self, known: QueuedPod | None, namespace: str, queue_info: PodQueueInfo) -> str:
         """Find the queue that a pod belongs to, empty for none.
 
-        What was admitted stays with its queue until it ends. What waits for its first admission goes where
-        its label says, or is told why it cannot.
+        An admitted pod stays with its queue until it ends. A pod that waits for its first admission goes to
+        the queue that its label names, or gets a reason why it cannot.
         """
         if known is not None and known.charged_queue in self.config.queues and not queue_info.gated:
             return known.charged_queue
@@ -366,12 +368,12 @@ class Queue:
         return self._membership.find_queue(namespace, queue_info.label, last)
 
     def _note_queue(self, pod: QueuedPod) -> None:
-        """Remember the queue of a pod, if it may be there: it stays there if its label is taken away."""
+        """Remember the queue of a pod that is allowed there: it stays there if its label is removed."""
         if self._membership.admits(pod.queue_info.queue, pod.record.namespace):
             pod.last_queue = pod.queue_info.queue
 
     def _find_queues_again(self, namespace: str | None = None) -> None:
-        """Find the queues of all pods again, or of those of one namespace."""
+        """Determine the queues of all pods again, or of those of one namespace."""
         for pod in list(self.queued_pods.values()):
             if namespace in (None, pod.record.namespace):
                 # Whoever belonged to a queue stays where it was when none is for it any more.
@@ -385,7 +387,7 @@ class Queue:
                 self.apply_pod(outside, seen)
 
     def _place_in_queue(self, pod: QueuedPod) -> None:
-        """Put a pod where it belongs: a queue's queue, a quota and a slot, or nowhere."""
+        """Put a pod where its phase belongs: waiting in a queue, charged to quota and slot, or neither."""
         self.job_stages.update_pod(pod)
         ready = (
             pod.phase is Phase.GATED
@@ -420,7 +422,7 @@ class Queue:
             pod.waiting_queue = ""
 
     def _charge_pod(self, pod: QueuedPod) -> None:
-        """Count a pod in its queue's quota, with what it counts for now."""
+        """Charge a pod to its queue's quota, with its current units."""
         form = self.config.queues.get(pod.queue_info.queue)
         labels = self._membership.get_labels(pod.record.namespace)
         if pod.requirements is None or not (
@@ -449,22 +451,22 @@ class Queue:
             pod.charged_queue = ""
 
     def _free_capacity(self, pod: QueuedPod, now: float) -> None:
-        """Let others have the room of a pod that is not bound.
+        """Give the capacity of an unbound pod to others.
 
-        Its quota and its slot stay its own until it is requeued: kube-scheduler may bind it at any time.
+        Its quota and slot stay charged until it is requeued, because kube-scheduler may bind it at any time.
         """
         if (assumed := self.state.get_assumed(pod.uid)) is not None:
             self.state.forget(assumed, now)
         pod.capacity_freed = True
 
     def _end_charges(self, pod: QueuedPod, now: float) -> None:
-        """Let others have the room, the slot and the quota of a pod that was not admitted, or is gone."""
+        """Give capacity, slot and quota of a pod that was not admitted, or is gone, to others."""
         self._free_capacity(pod, now)
         self.slots.vacate(pod.uid)
         self._uncharge_pod(pod)
 
     def _record_unbindable(self, pod: QueuedPod, now: float) -> None:
-        """Give an admitted pod's room back, and hold back those that are like it."""
+        """Give the capacity of an admitted pod to others, and hold back equivalent pods."""
         self._free_capacity(pod, now)
         if self.equivalence_backoff.record_refusal(pod, now):
             for other in self.queued_pods.values():
@@ -488,7 +490,7 @@ class Queue:
         return bool(node)
 
     def _place_displaced(self, node: str) -> None:
-        """Let admitted pods whose cards on a node are full now find other ones."""
+        """Place admitted pods whose cards on a node are full now on other cards."""
         for uid in _find_displaced_on_node(self.state, node):
             assumed = self.state.get_assumed(uid)
             if assumed is not None:
@@ -519,13 +521,13 @@ class Queue:
 
 
 def _find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
-    """Find assumed pods whose cards have no room for them any more: those assumed last are the first to go.
+    """Find assumed pods whose cards no longer have room for them; those assumed last are displaced first.
 
-    Such a pod would count on every card of the node, because it is not known where it is served. So it would
-    keep others away from room that it cannot have.
+    Such a pod would be charged on every card of the node, because it is unknown which card will serve it. So
+    it would block room that it cannot use.
 
     Returns:
-        UIDs, the pod assumed first comes first.
+        UIDs, in the order in which the pods were assumed.
     """
     units = list(record.used)
     for charge in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record)):
@@ -545,7 +547,7 @@ def _find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
 
 
 def _find_displaced_on_node(state: ClusterState, node: str) -> list[str]:
-    """Find displaced pods on a node of a cluster. On most nodes that is none, as is seen at once."""
+    """Find displaced pods on a node; a quick check rules out most nodes."""
     record, nodes = state.node_records.get(node), state.nodes
     row = nodes.rows.get(node)
     if record is None or row is None or not record.assumed or not record.sizes:

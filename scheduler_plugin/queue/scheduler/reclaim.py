@@ -1,6 +1,6 @@
-"""Victims by which a lender gets back what others borrowed: the fewest, youngest borrowed pods. Pure.
+"""Victims with which a lender reclaims its quota: the fewest and youngest pods on borrowed quota. Pure.
 
-A gang goes whole: without one of its pods the others would only keep cards.
+A gang is evicted as a whole: without one of its pods the others would only block cards.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -57,10 +57,10 @@ class ReclaimPlan:
 
     Attributes:
         queue: The lender.
-        uid: Its pod, or gang, that waits.
-        node: Where it will have room; empty: it has room, only quota is missing, or it is a gang.
-        groups: Whom to evict; none where those are enough that are leaving already.
-        reserved: What to keep free meanwhile for the pod, or for the pods of the gang, by UID.
+        uid: Its waiting pod or gang.
+        node: Node where room is made; empty if only quota is missing, or for a gang.
+        groups: Victims to evict; empty if the pods that are leaving already suffice.
+        reserved: Reservations to make meanwhile, by UID of the waiting pods.
     """
 
     queue: str
@@ -74,7 +74,7 @@ class ReclaimPlan:
         return list_pods(self.groups)
 
     def reserve(self, queue: Queue) -> None:
-        """Keep what becomes free from others, and nothing else for those who wait."""
+        """Reserve what becomes free for the waiting pods, replacing their other reservations."""
         queue.capacity.reservations.remove_workload(self.uid)
         for uid, reservation in self.reserved.items():
             queue.capacity.reservations.add_reservation(uid, reservation)
@@ -83,8 +83,9 @@ class ReclaimPlan:
 class Reclaimer:
     """Finds victims, for one pod or gang of a queue at a time.
 
-    Not before that pod was admitted: a victim's node needs a moment to say that its cards are free. Or some
-    seconds after the last victim went, when something else took the room.
+    The next search for a queue begins once that workload was admitted: a victim's node needs a moment to
+    report its cards as free. If something else took the room, it begins some seconds after the last victim
+    has gone.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -98,11 +99,11 @@ class Reclaimer:
 
     @property
     def has_more(self) -> bool:
-        """Tell whether the newest call of `find_plans` ended before it had looked at every workload."""
+        """Whether the newest call of `find_plans` stopped before it had checked every workload."""
         return bool(self._passed)
 
     def find_plans(self, now: float) -> list[ReclaimPlan]:
-        """Find what is to be done now, and keep the room for it; nobody is named twice.
+        """Find the evictions to make now, and reserve the room for them; no victim is named twice.
 
         Args:
             now: Seconds.
@@ -130,13 +131,14 @@ class Reclaimer:
         return found
 
     def record_refusal(self, queue: str, uid: str, now: float, *, stays: bool = True) -> None:
-        """A victim does not go: a PodDisruptionBudget protects it, or it is not what it was.
+        """Record that an eviction was refused: a budget protects the victim, or the pod has changed.
 
-        Others are looked for: at once where nobody goes, else when it is known what those that went free.
+        Other victims are searched: at once if none is leaving, else once it is known what the leaving ones
+        free.
 
         Args:
             now: Seconds.
-            stays: That is certain; it is not where the API server did not answer.
+            stays: Whether it is certain that the victim stays; it is not if the API server did not answer.
         """
         going = self._borrowed.pending.get(queue)
         if going is not None and uid in going.uids:
@@ -165,7 +167,7 @@ class Reclaimer:
                 self._denied.record_refusal(reclaim.uid, now)
 
     def _end_finished(self, now: float) -> None:
-        """End what has led to an admission, and what has not though everybody went."""
+        """End evictions that led to an admission, or that did not although every victim has gone."""
         queues, going = self._queue.queues, self._borrowed.pending
         self._in_vain.pop_due(now)
         self._refused.pop_due(now)
@@ -191,7 +193,7 @@ class Reclaimer:
         self._denied.forget_others({uid for uid in self._denied if self._is_denied(uid)})
 
     def _list_searches(self, queue: QueueState, now: float) -> Iterator["_VictimSearch"]:
-        """Workloads of a queue that lack what others borrowed of its own quota, the oldest first."""
+        """Give the workloads of a queue that lack quota which others have borrowed, the oldest first."""
         cohort = self._queue.queues.get_cohort(queue.name)
         if cohort is None or not queue.is_open or queue.name in self._borrowed.pending:
             return
@@ -220,15 +222,15 @@ class Reclaimer:
         return template is not None and self._refused.is_paused(template)
 
     def _was_denied(self, uid: str, now: float) -> bool:
-        """Tell whether nobody goes yet for a workload that the API server has refused to let go."""
+        """Return True if no pod is evicted for a workload yet, because its admission was refused."""
         if self._is_denied(uid) and not self._denied.count_refusals(uid):
             self._denied.record_refusal(uid, now)
         return self._denied.is_paused(uid)
 
     def _is_denied(self, uid: str) -> bool:
-        """Tell whether the API server has refused to let a pod of a workload go, and said why.
+        """Return True if the API server has refused the admission of a pod of a workload, with a reason.
 
-        For a pod in batch mode the committer speaks first, and once that may be of a moment only.
+        For a pod in batch mode the committer answers first, and a single refusal of it may be temporary.
         """
         gang, refusals = self._queue.gangs.get(uid), self._queue.refusals
         uids = [uid] if gang is None else gang.members
@@ -239,7 +241,7 @@ class Reclaimer:
         )
 
     def _get_refused_template(self, uid: str) -> Hashable:
-        """Get the template of a workload if a unit of it was refused, else None."""
+        """Return the template of a workload if a unit of that template was refused, else None."""
         queue = self._queue
         gang, pod = queue.gangs.get(uid), queue.queued_pods.get(uid)
         if gang is not None:
@@ -254,13 +256,13 @@ class Reclaimer:
 
 
 class _VictimSearch:
-    """Looks for the victims of one workload.
+    """Searches the victims for one workload.
 
     Args:
         borrowed: Pods that may go.
-        candidates: Who may go for a workload of any priority, those that must go first first.
+        candidates: Possible victims for a workload of any priority, in the order of eviction.
         leaving: Pods that are about to be gone in any case.
-        ended: Units that are about to be free in any case, see `EndedPods.sum_units`.
+        ended: Units of ended pods that are about to become free, see `EndedPods.sum_units`.
     """
 
     def __init__(
@@ -290,7 +292,7 @@ class _VictimSearch:
         self.shape = workload.requirements.shape
 
     def is_needed(self) -> bool:
-        """Tell whether the lender's own quota would cover the workload, and the workload lacks something."""
+        """Return True if the lender's own quota would cover the workload and something is still missing."""
         if not self._cohort.fits_nominal(self._queue_state, self._least + self._reserved):
             return False
         if not self._candidates and not self.leaving:
@@ -313,7 +315,7 @@ class _VictimSearch:
         )
 
     def find_victims(self) -> ReclaimPlan | None:
-        """Find the fewest victims without which the workload can be admitted; None where there are none."""
+        """Find the fewest victims whose eviction lets the workload be admitted; None if there are none."""
         found = [
             each for among in self._list_restrictions() if (each := self._find_on_nodes(among)) is not None
         ]
@@ -333,7 +335,7 @@ class _VictimSearch:
         return ReclaimPlan(self._queue_state, self._workload.uid, node, tuple(victims), spots)
 
     def sum_units(self, spots: Mapping[str, QueueReservation]) -> int:
-        """Units that the workload counts for where its pods are to go."""
+        """Add up the units that the workload is charged on its planned nodes."""
         amounts = self._queue.quota_usage
         return sum(
             amounts.compute_units_on_node(requirements, spots[uid].node) or 0
@@ -341,7 +343,7 @@ class _VictimSearch:
         )
 
     def _get_priority(self) -> int:
-        """The priority of the pod that waits, of a gang the smallest of its pods."""
+        """Return the priority of the waiting pod; for a gang, the smallest of its pods' priorities."""
         pods = (self._queue.queued_pods.get(uid) for uid, _ in self._pods)
         return min((pod.record.priority for pod in pods if pod is not None), default=0)
 
@@ -363,10 +365,10 @@ class _VictimSearch:
         )
 
     def _list_restrictions(self) -> Iterator[Callable[[PodRequirements], BoolArray] | None]:
-        """Nodes that come into question by quota: where shares of cards count for too much they do not.
+        """Give the sets of nodes to try, so that pods that ask for percent stay within quota.
 
-        A share counts for more on a larger card: what that costs in quota it may save in room. So each size
-        is tried, where the quota lets a pod have so much more than at the least.
+        A percentage is charged more units on a larger card: that costs quota but may need fewer victims. So
+        each card size is tried for which the quota allows the difference to the smallest charge.
         """
         if not self._workload.requirements.percent:
             yield None
@@ -395,7 +397,7 @@ class _VictimSearch:
         return self._cohort.compute_missing(self._queue_state, units + self._reserved, freed)
 
     def _is_enough(self, placer: GangPlacer, groups: Collection[VictimGroup]) -> bool:
-        """Tell whether the workload has quota and capacity once victims and leaving pods are gone."""
+        """Return True if the workload has quota and capacity once victims and leaving pods are gone."""
         victims = list_pods(groups)
         freed = self._borrowed.sum_freed(self.leaving, victims, self._cohort)
         if not self._workload.requirements.percent and self._compute_missing(self._least, freed):
@@ -409,7 +411,7 @@ class _VictimSearch:
         ) and not self._compute_missing(units, freed)
 
     def _add_quota_victims(self, placer: GangPlacer, victims: list[VictimGroup]) -> list[VictimGroup] | None:
-        """Add victims until the quota is free too, as few as possible; None where that is in vain."""
+        """Add as few victims as possible until the quota suffices too; None if it never does."""
         spots = placer.find_places(list_pods(victims))
         if len(spots) < len(self._pods):
             return None
@@ -431,9 +433,10 @@ class _VictimSearch:
         return chosen if self._is_enough(placer, chosen) else None
 
     def _reduce_victims(self, placer: GangPlacer, victims: list[VictimGroup]) -> list[VictimGroup]:
-        """Leave out whoever need not go, those that should go last first; try other sets that are few.
+        """Drop victims that need not go, the last in order first, and try other small sets.
 
-        Among sets of equally many pods the one is found whose last to go comes first, and so on.
+        Of sets with equally many pods, the one whose last victim comes first in the order of eviction wins,
+        and so on.
         """
         remaining = sorted(victims, key=make_eviction_key)
         for victim in remaining[::-1]:
@@ -456,18 +459,18 @@ class _VictimSearch:
         return remaining
 
     def _needs_leaving(self, among: Callable[[PodRequirements], BoolArray] | None) -> bool:
-        """Tell whether the workload would not be admitted if the leaving and the ended pods stayed."""
+        """Return True if the workload depends on the leaving or ended pods being gone."""
         placer = self._make_placer(among, (), {})
         spots = {} if placer.rest else placer.find_places(())
         return not spots or self._compute_missing(self.sum_units(spots), {}) > 0
 
 
 def _make_order_key(victims: Collection[VictimGroup]) -> tuple[int, list[tuple[int, float, str]]]:
-    """Compare sets of victims: the fewest pods, then those whose last to go comes first."""
+    """Sort key of victim sets: the fewest pods, then the set whose last victim comes first in order."""
     return count_pods(victims), sorted(map(make_eviction_key, victims), reverse=True)
 
 
 def _list_in_order(queue: QueueState) -> list[QueuedWorkload[Needs]]:
-    """List the workloads that order lets go, the oldest first."""
+    """List the workloads that are next in the queue's order, the oldest first."""
     workloads = sorted(queue.waiting.list_oldest(), key=lambda workload: workload.age_key)
     return [workload for workload in workloads if queue.is_next(workload)]

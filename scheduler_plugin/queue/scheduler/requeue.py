@@ -1,10 +1,10 @@
 """Find admitted pods to requeue: those without a Binding, and pods of drained queues. Pure.
 
-A requeue is one of two writes. The pod gets an annotation that keeps it from being placed, and waits in its
-queue again. Or it is removed, where a controller makes it again. The queue removes a pod only if it could
-not be placed anew. Its admission has pinned it to a node then, or others of its gang run already.
+A requeue is one of two writes. Either the pod gets an annotation that keeps it from being placed, and waits
+in its queue again; or it is deleted, and its controller creates it again. The queue deletes a pod only if it
+could not be placed elsewhere: its admission has pinned it to a node, or other pods of its gang run already.
 
-A pod whose queue is not for its namespace is counted by no quota, and its turn never comes. So such a pod
+A pod whose queue does not admit its namespace is charged to no quota, and its turn never comes. So such a pod
 only loses its room.
 """
 
@@ -23,7 +23,7 @@ REMOVED_S: Final = (5.0, 60.0)
 
 
 class RequeueFinder:
-    """Finds admitted pods to requeue, and names them until they are: a budget may protect one from removal.
+    """Finds admitted pods to requeue, repeatedly until it is done: a budget may protect a pod from removal.
 
     Args:
         pods: All pods by UID, kept up to date by the queue.
@@ -47,17 +47,17 @@ class RequeueFinder:
         self._refused: dict[str, Requeue] = {}
 
     def record_unschedulable(self, pod: QueuedPod, now: float) -> None:
-        """kube-scheduler found no node for an admitted pod."""
+        """Record that kube-scheduler found no node for an admitted pod."""
         self._free_capacity(pod, now)
         why = "kube-scheduler found no node for it"
         self._refused[pod.uid] = Requeue(pod, why, remove=False)
 
     def forget_pod(self, uid: str) -> None:
-        """Forget a pod that is gone: who stands by requeues nothing, and sees all pods too."""
+        """Forget a deleted pod; a standby calls this too, although it requeues nothing."""
         self._refused.pop(uid, None)
 
     def find_requeues(self, config: QueueConfig, now: float) -> list[Requeue]:
-        """Find what is requeued now.
+        """Find the pods to requeue now.
 
         Args:
             now: Seconds.
@@ -99,7 +99,7 @@ class RequeueFinder:
     def _find_lost(
         self, admitted: Iterable[QueuedPod], whys: Mapping[str, str], config: QueueConfig, now: float
     ) -> list[Requeue]:
-        """Name pods that have lost their room and are to wait again, unless that was asked a moment ago."""
+        """Give the pods that have lost their room and must be requeued, unless that was just asked for."""
         waits = [
             pod
             for pod in admitted
@@ -119,7 +119,7 @@ class RequeueFinder:
         return requeues
 
     def _find_removals(self, must_go: Mapping[str, tuple[QueuedPod, str]], now: float) -> list[Requeue]:
-        """Name the pods that must go and have not been asked to a moment ago."""
+        """Give the pods that must be removed, unless that was just asked for."""
         self._removals.forget_others(must_go)
         requeues = []
         for uid, (pod, why) in must_go.items():
@@ -131,17 +131,17 @@ class RequeueFinder:
 
 
 def _has_no_node(pod: QueuedPod) -> bool:
-    """Tell whether a pod was admitted and is not bound, as far as is known."""
+    """Return True if a pod was admitted and is not bound, as far as is known."""
     return pod.phase is Phase.ADMITTED and not pod.queue_info.gated
 
 
 def _is_removed(pod: QueuedPod, config: QueueConfig) -> bool:
-    """Tell whether a pod without a node is removed where others are requeued."""
+    """Return True if a pod without a node must be removed where others would be requeued."""
     return _can_be_removed(pod) and bool(pod.gang or pod.queue_info.pinned_nodes or config.mode == "batch")
 
 
 def _can_be_removed(pod: QueuedPod) -> bool:
-    """Tell whether a pod is one of a queue's, and a controller makes it again."""
+    """Return True if a pod belongs to a queue and its controller would create it again."""
     return bool(pod.charged_queue) and pod.queue_info.has_controller
 
 

@@ -13,23 +13,23 @@ AGAIN_S: Final = 10.0
 
 
 def compute_delay_s(age_s: float, least_s: float, most_s: float) -> float:
-    """Find for how long a pod waits before cards are kept for it.
+    """Compute how long a pod waits before cards are reserved for it.
 
-    Pods that run will go on, on average, for about as long as they have run. For so long reserved cards stand
-    idle, while one after the other becomes free. So to reserve for a pod that has not waited as long takes
-    more from others than it gives. A reservation comes after minutes where pods run for minutes, and after
-    days where they run for days.
+    Running pods will, on average, go on for about as long as they have run so far. During that time reserved
+    cards stand idle while they become free one after the other. So a reservation for a pod that has waited
+    less than that takes more from others than it gives. It comes after minutes where pods run for minutes,
+    and after days where they run for days.
 
     Args:
-        age_s: For how many seconds the pods that run have run, on average.
-        least_s: In any case so long, seconds.
-        most_s: Never longer, but for `least_s`.
+        age_s: How long the running pods have run on average, in seconds.
+        least_s: Shortest wait, in seconds.
+        most_s: Longest wait, in seconds, unless `least_s` is longer.
     """
     return max(least_s, min(age_s, most_s))
 
 
 class ReservationDelay:
-    """Finds the pods and gangs that have waited so long.
+    """Finds the pods and gangs that have waited for that long.
 
     Args:
         pods: All pods by UID, kept up to date by the queue.
@@ -44,11 +44,11 @@ class ReservationDelay:
     def list_overdue(self, config: QueueConfig, queues: Queues, now: float) -> list[tuple[str, str]]:
         """List workloads that have waited long enough for a reservation: UIDs and queues, the oldest first.
 
-        A gang has waited since the first of the pods that it still waits with: as for its place in the queue.
+        A gang has waited since its first waiting pod began to, as for its position in the queue.
 
         Args:
-            config: How long they wait at least and at most.
-            queues: Whose pods run.
+            config: The shortest and the longest wait.
+            queues: The queues, whose running pods count.
             now: Seconds.
         """
         limit = now - config.keep_room_after_s
@@ -73,10 +73,10 @@ class ReservationDelay:
         return [(uid, queue) for _, uid, queue in found]
 
     def _compute_mean_age_s(self, queues: Queues, now: float, most_s: float) -> float:
-        """For how long the bound pods have run on average, by units.
+        """Compute how long the bound pods have run on average, weighted by units.
 
-        No pod counts for more than `most_s`: a few that run for ever, or that a clock dates to 1970, must not
-        decide for all.
+        No pod counts with more than `most_s`: a few pods that run for ever, or that a wrong clock dates to
+        1970, must not decide for all.
         """
         units = total = 0.0
         for queue in queues:

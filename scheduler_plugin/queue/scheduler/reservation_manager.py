@@ -39,13 +39,12 @@ class _PlannedReservation(Enum):
 
 
 class ReservationManager:
-    """Keeps room free, and gives it up where it cannot serve who waits for it.
+    """Makes reservations, and drops those that cannot serve their workload.
 
-    The room of a gang is kept for all of its pods at once or not at all. So no two gangs hold parts of what
-    both need.
+    Room is reserved for all pods of a gang at once or for none. So no two gangs hold parts of what both need.
 
     Args:
-        admission: What waits, quotas and the cluster.
+        admission: The waiting workloads, the quotas and the cluster.
         delay: The wait after which cards are reserved.
     """
 
@@ -58,13 +57,13 @@ class ReservationManager:
         self._searches = 0
 
     def update_reservations(self, now: float) -> list[tuple[str, str]]:
-        """Keep cards free for workloads that waited too long; one for each queue, the oldest first.
+        """Reserve cards for workloads that have waited too long: one of each queue, the oldest first.
 
         Args:
             now: Seconds.
 
         Returns:
-            UIDs of the pods for which cards are kept from now on, and their nodes.
+            UIDs of the pods for which cards are newly reserved, and their nodes.
         """
         admission = self._admission
         self._forget_vain(now)
@@ -125,7 +124,7 @@ class ReservationManager:
         )
 
     def _fits_now(self, requirements: PodRequirements) -> bool:
-        """Tell whether a pod fits somewhere now, in an idle slot where there are slots."""
+        """Return True if a pod fits somewhere now, in an idle slot if there are slots."""
         admission = self._admission
         fits = admission.capacity.mask_fits(requirements)
         if fits.any() and admission.config.slots is not None:
@@ -140,7 +139,7 @@ class ReservationManager:
     def _sum_reserved_before(
         self, quota: Mapping[str, tuple[str, int]], passed: Collection[str]
     ) -> dict[str, tuple[str, int]]:
-        """The quota that is kept for workloads of other queues, which still wait."""
+        """Return the quota reserved for other queues whose workloads still wait."""
         queues = self._admission.queues
         return {
             name: (uid, units)
@@ -152,12 +151,12 @@ class ReservationManager:
         }
 
     def _fits_nominal(self, name: str, units: int) -> bool:
-        """Tell whether a queue's own quota covers so many units, when nothing else uses it."""
+        """Return True if a queue's nominal quota alone covers so many units, with nothing else in use."""
         form = self._admission.queues[name].form
         return form is not None and form.nominal_quota is not None and units <= form.nominal_quota
 
     def _forget_vain(self, now: float) -> None:
-        """Nodes, their labels or cards have changed, or perhaps something that is not looked at."""
+        """Forget failed plans after nodes have changed, or after a while, in case anything else has."""
         capacity = self._admission.capacity
         nodes = capacity.state.nodes
         amounts = (nodes.usable, nodes.evictable, nodes.cpu_capacity, nodes.memory_capacity)
@@ -167,7 +166,7 @@ class ReservationManager:
             self._vain_key, self._vain_since = key, now
 
     def _drop_useless(self) -> dict[str, tuple[str, int]]:
-        """Give up what is kept in vain; by queue for whom something is kept still, and its units."""
+        """Drop useless reservations; return the remaining one of each queue: workload UID and units."""
         served: dict[str, tuple[str, int]] = {}
         for uid in self._admission.capacity.reservations.workload_uids:
             queue = next((queue for queue in self._admission.queues if uid in queue.waiting), None)
@@ -183,7 +182,7 @@ class ReservationManager:
         return served
 
     def _get_eligible(self, uid: str, name: str, passed: set[str]) -> QueuedWorkload[Needs] | None:
-        """Get a workload if order and stage allow it; note in `passed` a queue that allows nobody younger."""
+        """Return a workload if order and stage allow it; add queues that allow no younger one to `passed`."""
         queue = self._admission.queues[name]
         workload = queue.waiting.get(uid) if queue.is_open else None
         if workload is None or queue.waiting.waits_for_stage(uid):
@@ -195,7 +194,7 @@ class ReservationManager:
     def _plan_cards(
         self, workload: QueuedWorkload[Needs], headroom: int | None, *, alone: bool = False
     ) -> dict[str, QueueReservation]:
-        """Find cards for all pods of a workload, within so much quota; empty where there will never be."""
+        """Find cards for all pods of a workload within the headroom; empty if there can never be any."""
         admission = self._admission
         pods = admission.quota_usage.list_members(workload.requirements, workload.uid)
         self._searches += 1
@@ -219,7 +218,7 @@ class ReservationManager:
         )
 
     def _sum_units(self, pods: Iterable[Pod], reservations: dict[str, QueueReservation]) -> int:
-        """Units that pods count for where room is kept for them."""
+        """Add up the units that pods are charged on their reserved nodes."""
         amounts = self._admission.quota_usage
         return sum(
             amounts.compute_units_on_node(requirements, reservations[uid].node) or 0
@@ -228,10 +227,11 @@ class ReservationManager:
         )
 
     def _is_reservation_useful(self, queue: QueueState, workload: QueuedWorkload[Needs]) -> bool:
-        """Tell whether a workload's reservation can still serve it, and it lacks nothing but cards.
+        """Return True if a workload's reservation can still serve it and it lacks nothing but cards.
 
-        An older one may come back after something was kept for a younger one: it was requeued, or held back.
-        Then neither would go: what is kept for the younger one is not for the older one, which goes first.
+        An older workload may return (requeued, or no longer held back) after room was reserved for a younger
+        one. Then neither would start: the older one must go first, but the room is reserved for the younger
+        one.
         """
         admission, uid = self._admission, workload.uid
         if not queue.is_open or queue.waiting.waits_for_stage(uid) or not queue.is_next(workload):
