@@ -59,7 +59,8 @@ async def run(
 
     Args:
         started: Called once with the server's URL and the live state.
-        after_another: Whether another extender may have served this cluster: the first Binding waits for its.
+        after_another: Whether another extender may have served this cluster; the first Binding then waits for
+            the outcome of its Bindings.
 
     Raises:
         SettingsError: the settings cannot work, or the address or the TLS files cannot be used.

@@ -1,4 +1,4 @@
-"""Sets how processes that keep a whole cluster in memory collect garbage."""
+"""Tunes garbage collection for processes that keep a whole cluster in memory."""
 
 import ctypes
 import gc
@@ -27,13 +27,13 @@ def collect_rarely() -> Callable[[], None]:
 
 
 def freeze_caches() -> None:
-    """Keep the garbage collector from walking the caches at every turn, once they are full."""
+    """Keep the garbage collector from scanning the caches each time, once they are filled."""
     # Without a collection first: it would walk over all of the caches to find next to nothing.
     gc.freeze()
 
 
 def trim_memory() -> None:
-    """Give back to the system what a list's JSON took, where the C library can do that."""
+    """Return the memory of a list's JSON to the system, if the C library can do that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -15,7 +15,7 @@ EVENTS: Final = 10_000
 
 
 def make_follower(lease: str | None, client: KubeClient) -> LeaseFollower | None:
-    """Lead with the holder of a Lease that has this host's name, None where none is followed."""
+    """Make a follower of the Lease whose holder on this host leads; None if no Lease is followed."""
     if lease is None:
         return None
     namespace, _, name = lease.partition("/")
@@ -51,7 +51,7 @@ def make_elector(
 def make_leader_label(
     election: ElectionOptions, client: KubeClient, elector: LeaseElector | LeaseFollower | None
 ) -> LeaderLabel | None:
-    """Keep the label of the leader on this process's pod, None where the settings name no pod.
+    """Make the keeper of the leader label of this process's pod; None if the settings name no pod.
 
     Without an election this process always leads.
     """

@@ -1,9 +1,10 @@
-"""Bind pods of batch mode: go down the list of nodes of each, assume its cards, send one Binding.
+"""Bind pods of batch mode: try the nodes on each pod's list in order, assume its cards, send one Binding.
 
-This is the second tier. It keeps the order of the list, and leaves out what no longer fits: the queue ranked
-the nodes by its own policy, by weights that it learned, and counts the attempts of each pod. A list that is
-used up goes back to the queue, which scores all nodes again. The cards are chosen, assumed and forgotten by
-`Binder`, as for a pod that kube-scheduler places: one committer for both.
+This is the second tier. It keeps the order of the list and skips nodes where the pod no longer fits: the
+queue has ranked the nodes by its own policy and learned weights, and it counts the attempts of each pod. If
+no node on the list takes the pod, it goes back to the queue, which scores all nodes again. The cards are
+chosen, assumed and forgotten by `Binder`, as for pods that kube-scheduler places: there is one committer for
+both.
 """
 
 import asyncio
@@ -34,9 +35,9 @@ class BatchCommitter:
         binder: Assumes cards, sends Bindings, and knows whether this process may.
         checks: What kube-scheduler's filters say.
         stale: Says why the cluster's view cannot be trusted, empty when it can.
-        leadership: With which batch pods are bound; None: with the binder's own.
-        shared: Tells which nodes another scheduler uses, too; None: those without a taint, and none is ever
-            left out.
+        leadership: Leadership required to bind batch pods; None: the binder's own.
+        shared: Tells which nodes are shared with another scheduler; None: nodes without the taint are, and
+            none is ever left out.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class BatchCommitter:
         self._turns = asyncio.Semaphore(UNDER_WAY)
 
     async def commit(self, call: CommitCall) -> list[PodResult]:
-        """Commit a call; a result for each of its pods, in their order."""
+        """Commit a call; return a result for each of its pods, in their order."""
         pods = [pod for group in call.groups for pod in group]
         # Who takes the place of a queue that has died waits so long before it decides.
         until = self._binder.clock() + self._binder.timeout_s
@@ -89,9 +90,9 @@ class BatchCommitter:
         return self._leadership is None or self._leadership.is_leader
 
     async def _open(self) -> None:
-        """Once a term, list the pods: all that the leader before has bound must be seen.
+        """List the pods once per term, to see everything that the previous leader has bound.
 
-        Its last Binding is over by now, for it stops long enough before another one can lead.
+        Its last Binding is over by now, because a leader stops long enough before another one can lead.
 
         Raises:
             CommitError: this process does not lead.
@@ -109,7 +110,7 @@ class BatchCommitter:
     def _begin_group(
         self, group: Sequence[PodCandidates], headroom: float
     ) -> tuple[list[PendingBinding], list[PodResult]]:
-        """Assume the cards of all pods of a group; or of none, with the results that say why."""
+        """Assume the cards of all pods of a group, or of none and return results that say why."""
         begun: list[PendingBinding] = []
         refused: list[tuple[PodCandidates, PodResult]] = []
         for pod in group:
@@ -128,7 +129,7 @@ class BatchCommitter:
         return [], [PodResult(each.uid, CommitOutcome.REFUSED, why=why, rejected=rejected) for each in group]
 
     def _begin(self, pod: PodCandidates, headroom: float) -> PendingBinding | PodResult:
-        """Assume a pod's cards on the first node of its list that takes it; why none does."""
+        """Assume a pod's cards on the first node of its list that takes it, or say why none does."""
         state, now = self._binder.committer.state, self._binder.clock()
         record = state.pods.get(pod.uid)
         refused = partial(PodResult, pod.uid, CommitOutcome.REFUSED)

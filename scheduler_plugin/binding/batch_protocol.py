@@ -60,8 +60,8 @@ class PodResult(msgspec.Struct, frozen=True):
         outcome: In one word.
         node: Where it was bound, or where its Binding went.
         why: In words, where it was not bound.
-        rejected: Nodes of its list that kube-scheduler would reject, or that batch mode pauses on; of a gang
-            those of all its pods.
+        rejected: Nodes of its list that kube-scheduler would reject, or on which batch mode pauses; for a
+            gang, those of all its pods.
     """
 
     uid: str

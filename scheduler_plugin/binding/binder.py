@@ -72,17 +72,17 @@ class Binder:
     - The pod is seen bound, gone or changed.
     - The pod is read unbound after the Binding could no longer take effect.
 
-    When a process or a term as the leader begins, or after an etcd restore, earlier Bindings may still take
+    When the process starts, a term as leader begins, or etcd was restored, earlier Bindings may still take
     effect. The first Binding waits until they no longer can, and until a list of pods made after that shows
-    all that did.
+    those that did.
 
     Args:
         clock: Monotonic seconds.
         timeout_s: T, how long a Binding may take effect after it was sent.
         leadership: None when nobody else can be binding.
         refresh: Lists pods anew and returns when the state has the list.
-        after_another: Whether a process before this one may have bound. Only the maker of a new cluster can
-            know that none did.
+        after_another: Whether an earlier process may have bound pods. Only whoever has created the cluster
+            can know that none did.
         claims: Writes claims, for nodes that serve them.
         sleep: Waits, as asyncio.sleep.
     """
@@ -119,7 +119,7 @@ class Binder:
 
     @property
     def is_busy(self) -> bool:
-        """True while Bindings are on their way to the API server, or were a moment ago."""
+        """Whether Bindings are on their way to the API server, or were a moment ago."""
         return self._in_flight > 0 or self.clock() - self._last_sent_at < BUSY_S
 
     async def bind(self, namespace: str, name: str, uid: str, node: str) -> str:
@@ -156,7 +156,7 @@ class Binder:
         self._forget(commitment)
 
     async def finish(self, commitment: PendingBinding) -> str:
-        """Send the Binding of a pod whose cards `begin` has assumed, if this process may bind still.
+        """Send the Binding of a pod whose cards `begin` has assumed, if this process may still bind.
 
         Returns:
             Empty when it is bound, else why not, in words; see `is_unsettled`.
@@ -174,7 +174,7 @@ class Binder:
         return await self._send_or_resolve_later(commitment)
 
     def is_unsettled(self, commitment: PendingBinding) -> bool:
-        """Tell whether a Binding may still take effect: its cards are assumed until that is known."""
+        """Return True if a Binding may still take effect; until that is known its cards stay assumed."""
         return self._is_assumed(commitment)
 
     async def _send_or_resolve_later(self, commitment: PendingBinding) -> str:
@@ -186,9 +186,9 @@ class Binder:
             raise
 
     async def _assume(self, namespace: str, name: str, uid: str, node: str) -> PendingBinding:
-        """Assume the cards. While this process may not bind yet, keep them assumed; check again when it may.
+        """Assume the cards, wait until this process may bind, and check again then.
 
-        Assumed cards keep the filters that run meanwhile from choosing the same cards for everybody.
+        Assuming first keeps filters that run meanwhile from offering the same cards to every pod.
 
         Raises:
             CommitError: the pod cannot be bound there.
@@ -211,11 +211,11 @@ class Binder:
         return begin()
 
     def restart_fence(self) -> None:
-        """Require the wait of a start again, after an etcd restore made Bindings under way unknown."""
+        """Require the wait of `wait_for_fence` again, because an etcd restore hides Bindings under way."""
         self._fence_restarted_at = self.clock()
 
     def stop_binding(self) -> None:
-        """Send no Binding any more; the next leader relies on that."""
+        """Stop sending Bindings for good; the next leader relies on that."""
         self._is_stopped = True
 
     async def close(self) -> None:
@@ -245,7 +245,7 @@ class Binder:
                     self._fenced_term = term
 
     def _get_term(self) -> float:
-        """Return when this process, its leadership, or the history after an etcd restore, began.
+        """Return when the process, its leadership, or the history after an etcd restore began.
 
         Raises:
             CommitError: it is not the leader.
@@ -313,7 +313,7 @@ class Binder:
         return version
 
     async def _sweep(self) -> None:
-        """Take back what processes before this one allocated to pods that are not bound."""
+        """Release what earlier processes allocated to pods that are not bound."""
         records = self.committer.state.node_records.values()
         if self.claims is not None and any(record.serves_claims for record in records):
             await self.claims.sweep()
@@ -343,10 +343,10 @@ class Binder:
         task.add_done_callback(self._resolving.discard)
 
     async def _resolve(self, commitment: PendingBinding) -> None:
-        """Read the pod itself after T, because the watch may be late; until then the cards stay assumed.
+        """Read the pod itself after T, because the watch may be late; until then its cards stay assumed.
 
-        A pod that is gone may have been bound before: the watch will say so, and settles the cards. Until it
-        does, ask again: whoever said that it is gone need not have been the API server.
+        A pod that is gone may have been bound before; the watch will show that and settle its cards. Until it
+        does, read again: the 404 need not have come from the API server.
         """
         outcome = BindingOutcome.UNKNOWN
         while outcome in {BindingOutcome.UNKNOWN, BindingOutcome.GONE}:
@@ -362,7 +362,7 @@ class Binder:
         return assumed is not None and self.committer.state.get_assumed(commitment.pod.uid) is assumed
 
     def _forget(self, commitment: PendingBinding) -> None:
-        """Forget the assumed cards, unless the pod has been seen bound or gone in the meantime."""
+        """Forget the assumed cards, unless the pod was seen bound or gone in the meantime."""
         if commitment.assumed is not None:
             self.committer.state.forget(commitment.assumed, self.clock())
         if commitment.claim is not None and self.claims is not None:

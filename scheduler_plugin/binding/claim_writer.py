@@ -1,4 +1,4 @@
-"""Writes the claims of pods before their Bindings, and takes allocations back that came to nothing.
+"""Writes the claims of pods before their Bindings, and releases allocations that led to no Binding.
 
 ```
   create claim --> allocate and reserve --> pod's status names it --> Binding
@@ -8,8 +8,8 @@
                  deallocate; the claim stays, empty, with the pod
 ```
 
-A process that ends between two steps leaves a claim that the next leader finds: it deallocates those of pods
-that are not bound. A pod that is tried again has the same claim, whatever its next node is.
+If a process ends between two steps, the next leader finds its claim and deallocates it unless the pod is
+bound. A pod that is tried again keeps the same claim, whatever its next node is.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class ClaimWriter:
 
     Args:
         timeout_s: longest time of each write.
-        is_pending: tells by UID whether a pod is known, not bound, and not being bound.
+        is_pending: returns True if the pod with a UID is known, not bound, and not being bound.
         sleep: waits, as asyncio.sleep.
     """
 
@@ -101,15 +101,15 @@ class ClaimWriter:
             return str(msgspec.json.decode(answer)["metadata"]["resourceVersion"])
 
     def release(self, claim: BoundPodClaim) -> None:
-        """Deallocate a claim of which no Binding came, in the background."""
+        """Deallocate a claim whose Binding failed, in the background."""
         task = asyncio.create_task(self._release(claim))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
     async def sweep(self) -> None:
-        """Deallocate what processes before this one left to pods that are not bound.
+        """Deallocate what earlier processes left allocated to pods that are not bound.
 
-        What cannot be listed or written is told; a pod that is tried again has its claim put right.
+        Failures are only logged: when such a pod is tried again, its claim is corrected.
         """
         try:
             body = await self._api.get(
@@ -133,7 +133,7 @@ class ClaimWriter:
         await asyncio.gather(*self._releasing, return_exceptions=True)
 
     async def _create(self, claim: BoundPodClaim) -> dict[str, Any]:
-        """Create the claim, or find the one that an attempt before created."""
+        """Create the claim, or find the one that an earlier attempt created."""
         try:
             answer = await self._api.post(
                 make_claims_path(claim.namespace), claim.body, timeout_s=self._timeout_s
@@ -197,7 +197,7 @@ class ClaimWriter:
             log.info("claim of an unbound pod deallocated", claim=name)
 
     def _lock(self, pod_uid: str) -> asyncio.Lock:
-        """Return the lock of a pod; those that nobody waits for are forgotten now and then."""
+        """Return the lock of a pod; unused locks are dropped now and then."""
         if len(self._locks) > _MOST_LOCKS:
             self._locks = {uid: lock for uid, lock in self._locks.items() if lock.locked()}
         return self._locks.setdefault(pod_uid, asyncio.Lock())
@@ -207,5 +207,5 @@ _MOST_LOCKS: Final = 1024
 
 
 def _read(found: dict[str, Any]) -> ClaimObject:
-    """Read a claim that is written back as it was found, with another status."""
+    """Read a claim that will be written back unchanged except for its status."""
     return msgspec.convert(found, ClaimObject)

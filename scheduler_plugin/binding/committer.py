@@ -1,8 +1,8 @@
 """The decision of bind: one pod at a time, cards are chosen on the node's latest record and assumed.
 
-kube-scheduler has chosen the node by then, so there is no list to merge and nothing to score. All that counts
-is whether the pod still fits. Choosing its cards answers that, even where the node has changed since filter
-looked. `two_tier` has the committer for lists of nodes.
+kube-scheduler has already chosen the node, so there is no list to merge and nothing to score. All that
+matters is whether the pod still fits. Choosing its cards answers that, even if the node has changed since
+filter. The committer for lists of nodes is in `two_tier`.
 """
 
 from collections.abc import Collection
@@ -31,11 +31,11 @@ class PendingBinding:
     """PendingBinding is everything that a Binding is made of.
 
     Attributes:
-        pod: The pod, as it was when the cards were taken.
+        pod: The pod, as it was when the cards were assumed.
         node: Target.
-        assigned: Value of `gpupack.io/assigned`, None where there is nothing to say.
+        assigned: Value of `gpupack.io/assigned`, None for no annotation.
         assumed: The assumed pod in the cache, None for a pod that asks for no cards.
-        claim: What is written before the Binding on a node that serves claims; else None.
+        claim: Claim to write before the Binding if the node serves claims; else None.
     """
 
     pod: PodRecord
@@ -63,8 +63,8 @@ class Committer:
 
         Args:
             now: Seconds.
-            cards: UUIDs of the cards that the queue planned for it, preferred where they are free; empty:
-                those that the pod's annotation names.
+            cards: UUIDs of the cards that the queue planned for it, preferred if they are free; empty: those
+                that the pod's annotation names.
 
         Raises:
             CommitError: it cannot be bound there, in words.
@@ -151,9 +151,10 @@ class Committer:
     def _place_as_planned(
         self, planned: Collection[str], query: SchedulingRequest, row: int
     ) -> Placement | None:
-        """Choose among the cards that the queue planned; None where it planned none, or they are not free.
+        """Choose among the cards that the queue planned; None if it planned none, or they are not free.
 
-        Pods that it admitted together fit together on their cards, and need not in another order of binding.
+        Pods that the queue admitted together fit on their planned cards; chosen anew in another order they
+        might not.
         """
         nodes = self.state.nodes
         if not planned or not nodes.usable[row]:
@@ -165,7 +166,7 @@ class Committer:
         return place(cards, query.request, query.policy_request.card_policy)
 
     def _choose(self, query: SchedulingRequest, row: int) -> Placement | None:
-        """Choose the cards: the node policy's where it chooses any, else the card policy's."""
+        """Choose the cards by the node policy if it chooses cards, else by the card policy."""
         policy = self.policies.get_policy(query.request)
         return place_by_policy(policy, self.state.nodes, row, query) or place_by_card_policy(
             self.state.nodes, row, query

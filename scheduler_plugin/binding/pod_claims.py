@@ -1,7 +1,7 @@
 """The ResourceClaim of a pod that asks by its containers' limits, on a node that serves claims; pure.
 
-Kubernetes knows such claims (KEP-5004): the kubelet serves a container by the claim that the pod's status
-names, in place of the device plugin. The kubelet obeys that status whoever wrote it.
+Kubernetes defines such claims (KEP-5004): the kubelet serves a container from the claim that the pod's status
+names, instead of the device plugin. The kubelet obeys that status whoever wrote it.
 """
 
 from collections.abc import Mapping
@@ -42,8 +42,8 @@ class BoundPodClaim:
 
     Attributes:
         pod: name of the pod.
-        body: the claim. Its name and spec follow from the pod alone, so that one claim does for every node.
-        allocation: its status' allocation, without the time.
+        body: the claim. Its name and spec depend on the pod only, so the same claim serves every node.
+        allocation: the allocation for its status, without the time.
         mappings: the request of each container, for the pod's status.
     """
 
@@ -148,7 +148,7 @@ def _request_name(number: int) -> str:
 
 
 def _body(pod: PodRecord, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Write the claim itself; how much of which card stands in the allocation alone."""
+    """Build the claim itself; only the allocation says how much of which card."""
     owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
     return {
         "apiVersion": "resource.k8s.io/v1",

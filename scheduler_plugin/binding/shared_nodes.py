@@ -1,8 +1,8 @@
 """Nodes that batch mode shares with another scheduler, and when it stops binding there. Pure.
 
-What kube-scheduler has decided and not bound yet is not seen. Where a node is short of cpu or memory two
-Bindings may meet, and the kubelet then fails one of the two pods for good. Then the headroom is too small,
-and batch mode stops on that node for a while.
+Decisions of kube-scheduler that are not bound yet cannot be seen. On a node that is short of cpu or memory
+two Bindings may collide, and the kubelet then fails one of the two pods for good. That shows that the
+headroom is too small, so batch mode stops on that node for a while.
 """
 
 from collections import Counter
@@ -27,16 +27,16 @@ KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
 class SharedNodes:
-    """SharedNodes tells batch mode's own nodes from those that it shares.
+    """SharedNodes distinguishes batch mode's own nodes from those that it shares.
 
-    Anybody who may create pods can have a kubelet fail one: with `spec.nodeName`, and more cpu than the node
-    has. So a failed pod is evidence only where it was seen without a node before, for then a scheduler's
-    Binding gave it one.
+    Anyone who may create pods can make a kubelet fail one: with `spec.nodeName`, and more cpu than the node
+    has. So a failed pod is evidence only if it was seen without a node before, because then a scheduler has
+    bound it.
 
     Attributes:
-        failed: Pods that kubelets failed on shared nodes after a Binding of batch mode had met another one,
-            by the resource that was short.
-        lost: Signals such a pod: what batch mode says of it.
+        failed: Pods that kubelets failed on shared nodes after a Binding of batch mode had collided with
+            another one, by the resource that was short.
+        lost: Signals such a pod, with a message about it.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class SharedNodes:
     # What is asked.
 
     def is_own(self, name: str) -> bool:
-        """Tell whether a taint keeps all pods but those of batch mode, and of DaemonSets, off a node."""
+        """Return True if a taint keeps all pods off a node except those of batch mode and DaemonSets."""
         return name in self._own
 
     def list_stopped(self, now: float) -> list[str]:

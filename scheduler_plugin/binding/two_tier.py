@@ -1,6 +1,6 @@
 """Two-tier scheduling of batches: many workers score snapshots, one commits; see docs/two-tiers.md.
 
-`merge_candidates`, `commit_first` and `commit_list` are the committer's steps for one list. `TurnQueue` has
+`merge_candidates`, `commit_first` and `commit_list` are the committer's steps for one list. `TurnQueue` keeps
 the order of pods and their retries. `benchmarks/two_tier/workers.py` runs the first tier in processes.
 """
 
@@ -22,8 +22,8 @@ class PodTurn:
 
     Attributes:
         pod: Its number.
-        attempt: Turns it had before.
-        not_before_s: When it may be tried.
+        attempt: Number of earlier turns.
+        not_before_s: Earliest time of the turn.
     """
 
     pod: int
@@ -67,7 +67,7 @@ class TurnQueue:
         return min((turn.not_before_s for turn in self._queue), default=float("inf"))
 
     def requeue_failed(self, turn: PodTurn, now_s: float) -> bool:
-        """Put a pod back to the tail; False when it has had all its turns."""
+        """Put a pod back at the tail; False if it has used up its turns."""
         if turn.attempt + 1 >= self.attempts:
             return False
         wait_s = min(_LONGEST_BACKOFF_S, self.backoff_s * 2**turn.attempt)
@@ -129,7 +129,8 @@ def commit_first(order: Sequence[ScoredNode], bind: Callable[[str], bool]) -> tu
 
     Args:
         order: What `merge` returned.
-        bind: Binds the pod to a node and updates its record, or says no and leaves it alone.
+        bind: Binds the pod to a node, updates the node's record and returns True; or returns False and
+            changes nothing.
 
     Returns:
         The node, None when all failed, and the nodes tried.
@@ -173,8 +174,8 @@ def commit_list(
     Args:
         version: A node's latest version, None when it is gone.
         rescore: Filters and scores a node's latest record, None when the pod no longer fits.
-        bind: Binds, or says no and leaves the record alone.
-        mode: `on-epoch` scores anew what was scored with other weights, `on-version` does not.
+        bind: Binds and returns True; or returns False and leaves the record alone.
+        mode: `on-epoch` rescores candidates that were scored with other weights, `on-version` does not.
     """
     if mode == "on-version":
         offered = [replace(candidate, epoch=epoch) for candidate in offered]

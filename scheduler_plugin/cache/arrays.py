@@ -13,7 +13,7 @@ RowArray = NDArray[np.intp]
 
 
 class ClusterView(Protocol):
-    """ClusterView is node rows as arrays. Policies only read them.
+    """ClusterView is the nodes as arrays, one row each, for policies to read.
 
     R is the number of rows, some of them vacant. K is the largest number of cards of a node.
 
@@ -24,7 +24,7 @@ class ClusterView(Protocol):
         cpu_capacity, cpu_used: int64[R], thousandths of a core; used is what the pods of the node request.
         memory_capacity, memory_used: int64[R], bytes of host memory.
         gpu_capacity, gpu_used: int64[R], units, sums over the cards.
-        other_resources: Names of further resources, those that some policy wants to see.
+        other_resources: Names of the further resources that some policy uses.
         other_capacity, other_used: int64[C, R], whole amounts of each of them, in the order of the names.
         cards: int32[R], number of cards.
         size: int32[R, K], units a card, 0 beyond the last card.

@@ -36,7 +36,7 @@ def build_cards(view: ClusterView, row: int) -> tuple[Card, ...]:
 
 
 def has_card(view: ClusterView, rows: RowArray, uuid: str) -> BoolArray:
-    """Return bool[len(rows)]: True for the rows that have the card, usually one or none."""
+    """Return bool[len(rows)]: True for rows that have the card, usually one or none."""
     return np.fromiter((uuid in view.uuids[row] for row in rows.tolist()), np.bool_, len(rows))
 
 
@@ -45,7 +45,7 @@ def find_current_positions(
 ) -> dict[int, int]:
     """Map card positions of an earlier moment to positions of now.
 
-    A card's position is of one moment: where a card before it goes, it moves up. Only its UUID stays.
+    Positions change over time: if a card before it disappears, a card moves up. Only its UUID stays.
 
     Args:
         positions: Positions of the cards then.
@@ -53,8 +53,8 @@ def find_current_positions(
         uuids_now: UUIDs by position now; empty where the node publishes none.
 
     Returns:
-        Positions now by position then, without the cards that are gone. Where UUIDs are missing on either
-        side, nothing better is known than the positions themselves.
+        Current positions by earlier position, without the cards that are gone. If either side lacks UUIDs,
+        the positions are taken as unchanged.
     """
     if not uuids_then or not uuids_now or tuple(uuids_then) == tuple(uuids_now):
         return {position: position for position in positions}

@@ -1,7 +1,7 @@
 """The accounting rules: which pods count on a node beyond its published words, and on which cards.
 
-Each rule is one small method of `ChargeRules`, so a test can take out any one and show that it is needed.
-All rules are pure. Time is an argument.
+Each rule is one small method of `ChargeRules`, so that a test can disable any of them and show that it is
+needed. All rules are pure; time is an argument.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,13 @@ TOMBSTONE_S = 30.0
 
 @dataclass(slots=True)
 class AssumedPod:
-    """A pod whose Binding is under way, or was accepted and is not seen in the watch yet.
+    """A pod whose Binding is under way, or was accepted but has not appeared in the watch yet.
 
     Attributes:
         pod: The version of the pod that the Binding names.
         node: Target of the Binding.
         assigned: Cards of the Binding, None where the node publishes no UUIDs.
-        awaits_claim: True while the pod's claim is written, which changes the pod before its Binding.
+        awaits_claim: True while the pod's claim is being written, which changes the pod before its Binding.
     """
 
     pod: PodRecord
@@ -45,7 +45,7 @@ class AssumedPod:
 
 
 class Charge(NamedTuple):
-    """Units that a pod has on a node, and that the node's words may not show yet."""
+    """Units that a pod has on a node and that the node's words may not show yet."""
 
     uid: str
     request: PodRequest
@@ -59,7 +59,7 @@ class Tombstone:
     Attributes:
         charge: What the pod asked for, and where.
         version: resourceVersion at which it vanished.
-        until_s: When the charge ends in any case, seconds.
+        until_s: When the charge ends in any case, in seconds.
     """
 
     charge: Charge
@@ -68,11 +68,11 @@ class Tombstone:
 
 
 class ChargedCards(NamedTuple):
-    """Cards that a charge counts on, and what that followed from.
+    """Cards that a charge counts on, and the inputs that this was computed from.
 
     Attributes:
-        uuids: The node's cards then, see `NodeRecord`.
-        sizes: Their sizes then.
+        uuids: The node's cards at that time, see `NodeRecord`.
+        sizes: Their sizes at that time.
         units: By card position; None where the cards do not agree with the charge.
     """
 
@@ -82,7 +82,7 @@ class ChargedCards(NamedTuple):
     units: Mapping[int, int] | None
 
     def follows_from(self, charge: Charge, record: "NodeRecord") -> bool:
-        """Tell whether nothing has changed since: the very same objects, none of which ever changes."""
+        """Return True if the inputs are still the same; they are immutable, so identity suffices."""
         same_charge = self.charge.request is charge.request and self.charge.assigned is charge.assigned
         return same_charge and self.uuids is record.uuids and self.sizes is record.sizes
 
@@ -110,9 +110,8 @@ class NodeRecord:
         claims: What claims are allocated of its cards, by the claim's UID.
         held_claims: Units by card position of the claims that the words certainly contain, by UID.
         claim_tombstones: What claims had that vanished before the words contained them, by UID and version.
-        charged_cards: What was found out of the charges that count now, by UID of the pod.
-        kubelet_sums: Units and percent that its kubelet offers over all cards, None where the Node does not
-            say.
+        charged_cards: Cards computed for the current charges, by UID of the pod.
+        kubelet_sums: Units and percent that its kubelet offers over all cards, None if the Node does not say.
         cpu_milli: Thousandths of a core that its bound pods of any kind request.
         memory_bytes: Bytes of host memory that they request.
         other_resources: Amounts of further resources that they request, by name.
@@ -144,7 +143,7 @@ class NodeRecord:
     allocatable: tuple[tuple[str, str | int], ...] = ()
 
     def count_requests(self, pod: PodRecord, times: int) -> None:
-        """Count what a bound pod requests, or with -1 count it no more."""
+        """Add `times` times what a bound pod requests; -1 subtracts it."""
         self.cpu_milli += times * pod.cpu_milli
         self.memory_bytes += times * pod.memory_bytes
         for name, amount in pod.other_resources:
@@ -180,8 +179,8 @@ class NodeRecord:
 class ChargeRules:
     """The rules of "never under-count", one method each.
 
-    Invariant: on every card, words plus charges are at least what the kubelet has given and will still give.
-    What it will still give is for pods that are bound by now.
+    Invariant: on every card, words plus charges are at least what the kubelet has given out, plus what it
+    will still give to pods that are bound by now.
     """
 
     def is_confirmed(self, record: NodeRecord, uid: str) -> bool:
@@ -202,7 +201,7 @@ class ChargeRules:
                 yield Charge(uid, assumed.pod.charged, assumed.assigned)
 
     def charges_of_vanished(self, record: NodeRecord) -> Iterator[Charge]:
-        """Charge a pod that vanished before its node accounted it, until its tombstone ends."""
+        """Charge a pod that vanished before its node accounted for it, until its tombstone ends."""
         for tombstone in record.tombstones.values():
             yield tombstone.charge
 
@@ -221,7 +220,7 @@ class ChargeRules:
             yield from held.find_missing(tombstone.claim).items()
 
     def needs_tombstone(self, record: NodeRecord, uid: str, version: int) -> bool:
-        """Tell whether the kubelet may have admitted a pod that vanished at `version` unaccounted."""
+        """Return True if the kubelet may have admitted a pod that vanished unaccounted at `version`."""
         return not self.is_confirmed(record, uid) and record.seen_version < version
 
     def is_tombstone_over(self, record: NodeRecord, tombstone: Tombstone, now: float) -> bool:
@@ -229,15 +228,15 @@ class ChargeRules:
         return record.seen_version >= tombstone.version or now >= tombstone.until_s
 
     def keeps_charges_without_node(self) -> bool:
-        """Charges outlive the Node object: it may be created again while the kubelet runs on."""
+        """Whether charges outlive the Node object, which may be created again while the kubelet runs on."""
         return True
 
     def is_binding_stale(self, assumed: AssumedPod, pod: PodRecord) -> bool:
-        """Tell whether a pod changed while unbound: its Binding's resourceVersion will be refused."""
+        """Return True if an unbound pod has changed: its Binding's resourceVersion will be refused."""
         return not pod.node and pod.version > assumed.pod.version and not assumed.awaits_claim
 
     def charge_assigned_cards(self, record: NodeRecord, charge: Charge) -> Mapping[int, int] | None:
-        """Find the cards that the Binding names, if the node's cards and the request agree with it.
+        """Find the cards that the Binding names, if it agrees with the node's cards and the request.
 
         Returns:
             Units by card position, or None when the pod may land on any card that has room.
@@ -252,7 +251,7 @@ class ChargeRules:
         return known.units
 
     def charge_every_card(self, record: NodeRecord, charge: Charge) -> dict[int, int]:
-        """Charge every card that is large enough. Returns units by card position."""
+        """Charge every card that is large enough; return units by card position."""
         units_by_card: dict[int, int] = {}
         for demand in charge.request.demands:
             for card, size in enumerate(record.sizes):
@@ -270,7 +269,7 @@ class ChargeRules:
         ]
 
     def sum_by_card(self, record: NodeRecord, charges: list[Charge]) -> list[int]:
-        """Add charges up, units by card. The node serves a pod on its assigned cards and nowhere else."""
+        """Add up charges, units by card. The node serves a pod on its assigned cards and on no others."""
         totals = [0] * len(record.sizes)
         for charge in charges:
             assigned = self.charge_assigned_cards(record, charge)

@@ -1,4 +1,4 @@
-"""Charges allocated claims to a node's cards, as long as the node's words may not show it. Pure."""
+"""Charges allocated claims to a node's cards for as long as the node's words may not show them. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class AllocatedClaim:
 
 @dataclass(frozen=True, slots=True)
 class HeldClaims:
-    """HeldClaims is what a node's words contain of claims, and what tells whether they do.
+    """HeldClaims is the claims that a node's words contain, and the data to decide that.
 
     Attributes:
         units: Units by card position of each claim that the words contain, by UID.
@@ -48,7 +48,7 @@ class HeldClaims:
     def find_missing(self, claim: AllocatedClaim) -> dict[int, int]:
         """Find the units by card position of a claim that the words do not contain.
 
-        A claim may be allocated anew, and the words contain what it had before.
+        A claim may have been allocated anew while the words still contain its previous allocation.
         """
         held = self.units.get(claim.uid, {})
         missing = {}
@@ -68,9 +68,9 @@ class ClaimTombstone:
     """The shares of a claim that vanished, or was deallocated, before its node's words contained them.
 
     Attributes:
-        until_s: When they end to count in any case, seconds.
-        ends: resourceVersions at which its pods ended, by UID, `NOT_ENDED` for those that did not: the node
-            may be preparing it for them.
+        until_s: When they stop counting in any case, in seconds.
+        ends: resourceVersions at which its pods ended, by UID; `NOT_ENDED` for running ones, for which the
+            node may still prepare it.
     """
 
     claim: AllocatedClaim
@@ -85,7 +85,7 @@ class ClaimTombstone:
 
 
 def read_claim(claim: ClaimObject, unit_mib: int) -> dict[str, AllocatedClaim]:
-    """Read what a claim is allocated, by node; nothing of one that the extender wrote for a pod."""
+    """Read the allocation of a claim by node; empty for a claim that the extender wrote for a pod."""
     shares: dict[str, list[tuple[str, int | None]]] = {}
     for result in () if claim.is_for_limits else claim.results or ():
         # The pool of a node's cards has the node's name.
@@ -99,7 +99,7 @@ def read_claim(claim: ClaimObject, unit_mib: int) -> dict[str, AllocatedClaim]:
 
 
 def _count_units(result: AllocatedDevice, unit_mib: int) -> int | None:
-    """Count the units of a share; an amount that cannot be read counts as all of the device."""
+    """Count the units of a share; an unreadable amount counts as the whole device."""
     try:
         units = result.count_units(unit_mib)
     except QuantityError:

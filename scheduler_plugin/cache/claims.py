@@ -1,6 +1,6 @@
 """ResourceClaims in the cache: which are allocated cards of which node.
 
-A claim that the extender wrote for a pod that asks by its limits is not here: that pod is charged.
+Claims that the extender wrote for pods that ask by their limits are not here: those pods are charged instead.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +26,8 @@ class ClaimCache:
 
     Args:
         unit_mib: MiB a unit.
-        find_end: Returns for a pod's UID and a node the resourceVersion at which the pod ended there. 0 where
-            the pod has another node, None where it has not ended.
+        find_end: Returns the resourceVersion at which a pod (by UID) ended on a node; 0 if it has another
+            node, None if it has not ended.
 
     Attributes:
         is_wanted: Some node has said that it serves claims.
@@ -51,7 +51,7 @@ class ClaimCache:
         return iter(self._nodes)
 
     def find_shares(self, uid: str) -> dict[str, AllocatedClaim]:
-        """Find what a claim is allocated, by node; nothing of one that is not known."""
+        """Find the allocation of a claim by node; empty for an unknown claim."""
         nodes = self._nodes.get(uid, frozenset())
         return {node: self._records.by_name[node].claims[uid] for node in nodes}
 
@@ -84,7 +84,7 @@ class ClaimCache:
         return restored
 
     def note_end(self, pod: str, node: str, version: int) -> None:
-        """Note that a pod of a node ended at a version: claims that vanished wait for that, and no longer."""
+        """Record that a pod of a node ended at a version, which ends the wait of vanished claims."""
         record = self._records.by_name.get(node)
         for tombstone in record.claim_tombstones.values() if record is not None else ():
             if pod in tombstone.ends:
@@ -133,7 +133,7 @@ class ClaimCache:
             self._nodes.pop(uid, None)
 
     def _vanish(self, uid: str, node: str, now: float) -> None:
-        """Count a claim's shares on where the node may have prepared it and its words do not say so yet."""
+        """Keep charging a vanished claim if the node may have prepared it without its words showing that."""
         record = self._records.get_or_add(node)
         claim = record.claims.pop(uid, None)
         if claim is None:

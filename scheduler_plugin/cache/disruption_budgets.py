@@ -68,7 +68,7 @@ class DisruptionBudgets:
         self._budgets: dict[str, dict[str, DisruptionBudget]] = {}
 
     def list_covering(self, pod: PodRecord) -> list[EvictionAllowance]:
-        """List the budgets that count a pod; the API server evicts no pod that more than one counts."""
+        """List the budgets that cover a pod; the API server evicts no pod that more than one covers."""
         return [
             EvictionAllowance(
                 pod.namespace,
@@ -96,7 +96,7 @@ class DisruptionBudgets:
         """Nothing changed."""
 
     def disconnected(self, error: Exception) -> None:
-        """Do nothing: the API server checks each eviction itself."""
+        """Do nothing, because the API server checks each eviction itself."""
 
     def _put(self, item: DisruptionBudget) -> None:
         self._budgets.setdefault(item.metadata.namespace, {})[item.metadata.name] = item
@@ -119,9 +119,9 @@ def keeps_budgets(budgets: DisruptionBudgets, victims: Iterable[PodRecord]) -> b
 def find_violations(budgets: DisruptionBudgets, pods: Iterable[PodRecord]) -> frozenset[str]:
     """Find the pods whose end would violate a budget, as kube-scheduler counts violations.
 
-    The count differs from `keeps_budgets`: kube-scheduler deletes its victims, without the eviction API.
-    A pod that several budgets count violates none of them while each allows it. An empty selector counts
-    all pods of its namespace, as for the API server; kube-scheduler takes it for one that counts none.
+    The count differs from `keeps_budgets`, because kube-scheduler deletes its victims without the eviction
+    API. A pod covered by several budgets violates none of them as long as each allows it. An empty selector
+    covers all pods of its namespace, as for the API server; kube-scheduler treats it as covering none.
 
     Args:
         pods: Pods in the order in which they use up what the budgets allow.

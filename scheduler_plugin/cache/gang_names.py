@@ -40,11 +40,11 @@ def read_gang_name(metadata: PodMetadata) -> str:
 
 
 def read_gang_key(metadata: PodMetadata) -> tuple[str, str] | None:
-    """Read what pods have in common that start, move and end together; None: a pod that stands alone.
+    """Read the key shared by pods that start, move and end together; None for a pod on its own.
 
     Returns:
-        The namespace, and the name of the gang or of the group of a LeaderWorkerSet, which makes all pods of
-        a group again when one of them is gone.
+        The namespace, and the name of the gang or of the group of a LeaderWorkerSet, which recreates all pods
+        of a group when one of them is gone.
     """
     name = read_gang_name(metadata) or read_worker_group(metadata.labels)
     return (metadata.namespace, name) if name else None

@@ -1,4 +1,4 @@
-"""Nodes and pods with what kube-scheduler looks at besides amounts: labels, taints, affinity, conditions."""
+"""Nodes and pods with what kube-scheduler checks besides amounts: labels, taints, affinity, conditions."""
 
 import msgspec
 

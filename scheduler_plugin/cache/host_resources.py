@@ -14,7 +14,7 @@ class HostRequest(NamedTuple):
 
     Attributes:
         cpu_milli: Thousandths of a core.
-        others: Amounts of further resources; those that no node policy names are not checked.
+        others: Amounts of further resources; only those that a node policy names are checked.
     """
 
     cpu_milli: int = 0
@@ -39,8 +39,8 @@ def list_host_resources(
 ) -> Iterator[tuple[str, int, LongArray, LongArray]]:
     """List the resources that are needed, with the amount, and capacity and use of all nodes.
 
-    A pod that needs nothing of a resource may go where more is used than there is, as kube-scheduler has it.
-    Further resources that no node policy names are left out: the arrays do not have them.
+    As in kube-scheduler, a pod that needs nothing of a resource may go where the resource is overcommitted.
+    Further resources that no node policy names are left out, because the arrays do not have them.
 
     Yields:
         Its name, the amount less what is freed, capacity int64[R], use int64[R].
@@ -64,7 +64,7 @@ def mask_host_fits(
 
     Args:
         rows: intp[m].
-        emptied: As if no pod were there.
+        emptied: Treat the node as empty.
     """
     result: BoolArray = np.ones(len(rows), dtype=np.bool_)
     for _, needed, capacity, used in list_host_resources(nodes, needs):
@@ -83,7 +83,7 @@ def fits_host(
     """Return True if one row has enough cpu, memory and further resources left.
 
     Args:
-        emptied: As if no pod were there.
+        emptied: Treat the node as empty.
     """
     return all(
         (0 if emptied else int(used[row])) + needed <= capacity[row]

@@ -1,7 +1,7 @@
 """Sums a node's GPU memory as kube-scheduler counts it: one sum for all cards together.
 
-Where a pod is on an unhealthy card, the sum has less than the cards. The kubelet no longer offers that card's
-units, and the pod still counts, against the units of the other cards. Pure.
+If a pod is on an unhealthy card, the sum is smaller than what the cards have: the kubelet no longer offers
+that card's units, but the pod still counts against the units of the other cards. Pure.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from scheduler_plugin.cache.charges import NodeRecord
 
 
 def read_kubelet_sums(allocatable: Mapping[str, str | int], resource: str) -> tuple[int | None, int | None]:
-    """Read the units and the percent that a kubelet offers, None where the Node does not say."""
+    """Read the units and the percent that a kubelet offers, None if the Node does not say."""
     return _share_sums(_read_sum(allocatable.get(resource)), _read_sum(allocatable.get(PERCENT_RESOURCE)))
 
 

@@ -122,7 +122,7 @@ class NodeArrays:
         self._sorted_names: list[str] = []
 
     def copy(self) -> "NodeArrays":
-        """Copy everything, to see what would be; the versions go on from those of the original."""
+        """Copy everything, for what-if questions; versions continue from those of the original."""
         other = NodeArrays.__new__(NodeArrays)
         for name, value in vars(self).items():
             setattr(other, name, value if isinstance(value, int) else value.copy())
@@ -178,7 +178,7 @@ class NodeArrays:
         self._vacant_rows.append(row)
 
     def exclude_row(self, row: int, reason: Exclusion) -> None:
-        """Empty a row's cards and say why."""
+        """Empty a row's cards and record why."""
         self.exclusion[row] = reason
         self.usable[row] = self.percent[row] = False
         self.cards[row] = 0
@@ -201,7 +201,7 @@ class NodeArrays:
         links: Sequence[tuple[int, ...]] = (),
         percent: bool = True,
     ) -> None:
-        """Set what a node publishes of its cards.
+        """Set the cards that a node publishes.
 
         Args:
             row: The node's row.
@@ -236,7 +236,7 @@ class NodeArrays:
             self._update_derived(row)
 
     def set_assumed(self, row: int, units: Sequence[int]) -> None:
-        """Set the units that bound pods will take and the words do not show, by card."""
+        """Set the units by card of bound pods that the words do not show yet."""
         count = int(self.cards[row])
         if self.assumed[row, :count].tolist() != list(units):
             self.assumed[row, :count] = units
@@ -295,10 +295,10 @@ class NodeArrays:
             self._count_change(row)
 
     def list_changed_rows(self, changes: int) -> "RowArray | None":
-        """List the rows that have changed since there were so many changes, each once.
+        """List the rows that have changed since `self.changes` had this value, each once.
 
         Returns:
-            None where that is longer ago than is remembered: then versions tell.
+            None if that is too long ago: then compare versions.
         """
         missed = self.changes - changes
         if missed > len(self._recent_rows):
@@ -357,7 +357,7 @@ class NodeArrays:
         self._count_change(row)
 
     def _set_name_rank(self, name: str, row: int) -> None:
-        """Put a name between its neighbours; ranks keep gaps, so that others seldom move."""
+        """Insert a name between its neighbours; ranks have gaps, so that other ranks seldom change."""
         at = bisect_left(self._sorted_names, name)
         self._sorted_names.insert(at, name)
         below = int(self.name_rank[self.rows[self._sorted_names[at - 1]]]) if at else 0

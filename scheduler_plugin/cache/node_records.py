@@ -1,4 +1,4 @@
-"""The records of nodes by name, and the update of the arrays that follow from them."""
+"""The records of nodes by name, and the update of the arrays derived from them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -49,7 +49,7 @@ class NodeRecords:
         self._changed.add(name)
 
     def mark_expiring(self, name: str) -> None:
-        """Note that a record changed, and that time will change it again."""
+        """Mark a record as changed, and as one that will change again with time."""
         self._changed.add(name)
         self._expiring.add(name)
 
@@ -58,7 +58,7 @@ class NodeRecords:
 
         Args:
             now: Seconds.
-            expire: Look at tombstones whose time may be over, too.
+            expire: Also end tombstones whose time is over.
         """
         # A set that was large once stays slow to pop from.
         changed, self._changed = self._changed, set()
@@ -75,7 +75,7 @@ class NodeRecords:
             self.node_failed(name, failure)
 
     def exclude_failed(self, record: NodeRecord, error: Exception) -> None:
-        """Exclude a node whose row could not be computed, for the row may be half written."""
+        """Exclude a node whose row could not be computed, because it may be half written."""
         self._failures.append((record.name, error))
         record.clear_published()
         if record.row >= 0:
@@ -125,7 +125,7 @@ class NodeRecords:
 
 
 def read_other_amounts(allocatable: Mapping[str, str | int]) -> tuple[tuple[str, str | int], ...]:
-    """Read what a Node has of further resources; nodes that have the same share one tuple."""
+    """Read a Node's further resources; nodes with equal amounts share one tuple."""
     return _share_amounts(tuple([item for item in allocatable.items() if is_other_resource(item[0])]))
 
 

@@ -156,7 +156,7 @@ class PodLite(KubeStruct):
 
 
 def has_preferences(pod: PodLite) -> bool:
-    """Return True if the pod ranks nodes by itself, so that kube-scheduler must score all that fit."""
+    """Return True if the pod states preferences, so that kube-scheduler must score all fitting nodes."""
     affinity = pod.spec.affinity
     if affinity is not None:
         kinds = (affinity.node_affinity, affinity.pod_affinity, affinity.pod_anti_affinity)
@@ -167,14 +167,14 @@ def has_preferences(pod: PodLite) -> bool:
 
 
 def ranks_nodes_itself(pod: PodLite) -> bool:
-    """Return True if the pod states preferences and names no policy: then those rank the nodes."""
+    """Return True if the pod states preferences and names no policy, so its preferences rank the nodes."""
     return has_preferences(pod) and POD_NODE_POLICY not in (pod.metadata.annotations or {})
 
 
 def can_preempt(pod: PodLite) -> bool:
     """Return True if pods of smaller priority may be evicted for this one.
 
-    Not where it wants to be near other pods: they could be among those that would go.
+    Not if it has affinity to other pods, because those could be among the victims.
     """
     near = pod.spec.affinity.pod_affinity if pod.spec.affinity is not None else None
     required = near is not None and near.required_during_scheduling_ignored_during_execution

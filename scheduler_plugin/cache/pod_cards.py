@@ -15,10 +15,10 @@ class PodCards:
 
     Attributes:
         units: Units of each pod, by UID; empty for a pod whose cards are not known.
-        closed_cards: Positions of cards on which nothing is free for certain once pods have gone: they are
-            closed to pods, or processes of others fill them. The words stop at a card's size, so what such
-            processes use beyond that is not known.
-        shared: Units of each pod, by UID, of claims that other pods use, too: these stay when it goes.
+        closed_cards: Positions of cards that certainly free nothing when pods go: they are closed to pods, or
+            other processes fill them. The words stop at a card's size, so what such processes use beyond that
+            is unknown.
+        shared: Units of each pod, by UID, of claims that other pods use too: they stay in use when it goes.
     """
 
     units: Mapping[str, ByPosition]
@@ -26,7 +26,7 @@ class PodCards:
     shared: Mapping[str, Counter[int]] = field(default_factory=dict)
 
     def get_freed_units(self, uid: str) -> ByPosition:
-        """Find the units that are free for certain without a pod, by card position."""
+        """Return the units that certainly become free when a pod goes, by card position."""
         units = self.units.get(uid, {})
         shared = self.shared.get(uid)
         if shared is not None:
@@ -37,7 +37,7 @@ class PodCards:
 
 
 def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
-    """Find what the pods of a node have on its cards.
+    """Find the units that the pods of a node have on its cards.
 
     Args:
         evictable: Units of its cards that pods can have at all; 0 where a card takes none.
@@ -53,7 +53,7 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
 
 
 def _find_shared(record: NodeRecord) -> dict[str, Counter[int]]:
-    """Find what pods that ask by their limits hold of claims that other pods use, too, by UID."""
+    """Find the units, by UID, that pods asking by limits have of claims that other pods use too."""
     shared: dict[str, Counter[int]] = {}
     for uid, claim in record.claims.items():
         for pod in claim.pods if len(claim.pods) > 1 else ():
@@ -63,7 +63,7 @@ def _find_shared(record: NodeRecord) -> dict[str, Counter[int]]:
 
 
 def published_pod_units(record: NodeRecord, pod: PodRecord) -> ByPosition:
-    """Find what a pod has by the words of its node, by card position; empty where they do not hold it."""
+    """Find a pod's units by card position in the words of its node; empty if they do not hold it."""
     held = record.holds.get(pod.uid)
     if held is not None:
         return published_units(held, record.sizes)
@@ -73,7 +73,7 @@ def published_pod_units(record: NodeRecord, pod: PodRecord) -> ByPosition:
 
 
 def _filled_by_others(record: NodeRecord, units: Mapping[str, ByPosition]) -> set[int]:
-    """Find the full cards of which the pods that the words hold do not have everything."""
+    """Find the full cards whose pods, as far as the words hold them, do not account for all units."""
     ours = [0] * len(record.sizes)
     for uid, held in record.holds.items():
         own = units.get(uid) if held is None else held

@@ -51,14 +51,14 @@ class PodRecord:
         other_resources: What it requests of further resources.
         request: Its card request; None when it has none, or one that cannot be met.
         error: The reason why the request cannot be met, for people; empty if there is none.
-        charged: What to account for a pod on a node: `request`, or where that is an error what its containers
-            ask for without the annotations. None when it does not ask.
+        charged: Request to charge the pod with on a node: `request`, or if that has an error, what its
+            containers ask for without the annotations. None if it does not ask.
         assigned: Cards that its Binding names; None when there are none or they cannot be read.
         allocated: Cards that the node says it got.
         nominated: The node that is being kept for it (status.nominatedNodeName), while it has none.
         grace_ends_at: When the grace period of a pod that is being deleted ends, seconds since the epoch;
-            None for one that is not. This and what follows is read of pods that ask for cards only.
-        start_time: When the kubelet took it, as the API writes times; empty before.
+            else None. This and the following fields are read only for pods that ask for cards.
+        start_time: When the kubelet accepted it, as the API writes times; empty before.
         gang: Namespace and name of the gang that it starts and ends with; None for none.
         is_mirror: True for a static pod of the kubelet, which no eviction ends.
         is_gated: True if it has scheduling gates, so that kube-scheduler leaves it alone, or is
@@ -165,7 +165,7 @@ def _parse_pod_request(pod: PodLite, resource: str) -> ParsedRequest:
 
 
 def _make_request_key(pod: PodLite, resource: str) -> Hashable | None:
-    """Build a key of everything that the functions above read; None where that is too much."""
+    """Build a key of everything that the functions above read; None if it would be too large."""
     spec = pod.spec
     containers = [*(spec.init_containers or ()), None, *(spec.containers or ())]
     lists = [(None, spec.overhead), _list_amounts(spec.resources)]
@@ -249,8 +249,8 @@ def is_requeued(pod: PodLite) -> bool:
 def sum_host_requests(pod: PodLite) -> tuple[int, int]:
     """Add up a pod's cpu (thousandths of a core) and memory (bytes) requests by the rule of Kubernetes.
 
-    Main containers and sidecars add up; an ordinary init container runs beside the sidecars before it; the
-    larger counts, plus the overhead. Requests of the pod as a whole go before those of its containers.
+    Main containers and sidecars add up; an ordinary init container adds to the sidecars started before it.
+    The larger sum counts, plus the overhead. Pod-level requests take precedence over those of the containers.
     """
     return sum_requests(pod, "cpu", recall_milli), sum_requests(pod, "memory", recall_bytes)
 

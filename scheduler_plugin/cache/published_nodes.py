@@ -1,11 +1,11 @@
 """The words, inventory and accounted pods of a node, read whole or refused with a reason.
 
-Words stay on the Node when their daemon ends, and a quiet daemon writes nothing for days, so their age says
-nothing. The kubelet's own figure does. The kubelet writes 0 as the resource's allocatable when it has lost
-the plugin's stream, or has restarted and waits for it. Then it refuses every pod that asks for units.
+Words stay on the Node when their daemon ends, and an idle daemon writes nothing for days, so their age says
+nothing. The kubelet's own figure does: it writes 0 as the resource's allocatable when it has lost the
+plugin's stream, or has restarted and waits for the plugin. It then refuses every pod that asks for units.
 
-A Node without the resource is one that its kubelet has not spoken of yet. kube-scheduler, which counts the
-resource's sum, offers none of those. Whether the kubelet itself lives is kube-scheduler's business too.
+On a Node without the resource the kubelet has not reported it yet. kube-scheduler, which counts the
+resource's sum, offers no such node. Whether the kubelet itself is alive is checked by kube-scheduler too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,8 +47,8 @@ class PublishedNode:
         revision: Revision of the words.
         holds: The pods that the words contain.
         sizes: Units by card.
-        used: Units by card; the size where the card is unhealthy or cordoned. More than the size where pods
-            have more, as on a card that became smaller: words stop at the size, `holds` do not.
+        used: Units by card; the size if the card is unhealthy or cordoned. More than the size if pods have
+            more, as on a card that became smaller: words stop at the size, `holds` do not.
         evictable: Units by card that pods can have at all; 0 where the card is unhealthy or cordoned.
         uuids: UUIDs by card; empty where the node publishes no inventory, as are the next three.
         indexes: The driver's indexes by card, as people know the cards.
@@ -123,7 +123,7 @@ def serves_claims(node: NodeLite) -> bool:
 def _count_overuse(words: NodeWords, holds: Holds) -> Sequence[int]:
     """Count used units by card: those of the words, and on a full card all units of its pods.
 
-    The end of one of those pods frees nothing until the others have no more than the card's size.
+    The end of such a pod frees nothing as long as the others have more than the card's size.
     """
     used = list(words.used)
     full = {card for card, size in enumerate(words.sizes) if used[card] >= size}

@@ -1,7 +1,8 @@
 """Cards that are reserved for pods for which others were evicted.
 
-A reservation is no charge: nothing is bound, the node knows nothing of it, and a pod of larger priority may
-have the cards. So it is not in the arrays, but is put into them while a pod that must respect it is tried.
+A reservation is not a charge: nothing is bound, the node does not know of it, and a pod of larger priority
+may take the cards. So it is not part of the arrays; it is added to them while a pod that must respect it is
+tried.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +22,8 @@ class Reservation:
         priority: The pod's priority; pods of the same or a smaller priority must respect the
             reservation.
         node: Name of the node.
-        units: Units by card position in `uuids`. The units count from the first eviction on, while the
-            victims still have theirs.
+        units: Units by card position in `uuids`. They count from the first eviction on, while the victims
+            still have their own.
         uuids: The node's cards by position when the reservation was made; empty where it published none.
     """
 
@@ -33,7 +34,7 @@ class Reservation:
     uuids: tuple[str, ...] = ()
 
     def get_current_units(self, uuids: Sequence[str]) -> dict[int, int]:
-        """Return the units by card position as of now, without cards that are gone.
+        """Return the units by current card position, without cards that no longer exist.
 
         Args:
             uuids: The node's cards by position now; empty where it publishes none.

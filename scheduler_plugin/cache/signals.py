@@ -9,7 +9,7 @@ P = ParamSpec("P")
 class Signal(Generic[P]):
     """Signal calls every listener, in the order in which they subscribed.
 
-    Each is called whether or not one before it raised; the first error is raised afterwards.
+    A listener is called even if an earlier one raised; the first error is raised afterwards.
 
     Args:
         unheard: Function to call while nobody has subscribed; None does nothing then.

@@ -1,4 +1,4 @@
-"""The scheduler's cache: nodes and pods as last seen, assumed pods, and the arrays that follow from them."""
+"""The scheduler's cache: nodes and pods as last seen, assumed pods, and the arrays derived from them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -43,16 +43,16 @@ class ClusterState:
     The order of node and pod events does not matter, and repeated or late events do no harm. Every charge
     ends once its pod has ended.
 
-    After an etcd restore a complete list is of another history. What is known is compared with it as if it
-    had no versions. A pod that was bound or assumed before and is not listed counts for TOMBSTONE_S. Its
-    containers may still run, and the words of its node are as old as the restored state.
+    After an etcd restore a complete list belongs to another history: known objects are compared with it as if
+    they had no versions. A pod that was bound or assumed and is not listed is charged for TOMBSTONE_S,
+    because its containers may still run and the words of its node are as old as the restored state.
 
     Attributes:
         unit_mib: The quantum that nodes and pods must agree on.
         resource: Name of the extended resource.
         nodes: The arrays.
         pods: Every known pod by UID.
-        claims: The claims that others than the extender make, see `claims.ClaimCache`.
+        claims: Claims that were not made by the extender, see `claims.ClaimCache`.
         nominated: UIDs of pods without a node for which a node is nominated.
         reservations: The cards that are reserved for nominated pods; no part of `assumed`.
         node_records: What is known by node name.
@@ -267,7 +267,7 @@ class ClusterState:
                 yield parse_resource_version(pod.metadata.resource_version), known.version
 
     def _reset_pod_versions(self, version: int, now: float) -> None:
-        """Accept any version of a pod from now on; charge assumed pods as bound pods that are gone."""
+        """Accept any version of a pod from now on; charge assumed pods as if they were bound and gone."""
         self._pod_versions.reset()
         for uid, pod in self.pods.items():
             self.pods[uid] = replace(pod, resource_version="")
@@ -321,7 +321,7 @@ class ClusterState:
             record.pods[pod.uid] = pod
 
     def _remove_pod(self, uid: str, node: str, version: int, now: float) -> None:
-        """Remove a pod that vanished at `version`; if it was assumed, its Binding may have been done."""
+        """Remove a pod that vanished at `version`; if it was assumed, it may have been bound before that."""
         old = self.pods.get(uid)
         if old is not None and version < old.version:
             return
@@ -344,7 +344,7 @@ class ClusterState:
             self._record_vanished(old, node, assigned, version, now)
 
     def _find_end(self, uid: str, node: str) -> int | None:
-        """Tell at which version a pod ended on a node, 0 where it has another one; see `ClaimCache`."""
+        """Return the version at which a pod ended on a node, 0 if it has another one; see `ClaimCache`."""
         pod = self.pods.get(uid)
         if pod is None:
             return self._pod_versions.find_deletion(uid)
@@ -367,7 +367,7 @@ class ClusterState:
     def _record_vanished(
         self, pod: PodRecord, node: str, assigned: Assignment | None, version: int, now: float
     ) -> None:
-        """Add a tombstone where the rules want one."""
+        """Add a tombstone if the rules require one."""
         if pod.charged is None:
             return
         self._records.mark_changed(node)

@@ -12,8 +12,8 @@ MAX_DELETIONS: Final = 16384
 def is_other_history(version: int, shown: Iterable[tuple[int, int]]) -> bool:
     """Return True if a complete list cannot belong to the history that is known.
 
-    A list is consistent: it shows every object as it was at the list's version. Where it shows an object
-    older than the object was known before that version, an older state of etcd has been restored.
+    A list is consistent: it shows every object as it was at the list's version. If it shows an object in an
+    older version than one that was known to exist by then, an older state of etcd was restored.
 
     Args:
         version: The list's resourceVersion.
@@ -37,7 +37,7 @@ class ObjectVersions:
         self._deletions[key] = version
 
     def find_deletion(self, key: str) -> int | None:
-        """Find the version at which an object was deleted, None where that is not remembered."""
+        """Return the version at which an object was deleted, None if that is not remembered."""
         return self._deletions.get(key)
 
     def record_list(self, version: int) -> None:

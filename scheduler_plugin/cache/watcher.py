@@ -24,8 +24,7 @@ class _CacheSink(Sink[T]):
     """The part of both sinks that handles resourceVersions.
 
     Attributes:
-        listed: Signals that the state has a complete list, and whether that list showed that another history
-            than the one known counts.
+        listed: Signals that the state has a complete list, and whether the list belongs to another history.
         changed: Signals every list and every change.
         replaced: Signals the objects of a complete list, once the state has them.
         applied: Signals one change, once the state has it.
@@ -42,7 +41,7 @@ class _CacheSink(Sink[T]):
         self._distrusts_next_list = False
 
     def distrust_next_list(self) -> None:
-        """Treat the next list as of another history, because a list of the other kind showed that."""
+        """Treat the next list as belonging to another history, because the other kind's list does."""
         self._distrusts_next_list = True
 
     def replace(self, items: Sequence[T], resource_version: str) -> None:
@@ -112,7 +111,7 @@ class ClaimSink(_CacheSink[ClaimObject]):
         self.tried: Signal[[]] = Signal()
 
     def disconnected(self, error: KubeApiError) -> None:
-        """Note that nothing comes for a while; claims count as they were."""
+        """Note that no events arrive for now; claims keep counting as they were."""
         del error
         self.tried()
 
@@ -131,13 +130,13 @@ class ClaimSink(_CacheSink[ClaimObject]):
 class Watcher:
     """Watcher keeps a state up to date with the API server.
 
-    Claims are watched once a node serves them. A process that may not list them goes on without: then nodes
-    alone know of claims that others allocated, and let pods wait.
+    Claims are watched once a node serves them. A process that may not list them goes on without: then only
+    the nodes know about claims that others allocated, and let pods wait.
 
     Args:
         clock: Monotonic seconds.
-        stale_s: Age of the view from which it is not to be trusted. On a quiet cluster a view gets as old as
-            a watch lasts, so watches last two thirds of it at most.
+        stale_s: Age from which the view is stale. On a quiet cluster a view gets as old as a watch lasts, so
+            watches last two thirds of this at most.
         node: The class to read nodes as; a subclass of `NodeLite` for those who listen to `node_sink`.
         pod: The class to read pods as, for those who listen to `pod_sink`.
 
@@ -145,8 +144,8 @@ class Watcher:
         node_sink: The sink of nodes.
         changed: Signals every list and every change.
         filled: Signals, once, that both lists have been read.
-        restored: Signals that a list is of another history than what was known: etcd was restored from an
-            older state. The list of the other kind is on its way then.
+        restored: Signals that a list belongs to another history: etcd was restored from an older state. The
+            list of the other kind has then been requested.
     """
 
     def __init__(
@@ -187,8 +186,8 @@ class Watcher:
     async def refresh(self) -> None:
         """List pods anew, from now on, then nodes; return when the state has both.
 
-        A pod that was deleted before this list of pods, and was not known here, counts by the words of its
-        node alone. So the words must not be older than the list.
+        A pod that was deleted before this list and never known here is counted only by the words of its node.
+        So the words must not be older than the list of pods.
         """
         for reflector, listed in ((self.pods, self._pods_listed), (self.nodes, self._nodes_listed)):
             listed.clear()
@@ -208,7 +207,7 @@ class Watcher:
         await self.claims.run()
 
     def call_after_each_list(self, act: Callable[[], None]) -> None:
-        """Call `act` after each complete list, once the memory of the list itself is free."""
+        """Call `act` after each complete list, once the memory of the list itself has been freed."""
 
         def soon(_restored: bool) -> None:
             # The reflector still has the list in its hands.
@@ -266,7 +265,7 @@ class Watcher:
 
     @property
     def stale(self) -> str:
-        """The reason why the view cannot be trusted, in words that do not change; empty when it can."""
+        """Why the view is stale, in words without changing numbers; empty if it is fresh."""
         if not self.synced:
             return "the gpupack scheduler has not read nodes and pods yet"
         if self.age_s > self._stale_s:

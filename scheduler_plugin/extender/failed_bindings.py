@@ -1,4 +1,4 @@
-"""Nodes on which pods that the queue placed could not be bound: the next node of the list is tried."""
+"""Nodes where the Binding of a pod that the queue placed has failed: the next node on its list is tried."""
 
 from typing import Final
 
@@ -22,7 +22,7 @@ class FailedBindings:
         self._nodes: BoundedDict[str, frozenset[str]] = BoundedDict(REMEMBERED)
 
     def add(self, uid: str, node: str) -> None:
-        """Remember a node; when all of the list have had their turn, it is gone through again."""
+        """Remember a node; once every node on the list has failed, the list starts again."""
         failed = self._nodes.get(uid, frozenset())
         self._nodes[uid] = frozenset((node,)) if node in failed else failed | {node}
 
@@ -30,10 +30,11 @@ class FailedBindings:
         self._nodes.pop(uid, None)
 
     def mask_untried(self, nodes: NodeArrays, uid: str, rows: RowArray, fits: BoolArray) -> BoolArray:
-        """Leave out where a Binding failed, while some other node of the list fits.
+        """Leave out nodes where a Binding failed, as long as another node on the list fits.
 
         Args:
-            rows: intp[m], nodes that kube-scheduler asks about; of more than a list none is left out.
+            rows: intp[m], nodes that kube-scheduler asks about; if they are more than a list has, none is
+                left out.
             fits: bool[m].
         """
         failed = self._nodes.get(uid)

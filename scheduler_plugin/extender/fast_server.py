@@ -1,9 +1,9 @@
 """Connections that carry kube-scheduler's calls, answered without a web framework in between.
 
-A framework spends more on a call than the verb itself: objects for the request, its headers, its body, the
-route and the answer. kube-scheduler always writes the same few headers and a body of known length. So calls
-of just that form are read here. Whatever else comes, from GET /metrics to rubbish, hands the connection to
-aiohttp's server, with all that was read of that message. The connection stays there.
+A framework spends more time on a call than the verb itself: objects for the request, its headers, its body,
+the route and the answer. kube-scheduler always sends the same few headers and a body of known length. Calls
+of exactly that form are read here. On anything else, from GET /metrics to garbage, the connection is handed
+to aiohttp's server, with the bytes read so far, and stays there.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ class VerbAnswer:
 
     Attributes:
         body: The bytes.
-        took_s: Seconds that handling took, None where that says nothing.
+        took_s: Seconds that handling took, None if not measured.
         status: HTTP status.
         content_type: Media type of the body.
-        is_last: The connection ends with it: the next call may reach another process.
+        is_last: Whether the connection is closed afterwards, so that the next call may reach another process.
     """
 
     body: bytes
@@ -82,8 +82,8 @@ class FastServer:
     """Reads connections first; see `kubeapi.serving.FrontServer`.
 
     Args:
-        cut_off: Told the path of a call whose client went away before its body was here.
-        most: Bytes of a body; a longer one is left to the other server.
+        cut_off: Called with the path of a call whose client disconnected before the body was complete.
+        most: Largest body in bytes; a larger one is left to the other server.
         only_known_clients: Leave connections of clients without a certificate to the other server.
     """
 
@@ -108,13 +108,13 @@ class FastServer:
         return _CallReader(self, connection, other)
 
     def begin(self, work: Awaitable[None]) -> None:
-        """Answer a call to the end, even if its client goes away: a Binding may be under way."""
+        """Finish a call even if its client disconnects, because a Binding may be under way."""
         task = asyncio.ensure_future(work)
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
     async def close(self) -> None:
-        """Give up the calls that are not answered yet."""
+        """Cancel the calls that are not answered yet."""
         for task in self._answering:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)
@@ -138,13 +138,13 @@ class _CallReader(asyncio.Protocol):
         self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; the other server refuses a client that has to show a certificate and has none."""
+        """Begin reading; the other server refuses clients that lack a required certificate."""
         self._transport = cast("asyncio.Transport", transport)
         if self._server.only_known_clients and not transport.get_extra_info("peercert"):
             self._hand_over(self._transport)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Forget it; a call under way goes on."""
+        """Forget the connection; a call under way goes on."""
         if self._transport is None:
             return
         self._transport = None
@@ -158,17 +158,17 @@ class _CallReader(asyncio.Protocol):
         self._next()
 
     def pause_writing(self) -> None:
-        """Answers are not read: read no further calls."""
+        """Stop reading calls while the client does not read the answers."""
         self._unread_answers = True
         self._pace()
 
     def resume_writing(self) -> None:
-        """Answers are read again."""
+        """Resume reading calls."""
         self._unread_answers = False
         self._pace()
 
     def _next(self) -> None:
-        """Begin with the next call, if all of it is here."""
+        """Start the next call, if it has arrived completely."""
         transport = self._transport
         if transport is None:
             return
@@ -211,7 +211,7 @@ class _CallReader(asyncio.Protocol):
         return self._parts[0]
 
     def _pace(self) -> None:
-        """Read on, unless more is here already than will be answered soon."""
+        """Pause or resume reading, by how much has arrived and is not answered."""
         transport = self._transport
         stop = self._unread_answers or (self._answering and self._have > READ_AHEAD)
         if transport is None or stop == self._paused or transport.is_closing():
@@ -223,7 +223,7 @@ class _CallReader(asyncio.Protocol):
             transport.resume_reading()
 
     def _hand_over(self, transport: asyncio.Transport) -> None:
-        """Make the connection the other server's, with what has come of its next message."""
+        """Hand the connection to the other server, with what has arrived of its next message."""
         self._transport = None
         if self._paused:
             transport.resume_reading()
@@ -234,7 +234,7 @@ class _CallReader(asyncio.Protocol):
 
 
 def _read_head(data: bytes, most: int) -> _RequestHead | None:
-    """Read the headers of a call of the usual form, None where it has another, or its headers no end yet."""
+    """Read the headers of a call of the usual form; None for another form, or incomplete headers."""
     found = _HEAD.match(data, 0, LONGEST_HEAD)
     if found is None:
         return None
@@ -250,7 +250,7 @@ _dated: tuple[int, str] = (-1, "")
 
 
 def _date(now_s: int) -> str:
-    """The time as HTTP writes it, made once a second."""
+    """Return the time as HTTP writes it, cached for a second."""
     global _dated  # noqa: PLW0603 - one clock
     if _dated[0] != now_s:
         _dated = (now_s, formatdate(now_s, usegmt=True))

@@ -29,7 +29,7 @@ class FilterResult:
     versions: Mapping[str, int]
 
     def is_current(self, nodes: NodeArrays, names: Iterable[str]) -> bool:
-        """Return True if neither these nodes nor the weights have changed since."""
+        """Return True if neither these nodes nor the policy's weights have changed since."""
         rows = nodes.rows
         return self.epoch == self.policy.epoch and all(
             name in rows and self.versions.get(name) == nodes.version[rows[name]] for name in names

@@ -13,12 +13,12 @@ class FilterReply:
 
     Attributes:
         answer: For kube-scheduler.
-        refused: UID of a pod that only found no room, else empty.
+        refused: UID of a pod that was refused only for lack of room, else empty.
         passed: UID of a pod that asks for cards and found a node, else empty.
         unschedulable: Why no node will do, for people.
         evictable: Names of nodes, not always all, on which pods may be evicted for this one.
-        asked_nodes: Nodes to look at once more later; with `refused` only.
-        attempt: The pod, where its node policy was asked, and the best row; None: it held the pod back.
+        asked_nodes: Nodes to check again later; set together with `refused`.
+        attempt: If a node policy was asked: the pod and the best row, None if the policy held the pod back.
     """
 
     answer: bytes

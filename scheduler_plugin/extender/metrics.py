@@ -45,7 +45,7 @@ class Metrics:
     """The extender's metrics in a registry of their own.
 
     Args:
-        cluster: Tells what is read at the moment of asking; None for the calls' metrics alone.
+        cluster: Source of metrics that are read at scrape time; None for the metrics of calls only.
     """
 
     def __init__(self, cluster: "ClusterMetrics | None" = None) -> None:
@@ -87,7 +87,7 @@ class Metrics:
         looks.fits.connect(lambda _uid: found.inc())
 
     def follow_shared_nodes(self, shared: "SharedNodes", clock: Callable[[], float]) -> None:
-        """Tell what batch mode knows of nodes that another scheduler uses, too."""
+        """Add metrics about nodes that batch mode shares with another scheduler."""
         self.registry.register(SharedNodesMetrics(shared, clock))
 
     def follow_preemptor(self, preemptor: "Preemptor") -> None:

@@ -1,8 +1,8 @@
 """From a JSON list of node names to rows without making a Python object for each name.
 
-kube-scheduler filters nodes in parallel, so the names come in another order with every call. Reading 5 000
-of them one by one walks over 5 000 objects scattered in memory. Here they are cut, hashed and compared as
-arrays of 64-bit words. The hash only says where to look: a name counts as found when all its bytes are equal.
+kube-scheduler filters nodes in parallel, so the names come in another order with every call. Reading 5 000 of
+them one by one walks over 5 000 objects scattered in memory. Here they are cut, hashed and compared as arrays
+of 64-bit words. The hash only says where to look: a name is found if all its bytes are equal.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class CutNames:
 
 
 class NameIndex:
-    """A hash table from node names to rows, built anew when nodes come or go."""
+    """A hash table from node names to rows, rebuilt when nodes are added or removed."""
 
     def __init__(self) -> None:
         self._epoch = -1

@@ -1,4 +1,4 @@
-"""A set of nodes in a bit for each: what is kept of a call for some hundred refused pods.
+"""A set of nodes, one bit each: remembered of the calls of some hundred refused pods.
 
 The names of 5 000 nodes, which come in another order with every call, take 0.7 MB a pod.
 """
@@ -14,7 +14,7 @@ from scheduler_plugin.cache.node_arrays import NodeArrays
 
 @dataclass(frozen=True, slots=True)
 class NodeSet:
-    """NodeSet is a set of nodes; it means all nodes once nodes have come or gone, for then rows are others.
+    """NodeSet is a set of nodes; it means all nodes once nodes were added or removed, since rows change then.
 
     Attributes:
         bits: A bit for each row.

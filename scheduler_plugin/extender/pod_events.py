@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 class PodReporter:
-    """PodReporter reports to people what became of pods.
+    """PodReporter logs, and writes Events about, what became of pods.
 
     Args:
         clock: Monotonic seconds.
@@ -76,7 +76,7 @@ class PodReporter:
         self._send_event(make_pod_ref(pod.namespace, pod.name, pod.uid), "Warning", WAITING, text)
 
     def _report_resolved(self, pod: PodRecord) -> None:
-        """Report a pod that was seen bound, by anybody, or ended or is gone."""
+        """Report a pod that was bound (by any scheduler), has ended or is gone."""
         self._report_no_longer_waiting(pod.uid, f"bound to node {pod.node}" if pod.node else "gone")
 
     def _report_no_longer_waiting(self, uid: str, why: str) -> None:

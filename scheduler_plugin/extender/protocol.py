@@ -1,7 +1,7 @@
 """The extender protocol: JSON with Go's field names in, JSON out.
 
 kube-scheduler sends all node names with every call, 100 kB and more. So a list seen before is recognised by
-comparing bytes. What belongs to it (rows, names in JSON) is kept beside it, within bounds.
+comparing bytes, and what was computed for it (rows, names in JSON) is kept with it, within bounds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,13 +107,13 @@ _preempt_decoder = msgspec.json.Decoder(PreemptArgs)
 
 
 class Candidates:
-    """Nodes that a call names, in its order.
+    """The nodes that a call names, in its order.
 
     Args:
         names: Their names, unless `cut` is given.
         items: The whole nodes as JSON, where the call brought them.
         cut: The names in their JSON list.
-        index: To look them up with.
+        index: The index to look them up in.
     """
 
     def __init__(
@@ -134,14 +134,14 @@ class Candidates:
 
     @property
     def cost(self) -> int:
-        """Bytes that it takes to remember the nodes, about; at least those of their names."""
+        """Approximate bytes needed to remember the nodes; at least those of their names."""
         if self._cut is None:
             return _COST_OF_A_NAME * len(self._names)
         return _COPIES * len(self._cut.text) + _COST_OF_A_NAME * len(self._cut.starts)
 
     @property
     def few(self) -> Sequence[str]:
-        """The names, where they are few enough to be worth a look one by one; else empty."""
+        """The names if they are few enough to look up one by one, else empty."""
         return self._names
 
     def rows(self, nodes: NodeArrays) -> RowArray:
@@ -181,7 +181,8 @@ class CallDecoder:
     """Decodes filter and prioritize calls, and remembers the lists of names it has seen.
 
     Attributes:
-        kept: The lists, newest first: the call's end that each is recognised by, and its nodes.
+        kept: The remembered lists, newest first: the end of the call, by which it is recognised, and its
+            nodes.
     """
 
     def __init__(self) -> None:
@@ -229,10 +230,10 @@ class CallDecoder:
 
 
 def _pod_before(body: bytes, end: int) -> PodLite | None:
-    """Read a call up to its last field NodeNames, None when it has another form.
+    """Read a call up to its last field NodeNames; None if it has another form.
 
-    What stands before, plus `}`, being an object, and the rest a list and `}`, the whole is the object with
-    that list.
+    If the part before it plus `}` is a JSON object, and the rest is a list and `}`, then the whole is that
+    object with the list added.
     """
     head = body[:end].rstrip()
     if not head.endswith(b","):
@@ -245,7 +246,7 @@ def _pod_before(body: bytes, end: int) -> PodLite | None:
 
 
 def _few_names(raw: bytes) -> list[str] | None:
-    """Read a list of names, None where it is something else."""
+    """Read a list of names; None if it is something else."""
     try:
         return _names_decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -371,7 +372,7 @@ def encode_refused(
 
 
 def encode_filter_error(message: str) -> bytes:
-    """Write filter's answer when it cannot answer: the attempt fails and is repeated."""
+    """Write filter's answer for an error: the scheduling attempt fails and is repeated."""
     return (
         b'{"Nodes":null,"NodeNames":null,"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":%b}'
         % msgspec.json.encode(message)

@@ -1,17 +1,17 @@
 """Retry refused pods that kube-scheduler would leave waiting.
 
-kube-scheduler tries a refused pod again when something in the cluster changes. Two kinds of pods are left
-waiting by that, until the next change anywhere or for five minutes:
+kube-scheduler tries a refused pod again when something in the cluster changes. That leaves two kinds of pods
+waiting, until the next change anywhere or for five minutes:
 
-- kube-scheduler read of the change before us, so we refused on old data. `stale_refusals` waits for such
-  news, but not for long.
-- Room came free without any change that kube-scheduler could see, as when a reservation for another pod is
-  given up.
+- kube-scheduler saw the change before us, so we refused the pod on old data. `stale_refusals` waits for such
+  events, but not for long. - Room became free without a change that kube-scheduler can see, as when the
+  reservation of another pod is dropped.
 
-To look at such a pod is no attempt to place it: no round for which a policy holds it back is used up.
+Checking such a pod does not count as an attempt to place it, so it uses up no round for which a policy holds
+it back.
 
-A process that begins, or becomes the leader, does not know which pods its predecessor refused. So it takes
-every pod that waits as refused, and any node as one that refused it.
+A process that has just started, or just become the leader, does not know which pods its predecessor refused.
+So it treats every waiting pod as refused by every node.
 """
 
 import asyncio
@@ -88,10 +88,10 @@ class _RefusedPod:
 
 
 class RefusedPodRetrier:
-    """RefusedPodRetrier checks refused pods again, and makes kube-scheduler retry those that fit by then.
+    """RefusedPodRetrier checks refused pods again, and makes kube-scheduler retry those that now fit.
 
     Args:
-        extender: Answers again.
+        extender: Decides whether a pod fits now.
         clock: Monotonic seconds.
         stale: Why the view cannot be trusted; empty when it can.
         leadership: Only the leader asks; None without an election.
@@ -133,7 +133,7 @@ class RefusedPodRetrier:
             await self.run_once()
 
     async def run_once(self) -> None:
-        """Check the pods that have waited long enough, those not checked for longest first."""
+        """Check the pods that have waited long enough, the least recently checked first."""
         term = self._leadership.since if self._leadership is not None else 0.0
         if term is None or self._stale():
             return
@@ -159,14 +159,14 @@ class RefusedPodRetrier:
                 return
 
     def _add_waiting_pods(self) -> None:
-        """Treat every pod that waits as refused; kube-scheduler's calls correct that within a second."""
+        """Treat every waiting pod as refused; kube-scheduler's calls correct that within a second."""
         for pod in self._extender.state.pods.values():
             waits = pod.request is not None and not (pod.node or pod.ended or pod.is_gated)
             if waits and pod.uid not in self._refused:
                 self._add_refused(pod.uid, NodeSet())
 
     def _pop_if_passing(self, uid: str, refused: _RefusedPod) -> PodRecord | None:
-        """Check one pod; if a node can take it by now, forget and return it."""
+        """Check one pod; if a node can take it now, forget and return it."""
         state = self._extender.state
         pod = state.pods.get(uid)
         if pod is None:
@@ -191,12 +191,12 @@ class RefusedPodRetrier:
     async def _request_retry(self, pod: PodRecord, *, known: bool) -> bool:
         """Change the pod's status, so that kube-scheduler tries it again.
 
-        Where it is not `known` that the pod was refused, the pod's status decides. If it does not say so,
-        kube-scheduler has not come to the pod yet, or another scheduler has it.
+        If it is not `known` that the pod was refused, its status decides: without a refusal there,
+        kube-scheduler has not come to the pod yet, or another scheduler handles it.
 
-        The write sets `lastProbeTime` of the condition that says why the pod waits. kube-scheduler leaves
-        that field empty and empties it again, so nothing of this stays. We may change the status of pods, as
-        kube-scheduler may.
+        The write sets `lastProbeTime` of the condition that says why the pod waits. kube-scheduler does not
+        use that field and clears it with its next write, so nothing of this remains. It needs the same right
+        to change pod status as kube-scheduler has.
 
         Returns:
             False if it did not work and may work later, else True.

@@ -65,13 +65,13 @@ class ExtenderService:
         watcher: The view of the API server.
         metrics: For Prometheus.
         clock: Monotonic seconds.
-        stale_refusal_wait: For which refused pods to wait a moment.
-        reporter: Tells people what became of pods.
+        stale_refusal_wait: Decides for which refused pods to wait a moment.
+        reporter: Logs and Events about pods.
         leadership: None without an election.
-        preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None where nobody does.
-        retrier: Looks again at refused pods later; None where nobody does.
+        preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None disables it.
+        retrier: Checks refused pods again later; None disables it.
         batch: Binds pods that a queue hands over; None: no queue may.
-        standby_is_ready: A label on its pod tells who leads; else readiness tells.
+        standby_is_ready: True if a label on the pod says who leads; otherwise readiness does.
     """
 
     extender: Extender
@@ -90,8 +90,9 @@ class ExtenderService:
     async def answer(self, path: str, body: bytes) -> VerbAnswer:
         """Answer a verb, whatever its body is and whatever happens.
 
-        Rubbish gets one clear line with status 400 or 422, a fault of ours becomes the verb's error.
-        A standby answers no verb and ends the connection: one that a client keeps would lead to it for ever.
+        An invalid body gets one clear line with status 400 or 422; an error of ours becomes the verb's error.
+        A standby answers no verb and closes the connection, because a kept connection would lead to it for
+        ever.
 
         Args:
             path: Path of the request, one of `verbs`.
@@ -114,7 +115,7 @@ class ExtenderService:
             return self._answer_error(path, FAULT)
 
     def _answer_error(self, path: str, why: str) -> VerbAnswer:
-        """Answer with an error: kube-scheduler reads no text with another status than 200."""
+        """Answer with an error in a 200 body: kube-scheduler ignores the text of other statuses."""
         self.metrics.errors.labels(path.strip("/")).inc()
         encode = _ENCODE_ERROR.get(path)
         if encode is None:
@@ -126,7 +127,7 @@ class ExtenderService:
         return self.leadership is not None and not self.leadership.is_leader
 
     def record_cut_off(self, path: str) -> None:
-        """Count and tell a call whose client went away before its body was here."""
+        """Count and log a call whose client disconnected before the body was complete."""
         self.metrics.errors.labels(path.strip("/")).inc()
         log.warning("request refused", path=path, error=f"body cannot be read: its client went away{_WHOLE}")
 
@@ -156,7 +157,7 @@ class ExtenderService:
         return self._finish("filter", perf_counter() - took_s, reply.answer)
 
     async def _filter_again(self, body: bytes, refusal: FilterReply) -> FilterReply:
-        """Before a pod is refused again, wait for news that kube-scheduler may have had before us."""
+        """Before refusing a pod again, wait for events that kube-scheduler may have seen before us."""
         reply, patience, uid = refusal, self.stale_refusal_wait, refusal.refused
 
         def passes() -> bool:
@@ -196,7 +197,7 @@ class ExtenderService:
         return self._finish("bind", began, encode_bind(error))
 
     def _is_admitted(self, uid: str) -> bool:
-        """Whether a pod is known, in a version that kube-scheduler can be binding: one without gates."""
+        """Return True if a pod is known in a version without gates, which kube-scheduler can bind."""
         pod = self.extender.state.pods.get(uid)
         return pod is not None and not pod.is_gated
 
@@ -222,7 +223,7 @@ class ExtenderService:
         return self.metrics.render()
 
     async def any_form(self, request: web.Request) -> web.Response:
-        """POST of a verb in a form that `direct` leaves to aiohttp."""
+        """Answer a verb whose request has a form that the fast server leaves to aiohttp."""
         answer = await self.answer(request.path, await request.read())
         headers = {"Content-Type": answer.content_type}
         if answer.timing:
@@ -240,7 +241,7 @@ class ExtenderService:
 
 @web.middleware
 async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn what is wrong with a request before a verb sees it into one clear line."""
+    """Turn errors of a request that reaches no verb into one clear line."""
     try:
         return await handler(request)
     except web.HTTPBadRequest as error:
@@ -263,7 +264,7 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def _only_known_clients(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse verbs to clients without a certificate; one of an unknown authority fails the handshake."""
+    """Refuse verbs to clients without a certificate; an unknown authority already fails the handshake."""
     transport = request.transport
     if request.path not in OPEN and (transport is None or not transport.get_extra_info("peercert")):
         return web.Response(
@@ -287,7 +288,7 @@ def make_app(service: ExtenderService, *, only_known_clients: bool = False) -> w
 
 
 def make_open_app(service: ExtenderService) -> web.Application:
-    """Build the application that anybody may ask: it has no verbs."""
+    """Build the application for unauthenticated clients, without verbs."""
     return _app(service, _open_routes(service), [])
 
 

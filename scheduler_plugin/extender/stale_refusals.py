@@ -1,8 +1,8 @@
 """A short wait before a second refusal, for events that kube-scheduler has seen and we have not.
 
-Both of us watch the API server, and whoever reads an event first acts first. When something changes,
-kube-scheduler asks again for a refused pod. If that change has not reached us yet, we would refuse it again.
-That would be the last word until the next change anywhere, or for five minutes.
+Both processes watch the API server, and an event may reach either first. When something changes,
+kube-scheduler asks again for a refused pod. If that change has not reached us yet, we would refuse the pod
+again, and that would stand until the next change anywhere, or for five minutes.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ MAX_REFUSED_PODS: Final = 10_000
 
 
 class WatchActivity:
-    """WatchActivity counts events of the watches, and wakes those that wait for more."""
+    """WatchActivity counts events of the watches, and wakes coroutines that wait for more."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -47,11 +47,11 @@ class WatchActivity:
 
 
 class StaleRefusalWait:
-    """StaleRefusalWait decides for which refused pods a wait is worth it.
+    """StaleRefusalWait decides for which refused pods a wait is worthwhile.
 
-    Where a pod comes back although the watches brought nothing since its refusal, its news is on the way: a
-    wait is worth it. Where it comes back among other news that is not certain. So such waits rest for a
-    while after one in vain, and never cost more than a tenth of the scheduling cycles' time.
+    If a pod comes back although the watches have brought nothing since its refusal, the event is still on its
+    way: waiting is worthwhile. If other events have arrived meanwhile, that is uncertain. So after a wait in
+    vain such waits pause for a while, and they never take more than a tenth of the scheduling cycles' time.
 
     Args:
         clock: Monotonic seconds.
@@ -64,7 +64,7 @@ class StaleRefusalWait:
         self._paused_until = float("-inf")
 
     def record_refused(self, uid: str) -> None:
-        """Remember that this pod was refused on what is known now."""
+        """Remember that this pod was refused in the current state of the watches."""
         self._refused[uid] = self.activity.count
 
     def record_passed(self, uid: str) -> None:
@@ -75,7 +75,7 @@ class StaleRefusalWait:
         self._paused_until = self._clock() + PAUSE_S
 
     def should_wait(self, uid: str) -> bool:
-        """Return True if this pod, which finds no node, should wait before it is refused."""
+        """Return True if this pod, for which there is no node, should wait before it is refused."""
         known = self._refused.get(uid)
         if known is None:
             return False

@@ -15,9 +15,9 @@ log = structlog.get_logger(__name__)
 
 
 class ServerTls:
-    """A context whose handshakes use what the files held when they were last found in order.
+    """A TLS context that uses the newest valid contents of the files.
 
-    With `client_ca` a client may show a certificate, and it must be of one of these authorities.
+    With `client_ca` a client may present a certificate, which must be issued by one of these authorities.
 
     Args:
         client_ca: PEM file, None for no client certificates.
@@ -41,7 +41,7 @@ class ServerTls:
             self.reload()
 
     def reload(self) -> None:
-        """Use the files as they are now if they have changed; files that cannot be used change nothing."""
+        """Load the files again if they have changed; unusable files change nothing."""
         contents = self._contents()
         if contents == self._seen:
             return
@@ -58,7 +58,7 @@ class ServerTls:
             log.info("TLS files read again", certificate=self._certificate)
 
     def _on_hello(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Replace the context of a connection at its first message, whether it names the server or not."""
+        """Switch a new connection to the newest context, with or without a server name."""
         connection.context = self._newest
 
     def _contents(self) -> list[bytes | None]:

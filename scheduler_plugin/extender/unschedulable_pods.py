@@ -1,8 +1,8 @@
 """Unschedulable pods, and the reasons with their numbers, for people. Pure.
 
-kube-scheduler's own message has the reason without numbers (`scheduling.reasons`). That message is written
-into the pod, and a change there would queue the pod again at once. What is said here goes into Events, logs
-and metrics.
+kube-scheduler's own message has the reasons without numbers (`scheduling.reasons`), because that message is
+written into the pod, and a change there would requeue the pod at once. The texts made here go into Events,
+logs and metrics.
 """
 
 from collections import Counter
@@ -42,9 +42,9 @@ class UnschedulablePod:
     """UnschedulablePod is a pod that no node can take, with the reasons.
 
     Attributes:
-        counts: Number of nodes by reason; empty where the request itself is wrong.
+        counts: Number of nodes by reason; empty if the request itself is invalid.
         request: What the pod asks for.
-        rows: The nodes that are known of those that kube-scheduler asked about.
+        rows: Rows of the nodes that kube-scheduler asked about.
         problem: What is wrong with the request, in words.
     """
 
@@ -61,7 +61,7 @@ class UnschedulablePod:
 
     @property
     def label(self) -> str:
-        """The cause in one word: of the nodes that come closest to taking the pod."""
+        """The cause in one word: the reason of the nodes that come closest to taking the pod."""
         return INVALID if self.problem else min(self.counts).metric_label
 
     def format_text(self, state: ClusterState) -> str:
@@ -116,7 +116,7 @@ def _format_free(state: ClusterState, query: SchedulingRequest, rows: RowArray) 
 
 @dataclass(slots=True)
 class ReportedPod:
-    """ReportedPod is an unschedulable pod that people have heard of.
+    """ReportedPod is an unschedulable pod that has been reported.
 
     Attributes:
         pod: Namespace and name.
@@ -145,7 +145,7 @@ class UnschedulablePods:
         self._reported: dict[str, ReportedPod] = {}
 
     def record_refusal(self, refusal: UnschedulablePod, now: float) -> bool:
-        """Record a refusal; return True if people should hear of it: it is new, another one, or lasts."""
+        """Record a refusal; return True if it should be reported: it is new, has changed, or lasts."""
         uid = refusal.metadata.uid
         cause = refusal.cause
         known = self._reported.get(uid)
@@ -164,7 +164,7 @@ class UnschedulablePods:
         return self._reported.pop(uid, None)
 
     def count_by_reason(self) -> Counter[str]:
-        """Count the pods that wait, and those that have no node either but were not refused by us."""
+        """Count the waiting pods by reason, including pods without a node that we have not refused."""
         self._remove_unknown(spare=0)
         counts = Counter(pod.label for pod in self._reported.values())
         counts[NOT_REFUSED] = sum(
@@ -179,7 +179,7 @@ class UnschedulablePods:
         return counts
 
     def _remove_unknown(self, spare: int = _MAX_UNKNOWN) -> None:
-        """Remove pods that are unknown, bound or requeued: no event tells of the end of a pod never seen."""
+        """Remove pods that are unknown, bound or requeued: a pod never seen has no deletion event."""
         if len(self._reported) <= len(self._pods) + spare and spare:
             return
         known = ((uid, self._pods.get(uid)) for uid in self._reported)

@@ -62,9 +62,9 @@ class Extender:
     """Extender answers the verbs from the cache; it assumes no cards.
 
     Args:
-        shortlist: Nodes that filter returns at most to a pod that a policy ranks nodes for; 0 returns all.
-        budgets: PodDisruptionBudgets; None: nothing will ever be known of them.
-        rank_all_pods: Prioritize ranks nodes for pods that ask for no card, too.
+        shortlist: Largest number of nodes that filter returns if a policy ranks them; 0 returns all.
+        budgets: PodDisruptionBudgets; None: they are never read.
+        rank_all_pods: Prioritize also ranks nodes for pods that ask for no card.
 
     Attributes:
         pending_pods: The pods that wait, for policies whose weights depend on them.
@@ -105,7 +105,7 @@ class Extender:
 
         Raises:
             ProtocolError: the body is rubbish.
-            PolicyError: a policy gives what is no scores or costs; so do the other verbs.
+            PolicyError: a policy returns invalid scores or costs; this holds for the other verbs too.
         """
         pod, candidates = self._calls.decode(body)
         if not requests_cards(pod, self.state.resource):
@@ -128,13 +128,13 @@ class Extender:
             return self._filter_cards(pod, candidates, query, now)
 
     def would_pass(self, pod: PodRecord, among: NodeSet, now: float, *, held: bool = False) -> bool:
-        """Return True if a node can take a refused pod by now. This is no attempt to place the pod.
+        """Return True if a node can take a refused pod now; this does not count as an attempt to place it.
 
         Args:
             pod: As it is known.
             among: Nodes that kube-scheduler asked about.
             now: Seconds.
-            held: A node will do, too, that the policy holds the pod back from.
+            held: Nodes that the policy holds the pod back from count too.
         """
         self.state.expire_tombstones(now)
         if pod.request is None or pod.is_gated:
@@ -193,13 +193,13 @@ class Extender:
         )
 
     def record_bind_failure(self, uid: str, node: str) -> None:
-        """Record a failed Binding: for a pod that the queue placed, the next node of its list is next."""
+        """Record a failed Binding: a pod that the queue placed tries the next node on its list."""
         pod = self.state.pods.get(uid)
         if pod is not None and pod.planned_uuids:
             self._failed_bindings.add(uid, node)
 
     def record_attempt(self, reply: FilterReply) -> None:
-        """Report an answer to kube-scheduler as an attempt, to policies that count attempts."""
+        """Report an answer to kube-scheduler as an attempt to policies that count attempts."""
         if reply.attempt is not None:
             self.policies.record_attempt(self.state.nodes, *reply.attempt)
 
@@ -208,8 +208,8 @@ class Extender:
     ) -> FloatArray:
         """Score nodes that fit.
 
-        The queue has asked its policy already for a pod that it planned: that is not held back once more
-        where the node it was placed on has filled up.
+        For a pod that the queue has planned, its policy was asked already: it is not held back a second time
+        if the node it was placed on has filled up.
         """
         if placed:
             return np.zeros(len(fitting_rows), dtype=np.float64)
@@ -219,7 +219,7 @@ class Extender:
     def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a prioritize call: 10 for the best node, one less for each next, never below 0.
 
-        A pod that ranks nodes by itself gets 0 everywhere: one rank of ours outvotes its preferences.
+        A pod that states preferences gets 0 everywhere, because a single score of ours would outvote them.
 
         Raises:
             ProtocolError: the body is rubbish.
@@ -271,8 +271,8 @@ class Extender:
     def preempt(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a preempt call: the victims of each node on which evicting pods frees the cards.
 
-        None for a pod that cards are kept for already: those on its behalf are leaving. None either from a
-        view that cannot be trusted: kube-scheduler deletes whoever is named.
+        No victims are named for a pod that has reserved cards already, because pods are leaving on its
+        behalf; nor from a stale view, because kube-scheduler deletes every pod that is named.
 
         Args:
             now: Seconds.
@@ -311,7 +311,7 @@ class Extender:
         return encode_preempt(answer)
 
     def _handle_resolved(self, pod: PodRecord) -> None:
-        """Report a pod that was bound, by anybody, or is gone, to policies that learn."""
+        """Report a pod that was bound (by any scheduler) or is gone to policies that learn."""
         self.filter_results.pop(pod.uid, None)
         self._failed_bindings.forget(pod.uid)
         self._resolved_uids[pod.uid] = None
@@ -346,8 +346,8 @@ class Extender:
         """Order nodes as filter did a moment ago.
 
         Returns:
-            Positions among the candidates, best first. None where a candidate was not in filter's answer, or
-            where a node or the policy's weights have changed since.
+            Positions among the candidates, best first. None if a candidate was not in filter's answer, or if
+            a node or the policy's weights have changed since.
         """
         names = candidates.few
         offer = self.filter_results.get(uid)
@@ -394,12 +394,11 @@ class Extender:
     ) -> FilterReply:
         """Answer with the reason of every node; `held` are nodes that fit but that the policy holds back.
 
-        kube-scheduler dry-runs preemption on nodes that it may take for curable by that. These nodes passed
-        its own filters, so it finds no victim and calls that an error (up to 1.37). The errors are written
-        into the pod in an order that differs each time, so the pod is tried again at once, and so on.
-
-        So all of them are called incurable, save the one that is being kept for the pod. That error keeps
-        kube-scheduler from clearing the pod's nominatedNodeName.
+        kube-scheduler dry-runs preemption on every node that may be resolvable by it. These nodes have passed
+        its own filters, so it finds no victim and reports an error (up to 1.37). The errors are written into
+        the pod in a different order each time, so the pod is tried again at once, and so on. So all nodes are
+        called unresolvable, except the one that is reserved for the pod: its error keeps kube-scheduler from
+        clearing the pod's nominatedNodeName.
         """
         codes: CodeArray = np.full(
             len(candidates.rows(self.state.nodes)), FilterReason.UNKNOWN_NODE, dtype=np.int8
@@ -443,7 +442,7 @@ class Extender:
         return nodes.rows.get(reservation.node if reservation is not None else "", nodes.row_count)
 
     def _list_evictable(self, rows: RowArray) -> tuple[str, ...]:
-        """List names of some nodes, others with each call where there are more than are remembered."""
+        """List names of nodes, a different part of them with each call if there are too many."""
         first = self._first_evictable % len(rows) if len(rows) > MAX_EVICTABLE else 0
         self._first_evictable = first + MAX_EVICTABLE
         names = self.state.nodes.names
@@ -459,7 +458,7 @@ class Extender:
     def _add_nominated(
         self, pod: PodLite, candidates: Candidates, chosen: list[int], fitting_rows: RowArray
     ) -> list[int]:
-        """Add the node that preemption has emptied for the pod, if it fits and was cut off."""
+        """Add the node that preemption has freed for the pod, if it fits and the shortlist cut it off."""
         row = self.state.nodes.rows.get(pod.status.nominated_node_name)
         if row is None or row not in fitting_rows:
             return chosen

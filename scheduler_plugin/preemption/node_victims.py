@@ -22,12 +22,12 @@ class NodeUnderPreemption:
 
     Attributes:
         cards: Its cards now, in word order.
-        open_units: By card, units that pods can have at all: 0 where it is unhealthy or cordoned.
+        open_units: Units by card that pods can use at all: 0 if the card is unhealthy or cordoned.
         pods: Pods that can be named as victims, by UID.
-        freed: Units that each of them would free for certain, by card.
-        cpu_short: Thousandths of a core that are missing before anybody goes.
-        memory_short: Bytes that are missing before anybody goes.
-        gangs: All pods that run, by gang: without one of them the others have run in vain.
+        freed: Units that each of them would certainly free, by card.
+        cpu_short: Missing cpu without any eviction, in thousandths of a core.
+        memory_short: Missing memory without any eviction, in bytes.
+        gangs: All running pods by gang: without one of them the others have run in vain.
     """
 
     cards: tuple[Card, ...]
@@ -39,7 +39,7 @@ class NodeUnderPreemption:
     gangs: Mapping[tuple[str, str], Mapping[str, PodRecord]] = field(default_factory=dict)
 
     def list_gang(self, pod: PodRecord) -> Collection[PodRecord]:
-        """List a pod and the others of its gang that run."""
+        """List a pod and the other running pods of its gang."""
         members = self.gangs.get(pod.gang) if pod.gang is not None else None
         return members.values() if members and pod.uid in members else (pod,)
 
@@ -48,16 +48,16 @@ class NodeUnderPreemption:
         return list({pod.uid: pod for victim in victims for pod in self.list_gang(victim)}.values())
 
     def get_priority(self, pod: PodRecord) -> int:
-        """Return the priority that is lost with a pod: that of the most important one of its gang."""
+        """Return the priority that is lost with a pod: the largest in its gang."""
         return max(member.priority for member in self.list_gang(pod))
 
     def make_eviction_key(self, pod: PodRecord) -> tuple[int, int, float, str]:
-        """Order pods as kube-scheduler does, the least important one first; of large gangs they come last."""
+        """Sort key of pods: as kube-scheduler's, the least important first; pods of large gangs come last."""
         lost = self.list_gang(pod)
         return max(member.priority for member in lost), len(lost), -_get_start_time(pod), pod.uid
 
     def compute_cost(self, victims: Iterable[PodRecord]) -> tuple[int, int, int, float]:
-        """Compare sets of victims as kube-scheduler does, gangs with all of their pods; smaller is better."""
+        """Cost of a set of victims as for kube-scheduler, gangs with all of their pods; smaller is better."""
         return compute_cost(self.list_lost(victims))
 
     def get_cards_without(self, victims: Iterable[str]) -> tuple[Card, ...]:
@@ -98,7 +98,7 @@ class NodeUnderPreemption:
 
 
 def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeUnderPreemption | None:
-    """Read a node; None where its cards, or percent of them, cannot be had."""
+    """Read a node; None if its cards, or percent of them, are not available."""
     record = state.node_records.get(node)
     row = state.nodes.rows.get(node)
     if record is None or row is None or not state.nodes.usable[row]:
@@ -122,7 +122,7 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
 
 
 def _compute_short(asked: int, capacity: SupportsInt, used: SupportsInt) -> int:
-    """Compute how much is missing; whoever asks for nothing misses nothing, however much is used."""
+    """Compute how much is missing; 0 for a request of nothing, even on an overcommitted node."""
     return asked + int(used) - int(capacity) if asked else 0
 
 

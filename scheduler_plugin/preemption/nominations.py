@@ -1,8 +1,8 @@
 """Nominations: reserved cards, from the choice of victims until the pod is bound.
 
-What is kept is in the pod's status.nominatedNodeName too: kube-scheduler counts it, and a process that
-starts finds it there. The field is a hint: kube-scheduler may clear it, and sets it for its own preemptions,
-whose cards are kept in the same way.
+The reservation is also written to the pod's status.nominatedNodeName, so that kube-scheduler counts it and a
+new process finds it. The field is only a hint: kube-scheduler may clear it, and it sets the field for its own
+preemptions, whose cards are reserved in the same way.
 """
 
 from collections.abc import Callable
@@ -42,9 +42,9 @@ class Nomination:
 
     Attributes:
         plan: The node, its cards and the victims.
-        ours: True if this process evicts for it; else kube-scheduler does, or an earlier process did.
-        since: When it began, seconds of the clock.
-        announced_at: When its node was written into the pod last.
+        ours: True if this process evicts pods for it; else kube-scheduler does, or an earlier process did.
+        since: When it began, in seconds of the clock.
+        announced_at: When its node was last written into the pod.
         free_since: When the last victim had gone.
     """
 
@@ -63,7 +63,7 @@ class Nomination:
 def is_waiting(pod: PodRecord) -> bool:
     """Return True if a pod waits for cards.
 
-    A pod that has a node, has ended, is being deleted, or waits for its turn in its queue again does not.
+    A pod that has a node, has ended, is being deleted, or is requeued does not.
     """
     return not (pod.node or pod.ended or pod.grace_ends_at is not None or pod.is_gated)
 
@@ -73,7 +73,7 @@ class Nominations:
 
     Args:
         clock: Monotonic seconds.
-        eligible: Pods that may go now.
+        eligible: Which pods may be evicted now.
         plan: Makes a plan for a pod on a node.
     """
 
@@ -112,10 +112,10 @@ class Nominations:
         self._state.reservations.remove_reservation(uid)
 
     async def announce(self, nomination: Nomination) -> None:
-        """Write the node into the pod, and take what has been kept of these cards from lesser pods.
+        """Write the node into the pod, and end reservations of these cards for less important pods.
 
         Raises:
-            KubeApiError: the pod is gone, or the API server did not do it.
+            KubeApiError: the pod is gone, or the write failed.
         """
         for other in self._withdraw_displaced(nomination):
             await self.withdraw(other)
@@ -140,7 +140,7 @@ class Nominations:
         ]
 
     async def withdraw(self, nomination: Nomination) -> None:
-        """Keep the cards no more, and say so: pods that were refused for that are tried again then."""
+        """End a reservation and clear the pod's status, so that pods refused because of it are retried."""
         pod = nomination.pod
         self.remove_nomination(pod.uid)
         if not nomination.ours:
@@ -151,7 +151,7 @@ class Nominations:
             log.info("nomination not taken back", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
     async def withdraw_if_waiting(self, nomination: Nomination) -> None:
-        """Keep the cards no more for a pod that waits no more; say so of one whose turn may come again."""
+        """End the reservation of a pod that no longer waits; clear its status if it may be queued again."""
         pod = self._state.pods.get(nomination.pod.uid)
         if pod is not None and pod.is_requeued:
             await self.withdraw(nomination)
@@ -162,7 +162,7 @@ class Nominations:
         """Review all nominations.
 
         Returns:
-            Pods that we evicted for and that nothing is kept for any more though they wait, and why.
+            Waiting pods for which we have evicted others and whose reservation has ended, and why it has.
         """
         self._adopt_nominated()
         unserved = []
@@ -187,7 +187,7 @@ class Nominations:
             log.info("nomination not written", pod=nomination.pod.name, error=str(error))
 
     def _explain_failure(self, nomination: Nomination) -> str:
-        """Explain why cards need not be reserved any longer; empty while they have to be."""
+        """Say why a reservation is no longer needed; empty while it is."""
         if self._has_lost_cards(nomination):
             return f"node {nomination.node} has lost a card that was kept for it"
         return (
@@ -195,7 +195,7 @@ class Nominations:
         )
 
     def _has_lost_cards(self, nomination: Nomination) -> bool:
-        """Tell whether the node publishes its cards without one of those that are kept."""
+        """Return True if the node no longer publishes one of the reserved cards."""
         row = self._state.nodes.rows.get(nomination.node)
         uuids = () if row is None else self._state.nodes.uuids[row]
         reservation = nomination.plan.reservation
@@ -220,7 +220,7 @@ class Nominations:
         return self._eligible().is_leaving(victim)
 
     def _adopt_nominated(self) -> None:
-        """Keep cards for nominated pods too that nothing is being kept for, where nobody else need go."""
+        """Reserve cards also for nominated pods without a reservation, if that needs no further victims."""
         now = self._clock()
         wanted = {(uid, self._state.pods[uid].nominated) for uid in self._state.nominated}
         self._seen = {key: self._seen.get(key, now) for key in wanted}

@@ -1,8 +1,8 @@
 """The preemptor: evict pods for one that waits for a card, and reserve the card for it.
 
-kube-scheduler's own preemption comes first. A refused pod rests for a moment, and one for which
-kube-scheduler was told whom to evict is left to it. A round looks at what is being kept, then at the pods
-refused lately, one after the other. So no two plans are carried out at the same time.
+kube-scheduler's own preemption comes first: a refused pod rests for a moment, and a pod for which
+kube-scheduler was given victims is left to it. A round reviews the nominations, then handles the recently
+refused pods one after the other. So no two plans are carried out at the same time.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class Preemptor:
 
     - that was refused within FRESH_S for want of cards and for nothing else,
     - that has a larger priority,
-    - for which nothing is being kept yet,
+    - that has no reservation yet,
     - and that fits once the victim is gone.
 
     Args:
@@ -96,9 +96,9 @@ class Preemptor:
 
     Attributes:
         nominations: The reserved cards.
-        began: Signals the preemptor and the plan that is carried out for it.
-        evicted: Signals victim, preemptor and node of an eviction that the API server accepted.
-        failed: Signals the preemptor, and why a plan came to nothing.
+        began: Signals the preempting pod and the plan that is carried out for it.
+        evicted: Signals victim, preempting pod and node of an eviction that the API server accepted.
+        failed: Signals the preempting pod, and why its plan failed.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Preemptor:
         state.pod_resolved.connect(self._forget_pod)
 
     def record_refusal(self, uid: str, nodes: Sequence[str]) -> None:
-        """Remember which nodes lacked only a card for a pod; none: it was let pass, or may not preempt."""
+        """Remember which nodes lacked only a card for a pod; empty: it found a node, or may not preempt."""
         before, now = self._refused.pop(uid, None), self._clock()
         if nodes:
             self._refused[uid] = RefusedPod(nodes, now if before is None else before.first_refused_at, now)
@@ -177,10 +177,10 @@ class Preemptor:
                 await self._preempt(self.state.pods[uid], refusal)
 
     def _list_due(self, now: float) -> list[str]:
-        """List refused pods that are due: by priority, those that failed longest ago or never first.
+        """List refused pods that are due: by priority, then never failed or longest ago failed first.
 
-        By the time of the first refusal alone many pods for which nobody can go would keep others from their
-        turn: each look is followed by a pause.
+        Ordered by the first refusal alone, many pods without possible victims would starve the others,
+        because each attempt is followed by a pause.
         """
         due = [
             (-self.state.pods[uid].priority, self._get_rested_at(uid), refusal.first_refused_at, uid)
@@ -190,7 +190,7 @@ class Preemptor:
         return [uid for *_, uid in sorted(due)]
 
     def _get_rested_at(self, uid: str) -> float:
-        """Return when the rest of a pod for which preemption failed ends; of another one before all times."""
+        """Return when the pause after a failed preemption ends; minus infinity if there was none."""
         return self._resting[uid][1] if uid in self._resting else float("-inf")
 
     def _forget_pod(self, pod: PodRecord) -> None:
@@ -261,7 +261,7 @@ class Preemptor:
             await self.nominations.withdraw(nomination)
 
     def _has_possible_victim(self, node: str, pod: PodRecord) -> bool:
-        """Return True if any pod of a node could go, or goes anyway; a quick check."""
+        """Return True if a node has a possible victim, or a pod that is leaving anyway; a quick check."""
         record = self.state.node_records.get(node)
         others = () if record is None else record.pods.values()
         return any(other.priority < pod.priority or other.grace_ends_at is not None for other in others)
@@ -291,7 +291,7 @@ class Preemptor:
             return [None for _ in nodes]
 
     def _is_waiting(self, uid: str) -> bool:
-        """Return True if a pod was refused when it was tried last, and is still there."""
+        """Return True if a pod's last attempt was refused and it still waits."""
         pod = self.state.pods.get(uid)
         return uid in self._refused and pod is not None and is_waiting(pod)
 
@@ -320,7 +320,7 @@ class Preemptor:
         self.evicted(victim, nomination.pod, victim.node)
 
     def _report_failure(self, pod: PodRecord, why: str) -> None:
-        """Report a failed plan, and let the pod wait, longer each time, before the next one."""
+        """Report a failed plan; the pod waits longer each time before the next one."""
         self._back_off(pod)
         log.warning("preemption came to nothing", pod=_format_name(pod), error=why)
         self.failed(pod, why)

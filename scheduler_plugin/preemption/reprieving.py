@@ -1,7 +1,7 @@
 """The victims of the verb preempt: pods that must go so that a card, not only a sum, becomes free. Pure.
 
-kube-scheduler's own dry run knows sums only. Its victims are kept where they free the cards. Elsewhere
-they are chosen anew as its plugin DefaultPreemption chooses, with the cards in place of the sums:
+kube-scheduler's own dry run knows sums only. Its victims are kept if they free the cards. Otherwise victims
+are chosen as its plugin DefaultPreemption chooses them, with cards in place of sums:
 
 1. All pods of smaller priority leave.
 2. Pods come back one after the other while the cards stay free. Pods whose end would violate a
@@ -9,8 +9,8 @@ they are chosen anew as its plugin DefaultPreemption chooses, with the cards in 
 3. Then only the pods of one card leave, for each card in turn.
 4. The set is taken which kube-scheduler would prefer if each were another node's.
 
-A victim that belongs to a gang counts with all pods of it that run. kube-scheduler does not know that: where
-it names one, other victims are looked for too.
+A victim that belongs to a gang counts with all running pods of the gang. kube-scheduler does not know that:
+if it names such a victim, other victims are searched too.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,8 +27,9 @@ class VictimSet:
     """VictimSet is pods of one node that have to go.
 
     Attributes:
-        uids: The most important one first: kube-scheduler takes the first one's priority for the largest.
-        violations: How many of them violate a PodDisruptionBudget by that.
+        uids: The most important one first, because kube-scheduler takes the first one's priority as the
+            largest.
+        violations: How many of the evictions violate a PodDisruptionBudget.
     """
 
     uids: tuple[str, ...]
@@ -37,12 +38,12 @@ class VictimSet:
 
 @dataclass(frozen=True, slots=True)
 class _FixedVictims:
-    """Victims named by kube-scheduler that stay victims.
+    """Victims named by kube-scheduler that stay victims in any case.
 
     Attributes:
-        foreign: Victims that ask for no cards, or of which nothing is known.
-        unexplained: Victims needed neither for units nor for cpu or memory: by a rule not known here.
-        violations: How many foreign ones violate a budget.
+        foreign: Victims that ask for no cards, or are unknown.
+        unexplained: Victims needed neither for units nor for cpu or memory, so by a rule that we do not know.
+        violations: How many of the foreign ones violate a budget.
     """
 
     foreign: tuple[str, ...]
@@ -61,13 +62,13 @@ def choose_victims(
     """Choose a node's victims.
 
     Args:
-        priority: Its priority; only pods of smaller ones go.
+        priority: The preempting pod's priority; only pods of smaller priority are victims.
         proposed: kube-scheduler's victims.
-        budgets: All of them; before they are known only kube-scheduler's own victims are named.
+        budgets: All budgets; before they are known only kube-scheduler's own victims are named.
         pods: All pods of the cluster by UID.
 
     Returns:
-        At least one victim, or None where evicting pods does not free the cards.
+        At least one victim, or None if evicting pods does not free the cards.
     """
     named = [room.pods[uid] for uid in proposed.uids if uid in room.pods]
     suits = room.fits_without(query, proposed.uids)
@@ -117,7 +118,7 @@ def _find_fixed(
     named: Sequence[PodRecord],
     budgets: DisruptionBudgets,
 ) -> _FixedVictims:
-    """Find which of kube-scheduler's victims stay victims whatever cards are cleared."""
+    """Find which of kube-scheduler's victims stay victims whichever cards are freed."""
     foreign = tuple(uid for uid in proposed.uids if uid not in room.pods)
     # How many of all its victims violate a budget is all that kube-scheduler says.
     violations = min(len(foreign), max(0, proposed.violations - len(_find_violating(named, budgets))))
@@ -142,7 +143,7 @@ def _reprieve(
     suffices: Callable[[Collection[str]], bool],
     budgets: DisruptionBudgets,
 ) -> list[PodRecord] | None:
-    """Reprieve as many pods of a group as possible; None where not even the whole group suffices."""
+    """Reprieve as many pods of a group as possible; None if not even the whole group suffices."""
     gone = {pod.uid: pod for pod in (*group, *fixed)}
     if not group or not suffices(gone):
         return None
@@ -156,7 +157,7 @@ def _reprieve(
 
 
 def _find_violating(pods: Iterable[PodRecord], budgets: DisruptionBudgets) -> frozenset[str]:
-    """Find pods whose eviction violates a budget; the most important pods use the budgets first."""
+    """Find pods whose eviction violates a budget; the most important pods use up budgets first."""
     return find_violations(budgets, sorted(pods, key=make_eviction_key, reverse=True))
 
 

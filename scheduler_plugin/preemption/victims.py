@@ -1,7 +1,7 @@
 """The victims of our own preemption, where kube-scheduler's preemption sees no need. Pure.
 
-kube-scheduler counts a node's units as one sum. Where the sum suffices and no card does, it looks for no
-victims at all. Here they are chosen card by card, by its order of criteria:
+kube-scheduler counts a node's units as one sum. If the sum suffices but no single card does, it searches no
+victims at all. Here they are chosen card by card, by kube-scheduler's order of criteria:
 
 1. No PodDisruptionBudget is violated.
 2. The largest priority among the victims is the smallest.
@@ -9,7 +9,7 @@ victims at all. Here they are chosen card by card, by its order of criteria:
 4. The victims are the fewest.
 5. The most important victims of the node started last.
 
-A victim that belongs to a gang counts with all pods of it that run.
+A victim that belongs to a gang counts with all running pods of the gang.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -71,9 +71,9 @@ class PreemptionPlan:
 
     Attributes:
         reservation: The cards that are reserved for the pod.
-        victims: Pods to evict; none where those that are leaving suffice.
-        leaving: UIDs of the pods on these cards that leave anyway.
-        lost: The victims, and the others of their gangs.
+        victims: Pods to evict; empty if the pods that are leaving suffice.
+        leaving: UIDs of the pods on these cards that are leaving anyway.
+        lost: The victims and the other pods of their gangs.
     """
 
     reservation: Reservation
@@ -83,7 +83,7 @@ class PreemptionPlan:
 
     @property
     def leaving_or_evicted(self) -> frozenset[str]:
-        """UIDs of all pods that the cards become free of."""
+        """UIDs of all pods that will be gone from the cards."""
         return self.leaving.union(victim.uid for victim in self.victims)
 
     @property
@@ -95,11 +95,11 @@ class PreemptionPlan:
 def plan_on_node(
     state: ClusterState, node: str, query: SchedulingRequest, pod: PodRecord, eligible: EvictionRules
 ) -> PreemptionPlan | None:
-    """Find the cheapest victims of one node; None where evicting pods does not help.
+    """Find the cheapest victims of one node; None if evicting pods does not help.
 
     Args:
-        state: The cluster, with what is reserved for others counted (`Reservations.charged_against`).
-        node: The node; kube-scheduler has found nothing against it but what its cards lack.
+        state: The cluster, with the reservations of others charged (`Reservations.charged_against`).
+        node: The node; only its cards keep it from passing kube-scheduler's filters.
         eligible: Pods that may go.
     """
     room = read_node(state, node, query)
@@ -131,7 +131,7 @@ def _find_cheapest(
     candidates: Sequence[PodRecord],
     budgets: DisruptionBudgets,
 ) -> list[PodRecord] | None:
-    """Find the cheapest set that frees the cards and keeps the budgets; for several demands a small one."""
+    """Find the cheapest set that frees the cards within the budgets; for several demands a small one."""
 
     def fits(victims: Iterable[PodRecord]) -> bool:
         return room.fits_without(query, [*leaving, *(victim.uid for victim in victims)])
@@ -191,8 +191,8 @@ def _find_cheapest_by_card(
 ) -> list[PodRecord] | None:
     """Find, for a pod of one demand, the cheapest victims of each card, and of these the cheapest cards.
 
-    The largest priority that has to go is that of the last card needed, cards ordered by the largest
-    priority that each needs. With that known, each card's victims are those with the smallest sum.
+    Cards are ordered by the largest priority that must be evicted from each; the last card needed determines
+    the largest priority of the set. Within that limit, each card's victims are those with the smallest sum.
     """
     if len(query.request.demands) != 1:
         return None
@@ -219,7 +219,7 @@ def _find_cheapest_of_cards(
     group: Sequence[int],
     cards: int,
 ) -> list[PodRecord] | None:
-    """Find the cheapest victims that free so many cards of a group; None where none do."""
+    """Find the cheapest victims that free `cards` cards of a group; None if none do."""
     levels = sorted(
         level
         for card in group
@@ -246,7 +246,7 @@ def _find_cheapest_of_cards(
 def _find_priority_level(
     room: NodeUnderPreemption, pods: Iterable[tuple[int, PodRecord]], need: int
 ) -> int | None:
-    """Find the smallest priority up to which a card's pods must go to free so many units; None: never."""
+    """Find the smallest priority up to which a card's pods must go to free `need` units; None: never."""
     if need <= 0:
         return -LIFT
     freed = 0
@@ -260,7 +260,7 @@ def _find_priority_level(
 def _find_smallest_sum(
     room: NodeUnderPreemption, pods: Sequence[tuple[int, PodRecord]], need: int
 ) -> list[PodRecord] | None:
-    """Find those pods of one card with the smallest sum of priorities that free so many units."""
+    """Find the pods of one card with the smallest sum of priorities that free `need` units."""
     if need <= 0:
         return []
     best: Mapping[int, tuple[int, tuple[PodRecord, ...]]] = {0: (0, ())}

@@ -1,4 +1,4 @@
-"""The models and UUIDs of a cluster, for people whose selector matches none of them. Pure."""
+"""The models and UUIDs of a cluster, for messages about selectors that match none of them. Pure."""
 
 from dataclasses import replace
 
@@ -11,15 +11,15 @@ from scheduler_plugin.cache.node_arrays import NodeArrays
 
 
 def describe_available(nodes: NodeArrays, selector: Selector, rows: RowArray, most: int) -> str:
-    """List what a selector is best compared with: models, or UUIDs where the models are admitted.
+    """List the models to compare a selector with, or UUIDs if it admits the models.
 
     Args:
-        selector: Admits none of the cards.
+        selector: A selector that admits none of the cards.
         rows: Rows of the nodes to look at.
-        most: Names to give; of the others only the number is told.
+        most: Largest number of names; the rest is only counted.
 
     Returns:
-        A list for people, empty where neither is known.
+        A list for people; empty if neither is known.
     """
     cards = nodes.size[rows] > 0
     present = {nodes.model_names[at] for at in np.unique(nodes.model[rows][cards]).tolist() if at >= 0}
@@ -39,14 +39,14 @@ def describe_available(nodes: NodeArrays, selector: Selector, rows: RowArray, mo
 
 
 def widen_patterns(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Selector | None:
-    """Put stars around those model patterns of a selector that then match a model which is there.
+    """Put stars around the model patterns of a selector that then match an existing model.
 
     Args:
-        selector: Admits no model of theirs.
+        selector: A selector that admits none of their models.
         rows: Rows of the nodes to look at.
 
     Returns:
-        None where stars would not help: a model is admitted already, or none is like a pattern.
+        None if stars would not help: a model is admitted already, or none resembles a pattern.
     """
     cards = nodes.size[rows] > 0
     models = [nodes.model_names[at] for at in np.unique(nodes.model[rows][cards]).tolist() if at >= 0]
@@ -60,7 +60,7 @@ def widen_patterns(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Sel
 
 
 def explain_widened(wider: Selector | None) -> str:
-    """Say which patterns with stars would match, to go on with after a semicolon; empty for none."""
+    """Say which patterns with stars would match, as text to follow a semicolon; empty for none."""
     if wider is None:
         return ""
     return f"; {shown(', '.join(wider.models))} would match: a pattern without stars is the whole name"

@@ -1,7 +1,7 @@
 """Tells which pods batch mode may bind itself: those whose spec has only fields that its checks know. Pure.
 
-Every other pod is kube-scheduler's. The lists name what is allowed: a field that a later Kubernetes adds is
-not.
+All other pods are left to kube-scheduler. The lists name what is allowed, so fields that a later Kubernetes
+adds are not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -90,7 +90,7 @@ _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def list_unsupported_fields(spec: Mapping[str, Any]) -> list[str]:
-    """Name what of a pod's spec is left to kube-scheduler, sorted; empty: batch mode may bind it.
+    """List the fields of a pod's spec that only kube-scheduler supports, sorted; empty: batch mode may bind.
 
     Args:
         spec: `spec` of the pod, as the API server writes it.
@@ -140,7 +140,7 @@ def _list_unsupported_affinity(affinity: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unknown(part: Mapping[str, Any] | None, allowed: frozenset[str], path: str) -> Iterator[str]:
-    """Name the fields of a part that are set and not allowed; false and empty ones are as good as absent."""
+    """List the fields of a part that are set and not allowed; false and empty values count as absent."""
     for name, value in (part or {}).items():
         if name not in allowed and value not in (None, False, "", [], {}, 0):
             yield f"{path}{name}"

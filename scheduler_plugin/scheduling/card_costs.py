@@ -19,11 +19,11 @@ _COSTS_BY_NAME: dict[str, tuple[CardPolicy, CardCosts | None]] = {}
 
 
 def get_array_costs(name: str) -> CardCosts | None:
-    """Return a card policy's function for arrays; None where it has only `costs`, for one node at a time.
+    """Return a card policy's function for arrays; None if it only has `costs`, for one node at a time.
 
     Raises:
-        PolicyError: Error of allocator: there is no such policy. The function raises it, too, where what the
-            policy gives is no costs.
+        PolicyError: (allocator's) there is no such policy. The returned function raises it too, if the policy
+        returns invalid costs.
     """
     policy = card_policy(name)
     known = _COSTS_BY_NAME.get(name)

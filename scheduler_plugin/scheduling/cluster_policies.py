@@ -27,7 +27,7 @@ from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
 def explain_slow_policy(policy: NodePolicy, name: str) -> str:
-    """Explain that a card policy is called node by node for a node policy; empty if it is not."""
+    """Explain that a card policy must be called node by node for a node policy; empty if it need not."""
     if not isinstance(policy, CardChooser) or node_policy_chooses(name) or get_array_costs(name) is not None:
         return ""
     return (
@@ -42,7 +42,7 @@ class ClusterPolicies:
     Args:
         node_policy: Name of the cluster's node policy.
         parameters: Parameters of the cluster's node policy, text by name.
-        defaults: Parameters of policies where nobody says otherwise, by name of the policy.
+        defaults: Default parameters by name of the policy.
         make: Makes a policy from its name and its parameters; None: no parameters.
 
     Raises:
@@ -51,8 +51,8 @@ class ClusterPolicies:
 
     Attributes:
         learners: The policies in use that learn from what happens to pods.
-        backlog_readers: The policies in use whose weights depend on the pods that wait.
-        other_resources: Further resources that the policies want to see, in the order of their names.
+        backlog_readers: The policies in use whose weights depend on the waiting pods.
+        other_resources: Further resources that the policies use, sorted by name.
         resources_changed: Signals a change of `other_resources`.
         slow_policy_found: Signals, once for each card policy, why it is slow, see `explain_slow_policy`.
         warnings: Texts that `slow_policy_found` has signalled.
@@ -86,7 +86,7 @@ class ClusterPolicies:
         self._add_policy(node_policy, self._make(node_policy, self._parameters[node_policy]))
 
     def _with_defaults(self, parameters: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-        """Complete parameters by those that hold where nobody says otherwise."""
+        """Complete parameters with the defaults."""
         return {
             policy: {**self._defaults.get(policy, {}), **parameters.get(policy, {})}
             for policy in (*self._defaults, *parameters)
@@ -103,8 +103,8 @@ class ClusterPolicies:
         What a policy has learned is forgotten where anything changes.
 
         Args:
-            node_policy: Its name; None: that of the beginning.
-            parameters: By name of the policy, in place of those of the beginning; text by name.
+            node_policy: Its name; None: the one given to the constructor.
+            parameters: By name of the policy, in place of the constructor's; text by name.
 
         Returns:
             True if anything changed.
@@ -156,7 +156,7 @@ class ClusterPolicies:
 
         Args:
             query: The pod, with its UID.
-            row: The policy's best; None: it held the pod back from every row that fits.
+            row: The policy's best row; None: it held the pod back from every fitting row.
         """
         counter = self._counters.get(query.request.node_policy or self.node_policy)
         if counter is not None:
@@ -174,7 +174,7 @@ class ClusterPolicies:
         """Make the scheduling request of a pod.
 
         Args:
-            nodes: The arrays that it will be asked of, before any of them changes.
+            nodes: The arrays that the request is for; it is valid until they change.
             cpu_milli: Thousandths of a core.
             memory_bytes: Bytes of host memory.
             pod: UID, for policies that count attempts.

@@ -3,7 +3,7 @@
 1. A pod with one demand fits where enough cards are free, of one model where its cards must be.
 2. A pod with several demands is placed by the card policy. That is done for all nodes at once where the
    policy has array costs and each demand is for one card.
-3. Where that fails, or cannot be done, sums rule most nodes out. The others are searched exactly, once for
+3. If that fails or is not possible, sums rule out most nodes. The others are searched exactly, once for all
    nodes that are alike.
 """
 
@@ -68,7 +68,7 @@ def _make_stale_mask(nodes: NodeArrays) -> tuple[BoolArray, LongArray]:
 
 
 def _compute_mask(nodes: NodeArrays, selector: Selector, rows: RowArray) -> BoolArray:
-    """Ask the selector: once a model, once a UUID."""
+    """Evaluate the selector once for each model and each UUID."""
     # The last entry is for cards of unknown model, index -1.
     models = np.array([selector.admits_model(model) for model in (*nodes.model_names, "")], dtype=np.bool_)
     admitted: BoolArray = models[nodes.model[rows]]
@@ -116,7 +116,7 @@ def _filter_even_rows(nodes: NodeArrays, query: SchedulingRequest, rows: RowArra
 def _fit_on_one_model(
     nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, fits: BoolArray, *, emptied: bool = False
 ) -> BoolArray:
-    """Look again at nodes with cards of several models, for a pod whose containers get one model each.
+    """Check nodes with cards of several models again, for a pod whose containers get one model each.
 
     Args:
         query: The pod, in units.
@@ -125,7 +125,7 @@ def _fit_on_one_model(
         emptied: As if every pod had been evicted.
 
     Returns:
-        bool[m], nodes that are decided on.
+        bool[m], nodes whose answer is final.
     """
     ask = query.policy_request
     decided: BoolArray = np.zeros(len(rows), dtype=np.bool_)
@@ -143,7 +143,7 @@ def _fit_on_one_model(
 
 
 def compute_free_on_one_model(nodes: NodeArrays, rows: RowArray, free: LongArray, cards: int) -> LongArray:
-    """Compute how much so many cards of one model have free each, at most: int64[m], 0 for none.
+    """Compute the most units that `cards` cards of one model have free each: int64[m], 0 for none.
 
     Args:
         rows: intp[m].
@@ -177,7 +177,7 @@ def _filter_mixed_rows(
 
 
 def _has_cards(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, units: int, cards: int) -> BoolArray:
-    """Tell which nodes have so many cards with so many free units."""
+    """Tell which nodes have `cards` cards with `units` free units each."""
     if cards > nodes.free_order.shape[0]:
         return np.zeros(len(rows), dtype=np.bool_)
     if ask.admits is None:
@@ -189,7 +189,7 @@ def _has_cards(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, units: int
 
 
 def _fit_with_any_cards(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> BoolArray:
-    """Tell which nodes fit whatever cards are chosen: the choices before spoil one card each."""
+    """Tell which nodes fit whichever cards are chosen, as each earlier choice can spoil one card only."""
     sure: BoolArray = np.ones(len(rows), dtype=np.bool_)
     cards = 0
     for demand in ask.demands:
@@ -214,7 +214,7 @@ def _fit_apart(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied
 def _fit_together(
     nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
 ) -> BoolArray:
-    """Tell where all demands fit together; `query` is in units, and each of them fits by itself."""
+    """Tell where all demands fit together, given that each fits alone; `query` is in units."""
     ask = query.policy_request
     costs = get_array_costs(ask.card_policy)
     fits: BoolArray = np.zeros(len(rows), dtype=np.bool_)
@@ -231,7 +231,7 @@ def _fit_together(
 
 
 def _could_fit_by_sums(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> BoolArray:
-    """Rule out nodes by what is free in all, and by how many demands of each amount the cards can hold."""
+    """Rule out nodes by the sum of free units, and by how many demands of each size their cards can hold."""
     free = _get_free(nodes, ask, rows, emptied=emptied)
     could: BoolArray = free.sum(axis=1) >= ask.gpu_units
     for units in {demand.units for demand in ask.demands}:
@@ -242,9 +242,9 @@ def _could_fit_by_sums(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *,
 
 
 def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> BoolArray:
-    """Place the largest demand first, as `allocator.exact` begins: what fits so it finds, too.
+    """Place the largest demand first, as `allocator.exact` starts: whatever fits here, it finds too.
 
-    For one card the fullest that has the units. Several cards: the emptiest.
+    A demand for one card takes the fullest card that has the units; for several cards, the emptiest.
     """
     free = _get_free(nodes, ask, rows, emptied=emptied)
     ok: BoolArray = np.ones(len(rows), dtype=np.bool_)
@@ -258,7 +258,7 @@ def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *,
 
 
 def _get_free(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> LongArray:
-    """Free units of the cards that the pod may have, int64[m, K]; 0 of the others."""
+    """Return the free units of the cards that the pod may use: int64[m, K]; 0 for other cards."""
     free: LongArray = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
     return free if ask.admits is None else np.where(ask.admits[rows], free, 0)
 
@@ -266,7 +266,7 @@ def _get_free(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied:
 def _fit_exactly(
     nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
 ) -> BoolArray:
-    """Tell where a pod's demands fit together in any way, one node at a time; nodes that are alike once."""
+    """Tell where a pod's demands fit together in any way, by one search for each kind of equal nodes."""
     free = _get_free(nodes, query.policy_request, rows, emptied=emptied)
     if query.request.rules.same_model:
         return _fit_models_exactly(nodes, query, rows, free, emptied=emptied)
@@ -291,7 +291,7 @@ def _fit_exactly(
 def _fit_models_exactly(
     nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, free: LongArray, *, emptied: bool
 ) -> BoolArray:
-    """Do what `_fit_exactly` does where models matter, which the numbers of kinds there do not have."""
+    """Do what `_fit_exactly` does if models matter, which its node keys do not contain."""
     names = [*nodes.model_names, ""]
     demands = [(demand.asked, demand.cards) for demand in query.request.demands]
     known: dict[tuple[object, ...], bool | None] = {}
@@ -311,7 +311,7 @@ def _fit_models_exactly(
 
 
 def _can_place(nodes: NodeArrays, query: SchedulingRequest, row: int, *, emptied: bool) -> bool:
-    """Do what `place_many` does, on one node."""
+    """Do what `place_many` does for one node."""
     left = (nodes.evictable if emptied else nodes.free)[row].tolist()
     cards = [replace(card, used_units=card.size_units - left[card.index]) for card in build_cards(nodes, row)]
     return place(cards, query.request, query.policy_request.card_policy) is not None
@@ -322,10 +322,10 @@ def place_many(
 ) -> BoolArray:
     """Take one card for each demand in turn, for many nodes at once.
 
-    So does `allocator.place` at first. Where this fails the demands may still fit together.
+    `allocator.place` starts in the same way. If this fails, the demands may still fit together.
 
-    A card is chosen by the smallest (cost, not near, position). Near means on a NUMA node that the pod's
-    earlier cards are on, kept as a bit set.
+    The card with the smallest (cost, not near, position) is chosen. Near means on a NUMA node of the pod's
+    earlier cards, kept as a bit set.
 
     Args:
         ask: What the pod asks for, one card a demand.
@@ -342,11 +342,11 @@ def place_many(
 def place_many_into(
     nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, costs_of: CardCosts, free: LongArray
 ) -> BoolArray:
-    """Do what `place_many` does on cards of which so much is free, and take what is placed off that.
+    """Do what `place_many` does on given free units, and subtract what is placed.
 
     Args:
         rows: intp[m].
-        free: int64[m, K], changed in place; of rows where not every demand found its cards it is of no use.
+        free: int64[m, K], changed in place; meaningless for rows where not every demand found its cards.
 
     Returns:
         bool[m], every demand found its cards.
@@ -376,7 +376,7 @@ def place_many_into(
 
 
 def place_by_card_policy(nodes: NodeArrays, row: int, query: SchedulingRequest) -> Placement | None:
-    """Choose a pod's cards on one node, None where it does not fit; the scalar, exact way."""
+    """Choose a pod's cards on one node, with the scalar code; None if it does not fit."""
     if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
         return None
     return place(build_cards(nodes, row), query.request, query.policy_request.card_policy)
@@ -389,9 +389,10 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
         rows: intp[m], none of which fits.
 
     Returns:
-        int8[m], a `FilterReason` each. The whole node's exclusion comes first, else NOT_ADMITTED, TOO_SMALL
-        or NOT_FREE. CARD_RULES means that there is room, but not by the pod's card rules. NO_SUCH_CARD stands
-        for NOT_ADMITTED where no card of the whole cluster is admitted, a likely typo.
+        int8[m], a `FilterReason` each. The exclusion of a whole node comes first, else NOT_ADMITTED,
+        TOO_SMALL or NOT_FREE. CARD_RULES means that there is room, but not within the pod's card rules.
+        NO_SUCH_CARD replaces NOT_ADMITTED if no card of the whole cluster is admitted, which is probably a
+        typo.
     """
     ask = query.policy_request
     codes: CodeArray = np.full(len(rows), FilterReason.NOT_FREE, dtype=np.int8)

@@ -1,4 +1,4 @@
-"""Counts how many equal pods fit on nodes at once: on what is free now, or on empty nodes. Pure."""
+"""Counts how many equal pods fit on nodes at once: in the free space, or on empty nodes. Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -22,7 +22,7 @@ MOST_COUNTED: Final = 4096
 def count_most_pods(
     nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
 ) -> LongArray:
-    """Count the pods of one request that nodes can have at once, by their cards.
+    """Count the equal pods that nodes can hold at once, judged by their cards.
 
     Args:
         query: What each of the pods asks for.
@@ -66,13 +66,12 @@ def count_most_pods(
 
 
 def can_ever_hold_all(nodes: NodeArrays, kinds: Iterable[tuple[SchedulingRequest, int]]) -> bool:
-    """Tell whether cards could ever hold pods that ask for different things at once, with nobody else there.
+    """Tell whether empty cards could hold pods with different requests at once.
 
-    Nodes, models, processor and memory are left out, so they may have no room all the same. Where the answer
-    is no they never have.
+    Nodes, models, cpu and memory are ignored, so a yes is not certain; a no is.
 
     Args:
-        kinds: What pods ask for, and how many of them do.
+        kinds: Requests, and the number of pods with each.
     """
     usable = nodes.usable
     sizes = nodes.evictable[usable]
@@ -95,7 +94,7 @@ def _compute_least_units(demand: Demand, sizes: IntArray) -> int:
 
 
 def _count_card_groups(fits: LongArray, cards: int) -> LongArray:
-    """Count the groups of so many different cards of a node, a card in as many groups as pods fit on it."""
+    """Count groups of `cards` different cards of a node; a card is in as many groups as pods fit on it."""
     if cards == 1:
         result: LongArray = np.minimum(fits.sum(axis=1), MOST_COUNTED)
         return result

@@ -4,7 +4,8 @@
   nominated pods of at least the same priority.
 - No pod of larger priority that its scheduler has not tried yet would take the room.
 
-What this does not know (volumes, claims, spread, ports) a pod must not have, see `batch_eligibility`.
+Pods with anything that is not checked here (volumes, claims, spread, ports) are excluded by
+`batch_eligibility`.
 """
 
 from collections import Counter
@@ -74,14 +75,14 @@ _bytes = lru_cache(maxsize=1024)(parse_bytes)
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node's own words."""
+    """A node's own facts."""
 
     traits: NodeTraits
     pods: int
 
 
 class _PodKind(NamedTuple):
-    """What decides on which nodes an untried pod fits: of pods that are alike one is looked at."""
+    """Everything that decides on which nodes an untried pod fits; of equal kinds only one pod is checked."""
 
     priority: int
     rules: NodeRules
@@ -97,13 +98,13 @@ class _Pod:
 
     Attributes:
         node: Where it is bound, empty before.
-        nominated: The node that is being kept for it, while it has none.
+        nominated: Its nominated node, while it has no node.
         rules: Nodes that it may run on.
-        shuns: Terms of its required anti-affinity.
-        untried_since: When a pod was seen first that waits for another scheduler, seconds; None: it does not
-            wait, or was tried.
-        kind: Its kind, where `untried_since` is set.
-        lite: The pod, for terms of others.
+        shuns: Its required anti-affinity terms.
+        untried_since: When a pod that waits for another scheduler was first seen, in seconds; None: it does
+            not wait, or was tried.
+        kind: Its kind, if `untried_since` is set.
+        lite: The pod, to match it with terms of others.
         scheduler: `spec.schedulerName`.
         gated: The pod has scheduling gates.
     """
@@ -146,7 +147,7 @@ class KubernetesChecks:
     """Answers whether kube-scheduler's filters would let a pod run on a node now.
 
     Args:
-        state: The cluster; it has every node and pod before this does.
+        state: The cluster; it is updated before this object.
     """
 
     def __init__(self, state: ClusterState) -> None:
@@ -249,7 +250,7 @@ class KubernetesChecks:
     # What is asked.
 
     def is_of_scheduler(self, uid: str, name: str) -> bool:
-        """Tell whether a pod that is known names a scheduler, and wears no scheduling gate."""
+        """Return True if a pod is known, names this scheduler and has no scheduling gate."""
         pod = self._pods.get(uid)
         return pod is not None and pod.scheduler == name and not pod.gated
 
@@ -261,7 +262,7 @@ class KubernetesChecks:
             margin: Part of the node's cpu and memory that must stay free beside the pod, 0 to 1.
 
         Returns:
-            A reason that does not change with numbers; empty where kube-scheduler's filters allow it.
+            A reason without numbers; empty if kube-scheduler's filters allow it.
         """
         node, pod, record = self._nodes.get(name), self._pods.get(uid), self._state.pods.get(uid)
         if pod is None or record is None:
@@ -283,7 +284,7 @@ class KubernetesChecks:
         return _WORDS.get(found.reason) or f"taint {found.detail.partition(':')[0].partition('=')[0]}"
 
     def _find_short_resource(self, record: PodRecord, uid: str, name: str, node: _Node, margin: float) -> str:
-        """Name a resource that the node has not left; only what a pod requests is asked."""
+        """Name a requested resource of which the node has not enough left; empty for none."""
         on_node, row = self._state.node_records[name], self._state.nodes.rows[name]
         nodes, on = self._state.nodes, self._on.get(name)
         nominated = [self._state.pods[each] for each in self._nominated_before(record, uid, name)]
@@ -325,7 +326,7 @@ class KubernetesChecks:
         return "" if found is None else _WORDS.get(found.reason) or f"insufficient {found.detail}"
 
     def _nominated_before(self, record: PodRecord, uid: str, name: str) -> Iterator[str]:
-        """Pods for which room of the node is being kept: nominated, of the same priority or a larger one."""
+        """Give the nominated pods of the node with the same or a larger priority."""
         on = self._on.get(name)
         for each in on.nominated if on is not None else ():
             other = self._state.pods.get(each)
@@ -368,7 +369,7 @@ class KubernetesChecks:
         return pod.nominated if record is not None and record.priority >= priority else ""
 
     def _find_preceding(self, record: PodRecord, uid: str, name: str, node: _Node, now: float) -> str:
-        """Whether a pod of larger priority, which kube-scheduler has not tried yet, would fit here."""
+        """Say that a larger-priority pod that is still untried would fit here; empty if there is none."""
         if self._untried_order is None:
             self._untried_order = sorted(self._untried, key=lambda kind: -kind.priority)
         looked = 0
@@ -389,9 +390,10 @@ class KubernetesChecks:
         return ""
 
     def _find_untried(self, kind: _PodKind, but: str, now: float) -> str | None:
-        """Find a pod of a kind that still keeps room; those that have waited too long are forgotten.
+        """Find a pod of a kind that still blocks room; pods that have waited too long are forgotten.
 
-        A pod keeps room once its scheduler was seen at work: anybody can name one that does not exist.
+        A pod blocks room only if its scheduler was seen working, because a pod can name a scheduler that does
+        not exist.
         """
         for uid in list(self._untried.get(kind, ())):
             since = self._pods[uid].untried_since
@@ -415,7 +417,7 @@ class KubernetesChecks:
                 self._untried_order = None
 
     def _has_cards(self, record: PodRecord, name: str) -> bool:
-        """Tell whether the cards of a node can take what a pod asks for, by the rule of filter."""
+        """Return True if the cards of a node can take a pod, by the rules of filter."""
         if record.charged is None:
             return True
         nodes = self._state.nodes
@@ -446,7 +448,7 @@ def _get_shunning_key(pod: _Pod) -> tuple[str, bytes]:
 
 
 def _waits_untried(pod: HostPod) -> bool:
-    """Tell whether a pod waits for another scheduler than ours, which has not said anything of it yet."""
+    """Return True if a pod waits for another scheduler, which has not reported on it yet."""
     if pod.spec.node_name or pod.spec.scheduling_gates or is_requeued(pod):
         return False
     if pod.spec.scheduler_name == BATCH_SCHEDULER or pod.metadata.deletion_timestamp is not None:
@@ -455,7 +457,7 @@ def _waits_untried(pod: HostPod) -> bool:
 
 
 def _was_tried(pod: HostPod) -> bool:
-    """Tell whether a scheduler has said that it found no node for a pod."""
+    """Return True if a scheduler has reported that it found no node for a pod."""
     conditions = pod.status.conditions or ()
     return any(each.type == "PodScheduled" and each.reason == "Unschedulable" for each in conditions)
 

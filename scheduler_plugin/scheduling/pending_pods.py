@@ -32,7 +32,7 @@ class PendingPods:
         self._counted_at = float("-inf")
 
     def report_to_policies(self, now: float) -> None:
-        """Tell the policies who waits, unless that was a moment ago.
+        """Report the waiting pods to the policies, unless that was done a moment ago.
 
         Args:
             now: Seconds.
@@ -62,7 +62,7 @@ class PendingPods:
         return self._state.get_assumed(pod.uid) is None
 
     def _make_policy_request(self, pod: PodRecord) -> PolicyRequest | None:
-        """Make a pod's request; None where it waits for its own name of a policy that does not exist."""
+        """Make a pod's request; None if it names a policy that does not exist."""
         if pod.request is None:
             return PolicyRequest(pod.cpu_milli, pod.memory_bytes, (), other_resources=pod.other_resources)
         try:

@@ -1,6 +1,6 @@
 """Scores of nodes, and the cards of a pod on one node, as the policies give them.
 
-Cards are chosen by the node policy where that knows better and finds any, else by the card policy.
+Cards are chosen by the node policy if it chooses cards and finds some, else by the card policy.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ def place_by_policy(
     """Choose cards for every demand of a pod on one node.
 
     Returns:
-        The placement, None where the pod does not fit.
+        The placement, None if the pod does not fit.
 
     Raises:
-        PolicyError: what a policy gives is no cards, or no costs (that of allocator).
+        PolicyError: a policy returns invalid cards, or (allocator's error) invalid costs.
     """
     if not isinstance(policy, CardChooser) or not node_policy_chooses(query.policy_request.card_policy):
         return place_by_card_policy(nodes, row, query)
@@ -65,7 +65,7 @@ def place_by_policy(
 def _prefer_near_cards(
     nodes: NodeArrays, row: int, ask: PolicyRequest, chosen: Sequence[Sequence[int]]
 ) -> Sequence[Sequence[int]]:
-    """Prefer cards that lie near each other, of those that are the same to the node policy."""
+    """Prefer cards near each other among those that are equal for the node policy."""
     count = int(nodes.cards[row])
     several = len(chosen) > 1 or any(len(cards) > 1 for cards in chosen)
     if not several or not (nodes.links[row] or (nodes.numa[row, :count] >= 0).any()):
@@ -85,7 +85,7 @@ def score_nodes(
         rows: intp[m], rows that fit.
 
     Raises:
-        PolicyError: what the policy gives is no scores.
+        PolicyError: the policy returns invalid scores.
     """
     rules = query.policy_request.rules
     if rules.same_model and nodes.mixed_models.any() and (mixed := nodes.mixed_models[rows]).any():
@@ -107,13 +107,13 @@ def score_nodes(
 
 
 def _score_by_cards(policy: NodePolicy, nodes: NodeArrays, query: SchedulingRequest, row: RowArray) -> float:
-    """Score one node by the cards that the pod would get there; inf where it gets none."""
+    """Score one node by the cards that the pod would get there; inf if it gets none."""
     ask = _make_request_for_cards(nodes, query, int(row[0]))
     return np.inf if ask is None else float(compute_scores(policy, nodes, ask, row)[0])
 
 
 def compute_scores(policy: NodePolicy, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
-    """Ask a policy for scores in units, and check that they are one number a row.
+    """Ask a policy for scores in units, and check that there is one number for each row.
 
     Raises:
         PolicyError: they are not.
@@ -133,7 +133,7 @@ def compute_scores(policy: NodePolicy, view: ClusterView, ask: PolicyRequest, ro
 def _choose_cards(
     policy: CardChooser, nodes: NodeArrays, ask: PolicyRequest, row: int
 ) -> Sequence[Sequence[int]] | None:
-    """Ask a policy for a pod's cards, and check that each demand has so many different ones with room.
+    """Ask a policy for a pod's cards, and check that each demand got its number of different, free cards.
 
     Raises:
         PolicyError: they have not.
@@ -171,7 +171,8 @@ def make_learning_request(nodes: NodeArrays, query: SchedulingRequest, rows: Row
 def _make_request_for_cards(nodes: NodeArrays, query: SchedulingRequest, row: int) -> PolicyRequest | None:
     """Make the request for a node whose cards differ, with the units on each card that the pod would get.
 
-    Largest first, and on no other cards: so a policy that places one after the other finds room for all.
+    Demands are ordered largest first and restricted to these cards, so that a policy that places them one
+    after the other finds room for all.
     """
     placement = place_by_card_policy(nodes, row, query)
     if placement is None:

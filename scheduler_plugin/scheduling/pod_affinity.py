@@ -47,7 +47,7 @@ class AffinityTerm(KubeStruct):
 
 
 def read_terms(raw: Sequence[msgspec.Raw] | None) -> list[AffinityTerm]:
-    """Read terms, without those that cannot be read; `AffinityTerm.is_readable` marks the unchecked ones."""
+    """Read terms, skipping malformed ones; those that cannot be evaluated are not `is_readable`."""
     found = []
     for each in raw or ():
         try:
@@ -83,7 +83,7 @@ class Neighbour(NamedTuple):
     Attributes:
         pod: The pod.
         labels: Labels of its node.
-        shuns: Terms of its required anti-affinity.
+        shuns: Its required anti-affinity terms.
     """
 
     pod: PodLite

@@ -257,7 +257,7 @@ class ReservationPlanner:
 def _take_first(
     able: list[tuple[int, int, int]], count: int, models: Sequence[int] | None
 ) -> list[tuple[int, int, int]]:
-    """Take the first so many cards; with `models`, by card, those of the one model that lacks the least."""
+    """Take the first `count` cards; with `models` (by card), of the model that lacks the fewest units."""
     if models is None or count == 1:
         return able[:count]
     groups: dict[int, list[tuple[int, int, int]]] = {}

@@ -366,7 +366,7 @@ class AdmissionCycle:
         }
 
     def _is_able(self, needs: Needs) -> bool:
-        """Tell whether workloads with these needs fit somewhere, or room is kept for one, fit or not."""
+        """Return True if workloads with these requirements fit somewhere, or one has a reservation."""
         able = self._able.get(needs)
         if able is None:
             reserved, admission = needs in self._reserved, self._admission
@@ -497,7 +497,7 @@ class AdmissionCycle:
         return self._admission.queues.allows_units(queue, least, oldest.uid)
 
     def _find_rows(self, queue: str, group: WorkloadGroup[Needs]) -> tuple[BoolArray, bool]:
-        """Find the rows where a group's oldest workload fits, a gang by its first pod; tell if any does."""
+        """Find the rows where a group's oldest workload (a gang's first pod) fits, and whether any does."""
         requirements = self._get_first_requirements(group.key.requirements)
         return self._find_fitting_rows(
             requirements, self._get_reserved_uid(group), self._compute_most(queue, group)

@@ -85,7 +85,7 @@ class Gangs:
             self.equivalence_backoff.record_admission(gang, now)
 
     def record_unschedulable(self, pod: QueuedPod, now: float) -> None:
-        """kube-scheduler found no node for an admitted pod: its gang keeps its room, others like it wait."""
+        """Record that kube-scheduler found no node for a pod: its gang stays, equivalent gangs wait."""
         self._record_gang_refusal(self._known[pod.gang], now)
 
     def find_again(self, now: float) -> None:

@@ -50,7 +50,7 @@ class QueueChargeRules(ChargeRules):
     """The accounting of a process that admits pods and leaves their Bindings to others."""
 
     def is_binding_stale(self, assumed: AssumedPod, pod: PodRecord) -> bool:  # noqa: ARG002
-        """Return False: an admitted pod keeps its cards whatever changes about it; the queue ends that."""
+        """Return False: an admitted pod keeps its cards, whatever changes, until the queue frees them."""
         return False
 
 
@@ -474,7 +474,7 @@ class Queue:
                     self._place_in_queue(other)
 
     def _place_again(self, uid: str, now: float) -> bool:
-        """Take room for an admitted pod that has none and is not bound; whether it needs none any more."""
+        """Assume an admitted pod that is assumed nowhere; return True if it needs no place any more."""
         pod = self.queued_pods.get(uid)
         if pod is None or pod.requirements is None or pod.phase is not Phase.ADMITTED:
             return True

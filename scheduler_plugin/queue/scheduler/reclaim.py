@@ -215,7 +215,7 @@ class Reclaimer:
                 yield search
 
     def _was_refused(self, uid: str, now: float) -> bool:
-        """Tell whether nobody goes yet for a workload: kube-scheduler refused it, or one like it."""
+        """Return True if no pod is evicted for a workload yet: an equivalent one was refused."""
         template = self._get_refused_template(uid)
         if template is not None and not self._refused.count_refusals(template):
             self._refused.record_refusal(template, now)

@@ -146,6 +146,6 @@ def _can_be_removed(pod: QueuedPod) -> bool:
 
 
 def _mark_first(requeue: Requeue) -> Requeue:
-    """Say whether it is the first of its admission: what has lost its room is removed later, perhaps."""
+    """Mark whether it is the first requeue of its admission: the same pod may be removed later."""
     first, requeue.queued_pod.is_requeued = not requeue.queued_pod.is_requeued, True
     return replace(requeue, is_first=first)

@@ -210,7 +210,7 @@ class ReservationManager:
         return {}
 
     def _mask_within(self, more: int) -> Callable[[PodRequirements], BoolArray]:
-        """Make a filter: rows where a pod counts for at most so many units over the least: bool[R]."""
+        """Make a filter of rows, bool[R]: a pod's charge exceeds its smallest by at most `more` units."""
         amounts = self._admission.quota_usage
         everywhere = np.ones(self._admission.capacity.state.nodes.row_count, dtype=np.bool_)
         return lambda requirements: amounts.mask_within(
