@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-from rich.style import Style
 
 from deviceplugin.check import can_serve
 from deviceplugin.gpus.api.check_finding import CheckFinding
 from deviceplugin.proof.report import ProofReport
-from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, align_columns
+from gpupack.inventory.grid import Cell, Line, align_columns
+from gpupack.terminal import Style
 from kubeapi.errors import make_printable
 
-_GOOD: Final = PLAIN
-_DOUBTFUL: Final = Style(color="yellow")
-_WRONG: Final = Style(color="red")
+_GOOD: Final = Style.PLAIN
+_DOUBTFUL: Final = Style.YELLOW
+_WRONG: Final = Style.RED
 _STYLES: Final = {
     "ok": _GOOD,
     "less": _DOUBTFUL,
@@ -98,7 +98,7 @@ def _proofs(report: ProofReport, uuid: str, *, colour: bool) -> list[str]:
 
 
 def _heading(*titles: str) -> Line:
-    return Line([Cell(title, HEADER) for title in titles])
+    return Line([Cell(title, Style.BOLD) for title in titles])
 
 
 def _row(what: str, verdict: str, *more: str) -> Line:

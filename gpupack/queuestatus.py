@@ -5,11 +5,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
-from rich.cells import cell_len
 
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
-from gpupack.terminal import short_age
+from gpupack.terminal import cell_width, short_age
 from kubeapi.errors import NotFound, ServerError, describe_unreachable, make_printable
 from kubeapi.paths import quote_segment
 from kubeapi.urls import find_proxy
@@ -187,10 +186,10 @@ def _gang(pod: WaitExplanation) -> str:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, *([make_printable(cell) for cell in row] for row in rows)]
-    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(header))]
+    widths = [max(cell_width(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(_line(line, widths) for line in lines)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (text + " " * (width - cell_len(text)) for text, width in zip(cells, widths, strict=True))
+    padded = (text + " " * (width - cell_width(text)) for text, width in zip(cells, widths, strict=True))
     return "  ".join(padded).rstrip()

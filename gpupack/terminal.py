@@ -1,7 +1,39 @@
-"""Finds what a terminal can show, and writes ages."""
+"""Finds what a terminal can show, how wide it shows texts and in which colours, and writes ages."""
 
 import os
 import sys
+import unicodedata
+from enum import StrEnum
+from functools import lru_cache
+
+
+class Style(StrEnum):
+    """How a text looks on a terminal: parameters of the control sequence SGR (ECMA-48), separated by `;`."""
+
+    PLAIN = ""
+    BOLD = "1"
+    RED = "31"
+    GREEN = "32"
+    YELLOW = "33"
+    DIM_RED = "2;31"
+
+    def render(self, text: str) -> str:
+        return f"\x1b[{self}m{text}\x1b[0m" if self and text else text
+
+
+@lru_cache(4096)
+def cell_width(text: str) -> int:
+    """Count the columns that a terminal needs for a text that can be printed.
+
+    Wide characters of East Asia and emoji take two, marks that are put on the character before them none.
+    """
+    if text.isascii():
+        return len(text)
+    columns = 0
+    for character in text:
+        if not unicodedata.category(character).startswith("M"):
+            columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return columns
 
 
 def wants_colour() -> bool:

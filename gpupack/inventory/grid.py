@@ -1,18 +1,10 @@
-"""Lines of cells that are padded to common widths.
-
-By hand rather than in a `rich` table, which takes 16 s for the 40 000 cards of 5 000 nodes.
-"""
+"""Lines of cells that are padded to common widths."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rich.cells import cell_len
-from rich.style import Style
-
-HEADER: Final = Style(bold=True)
-PLAIN: Final = Style()
-ERROR: Final = Style(color="red")
+from gpupack.terminal import Style, cell_width
 
 _GAP: Final = "  "
 
@@ -22,7 +14,7 @@ class Cell:
     """A text and how it looks on a terminal."""
 
     text: str
-    style: Style = PLAIN
+    style: Style = Style.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +31,7 @@ def align_columns(lines: Iterable[Line], *, colour: bool) -> Iterator[str]:
     widths: list[int] = []
     for line in kept:
         for column, cell in enumerate(line.cells):
-            width = cell_len(cell.text)
+            width = cell_width(cell.text)
             if column == len(widths):
                 widths.append(width)
             elif width > widths[column]:
@@ -50,7 +42,7 @@ def align_columns(lines: Iterable[Line], *, colour: bool) -> Iterator[str]:
         blanks = ""
         for cell, width in zip(line.cells, widths, strict=False):
             parts += [blanks, cell.style.render(cell.text) if colour else cell.text]
-            blanks = " " * (width - cell_len(cell.text)) + _GAP
+            blanks = " " * (width - cell_width(cell.text)) + _GAP
         if line.tail:
-            parts += [blanks, ERROR.render(line.tail) if colour else line.tail]
+            parts += [blanks, Style.RED.render(line.tail) if colour else line.tail]
         yield "".join(parts)

@@ -5,23 +5,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rich.style import Style
-
 from allocator.names import MIB_PER_GIB
 from deviceplugin.gpus.api.telemetry import IDLE, NO_TELEMETRY, CardTelemetry
 from deviceplugin.gpus.foreign_resources import describe_foreign
 from gpupack.inventory.as_json import format_json
-from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, align_columns
+from gpupack.inventory.grid import Cell, Line, align_columns
 from gpupack.inventory.records import CardRow, NodeRow, Output, PodRow
-from gpupack.terminal import short_age
+from gpupack.terminal import Style, short_age
 from kubeapi.errors import make_printable
 
 _BAR_CELLS: Final = 4
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
-_OUT: Final = Style(color="red", dim=True)
+_OUT: Final = Style.DIM_RED
 # Style from this share of used units upwards.
-_FILLS: Final = ((1.0, Style(color="red")), (0.75, Style(color="yellow")), (0.0, Style(color="green")))
+_FILLS: Final = ((1.0, Style.RED), (0.75, Style.YELLOW), (0.0, Style.GREEN))
 
 _TELEMETRY_TITLES: Final = ("UTIL", "BW", "TEMP", "POWER", "CLOCK", "SLOWED BY")
 
@@ -143,7 +141,7 @@ def _by_pod(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
 
 
 def _titles(*titles: str) -> Line:
-    return Line([Cell(title, HEADER) for title in titles])
+    return Line([Cell(title, Style.BOLD) for title in titles])
 
 
 def _dashes(count: int) -> list[Cell]:
@@ -151,12 +149,12 @@ def _dashes(count: int) -> list[Cell]:
 
 
 def _node_cells(row: NodeRow) -> list[Cell]:
-    return [Cell(row.node), Cell(format_status(row), PLAIN if row.takes_pods else _OUT)]
+    return [Cell(row.node), Cell(format_status(row), Style.PLAIN if row.takes_pods else _OUT)]
 
 
 def _card_cells(row: NodeRow, card: CardRow) -> list[Cell]:
     state = "-" if row.without_daemon else card.state
-    return [Cell(_fill(card), _style(row, card)), Cell(state, PLAIN if state == "ok" else _OUT)]
+    return [Cell(_fill(card), _style(row, card)), Cell(state, Style.PLAIN if state == "ok" else _OUT)]
 
 
 def _inventory_cells(card: CardRow) -> list[Cell]:

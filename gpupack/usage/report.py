@@ -12,7 +12,8 @@ import msgspec
 from allocator.errors import shown
 from allocator.names import MIB_PER_GIB
 from gpupack.errors import InputError
-from gpupack.inventory.grid import HEADER, Cell, Line, align_columns
+from gpupack.inventory.grid import Cell, Line, align_columns
+from gpupack.terminal import Style
 from gpupack.usage.records import Period, PodUse
 
 Output = Literal["table", "csv", "json"]
@@ -156,7 +157,7 @@ def format_report(report: UsageReport, output: Output) -> str:
         for row in (*report.rows, total)
     ]
     lines = [
-        Line([Cell(text, HEADER) for text in head]),
+        Line([Cell(text, Style.BOLD) for text in head]),
         *(Line([Cell(text) for text in line]) for line in body),
     ]
     hours = (report.until - report.since) / 3600

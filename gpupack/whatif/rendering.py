@@ -4,10 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from rich.style import Style
-
-from gpupack.inventory.grid import ERROR, HEADER
-from gpupack.terminal import short_age
+from gpupack.terminal import Style, short_age
 from gpupack.whatif.answers import Advice, ClosestNode, FitAnswer, FitCount, PodCard, PodExplanation
 from kubeapi.errors import make_printable
 from kubeapi.metadata import parse_time
@@ -16,13 +13,13 @@ from scheduler_plugin.scheduling.reasons import format_memory
 _NODES_SHOWN = 10
 
 _STATES: Final = {
-    "fits": Style(color="green"),
-    "running": Style(color="green"),
-    "pending": Style(color="yellow"),
-    "gated": Style(color="yellow"),
-    "ending": Style(color="yellow"),
-    "failed": ERROR,
-    "refused": ERROR,
+    "fits": Style.GREEN,
+    "running": Style.GREEN,
+    "pending": Style.YELLOW,
+    "gated": Style.YELLOW,
+    "ending": Style.YELLOW,
+    "failed": Style.RED,
+    "refused": Style.RED,
 }
 """How the sentence about a pod looks on a terminal, as the rows of `gpupack top` do."""
 _TITLE: Final = re.compile(r"\S.*:")
@@ -35,14 +32,14 @@ def format_why(answer: PodExplanation, *, colour: bool = False, now_s: float | N
     Args:
         now_s: Seconds since the epoch, to write ages of Events in place of times; None: times.
     """
-    return _joined(_why(answer, now_s), _STATES.get(answer.state, Style()) if colour else None)
+    return _joined(_why(answer, now_s), _STATES.get(answer.state, Style.PLAIN) if colour else None)
 
 
 def _joined(lines: Iterable[str], first: Style | None = None) -> str:
     """Join lines; `first` is how the first of them looks, titles are bold then; None: without colours."""
     written = [make_printable(line) if line.strip() else "" for line in lines]
     if first is not None:
-        titles = [HEADER.render(line) if _TITLE.fullmatch(line) else line for line in written[1:]]
+        titles = [Style.BOLD.render(line) if _TITLE.fullmatch(line) else line for line in written[1:]]
         written = [*(first.render(line) for line in written[:1]), *titles]
     return "\n".join(written)
 
@@ -159,7 +156,7 @@ def format_advice(answer: Advice, *, planned: bool = False, colour: bool = False
     Args:
         planned: The moves are about to be made.
     """
-    reached = Style(color="green" if answer.moves or answer.gained or answer.after.pods else "yellow")
+    reached = Style.GREEN if answer.moves or answer.gained or answer.after.pods else Style.YELLOW
     return _joined(_advice(answer, planned), reached if colour else None)
 
 

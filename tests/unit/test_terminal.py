@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gpupack.terminal import takes_control_sequences, wants_colour
+from gpupack.terminal import Style, cell_width, takes_control_sequences, wants_colour
 from scheduler_plugin.simulator.app import _draw_progress_bar
 
 
@@ -45,3 +45,27 @@ def test_a_progress_bar_is_drawn_where_a_line_can_be_written_anew(
     monkeypatch.setenv("TERM", term)
     _draw_progress_bar(1, 2)
     assert ("\r" in stream.getvalue()) is drawn
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("", 0),
+        ("node-1", 6),
+        ("█▎░░ 12/80", 10),
+        ("bücher…", 7),
+        ("日本語", 6),
+        ("ｶﾞ", 2),
+        ("e\u0301", 1),
+        ("カ\u3099", 2),
+        ("🚀 go", 5),
+    ],
+)
+def test_columns_of_a_text(text: str, columns: int) -> None:
+    assert cell_width(text) == columns
+
+
+def test_a_style_ends_with_its_text() -> None:
+    assert Style.DIM_RED.render("out") == "\x1b[2;31mout\x1b[0m"
+    assert Style.RED.render("") == ""
+    assert Style.PLAIN.render("text") == "text"
