@@ -31,6 +31,7 @@ from kubeapi.selectors import Taint
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.host_objects import HostNodeSpec
 from scheduler_plugin.cache.pods import sum_host_requests
+from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 
 HOSTNAME: Final = "kubernetes.io/hostname"
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
@@ -305,12 +306,11 @@ def _empty_node(
         **(others or {}),
         "cpu": f"{cpu_milli}m",
         "memory": str(memory_bytes),
+        "pods": str(DEFAULT_MAX_PODS if pods is None else pods),
         resource_name(unit_mib): str(sum(sizes)),
         PERCENT_RESOURCE: str(2 * WHOLE * len(sizes)),
         **{key: str(value) for key, value in node_resources(words).items()},
     }
-    if pods is not None:
-        amounts["pods"] = str(pods)
     return KubeNode(
         metadata=KubePodMetadata(
             name=name,
@@ -373,7 +373,7 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
         card_set = tuple(sorted(_cards(entry.get("cards"), f"{at}.cards", unit_mib, faults)))
         cpu = _amount(entry, "cpu", at, parse_milli, faults)
         memory = _amount(entry, "memory", at, parse_bytes, faults)
-        pods = entry.get("pods", 110)
+        pods = entry.get("pods", DEFAULT_MAX_PODS)
         if not isinstance(pods, int) or isinstance(pods, bool) or pods < 1:
             faults.append(f"{at}.pods is {shown(pods)}; allowed: a whole number from 1")
             pods = 1

@@ -14,6 +14,7 @@ from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster, read_requested_unit
 from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePodMetadata
 from kubeapi.podstate import is_terminal
+from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 from scheduler_plugin.scheduling.reasons import format_memory
 
 _TIMES: Final = re.compile(r"(.+?)x([1-9][0-9]{0,3})")
@@ -116,7 +117,7 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[KubeNode]:
     sizes = [card.schedulable_mib // cluster.unit_mib for card in cards]
     if not any(sizes):
         raise InputError(f"profile {profile}: no card has {cluster.unit_mib} MiB or more")
-    arrays = cluster.state.nodes
+    arrays, records_by_name = cluster.state.nodes, cluster.state.node_records.values()
     made: list[KubeNode] = []
     number = 0
     while len(made) < count:
@@ -132,6 +133,7 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[KubeNode]:
         amounts: dict[str, str | int] = {
             "cpu": f"{max(_MILLI, int(arrays.cpu_capacity.max(initial=0)))}m",
             "memory": str(max(_BYTES, int(arrays.memory_capacity.max(initial=0)))),
+            "pods": str(max([DEFAULT_MAX_PODS, *(each.pod_capacity for each in records_by_name)])),
             cluster.state.resource: str(sum(sizes)),
             PERCENT_RESOURCE: str(200 * len(sizes)),
             **{key: str(value) for key, value in node_resources(words).items()},

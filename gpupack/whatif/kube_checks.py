@@ -262,7 +262,8 @@ class KubeSchedulerChecks:
             case "memory":
                 return self._used_memory[row] - sum(each.memory_bytes for each in records), self._memory[row]
             case "pods":
-                return self._pod_counts[name] - len(pods), self.get_capacity(name, "pods")
+                record = self._state.node_records[name]
+                return record.pod_count - len(pods), record.pod_capacity
         back = sum(sum_requests(pod, resource, _whole) for pod in pods)
         if is_card_resource(resource):
             left = self.get_sum_left(name, resource)
@@ -350,7 +351,8 @@ class KubeSchedulerChecks:
 
     def get_pods_left(self, name: str) -> int:
         """Return how many more pods a node takes; none where it does not say."""
-        return self.get_capacity(name, "pods") - self._pod_counts[name]
+        record = self._state.node_records[name]
+        return record.pod_capacity - record.pod_count
 
     def get_used_amounts(self, resource: str) -> Counter[str]:
         """Sum up what pods of every node ask of a resource that is not ours; of those see `sums`."""
@@ -371,10 +373,6 @@ class KubeSchedulerChecks:
     def _counts(self, uid: str) -> bool:
         record = self._state.pods.get(uid)
         return record is not None and not record.ended
-
-    @cached_property
-    def _pod_counts(self) -> Counter[str]:
-        return Counter(pod.spec.node_name for pod in self._running_pods)
 
     @cached_property
     def _neighbours(self) -> list[Neighbour]:

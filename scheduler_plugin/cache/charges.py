@@ -6,9 +6,12 @@ needed. All rules are pure; time is an argument.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
+from allocator.errors import QuantityError
 from allocator.podcards import ByPosition, charged_units
+from allocator.quantity import parse_bytes
 from allocator.records import Assignment
 from allocator.request import PodRequest
 from scheduler_plugin.cache.claim_charges import AllocatedClaim, ClaimTombstone, HeldClaims
@@ -116,6 +119,8 @@ class NodeRecord:
         memory_bytes: Bytes of host memory that they request.
         other_resources: Amounts of further resources that they request, by name.
         allocatable: Amounts of further resources that the Node has, as written there.
+        pod_count: How many bound pods of any kind it has.
+        pod_capacity: How many it takes in all, 0 where the Node does not say.
     """
 
     name: str
@@ -141,15 +146,22 @@ class NodeRecord:
     memory_bytes: int = 0
     other_resources: dict[str, int] = field(default_factory=dict)
     allocatable: tuple[tuple[str, str | int], ...] = ()
+    pod_count: int = 0
+    pod_capacity: int = 0
 
     def count_requests(self, pod: PodRecord, times: int) -> None:
         """Add `times` times what a bound pod requests; -1 subtracts it."""
+        self.pod_count += times
         self.cpu_milli += times * pod.cpu_milli
         self.memory_bytes += times * pod.memory_bytes
         for name, amount in pod.other_resources:
             self.other_resources[name] = self.other_resources.get(name, 0) + times * amount
             if not self.other_resources[name]:
                 del self.other_resources[name]
+
+    def get_other_amounts(self, resource: str) -> tuple[int, int]:
+        """Return what bound pods request of a further resource, and how much the Node has of it."""
+        return self.other_resources.get(resource, 0), read_amount(dict(self.allocatable).get(resource, 0))
 
     def read_held_claims(self) -> HeldClaims:
         return HeldClaims(self.held_claims, self.uuids, self.sizes, self.seen_version)
@@ -170,9 +182,7 @@ class NodeRecord:
             or self.tombstones
             or self.claims
             or self.claim_tombstones
-            or self.cpu_milli
-            or self.memory_bytes
-            or self.other_resources
+            or self.pod_count
         )
 
 
@@ -284,3 +294,12 @@ class ChargeRules:
                 uid: known for uid, known in record.charged_cards.items() if uid in counted
             }
         return totals
+
+
+@lru_cache(maxsize=1024)
+def read_amount(value: str | int) -> int:
+    """Read how much a node has; an amount that cannot be read counts as 0."""
+    try:
+        return max(0, parse_bytes(value))
+    except QuantityError:
+        return 0

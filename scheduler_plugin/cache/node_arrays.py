@@ -30,6 +30,7 @@ _ROW_ARRAYS: Final = (
     "cpu_used",
     "memory_capacity",
     "memory_used",
+    "pods_left",
     "gpu_capacity",
     "gpu_used",
     "cards",
@@ -94,6 +95,7 @@ class NodeArrays:
         self.cpu_used: LongArray = np.zeros(rows, dtype=np.int64)
         self.memory_capacity: LongArray = np.zeros(rows, dtype=np.int64)
         self.memory_used: LongArray = np.zeros(rows, dtype=np.int64)
+        self.pods_left: LongArray = np.zeros(rows, dtype=np.int64)
         self.gpu_capacity: LongArray = np.zeros(rows, dtype=np.int64)
         self.gpu_used: LongArray = np.zeros(rows, dtype=np.int64)
         self.other_resources: list[str] = []
@@ -172,6 +174,7 @@ class NodeArrays:
         self.exclude_row(row, Exclusion.VACANT)
         self.set_capacity(row, 0, 0)
         self.set_requested(row, 0, 0)
+        self.set_pods_left(row, 0)
         self.set_other_amounts(row, [0] * len(self.other_resources), [0] * len(self.other_resources))
         self.names[row] = ""
         self.quoted[row] = b""
@@ -276,6 +279,13 @@ class NodeArrays:
         if self.cpu_used[row] != cpu_milli or self.memory_used[row] != memory_bytes:
             self.cpu_used[row] = cpu_milli
             self.memory_used[row] = memory_bytes
+            self._count_change(row)
+
+    def set_pods_left(self, row: int, pods: int) -> None:
+        """Set how many more pods of any kind a node takes, at most `_MAX_SUM`; none where it does not say."""
+        pods = min(pods, _MAX_SUM)
+        if self.pods_left[row] != pods:
+            self.pods_left[row] = pods
             self._count_change(row)
 
     def set_other_resources(self, names: Sequence[str]) -> None:

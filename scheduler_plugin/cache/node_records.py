@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from allocator.errors import QuantityError
-from allocator.quantity import parse_bytes
-from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
+from scheduler_plugin.cache.charges import ChargeRules, NodeRecord, read_amount
 from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
 from scheduler_plugin.cache.pods import PodRecord, is_other_resource
 from scheduler_plugin.cache.signals import Signal
@@ -94,6 +92,7 @@ class NodeRecords:
                 record.cpu_milli + sum(pod.cpu_milli for pod in extra),
                 record.memory_bytes + sum(pod.memory_bytes for pod in extra),
             )
+            self.nodes.set_pods_left(record.row, record.pod_capacity - record.pod_count - len(extra))
             if self.nodes.other_resources:
                 self._set_other_amounts(record, extra)
         elif record.is_empty:
@@ -109,7 +108,7 @@ class NodeRecords:
             used = {**used, **{name: used.get(name, 0) + amount for name, amount in pod.other_resources}}
         self.nodes.set_other_amounts(
             record.row,
-            [_read_amount(allocatable.get(name, 0)) for name in names],
+            [read_amount(allocatable.get(name, 0)) for name in names],
             [used.get(name, 0) for name in names],
         )
 
@@ -132,15 +131,6 @@ def read_other_amounts(allocatable: Mapping[str, str | int]) -> tuple[tuple[str,
 @lru_cache(maxsize=1024)
 def _share_amounts(amounts: tuple[tuple[str, str | int], ...]) -> tuple[tuple[str, str | int], ...]:
     return amounts
-
-
-@lru_cache(maxsize=1024)
-def _read_amount(value: str | int) -> int:
-    """Read how much a node has; an amount that cannot be read counts as 0."""
-    try:
-        return max(0, parse_bytes(value))
-    except QuantityError:
-        return 0
 
 
 def _list_assumed_pods(record: NodeRecord) -> list[PodRecord]:

@@ -154,6 +154,7 @@ class ClusterState:
             _read_quantity(allocatable, "memory", recall_bytes),
         )
         record.allocatable = read_other_amounts(allocatable)
+        record.pod_capacity = _read_quantity(allocatable, "pods", recall_bytes)
         offered = read_kubelet_sums({} if serves_claims(node) else allocatable, self.resource)
         if record.kubelet_sums != offered:
             record.kubelet_sums = offered
@@ -199,7 +200,7 @@ class ClusterState:
         self.nodes.remove_node(name)
         self._node_versions.record_deletion(name, version)
         record.row, record.version, record.revision = -1, 0, 0
-        record.allocatable = ()
+        record.allocatable, record.pod_capacity = (), 0
         record.clear_published()
         if not self.rules.keeps_charges_without_node():
             record.pods.clear()

@@ -11,15 +11,12 @@ Pods with anything that is not checked here (volumes, claims, spread, ports) are
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from allocator.errors import QuantityError
 from allocator.names import BATCH_SCHEDULER, PERCENT_RESOURCE
-from allocator.quantity import parse_bytes
 from allocator.request import PodRequest
 from kubeapi.podstate import is_terminal
 from kubeapi.selectors import NodeRules, NodeTraits
@@ -69,16 +66,6 @@ _WORDS: Final = {
 }
 
 _NOT_COUNTED: Final = 1 << 62
-
-_bytes = lru_cache(maxsize=1024)(parse_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """A node's own facts."""
-
-    traits: NodeTraits
-    pods: int
 
 
 class _PodKind(NamedTuple):
@@ -135,14 +122,6 @@ class _Shunning:
     unbound: set[str] = field(default_factory=set)
 
 
-@dataclass(slots=True)
-class _OnNode:
-    """Pods that count on one node."""
-
-    uids: set[str] = field(default_factory=set)
-    nominated: set[str] = field(default_factory=set)
-
-
 class KubernetesChecks:
     """Answers whether kube-scheduler's filters would let a pod run on a node now.
 
@@ -152,9 +131,9 @@ class KubernetesChecks:
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, NodeTraits] = {}
         self._pods: dict[str, _Pod] = {}
-        self._on: dict[str, _OnNode] = {}
+        self._nominated: dict[str, set[str]] = {}
         self._shunning: dict[tuple[str, bytes], _Shunning] = {}
         self._untried: dict[_PodKind, set[str]] = {}
         self._untried_order: list[_PodKind] | None = []
@@ -164,11 +143,9 @@ class KubernetesChecks:
     # What comes in.
 
     def apply_node(self, node: HostNode) -> None:
-        allocatable = node.status.allocatable or {}
-        name = node.metadata.name
-        self._nodes[name] = _Node(
-            NodeTraits(name, node.spec.unschedulable, node.metadata.labels or {}, node.spec.taints or ()),
-            _read_whole(allocatable.get("pods", 0)),
+        spec, metadata = node.spec, node.metadata
+        self._nodes[metadata.name] = NodeTraits(
+            metadata.name, spec.unschedulable, metadata.labels or {}, spec.taints or ()
         )
 
     def delete_node(self, name: str) -> None:
@@ -201,10 +178,8 @@ class KubernetesChecks:
             scheduler=pod.spec.scheduler_name,
             gated=bool(pod.spec.scheduling_gates),
         )
-        if known.node:
-            self._on.setdefault(known.node, _OnNode()).uids.add(uid)
-        elif known.nominated:
-            self._on.setdefault(known.nominated, _OnNode()).nominated.add(uid)
+        if known.nominated:
+            self._nominated.setdefault(known.nominated, set()).add(uid)
         if known.shuns:
             alike = self._shunning.setdefault(_get_shunning_key(known), _Shunning(known))
             if known.node:
@@ -222,13 +197,11 @@ class KubernetesChecks:
             return
         self._forget_shunning(uid, known)
         self._forget_untried(uid, known)
-        at = known.node or known.nominated
-        on = self._on.get(at)
-        if on is not None:
-            on.uids.discard(uid)
-            on.nominated.discard(uid)
-            if not (on.uids or on.nominated):
-                del self._on[at]
+        if known.nominated:
+            nominated = self._nominated[known.nominated]
+            nominated.discard(uid)
+            if not nominated:
+                del self._nominated[known.nominated]
 
     def replace(self, nodes: Sequence[HostNode] | None, pods: Sequence[HostPod] | None, now: float) -> None:
         """Take complete lists; None: of that kind nothing is new.
@@ -271,22 +244,22 @@ class KubernetesChecks:
             return "the node is gone"
         return (
             self._find_lasting_rejection(pod, node)
-            or self._find_short_resource(record, uid, name, node, margin)
+            or self._find_short_resource(record, uid, name, margin)
             or self._find_shunned(pod, uid, record.priority, node)
             or self._find_preceding(record, uid, name, node, now)
         )
 
-    def _find_lasting_rejection(self, pod: _Pod, node: _Node) -> str:
+    def _find_lasting_rejection(self, pod: _Pod, node: NodeTraits) -> str:
         """Find what the node itself says that rejects the pod."""
-        found = find_node_rejection(node.traits, pod.rules, pod.rules.tolerates)
+        found = find_node_rejection(node, pod.rules, pod.rules.tolerates)
         if found is None:
             return ""
         return _WORDS.get(found.reason) or f"taint {found.detail.partition(':')[0].partition('=')[0]}"
 
-    def _find_short_resource(self, record: PodRecord, uid: str, name: str, node: _Node, margin: float) -> str:
+    def _find_short_resource(self, record: PodRecord, uid: str, name: str, margin: float) -> str:
         """Name a requested resource of which the node has not enough left; empty for none."""
         on_node, row = self._state.node_records[name], self._state.nodes.rows[name]
-        nodes, on = self._state.nodes, self._on.get(name)
+        nodes = self._state.nodes
         nominated = [self._state.pods[each] for each in self._nominated_before(record, uid, name)]
         extra = [
             other.pod for each, other in on_node.assumed.items() if each != uid and each not in on_node.pods
@@ -297,7 +270,7 @@ class KubernetesChecks:
         def get_amounts(resource: str) -> tuple[int, int]:
             match resource:
                 case "pods":
-                    return (len(on.uids) if on is not None else 0) + len(extra), node.pods
+                    return on_node.pod_count + len(extra), on_node.pod_capacity
                 case "cpu":
                     used, capacity = on_node.cpu_milli, int(nodes.cpu_capacity[row])
                     return used + sum(pod.cpu_milli for pod in extra) + int(capacity * margin), capacity
@@ -309,9 +282,8 @@ class KubernetesChecks:
                 kept = (pod.charged for pod in nominated if pod.charged is not None)
                 used = sum(each.effective_units for each in kept if each.percent == sums[resource])
                 return used, _NOT_COUNTED if left is None else left
-            used = on_node.other_resources.get(resource, 0)
-            used += sum(dict(pod.other_resources).get(resource, 0) for pod in extra)
-            return used, _read_whole(dict(on_node.allocatable).get(resource, 0))
+            used, capacity = on_node.get_other_amounts(resource)
+            return used + sum(dict(pod.other_resources).get(resource, 0) for pod in extra), capacity
 
         asked = [
             ("pods", 1),
@@ -327,13 +299,12 @@ class KubernetesChecks:
 
     def _nominated_before(self, record: PodRecord, uid: str, name: str) -> Iterator[str]:
         """Give the nominated pods of the node with the same or a larger priority."""
-        on = self._on.get(name)
-        for each in on.nominated if on is not None else ():
+        for each in self._nominated.get(name, ()):
             other = self._state.pods.get(each)
             if each != uid and other is not None and other.priority >= record.priority:
                 yield each
 
-    def _find_shunned(self, pod: _Pod, uid: str, priority: int, node: _Node) -> str:
+    def _find_shunned(self, pod: _Pod, uid: str, priority: int, node: NodeTraits) -> str:
         """Whether some pod's required anti-affinity keeps this one away.
 
         Where labels of a namespace would tell, it does.
@@ -345,8 +316,8 @@ class KubernetesChecks:
                 continue
             others = alike.unbound - {uid}
             for at in {*alike.bound, *(self._place(each, self._pods[each], priority) for each in others)}:
-                of_node = self._nodes[at].traits.labels if at in self._nodes else {}
-                if are_near(terms, of_node, node.traits.labels):
+                of_node = self._nodes[at].labels if at in self._nodes else {}
+                if are_near(terms, of_node, node.labels):
                     return OTHERS_ANTI_AFFINITY
         return ""
 
@@ -368,7 +339,7 @@ class KubernetesChecks:
         record = self._state.pods.get(uid)
         return pod.nominated if record is not None and record.priority >= priority else ""
 
-    def _find_preceding(self, record: PodRecord, uid: str, name: str, node: _Node, now: float) -> str:
+    def _find_preceding(self, record: PodRecord, uid: str, name: str, node: NodeTraits, now: float) -> str:
         """Say that a larger-priority pod that is still untried would fit here; empty if there is none."""
         if self._untried_order is None:
             self._untried_order = sorted(self._untried, key=lambda kind: -kind.priority)
@@ -383,7 +354,7 @@ class KubernetesChecks:
             pod, other = self._pods[other_uid], self._state.pods[other_uid]
             if (
                 not self._find_lasting_rejection(pod, node)
-                and not self._find_short_resource(other, other_uid, name, node, 0.0)
+                and not self._find_short_resource(other, other_uid, name, 0.0)
                 and self._has_cards(other, name)
             ):
                 return "a pod of larger priority waits for the node"
@@ -460,11 +431,3 @@ def _was_tried(pod: HostPod) -> bool:
     """Return True if a scheduler has reported that it found no node for a pod."""
     conditions = pod.status.conditions or ()
     return any(each.type == "PodScheduled" and each.reason == "Unschedulable" for each in conditions)
-
-
-def _read_whole(value: str | int) -> int:
-    """Read an amount; what cannot be read counts as none."""
-    try:
-        return _bytes(value)
-    except QuantityError:
-        return 0

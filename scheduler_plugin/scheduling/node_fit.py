@@ -40,6 +40,9 @@ NEIGHBOURS: Final = "PodAffinity"
 NOT_READY_TAINTS: Final = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 """Keys of the taints of nodes that are not Ready. kube-scheduler goes by them, not by the condition."""
 
+DEFAULT_MAX_PODS: Final = 110
+"""Pods that a kubelet takes where it is not told otherwise (`maxPods` of KubeletConfiguration)."""
+
 ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104  (compared, not listened on)
 
 _REASONS: Final = {"pods": PODS, "cpu": CPU, "memory": MEMORY}

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from scheduler_plugin.simulator.arrivals import Arrival
 
 UNIT_MIB: Final = 1
+_MANY: Final = str(1 << 40)
 """MiB that a unit of the trace stands for in the objects; nothing depends on it."""
 
 
@@ -56,7 +57,14 @@ def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm
         row: Its place in the list, for the UUIDs of its cards.
         locality: Labels that say which data it has, and its rack.
     """
-    resources: Resources = {"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi"}
+    # A trace says neither how many pods a node takes nor what its kubelet offers: the cards decide.
+    resources: Resources = {
+        "cpu": f"{node.cpu_milli}m",
+        "memory": f"{node.memory_mib}Mi",
+        "pods": _MANY,
+        resource_name(UNIT_MIB): _MANY,
+        PERCENT_RESOURCE: _MANY,
+    }
     resources |= {name: str(amount) for name, amount in node.others}
     annotations: dict[str, str] = {}
     if node.cards:

@@ -68,7 +68,22 @@ def random_scene(random: Random, *, pod_level_status: bool = True) -> Scene:
     nodes = [_node(random, f"n{index}") for index in range(NODES)]
     names = [node["metadata"]["name"] for node in nodes]
     bound = [_bound(random, f"b{index}", random.choice(names), pod_level_status) for index in range(BOUND)]
+    _separate_ports(bound)
     return Scene(nodes, bound, [_placed(random, f"p{index}", names) for index in range(PLACED)])
+
+
+def _separate_ports(bound: list[Json]) -> None:
+    """Leave each port of a node to one pod: of more kube-scheduler forgets the port when the first ends."""
+    taken: set[tuple[str, int]] = set()
+    for pod in bound:
+        spec = pod["spec"]
+        for container in (*spec["containers"], *spec["initContainers"]):
+            kept = []
+            for port in container.get("ports", ()):
+                key = (spec["nodeName"], port["hostPort"])
+                kept += [] if key in taken else [port]
+                taken.add(key)
+            container["ports"] = kept
 
 
 # Nodes.

@@ -166,7 +166,7 @@ def test_the_number_of_pods_counts() -> None:
     assert world.rejection() == ""
     world.pod("bound", 0, node="n", cpu="0", memory="0")
     assert world.rejection() == "too many pods"
-    world.checks.delete_pod("uid-bound")
+    world.pod("bound", 0, node="n", cpu="0", memory="0", phase="Succeeded")
     assert world.rejection() == ""
 
 

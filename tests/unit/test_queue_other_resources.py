@@ -27,10 +27,11 @@ def test_a_pod_goes_where_it_is_left() -> None:
     world.pod("s", containers=asks(5), created=4)
     assert where(world) == {"p": "n2", "q": "n2"}
     told = {each.name: (each.reason, each.message) for each in explain_waiting(world.queue, world.now)}
-    allowed = f"it needs 1 units on one card, on a node that its rules, processor, memory and {NIC} allow"
+    others = f"its rules, processor, memory, {NIC} and number of pods"
+    allowed = f"it needs 1 units on one card, on a node that {others} allow"
     assert told["r"] == ("NoRoom", f"{allowed}: none has that")
     assert told["s"][0] == "NeverFits"
-    assert f"processor, memory and {NIC} allow no node" in told["s"][1]
+    assert f"processor, memory, {NIC} and number of pods allow no node" in told["s"][1]
 
 
 def test_another_configuration_counts_it_from_then_on() -> None:

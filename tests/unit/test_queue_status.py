@@ -179,7 +179,10 @@ queues:
             "queues: [{name: a}]",
             {"units": 8, "cpu": "41"},
             "NeverFits",
-            f"it needs 8 GiB, and its rules, processor and memory allow no node with such cards, {ENDED}",
+            (
+                "it needs 8 GiB, and its rules, processor, memory and number of pods allow no node"
+                f" with such cards, {ENDED}"
+            ),
         ),
         (
             LIMITED,
@@ -231,7 +234,7 @@ def test_what_can_never_run_is_told_apart_from_what_waits_for_room(config, more,
             {"units": 4, "cpu": "40"},
             (
                 "it needs 4 units on one card, "
-                "on a node that its rules, processor and memory allow: none has that"
+                "on a node that its rules, processor, memory and number of pods allow: none has that"
             ),
         ),
     ],

@@ -73,7 +73,7 @@ class QueuePodCondition(Condition):
     """QueuePodCondition is an item of `status.conditions`."""
 
     message: str = ""
-    last_transition_time: str = ""
+    last_transition_time: str | None = None
 
 
 class QueueStatus(PodLiteStatus):
@@ -211,7 +211,9 @@ def read_queue_info(pod: QueuePod) -> PodQueueInfo:
         ending=meta.deletion_timestamp is not None,
         grace_s=float(meta.deletion_grace_period_seconds or 0),
         unschedulable=_read_unschedulable(condition),
-        scheduled=(parse_time(condition.last_transition_time) or 0.0) if condition.status == "True" else 0.0,
+        scheduled=(parse_time(condition.last_transition_time or "") or 0.0)
+        if condition.status == "True"
+        else 0.0,
         affinity=_read_affinities(pod),
         pinned_nodes=_list_named_nodes(read_pod_node_rules(pod).terms) if POD_PLANNED in annotations else (),
         annotated=bool(meta.annotations),
@@ -314,4 +316,4 @@ def _read_name(annotations: Mapping[str, str], key: str) -> tuple[str, str]:
 def _read_unschedulable(condition: QueuePodCondition) -> str:
     if condition.status != "False" or condition.reason != "Unschedulable" or REQUEUED in condition.message:
         return ""
-    return f"{condition.last_transition_time} {condition.message}"
+    return f"{condition.last_transition_time or ''} {condition.message}"

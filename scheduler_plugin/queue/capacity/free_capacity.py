@@ -23,6 +23,7 @@ from scheduler_plugin.queue.capacity.reservations import NodeReservations, Queue
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_pods
+from scheduler_plugin.scheduling.node_fit import list_shortages
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy, score_nodes
 from scheduler_plugin.scheduling.policies.registry import Picker, is_scored_by_row
 from scheduler_plugin.scheduling.ranking import rank_best
@@ -433,7 +434,9 @@ class FreeCapacity:
         """Find the rows where a pod fits, ignoring kube-scheduler's sum of the node."""
         nodes = self.state.nodes
         fits = filter_nodes(nodes, query, rows)
-        fits &= mask_host_fits(nodes, requirements.host, rows)
+        fits &= mask_host_fits(nodes, requirements.host, rows) & (nodes.pods_left[rows] > 0)
+        if requirements.others:
+            fits[fits] = [self._has_others(requirements, nodes.names[row]) for row in rows[fits]]
         able = rows[fits]
         # What a few rows allow costs less than what all do; of many rows it is remembered.
         if len(able) > FEW_ROWS:
@@ -444,6 +447,12 @@ class FreeCapacity:
             )
         fits[fits] = allowed
         return fits
+
+    def _has_others(self, requirements: PodRequirements, name: str) -> bool:
+        """Tell whether enough of further resources is left; what a DeviceClass may serve counts as enough."""
+        record = self.state.node_records[name]
+        short = list_shortages(requirements.others, record.get_other_amounts)
+        return not any(each.shortage is not None and each.shortage.is_decided for each in short)
 
     def make_query(self, requirements: PodRequirements) -> SchedulingRequest:
         return self._get_fit_mask(requirements).query

@@ -328,7 +328,7 @@ def _explain_no_node_ever(queue: Queue, requirements: PodRequirements) -> str:
     closest = FilterReason.from_code(min(codes.tolist()))
     what = f"it needs {format_demands(demands, queue.state.unit_mib)}"
     if closest is FilterReason.NOT_FREE:
-        others = _describe_other_needs(queue, requirements)
+        others = _describe_other_needs(requirements)
         why = f"{what}, and its rules, {others} allow no node with such cards,"
     else:
         said = format_event_text(closest, demands, queue.state.unit_mib, requirements.request.rules)
@@ -458,7 +458,7 @@ def _explain_no_capacity(queue: Queue, requirements: PodRequirements) -> str:
     if able.size:
         if queue.capacity.lacks_sum(requirements, able):
             return f"it needs {need}; {BY_SUM}"
-        return f"it needs {need}{BY_RULES} {_describe_other_needs(queue, requirements)} allow: none has that"
+        return f"it needs {need}{BY_RULES} {_describe_other_needs(requirements)} allow: none has that"
     free = nodes.free[usable].astype(np.int64)
     if query.policy_request.admits is not None:
         free = np.where(query.policy_request.admits[usable], free, 0)
@@ -477,10 +477,9 @@ def _explain_no_capacity(queue: Queue, requirements: PodRequirements) -> str:
     return f"it needs {need}; the largest free card{admitted} has {largest}"
 
 
-def _describe_other_needs(queue: Queue, requirements: PodRequirements) -> str:
-    """Name what a pod needs beside cards, as far as the queue counts it."""
-    others = [name for name, _ in requirements.others if name in queue.state.nodes.other_resources]
-    names = ["processor", "memory", *others]
+def _describe_other_needs(requirements: PodRequirements) -> str:
+    """Name what a pod needs beside cards."""
+    names = ["processor", "memory", *(name for name, _ in requirements.others), "number of pods"]
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -1,0 +1,60 @@
+"""What kube-scheduler counts on a node beside cards, cpu and memory keeps a pod of the queue waiting, too."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from scheduler_plugin.queue.cache.pods import QueuePod, read_queue_info
+from tests.cluster_builders import pod_object
+from tests.queue_world import ONE_QUEUE, QueueWorld
+
+NIC = "example.com/nic"
+
+
+@pytest.mark.parametrize("pods", ["1", ""])
+def test_a_node_that_takes_no_more_pods_takes_none_of_the_queue(pods: str) -> None:
+    world = QueueWorld(ONE_QUEUE)
+    world.node("n1", (16, 16), resources={"pods": pods or "0"})
+    world.pod("first", 4)
+    assert world.admitted() == (["first"] if pods else [])
+    world.pod("second", 4)
+    assert world.admitted() == []
+
+
+def test_a_pod_without_requests_takes_a_place_and_gives_it_back() -> None:
+    world = QueueWorld(ONE_QUEUE)
+    world.node("n1", (16, 16), resources={"pods": "1"})
+    other: dict[str, Any] = pod_object("other", 0, node="n1", containers=[{"name": "main"}], version=5)
+    world.state.apply_pod(msgspec.convert(other, QueuePod), 0.0)
+    world.pod("waiting", 4)
+    assert world.admitted() == []
+    world.state.delete_pod(msgspec.convert(other, QueuePod), "6", 0.0)
+    assert world.admitted() == ["waiting"]
+
+
+@pytest.mark.parametrize(
+    ("resource", "offered", "fits"),
+    [
+        pytest.param(NIC, "1", True, id="offered"),
+        pytest.param(NIC, "0", True, id="a-DeviceClass-may-serve-it"),
+        pytest.param("hugepages-2Mi", "0", False, id="no-DeviceClass-can"),
+    ],
+)
+def test_further_resources_must_be_left_unless_a_device_class_may_serve_them(
+    resource: str, offered: str, fits: bool
+) -> None:
+    world = QueueWorld(ONE_QUEUE)
+    world.node("n1", (16, 16), resources={resource: offered})
+    asks = {"name": "main", "resources": {"limits": {resource: "1", "gpupack.io/gpu-memory-gib": "4"}}}
+    world.pod("waiting", 4, containers=[asks])
+    assert world.admitted() == (["waiting"] if fits else [])
+
+
+def test_a_condition_without_a_time_is_read() -> None:
+    raw: dict[str, Any] = pod_object("p", 4)
+    raw["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "full"}
+        | {"lastTransitionTime": None}
+    ]
+    assert read_queue_info(msgspec.convert(raw, QueuePod)).unschedulable == " full"
