@@ -269,7 +269,12 @@ class ClaimService:
     async def _take(self, namespace: str, name: str, uid: str) -> PreparedClaim:
         claim, shares, pod, item = await self._read_all(namespace, name, uid)
         self._refuse_beside_unread(f"claim {namespace}/{name}", uid)
-        problem = self._problem(item, shares)
+        known = self._prepared.get(uid)
+        if known is not None:
+            return known  # its file could be read meanwhile
+        # A claim whose file cannot be read has its shares, room or no room.
+        has_shares = uid in self._prepared.unread_uids
+        problem = None if has_shares else self._problem(item, shares)
         until_s = self._account.now_s() + self._room_wait_s
         while problem is not None:
             left_s = until_s - self._account.now_s()
@@ -300,12 +305,10 @@ class ClaimService:
         return prepared
 
     def _refuse_beside_unread(self, what: str, uid: str) -> None:
-        """Refuse while it is not known what others have; a claim's own file is about to be replaced."""
-        unread = self._prepared.unread_uids
-        if unread == {uid}:
-            self._prepared.remove(uid)
+        """Refuse a new claim while it is not known what others have."""
         self._account.read_checkpoint()
-        if self._prepared.unread_uids:
+        unread = self._prepared.unread_uids
+        if unread and uid not in unread:
             raise AllocationRefusedError("not-ready", f"{what}: {self._account.checkpoint_problem}")
 
     async def _read_all(
@@ -411,20 +414,22 @@ class ClaimService:
         )
 
     def _ids(self, runtime_uid: str, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
-        """Name the lowest units of each card that nobody has, but for what the pod has let go itself."""
+        """Name the lowest units of each card that nobody has, but for what the pod has let go itself.
+
+        The ledger lacks the prepared claims while the file of one cannot be read.
+        """
         accounts = self._account.ledger.accounts
-        taken = {
-            text
-            for uid, account in accounts.pods.items()
-            for ids in (account.checkpoint_ids if uid == runtime_uid else account.known_ids).values()
-            for text in ids
-        }
+        taken = {text for claim in self._prepared for ids in claim.ids.values() for text in ids}
+        for uid, account in accounts.pods.items():
+            if uid != runtime_uid:
+                taken.update(*account.known_ids.values())
         found: dict[ClaimShare, list[str]] = {}
         for share in shares:
             every = (device_id(share.uuid, slot) for slot in range(accounts.cards[share.uuid].size_units))
-            free = [text for text in every if text not in taken][: share.units]
-            taken.update(free)
-            found[share] = free
+            # Units that others have too count twice: that is for claims that were not asked for room.
+            chosen = sorted(every, key=taken.__contains__)[: share.units]
+            taken.update(chosen)
+            found[share] = chosen
         return found
 
 

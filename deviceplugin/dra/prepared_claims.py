@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from allocator.errors import DeviceIdError, shown
 from allocator.ids import parse_device_id
 from allocator.ledger import CheckpointEntry
 from allocator.request import ContainerRequest, PodRequest
@@ -57,6 +58,21 @@ class PreparedClaim(msgspec.Struct, frozen=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(PreparedClaim)
+
+
+def _decode(uid: str, content: bytes) -> PreparedClaim:
+    """Read the file of a claim.
+
+    Raises:
+        ValueError, DeviceIdError: it is none, or that of another claim.
+    """
+    claim = _DECODER.decode(content)
+    if claim.uid != uid:
+        raise ValueError(f"it is that of claim {shown(claim.uid)}")
+    for ids in claim.ids.values():
+        for text in ids:
+            parse_device_id(text)
+    return claim
 
 
 class ClaimEntries:
@@ -101,12 +117,13 @@ class PreparedClaims:
         for uid in sorted(self._unread):
             path = self._path(uid)
             try:
-                self._claims[uid] = _DECODER.decode(path.read_bytes())
+                claim = _decode(uid, path.read_bytes())
             except FileNotFoundError:
                 del self._unread[uid]
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, DeviceIdError) as error:
                 self._unread[uid] = f"prepared claim {path} cannot be read: {error}"
             else:
+                self._claims[uid] = claim
                 del self._unread[uid]
         self._changed()
 
@@ -153,6 +170,7 @@ class PreparedClaims:
 
     def add(self, claim: PreparedClaim) -> None:
         """Count a claim, before its file is written."""
+        self._unread.pop(claim.uid, None)
         self._claims[claim.uid] = claim
         self._changed()
 

@@ -598,13 +598,38 @@ async def test_a_claim_that_cannot_be_read_is_not_none() -> None:
         await until(lambda: world.used == [8, 0], "both claims")
 
 
-async def test_a_claim_that_cannot_be_read_ends_with_its_pod() -> None:
+async def test_claims_that_cannot_be_read_are_prepared_anew_without_asking_for_room() -> None:
+    async with dra_world(8, 8) as world:
+        for name, gib in (("a", 5), ("b", 3)):
+            await world.claim(name, (0, gib))
+            await world.prepare(name)
+        await until(lambda: world.used == [8, 0], "both claims")
+        await world.kill_daemon()
+        for path in (world.kubelet_dir / "plugins" / DRIVER / "claims").glob("*.json"):
+            path.write_bytes(b"")
+        await world.start_daemon(slices=False)
+        ledger = world.daemon.account and world.daemon.account.ledger
+        assert ledger is not None
+        ledger.set_healthy(card(0), False)
+        assert not (await world.prepare("a"))["a"].error, "its containers run, whatever the card says"
+        assert not ledger.is_complete, "it is not known what the other one has"
+        assert not (await world.prepare("b"))["b"].error
+        ledger.set_healthy(card(0), True)
+        await world.claim("c", (1, 1))
+        assert not (await world.prepare("c"))["c"].error
+        await until(lambda: world.used == [8, 1], "all claims")
+
+
+@pytest.mark.parametrize("wrong", [("", ""), ("::", ":"), ('"uid":"', '"uid":"x')])
+async def test_a_claim_that_cannot_be_read_ends_with_its_pod(wrong: tuple[str, str]) -> None:
     async with dra_world(8, 8) as world:
         await world.claim("a", (0, 6))
         await world.prepare("a")
         await world.kill_daemon()
-        _claim_file(world).write_bytes(b"")
+        whole = _claim_file(world).read_text()
+        _claim_file(world).write_text(whole.replace(*wrong) if wrong[0] else "")
         await world.start_daemon(slices=False)
+        assert "prepared claim" in str(world.daemon.account and world.daemon.account.checkpoint_problem)
         world.end_pod("pod-a")
         assert await world.unprepare("a") == {"a": ""}
         await until(lambda: world.used == [0, 0], "nothing is in use")
