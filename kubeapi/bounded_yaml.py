@@ -108,7 +108,7 @@ def _find_repeated_keys(node: yaml.Node, path: str) -> Iterator[str]:
         for key, value in node.value:
             name = str(key.value)[:SHOWN] if isinstance(key, yaml.ScalarNode) else "?"
             place = f"{path}.{name}".lstrip(".")
-            if name in keys and name != "<<":
+            if name in keys:
                 again = f" with {value.value[:SHOWN]!r}" if isinstance(value, yaml.ScalarNode) else ""
                 yield f"{place}: stands again{again}; allowed: once"
             keys.add(name)

@@ -27,6 +27,9 @@ PART_OF_FILES: Final = 4
 """A listening server takes one part in so many of the files that the process may open. The rest is for the
 API server, the kubelet and the disk."""
 
+NEW_PART: Final = 0.25
+"""Part of all connections that is left to clients that were never answered, where others want all of them."""
+
 REQUEST_S: Final = 30.0
 """A client has so long to shake hands and to send a whole request, from its first byte on."""
 IDLE_S: Final = 120.0
@@ -156,8 +159,10 @@ class Connection(asyncio.Protocol):
 class Connections:
     """The connections of one server.
 
-    There are at most `most`. For one more, a connection that waits for its client is ended: who has waited
-    longest of those that were never answered, else of all. So idle and slow clients keep nobody out.
+    There are at most `most`. For one more, a connection that waits for its client is ended: the one that has
+    waited longest of those that were never answered, where these are more than a quarter of `most`, else of
+    those that were answered. So idle and slow clients keep nobody out, and clients that come at the same time
+    do not end each other.
 
     Args:
         make_protocol: Makes the protocol that reads a connection.
@@ -190,11 +195,12 @@ class Connections:
     def admit(self) -> Connection | None:
         """Make room for a client; None where all connections are answering."""
         if len(self._open) >= self.most:
-            waiting = (connection for connection in self._open if not connection.is_answering)
-            last = min(waiting, key=lambda each: (each.was_answered, each.since), default=None)
-            if last is None:
+            waiting = [connection for connection in self._open if not connection.is_answering]
+            if not waiting:
                 return None
-            last.end()
+            new = [connection for connection in waiting if not connection.was_answered]
+            end_answered = len(new) <= self.most * NEW_PART
+            min(waiting, key=lambda each: (each.was_answered != end_answered, each.since)).end()
         connection = Connection(self)
         self._open.add(connection)
         if self._sweep is None:

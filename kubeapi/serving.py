@@ -118,20 +118,21 @@ def _make_guard(connections: Connections) -> Middleware:
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Handle a request once it is here whole; until then its connection may be ended."""
         nonlocal under_way
-        if request.path not in HEALTH and under_way >= most:
-            raise web.HTTPTooManyRequests(
-                text=f"{most} requests are being answered; allowed: no more\n", headers={"Retry-After": "1"}
-            )
         if request.body_exists:
             await _read_body(request)
         connection = connections.by_protocol.get(request.protocol)
-        # A request counts to its end, also where its client goes away.
-        under_way += 1
-        try:
-            with connection.answering() if connection is not None else nullcontext():
+        with connection.answering() if connection is not None else nullcontext():
+            if request.path not in HEALTH and under_way >= most:
+                raise web.HTTPTooManyRequests(
+                    text=f"{most} requests are being answered; allowed: no more\n",
+                    headers={"Retry-After": "1"},
+                )
+            # A request counts to its end, also where its client goes away.
+            under_way += 1
+            try:
                 return await handler(request)
-        finally:
-            under_way -= 1
+            finally:
+                under_way -= 1
 
     return guard
 

@@ -166,6 +166,15 @@ async def test_then_the_one_that_was_answered_longest_ago_is_ended() -> None:
     assert (wire_of_early.aborted, wire.aborted) == (False, True)
 
 
+async def test_clients_that_come_at_the_same_time_do_not_end_each_other() -> None:
+    crowd = Crowd(8)
+    known = [crowd.answered()[1] for _ in range(8)]
+    new = [crowd.connect()[1] for _ in range(3)]
+    assert [each.aborted for each in (*known, *new)] == [*[True] * 3, *[False] * 8]
+    crowd.connect()
+    assert [each.aborted for each in (*known[3:], *new)] == [*[False] * 5, True, False, False]
+
+
 async def test_one_that_is_answered_is_never_ended_and_a_further_client_is_refused() -> None:
     crowd = Crowd(2)
     wires = []

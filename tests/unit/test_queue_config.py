@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
+from kubeapi.bounded_yaml import MOST_BYTES
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.config.queues import (
     QueueConfig,
@@ -284,6 +285,23 @@ async def test_a_file_that_cannot_be_read_for_whatever_reason_changes_nothing(
     path.write_text("queues: [{name: c}]")
     await file.reload(taken.append)
     assert ([list(config.queues) for config in taken], file.fault) == ([["c"]], "")
+
+
+@pytest.mark.parametrize("text", [None, " " * MOST_BYTES + "queues: []"])
+async def test_a_file_that_is_again_as_it_was_has_no_fault(tmp_path: Path, text: str | None) -> None:
+    path, taken = tmp_path / "queues.yaml", list[QueueConfig]()
+    path.write_text("queues: [{name: a}]")
+    file = ConfigFile(str(path))
+    file.load()
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    await file.reload(taken.append)
+    assert file.fault.startswith(f"{path}: ")
+    path.write_text("queues: [{name: a}]")
+    await file.reload(taken.append)
+    assert (taken, file.fault) == ([], "")
 
 
 async def test_the_loop_goes_on_while_a_configuration_is_read(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Answers that are made once for all who ask, and bounds of the work of an HTTP server."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from kubeapi.listening import Connection, Connections
 from kubeapi.serving import SHARED_PARTS, SharedAnswer, serve_health, start_serving
 
 LIMIT_S = 20.0
@@ -74,8 +76,15 @@ async def test_a_failure_is_that_of_all_who_wait_and_the_next_one_is_made() -> N
 async def test_health_is_answered_while_too_many_requests_are(
     monkeypatch: pytest.MonkeyPatch, *, leave: bool
 ) -> None:
-    """Whose client went away is answered all the same, and counts."""
+    """Whose client went away is answered all the same, and counts. Who is refused was answered, too."""
     monkeypatch.setattr("kubeapi.listening.MOST_CONNECTIONS", 8)
+    made: list[Connections] = []
+
+    def connect(make_protocol: Callable[[Connection], asyncio.Protocol]) -> Connections:
+        made.append(Connections(make_protocol))
+        return made[0]
+
+    monkeypatch.setattr("kubeapi.serving.Connections", connect)
     let_go, under_way = asyncio.Event(), asyncio.Semaphore(0)
 
     async def slow(_request: web.Request) -> web.Response:
@@ -102,6 +111,8 @@ async def test_health_is_answered_while_too_many_requests_are(
         async with session.get(f"{url}/slow") as refused:
             assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
             assert await refused.text() == "6 requests are being answered; allowed: no more\n"
+        idle = [each for each in made[0].by_protocol.values() if not each.is_answering]
+        assert [each.was_answered for each in idle] == [True]
         for path, expected in (("/healthz", (200, "ok\n")), ("/readyz", (503, "not yet\n"))):
             async with session.get(url + path) as answer:
                 assert (answer.status, await answer.text()) == expected

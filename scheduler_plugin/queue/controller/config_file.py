@@ -69,6 +69,9 @@ class ConfigFile:
             self._record_fault(QueueConfigError(str(self._path), [fault[:256]]))
             return
         if config is None:
+            if self._text == self.text:
+                # It could not be read for a moment, and is as it was.
+                self.fault = ""
             return
         self.fault, self.text = "", self._text or ""
         log.info("configuration read", path=str(self._path), queues=len(config.queues))

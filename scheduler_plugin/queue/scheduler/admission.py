@@ -21,7 +21,7 @@ from scheduler_plugin.queue.cache.lending import (
 )
 from scheduler_plugin.queue.cache.queues import Queues, QueueState
 from scheduler_plugin.queue.cache.slots import ClusterSlots
-from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WorkloadGroup, WorkloadGroupKey
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WorkloadGroup
 from scheduler_plugin.queue.capacity.candidate_lists import LISTED, OTHERS, CandidateListPlacer
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.locality import Locality
@@ -454,39 +454,6 @@ class AdmissionCycle:
     def mask_near(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R]."""
         return self._admission.mask_near(data)
-
-    def find_idle_slot(self) -> tuple[int, SlotType] | None:
-        """Find an idle slot where an admissible workload fits, of the workload's own type if possible.
-
-        Slots near some workload's data are preferred; those of other nodes are offered if no data is near any
-        slot.
-        """
-        near = self._find_slot(relaxed=False) if self._admission.config.locality.enabled else None
-        return near or self._find_slot(relaxed=True)
-
-    def _find_slot(self, *, relaxed: bool) -> tuple[int, SlotType] | None:
-        nodes, slots = self._admission.capacity.state.nodes, self._admission.slots
-        rows = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in SlotType}
-        seen: set[tuple[WorkloadGroupKey[Needs], int | None]] = set()
-        for queue in self._order:
-            for kind in SlotType:
-                for group in queue.waiting.list_groups(kind):
-                    if not self._is_able(group.key.requirements):
-                        continue
-                    group_key = (group.key, self._compute_most(queue.name, group))
-                    known = group_key in seen and not self._admission.capacity.reservations
-                    if not known and self._is_admissible(queue.name, group):
-                        seen.add(group_key)
-                        where = self._find_rows(queue.name, group)[0]
-                        data = frozenset[str]() if relaxed else group.key.data
-                        if (group.key.requirements, data) not in self._admission.crowded:
-                            rows[kind] |= where & self.mask_near(data) if data else where
-        for row in np.flatnonzero(rows[SlotType.LOCAL] | rows[SlotType.FREE]).tolist():
-            idle = [kind for kind in SlotType if slots.count_idle(nodes.names[row], kind)]
-            own = [kind for kind in idle if rows[kind][row]]
-            if idle:
-                return row, (own or idle)[0]
-        return None
 
     def _is_admissible(self, queue: str, group: WorkloadGroup[Needs]) -> bool:
         """Return True if order and quota allow the group, regardless of capacity."""
