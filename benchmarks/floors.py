@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import uvloop
 
-from allocator.names import QUEUE_GATE
+from allocator.names import QUEUE_GATE, QUEUE_NAME
 from kubeapi.client import KubeClient
 from kubeapi.paths import make_pod_path
 from kubeapi.posting import make_post_client
@@ -56,15 +56,18 @@ class BareClient:
             meta = pod["metadata"]
             namespace, name, uid = meta["namespace"], meta["name"], meta["uid"]
             if pod["spec"].get("schedulingGates"):
-                await client.patch(make_pod_path(namespace, name), release(uid, node), JSON_PATCH)
+                await client.patch(
+                    make_pod_path(namespace, name), release(uid, meta["labels"][QUEUE_NAME], node), JSON_PATCH
+                )
             if self._bind:
                 await client.bind(namespace, name, uid, node, {})
 
 
-def release(uid: str, node: str) -> Any:
-    """The patch that takes the gate of a pod without an affinity away and names its node."""
+def release(uid: str, queue: str, node: str) -> Any:
+    """The patch that takes the gate of a pod of a queue away and names its node; the pod has no affinity."""
     return [
         {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": f"/metadata/labels/{QUEUE_NAME.replace('/', '~1')}", "value": queue},
         {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
         {"op": "remove", "path": "/spec/schedulingGates"},
         {"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": make_node_affinity(node)}},

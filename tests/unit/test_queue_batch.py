@@ -120,4 +120,4 @@ async def test_decisions_come_in_between_while_it_is_said_why_pods_wait() -> Non
 def test_the_benchmark_s_bare_client_writes_what_batch_mode_writes() -> None:
     world = QueueWorld("mode: batch\nqueues: [{name: a}]")
     pod = world.queue.queued_pods[world.pod("p")]
-    assert floors.release(pod.uid, "n") == make_admission_patch(pod, "n")
+    assert floors.release(pod.uid, "a", "n") == make_admission_patch(pod, "n")

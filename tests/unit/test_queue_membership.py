@@ -130,12 +130,27 @@ def test_a_pod_with_a_gate_and_no_label_waits_in_the_queue_of_its_namespace() ->
     assert world.queue.queued_pods[uid].charged_queue == "red"
 
 
-def test_a_placeholder_is_in_no_queue() -> None:
+@pytest.mark.parametrize("label", ["blue", "red"])
+def test_a_pod_that_names_another_queue_while_it_is_admitted_does_not_start_on_its_quota(label: str) -> None:
+    """The API server has the label before the write of the queue that admitted the pod: that is refused."""
+    world = world_of(RED)
+    uid = world.pod("p", 16, queue="shared")
+    assert [member.uid for release in world.queue.admit_workloads(world.now) for member in release.members]
+    world.change(uid, metadata={"labels": {QUEUE_NAME: label}})
+    assert used(world)["shared"] == 16
+    world.queue.record_refused_admission(uid, world.now)
+    assert "shared" not in used(world)
+    assert world.queue.queued_pods[uid].queue_info.queue == label
+
+
+@pytest.mark.parametrize("label", ["", "shared"])
+def test_a_placeholder_is_in_no_queue(label: str) -> None:
     """It asks a cluster autoscaler for a node, and never runs."""
     world = world_of(LABELLED)
     spec = {"schedulerName": PLACEHOLDER_SCHEDULER}
-    uid = world.pod("p", 8, queue="", gates=(), spec=spec)
+    uid = world.pod("p", 8, queue=label, gates=(), spec=spec)
     assert used(world) == {}
+    assert world.queue.unplaced == set()
     world.change(uid, spec={"nodeName": "n1"})
     assert used(world) == {"shared": 8}
 

@@ -152,7 +152,7 @@ def test_it_is_asked_again_while_the_api_server_refuses(world: QueueWorld) -> No
 
 @pytest.mark.parametrize("annotated", [False, True])
 def test_the_patches(world: QueueWorld, *, annotated: bool) -> None:
-    """One marks a pod that is as it was seen, the other takes mark and gate away."""
+    """One marks a pod that is as it was seen; the other lets it go, if it still names the same queue."""
     uid = world.pod("p", annotations={"note": "x"} if annotated else None)
     world.decide()
     pod = world.queue.queued_pods[uid]
@@ -178,6 +178,7 @@ def test_the_patches(world: QueueWorld, *, annotated: bool) -> None:
     take_off[1]["value"] = pod.record.resource_version
     assert make_admission_patch(pod) == [
         *take_off,
+        {"op": "test", "path": "/metadata/labels/gpupack.io~1queue-name", "value": "a"},
         {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
         {"op": "remove", "path": "/spec/schedulingGates"},
     ]

@@ -341,6 +341,27 @@ def test_a_job_that_is_deleted_has_ended_its_first_stage_where_it_was_complete(
     assert world.admitted() == admitted
 
 
+def test_pods_that_a_complete_job_leaves_behind_need_not_succeed(world: QueueWorld) -> None:
+    """With a success policy a Job is complete while some of its pods run; they end after it is deleted."""
+    made = [
+        world.pod(name, 1, data="d", job="j", metadata=world.made_by("maps")) for name in ("m1", "m2", "m3")
+    ]
+    world.job("maps", 3, data="d", job="j")
+    world.admitted()
+    for uid in made:
+        world.bind(uid)
+    world.change(made[0], status={"phase": "Succeeded"})
+    world.job("maps", 3, data="d", job="j", succeeded=1, complete=True)
+    world.pod("reduce", 1, job="j")
+    world.lose_job("maps")
+    for uid in made[1:]:
+        world.change(uid, metadata={"deletionTimestamp": "2026-01-01T01:00:00Z"})
+    assert world.admitted() == []
+    for uid in made[1:]:
+        world.delete(uid)
+    assert world.admitted() == ["reduce"]
+
+
 def test_a_second_stage_that_is_made_again_does_not_wait_for_pods_that_are_gone(world: QueueWorld) -> None:
     """While a pod of the job exists it is remembered that its first stage has ended."""
     first = world.pod("map", 1, data="d", job="j")

@@ -80,6 +80,7 @@ class _FirstStage:
             pod that was deleted before it succeeded counts as missing until another one replaces it.
         makers: Jobs whose pods name the job, by UID; of both stages.
         lost: UIDs of Jobs that are gone.
+        complete: UIDs of those among them that were complete: their other pods need not succeed.
         waiting: Pods of the second stage that wait for their admission, by queue.
         blocked_queues: Queues whose second stage is held because pods of the first are still to be created.
     """
@@ -92,6 +93,7 @@ class _FirstStage:
     needed: Counter[str] = field(default_factory=Counter)
     makers: dict[str, PodMaker] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
+    complete: set[str] = field(default_factory=set)
     waiting: Counter[str] = field(default_factory=Counter)
     blocked_queues: set[str] = field(default_factory=set)
 
@@ -101,7 +103,9 @@ class _FirstStage:
 
     def record_needed(self, maker: str) -> None:
         """Record how many pods of a Job have to succeed; an empty `maker` stands for pods without a Job."""
-        self.needed[maker] = max(self.needed[maker], self.done[maker] + self.count(maker, _StagePart.FIRST))
+        if maker not in self.complete:
+            pods = self.done[maker] + self.count(maker, _StagePart.FIRST)
+            self.needed[maker] = max(self.needed[maker], pods)
 
     def explain_uncounted(self, jobs: Collection[str], name: str) -> str:
         """Say which pods are missing that no known Job accounts for; empty if none are.
@@ -211,6 +215,7 @@ class JobStages:
                 if job.reads_data:
                     stage.done[uid] = max(stage.done[uid], job.succeeded)
                 if not job.missing:
+                    stage.complete.add(uid)
                     del stage.needed[uid]
         return self._update_made_by(uid, job.job)
 

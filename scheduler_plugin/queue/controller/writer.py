@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from allocator.names import POD_PLANNED, POD_REQUEUED, QUEUE_GATE
+from allocator.names import POD_PLANNED, POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
 from kubeapi.backoff import Backoff
 from kubeapi.errors import (
     UNREADABLE,
@@ -236,12 +236,17 @@ def make_admission_patch(
     A gate cannot be added again, but the requeue mark can. If a patch without an answer were repeated after
     the pod was requeued, it would admit the pod once more. So the mark is removed only from the version that
     was seen.
+
+    A pod whose label names another queue meanwhile is not admitted: it is for that queue to admit it.
     """
     patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": pod.uid}]
     if pod.queue_info.requeued:
         patch.append(_test_same_version(pod))
         patch.append({"op": "remove", "path": _point_to_annotation(POD_REQUEUED)})
     if pod.queue_info.has_gate:
+        if pod.queue_info.label:
+            path = f"/metadata/labels/{_escape(QUEUE_NAME)}"
+            patch.append({"op": "test", "path": path, "value": pod.queue_info.label})
         patch.append({"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]})
         patch.append({"op": "remove", "path": "/spec/schedulingGates"})
         # The affinity of a pod that has no gate any more cannot be changed.
@@ -266,7 +271,12 @@ def _test_same_version(pod: QueuedPod) -> dict[str, Any]:
 
 
 def _point_to_annotation(name: str) -> str:
-    return "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
+    return f"/metadata/annotations/{_escape(name)}"
+
+
+def _escape(key: str) -> str:
+    """Escape a key for a JSON pointer (RFC 6901)."""
+    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _patch_planned_cards(pod: QueuedPod, cards: Sequence[str]) -> list[dict[str, Any]]:

@@ -155,8 +155,10 @@ class Queue:
             self.state.pods.get(uid) or read_pod(pod, self.state.resource),
             read_queue_info(pod),
         )
-        if pod.spec.scheduler_name != PLACEHOLDER_SCHEDULER or record.node:
-            queue_info = replace(queue_info, queue=self._find_queue(queued_pod, record.namespace, queue_info))
+        # No scheduler binds a placeholder, whatever its label says.
+        is_placeholder = pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER and not record.node
+        queue = "" if is_placeholder else self._find_queue(queued_pod, record.namespace, queue_info)
+        queue_info = replace(queue_info, queue=queue)
         self.claimed.set_pod(uid, queue_info.label if pod.spec.resource_claims else "")
         has_cards = record.charged is not None or bool(record.error)
         concerns = queue_info.gated or (queue_info.queue and has_cards)
@@ -202,9 +204,7 @@ class Queue:
     def _find_phase(self, pod: QueuedPod, queue_info: PodQueueInfo, phase: Phase, now: float) -> Phase:
         """Find the phase of a known pod from its newest version and from writes under way."""
         if phase is Phase.GATED:
-            requeued = pod.phase is Phase.ADMITTED and queue_info.requeued and not pod.queue_info.gated
-            if requeued or pod.phase is Phase.BOUND:
-                # A bound one: the API server was put back to an older state.
+            if _waits_again(pod, queue_info):
                 self._end_charges(pod, now)
                 pod.capacity_freed = False
                 return phase
@@ -246,6 +246,7 @@ class Queue:
         if pod is not None and pod.phase is Phase.ADMITTED:
             self._end_charges(pod, now)
             pod.phase, pod.capacity_freed = Phase.GATED, False
+            self._update_queue(pod)
             if rejected and pod.requirements is not None:
                 self.admission.rejected_nodes.add(pod.requirements, rejected, now)
                 if self.has_untried_nodes(pod):
@@ -360,7 +361,9 @@ class Queue:
         An admitted pod stays with its queue until it ends. A pod that waits for its first admission goes to
         the queue that its label names, or gets a reason why it cannot.
         """
-        if known is not None and known.charged_queue in self.config.queues and not queue_info.gated:
+        admitted = known is not None and not _waits_again(known, queue_info)
+        if known is not None and admitted and known.charged_queue in self.config.queues:
+            # Its gate may still be shown: the write that removes it is under way.
             return known.charged_queue
         if queue_info.label and queue_info.gated and not queue_info.requeued:
             return queue_info.label
@@ -372,15 +375,18 @@ class Queue:
         if self._membership.admits(pod.queue_info.queue, pod.record.namespace):
             pod.last_queue = pod.queue_info.queue
 
+    def _update_queue(self, pod: QueuedPod) -> None:
+        """Determine the queue of a pod again; it stays where it was if no queue admits it any more."""
+        queue = self._find_queue(pod, pod.record.namespace, pod.queue_info) or pod.queue_info.queue
+        if queue != pod.queue_info.queue:
+            pod.queue_info = replace(pod.queue_info, queue=queue)
+        self._note_queue(pod)
+
     def _find_queues_again(self, namespace: str | None = None) -> None:
         """Determine the queues of all pods again, or of those of one namespace."""
         for pod in list(self.queued_pods.values()):
             if namespace in (None, pod.record.namespace):
-                # Whoever belonged to a queue stays where it was when none is for it any more.
-                queue = self._find_queue(pod, pod.record.namespace, pod.queue_info) or pod.queue_info.queue
-                if queue != pod.queue_info.queue:
-                    pod.queue_info = replace(pod.queue_info, queue=queue)
-                self._note_queue(pod)
+                self._update_queue(pod)
                 self._place_in_queue(pod)
         for outside, seen in list(self._outside.values()):
             if namespace in (None, outside.metadata.namespace):
@@ -518,6 +524,16 @@ class Queue:
         row = self.state.nodes.rows.get(name)
         self.slots.set_node(name, facts, 0 if row is None else int(self.state.nodes.cards[row]))
         self.locality.set_node(name, None if facts is None else facts.labels)
+
+
+def _waits_again(pod: QueuedPod, queue_info: PodQueueInfo) -> bool:
+    """Return True if the newest version of a pod ends its admission.
+
+    It was requeued; or it was bound and shows its gate, because the API server was restored from an older
+    state.
+    """
+    requeued = pod.phase is Phase.ADMITTED and queue_info.requeued and not pod.queue_info.gated
+    return requeued or (pod.phase is Phase.BOUND and queue_info.gated)
 
 
 def _find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
