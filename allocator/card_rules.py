@@ -1,4 +1,4 @@
-"""Rules that cards of a pod keep together: one model, or other cards for each container."""
+"""Rules for the cards of a pod as a whole: one model, or separate cards for each container."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from allocator.cards import Card
 
 @dataclass(frozen=True, slots=True)
 class CardRules:
-    """CardRules is what a choice of cards has to keep besides room and selectors.
+    """CardRules is the rules for a choice of cards, besides free units and selectors.
 
     Attributes:
         same_model: All cards of one container are of one model. Cards whose model is not known are of one.

@@ -10,13 +10,13 @@ class Card:
     Attributes:
         index: the driver's number of the card.
         uuid: its UUID, as the driver writes it.
-        model: product name; empty where the node does not publish it.
+        model: product name; empty if the node does not publish it.
         size_units: schedulable memory in units.
         used_units: units that are taken; may exceed the size while accounts catch up.
         healthy: false takes the card out of placement.
         cordoned: true takes the card out of placement, because a user asked for it.
-        numa: NUMA node the card hangs on, None where unknown.
-        links: NVLinks to each card of the node, by position in the words; empty where there are none.
+        numa: NUMA node the card hangs on, None if unknown.
+        links: NVLinks to each card of the node, by position in the words; empty if there are none.
     """
 
     index: int

@@ -97,7 +97,7 @@ class ClaimConsumer(msgspec.Struct):
 
 
 class ClaimStatus(msgspec.Struct, rename="camel"):
-    """Status of a claim; without an allocation nobody may use it."""
+    """Status of a claim; without an allocation no pod may use it."""
 
     allocation: ClaimAllocation | None = None
     reserved_for: list[ClaimConsumer] | None = None
@@ -135,7 +135,7 @@ class ClaimObject(msgspec.Struct):
 
     @property
     def owner_pod_uid(self) -> str:
-        """UID of the pod that owns the claim; empty where there is none."""
+        """UID of the pod that owns the claim; empty if there is none."""
         owners = self.metadata.owner_references or ()
         return next((owner.uid for owner in owners if owner.kind == "Pod"), "")
 

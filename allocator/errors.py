@@ -33,7 +33,7 @@ class RequestError(AllocatorError):
 
 
 class CardPolicyError(AllocatorError):
-    """A card policy that does not exist, or whose costs are none."""
+    """A card policy that does not exist, or returns invalid costs."""
 
 
 class LedgerError(AllocatorError):

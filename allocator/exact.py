@@ -1,4 +1,4 @@
-"""Find cards for all containers of a pod where taking them one after the other, as the policy prefers, fails.
+"""Find cards for all containers of a pod if placing them one by one, as the policy prefers, fails.
 
 Whether demands fit together is a packing problem: cards are bins. A demand of several cards takes so much of
 each of several different ones. The search is depth first, the largest demand first. Cards of one size with as
@@ -6,8 +6,8 @@ much free are one choice. A state of the free amounts that was tried before is n
 a bound says that the rest cannot fit is left. With few containers and cards the search is complete.
 
 Invariant: the result depends on the multiset of (size, model, free), the demands and the pod's card rules.
-The result does not depend on policy, order of cards or caller. So filter, bind and everybody else agree, also
-where the search was cut off.
+The result does not depend on policy, order of cards or caller. So filter, bind and all other callers agree,
+even if the search was cut off.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class Found(NamedTuple):
 
     Attributes:
         picks: Positions of the cards of each demand; None: they do not fit together.
-        complete: The search went through all that there is; else None means that nothing was found.
+        complete: The search was exhaustive; otherwise None only means that nothing was found.
     """
 
     picks: _Picks | None
@@ -93,7 +93,7 @@ def fit_together(
     Args:
         cards: Size and free units of each card that may be used.
         demands: Units on each card, or units by the card's size, and number of cards.
-        models: Models of the cards; empty where all are of one.
+        models: Models of the cards; empty if all are of one.
         rules: What the cards have to keep together.
 
     Returns:
@@ -236,7 +236,7 @@ class _Preferring:
         )
 
     def _exchange(self, first: int, one: int, other: int) -> None:
-        """Let two cards that are alike change places in all that is not taken yet."""
+        """Exchange two equal cards in all demands that are not placed yet."""
         swapped = {one: other, other: one}
         for number in range(first, len(self._picks)):
             self._picks[number] = tuple(swapped.get(at, at) for at in self._picks[number])

@@ -34,7 +34,6 @@ def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement 
     Args:
         cards: all cards of one node, in the order of its words.
         request: what the pod asks for; its own card policy goes before `policy`.
-        policy: the cluster's card policy.
 
     Returns:
         The placement, with positions in `cards`, or None when the containers do not fit.

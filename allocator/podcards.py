@@ -28,12 +28,12 @@ def assigned_units(
 
     Args:
         assignment: Its cards, as an annotation names them.
-        uuids: UUIDs of the node's cards, in the order of the words; empty where the node publishes no
+        uuids: UUIDs of the node's cards, in the order of the words; empty if the node publishes no
             inventory.
         sizes: Units of the node's cards, in the same order.
 
     Returns:
-        None where the assignment cannot be of such a request. Empty where none of the cards is left.
+        None if the assignment cannot be of such a request. Empty if none of the cards is left.
     """
     position_of = {
         uuid: card for card, (uuid, size) in enumerate(zip(uuids, sizes, strict=False)) if uuid and size
@@ -49,12 +49,12 @@ def assigned_units(
 def charged_units(
     request: PodRequest, assignment: Assignment, uuids: Sequence[str | None], sizes: Sequence[int]
 ) -> dict[int, int] | None:
-    """Charge a pod that its node does not hold yet where its Binding says.
+    """Charge a pod that its node does not hold yet on the cards of its Binding.
 
     Arguments are those of `assigned_units`.
 
     Returns:
-        None where the node's cards or the request do not agree with the Binding.
+        None if the node's cards or the request do not agree with the Binding.
     """
     # What a share costs depends on the cards that the node has now; what units cost does not.
     sizes_of = dict(zip(uuids, sizes, strict=False)) if request.percent else {}
@@ -77,14 +77,14 @@ def unheld_units(
     uuids: Sequence[str | None],
     sizes: Sequence[int],
 ) -> dict[int, int]:
-    """Read the units of a pod that its node does not hold yet; empty where nobody says them.
+    """Read the units of a pod that its node does not hold yet; empty if nobody says them.
 
     The pod's end frees units where the extender charges it, whatever `allocation` says. A node that has given
     it other cards says so in its next words.
 
     Args:
-        assigned: The cards of its Binding, None where they are not known.
-        allocated: The cards that the node wrote, None where they are not known.
+        assigned: The cards of its Binding, None if they are not known.
+        allocated: The cards that the node wrote, None if they are not known.
         uuids: As `assigned_units` takes them.
         sizes: As `assigned_units` takes them.
     """
@@ -100,7 +100,7 @@ def first_assigned_units(
     uuids: Sequence[str | None],
     sizes: Sequence[int],
 ) -> dict[int, int]:
-    """Read the first of some assignments that can be of a pod's request; empty where none can.
+    """Read the first of some assignments that can be of a pod's request; empty if none can.
 
     Arguments are those of `assigned_units`; None stands for an annotation that is missing or unreadable.
     """

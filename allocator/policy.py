@@ -110,7 +110,7 @@ def costs_of_fitting(
         count: as `choose` takes it.
 
     Returns:
-        Costs by position in `cards`, ascending; empty where fewer than `count` cards fit.
+        Costs by position in `cards`, ascending; empty if fewer than `count` cards fit.
 
     Raises:
         PolicyError: there is no such policy, or its costs are none.
@@ -139,10 +139,10 @@ def costs_of_fitting(
 def asked_costs(
     policy: str, costs_of: Callable[[Sequence[Card], int], Sequence[float]], cards: Sequence[Card], units: int
 ) -> Sequence[float]:
-    """Ask a policy what cards cost; what each cost is is not looked at yet.
+    """Ask a policy for the costs of cards; the values themselves are not checked yet.
 
     Raises:
-        PolicyError: it fails, or gives something else than one cost a card.
+        PolicyError: it fails, or does not return one cost for each card.
     """
     try:
         costs = costs_of(cards, units)

@@ -67,7 +67,7 @@ class Holds:
     Attributes:
         seen: resourceVersion of the newest pod event that the words take into account.
         uids: pods whose units the words certainly contain.
-        units: by those pods' UIDs: units by position of the card in the words. Empty where a daemon of a
+        units: by those pods' UIDs: units by position of the card in the words. Empty if a daemon of a
             version that did not write them wrote the annotation.
         claims: by UID of the ResourceClaims that the words certainly contain: units by position of the card.
             Claims that the extender writes for a pod are not among them: the pod's UID stands for those. A
@@ -94,13 +94,13 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
         index: the driver's.
         model: the driver's name.
         mib: schedulable MiB.
-        numa: NUMA node, None where unknown.
+        numa: NUMA node, None if unknown.
         healthy: whether pods can have it.
         links: NVLinks to each card of the node in the order of the words, one digit of base 36 each. Empty
             where there are none, and then not written. Readers that do not know it pass it over.
         held: what limits its containers' memory: `driver`, `mps`, `accounted`, or what a later version knows.
-            Empty where a daemon of a version without the field wrote the record, and then not written.
-        memory_mode: `numa` where the operating system manages the card's memory; empty where the driver does,
+            Empty if a daemon of a version without the field wrote the record, and then not written.
+        memory_mode: `numa` where the operating system manages the card's memory; empty if the driver does,
             and then not written.
         driver: `detached` while the daemon has let the card's driver go; else empty, and then not written.
     """
@@ -132,7 +132,7 @@ class _Holds(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class _Annotation(Generic[T]):
-    """An annotation on the wire: its decoder, the error that its rubbish raises, and what is allowed."""
+    """An annotation on the wire: its decoder, the error for invalid values, and what is allowed."""
 
     name: str
     error: type[AllocatorError]
@@ -140,7 +140,7 @@ class _Annotation(Generic[T]):
     allowed: str
 
     def decoded(self, text: str) -> T:
-        """Decode it, or raise what names it, its value and what is wrong with it."""
+        """Decode a value; an error names the annotation, the value and what is wrong with it."""
         try:
             return self.decoder.decode(text)
         except msgspec.ValidationError as error:
@@ -278,12 +278,12 @@ def load_cards(text: str) -> tuple[CardRecord, ...]:
 
 
 def write_links(links: Sequence[int]) -> str:
-    """Write a card's NVLinks to each card of its node; empty where there are none."""
+    """Write a card's NVLinks to each card of its node; empty if there are none."""
     return "".join(_DIGITS[min(count, len(_DIGITS) - 1)] for count in links) if any(links) else ""
 
 
 def read_links(text: str, cards: int) -> tuple[int, ...]:
-    """Read a card's NVLinks; none where the text is not of so many cards, for they only break ties."""
+    """Read a card's NVLinks; none if the text is not of so many cards, for they only break ties."""
     return tuple(_DIGITS.index(digit) for digit in text) if len(text) == cards else ()
 
 

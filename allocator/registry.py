@@ -33,7 +33,7 @@ class Entry(Generic[P_co]):
         make: Builds the policy from its parameters; must work without any, for pods name policies so.
         summary: A line for `--help`.
         parameters: Names that `make` takes; None: only `make` knows.
-        package: Whose it is, with the version; empty: gpupack's own.
+        package: Package that it comes from, with its version; empty: gpupack.
     """
 
     name: str

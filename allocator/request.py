@@ -59,7 +59,7 @@ class ContainerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Demand is so much on each of several different cards, for one or more containers.
+    """Demand is an amount on each of several different cards, for one or more containers.
 
     Attributes:
         containers: their names.
@@ -261,7 +261,7 @@ def parse_admitted(
         resource: as `parse_pod` takes it.
 
     Returns:
-        The request, None where the pod does not ask for what can be given, and the first mistake.
+        The request, None if the pod does not ask for what can be given, and the first mistake.
     """
     problem: RequestError | None = None
     others = {key: value for key, value in metadata_annotations.items() if key != POD_CARD_POLICY}

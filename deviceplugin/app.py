@@ -1,4 +1,4 @@
-"""`gpupack node`: everything wired together, started in order, stopped when told."""
+"""`gpupack node`: wires everything together, starts it in order, and stops it on a signal."""
 
 import asyncio
 import time
@@ -88,7 +88,7 @@ class Daemon:
         owners: which pod a process belongs to; by default the kernel's.
         shutdown_timeouts: how long the end may take.
         sample_s: seconds between two measurements of the cards.
-        detach_after_s: seconds that nobody has needed the cards when their driver is let go.
+        detach_after_s: seconds of unused cards after which the daemon releases their driver.
 
     Attributes:
         ready: set once the kubelet knows our devices and the HTTP server listens.
@@ -501,7 +501,7 @@ class Daemon:
         status.waiting = None
 
     async def _register(self, registrar: Registers) -> None:
-        """Offer our devices, once the kubelet's checkpoint says what is in use, and of which unit."""
+        """Offer our devices once the kubelet's checkpoint shows which ones are in use, and in which unit."""
         await self._reconciler.can_register.wait()
         await registrar.run()
 

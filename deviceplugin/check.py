@@ -1,6 +1,6 @@
 """Checks what a node offers gpupack, what gpupack would use, and why not more: `gpupack node --check`.
 
-Every fact is looked up by itself, so that one that cannot be had hides no other; nothing is changed.
+Every fact is looked up separately, so that a failure hides no other fact; nothing is changed.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def check_node(settings: Settings, run: RunProgram | None = None) -> list[CheckF
 
     Args:
         settings: settings of the daemon that would run here; with `--serve dra` its API server is asked.
-        run: runs a program and returns what it prints, None where it cannot; by default as a process.
+        run: runs a program and returns its output, None if it cannot; by default as a process.
 
     Raises:
         ProfileError: the profile of simulated cards cannot be used.
@@ -282,7 +282,7 @@ _EFFECTIVE: Final = "CapEff:"
 
 
 def has_capability(number: int, status: Path = Path("/proc/self/status")) -> bool:
-    """Return True where the capability is effective; False where that cannot be read.
+    """Return True where the capability is effective; False if that cannot be read.
 
     Args:
         number: the kernel's.

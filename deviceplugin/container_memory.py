@@ -24,13 +24,12 @@ from kubeapi.eviction import evict_pod
 
 
 class ContainerMemoryService:
-    """Makes the parts, runs them, and says what they know.
+    """Builds the parts, runs them, and reports their state.
 
     Args:
         limit_capability: On which cards the driver sets limits.
         enforcement: What limits the containers of each card.
         published_use: What is written of the pods' use.
-        pods: the node's pods.
         on_use_changed: Called when a pod's use is worth a write.
     """
 

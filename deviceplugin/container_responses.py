@@ -28,7 +28,6 @@ class ContainerResponses:
     """ContainerResponses makes what a container is given besides the IDs of its devices.
 
     Args:
-        settings: The daemon's.
         limit_capability: On which cards the driver sets limits.
         mps_clients: Clients of MPS; None without `--sharing mps`.
         enforcement: What limits the containers of each card.
@@ -66,14 +65,14 @@ class ContainerResponses:
 
     @property
     def waiting(self) -> str | None:
-        """Say what must be waited for before the first container; None where nothing must."""
+        """Say what the first container has to wait for; None for nothing."""
         if self._cdi is None or not self._cdi.is_waiting:
             return None
         folders = ", ".join(map(str, self._settings.cdi_dirs))
         return f"no CDI specification in {folders} has the cards yet, the vendor's toolkit may be writing one"
 
     async def wait_for_names(self) -> None:
-        """Wait until the cards have names by which a container may be told them."""
+        """Wait until the cards have CDI names, if containers need them."""
         if self.waiting is not None:
             log.info("waiting", reason=self.waiting)
         while self.waiting is not None:

@@ -96,7 +96,7 @@ class AllocationRefusedError(DevicePluginError):
             - `unhealthy`: an ID whose card is unhealthy.
             - `spans-cards`: more cards than we offered.
             - `no-room`: no card fits.
-            - `not-ready`: nothing can be told yet.
+            - `not-ready`: the state is not known yet.
         message: what was asked, and what is allowed.
     """
 

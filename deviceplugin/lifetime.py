@@ -23,7 +23,7 @@ async def cancel_and_wait(task: asyncio.Task[None]) -> None:
 
 
 async def do_nothing() -> None:
-    """Stand in for a drain where nothing is to be drained."""
+    """Stand in for a drain if there is nothing to drain."""
 
 
 async def run_until(

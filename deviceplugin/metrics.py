@@ -31,8 +31,8 @@ class CardState:
         used: published as used.
         promised: held by containers.
         beyond: used by others, or by pods beyond their promise.
-        measured_mib: MiB that the driver counts as used; None where it was not measured yet.
-        residue_mib: MiB among those that no process uses and that do not count; None where there can be none.
+        measured_mib: MiB that the driver counts as used; None if it was not measured yet.
+        residue_mib: MiB among those that no process uses and that do not count; None if there can be none.
         healthy: fit for pods.
         cordoned: kept free by people.
         memory_errors: what the card counts of its memory's errors, by kind.
@@ -66,7 +66,7 @@ class NodeState:
         driver_hangs_s: seconds that the driver has not answered; 0 while it does.
         driver_detached: it is let go, since all cards are cordoned and empty.
         cgroups_unreadable: some pods' cgroups could not be read, their charges do not end.
-        cgroups_unwatched: the kernel does not tell of new cgroups, they are looked for.
+        cgroups_unwatched: the kernel does not report new cgroups, so they are polled.
     """
 
     registered: bool
@@ -83,7 +83,7 @@ class NodeState:
 
 
 class Metrics:
-    """The daemon's metrics; what others know is read when somebody asks."""
+    """The daemon's metrics; those of other parts are read at scrape time."""
 
     def __init__(self) -> None:
         self._registry = make_process_registry("gpupack", "gpupack")
@@ -113,7 +113,6 @@ class Metrics:
         """Set where to read from.
 
         Args:
-            unit_mib: MiB a unit.
             fault: what the driver's numbered errors are called.
         """
         self._registry.register(_StateCollector(unit_mib, cards, node, counts, fault))

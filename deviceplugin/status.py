@@ -28,7 +28,7 @@ class DaemonStatus:
     """Reads the daemon's parts.
 
     Attributes:
-        why_no_names: says why containers cannot be told their cards yet, None where they can.
+        why_no_names: returns why cards cannot be passed to containers yet, None if they can.
         waiting: why the daemon has not begun yet, None once it has.
     """
 

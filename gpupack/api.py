@@ -60,7 +60,7 @@ def _bytes(source: str | Path) -> bytes:
 
 
 def _whole(name: str, value: object, most: int | None = None) -> int:
-    """Check a number that somebody gave.
+    """Check a number that a caller gave.
 
     Raises:
         InputError: it is no whole number, or not from 1 to `most`.
@@ -76,7 +76,7 @@ def _whole(name: str, value: object, most: int | None = None) -> int:
 
 
 def _make_question(units: int, cards: int, model: str, *, percent: bool = False) -> FitQuestion:
-    """Make a question of what somebody gave.
+    """Make a question of what a caller gave.
 
     Raises:
         InputError: a value that cannot be one.
@@ -103,7 +103,7 @@ def decode(node: Mapping[str, Any]) -> NodeWords | None:
     """Decode the packed words of a Node, given as `kubectl get node NAME -o json` prints it.
 
     Returns:
-        Sizes and used units by card, unit and revision; None where the node publishes no words.
+        Sizes and used units by card, unit and revision; None if the node publishes no words.
 
     Raises:
         PackingError: the words do not decode.

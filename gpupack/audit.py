@@ -1,4 +1,4 @@
-"""Compare all that is said of a card: kubelet, ledger, packed words, extender, containers' environment."""
+"""Compare everything known about a card: kubelet, ledger, packed words, extender, containers' environment."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,8 +17,8 @@ class CardViews:
 
     Attributes:
         node: its name.
-        sizes: by who says so; equal when all is well. `cards` are the real ones.
-        used: by who says so; equal when all is well, and never above the sizes.
+        sizes: by source; equal when all is well. `cards` are the real ones.
+        used: by source; equal when all is well, and never above the sizes.
         assumed: what the extender counts besides; all 0 once every event has arrived.
     """
 
@@ -51,7 +51,7 @@ class CardViews:
 
 
 def collect_views(cluster: EmbeddedCluster, node: EmbeddedNode) -> CardViews:
-    """Ask everybody about one node; who has nothing to say has an empty view."""
+    """Read all sources about one node; a source that knows nothing has an empty view."""
     account = node.daemon.account
     cards = account.ledger.cards() if account is not None else ()
 
@@ -80,7 +80,7 @@ def collect_views(cluster: EmbeddedCluster, node: EmbeddedNode) -> CardViews:
 
 
 def _words(cluster: EmbeddedCluster, node: str) -> NodeWords | None:
-    """The words that anybody can read from the API server; None where there are none that make sense."""
+    """Read the words from the API server; None if there are none, or they do not decode."""
     try:
         return read_node(cluster.api.node(node)["status"]["allocatable"])
     except PackingError:
@@ -119,11 +119,7 @@ def list_pod_units(cluster: EmbeddedCluster, node: EmbeddedNode, uid: str) -> di
 def find_environment_faults(
     node: str, records: Iterable[ContainerRecord], resource: str, unit_mib: int
 ) -> list[str]:
-    """Compare each running container's environment with the device IDs that the kubelet gave it.
-
-    Args:
-        unit_mib: MiB a unit.
-    """
+    """Compare each running container's environment with the device IDs that the kubelet gave it."""
     faults = []
     for record in records:
         if not record.running or resource not in record.devices:

@@ -87,10 +87,10 @@ class CordonOutcome:
 
 @dataclass(frozen=True, slots=True)
 class CordonChange:
-    """CordonChange is what is to be written.
+    """CordonChange is the change to write.
 
     Attributes:
-        annotations: new values by key, None takes one away; empty where all is as wanted.
+        annotations: new values by key, None takes one away; empty if all is as wanted.
         outcomes: one for each card of the request.
     """
 
@@ -135,7 +135,7 @@ def decide_change(node: str, annotations: Mapping[str, str], request: CordonRequ
 
 
 def _cordoned(annotations: Mapping[str, str], *, anew: bool) -> frozenset[str]:
-    """Read what is cordoned; where nothing of it is to stay, rubbish is as good as nothing."""
+    """Read the cordon; if all of it will be replaced, an unreadable one counts as empty."""
     try:
         return load_cordon(annotations.get(NODE_CORDON, ""))
     except PackingError:
@@ -147,7 +147,7 @@ def _cordoned(annotations: Mapping[str, str], *, anew: bool) -> frozenset[str]:
 def _named(
     node: str, cards: Sequence[CardRecord], request: CordonRequest, before: frozenset[str]
 ) -> list[str]:
-    """Tell the UUIDs that a request names, each once; all that is wrong is said together."""
+    """Return the UUIDs that a request names, each once; all faults are reported together."""
     if not request.cards:
         return [card.uuid for card in cards] if request.cordon else sorted(before)
     # A card that has vanished can still be given back.
@@ -177,7 +177,7 @@ def _matching(cards: Sequence[CardRecord], gone: Sequence[str], text: str) -> li
 
 
 def _pods(annotations: Mapping[str, str], cards: Sequence[CardRecord]) -> dict[str, int]:
-    """Count the pods that hold memory on each card, as far as the node says so."""
+    """Count the pods that hold memory on each card, as far as the node publishes that."""
     counts: dict[str, int] = {}
     try:
         holds = load_holds(annotations[NODE_HOLDS])

@@ -69,7 +69,7 @@ class _NoProcesses:
     """Simulated cards run no processes of this machine."""
 
     def place(self, pid: int) -> ProcessPlace | None:
-        """Return None: nobody runs here."""
+        """Return None: no process runs here."""
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
         """No pid belongs to a pod."""
@@ -134,7 +134,6 @@ class EmbeddedCluster:
         profiles: profile (a shipped name or a file) by node name.
         card_policy: card policy of the extender and the daemons.
         seed: seed of the kubelets' arbitrary choices.
-        unit_mib: MiB a unit.
 
     Attributes:
         api: the API server.

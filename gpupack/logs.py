@@ -36,7 +36,7 @@ with _hide_modules("rich"):
 class _ClientFaults(logging.Filter):
     """Makes one line of a request that is not HTTP, where aiohttp's server would log a traceback.
 
-    Bodies that cannot be read are left to those who read them.
+    Unreadable bodies are logged where they are read.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -63,7 +63,7 @@ class PolicyGroup(PolicyCommand, click.Group):
 
 
 def _describe_policy(entry: Entry[Any]) -> str:
-    """Say what a policy is for, its parameters, and whose it is."""
+    """Describe a policy: its purpose, its parameters, and the package that it comes from."""
     parts = [entry.summary or "no description"]
     if entry.parameters:
         parts.append(f"parameters: {', '.join(entry.parameters)}")

@@ -84,7 +84,7 @@ def _configurations(file: str, text: str) -> Iterator[tuple[str, str]]:
     """Find the configurations of a file: itself, or those in its ConfigMaps.
 
     Raises:
-        InputError: manifests of which none has a configuration.
+        InputError: none of the manifests has a configuration.
     """
     manifests = _manifests(text)
     if not manifests:
@@ -110,7 +110,7 @@ def _configurations(file: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _manifests(text: str) -> list[dict[str, Any]]:
-    """Return the Kubernetes objects of a text; none where it is something else, such as a configuration.
+    """Return the Kubernetes objects of a text; none if it is something else, such as a configuration.
 
     For a Kustomization they are the patches that it has in itself, or itself where it has none.
     """

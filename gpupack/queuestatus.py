@@ -1,4 +1,4 @@
-"""`gpupack queue status`: who has what, who waits and why, as the queue's leader says."""
+"""`gpupack queue status`: usage of the queues, waiting pods and why they wait, from the queue's leader."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -178,7 +178,7 @@ def _pod(pod: WaitExplanation) -> Sequence[str]:
 
 
 def _gang(pod: WaitExplanation) -> str:
-    """Write a pod's gang and how many pods it has; a size that nobody says is left out."""
+    """Write a pod's gang and the number of its pods, if known."""
     if not pod.gang:
         return "-"
     return f"{pod.gang} ({pod.gang_size})" if pod.gang_size else pod.gang

@@ -45,7 +45,7 @@ def wants_colour() -> bool:
 
 
 def takes_control_sequences() -> bool:
-    """Return True where standard output is a terminal that moves its cursor when told (TERM is not dumb)."""
+    """Return True if standard output is a terminal that supports cursor movement (TERM is not dumb)."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 

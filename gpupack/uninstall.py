@@ -157,7 +157,7 @@ class Traces:
         annotations: their keys.
         labels: their keys.
         offered: resources that the kubelet still says it has; it writes them again while it knows the plugin.
-        taints: keys of taints under our prefix, and the startup taint where nobody has taken it away.
+        taints: keys of taints under our prefix, and the startup taint if it is still there.
     """
 
     resources: tuple[str, ...]
@@ -213,13 +213,13 @@ def find_traces(node: CleanedNode) -> Traces:
 
 
 def _annotations(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Find ours, and those of autoscalers that `gpupack autoscale` set and nobody has changed since."""
+    """Find our annotations, and those for autoscalers that `gpupack autoscale` set, if unchanged."""
     written = annotations.get(NODE_KEPT, "").split(",")
     return _ours(annotations) + tuple(key for key in written if key and annotations.get(key) == "true")
 
 
 def explain_kept_node(pods: Collection[InstalledPod], *, force: bool) -> str:
-    """Say why a Node must stay as it is; empty where nothing is against cleaning it.
+    """Say why a Node must not be cleaned; empty if it may be.
 
     Args:
         force: clean it although pods there hold GPU memory.
@@ -266,7 +266,7 @@ class CleanOutcome:
         node: its name.
         traces: what was found.
         cleaned: whether it was removed; in a dry run, whether it would be.
-        why: why not; empty where it was.
+        why: why not; empty if it was.
     """
 
     node: str
@@ -307,7 +307,7 @@ class Uninstaller:
         return pods
 
     async def _list_claims(self) -> "list[_Claim]":
-        """List the claims that have cards of ours, or want them; none where they cannot be listed."""
+        """List the claims that have our cards or ask for them; empty if claims cannot be listed."""
         try:
             return [
                 claim

@@ -1,4 +1,4 @@
-"""Reads YAML that somebody else wrote: the work is bounded by the length of the text.
+"""Reads YAML from untrusted sources: the work is bounded by the length of the text.
 
 Aliases are refused, because a few lines of them stand for a billion values. So are deep nesting and long
 numbers: they take far more time than their length suggests, and `[[[[...` overflows the stack of the loader
@@ -29,7 +29,7 @@ def load_yaml(text: str) -> tuple[Any, list[str]]:
     """Read a document, and find keys that stand twice: of those the last one would win in silence.
 
     Returns:
-        The document, None where there is none, and a fault for each key that stands twice, with its path.
+        The document, None if there is none, and a fault for each key that stands twice, with its path.
 
     Raises:
         ValueError: the text is not YAML, or more than this module reads; the message is one line.

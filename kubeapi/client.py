@@ -75,7 +75,7 @@ class KubeClient:
         Args:
             kubeconfig: path; None means $KUBECONFIG, else ~/.kube/config, else in-cluster.
             user_agent: what the API server's audit log shows.
-            posts: `posting.make_post_client` for who writes often; others save its memory.
+            posts: `posting.make_post_client` for processes that write often; without it they save memory.
 
         Raises:
             ConfigError: no usable configuration.
@@ -88,7 +88,7 @@ class KubeClient:
 
     @property
     def namespace(self) -> str:
-        """The namespace that the kubeconfig's context names, empty where it names none."""
+        """The namespace that the kubeconfig's context names, empty if it names none."""
         return self._credentials.namespace
 
     async def close(self) -> None:
@@ -116,7 +116,7 @@ class KubeClient:
     async def get_at_most(
         self, path: str, max_bytes: int, *, timeout_s: float = REQUEST_TIMEOUT_S, **params: str | int
     ) -> bytes:
-        """GET what somebody else than the API server answers, as behind its proxy.
+        """GET an answer that comes from another server, through the API server's proxy.
 
         Raises:
             Malformed: it has more than `max_bytes`; the rest is not read.

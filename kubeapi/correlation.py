@@ -90,7 +90,6 @@ class EventCorrelator:
     """Finds the series of an Event, and says whether it may be written now.
 
     Args:
-        clock: monotonic seconds.
         wall: seconds of the wall clock, which Events carry.
     """
 
@@ -113,7 +112,7 @@ class EventCorrelator:
         return series
 
     def may_write(self, ref: ObjectRef) -> bool:
-        """Take one of the writes that an object may get."""
+        """Use up one of the writes that an object may get; return False if none is left."""
         return self._buckets.recall(ref, lambda: TokenBucket(BURST, REFILL_S, self._clock)).take()
 
     def _is_one_of_many(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> bool:

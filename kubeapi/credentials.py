@@ -44,7 +44,7 @@ FORCED_GAP_S = 5.0
 
 
 class RequestCredentials(NamedTuple):
-    """RequestCredentials is what a request shows of who sends it.
+    """RequestCredentials identifies the sender of a request.
 
     Attributes:
         authorization: Value of the header, None for none.
@@ -99,7 +99,6 @@ class Credentials:
         Args:
             kubeconfig: path; None means $KUBECONFIG, which may be a list of paths, else ~/.kube/config, else
                 in-cluster where the environment says so and no context is named.
-            clock: monotonic seconds.
             context: context of the kubeconfig; None for its current one.
 
         Raises:
@@ -123,14 +122,14 @@ class Credentials:
 
     @property
     def namespace(self) -> str:
-        """The namespace that the kubeconfig's context names, empty where it names none."""
+        """The namespace that the kubeconfig's context names, empty if it names none."""
         if not isinstance(self._loader, KubeConfigLoader):
             return ""
         context: Any = self._loader.current_context.get("context") or {}
         return str(context.get("namespace") or "")
 
     async def authorization(self) -> str | None:
-        """Value of the Authorization header, None where none is needed; re-reads what may have changed.
+        """Value of the Authorization header, None if none is needed; re-reads what may have changed.
 
         Raises:
             ConfigError: a file has vanished or cannot be used, or no header can carry the token; what was
@@ -157,7 +156,7 @@ class Credentials:
         return value
 
     async def proof(self) -> RequestCredentials:
-        """Return what the next request shows.
+        """Return the credentials of the next request.
 
         Raises:
             ConfigError: as of `authorization`.
@@ -165,7 +164,7 @@ class Credentials:
         return RequestCredentials(await self.authorization(), self.tls)
 
     async def within(self, ends: float, what: str, within_s: float) -> RequestCredentials:
-        """Return what the next request shows; raise once `ends` has come on the event loop's clock.
+        """Return the credentials of the next request; raise once `ends` has come on the event loop's clock.
 
         Args:
             ends: When to wait no longer.
@@ -207,7 +206,7 @@ class Credentials:
         return RequestCredentials(await self._token(), self.tls) != refused
 
     def close(self) -> None:
-        """Give up what is being fetched."""
+        """Cancel credentials that are being fetched."""
         if self._reloading is not None:
             self._reloading.cancel()
 
@@ -216,10 +215,10 @@ class Credentials:
         return _get_exec_command(self._loader) is None or hasattr(self._loader, "exec_plugin_expiry")
 
     async def _reload(self, *, forced: bool = False) -> None:
-        """Load again in a task of its own: a request that is given up meanwhile takes it from no other.
+        """Load again in a separate task, so that a cancelled request does not cancel it for others.
 
         Args:
-            forced: A 401 asks for it, so what a plugin gave is not good until its expiry.
+            forced: The reason is a 401, so a plugin's credentials are not valid until their expiry.
         """
         self._loaded_at = self._clock()
         self._reloading = asyncio.get_running_loop().create_task(self._load_again(forced))
@@ -273,9 +272,9 @@ class Credentials:
 
 
 class _Merger(KubeConfigMerger):
-    """Merges kubeconfigs as kubectl does, also the two things that the library does in another way.
+    """Merges kubeconfigs as kubectl does, also in the two cases where the library differs.
 
-    The first file that names a current context decides, and an empty file is one that says nothing.
+    The first file that names a current context decides, and an empty file adds nothing.
     """
 
     def load_config(self, path: str) -> None:
@@ -335,7 +334,7 @@ def _check_named(source: str, config: Any, context: str | None) -> None:
 
 
 def _check_context(source: str, loader: KubeConfigLoader) -> None:
-    """Check what the loader takes as it comes.
+    """Check values that the loader accepts unchecked.
 
     Raises:
         ConfigError: a value that cannot be used; the message names it and what is allowed.
@@ -360,7 +359,7 @@ def _check_context(source: str, loader: KubeConfigLoader) -> None:
 
 
 def _check_user(source: str, user: dict[str, Any]) -> None:
-    """Check what the loader takes of a user as it comes.
+    """Check values of a user that the loader accepts unchecked.
 
     Raises:
         ConfigError: a value of the wrong type; what is secret is not shown.
@@ -399,12 +398,12 @@ def _load_in_cluster(configuration: Configuration) -> None:
 
 
 def _get_user(loader: object) -> dict[str, Any]:
-    """The kubeconfig's user, empty where the context has none."""
+    """The kubeconfig's user, empty if the context has none."""
     user = getattr(loader, "_user", None)
     return {} if user is None else user.value
 
 
 def _get_exec_command(loader: object) -> str | None:
-    """Command of the kubeconfig's credential plugin, None where there is none."""
+    """Command of the kubeconfig's credential plugin, None if there is none."""
     plugin = _get_user(loader).get("exec")
     return None if plugin is None else str(plugin["command"])

@@ -36,10 +36,10 @@ class KubeApiError(Exception):
     """Root of the package's errors.
 
     Attributes:
-        status: HTTP status, None where no answer came.
+        status: HTTP status, None if no answer came.
         reason: the `reason` of the Kubernetes Status object ("Conflict"), else a word of ours.
         message: what the server said, cut at 256 characters.
-        resource: what the request would have listed, as the Status names it ("nodes"); empty where it was for
+        resource: what the request would have listed, as the Status names it ("nodes"); empty if it was for
             one object, or nobody says.
         maybe_done: True when a write may have taken effect although this error came back.
     """
@@ -125,7 +125,7 @@ class TooManyRequests(KubeApiError):
     """429.
 
     Attributes:
-        retry_after_s: what the server asked to wait, None where it did not say.
+        retry_after_s: what the server asked to wait, None if it did not say.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ def shorten(text: str, limit: int = MESSAGE_LIMIT) -> str:
 
 
 def find_conflict_cause(reason: str, message: str) -> Cause:
-    """Tell the 409s apart; the API server only does so in words.
+    """Find the cause of a 409, which the API server states only in words.
 
     Args:
         reason: `reason` of the Status.

@@ -82,9 +82,7 @@ class EventRecorder:
         busy: whether the process has more urgent things to write now, or had within the last `BUSY_S`: what
             it waits for may come a moment later.
         most: series that wait to be written; more are dropped.
-        clock: monotonic seconds.
         wall: seconds of the wall clock.
-        sleep: waits, as asyncio.sleep.
 
     Attributes:
         written: requests that the API server has accepted.

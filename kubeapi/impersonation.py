@@ -14,7 +14,7 @@ _NAME_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "!#$&
 
 
 def make_impersonation_headers(source: str, user: Mapping[str, object]) -> Headers:
-    """Write the headers for a user of a kubeconfig; empty where the user acts as nobody else.
+    """Write the headers for a user of a kubeconfig; empty if the user acts as nobody else.
 
     Args:
         source: What errors begin with.
@@ -52,7 +52,7 @@ def _check_values(name: str, value: object) -> list[str]:
 
 
 def _check_value(name: str, value: object) -> str:
-    """Check what becomes the value of a header; empty where there is none."""
+    """Check what becomes the value of a header; empty if there is none."""
     if value is None:
         return ""
     if not isinstance(value, str) or not value.isprintable():

@@ -65,8 +65,6 @@ class LeaderLabel:
     Args:
         value: Its value; says which election is meant.
         timeout_s: Longest time of a request; less than the time between two leaders.
-        clock: Monotonic seconds.
-        sleep: Waits, as asyncio.sleep.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class LeaderLabel:
             await self._sleep(LOOK_S)
 
     async def _write_if_due(self) -> None:
-        """Write what is due; a failure is told once, and tried again after a pause."""
+        """Write what is due; a failure is logged once, and retried after a pause."""
         leads = self._leads()
         if leads == self._shown and not (leads and self._clock() >= self._written_at + WRITE_AGAIN_S):
             return

@@ -72,9 +72,7 @@ class LeaseElector:
             identity: identity of this process, unique among all candidates and restarts.
             lease_s: whole seconds others wait after the last renewal they saw.
             renew_s: seconds between two tries; at most a third of lease_s.
-            clock: monotonic seconds.
             wall: time of day, written into the Lease for people.
-            sleep: waits, as asyncio.sleep.
             uniform: random number between two bounds; candidates must not march in step.
             is_eligible: whether this process may lead; while not, it gives the Lease up and only watches it.
             has_stopped: whether a holder is known to act no more, so that nobody need wait for it.
@@ -139,7 +137,7 @@ class LeaseElector:
             await self._release()
 
     async def _round(self) -> None:
-        """Try once to get or keep the Lease; failures are told and forgotten, the deadline does the rest."""
+        """Try once to get or keep the Lease; failures are only logged, since the deadline ends leadership."""
         before = self.is_leader
         try:
             async with asyncio.timeout(self._deadline_s):

@@ -1,4 +1,4 @@
-"""Leadership by another process's Lease: who runs in the pod of the holder leads with it.
+"""Leadership by another process's Lease: a process in the holder's pod leads together with it.
 
 kube-scheduler writes its host name, which in a pod is the pod's name, and a random part into the Lease. A
 process beside it in the same pod reads that, and takes part in no election of its own.
@@ -61,8 +61,6 @@ class LeaseFollower:
                 after an underscore.
             gap_s: See the attribute; more than a write of the leader may take.
             read_s: Seconds between two reads, and the time-out of each.
-            clock: Monotonic seconds.
-            sleep: Waits, as asyncio.sleep.
         """
         self._client = client
         self._path = (
@@ -106,7 +104,7 @@ class LeaseFollower:
             await self._sleep(self._read_s)
 
     def _apply_lease(self, spec: _LeaseSpec, began: float) -> None:
-        """Take what a read that began at `began` shows."""
+        """Apply a Lease read that began at `began`."""
         before, self._seen = self._seen, spec
         seen_at, self._seen_at = self._seen_at, began
         if (spec.holder_identity or "").partition("_")[0] != self._host:

@@ -1,4 +1,4 @@
-"""Listening sockets, and connections that keep to bounds: what one peer opens leaves room for the others."""
+"""Listening sockets with bounded connections, so that one peer cannot crowd out the others."""
 
 import asyncio
 import errno
@@ -193,7 +193,7 @@ class Connections:
         self.is_ending = False
 
     def admit(self) -> Connection | None:
-        """Make room for a client; None where all connections are answering."""
+        """Make room for a client; None if all connections are answering."""
         if len(self._open) >= self.most:
             waiting = [connection for connection in self._open if not connection.is_answering]
             if not waiting:
@@ -208,7 +208,7 @@ class Connections:
         return connection
 
     def count_bytes(self, connection: Connection, count: int) -> None:
-        """Count what a client sent; where all sent too much, end the one that waits and sent most."""
+        """Count the bytes of a client; if all clients sent too much, end the waiting one that sent most."""
         connection.unanswered_bytes += count
         self._unanswered_bytes += count
         if self._unanswered_bytes > MOST_UNANSWERED_BYTES:

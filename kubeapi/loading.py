@@ -25,7 +25,7 @@ _API_CLIENT: Final = f"{_CLIENT}.api_client"
 def import_without_models() -> Iterator[None]:
     """Have `kubernetes.aio.config` imported without the parts that it uses for nothing here.
 
-    Changes nothing where the package was imported before. A release whose parts hang together in another way
+    Changes nothing if the package was imported before. A release whose parts hang together in another way
     is imported whole.
     """
     if "kubernetes" not in sys.modules:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 
 def parse_resource_version(text: str) -> int:
-    """Read a resourceVersion as a number, 0 where it is none, as none of Kubernetes' own ever is."""
+    """Read a resourceVersion as a number, 0 if it is none, as none of Kubernetes' own ever is."""
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
@@ -12,7 +12,7 @@ def parse_time(text: str | None) -> float | None:
     """Read a time as the API writes it; one without a zone is UTC.
 
     Returns:
-        Seconds since the epoch, None where the text is no time.
+        Seconds since the epoch, None if the text is no time.
     """
     try:
         at = datetime.fromisoformat(text or "")

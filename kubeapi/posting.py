@@ -1,4 +1,4 @@
-"""POST and PATCH requests on connections of their own, for who writes once for every pod.
+"""POST and PATCH requests on their own connections, for processes that write once for every pod.
 
 Through aiohttp such a request costs several times what it does: URL, headers, timers and streams are objects
 made for it alone. Here it is one write, and httptools reads the answer. No proxy is spoken to.
@@ -48,7 +48,7 @@ class PostReply:
 
     Attributes:
         status: HTTP status.
-        retry_after: Value of the header of that name, None where there is none.
+        retry_after: Value of the header of that name, None if there is none.
     """
 
     status: int
@@ -139,7 +139,7 @@ class PostClient:
 def make_post_client(
     credentials: Credentials, headers: Headers, most: int, connect_s: float
 ) -> PostClient | None:
-    """Make a `PostClient`, None where a proxy or a password in the URL is left to aiohttp.
+    """Make a `PostClient`, None if a proxy or a password in the URL is left to aiohttp.
 
     The arguments are those of `PostClient`.
     """
@@ -171,7 +171,6 @@ class ConnectionPool:
         """Send a request, and read its answer until `ends` on the event loop's clock.
 
         Args:
-            request: Its bytes, headers included.
             ends: When to give up.
 
         Raises:
@@ -205,7 +204,7 @@ class ConnectionPool:
         self._drop_idle()
 
     def _pick(self, target: PostTarget) -> "_PooledConnection | None":
-        """Take the connection that was used last, so that those not needed grow old."""
+        """Pick the connection that was used last, so that unneeded ones become idle."""
         if target != self._target:
             self._drop_idle()
             self._target = target

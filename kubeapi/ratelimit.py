@@ -1,4 +1,4 @@
-"""A token bucket: so many at once, then one every so often. Pure but for the clock, which is given."""
+"""A token bucket: a burst at once, then one token at a time. Pure but for the clock, which is given."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,6 @@ class TokenBucket:
     Args:
         burst: tokens it holds at most, at least 1.
         refill_s: seconds for one token, above 0.
-        clock: monotonic seconds.
 
     Raises:
         ValueError: burst or refill_s is out of range.
@@ -37,7 +36,7 @@ class TokenBucket:
         return True
 
     def reserve(self) -> float:
-        """Take a token, if need be one that is still to come.
+        """Take a token, if necessary one of the future.
 
         Returns:
             Seconds until it is there.

@@ -81,7 +81,7 @@ class _WatchEvent(msgspec.Struct):
 
 
 class SinkFailedError(KubeApiError):
-    """The consumer raised; its view is listed anew."""
+    """The sink raised, so its view is listed again."""
 
 
 class Reflector(Generic[T]):
@@ -121,8 +121,6 @@ class Reflector(Generic[T]):
             item: msgspec.Struct with the fields to read, named (or renamed) as in the API.
             params: selectors, the same for list and watch.
             relist_wanted: Set by whoever wants a complete list now, as `relist` does.
-            clock: monotonic seconds.
-            sleep: waits, as asyncio.sleep.
             base_s: first back-off at most.
             cap_s: longest back-off.
             page_size: objects a list page.
@@ -169,7 +167,7 @@ class Reflector(Generic[T]):
                 await self._failed(error)
 
     async def _failed(self, error: Exception) -> None:
-        """Tell the consumer, then wait; a first 410 only means that we were away for long."""
+        """Report a failure to the sink, then wait; a first 410 only means that we were away for long."""
         if not isinstance(error, KubeApiError):
             log.error("reflector failed", path=self._path, error=repr(error), exc_info=error)
             error = SinkFailedError(f"{self._path}: {error!r}")
@@ -230,7 +228,7 @@ class Reflector(Generic[T]):
         log.debug("listed", path=self._path, items=len(listed), resource_version=version)
 
     def _read_page(self, page: bytes) -> tuple[str, list[T]]:
-        """Read a page's version and items; one that does not decode is skipped and told, the others count."""
+        """Read a page's version and items; an item that does not decode is logged and skipped."""
         try:
             typed = cast("_Page[T]", self._decode_page(page))
         except UNREADABLE:
@@ -253,7 +251,7 @@ class Reflector(Generic[T]):
         return raw.metadata.resource_version, items
 
     async def _resume(self) -> None:
-        """Watch on, unless the API server has gone back behind the last version delivered."""
+        """Resume the watch, unless the API server has gone back behind the last version delivered."""
         if self._interrupted:
             if has_gone_back(self.resource_version, await self._newest_version()):
                 self._list_due = True

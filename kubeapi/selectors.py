@@ -23,7 +23,7 @@ class Expression(msgspec.Struct, frozen=True, rename="camel"):
     values: tuple[str, ...] | None = None
 
     def matches(self, value: str | None) -> bool:
-        """Whether a label's value, None where there is no such label, satisfies the condition.
+        """Whether a label's value, None if there is no such label, satisfies the condition.
 
         An operator that Kubernetes does not have is satisfied by nothing.
         """
@@ -42,7 +42,7 @@ class Expression(msgspec.Struct, frozen=True, rename="camel"):
         return False
 
     def _compares(self, value: str | None, values: tuple[str, ...]) -> bool:
-        """Compare as whole numbers; what is none satisfies nothing."""
+        """Compare as whole numbers; other values never match."""
         left, right = parse_int64(value), parse_int64(values[0]) if len(values) == 1 else None
         if left is None or right is None:
             return False
@@ -103,7 +103,7 @@ class NodeTerm(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Toleration(msgspec.Struct, frozen=True, rename="camel"):
-    """A taint that a pod stands."""
+    """A toleration of a pod."""
 
     key: str = ""
     operator: str = ""
@@ -111,7 +111,7 @@ class Toleration(msgspec.Struct, frozen=True, rename="camel"):
     effect: str = ""
 
     def tolerates(self, taint: "Taint") -> bool:
-        """Tell whether it covers a taint; one with an operator that is off by default covers none."""
+        """Return True if it tolerates a taint; operators that are disabled by default tolerate none."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:
@@ -138,14 +138,15 @@ _REPELLING: Final = frozenset({"NoSchedule", "NoExecute"})
 def list_repelling_taints(taints: Sequence[Taint], *, unschedulable: bool) -> list[Taint]:
     """List what a pod has to tolerate to run on a node: its taints, and `UNSCHEDULABLE` while it is cordoned.
 
-    Kubernetes takes that taint away a moment after a cordon has ended: kube-scheduler looks at it until then.
+    Kubernetes removes that taint a moment after a cordon has ended, and kube-scheduler respects it until
+    then.
     """
     found = [taint for taint in taints if taint.effect in _REPELLING]
     return [*found, UNSCHEDULABLE] if unschedulable and UNSCHEDULABLE not in found else found
 
 
 class NodeRules(msgspec.Struct, frozen=True):
-    """NodeRules is what a pod says of the nodes that it may run on. Hashable, equal for equal rules.
+    """NodeRules is a pod's constraints on nodes. Hashable, equal for equal constraints.
 
     Attributes:
         selector: Labels of `spec.nodeSelector`, sorted.

@@ -4,7 +4,7 @@ Its bounds are in `listening`: connections, and the time that clients may take. 
 
 - Three quarters as many requests are answered at a time as there may be connections. Further ones get 429,
   but for health.
-- What costs something is one `SharedAnswer` for all who ask for it.
+- Expensive answers are made once, as a `SharedAnswer`, for all concurrent requests.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ async def _read_body(request: web.Request) -> None:
 
 @web.middleware
 async def _explain_unknown_paths(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Say what is served to whoever asks for something else."""
+    """Answer requests for unknown paths with a list of what is served."""
     try:
         return await handler(request)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
@@ -162,12 +162,11 @@ async def _explain_unknown_paths(request: web.Request, handler: Handler) -> web.
 
 
 class SharedAnswer:
-    """Makes an answer once for all who ask meanwhile, and rests before it makes the next one.
+    """Makes one answer for all concurrent requests, and pauses before it makes the next one.
 
     An answer is never older than its question.
 
     Args:
-        clock: Monotonic seconds.
         sleep: Waits for seconds.
     """
 
@@ -186,7 +185,7 @@ class SharedAnswer:
         self._next: asyncio.Task[bytes] | None = None
 
     async def get(self) -> bytes:
-        """Wait for the next answer; its failure is that of all who wait."""
+        """Wait for the next answer; if making it fails, all waiting callers get the error."""
         if self._next is None:
             self._next = asyncio.create_task(self._make_next())
             self._next.add_done_callback(_read_failure)
@@ -207,7 +206,7 @@ class SharedAnswer:
 
 
 def _read_failure(task: asyncio.Task[bytes]) -> None:
-    """Take note of a failure: everybody who waited may have gone away."""
+    """Retrieve a task's exception, in case no caller is left to see it."""
     if not task.cancelled():
         task.exception()
 
@@ -228,8 +227,8 @@ def serve_health(unready: Callable[[], str], broken: Callable[[], str] = lambda:
     """Serve /healthz and /readyz.
 
     Args:
-        unready: Why the process cannot do its work now; empty: it can.
-        broken: Why it never will and has to be another one; empty: nothing.
+        unready: Why the process cannot work now; empty if it can.
+        broken: Why it never will again and must be restarted; empty if nothing is wrong.
     """
 
     def answer_for(why: Callable[[], str]) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -1,15 +1,15 @@
-"""Runs one step again and again: after news, and after as long as the last step asked for."""
+"""Runs one step again and again: after events, and after the delay that the last step asked for."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 
 class Stepper:
-    """Stepper calls a step when something has happened; news during a step cause one more.
+    """Stepper calls a step when something has happened; events during a step cause one more.
 
     Args:
         step: Returns the seconds after which it is called again even if nothing happens, None for no need.
-        burst_s: News within so many seconds after the first are one call.
+        burst_s: Events within this many seconds after the first cause one call.
     """
 
     def __init__(self, step: Callable[[], Awaitable[float | None]], burst_s: float = 0.0) -> None:

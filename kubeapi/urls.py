@@ -65,7 +65,7 @@ def find_proxy(url: str, environment: Mapping[str, str]) -> str | None:
 
 
 def _read_variable(environment: Mapping[str, str], upper: str) -> tuple[str, str]:
-    """Name and value of a variable in upper or lower case; the value is empty where neither is set."""
+    """Name and value of a variable in upper or lower case; the value is empty if neither is set."""
     for name in (upper, upper.lower()):
         if value := environment.get(name):
             return name, value
@@ -73,7 +73,7 @@ def _read_variable(environment: Mapping[str, str], upper: str) -> tuple[str, str
 
 
 def _is_direct(url: URL, no_proxy: str) -> bool:
-    """Tell whether an entry of NO_PROXY names the host, or it is this machine."""
+    """Return True if an entry of NO_PROXY names the host, or the host is this machine."""
     host, port = url.raw_host or "", str(url.port or "")
     address = _parse_ip(host.partition("%")[0])
     if host == "localhost" or (address is not None and address.is_loopback):
@@ -113,7 +113,7 @@ def _encode_name(name: str) -> str:
 
 
 def _split_entry(entry: str) -> tuple[str, str]:
-    """Host and port of HOST, HOST:PORT or [ADDRESS]:PORT; the port is empty where there is none."""
+    """Host and port of HOST, HOST:PORT or [ADDRESS]:PORT; the port is empty if there is none."""
     host, colon, port = entry.rpartition(":")
     if not colon or (":" in host and not (host.startswith("[") and host.endswith("]"))):
         return entry, ""

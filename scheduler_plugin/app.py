@@ -230,7 +230,7 @@ async def _listen(
 
 
 def _read_tls(settings: Settings) -> ServerTls | None:
-    """Make the TLS side, None where the server speaks plain HTTP.
+    """Make the TLS side, None if the server speaks plain HTTP.
 
     Raises:
         SettingsError: the files cannot be used.

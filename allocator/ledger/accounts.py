@@ -47,7 +47,7 @@ class NodeAccounts:
     def set_cards(self, cards: Sequence[Card]) -> None:
         """Replace the list of cards, as after a card was partitioned anew.
 
-        IDs of cards that are gone count for nobody; those of one that comes back count again.
+        IDs of cards that are gone are not counted; if a card comes back, its IDs count again.
 
         Raises:
             LedgerError: a UUID twice.
@@ -73,14 +73,14 @@ class NodeAccounts:
         """Remove the account of a pod.
 
         Returns:
-            The account, None where there was none.
+            The account, None if there was none.
         """
         if uid in self.pods:
             self.version += 1
         return self.pods.pop(uid, None)
 
     def with_sizes(self, pod: Pod) -> Pod:
-        """Return a pod that asks for percent with the sizes of this node's cards, any other one as it is."""
+        """Add the sizes of this node's cards to a pod that asks for percent; return other pods unchanged."""
         if not pod.request.percent:
             return pod
         return replace(pod, sizes={uuid: card.size_units for uuid, card in self.cards.items()})
@@ -138,7 +138,7 @@ class NodeAccounts:
         return {uuid: units for uuid, units in needs.items() if units <= self.cards[uuid].size_units}
 
     def assigned_cards(self, pod: Pod, demand: Demand) -> tuple[str, ...]:
-        """Return the cards that the scheduler assigned to a demand; none where it did not."""
+        """Return the cards that the scheduler assigned to a demand; none if it did not."""
         costs = pod.assigned_costs
         if pod.assigned is None or costs is None or not costs.keys() <= self.cards.keys():
             return ()

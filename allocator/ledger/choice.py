@@ -22,7 +22,7 @@ class AllocationRequest:
         offered: device IDs of this node's cards, all of units or all of percent.
         must_include: those of them that must be chosen.
         size: how many IDs are wanted.
-        kubelet_pods: namespace and name of the pods that PodResources listed, None where it did not answer.
+        kubelet_pods: namespace and name of the pods that PodResources listed, None if it did not answer.
             The pod that asks is among them, a pod that the kubelet admits later is not.
     """
 
@@ -60,7 +60,7 @@ class AllocationRequest:
         return self.kubelet_pods is None or (account.pod.namespace, account.pod.name) in self.kubelet_pods
 
     def target_cards(self) -> tuple[str, ...]:
-        """Return the cards that the container must get, none where nobody said.
+        """Return the cards that the container must get, none if nobody said.
 
         Where its demand has devices, else where the scheduler said.
         """
@@ -222,7 +222,7 @@ class AllocationRequest:
     def _chosen(
         self, cards: Sequence[Card], demands: Iterable[Demand], request: PodRequest
     ) -> list[tuple[int, ...]] | None:
-        """Ask the pod's policy, or the node's; where its costs are none the default: the pod is bound."""
+        """Ask the pod's policy or the node's; if its costs are invalid the default, as the pod is bound."""
         asked = [(each.asked, each.cards) for each in demands]
         policy = request.card_policy or self.accounts.policy
         try:

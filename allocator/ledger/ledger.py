@@ -28,7 +28,6 @@ class Ledger:
 
     Args:
         cards: every card in word order, `used_units` 0.
-        policy: the cluster's card policy.
     """
 
     def __init__(self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY) -> None:

@@ -37,7 +37,7 @@ class Pod:
         uid: identity; a name may come again, a UID never does.
         request: what it asks for.
         runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
-        assigned: the `assigned` annotation, None where missing or unreadable.
+        assigned: the `assigned` annotation, None if missing or unreadable.
         admitted: status says that the kubelet has admitted exactly this UID.
         has_run: a container of it has run: there was a cgroup.
         terminal: phase Succeeded or Failed.
@@ -147,7 +147,7 @@ class PodAccount:
 
     @property
     def change_key(self) -> Hashable:
-        """Value that differs where others than the ledger must be told; see `NodeAccounts.version`."""
+        """Key that changes whenever parts beside the ledger must be notified; see `NodeAccounts.version`."""
         ids = tuple(self.known_ids.items()), tuple(self.pending_ids.items())
         return (*ids, self.admitted, self.has_run, self.cgroups_gone_at_s is None)
 

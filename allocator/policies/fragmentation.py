@@ -12,7 +12,7 @@ A free part of f units on a card costs
 over demands of g_m units with popularity p_m. A request goes where h grows least. Where nothing is known of
 the demands, on the node for one, whole cards are kept whole and the fullest card that fits is filled:
 
-    h(f) = 24.5 B(f),   B = f (1.1 - 0.1 f / size), and 0 where the whole card is free
+    h(f) = 24.5 B(f),   B = f (1.1 - 0.1 f / size), and 0 if the whole card is free
 
 The scheduler's node policy of this name adds the node's cpu and memory to the same terms.
 """
@@ -47,7 +47,7 @@ def broken(size: int, free: int) -> float:
         free: Free units of it.
 
     Returns:
-        `free (1.1 - 0.1 free / size)` in units; 0 where the whole card is free.
+        `free (1.1 - 0.1 free / size)` in units; 0 if the whole card is free.
     """
     return free * (1.0 + _BEST_FIT * (1.0 - free / size)) if free < size else 0.0
 
@@ -92,7 +92,7 @@ def as_demands(weights: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
 def fragmentation(
     cards: Sequence[Card], units: int, demands: tuple[tuple[int, float], ...] = ()
 ) -> Sequence[float]:
-    """Avoid useless rests: `cost = h(free - units) - h(free)`, infinite where the request does not fit.
+    """Avoid useless rests: `cost = h(free - units) - h(free)`, infinite if the request does not fit.
 
     Args:
         cards: All cards of one node.

@@ -43,7 +43,6 @@ class AllocationService:
     """AllocationService is the `DeviceAllocator` of one resource.
 
     Args:
-        unit_mib: MiB a unit.
         percent: the resource is percent of cards, not units.
         request_list: Asks for a complete list of this node's pods that begins now.
         list_admitted_pods: Asks the kubelet which pods it has begun to admit, by namespace and name; None

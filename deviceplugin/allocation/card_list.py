@@ -32,7 +32,6 @@ class CardList:
     Args:
         account: the ledger, made of the first list.
         gpus: the first list.
-        unit_mib: MiB a unit.
         notices: hear of cards that come and go.
         on_change: called before the words are written: the kubelet must hear of new devices first.
         enforcement: how a card's memory is held, by UUID.
@@ -146,7 +145,7 @@ class CardList:
 
 
 def find_lost_cards(accounts: NodeAccounts, account: PodAccount) -> set[str]:
-    """Find the UUIDs of cards of which a pod has devices that the node has no more."""
+    """Find the UUIDs of cards that the node no longer has and of which a pod still has devices."""
     ids = frozenset().union(*account.known_ids.values())
     unknown = {text.partition(SEPARATOR)[0] for text in ids.difference(accounts.card_of)}
     empty = {

@@ -17,7 +17,7 @@ class ForeignPluginWatcher:
         notices: hear of a plugin that comes, offers something else, or goes.
 
     Attributes:
-        foreign_gpus: count of GPUs by resource, empty where no other plugin offers any.
+        foreign_gpus: count of GPUs by resource, empty if no other plugin offers any.
     """
 
     def __init__(self, account: LedgerService, node_view: OwnNode, notices: NodeEvents) -> None:

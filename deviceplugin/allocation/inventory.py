@@ -46,13 +46,13 @@ def cards_in_units(gpus: Sequence[GpuCard], unit_mib: int) -> tuple[Card, ...]:
 
 
 def _links(gpus: Sequence[GpuCard]) -> list[tuple[int, ...]]:
-    """Write each card's links by the position of the other one; empty where it has none."""
+    """Write each card's links by the position of the other one; empty if it has none."""
     found = [dict(gpu.links) for gpu in gpus]
     return [tuple(links.get(gpu.uuid, 0) for gpu in gpus) if links else () for links in found]
 
 
 def check_units(gpus: Sequence[GpuCard], unit_mib: int) -> None:
-    """Refuse a unit that no card holds once, and one whose list of devices no kubelet could take.
+    """Refuse a unit larger than every card, or one whose list of devices is too long for the kubelet.
 
     Raises:
         DeviceListError: names the largest, or the smallest unit in MiB that would fit.

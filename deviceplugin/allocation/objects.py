@@ -157,7 +157,7 @@ class PodObject(msgspec.Struct):
         kubelet admits it all the same.
 
         Returns:
-            The request, None where the pod does not ask, and what was wrong with it.
+            The request, None if the pod does not ask, and what was wrong with it.
         """
         init = [container.to_mapping() for container in self.spec.init_containers or ()]
         mains = [container.to_mapping() for container in self.spec.containers]
@@ -166,7 +166,7 @@ class PodObject(msgspec.Struct):
     def to_ledger_pod(
         self, resource: str, claimed: PodRequest | None = None
     ) -> tuple[Pod | None, AllocatorError | None]:
-        """Read the pod as the ledger wants it, None where it does not ask, and what was wrong with it.
+        """Read the pod for the ledger, None if it does not ask for cards, and what was wrong with it.
 
         Args:
             claimed: what a pod has by claims that asks for nothing of the resource.
@@ -239,11 +239,11 @@ class NodeObject(msgspec.Struct):
 
     @property
     def boot_id(self) -> str:
-        """Boot ID of the machine that the kubelet runs on; empty where it does not say."""
+        """Boot ID of the machine that the kubelet runs on; empty if it does not say."""
         return self.status.node_info.boot_id if self.status.node_info is not None else ""
 
     def read_words(self) -> NodeWords | None:
-        """The packed words, None where they are missing, corrupt, or unlike in capacity and allocatable."""
+        """The packed words, None if they are missing, corrupt, or unlike in capacity and allocatable."""
         capacity, allocatable = self._packed(self.status.capacity), self._packed(self.status.allocatable)
         if capacity != allocatable:
             return None
@@ -259,11 +259,11 @@ class NodeObject(msgspec.Struct):
         )
 
     def read_accounted_pods(self) -> Holds | None:
-        """Read the accounted pods, None where they cannot be read."""
+        """Read the accounted pods, None if they cannot be read."""
         return self.read_accounted_pods_or_error()[0]
 
     def read_accounted_pods_or_error(self) -> tuple[Holds | None, AllocatorError | None]:
-        """Read the accounted pods, None where they cannot be read, and say what was wrong with them."""
+        """Read the accounted pods, None if they cannot be read, and say what was wrong with them."""
         text = self.metadata.get_annotation(NODE_HOLDS)
         try:
             return (None if text is None else _load_holds(text)), None
@@ -271,7 +271,7 @@ class NodeObject(msgspec.Struct):
             return None, error
 
     def read_cards(self) -> tuple[CardRecord, ...] | None:
-        """The inventory, None where it cannot be read."""
+        """The inventory, None if it cannot be read."""
         text = self.metadata.get_annotation(NODE_CARDS)
         try:
             return None if text is None else _load_cards(text)

@@ -18,8 +18,8 @@ class OwnNode(Sink[NodeObject]):
     """OwnNode keeps the newest state of the own Node.
 
     Args:
-        tell: called with what is wrong with the Node's cordon, once for each thing.
-        parents: UUIDs of the whole cards by those of their instances; whose card is cordoned is cordoned.
+        tell: called with each fault of the Node's cordon, once.
+        parents: UUID of the whole card by that of its instance; an instance is cordoned with its card.
 
     Attributes:
         node: the Node, None while there is none.

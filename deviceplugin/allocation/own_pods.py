@@ -71,7 +71,7 @@ class OwnPods:
         return found.status.container_names if found is not None else {}
 
     def claims_changed(self, runtime_uid: str) -> None:
-        """Read a pod again whose claims have changed; one that no watch has shown yet comes with it."""
+        """Process a pod again after its claims have changed; a pod not seen in a watch yet is added."""
         item = self._with_claims.get(runtime_uid)
         if item is not None:
             pod, _ = self._read_pod(item)

@@ -33,7 +33,7 @@ PACE: Final = ReconcileIntervals()
 
 
 class CgroupProber(Protocol):
-    """CgroupProber tells which pods still run something. Every call blocks."""
+    """CgroupProber finds out which pods still run containers. Every call blocks."""
 
     def probe(self, uids: Collection[str]) -> CgroupProbe:
         """Look which of `uids` have a container left."""
@@ -43,7 +43,6 @@ class Reconciler:
     """Reconciler reads the checkpoint when it is written, and probes the cgroups of pods that end.
 
     Args:
-        pods: The node's pods.
         changes: yields after each write of the kubelet's checkpoint.
         clean: makes the kubelet clean its checkpoint and write it.
         pace: waits.
@@ -51,7 +50,7 @@ class Reconciler:
     Attributes:
         can_register: set once the checkpoint has been read for the first time, or is torn. Then the kubelet,
             which believes it no more than we do, writes it anew when it has our list of devices.
-        cgroup_problem: why cgroups could not be read at the last look, None where they could.
+        cgroup_problem: why cgroups could not be read at the last look, None if they could.
     """
 
     def __init__(

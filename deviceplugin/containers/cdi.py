@@ -1,4 +1,4 @@
-"""CDI: by which names a container runtime knows the cards, and a specification of ours where there is none.
+"""CDI: the names by which a container runtime knows the cards, and our own specification if there is none.
 
 The vendor's toolkit writes a specification (nvidia-ctk: nvidia.yaml) with all that a container needs, driver
 libraries included. Where there is none we write one of device nodes alone. Its kind is our own: two files
@@ -63,7 +63,6 @@ class CdiNames:
         devices: folder of the machine's device nodes; None for cards that are none of its, whose vendor has
             no toolkit here.
         wait_s: see `WAIT_S`.
-        clock: monotonic seconds.
 
     Attributes:
         is_waiting: a card has no name yet, and the vendor's specification may still come.
@@ -94,7 +93,7 @@ class CdiNames:
         return tuple(self._names.get(uuid) or f"{self._vendor.cdi_kind}={uuid}" for uuid in uuids)
 
     def refresh(self, cards: Sequence[GpuCard]) -> None:
-        """Look at the specifications there are, and write ours where they lack a card."""
+        """Read the existing specifications, and write ours if a card is missing from them."""
         there = [folder for folder in self._folders if folder.is_dir()]
         if not there:
             self._warn_once("folders", "no folder of CDI specifications here: the vendor's names are used")
@@ -197,7 +196,7 @@ async def refresh_repeatedly(
 
 
 def read_device_nodes(text: str, kind: str) -> Devices:
-    """Read a specification's devices; none where it is of another kind.
+    """Read a specification's devices; none if it is of another kind.
 
     Raises:
         ValueError: it is no specification.

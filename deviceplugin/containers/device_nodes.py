@@ -63,7 +63,7 @@ def capability_nodes(card: GpuCard, vendor: Vendor, drivers: Path = DRIVERS) -> 
 
 
 def _minor(drivers: Path, card: str, place: str) -> int | None:
-    """Read the minor number of a capability; None where the kernel tells none."""
+    """Read the minor number of a capability; None if the kernel tells none."""
     try:
         text = (drivers / f"nvidia/capabilities/{card}/mig/{place}/access").read_text("ascii", "replace")
         found = _MINOR.search(text)

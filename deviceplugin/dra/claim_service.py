@@ -57,7 +57,6 @@ class ClaimService:
         pods: the node's pods; those with prepared claims are read as if they asked for these.
         make_grant: Says what a container is given, by its MiB on each card's UUID.
         node_name: also the name of the node's pool.
-        unit_mib: MiB a unit.
         room_wait_s: see `ROOM_WAIT_S`.
     """
 
@@ -107,7 +106,7 @@ class ClaimService:
 
     @property
     def problem(self) -> str | None:
-        """Why containers of a claim cannot start now; None where nothing is known to be in their way."""
+        """Return why containers of a claim cannot start now; None if no reason is known."""
         return next(iter(self._problems.values()), None)
 
     def _expect_changes(self) -> None:
@@ -129,7 +128,7 @@ class ClaimService:
                         log.warning("containers of a claim cannot start", reason=str(error))
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[PreparedDevice, ...]:
-        """Give a claim its shares; waits for room where there is none.
+        """Give a claim its shares, waiting for room if there is none.
 
         Raises:
             AllocationRefusedError: it cannot be had now, in words. The kubelet asks again.
@@ -142,7 +141,7 @@ class ClaimService:
             return _answer(claim, await self._write_cdi(claim))
 
     async def unprepare(self, uid: str) -> None:
-        """Take a claim's shares back; one that is not prepared is no error.
+        """Release a claim's shares; a claim that is not prepared is no error.
 
         Raises:
             AllocationRefusedError: a file cannot be removed. The kubelet asks again.
@@ -171,7 +170,7 @@ class ClaimService:
                 await self.write_cdi_files()
 
     async def hand_over_claims(self) -> None:
-        """Count claims whose pod has ended for another pod that shares them.
+        """Charge claims whose pod has ended to another pod that shares them.
 
         A kubelet asks for a claim to be unprepared when the last of its pods has ended.
         """
@@ -183,7 +182,7 @@ class ClaimService:
                 await self._hand_over(claim.uid)
 
     async def _hand_over(self, uid: str) -> None:
-        """Count a prepared claim for another of the pods that may use it; nothing where there is none.
+        """Charge a prepared claim to another pod that may use it, if there is one.
 
         Raises:
             AllocationRefusedError: claim or pods cannot be read, or the kubelet is about to let it go.

@@ -92,10 +92,10 @@ class ClaimStatusWriter:
     async def _step(self) -> float | None:
         """Write the status of each claim that is due.
 
-        A claim whose status is refused waits by itself. An API server that does not answer ends the round.
+        A refused write delays only its own claim. An API server that does not answer ends the round.
 
         Returns:
-            Seconds to wait in any case, None where the API server has answered.
+            Seconds to wait in any case, None if the API server has answered.
         """
         now_s = asyncio.get_running_loop().time
         uids = {claim.uid for claim in self._prepared}

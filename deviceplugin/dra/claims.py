@@ -20,7 +20,7 @@ class ClaimShare:
         device: name of the card in the ResourceSlice.
         uuid: UUID of the card.
         units: units of its memory.
-        share_id: tells it from other shares of the same card; empty where there is none.
+        share_id: distinguishes it from other shares of the same card; empty for none.
     """
 
     request: str

@@ -105,7 +105,7 @@ class DraPlugin(rpc.DRAPluginServicer):
 
 
 class PluginRegistration(registration_rpc.RegistrationServicer):
-    """The servicer that says what this plugin is.
+    """The servicer that describes this plugin to the kubelet.
 
     Args:
         endpoint: path of the socket with the claims' service, as the kubelet sees it.

@@ -106,14 +106,14 @@ class PreparedClaims:
         """Read what an earlier daemon prepared. Blocking.
 
         Raises:
-            OSError: the folder cannot be made or read. Then nobody would know who has what.
+            OSError: the folder cannot be created or read, so prepared claims would be lost.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._unread = {path.stem: "" for path in self._folder.iterdir() if path.suffix == ".json"}
         self._read_files()
 
     def _read_files(self) -> None:
-        """Read what was not read yet; a file that somebody has removed meanwhile is none."""
+        """Read files that are not read yet; a file removed meanwhile is skipped."""
         for uid in sorted(self._unread):
             path = self._path(uid)
             try:
@@ -129,7 +129,7 @@ class PreparedClaims:
 
     @property
     def unread_uids(self) -> frozenset[str]:
-        """UIDs of claims whose files cannot be read, and that may have anything."""
+        """UIDs of claims whose files cannot be read, which may hold any share."""
         return frozenset(self._unread)
 
     def __iter__(self) -> Iterator[PreparedClaim]:

@@ -54,7 +54,7 @@ class DraRegistrar:
         self.registrations = 0
 
     async def run(self) -> None:
-        """Serve, and serve anew when a socket is gone, until cancelled; then take the sockets away."""
+        """Serve, and serve again whenever a socket disappears, until cancelled; then remove the sockets."""
         try:
             await step_on_changes(self._registry.parent, self._wake, self._step)
         finally:

@@ -24,7 +24,7 @@ _VERSION_PARTS: Final = 3
 
 
 def version_of(text: str) -> str | None:
-    """Write a driver's version as a semantic version; None where it is none: `570.00` is 570.0.0."""
+    """Write a driver's version as a semantic version; None if it is none: `570.00` is 570.0.0."""
     parts = text.split(".")
     if not all(part.isdecimal() for part in parts) or len(parts) > _VERSION_PARTS:
         return None
@@ -53,7 +53,6 @@ def device_of(
     Args:
         card: in units, with health and cordon.
         gpu: the same card as its source lists it.
-        unit_mib: MiB a unit.
         driver: version of the cards' driver, None when it is not known.
         overused: processes of others, or pods beyond their share, leave nothing of it.
     """
@@ -124,7 +123,7 @@ def is_shared(spec: Mapping[str, Any]) -> bool:
 
 
 def differs(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Tell whether a slice is to be written, as far as this daemon determines it.
+    """Return True if a slice must be written, judged by the fields that this daemon sets.
 
     The API server adds defaults, such as the time of a taint, and drops fields whose feature is off.
     """

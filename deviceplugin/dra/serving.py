@@ -36,14 +36,10 @@ LEAST_VERSION: Final = (1, 36)
 
 
 class ClaimServing:
-    """ClaimServing is everything of a node whose pods get their cards by claims.
+    """ClaimServing is the parts of a node daemon whose pods get their cards by claims.
 
     Args:
-        settings: The daemon's.
         prepared: Claims that are prepared, which the ledger reads in place of the kubelet's checkpoint.
-        pods: The node's pods.
-        nodes: The own Node.
-        card_list: The node's cards.
         make_grant: Says what a container is given, by its MiB on each card's UUID.
         observe: See `DraPlugin`.
         on_registered: Called when the kubelet has registered the plugin.
@@ -97,7 +93,7 @@ class ClaimServing:
 
     @property
     def problem(self) -> str | None:
-        """Why the cards are not published, or containers of a claim cannot start; None where all is well."""
+        """Why the cards are not published, or containers of a claim cannot start; None if all is well."""
         return self._publisher.problem or self._service.problem
 
     async def begin(self, checkpoint_reader: CheckpointReader, cgroups: CgroupProber) -> None:
@@ -111,7 +107,7 @@ class ClaimServing:
         await self._service.restore()
 
     async def watch_changes(self) -> AsyncGenerator[None]:
-        """Yield never: whoever changes the prepared claims tells the ledger himself."""
+        """Never yield: code that changes the prepared claims notifies the ledger itself."""
         await asyncio.Event().wait()
         yield
 
@@ -119,7 +115,7 @@ class ClaimServing:
         """Do nothing: the kubelet unprepares claims by itself."""
 
     async def run(self) -> None:
-        """Publish the cards, and follow who has the claims, until cancelled."""
+        """Publish the cards, and follow which pods use the claims, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publisher.run())
             group.create_task(self._statuses.run())
@@ -149,7 +145,7 @@ def check_no_devices(settings: Settings, checkpoint_reader: CheckpointReader, cg
 
 
 def _find_running(cgroups: CgroupProber, uids: set[str]) -> list[str]:
-    """Find the pods that run, or of which that is not known."""
+    """Find the pods that run or may run."""
     probe = cgroups.probe(uids) if uids else CgroupProbe()
     return sorted(probe.alive | probe.unknown)
 

@@ -1,4 +1,4 @@
-"""Keeps the node's ResourceSlices as they should be, whoever changes or deletes them."""
+"""Keeps the node's ResourceSlices correct, even if others change or delete them."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -65,13 +65,12 @@ class SlicePublisher(Sink[SliceObject]):
         node_view: the own Node, which owns the slices.
         gpus: the cards as their source lists them now.
         node_name: also the name of the pool.
-        unit_mib: MiB a unit.
         card_policy: the cluster's; one that spreads puts the emptiest card first.
-        driver: says the version of the cards' driver, None where it is not known.
+        driver: says the version of the cards' driver, None if it is not known.
         gap_s: least seconds between two writes.
 
     Attributes:
-        problem: why the slices cannot be written, None where they can.
+        problem: why the slices cannot be written, None if they can.
         writes: slices written so far.
     """
 
@@ -171,7 +170,7 @@ class SlicePublisher(Sink[SliceObject]):
         """Write what differs.
 
         Returns:
-            Seconds after which to try again, None where all is as it should be.
+            Seconds after which to try again, None if all is as it should be.
         """
         wanted = {item["metadata"]["name"]: item for item in self.wanted()}
         changed = [name for name, item in wanted.items() if self._is_due(item, found.get(name))]

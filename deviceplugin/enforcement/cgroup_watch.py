@@ -30,8 +30,8 @@ def describe_watch_problem(error: OSError) -> str:
 class CgroupWatch:
     """Watches folders as far as the kernel lets it, and knows whether one is not watched.
 
-    While `problem` is set, whoever watches must look for changes by itself. After `retry` has cleared it
-    everything must be looked at once more: what changed before was not told.
+    While `problem` is set, the caller must poll for changes. After `retry` has cleared it, everything must be
+    checked once more, because earlier changes were not reported.
 
     Args:
         on_change: Called with a folder and the name of what appeared or disappeared in it.
@@ -63,7 +63,7 @@ class CgroupWatch:
         """Watch a folder from now on.
 
         Returns:
-            False where it is gone. A folder that is there and cannot be watched is tried again by `retry`.
+            False if it is gone. A folder that is there and cannot be watched is tried again by `retry`.
         """
         try:
             self._ensure_open()

@@ -53,10 +53,10 @@ class Enforcer:
         account: The ledger, which has the checkpoint.
         limit_capability: On which cards limits are held, and by whom.
         names: container names by ID, of the pod with that UID in cgroups, as far as they are known.
-        unit_mib: MiB a unit.
         cgroup_root: where the host's cgroups are mounted.
         container_logs: the kubelet's folder of links to containers' logs; need not exist.
-        tell: called with the UID of a pod, a container of it and what is wrong with its limit, once for each.
+        tell: called once for each fault, with the UID of the pod, the container and what is wrong with its
+            limit.
         rescan_s: see `RESCAN_S`.
 
     Attributes:
@@ -168,7 +168,7 @@ class Enforcer:
             self._logged.pop(entry[0], None)
 
     def _read_logs(self) -> None:
-        """Learn whose cgroups are whose from the kubelet's links that are there."""
+        """Learn which cgroup belongs to which container from the kubelet's existing links."""
         if not self._watch.watch(self._logs):
             return
         links = (path for path in self._logs.iterdir() if path.is_symlink())
@@ -244,7 +244,7 @@ class Enforcer:
             await asyncio.sleep(self._rescan_s)
 
     async def _check_limits(self) -> None:
-        """Read every limit, a few at a time, and set those that somebody changed."""
+        """Read every limit, a few at a time, and set those that were changed."""
         self._limit_capability.probe_in_background()
         for number, uid in enumerate(list(self._pods)):
             if number % SLICE == 0:
@@ -286,7 +286,7 @@ class Enforcer:
             self._plan(uid, pod, cgroup, self._container(uid, pod, cgroup))
 
     def _name(self, uid: str, pod: LimitedPod) -> None:
-        """Plan the limits of cgroups of which the pod's status says by now whose they are."""
+        """Plan the limits of cgroups whose container the pod's status now names."""
         names = self._names(uid)
         if names is pod.status_names:
             return
@@ -298,7 +298,7 @@ class Enforcer:
                     self._plan(uid, pod, cgroup, container)
 
     def _container(self, uid: str, pod: LimitedPod, cgroup: Path) -> str | None:
-        """Find out whose cgroup it is; known once, it stays so when the status tells of the next one."""
+        """Find the container of a cgroup; once known it is kept, even if the status names the next one."""
         known = pod.container_names.get(cgroup)
         if known is None:
             identifier = pod.cgroups[cgroup]

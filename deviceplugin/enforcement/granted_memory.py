@@ -11,7 +11,6 @@ class GrantedMemory:
 
     Args:
         account: The ledger, which has the checkpoint.
-        unit_mib: MiB a unit.
     """
 
     def __init__(self, account: LedgerService, unit_mib: int) -> None:

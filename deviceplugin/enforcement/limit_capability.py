@@ -26,7 +26,7 @@ class LimitCapability:
 
     Args:
         account: the ledger; with `require` it offers no card on which nothing is held.
-        driver: who holds limits; None: nobody.
+        driver: adapter that sets limits; None if there is none.
         mode: A member of `option_values.MODES`.
         notices: hear of cards that are not offered.
         on_offer: called when other cards are offered than before.
@@ -60,7 +60,7 @@ class LimitCapability:
         return self._found.get(uuid, NO_LIMITS)
 
     def container_envs(self, shares_mib: Mapping[str, int]) -> Mapping[str, str]:
-        """Name the variables for the vendor's toolkit; none where the driver does not hold all the cards.
+        """Name the variables for the vendor's toolkit; none if the driver does not hold all the cards.
 
         Args:
             shares_mib: MiB by UUID of one container; the toolkit knows one limit for all of them.
@@ -94,7 +94,7 @@ class LimitCapability:
         self._account.notify_subscribers()
 
     def update_cards(self) -> None:
-        """Take the ledger's cards as they are now; new ones are asked about, and until then not held."""
+        """Apply the ledger's current cards; new ones are probed, and until then count as not limited."""
         self._cards = tuple(card.uuid for card in self._account.ledger.installed)
         self._found = {uuid: self._found.get(uuid, NOT_ASKED) for uuid in self._cards}
         self._withhold()
@@ -113,7 +113,7 @@ class LimitCapability:
         return {uuid: _answer(self.driver, uuid) for uuid in list(self._cards)}
 
     def _withhold(self) -> None:
-        """Offer only cards on which limits are held, where they are required."""
+        """Offer only cards with working limits, if limits are required."""
         if self._mode == REQUIRE:
             reasons = {
                 uuid: str(self.get_support(uuid))
@@ -141,7 +141,7 @@ class LimitCapability:
 
 
 def _answer(driver: MemoryLimits, uuid: str) -> LimitSupport:
-    """Ask about one card; an answer that nobody expects is no, until it is asked again."""
+    """Probe one card; an unexpected error counts as no, until the next probe."""
     try:
         return driver.support(uuid)
     except Exception as error:

@@ -20,7 +20,7 @@ class WantedLimit:
     Attributes:
         mib: what to set.
         accepted: what may stand there instead.
-        is_container_known: whose cgroup it is was known.
+        is_container_known: the container of the cgroup was known.
     """
 
     mib: int
@@ -33,7 +33,7 @@ def plan_limits(grants: Grants, container: str | None) -> dict[str, WantedLimit]
 
     Args:
         grants: grants of the cgroup's pod.
-        container: whose cgroup it is, None while that is not known.
+        container: the cgroup's container, None while unknown.
     """
     if container is not None:
         mine = grants.get(container, {})

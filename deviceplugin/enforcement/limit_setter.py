@@ -28,10 +28,10 @@ class LimitOutcome:
 
     Attributes:
         cgroup: cgroup of the job.
-        reading: limit and use as read at the end; None where it could not be read.
+        reading: limit and use as read at the end; None if it could not be read.
         was_mib: the limit that stood there before; None: none, or not read.
-        fault: None where the limit holds.
-        problem: the fault in words, empty where there is none.
+        fault: None if the limit holds.
+        problem: the fault in words, empty if there is none.
         at_s: when the job was begun, monotonic seconds.
     """
 

@@ -14,7 +14,7 @@ class ContainerLimit:
 
     Attributes:
         uid: UID of the pod, as the kubelet knows it.
-        container: its name, None while it is not known whose cgroup this is.
+        container: name of the cgroup's container, None while unknown.
         uuid: UUID of the card.
         wanted: what is to stand there.
         outcome: outcome of the last attempt, None before the first.
@@ -49,7 +49,7 @@ class LimitedPod:
         folder: its cgroup, None before it has one.
         cgroups: IDs of its containers by their cgroups, the sandbox's too.
         container_names: names of containers by their cgroups, as far as they are known.
-        status_names: what the pod's status said when that was looked at last.
+        status_names: container names from the pod's status when it was last read.
         limits: by cgroup and card.
     """
 

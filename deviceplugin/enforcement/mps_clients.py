@@ -29,7 +29,6 @@ class MpsClients:
 
     Args:
         driver_holds: whether the driver holds containers on a card, by UUID.
-        unit_mib: MiB a unit.
         look_s: see `LOOK_S`.
     """
 
@@ -57,7 +56,7 @@ class MpsClients:
         return Enforcement.MPS if uuid in self._states else Enforcement.ACCOUNTED
 
     def can_limit(self, uuid: str, mib: int, cards: int) -> bool:
-        """Tell whether a container with so much of a card, and so many cards in all, is a client."""
+        """Return True if a container with these units on a card, and these cards in all, is a client."""
         return cards == 1 and mib < self._size_mib(uuid)
 
     def _size_mib(self, uuid: str) -> int:
@@ -65,7 +64,7 @@ class MpsClients:
         return 0 if card is None else card.size_units * self._unit_mib
 
     def list_server_pids(self) -> Collection[int]:
-        """Pids of the service's own processes as they are now: they are nobody's use of a card.
+        """Return the pids of the service's own processes, whose memory is charged to no pod.
 
         Where they cannot be read they are what they were.
         """
@@ -104,7 +103,7 @@ class MpsClients:
             await asyncio.sleep(self._look_s)
 
     def update_states(self) -> None:
-        """Ask the service about every card, and tell everybody what is new.
+        """Ask the service about every card, and report changes to all parts.
 
         Where that cannot be found out, what it said last stays true: its clients run on.
         """

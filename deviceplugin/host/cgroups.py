@@ -37,8 +37,8 @@ class CgroupProbe:
 
     Attributes:
         alive: UIDs of pods that have a container left.
-        unknown: UIDs of pods whose cgroups could not be read: nothing may be concluded about them.
-        problem: why the first of them could not be read, None where all could.
+        unknown: UIDs of pods whose cgroups could not be read, so that their state is unknown.
+        problem: why the first of them could not be read, None if all could.
     """
 
     alive: frozenset[str] = frozenset()
@@ -91,7 +91,7 @@ class ProcessOwners:
         return self._last.get(pid)
 
     def owners(self, pids: Iterable[int]) -> dict[int, str | None]:
-        """Return pid -> UID of its pod, None where it has none; pids nothing is known of are left out."""
+        """Return pid -> UID of its pod, None if it has none; unknown pids are left out."""
         places: dict[int, ProcessPlace | None] = {}
         for pid in pids:
             try:
@@ -176,7 +176,7 @@ def find_pod_parents(root: Path) -> Iterator[Path]:
 
 
 def list_directories(path: Path) -> list[Path]:
-    """List the directories in a directory, without links; empty where it is gone.
+    """List the directories in a directory, without links; empty if it is gone.
 
     Raises:
         OSError: it cannot be read, though it is there.
@@ -240,7 +240,7 @@ def _populated(cgroup: Path) -> bool:
 
 
 def _read(file: Path) -> str | None:
-    """Read a file of a cgroup; None where it is gone, or the kernel has no such file."""
+    """Read a file of a cgroup; None if it is gone, or the kernel has no such file."""
     try:
         return file.read_text("ascii")
     except OSError as error:

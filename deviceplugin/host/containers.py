@@ -19,7 +19,7 @@ _MONITOR: Final = "conmon"
 
 
 def parse_container_id(name: str) -> str | None:
-    """Read the container's ID out of the name of its cgroup; None where it is none, or a monitor's."""
+    """Read the container's ID out of the name of its cgroup; None if it is none, or a monitor's."""
     found = _CONTAINER.match(name)
     return found[2] if found and not (found[1] or "").endswith(_MONITOR) else None
 
@@ -35,7 +35,7 @@ def parse_log_name(name: str) -> tuple[str, str] | None:
 
 
 def parse_pod_uid(name: str) -> str | None:
-    """Read the UID out of the name of a pod's cgroup; None where it is none."""
+    """Read the UID out of the name of a pod's cgroup; None if it is none."""
     found = _POD.search(name)
     return found[1].replace("_", "-") if found else None
 
@@ -67,12 +67,12 @@ class PodFolders:
         ]
 
     def find_pod(self, uid: str) -> Path | None:
-        """Find a pod's cgroup; None where it has none (yet)."""
+        """Find a pod's cgroup; None if it has none (yet)."""
         return next((path for path in list_pod_directories(self._parents, uid) if path.is_dir()), None)
 
 
 def list_container_cgroups(pod: Path) -> dict[Path, str]:
-    """Find the cgroups of containers in a pod's, the sandbox's too, with their IDs; none where that is gone.
+    """Find the cgroups of containers in a pod's, the sandbox's too, with their IDs; none if that is gone.
 
     Raises:
         OSError: it cannot be read, though it is there.

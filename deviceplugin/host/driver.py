@@ -19,9 +19,6 @@ class DriverThread:
     """DriverThread makes calls in their order; a call that hangs takes this thread and nothing else.
 
     The thread does not keep the process from ending.
-
-    Args:
-        clock: monotonic seconds.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,7 +35,7 @@ class DriverThread:
         return 0.0 if since_s is None else max(0.0, self._clock() - since_s)
 
     async def call(self, function: Callable[[], Answer]) -> Answer:
-        """Call it in the thread; who is cancelled waits no more, the call goes on."""
+        """Call a function in the thread; cancelling the caller ends its wait but not the call."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()

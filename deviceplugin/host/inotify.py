@@ -67,8 +67,8 @@ class Inotify:
         """Watch a folder; one that is watched already stays so.
 
         Args:
-            folder: what appears and disappears in it is told.
-            written: tell also of files in it that were written to, once they are closed.
+            folder: folder whose new and removed entries are reported.
+            written: also report files that were written to, once they are closed.
 
         Raises:
             OSError: it is gone, or the kernel watches no more folders (fs.inotify.max_user_watches).
@@ -85,7 +85,7 @@ class Inotify:
         self._numbers[folder] = number
 
     def unwatch(self, folder: Path) -> None:
-        """Watch a folder no more; of a cgroup that is gone the kernel does not say so by itself."""
+        """Stop watching a folder; for a removed cgroup the kernel does not do that itself."""
         number = self._numbers.pop(folder, None)
         if number is not None:
             self._folders.pop(number, None)

@@ -33,7 +33,7 @@ MOST_BYTES: Final = 64 * 2**20
 
 
 class FileVersion(NamedTuple):
-    """FileVersion tells one version of the file from the next."""
+    """FileVersion identifies a version of the file."""
 
     inode: int
     modified_ns: int
@@ -78,7 +78,7 @@ _KEY: Final = attrgetter("uid", "container", "resource")
 
 
 class CheckpointReader:
-    """CheckpointReader reads the checkpoint, and tells when it changed.
+    """CheckpointReader reads the checkpoint, and signals changes.
 
     The checksum is not verified. The checksum is a hash of how Go prints the kubelet's own types, names
     included. To compute it one must follow each version of them. What it would show, a torn file, is no JSON.

@@ -29,7 +29,7 @@ class FolderLock:
         self._file: int | None = None
 
     def acquire(self) -> bool:
-        """Take the lock if it is free, without waiting; tells whether this process has it.
+        """Take the lock if it is free, without waiting; return True if this process has it.
 
         Where the file system knows no such lock, or the folder cannot be opened, nothing stops this process.
         """
@@ -56,7 +56,7 @@ class FolderLock:
             os.close(file)
 
     def find_holder_pid(self) -> int | None:
-        """Return the pid of the process that has the lock; None where nobody has or this cannot be seen.
+        """Return the pid of the process that has the lock; None if it is free or that is not visible.
 
         A process of another pid namespace is seen from the host's only (`hostPID`).
         """

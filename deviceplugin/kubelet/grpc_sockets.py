@@ -1,4 +1,4 @@
-"""A gRPC server on sockets that others may delete, and the loop of those who keep such sockets served."""
+"""A gRPC server on sockets that others may delete, and the loop that keeps such sockets served."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

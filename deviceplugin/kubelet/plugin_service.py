@@ -44,7 +44,7 @@ class DeviceAllocator(Protocol):
     """
 
     def list_devices(self) -> Mapping[str, bool]:
-        """Return every device ID with its health as it is now; `send_devices` below tells of news."""
+        """Return every device ID with its current health; `send_devices` below announces changes."""
 
     def explain_unavailable(self, identifier: str) -> str:
         """Say, in words, why a known ID cannot be had now."""
@@ -65,7 +65,7 @@ class DeviceStream:
     Attributes:
         number: 1, 2, ... in the order of opening.
         stopping: we asked it to end.
-        ended: set once the call is over, whoever ended it.
+        ended: set once the call is over, whichever side ended it.
     """
 
     number: int
@@ -112,7 +112,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._on_streams = on_change
 
     async def end_streams(self) -> bool:
-        """End every open ListAndWatch call from our side, wait for it, tell whether there was one."""
+        """End every open ListAndWatch call from our side, and wait for it; return True if there was one."""
         streams = self.open_streams
         for stream in streams:
             stream.stopping = True

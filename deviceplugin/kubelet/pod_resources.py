@@ -37,7 +37,7 @@ class PodResources:
 
     Attributes:
         errors: questions so far that were not answered.
-        problem: what was wrong with the last question, None where it was answered.
+        problem: what was wrong with the last question, None if it was answered.
     """
 
     def __init__(self, socket: Path, *, timeout_s: float = 2.0) -> None:
@@ -49,7 +49,7 @@ class PodResources:
         self.problem: str | None = None
 
     async def list_admitted_pods(self) -> frozenset[tuple[str, str]] | None:
-        """Namespace and name of the pods that the kubelet has taken up, None where it does not say.
+        """Namespace and name of the pods that the kubelet has taken up, None if it does not say.
 
         The kubelet is asked again for a while, but not when the last question had no answer at all.
         """
@@ -70,7 +70,7 @@ class PodResources:
             send_devices()
 
     async def _call_list(self, patience_s: float) -> pb.ListPodResourcesResponse | None:
-        """Have all pods listed; None where nobody answers, for `patience_s` at least."""
+        """List all pods; None if there is no answer for at least `patience_s`."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + patience_s
         while True:
@@ -88,7 +88,7 @@ class PodResources:
             return answer
 
     async def _list(self) -> pb.ListPodResourcesResponse:
-        """Ask once; who asks meanwhile waits, for a connection that is closed takes all its calls along."""
+        """Send one request; other callers wait, because closing a connection ends all its calls."""
         async with self._turn:
             if self._channel is None:
                 self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)

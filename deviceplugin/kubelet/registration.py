@@ -90,7 +90,6 @@ class Registrar:
             until it has caught up. May come twice for one restart.
         backoff: delays after a failed registration.
         timing: waits.
-        clock: monotonic seconds.
 
     Raises:
         RegistrationError: the path of our socket is too long.
@@ -296,7 +295,7 @@ class Registrar:
         return None
 
     async def _connect(self, channel: Any) -> None:
-        """Connect to the kubelet, or find out that nobody is there: the next call then says so at once.
+        """Connect to the kubelet, or find out that it does not listen, so that the next call fails at once.
 
         Looks again and again instead of waiting for a change. A connection that opens and closes between two
         looks leaves the channel as idle as it was.

@@ -1,4 +1,4 @@
-"""Socket files in a folder that other programs delete and create again: who is there, and what changed."""
+"""Socket files in a folder where other programs delete and create them: which exist, what changed."""
 
 import asyncio
 import secrets
@@ -24,7 +24,7 @@ class SocketId(NamedTuple):
 
 
 def identify(path: Path) -> SocketId | None:
-    """Return who is at `path`, None when there is no socket."""
+    """Return the identity of the socket at `path`, None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -71,7 +71,7 @@ def name_of_our_own(endpoint: str) -> str:
 
 
 def clear_left_over(folder: Path, endpoint: str) -> None:
-    """Remove the sockets that processes before us left; whoever calls this is the only one that serves.
+    """Remove the sockets that earlier processes left; the caller must be the only one that serves.
 
     Args:
         folder: where the sockets are; need not exist.

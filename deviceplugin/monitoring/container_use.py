@@ -1,4 +1,4 @@
-"""Measures what every container uses of what it was given on each card, and how it is limited."""
+"""Measures how much every container uses of its share of each card, and how it is limited."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,10 +35,10 @@ class ContainerUse:
         pod: its name; empty likewise.
         container: its name.
         uuid: UUID of the card.
-        used_mib: what it uses; None where nobody can tell.
-        limit_mib: the limit that was read back; None where there is none.
+        used_mib: what it uses; None if that cannot be measured.
+        limit_mib: the limit that was read back; None if there is none.
         enforcement: what holds it to its promise.
-        problem: why its limit is not in force though the driver could hold it; empty where all is well.
+        problem: why its limit is not in force though the driver could hold it; empty if all is well.
         measured_s: when `used_mib` was measured, by the ledger's clock; None without it.
     """
 
@@ -192,9 +192,9 @@ def _limited(row: ContainerUse, limits: Sequence[ContainerLimit], oldest_s: floa
 def _find_used_mib(
     container: str, pod: PodObject | None, used: Mapping[str, int | None], *, alone: bool
 ) -> int | None:
-    """MiB of one container out of those of its pod, None where that is not known.
+    """MiB of one container out of those of its pod, None if that is not known.
 
-    What runs in a container that nobody has named yet is its own where no other one was given the card.
+    Processes of a container without a name yet are its own if no other container has the card.
     """
     names = pod.status.container_names if pod is not None else {}
     total_mib = 0

@@ -1,6 +1,6 @@
-"""Containers that use more of a card than they were given: told once, counted, and where wished evicted.
+"""Containers that use more of a card than they were given: reported once, counted, and optionally evicted.
 
-Where limits hold, nobody gets so far. Elsewhere a process can take what others were promised.
+Working limits prevent this. Without them a process can take memory that was promised to others.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -59,7 +59,6 @@ class OverUseWatcher:
         tolerance_mib: MiB beyond its promise that a container may use.
         evict_after_s: seconds of over-use, from measurement to measurement, after which its pod is evicted;
             0: never.
-        clock: monotonic seconds.
 
     Attributes:
         found: times that a container began to use too much.

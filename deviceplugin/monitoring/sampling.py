@@ -52,7 +52,7 @@ class ProcessOwnerLookup(Protocol):
     """ProcessOwnerLookup finds the pod of a process, as `cgroups.ProcessOwners` does. Blocking."""
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
-        """Return pid -> UID of its pod, None where it has none."""
+        """Return pid -> UID of its pod, None if it has none."""
 
     def place(self, pid: int) -> ProcessPlace | None:
         """Return pod and container of one of the processes that were asked about last."""
@@ -70,19 +70,18 @@ class CardSampler:
 
     Args:
         owners: the processes' pods.
-        unit_mib: MiB a unit.
         on_health: called when a card's health changed.
         on_cards: called with the source's list of cards after each measurement.
         notices: hear of faults and of cards' health.
         every_s: seconds between two measurements.
         unmeasured_s: see `UNMEASURED_S`.
-        may_detach: whether nobody needs the cards: people keep all of them free, and no pod has any.
+        may_detach: whether the cards are unused: all of them are cordoned, and no pod has any.
         detach_after_s: see `DETACH_AFTER_S`.
 
     Attributes:
         samples: newest measurement of each card.
         sampled_s: when it was begun, by the ledger's clock.
-        places: where its processes run, None for those of no pod; of those left out nothing is known.
+        places: where its processes run, None for those of no pod; unknown ones are left out.
         uses: newest judgement of each card.
         memory_errors: what each card counts of its memory's errors.
         telemetry: what the cards did during the last minutes.
@@ -236,7 +235,7 @@ class CardSampler:
     # --- a driver that is let go --------------------------------------------------------------------
 
     async def _rest(self) -> bool:
-        """Let the driver go once nobody needs it; tells whether it is let go.
+        """Release the driver once it is unused; return True if it is released.
 
         Until it is taken up again all cards are kept free: they may be others by then.
         """
@@ -269,7 +268,7 @@ class CardSampler:
     # --- a driver that does not answer --------------------------------------------------------------
 
     async def _call_driver(self, function: Callable[[], Answer]) -> Answer:
-        """Call it in the driver's thread; while the driver does not answer, say so.
+        """Call a function in the driver's thread, and report while the driver does not answer.
 
         Raises:
             GpuError: as the function.
@@ -313,7 +312,7 @@ class CardSampler:
         self._take_events([HealthEvent(uuid, healthy=False, reason=reason) for uuid in newly_out])
 
     def _measured_again(self, samples: Sequence[GpuSample]) -> None:
-        """Let cards recover that were out of use only because nobody could measure them."""
+        """Let cards recover that were out of use only because they could not be measured."""
         self._measured_s = self._account.now_s()
         if self._is_hang_reported:
             self._is_hang_reported = False
@@ -381,7 +380,7 @@ class CardSampler:
         self._apply([event.uuid for event in events if self._health.on_event(event, now_s)])
 
     def _apply(self, uuids: Sequence[str]) -> None:
-        """Have the health of cards known to all, and tell people of it."""
+        """Report the health of cards to all parts, and write Events about it."""
         ledger = self._account.ledger
         known = {card.uuid for card in ledger.installed}
         changed = [uuid for uuid in dict.fromkeys(uuids) if uuid in known]

@@ -51,7 +51,6 @@ class TelemetryHistory:
 
     Args:
         every_s: seconds between two measurements.
-        now_s: monotonic seconds.
     """
 
     def __init__(self, every_s: float, now_s: Callable[[], float]) -> None:
@@ -126,7 +125,7 @@ class TelemetryHistory:
 
 
 class TelemetryCollector(Collector):
-    """TelemetryCollector makes metrics of what each physical card does; what nobody tells has no sample.
+    """TelemetryCollector makes metrics of each physical card's telemetry; missing values have no sample.
 
     A partitioned card has one sample under its own UUID, so that sums over cards are right.
 

@@ -39,7 +39,7 @@ class UnaccountedUse:
     Attributes:
         uuid: the card.
         measured_mib: MiB in use.
-        foreign_mib: MiB used by nobody of ours, after the dead band.
+        foreign_mib: MiB used by processes that belong to no pod of ours, after the dead band.
         beyond_mib: MiB that our pods use beyond their promises, after the dead band.
         mark_mib: the least that a sample without distinguishable processes will count; carried along.
         residue_mib: MiB that no process uses and that do not count, because the operating system keeps them.
@@ -58,12 +58,7 @@ class UnaccountedUse:
 
 
 class PublishedUnits:
-    """PublishedUnits rounds the use of cards up to units, and remembers what was published of each.
-
-    Args:
-        unit_mib: MiB a unit.
-        clock: monotonic seconds.
-    """
+    """PublishedUnits rounds the use of cards up to units, and remembers what was published of each."""
 
     def __init__(self, unit_mib: int, clock: Callable[[], float]) -> None:
         self._unit_mib = unit_mib

@@ -129,7 +129,7 @@ class Prover:
 
     @contextmanager
     def _step(self, what: str) -> Iterator[None]:
-        """Make a line of what fails."""
+        """Turn a failure into a line of the report."""
         try:
             yield
         except (DevicePluginError, OSError) as error:
@@ -175,7 +175,7 @@ class Prover:
             self._record_result("an idle card is empty", empty, f"{alone_mib} MiB in use", "100 % of it fits")
 
     def _who_uses(self) -> str | None:
-        """Say who uses the card, None for nobody."""
+        """Describe the processes on the card, None if there are none."""
         sample = self._sample()
         if sample.error is not None:
             return sample.error
@@ -330,7 +330,7 @@ class Prover:
                 self._try_instance(uuid, on=mode[0])
 
     def _try_instance(self, uuid: str, *, on: bool) -> None:
-        """Create an instance and destroy it, where nobody has one of the card in use."""
+        """Create an instance and destroy it, if none of the card is in use."""
         what, before = "instance that comes and goes", {card.uuid for card in self._source.cards()}
         if not on:
             self._say(what, "unproven", "MIG mode is off", "on an empty card: nvidia-smi -mig 1")
@@ -357,7 +357,7 @@ class Prover:
 
 
 def _fill(user: MemoryUser, most_mib: int) -> int:
-    """Let a process have memory piece by piece until it is refused, or has more than so much; returns MiB."""
+    """Let a process allocate memory piece by piece until it is refused or has enough; return its MiB."""
     had_mib = 0
     while had_mib < most_mib and user.allocate(PIECE_MIB):
         had_mib += PIECE_MIB

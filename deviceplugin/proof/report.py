@@ -1,4 +1,4 @@
-"""Report of what was found out about a node's cards: for people, and for those who write gpupack."""
+"""Report of the findings about a node's cards, for users and for developers of gpupack."""
 
 import platform
 import shutil
@@ -38,7 +38,7 @@ class ProofReport(msgspec.Struct, frozen=True):
         kernel: the node's.
         driver: its version.
         simulated: the cards were none.
-        interrupted: somebody ended it before it was through; everything was undone.
+        interrupted: it was interrupted before it was complete; everything was undone.
         cards: those that were tried.
         findings: findings of `gpupack node --check`.
         proofs: proofs of what was tried.

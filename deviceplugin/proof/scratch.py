@@ -56,7 +56,7 @@ class UndoStack:
         self.left: list[str] = []
 
     def add(self, what: str, step: Callable[[], None]) -> None:
-        """Undo this too, even where it was not done in the end."""
+        """Register a step to undo, even if it was not done in the end."""
         self._steps.append((what, step))
 
     def __enter__(self) -> Self:

@@ -67,7 +67,7 @@ class _WrittenAnnotation:
 class AllocationAnnotator:
     """Writes what each pod got into its `allocation` annotation, for people.
 
-    Where somebody has changed an annotation it is written again, at most once in `REPAIR_S`.
+    An annotation that others have changed is written again, at most once in `REPAIR_S`.
 
     Args:
         pod_view: the pods and what their annotations say.
@@ -115,7 +115,7 @@ class AllocationAnnotator:
         """Write every annotation that is missing or wrong.
 
         Returns:
-            Seconds until one is due again that was refused, or changed by somebody else; None where there is
+            Seconds until one is due again that was refused, or changed by somebody else; None if there is
             none.
         """
         found = list_allocations(self._account.ledger.accounts)
@@ -144,7 +144,7 @@ class AllocationAnnotator:
         return max(0.0, min(dues) - self._account.now_s()) if dues else None
 
     def _find_due(self, uid: str, pod: PodObject | None, text: str) -> float | None:
-        """Find the earliest time to write an annotation; None where nothing is to be done."""
+        """Find the earliest time to write an annotation; None if there is nothing to write."""
         done = self._done.get(uid)
         if pod is None or _written(pod) == text:
             return None
@@ -163,7 +163,7 @@ class AllocationAnnotator:
         )
 
     async def _write(self, uid: str, item: PodObject, text: str) -> bool:
-        """Write one annotation; tells whether it was. A pod that is refused holds up no other."""
+        """Write one annotation; return True on success. A refused pod does not delay others."""
         pod, metadata = _name(item), item.metadata
         try:
             await self._client.annotate_pod(
@@ -205,7 +205,7 @@ def _name(pod: PodObject) -> str:
 
 
 def _read_memory(text: str | None) -> Mapping[str, Mapping[str, MemoryRecord]]:
-    """Read the memory that an annotation states; nothing where it is missing or unreadable."""
+    """Read the memory that an annotation states; empty if it is missing or unreadable."""
     try:
         return load_allocation(text).memory if text is not None else {}
     except AllocatorError:

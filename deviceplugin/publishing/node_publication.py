@@ -172,7 +172,7 @@ def place_claims(claims: Mapping[str, Mapping[str, int]], uuids: Sequence[str]) 
 
 
 def make_last_patch(node: NodeObject, revision: int) -> dict[str, Any] | None:
-    """Write the last patch of a daemon that stops: every card full and out of use, so that nobody comes.
+    """Write the last patch of a stopping daemon: every card full and unhealthy, so that no pod comes.
 
     `holds` stays as it is: it alone says who has something. That no card is healthy keeps preemption from
     evicting pods for room that would not come.
@@ -181,7 +181,7 @@ def make_last_patch(node: NodeObject, revision: int) -> dict[str, Any] | None:
         node: the Node as known.
 
     Returns:
-        The patch; None where the Node offers nothing as it is.
+        The patch; None if the Node offers nothing as it is.
     """
     words, cards = node.read_words(), node.read_cards()
     if words is None:
@@ -199,7 +199,7 @@ def next_revision(previous: int, node: NodeObject, now_ms: int) -> int:
 
     Args:
         previous: the last one of this process, 0 for none.
-        node: whose words may have a higher one.
+        node: Node whose words may have a higher revision.
         now_ms: milliseconds since the epoch.
     """
     words = node.read_words()

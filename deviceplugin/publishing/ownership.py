@@ -49,11 +49,11 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class DaemonIdentity(msgspec.Struct, frozen=True):
-    """DaemonIdentity tells a daemon from every other.
+    """DaemonIdentity identifies a daemon uniquely.
 
     Attributes:
-        host: tells the kubelet that it serves from every other; the same after each restart of the daemon.
-        boot: the machine's boot ID, empty where it cannot be read.
+        host: identifies the kubelet that it serves; the same after each restart of the daemon.
+        boot: the machine's boot ID, empty if it cannot be read.
         name: for people: the daemon's host name, in a cluster that of its pod.
     """
 
@@ -63,7 +63,7 @@ class DaemonIdentity(msgspec.Struct, frozen=True):
 
 
 class OwnershipRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The annotation: who writes to the Node, and who wants to.
+    """The annotation that names the daemon that writes to the Node, and one that wants to.
 
     Attributes:
         owner: the daemon that writes to the Node.
@@ -88,7 +88,7 @@ def identify_daemon(folder: Path) -> DaemonIdentity:
 
 
 def read_record(text: str | None) -> OwnershipRecord | None:
-    """Read the annotation; what cannot be read names nobody."""
+    """Read the annotation; an unreadable one names no daemon."""
     try:
         return None if text is None else msgspec.json.decode(text, type=OwnershipRecord)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -100,7 +100,7 @@ class NodeOwnership:
 
     Args:
         account: its followers are told when the Node changes.
-        on_conflict: told in words when another daemon has the Node, or wants it.
+        on_conflict: called with a message when another daemon owns the Node, or wants to.
 
     Attributes:
         errors: failed writes so far.
@@ -144,7 +144,7 @@ class NodeOwnership:
 
     @property
     def problem(self) -> str | None:
-        """Why this daemon does not write; None where it may, or where there is no Node to write to."""
+        """Why this daemon does not write; None if it may, or if there is no Node to write to."""
         node = self._node_view.node
         record = self._record(node)
         if node is None or self.owns_node:
@@ -172,7 +172,7 @@ class NodeOwnership:
         await self._stepper.run()
 
     async def _step(self) -> float | None:
-        """Do what is to be done.
+        """Take the next step.
 
         Returns:
             Seconds after which to look again even if nothing happens, None for no need.

@@ -1,6 +1,6 @@
 """Decides when a pod's memory use is written to its `gpupack.io/allocation` annotation.
 
-At most once a minute, and only after a change of 256 MiB or an eighth of what was given.
+This happens at most once a minute, and only after a change of 256 MiB or an eighth of the share.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +35,6 @@ class PublishedUse:
 
     Args:
         holding: how a container is held on a card, by the card's UUID, its units there, and its cards in all.
-        clock: monotonic seconds.
     """
 
     def __init__(self, holding: Callable[[str, int, int], Enforcement], clock: Callable[[], float]) -> None:

@@ -59,7 +59,6 @@ class NodePublisher:
     """NodePublisher keeps the own Node's words as the ledger has them: one patch at a time, only for changes.
 
     Args:
-        unit_mib: MiB a unit.
         inventory: describes the cards as they are now.
         gap_s: least seconds between two patches that only bring gains.
         now_ms: milliseconds since the epoch.
@@ -124,7 +123,7 @@ class NodePublisher:
 
     @property
     def problem(self) -> str | None:
-        """Why nobody should rely on the Node's words; None once a patch went through, and while they do."""
+        """Why the Node's words may be outdated; None once a patch succeeded, and while patches succeed."""
         if self._failing_since_s is not None:
             since_s = self._account.now_s() - self._failing_since_s
             if not self._proven or since_s >= FAILING_S:
@@ -142,7 +141,7 @@ class NodePublisher:
         self._left.set()
 
     async def publish_full(self) -> None:
-        """Have `run` say that every card is full, and nothing after that; returns once it is said."""
+        """Make `run` publish every card as full, and nothing after that; return once it is published."""
         self._leaving.set()
         self._stepper.wake()
         await self._left.wait()
@@ -225,7 +224,7 @@ class NodePublisher:
         return 0.0
 
     async def _prove(self) -> float | None:
-        """Find out whether patches go through where there is nothing to say.
+        """Find out whether patches succeed when there is nothing to publish.
 
         The API server checks an empty patch like any other, and writes nothing.
         """
@@ -257,7 +256,7 @@ class NodePublisher:
         self._proven, self._failing_since_s = True, None
 
     def _disputed(self, differs: list[str]) -> None:
-        """Be patient with a Node that does not keep what is written: whoever undoes it may go on for ever."""
+        """Back off from a Node whose words are reverted: whatever reverts them may go on for ever."""
         if self._last_s - self._disputed_s > CALM_S:
             self._disputes.reset()
         self._disputed_s = self._last_s

@@ -40,7 +40,7 @@ class StartupTaint:
 
     Args:
         account: its followers are woken when the Node changes.
-        resource: that the kubelet has to offer; None where pods are served by claims.
+        resource: that the kubelet has to offer; None if pods are served by claims.
         serves: whether this daemon owns the Node and has published its cards.
     """
 
@@ -99,7 +99,7 @@ class StartupTaint:
 
 
 def has_startup_taint(node: NodeObject) -> bool:
-    """Tell whether a Node has the taint that says that it is starting."""
+    """Return True if a Node has the startup taint."""
     return any(taint.get("key") == STARTUP_TAINT for taint in node.taints)
 
 

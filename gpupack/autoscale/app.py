@@ -40,7 +40,6 @@ class AutoscaleLoop:
     Args:
         metrics: Take the time of each pass.
         trouble: Why nothing may be written, empty for nothing.
-        clock: Monotonic seconds.
         wall: Seconds since 1970.
 
     Attributes:
@@ -120,7 +119,7 @@ class AutoscaleLoop:
         await self._writer.write_nodes(changes, cluster.nodes)
 
     def _send_emptiable_events(self, moves: Mapping[str, int]) -> None:
-        """Say on Nodes that few moves would empty them, once for as long as it is so."""
+        """Write on Nodes that a few moves would empty them, once for as long as that holds."""
         for name, pods in moves.items():
             if name not in self._emptiable:
                 which = "1 pod" if pods == 1 else f"{pods} pods"
@@ -203,7 +202,7 @@ class Leadership:
     """Whether this process may write: it leads, and what it sees is whole and fresh.
 
     Args:
-        elector: None where nobody else can be writing.
+        elector: None if nobody else can be writing.
     """
 
     def __init__(self, elector: LeaseElector | None, following: BoardFeed) -> None:
@@ -216,14 +215,14 @@ class Leadership:
 
     @property
     def blindness(self) -> str:
-        """Why not even a leader could decide, empty for nothing."""
+        """Why not even a leader could decide; empty if it could."""
         if problems := self._following.list_problems():
             return problems[0]
         return "" if self._following.is_synced else "waiting for the lists of nodes and pods"
 
     @property
     def trouble(self) -> str:
-        """Why nothing is written, empty for nothing."""
+        """Why nothing is written; empty if it is."""
         return self.blindness or ("" if self.leads() else "another process is the leader")
 
 

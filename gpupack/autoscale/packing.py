@@ -56,7 +56,7 @@ class NewNode:
         return sum(card.size_units for card in self.cards)
 
     def take(self, pod: WaitingPod, kind: EquivalentPods) -> bool:
-        """Put a pod on it where everything that it asks for is left; tell whether it was."""
+        """Put a pod on the node if everything that it asks for is left; return True if it was put there."""
         requirements = kind.requirements
         if (
             self.pods_left < 1
@@ -89,7 +89,7 @@ class NewNode:
 def join_terms(
     one: tuple[NodeTerm, ...] | None, other: tuple[NodeTerm, ...] | None
 ) -> tuple[NodeTerm, ...] | None:
-    """Write two lists of terms, of each of which one must hold, as one list."""
+    """Combine two lists of terms into one: (a or b) and (c or d) becomes a list of conjunctions."""
     if one is None or other is None or one == other:
         return one if other is None else other
     return tuple(
@@ -120,7 +120,7 @@ class Packer:
     """Packs pods on empty nodes of the shapes that are known.
 
     Args:
-        left_out: Nodes that are no shapes, and why, in a sentence; empty where there are none.
+        left_out: Nodes that are no shapes, and why, in a sentence; empty if there are none.
     """
 
     def __init__(self, shapes: Shapes, left_out: str = "") -> None:
@@ -129,7 +129,7 @@ class Packer:
         self._taking: dict[int, frozenset[str]] = {}
 
     def shapes_for(self, kind: EquivalentPods) -> frozenset[str]:
-        """Names of the shapes of which an empty node takes a pod of a kind."""
+        """Return the names of the shapes whose empty node takes a pod of a kind."""
         shapes = self._taking.get(id(kind))
         if shapes is None:
             cluster = self._shapes.cluster
@@ -183,7 +183,7 @@ class Packer:
         return new_nodes
 
     def _examples(self, names: frozenset[str], kinds: Sequence[EquivalentPods]) -> list[str]:
-        """Leave out shapes that take the same pods and have the same of everything as another one."""
+        """Leave out shapes that take the same pods and have the same resources as another one."""
         seen = set()
         found = []
         for name in sorted(names):

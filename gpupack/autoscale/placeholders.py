@@ -37,7 +37,7 @@ class Placeholder:
     fingerprint: str
 
     def manifest(self, namespace: str, number: int) -> dict[str, Any]:
-        """Write it as a pod; the name follows from what it asks for, so that nobody creates it twice."""
+        """Write it as a pod; its name follows from its request, so that it cannot be created twice."""
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -194,7 +194,7 @@ def find_changes(wanted: Iterable[Placeholder], pods: Iterable[KubePod], namespa
     """Compare the placeholders that should be with those that are.
 
     Args:
-        namespace: Namespace of the placeholders; one that is anywhere else is somebody else's.
+        namespace: Namespace of the placeholders; pods in other namespaces are never touched.
     """
     named: dict[str, Placeholder] = {}
     counts: dict[str, int] = {}

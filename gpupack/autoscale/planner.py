@@ -68,8 +68,8 @@ class PlanRules:
     Attributes:
         grace_s: Seconds that a pod has been refused on every node before a node is asked for.
         most: Placeholders at most at one time; 0: no node is asked for.
-        host_label: Label by whose values placeholders keep out nodes that look free and are not.
-        patience_s: Seconds that the cluster autoscaler is trusted to add nodes for pods whose need it sees.
+        host_label: Label by whose values placeholders avoid nodes that only look free.
+        patience_s: Seconds that we wait for the cluster autoscaler to add nodes for pods whose need it sees.
     """
 
     grace_s: float = 15.0
@@ -120,7 +120,7 @@ class Plan:
 
 
 class _Outcomes:
-    """A collection of what is done for each pod, by UID."""
+    """The outcome for each pod, by UID."""
 
     def __init__(self) -> None:
         self.pods: dict[str, PodOutcome] = {}
@@ -349,7 +349,8 @@ class _PlaceholderMaker:
 
             asked for = k - max(starting, nodes for pods that are short by sums)
 
-        Only nodes with pods whose need the autoscaler does not see are asked for: the others it adds itself.
+        Nodes are requested only for pods whose need the autoscaler does not see: for the others it adds nodes
+        itself.
         """
         by_card_set: defaultdict[CardSet, list[NewNode]] = defaultdict(list)
         for node in nodes:
@@ -374,7 +375,7 @@ class _PlaceholderMaker:
         return most
 
     def placeholder(self, node: NewNode, view: SumView) -> Placeholder | None:
-        """Make the pod that asks for a node; None where it could be given one that is of no use."""
+        """Make the pod that asks for a node; None if the autoscaler might add a useless node for it."""
         shape = node.shape
         amounts = sum((count_amounts(kind) for _, kind in node.pods), np.zeros(5, dtype=np.int64))
         amounts[UNITS] = max(shape.offered, node.units)
@@ -393,7 +394,7 @@ class _PlaceholderMaker:
         return make_placeholder(node, amounts, labels, {self.host_label: hosts}, self.cluster.state.resource)
 
     def _host(self, name: str) -> str:
-        """Find the value of the label by which a node is kept out; one that it lacks is to be written."""
+        """Find the label value by which a node is excluded; a missing label has to be written first."""
         there = (self.cluster.nodes[name].metadata.labels or {}).get(self.host_label)
         if self.host_label == HOSTNAME:
             return there or name
@@ -403,7 +404,7 @@ class _PlaceholderMaker:
         return value
 
     def _useless(self, node: NewNode, units: int) -> list[Shape]:
-        """Find the shapes that have so much by their sum, and whose cards do not take the pods of a node."""
+        """Find the shapes that are large enough by their sum but whose cards do not take a node's pods."""
         return [
             shape
             for shape in self.shapes.by_name.values()
@@ -417,7 +418,7 @@ class _PlaceholderMaker:
         """Find the label that keeps a placeholder from nodes of other shapes.
 
         Returns:
-            Values by label, empty where there are no others; None where no label tells them apart.
+            Values by label, empty if there are no others; None if no label tells them apart.
         """
         if not others:
             return {}

@@ -1,6 +1,6 @@
 """Keeps nodes from scale-down whose pods would not all find cards elsewhere.
 
-An autoscaler thinks that a node can go where its pods fit elsewhere by sums. Pods that then fit on no card
+An autoscaler considers a node removable if its pods fit elsewhere by sums. Pods that then fit on no card
 wait.
 """
 
@@ -210,7 +210,7 @@ class NodeChange:
 
 
 def find_node_changes(nodes: Iterable[KubeNode], kept: Mapping[str, KeptNode]) -> list[NodeChange]:
-    """Compare what Nodes have with what they should have; an annotation that a person set stays as it is.
+    """Compare the annotations of Nodes with the wanted ones; an annotation set by a person is kept.
 
     Args:
         kept: Nodes to keep, by name.
@@ -234,6 +234,6 @@ def find_node_changes(nodes: Iterable[KubeNode], kept: Mapping[str, KeptNode]) -
 
 
 def list_our_annotations(annotations: Mapping[str, str]) -> list[str]:
-    """Name the annotations that keep a Node and that we set, and nobody has changed since."""
+    """List the annotations of a Node that we have set and that are unchanged since."""
     named = annotations.get(NODE_KEPT, "").split(",")
     return [key for key in KEEPING if key in named and annotations.get(key) == "true"]

@@ -1,4 +1,4 @@
-"""Writes a shape for those who have to know it: the file of shapes, and node groups without a node."""
+"""Writes shapes in the formats of their readers: the file of shapes, and node groups without a node."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -244,7 +244,7 @@ def describe_card_set(card_set: CardSet, unit_mib: int) -> str:
 
 
 def _daemons(cluster: Cluster) -> dict[str, list[KubePod]]:
-    """Pods of DaemonSets by node: a new node has the like of them, too."""
+    """List the DaemonSet pods of each node: a new node runs such pods too."""
     found: dict[str, list[KubePod]] = {}
     for pod in cluster.pods.values():
         if pod.spec.node_name and any(
@@ -431,7 +431,7 @@ def _amount(entry: Mapping[str, Any], key: str, at: str, parse: Any, faults: lis
 
 
 def _quantity(value: Any, parse: Any) -> int | None:
-    """Read an amount as people write it in YAML, where 3.5 is a number; None where it is no quantity."""
+    """Read an amount as people write it in YAML, where 3.5 is a number; None if it is no quantity."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:

@@ -129,7 +129,7 @@ class SumView:
         return rows.astype(np.intp)
 
     def having(self, candidates: RowArray, amounts: LongArray) -> RowArray:
-        """Keep the candidates on which the sums leave so much; of what is not asked for any amount does."""
+        """Keep the candidates with enough left by sums; resources that are not requested do not count."""
         has: BoolArray = ((self.left[candidates] >= amounts) | (amounts == 0)).all(axis=1)
         return candidates[has]
 

@@ -68,7 +68,7 @@ class Writer:
     async def write_placeholders(self, changes: Changes) -> None:
         """Delete, create, mark and rename placeholders.
 
-        What nobody needs goes first, so that there are never more than planned.
+        Unneeded placeholders are deleted first, so that there are never more than planned.
         """
         for pod in changes.delete:
             options = {
@@ -89,7 +89,7 @@ class Writer:
             await self._do("rename", name, self._patch(make_pod_path(self._namespace, name), body))
 
     async def write_nodes(self, changes: Iterable[NodeChange], nodes: Mapping[str, KubeNode]) -> None:
-        """Write annotations of Nodes, each for the version that was looked at."""
+        """Write annotations of Nodes, each on the resourceVersion that the decision was based on."""
         for change in list(changes)[:NODES_EACH_PASS]:
             node = nodes.get(change.name)
             if node is None:

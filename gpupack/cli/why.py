@@ -50,7 +50,7 @@ It reads Nodes and Pods (and, from a cluster, the pod's Events), and changes not
 @output_option
 @version_option
 def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> None:
-    """Say why a pod is as it is."""
+    """Explain the state of a pod."""
     import msgspec
 
     from gpupack.diagnose.listing import parse_workload

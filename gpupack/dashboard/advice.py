@@ -30,13 +30,13 @@ class PendingPod(msgspec.Struct, frozen=True):
 
     Attributes:
         since: creation, as the API server writes it.
-        state: as `gpupack why` says it; empty where nobody asked.
+        state: as `gpupack why` says it; empty if nobody asked.
         asked: what it asks for, in words.
         text: what is the matter, in a sentence.
         nodes: reasons of nodes, with their number.
         notes: what else was found, a sentence each.
         scheduler: what kube-scheduler wrote into the pod.
-        queue: where it waits, as the queue says; empty where no queue has said anything of it.
+        queue: where it waits, as the queue says; empty if no queue has said anything of it.
         position: in that queue, from 1; 0: none.
         reason: the queue's, in one word.
         gang: name of the gang that it starts with and, in brackets, the number of its pods; else empty.
@@ -86,7 +86,7 @@ def list_waiting_pods(cluster: Cluster) -> list[KubePod]:
 def explain_pods(
     cluster: Cluster, pods: Sequence[KubePod], queued: QueuedAs, budget: WorkBudget | None = None
 ) -> list[PendingPod]:
-    """Say why pods wait, as long as that takes no more work than `budget`; others are only named."""
+    """Say why pods wait, within the work that `budget` allows; further pods are only named."""
     return [
         explain_pending_pod(cluster, pod, queued)
         if number < EXPLAINED and (budget is None or not budget.is_spent)

@@ -104,7 +104,7 @@ class Dashboard:
             asyncio.get_running_loop().call_later(LOOK_S, self._changed.set)
 
     def set_queued_pods(self, pods: Sequence[QueueWhy] | None) -> None:
-        """Take what the queue says of the pods that wait in it."""
+        """Store what the queue says about the pods that wait in it."""
         if self.board.set_queued(pods):
             self._changed.set()
 
@@ -301,7 +301,7 @@ async def _serve_member(
 async def _answer_members(
     client: KubeClient, dashboard: Dashboard, feed: BoardFeed, settings: Settings, stack: AsyncExitStack
 ) -> ServerTls | None:
-    """Answer members of namespaces where the settings say so; returns the TLS side, if there is one.
+    """Answer members of namespaces if the settings ask for that; return the TLS side, if any.
 
     Raises:
         InputError: the TLS files or the address cannot be used.

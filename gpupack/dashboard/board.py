@@ -44,7 +44,7 @@ class ClusterBoard:
         tiles: records by node, of those that have something to show.
         encoded: the same as JSON.
         sums: what the cards of each of these nodes have together.
-        queued: what the queue says of pods that wait in it; None where it has not answered.
+        queued: what the queue says of pods that wait in it; None if it has not answered.
         serves_claims: on some node pods get their cards by claims, or did.
         names_groups: a PodGroup says how many pods start together with some pod, or did.
     """
@@ -98,7 +98,7 @@ class ClusterBoard:
         self._note_change(lambda cluster, now: cluster.drop_node(name, node.metadata.resource_version, now))
 
     def _follow_unit(self) -> None:
-        """Build the cluster anew where most nodes publish another unit, as when the first daemon starts."""
+        """Rebuild the cluster if most nodes now publish another unit, as when the first daemon starts."""
         unit_mib = self._usual_unit.most_common_mib
         if not self._is_unit_fixed and unit_mib not in {None, self._unit_mib}:
             self._unit_mib = unit_mib
@@ -165,11 +165,11 @@ class ClusterBoard:
         self._complete(self._grouped.put_group(group))
 
     def drop_group(self, group: PodGroup) -> None:
-        """Take one away; pods that name it keep its size."""
+        """Remove a PodGroup; pods that name it keep its size."""
         self._grouped.delete_group((group.metadata.namespace, group.metadata.name))
 
     def set_groups_fault(self, fault: str) -> None:
-        """Take why PodGroups cannot be read; empty where they can be, or there are none."""
+        """Set why PodGroups cannot be read; empty if they can, or if there are none."""
         self._complete(self._grouped.set_fault(fault))
 
     def _complete(self, pods: Iterable[KubePod]) -> None:
@@ -217,7 +217,7 @@ class ClusterBoard:
         return True
 
     def join_node(self, name: str) -> NodeRow | None:
-        """Join one node with its pods; None where there is no such node, or it has nothing to show."""
+        """Join one node with its pods; None if there is no such node, or it has nothing to show."""
         node = (self.nodes or {}).get(name)
         if node is None:
             return None
@@ -226,7 +226,7 @@ class ClusterBoard:
         return next(iter(build_rows(TopCluster([node], pods, claims))), None)  # type: ignore[list-item]
 
     def make_detail(self, name: str) -> NodeDetail | None:
-        """Make the record of one node with its pods; None where it shows nothing."""
+        """Make the record of one node with its pods; None if it shows nothing."""
         row, node = self.join_node(name), (self.nodes or {}).get(name)
         return (
             None
@@ -235,7 +235,7 @@ class ClusterBoard:
         )
 
     def find_nodes_with_pod(self, text: str) -> list[str]:
-        """Names of the nodes with a pod on their cards whose namespace/name has this in it."""
+        """List the nodes with a pod on their cards whose namespace/name contains the text."""
         wanted = text.lower()
         return sorted(
             name
@@ -247,14 +247,14 @@ class ClusterBoard:
         return sum(self.sums.values(), CardSums())
 
     def get_cluster(self) -> Cluster:
-        """Return the cluster as it is now, to be asked about; built once for a unit, then kept current.
+        """Return the cluster as it is now, for questions; built once for each unit, then kept current.
 
-        For those who ask in the thread in which the board changes, and only there.
+        Use it only in the thread that changes the board.
         """
         return self.prepare_cluster()()
 
     def prepare_cluster(self) -> Callable[[], Cluster]:
-        """Return what makes the cluster as it is now, for another thread to call.
+        """Return a function that builds the cluster as it is now, for another thread to call.
 
         Only that thread may have to do with the cluster, and it calls what this returned in the same order.
         """
@@ -279,12 +279,12 @@ class ClusterBoard:
         return self._cluster
 
     def _make_stale(self) -> None:
-        """Have the cluster built anew from all objects."""
+        """Make the next question rebuild the cluster from all objects."""
         self._is_stale = True
         self._changes.clear()
 
     def _note_change(self, change: Callable[[Cluster, float], None]) -> None:
-        """Have the cluster take a change when it is asked next."""
+        """Queue a change for the cluster until the next question."""
         if self._is_stale:
             return
         now = time.monotonic()
@@ -293,13 +293,13 @@ class ClusterBoard:
             self._make_stale()
 
     def set_queued(self, pods: Iterable[QueueWhy] | None) -> bool:
-        """Take what the queue says of pods, None where it does not answer; tell whether that is new."""
+        """Store what the queue says about pods, None if it does not answer; return True if that is new."""
         before = _drop_wait_times(self.queued)
         self.queued = None if pods is None else {(pod.namespace, pod.name): pod for pod in pods}
         return _drop_wait_times(self.queued) != before
 
     def find_queued(self, namespace: str, name: str) -> tuple[QueueWhy, ...] | None:
-        """Find what the queue says of one pod: nothing, or one answer; None where it has not answered."""
+        """Return what the queue says about one pod, at most one answer; None if it has not answered."""
         found = None if self.queued is None else self.queued.get((namespace, name))
         return None if self.queued is None else () if found is None else (found,)
 

@@ -141,7 +141,7 @@ class BoardFeed:
         await watch_pod_groups(self._client, self._groups, path=self._groups_path)
 
     async def _follow_claims(self) -> None:
-        """Follow ResourceClaims once a node serves them; where they may not be read, cards look emptier."""
+        """Follow ResourceClaims once a node serves them; without the right to, cards look emptier."""
         await self._claims_wanted.wait()
         if self._claims.reflector is not None:
             await self._claims.reflector.run()
@@ -156,7 +156,7 @@ class BoardFeed:
         return self._nodes.error is not None or self._pods.error is not None
 
     def list_problems(self) -> list[str]:
-        """List what keeps the page from showing the cluster as it is now, a sentence each."""
+        """List why the page does not show the current cluster, a sentence each."""
         found = []
         where = f" in namespace {self._namespace}" if self._namespace else ""
         for sink, what, loss in (

@@ -1,4 +1,4 @@
-"""Opens the page where somebody sits in front of a screen."""
+"""Opens the page in a browser if there is a screen."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import webbrowser
 
 
 def can_open_browser() -> bool:
-    """Whether there is a terminal with a screen: over SSH a browser would take the terminal itself."""
+    """Return True for a terminal with a screen: over SSH a browser would take over the terminal."""
     display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     screen = sys.platform in {"darwin", "win32"} or bool(display or os.environ.get("BROWSER"))
     return sys.stdout.isatty() and screen

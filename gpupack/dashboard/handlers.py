@@ -93,11 +93,11 @@ class PageAnswers(Protocol):
 
         Raises:
             InputError: there is no such node.
-            KubeApiError: nobody answers; so for the others.
+            KubeApiError: there is no answer; the other methods raise it too.
         """
 
     def find_nodes_with_pod(self, text: str) -> list[str]:
-        """Find the nodes with a pod whose namespace/name has this in it."""
+        """Find the nodes with a pod whose namespace/name contains the text."""
 
     async def explain_pod(self, namespace: str, pod: str) -> bytes:
         """Say what `gpupack why -o json` says.
@@ -149,8 +149,8 @@ class DashboardHandlers:
     """Answers browsers.
 
     Args:
-        advise: looks at what waits and what fits, which happens by itself only while a page is open.
-        usage: answers `/api/usage` from its query; None where use is not recorded.
+        advise: computes what waits and what fits, which otherwise happens only while a page is open.
+        usage: answers `/api/usage` from its query; None if use is not recorded.
         telemetry: asks what the cards of a node do.
         allowed_hosts: see `host_is_allowed`.
     """

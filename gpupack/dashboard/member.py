@@ -1,6 +1,7 @@
 """The page for a namespace's members, who may not list nodes: what the cluster tells, and who shows it.
 
-Pods of other namespaces are sums, as in `gpupack.teams`; docs/teams.md says who has to have which rights.
+Pods of other namespaces are sums, as in `gpupack.teams`; The rights that each side needs are in
+docs/teams.md.
 """
 
 import asyncio
@@ -56,11 +57,7 @@ class MemberPage(msgspec.Struct, frozen=True):
 
 
 class MemberPages:
-    """Makes the pages in the cluster, in the thread that answers questions.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """Makes the pages in the cluster, in the thread that answers questions."""
 
     def __init__(self, board: ClusterBoard, clock: Callable[[], float] = time.monotonic) -> None:
         self._board = board
@@ -155,7 +152,6 @@ class MemberClient:
 
     Args:
         namespace: Whose member asks.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -280,7 +276,7 @@ class MemberDashboard:
         return await self._ask("node", {"name": name})
 
     def find_nodes_with_pod(self, text: str) -> list[str]:
-        """Find the nodes with an own pod whose namespace/name has this in it."""
+        """Find the nodes with a pod of the namespace whose namespace/name contains the text."""
         wanted = text.lower()
         return sorted(
             node

@@ -23,7 +23,7 @@ class TileSource(Protocol):
 
 
 class TooManyPagesError(Exception):
-    """No further page can be told."""
+    """There are too many open pages."""
 
 
 class PageState:

@@ -51,7 +51,7 @@ async def poll_queue(
     """Show the queues again and again, until cancelled.
 
     Args:
-        tell: Takes what the queue says of every pod that waits; None where it does not answer.
+        tell: Takes what the queue says of every pod that waits; None if it does not answer.
     """
     while True:
         shown, pods = await _poll_once(ask)

@@ -156,7 +156,7 @@ def _make_card_tile(card: CardRow, models: list[str], row: NodeRow) -> CardTile:
 
 
 def _count_overuse_of_pods(card: CardRow, beyond: int, unit_mib: int) -> int:
-    """Units of those beyond promises that the card's own pods use, as far as it is known."""
+    """Units beyond the promises that the card's own pods use, as far as known."""
     excess_mib = 0
     for pod in card.pods:
         if pod.used_mib is None:
@@ -188,8 +188,8 @@ class PodDetail(msgspec.Struct, frozen=True):
     """A pod's part of a card, as the drawer shows it; see `PodRow`.
 
     Attributes:
-        used: MiB, None where nobody tells.
-        held: what holds the pod to its share: `driver`, `mps`, `accounted`; empty where nobody tells.
+        used: MiB, None if nobody tells.
+        held: what holds the pod to its share: `driver`, `mps`, `accounted`; empty if nobody tells.
     """
 
     namespace: str

@@ -1,4 +1,4 @@
-"""What the cards of one node do, asked of its daemon while somebody looks at the node."""
+"""Telemetry of the cards of one node, read from its daemon while a page shows the node."""
 
 import asyncio
 import time
@@ -61,7 +61,6 @@ class TelemetrySource:
     Args:
         session: to ask pods directly, at `port`; None: through the API server.
         namespace: namespace of the installation; pods elsewhere are not asked.
-        now_s: monotonic seconds.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class TelemetrySource:
         self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def fetch(self, node: str) -> NodeCourse:
-        """Ask what the cards of a node do, once for all who want to know, or give an answer a moment old."""
+        """Read the telemetry of a node, once for all concurrent callers, or return a recent answer."""
         kept = self._answers.get(node)
         if kept is not None and self._now_s() - kept[0] < ANSWER_S:
             return kept[1]
@@ -161,7 +160,7 @@ def read_own_namespace(file: Path = OWN_NAMESPACE) -> str:
 
 
 def explain_no_telemetry(text: str) -> Callable[[str], Any]:
-    """Make what answers in place of a source where nobody can be asked."""
+    """Make the stand-in for a source when there is no daemon to ask."""
 
     async def fetch(_node: str) -> NodeCourse:
         return NodeCourse(error=text)

@@ -16,8 +16,8 @@ class PodFate:
     """PodFate is the result of one pod.
 
     Attributes:
-        node: where it was bound, None where no node's sum had room.
-        refusal: the kubelet's reason and message, None where the pod runs.
+        node: where it was bound, None if no node's sum had room.
+        refusal: the kubelet's reason and message, None if the pod runs.
     """
 
     node: str | None

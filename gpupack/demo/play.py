@@ -201,7 +201,7 @@ def _tell_plain(fates: dict[str, PodFate], pods: Shapes) -> None:
 
 
 def _short(refusal: str) -> str:
-    """Keep the device plugin's own words, at the end of what kubelet and gRPC wrap them in."""
+    """Extract the device plugin's own message from the kubelet's and gRPC's text around it."""
     said = (
         refusal.rpartition("desc = ")[2].partition(": the kubelet offers")[0].partition("; was this pod")[0]
     )

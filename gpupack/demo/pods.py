@@ -36,7 +36,7 @@ def count_units(shape: Mapping[str, Any]) -> int:
 
 
 def count_whole_gpus(shape: Mapping[str, Any]) -> int:
-    """GPUs that a pod of this shape needs where nothing shares one."""
+    """Count the GPUs that a pod of this shape needs if GPUs are not shared."""
     return int(shape.get("cards", 1))
 
 

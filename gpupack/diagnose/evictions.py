@@ -25,7 +25,7 @@ class EvictionSet:
 
     Attributes:
         node: Where the pod starts then.
-        pods: Which; of a gang all that run, also on other nodes.
+        pods: The pods; of a gang all running ones, also on other nodes.
         fewest: Whether no smaller number does, on any node.
     """
 
@@ -80,7 +80,7 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
 
 
 def _list_units(what_if: WhatIf, usage: PodCardUsage, node: str) -> list[tuple[PodRecord, ...]]:
-    """List the pods whose end frees cards of a node, each with those of its gang that run."""
+    """List the pods whose end frees cards of a node, each with the running pods of its gang."""
     cluster, own = what_if.cluster, what_if.requirements.pod
     units: dict[object, tuple[PodRecord, ...]] = {}
     for record in usage.list_pods(node):
@@ -97,7 +97,7 @@ def _list_units(what_if: WhatIf, usage: PodCardUsage, node: str) -> list[tuple[P
 
 
 def _iterate_sets(units: Sequence[tuple[PodRecord, ...]], count: int) -> Iterator[tuple[PodRecord, ...]]:
-    """Give the sets of units that are so many pods together."""
+    """Give the sets of eviction units that have a given number of pods together."""
     if count > MOST_PODS:
         yield from (unit for unit in units if len(unit) == count)
         return

@@ -40,7 +40,7 @@ class PodLine(JsonAnswer, frozen=True):
         pod: Its name.
         state: State, as in `PodExplanation`.
         asked: What it asks for, in words.
-        age_s: Seconds since it was made; None where the API server did not say.
+        age_s: Seconds since it was made; None if the API server did not say.
         reason: The closest reason in one word, the queue's where a queue holds the pod.
         text: The reason in a sentence.
         node: Where it runs, or ran.
@@ -268,7 +268,7 @@ def parse_workload(text: str) -> Workload | None:
     """Read KIND/NAME as kubectl does, such as `deploy/web` or `jobs.batch/train`.
 
     Returns:
-        None where the text is something else, as the name of a pod.
+        None if the text is something else, as the name of a pod.
     """
     word, slash, name = text.partition("/")
     kind = _BY_WORD.get(word.partition(".")[0].lower())

@@ -1,4 +1,4 @@
-"""Explains a running pod: its cards, who else is there, what it was allocated."""
+"""Explains a running pod: its cards, the other pods on them, and what it was allocated."""
 
 from collections.abc import Sequence
 from typing import Final

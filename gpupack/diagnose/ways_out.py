@@ -38,7 +38,7 @@ def find_ways_out(
     Args:
         what_if: The pod; no node takes it.
         results: Why not.
-        moves: Look for moves of other pods, too.
+        moves: Also search for moves of other pods.
     """
     yield from _smaller(what_if)
     yield from _more_cards(what_if)

@@ -1,4 +1,4 @@
-"""Why a pod is as it is: it waits, it runs, it is over, or what it asks for cannot be given."""
+"""Explains the state of a pod: it waits, runs, has ended, or asks for something impossible."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,12 +56,12 @@ def explain_pod(
     ways: bool = True,
     moves: bool = True,
 ) -> PodExplanation:
-    """Say why a pod is as it is.
+    """Explain the state of a pod.
 
     Args:
         events: What was reported of it, oldest first.
         queued: What waits in the queue, as `gpupack queue status` says; None: nobody asked.
-        moves: Look for moves of other pods as ways out, too.
+        moves: Also search for moves of other pods as ways out.
 
     Raises:
         InputError: there is no such pod.
@@ -160,7 +160,7 @@ class _PodExplainer:
         return self._make_answer("failed", text, notes=_advice(status.reason, status.message))
 
     def explain_placeholder(self) -> PodExplanation:
-        """Say of a pod of `gpupack autoscale` what it is for."""
+        """Explain the purpose of a placeholder of `gpupack autoscale`."""
         stands_for = (self._pod.metadata.annotations or {}).get(PLACEHOLDER_FOR, "") or "nobody any more"
         text = f"never runs: it asks a cluster autoscaler for a node, for {stands_for.replace(',', ', ')}"
         return self._make_answer("pending", text)
@@ -353,7 +353,7 @@ def _nothing_asked(pod: KubePod, resource: str) -> str:
 
 
 def _gang_waits(what_if: WhatIf, gang: WaitingGang) -> str:
-    """Say that the pods of a gang do not fit at once, and whether they ever could; empty where they do."""
+    """Say that the pods of a gang do not fit at once, and whether they ever could; empty if they do."""
     if gang.refused:
         return f"its gang starts together, and pod {gang.refused}"
     what = "like it" if gang.pods < gang.size or gang.others else ""
@@ -373,7 +373,7 @@ def _gang_waits(what_if: WhatIf, gang: WaitingGang) -> str:
 
 
 def _too_few(what_if: WhatIf, what: str) -> str:
-    """Say that pods alike of a gang do not fit at once, whatever the others ask for; empty where they do."""
+    """Say that equal pods of a gang do not fit at once, whatever the others ask for; empty if they do."""
     fit = what_if.count_at_once()
     if fit == what_if.pods:
         return ""

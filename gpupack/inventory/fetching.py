@@ -96,7 +96,7 @@ def serves_claims(node: ReadNode) -> bool:
 
 
 async def list_claims(client: "KubeClient", nodes: Iterable[ReadNode]) -> list[ClaimObject] | None:
-    """List ResourceClaims where a node serves them; None where they may not be listed."""
+    """List ResourceClaims where a node serves them; None if they may not be listed."""
     from kubeapi.errors import Forbidden, NotFound  # noqa: PLC0415
 
     if not any(map(serves_claims, nodes)):

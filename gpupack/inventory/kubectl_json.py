@@ -121,7 +121,7 @@ def _make_other_kind_error(item: _Item) -> _OtherContentError:
 
 
 def _check_json(text: str | bytes, allowed: str) -> None:
-    """Raise InputError where it is no JSON at all."""
+    """Raise InputError if the text is not JSON."""
     try:
         msgspec.json.decode(text)
     except msgspec.ValidationError:  # a number that is too large for any type
@@ -131,7 +131,7 @@ def _check_json(text: str | bytes, allowed: str) -> None:
 
 
 def _decode(item: msgspec.Raw, kind: type[T], place: str) -> T:
-    """Decode one item; a message says where it stands in the whole."""
+    """Decode one item; an error message says its position in the whole."""
     try:
         return msgspec.json.decode(item, type=kind)
     except msgspec.ValidationError as error:

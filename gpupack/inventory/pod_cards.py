@@ -130,7 +130,7 @@ def _order(pod: PodRow) -> tuple[str, str, str]:
 
 
 def _memory(pod: PodLite) -> dict[str, tuple[int | None, str]]:
-    """MiB used and what holds it, by card, as `allocation` tells; None where it does not of one container."""
+    """MiB used and what limits it, by card, from `allocation`; None if it lacks one container."""
     memory: dict[str, tuple[int | None, str]] = {}
     with suppress(AllocatorError):
         allocation = load_allocation((pod.metadata.annotations or {}).get(POD_ALLOCATION, ""))

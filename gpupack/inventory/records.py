@@ -21,8 +21,8 @@ class PodRow:
         name: name of the pod; empty when only its UID is known.
         units: on the card; of the whole pod where the card is not known.
         share: how it stands to the card.
-        used_mib: MiB that it uses there as of lately, None where nobody tells.
-        held: what holds it to its share: `driver`, `mps`, `accounted`; empty where nobody tells.
+        used_mib: MiB that it uses there as of lately, None if nobody tells.
+        held: what holds it to its share: `driver`, `mps`, `accounted`; empty if nobody tells.
     """
 
     namespace: str
@@ -40,21 +40,21 @@ class CardRow:
 
     Attributes:
         index: the driver's number, or the position in the words where the node publishes no inventory.
-        uuid: None where the node publishes no inventory.
-        model: None where the node publishes no inventory.
+        uuid: None if the node publishes no inventory.
+        model: None if the node publishes no inventory.
         size_units: whole size.
         used_units: as the words say; the whole size while the card is out of use, so that no pod comes.
         healthy: as the inventory says; the daemon calls every card unhealthy when it stops.
         cordoned: by `gpupack.io/cordon`.
-        cordon_reason: why, as the person said who did it; empty where nobody said.
+        cordon_reason: reason given with the cordon; empty for none.
         held: what holds its containers to their shares, as `PodRow.held`.
         memory_mode: as in the inventory: `numa`, or empty.
         detached: the daemon has let the card's driver go.
-        held_units: what the words hold of pods there, None where the node does not say.
+        held_units: what the words hold of pods there, None if the node does not say.
         assumed_units: units of pods that the words do not hold yet, as the extender counts them; 0 unless
             pods were asked for.
         pods: on this card; empty unless they were asked for.
-        telemetry: what it does, as its node's daemon says; None where that is not known or not asked for.
+        telemetry: what it does, as its node's daemon says; None if that is not known or not asked for.
     """
 
     index: int
@@ -103,7 +103,7 @@ class NodeRow:
         cards: in the order of the words; empty when the words do not decode.
         unit_mib: MiB of one unit, None when the words do not decode.
         error: what is wrong with the words or the annotations, None when nothing is.
-        ready: whether the condition Ready is True, None where the node has none.
+        ready: whether the condition Ready is True, None if the node has none.
         unschedulable: cordoned with `kubectl cordon`.
         resource: name of the extended resource, None when the words do not decode.
         offered_units: amount of that resource in allocatable: what the kubelet's device plugin offers. 0

@@ -110,7 +110,7 @@ def _by_card(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
 
 
 def _by_pod(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
-    """Lay out one line for each pod on each card; cards without pods have one, too."""
+    """Lay out one line for each pod on each card; a card without pods has a line too."""
     inventory = ("MODEL", "UUID") if options.output == "wide" else ()
     titles = (
         "NODE",
@@ -162,7 +162,7 @@ def _inventory_cells(card: CardRow) -> list[Cell]:
 
 
 def _telemetry_cells(told: CardTelemetry) -> list[Cell]:
-    """Format what a card does; `-` for what nobody tells."""
+    """Format the telemetry of a card; `-` for missing values."""
     limit = "" if told.power_limit_w is None else f"/{told.power_limit_w:.0f}"
     return [
         Cell(_measure(told.utilization_percent, "%")),
@@ -214,7 +214,7 @@ def format_status(row: NodeRow) -> str:
 
 
 def format_remark(row: NodeRow, options: RenderOptions) -> str:
-    """Say what a user has to know besides the cards; empty where there is nothing."""
+    """Write the remarks that belong below the table; empty if there are none."""
     remarks = [row.error or ""]
     if row.without_daemon:
         remarks.append(f"no gpupack node daemon: the kubelet offers 0 {row.resource}{_age(row, options)}")

@@ -168,7 +168,7 @@ def _with_held(cards: Sequence[CardRow], holds: Holds) -> tuple[CardRow, ...]:
 
 
 def _ready(node: InventoryNode) -> bool | None:
-    """Whether the kubelet lives, None where nothing says so."""
+    """Whether the kubelet is alive, None if the Node has no condition Ready."""
     for condition in node.status.conditions or ():
         if condition.type == "Ready":
             return condition.status == "True"

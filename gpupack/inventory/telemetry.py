@@ -1,6 +1,6 @@
 """Asks node daemons through the API server what their cards do.
 
-Nothing of this stands in Nodes: it changes every few seconds, and nobody schedules by it.
+None of this is written to Nodes: it changes every few seconds, and no scheduling decision uses it.
 """
 
 import asyncio
@@ -197,7 +197,7 @@ def _describe_problems(problems: Sequence[tuple[str, str]]) -> str:
 
 
 def add_telemetry(rows: Sequence[NodeRow], telemetry: TelemetryByNode) -> list[NodeRow]:
-    """Add to each card what it does; cards of which nobody tells stay as they are."""
+    """Add telemetry to each card; cards without any stay unchanged."""
     return [_add_to_node(row, telemetry.cards.get(row.node, {})) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""`gpupack top --watch`: the rows again whenever they have changed, until somebody ends it."""
+"""`gpupack top --watch`: prints the rows whenever they have changed, until interrupted."""
 
 import asyncio
 import os
@@ -158,8 +158,8 @@ class _Screen:
     """Draws what is new.
 
     Attributes:
-        old: what was drawn last may be out of date, and says so.
-        wants_claims: a node serves ResourceClaims, and nobody reads these yet.
+        old: the last output may be out of date, and says so.
+        wants_claims: a node serves ResourceClaims, and they are not watched yet.
         nodes_with_cards: names of the nodes that were drawn last and have cards.
         telemetry: what cards do.
     """
@@ -256,7 +256,7 @@ def _cut(body: list[str], footer: list[str]) -> list[str]:
 
 @contextmanager
 def _closed(tell: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Tell when nobody reads standard output any more; a pipe says so before the next write does.
+    """Notice when standard output has no reader any more; a pipe reports that before the next write.
 
     Args:
         tell: called then.

@@ -76,7 +76,7 @@ def rewrite_pod(metadata: dict[str, Any], spec: dict[str, Any], options: Migrati
         say: takes what a person has to know, a sentence each.
 
     Returns:
-        False where something could not be translated.
+        False if something could not be translated.
     """
     for field in _FIELDS:
         if not isinstance(spec.get(field) or [], list):

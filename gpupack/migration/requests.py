@@ -55,8 +55,8 @@ class CardRequest:
 
     Attributes:
         cards: how many cards it is split over.
-        units: units of GPU memory; 0 where `percent` says it.
-        percent: percent of a card, 100 for each whole one; 0 where `units` says it.
+        units: units of GPU memory; 0 if `percent` says it.
+        percent: percent of a card, 100 for each whole one; 0 if `units` says it.
         notes: what changes by it.
     """
 
@@ -89,7 +89,7 @@ def translate_amounts(amounts: Mapping[str, Any], options: MigrationOptions) -> 
     """Translate the amounts of one container, as `read_amounts` read them.
 
     Returns:
-        None where it asks for no card.
+        None if it asks for no card.
 
     Raises:
         UntranslatableError: nothing in gpupack does the same.

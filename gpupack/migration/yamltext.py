@@ -128,7 +128,7 @@ def rename_key(mapping: Any, old: str, new: str, value: Any) -> None:
 
 
 def remove_key(mapping: Any, key: str) -> None:
-    """Take a key away; its comments stay with the key before it."""
+    """Remove a key; its comments stay with the key before it."""
     names = list(mapping)
     position = names.index(key)
     token = (mapping.ca.items.get(key) or [None] * 4)[2]
@@ -151,7 +151,7 @@ def remove_key(mapping: Any, key: str) -> None:
 
 
 def write_out_aliases(content: Any) -> Any:
-    """Copy what several places share, so that each can be changed by itself."""
+    """Copy nodes that several places share, so that each place can be changed independently."""
     if isinstance(content, CommentedMap):
         for key, value in list(content.items()):
             content[key] = write_out_aliases(deepcopy(value))
@@ -196,7 +196,7 @@ def _split(text: str) -> Iterator[YamlDocument]:
 
 
 def _make_document(marker: str, text: str, offset: int) -> YamlDocument:
-    """Make a document; of its marker's line what is no content stays as it is."""
+    """Make a document; what its marker line has besides content is kept unchanged."""
     before = marker
     line, newline, rest = text.partition("\n")
     if marker and (not line.strip() or line.strip().startswith("#")):
@@ -221,7 +221,7 @@ def _load_yaml(document: YamlDocument, name: str, hint: str) -> Any:
 
 
 def _check(content: Any, name: str, hint: str) -> None:
-    """Refuse what is no manifest: too many values, and keys that are no text."""
+    """Refuse documents that are no manifests: too many values, or keys that are not text."""
     count = 0
 
     def walk(value: Any) -> None:
@@ -268,7 +268,7 @@ def _find_indents(text: str) -> tuple[int, int]:
 
 
 class _Constructor(RoundTripConstructor):
-    """Keeps the text of what is no text."""
+    """Keeps the written form of scalars that are not strings."""
 
 
 class _Representer(RoundTripRepresenter):

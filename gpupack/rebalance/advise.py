@@ -27,7 +27,7 @@ _TAINTS: Final = 3
 def advise_start(
     cluster: Cluster, ask: FitQuestion, pods: int = 1, limits: SearchLimits | None = None
 ) -> Advice:
-    """Find the shortest list of moves with which so many pods of a size start.
+    """Find the shortest list of moves after which a number of pods of a size can start.
 
     Nothing is known of the pods but their cards: they tolerate no taint.
 
@@ -76,7 +76,7 @@ def plan_start(
     movable_pods: MovablePods,
     limits: SearchLimits,
 ) -> "tuple[MovePlan, Cluster] | None":
-    """Look for moves with which so many pods start.
+    """Search for moves after which a number of pods can start.
 
     Args:
         request: What such a pod asks for, of one demand.
@@ -255,7 +255,7 @@ def _ask_queue(
     movable_pods: MovablePods,
     measure: Callable[[Cluster], int],
 ) -> Cluster | None:
-    """Ask the queue whether it admits the successors, and let them go where it would start them.
+    """Ask the queue whether it admits the successors, and place them where it would start them.
 
     Args:
         plan: Moves that filter admits; those of pods of a queue get the places that the queue chooses.
@@ -389,7 +389,7 @@ def _list_pods_on_cards(
 
 
 def _count_unowned_units(cluster: Cluster, usage: PodCardUsage, cards: frozenset[Card]) -> int:
-    """Units that are taken on cards and that no pod has, as far as anybody says."""
+    """Units in use on cards that no known pod has."""
     nodes = cluster.state.nodes
     total = 0
     for node, card in cards:

@@ -1,4 +1,4 @@
-"""`gpupack advise --apply`: makes moves, one after the other, and stops where it may not go on.
+"""`gpupack advise --apply`: makes moves, one after the other, and stops at the first that fails.
 
 A move is an eviction: the pod's controller makes another pod, and kube-scheduler places that. The cards that
 are to become empty are cordoned first, so that neither the new pod nor anybody else takes them meanwhile.
@@ -205,7 +205,7 @@ class MoveApplier:
             await self.sleep(POLL_S)
 
     def _check(self, cluster: Cluster, move: Move, uid: str) -> MovablePod:
-        """Find the pod of a move where the move has it, and a node that takes it now.
+        """Check that the pod of a move is still where the plan expects it, and find a node that takes it now.
 
         Raises:
             StoppedError: it is not there, may not go, or no node takes it.

@@ -99,7 +99,7 @@ class CandidateFinder:
     def _group_by_card(
         self, node: str, movable_pods: Sequence[MovablePod]
     ) -> Iterator[tuple[MovablePod, ...]]:
-        """Groups whose end makes room for one more on a card."""
+        """Give the groups whose end makes room for one more pod on a card."""
         if not movable_pods:
             return
         free, fits = self._goal.get_free_units(node), self._goal.count_fits(node)
@@ -120,7 +120,7 @@ class CandidateFinder:
     def _group_by_node(
         self, node: str, movable_pods: Sequence[MovablePod]
     ) -> Iterator[tuple[MovablePod, ...]]:
-        """Groups whose end makes room on a node for one more pod of several cards."""
+        """Give the groups whose end makes room on a node for one more pod of several cards."""
         free, cards = self._goal.get_free_units(node), self._goal.cards_per_pod
         now = count_on_distinct_cards(self._goal.count_fits(node), cards)
         for number in range(1, min(_MOST_TOGETHER, len(movable_pods)) + 1):
@@ -138,11 +138,11 @@ class CandidateFinder:
                 return
 
     def compute_least_moves(self, more: int) -> int:
-        """Moves that any list needs at least so that so many more pods start.
+        """Compute a lower bound of the moves after which a number of further pods can start.
 
         As if every pod that leaves found a place that costs nothing. Each card has its cheapest ways to one
         pod more, to two more and so on. The cheapest of all cards are added up. A pod on several cards helps
-        them all. A pod less counts as nothing where the node's sum or its number of pods holds pods off cards
+        them all. A pod less counts as nothing if the node's sum or its number of pods holds pods off cards
         that have room.
         """
         if more <= 0:
@@ -181,7 +181,7 @@ class CandidateFinder:
 
 
 def _fewest(units: Sequence[int], short: int) -> int | None:
-    """Count how many of these, from the largest, free so much; None: not all of them do."""
+    """Count how many of these, largest first, are needed to free an amount; None: all do not suffice."""
     freed = 0
     for number, each in enumerate(units, start=1):
         freed += each

@@ -20,7 +20,7 @@ def list_card_choices(
 
     Args:
         cards: All cards of a node, by position.
-        last: Positions that are taken only where no other card of their kind is left.
+        last: Positions that are used only if no other card of their kind is left.
     """
     sizes = [card.size_units for card in cards]
     for chosen in _iterate_choices(cards, request.demands, request, last, kind):

@@ -165,11 +165,11 @@ class StartGoal:
         return self._count_fits(node, self._plan_state.get_free_units(node))
 
     def count_fits_with(self, node: str, free: list[int]) -> list[int]:
-        """Count as `count_fits` does, if so much were free."""
+        """Count as `count_fits` does, with given free units."""
         return self._count_fits(node, free)
 
     def get_units_per_card(self, node: str) -> list[int]:
-        """Units that the demand takes of each card of a node; 0 where the card is not for it."""
+        """Units that the demand takes of each card of a node; 0 if the card is not for it."""
         arrays = self._cluster.state.nodes
         row = self._get_row(node)
         count = int(arrays.cards[row])
@@ -185,7 +185,7 @@ class StartGoal:
 
 
 class EmptyGoal:
-    """Cards are to be empty: every pod on them has another place, on no card that is to be empty."""
+    """The goal of emptying cards: every pod on them gets a place on a card that is not to be emptied."""
 
     def __init__(self, plan_state: PlanState, cards: frozenset[Card]) -> None:
         self._plan_state = plan_state
@@ -205,7 +205,7 @@ class EmptyGoal:
 
 
 def count_on_distinct_cards(fits: list[int], cards: int) -> int:
-    """The most pods that can each have so many different cards, if every choice is made well."""
+    """Compute the most pods that can each get a number of different cards, with the best choices."""
     low, high = 0, sum(fits) // cards
     counts = np.array(fits, dtype=np.int64)
     while low < high:

@@ -84,7 +84,7 @@ class MovablePods:
         return [movable for record in self._held.list_pods(node) for movable in self._list_movable(record)]
 
     def find(self, uid: str) -> MovablePod | None:
-        """A pod by its UID, wherever it may go; None: it is not there, or nobody starts it again."""
+        """Return a pod by UID, wherever it may go; None if it does not exist, or has no controller."""
         pod, record = self._cluster.pods.get(uid), self._cluster.state.pods.get(uid)
         owner = None if pod is None else _controller(pod)
         if pod is None or record is None or record.request is None or owner is None:
@@ -148,7 +148,7 @@ class MovablePods:
         return self._explain_wish(pod, record)
 
     def _explain_wish(self, pod: KubePod, record: PodRecord) -> str:
-        """Say by whose wish a pod is not to be disturbed now; empty: by nobody's."""
+        """Say which annotation or rule protects a pod from being moved now; empty: none."""
         annotations = pod.metadata.annotations or {}
         kept = [f"annotation {name}: {value}" for name, value in _KEEP if annotations.get(name) == value]
         if kept:
@@ -165,7 +165,7 @@ class MovablePods:
 
 
 def _explain_not_replaced(pod: KubePod, record: PodRecord) -> str:
-    """Say why nobody would make a pod again, or not it alone; empty: somebody would."""
+    """Say why a pod would not be created again, or not alone; empty: it would."""
     owner, gang = _controller(pod), read_gang_key(pod.metadata)
     if record.is_mirror or owner is None:
         return "no controller replaces it"
@@ -177,5 +177,5 @@ def _explain_not_replaced(pod: KubePod, record: PodRecord) -> str:
 
 
 def _controller(pod: KubePod) -> OwnerReference | None:
-    """The controller of a pod, None: nobody starts it again."""
+    """Return the controller of a pod; None if it has none, so that it would not be created again."""
     return next((owner for owner in pod.metadata.owner_references or () if owner.controller), None)

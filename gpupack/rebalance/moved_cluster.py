@@ -1,4 +1,4 @@
-"""Makes the cluster as it would be after pods have moved, so that filter itself can be asked about it."""
+"""Builds the cluster as it would be after moves, so that filter itself can be asked about it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -30,7 +30,7 @@ def apply_moves(cluster: Cluster, moves: Sequence[tuple[MovablePod, Destination]
 
 
 def remove_from_words(node: KubeNode, uid: str, units: Mapping[int, int]) -> KubeNode:
-    """A node whose words contain a pod no more; the same where they never did."""
+    """Return a node without a pod in its words; unchanged if they did not contain it."""
     annotations = node.metadata.annotations or {}
     try:
         holds = load_holds(annotations[NODE_HOLDS])

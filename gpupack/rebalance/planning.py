@@ -84,7 +84,7 @@ class MovePlanner:
         self._all = plan_state.all_choices = len(names) <= NEAR_NODES
 
     def plan_start(self, wanted: int, now: int) -> MovePlan:
-        """Let pods start; fewer than wanted, where no more can."""
+        """Plan moves so that pods start; fewer than wanted if no more can."""
         goal = self._goal
         assert isinstance(goal, StartGoal)  # noqa: S101
         places = CandidateFinder(goal, self._movable_pods)
@@ -120,11 +120,11 @@ class MovePlanner:
         return self._all and not self._plan_state.is_truncated and not self._movable_pods.refused
 
     def _compute_least(self, places: CandidateFinder, more: int) -> int:
-        """Moves that any list needs at least; pods that may not move where they would might elsewhere."""
+        """Lower bound of the number of moves; it ignores that some pods may not move everywhere."""
         return min(more, 1) if self._movable_pods.refused else places.compute_least_moves(more)
 
     def _compute_most(self, goal: StartGoal, everyone: Sequence[MovablePod]) -> int:
-        """Pods that could start if nobody who may move were there."""
+        """Count the pods that could start if all movable pods were gone."""
         for movable in everyone:
             self._plan_state.remove_pod(movable)
         most = goal.count_total(final=False)
@@ -216,7 +216,7 @@ class MovePlanner:
             self._plan_state.restore_pod(movable)
 
     def _make_plan(self, moves: Moves, *, optimal: bool, least: int, most: bool = True) -> MovePlan:
-        """Order a list; one as short as any has to be is optimal, whatever else was not tried.
+        """Rank a list of moves; one as short as the lower bound is optimal, even if the search was cut off.
 
         Args:
             optimal: All shorter ones were tried.

@@ -47,7 +47,7 @@ class QueueRefusal:
 
     Attributes:
         uid: UID of the pod.
-        queue: Its queue, where no other pod of that would be admitted either; else empty.
+        queue: Its queue if no other pod of that queue would be admitted either; else empty.
         reason: Why, in words.
     """
 
@@ -112,7 +112,7 @@ class QueueRehearsal:
         return made
 
     def move(self, movable: MovablePod) -> Destination | QueueRefusal:
-        """Evict a pod of a queue; where its successor goes, or why it would wait."""
+        """Evict a pod of a queue; return where its successor goes, or why it would wait."""
         self._evict(movable)
         return self._readmit(movable)
 
@@ -220,5 +220,5 @@ class QueueRehearsal:
         return {member.uid for each in self._queue.admit_workloads(_NOW_S) for member in each.members}
 
     def _expire(self) -> None:
-        """End charges of pods that are gone: their nodes have had the time to say so."""
+        """End the charges of pods that are gone, as if their nodes had reported that already."""
         self._state.expire_tombstones(_NOW_S + TOMBSTONE_S)

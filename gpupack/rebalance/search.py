@@ -14,7 +14,7 @@ class DestinationSearch:
     """Finds places for pods that have ended, so that a goal is reached.
 
     Args:
-        plan_state: Changed while searching, and left as it was where nothing is found.
+        plan_state: Changed while searching; restored if nothing is found.
         nodes: Names of the nodes that a pod may go to, best first.
         reached: Whether the goal is reached, told whether every pod has its place. While some have none it
             must not say no where it could say yes in the end.
@@ -45,7 +45,7 @@ class DestinationSearch:
     def find_destinations(
         self, movable_pods: Sequence[MovablePod]
     ) -> list[tuple[MovablePod, Destination]] | None:
-        """Find places for all of these pods; None: there are none, or `gave_up`.
+        """Find places for all of these pods; None if there are none, or if `gave_up`.
 
         On success the plan state is left with the pods in their places.
         """

@@ -1,6 +1,6 @@
-"""Questions of a namespace's members, who may not list nodes: both sides of them, and what they are told.
+"""Questions of a namespace's members, who may not list nodes: client, server, and the answers.
 
-docs/teams.md says who has to have which rights.
+The rights that each side needs are in docs/teams.md.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""What a member of a namespace is told: its own pods in full, of others only sums."""
+"""Answers for members of a namespace: their own pods in full, other pods only as sums."""
 
 import re
 from collections.abc import Collection
@@ -33,7 +33,7 @@ _FULL_NAME: Final = re.compile(f"{_NAME}(?:/{_NAME})+")
 def explain_own_pod(
     cluster: Cluster, namespace: str, name: str, queued: "Sequence[QueueWhy] | None"
 ) -> PodExplanation:
-    """Say why a pod of the namespace is as it is.
+    """Explain the state of a pod of the namespace.
 
     Args:
         namespace: Whose member asks.

@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 
 class _RefusedError(Exception):
-    """An answer that is none, with its HTTP status."""
+    """An error to answer with, with its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -56,11 +56,10 @@ class MemberHandlers:
     """Answers the members of namespaces.
 
     Args:
-        reviewer: Says who may ask.
+        reviewer: Decides who may ask.
         is_ready: Whether the cluster was read.
         find_queued: What the queue says of a pod, by namespace and name; called in the thread of `questions`.
         more: Answers to further questions, by their names.
-        clock: Monotonic seconds.
         now_s: Seconds since the epoch.
     """
 

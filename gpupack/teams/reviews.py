@@ -40,7 +40,7 @@ class _User(msgspec.Struct, omit_defaults=True):
 
 
 class _Claims(msgspec.Struct):
-    """What a token says of itself, which nobody verified yet."""
+    """The claims in a token, not verified yet."""
 
     aud: list[str] | str = ""
     sub: str = ""
@@ -66,11 +66,10 @@ class _AccessReview(msgspec.Struct):
 
 
 class MemberReviewer:
-    """Asks the API server who has a token, and whether they may list the pods of a namespace.
+    """Asks the API server whose token it is, and whether that user may list the pods of a namespace.
 
     Args:
         client: The API server; needs the right to create tokenreviews and subjectaccessreviews.
-        clock: Monotonic seconds.
     """
 
     def __init__(self, client: KubeClient, clock: Callable[[], float]) -> None:
@@ -101,13 +100,13 @@ class MemberReviewer:
         return allowed
 
     def _get_bucket(self, namespace: str) -> TokenBucket:
-        """Get the bucket of a namespace; names that nobody asked about for long are forgotten."""
+        """Return the token bucket of a namespace; buckets unused for long are dropped."""
         return self._buckets.recall(
             namespace, lambda: TokenBucket(NAMESPACE_BURST, NAMESPACE_REFILL_S, self._clock)
         )
 
     async def _find_user(self, token: str) -> _User | None:
-        """Find whose token it is; None where it is nobody's, or was made for another audience."""
+        """Return the user of a token; None if it is invalid, or was made for another audience."""
         review = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",

@@ -7,11 +7,11 @@ class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """PodUse is what one pod had during a period.
 
     Attributes:
-        namespace: namespace of the pod; empty where nobody says.
-        name: name of the pod; empty where nobody says.
+        namespace: namespace of the pod; empty if nobody says.
+        name: name of the pod; empty if nobody says.
         labels: labels of the pod, without those that differ from one replica to the next.
         promised_mib_s: MiB it was promised times seconds.
-        used_mib_s: MiB it used times seconds, of the time that was measured; None where nothing was.
+        used_mib_s: MiB used times seconds, over the measured time; None if nothing was measured.
         measured_mib_s: the part of `promised_mib_s` whose use was measured; None in older histories, where
             all of it was or nothing.
     """
@@ -26,7 +26,7 @@ class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def measured_promised_mib_s(self) -> float:
-        """MiB times seconds of what was promised, as far as its use was measured."""
+        """Promised MiB times seconds, over the time whose use was measured."""
         if self.used_mib_s is None:
             return 0.0
         return self.promised_mib_s if self.measured_mib_s is None else self.measured_mib_s
@@ -66,7 +66,7 @@ class Period(msgspec.Struct, frozen=True, gc=False):
         end: seconds since the epoch.
         sampled_s: seconds of it that were seen.
         pods: that had something.
-        point: the cluster's sums at its end, None where they were not known.
+        point: the cluster's sums at its end, None if they were not known.
     """
 
     start: float

@@ -65,7 +65,7 @@ class ReportRow(msgspec.Struct, frozen=True):
     Attributes:
         keys: see `UsageKey.columns`.
         promised: GiB-hours.
-        used: GiB-hours, of the time that was measured; None where nothing was.
+        used: GiB-hours used, over the measured time; None if nothing was measured.
         measured: GiB-hours of `promised` whose use was measured.
     """
 
@@ -190,7 +190,7 @@ def _total_used(report: UsageReport) -> float | None:
 
 
 def _percent(row: ReportRow) -> str:
-    """Compute how much of what was allocated was measured; 100 only for all of it."""
+    """Compute the percentage of the allocation that was measured; 100 only if all of it was."""
     share = row.measured / row.promised if row.promised else 0.0
     return f"{math.floor(100 * share + 1e-6)}%"
 

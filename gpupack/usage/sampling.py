@@ -24,7 +24,7 @@ _REPLICA_LABELS: Final = frozenset(
 
 
 class PodMemory(NamedTuple):
-    """PodMemory is what a pod has at one moment; amounts in MiB, `used` None where nobody measured it."""
+    """PodMemory is what a pod has at one moment; amounts in MiB, `used` None if nobody measured it."""
 
     namespace: str
     name: str
@@ -46,7 +46,7 @@ class UsageSampler:
         self._pods: dict[str, tuple[PodMemory, float, float | None, float]] = {}
 
     def sample(self, now_s: float, memories: Iterable[PodMemory]) -> None:
-        """Take a moment: what is there now was there since the last moment.
+        """Take a sample; what it shows counts for the whole time since the last sample.
 
         Args:
             now_s: seconds since the epoch; where it goes back, nothing is counted.

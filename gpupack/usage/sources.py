@@ -82,7 +82,7 @@ class _ErrorAnswer(msgspec.Struct):
 
 
 def _read_error(body: bytes) -> str:
-    """Why a dashboard gives no report, in its words; empty where it says nothing."""
+    """Why a dashboard gives no report, in its own words; empty if it does not say."""
     try:
         return msgspec.json.decode(body, type=_ErrorAnswer).error
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

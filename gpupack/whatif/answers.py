@@ -24,12 +24,12 @@ class ClosestNode(JsonAnswer, frozen=True):
 
 
 class NodeGroup(JsonAnswer, frozen=True):
-    """Nodes that do not take a pod for the same reason.
+    """Nodes that refuse a pod for the same reason.
 
     Attributes:
         reason: In one word, see docs/ask.md.
         count: How many.
-        best: The one that comes closest, None where cards are not the reason.
+        best: The one that comes closest, None if cards are not the reason.
         asked_units: Units that the pod asks of a card; on a card of the size of the best one.
         text: In a sentence, with numbers.
         examples: Names of the first nodes.
@@ -117,15 +117,15 @@ class PodCard(JsonAnswer, frozen=True):
 
     Attributes:
         card: The driver's number.
-        uuid: None where the node publishes no inventory.
-        model: The product name, None where the node publishes no inventory.
+        uuid: None if the node publishes no inventory.
+        model: The product name, None if the node publishes no inventory.
         used_units: As the words say, of all together.
         free_units: What is left.
         share: Where that is from, see docs/top.md.
         neighbours: The other pods on the card.
-        used_mib: What the pod used lately, None where the node has not said.
-        limit_mib: What it can use at most, None where nothing refuses more.
-        held: What holds it to that, see docs/limits.md; empty where the node has not said.
+        used_mib: What the pod used lately, None if the node has not said.
+        limit_mib: What it can use at most, None if nothing refuses more.
+        held: What holds it to that, see docs/limits.md; empty if the node has not said.
     """
 
     card: int
@@ -143,7 +143,7 @@ class PodCard(JsonAnswer, frozen=True):
 
 
 class PodExplanation(JsonAnswer, frozen=True):
-    """Why a pod is as it is.
+    """The explanation of a pod's state.
 
     Attributes:
         pod: Its name.
@@ -221,7 +221,7 @@ class PodCount(JsonAnswer, frozen=True):
 
 
 class Advice(JsonAnswer, frozen=True):
-    """A list of moves, and what it is for. Nothing of it has been done.
+    """A list of moves and its purpose. None of the moves has been made.
 
     Attributes:
         gained: Pods more that start; cards that become empty.

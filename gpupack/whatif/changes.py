@@ -28,7 +28,7 @@ _BYTES: Final = 1 << 40
 def apply_changes(
     cluster: Cluster, without: Sequence[str], add: Sequence[str]
 ) -> tuple[Cluster | None, list[str]]:
-    """Make the cluster as it would be, and say what to know of it; None: nothing changes.
+    """Build the changed cluster, with notes about it; None if nothing changes.
 
     Args:
         without: Names of nodes that are gone; their pods too, and nobody starts them elsewhere.

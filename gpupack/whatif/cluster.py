@@ -56,7 +56,7 @@ class Cluster:
         nodes: By name.
         pods: By UID.
         unit_mib: MiB of a unit; nodes whose words are of another unit take no pods.
-        budgets: PodDisruptionBudgets; None where they were not read.
+        budgets: PodDisruptionBudgets; None if they were not read.
         source: What was asked, for messages.
         claims: ResourceClaims by UID; those that are allocated count until their nodes hold them.
         queue: By what the queue decides, or why that is not known, in words that follow "the queue".
@@ -102,7 +102,7 @@ class Cluster:
         Args:
             pods: All pods of all namespaces.
             unit_mib: MiB of a unit; None: what most nodes publish, 1024 where none does.
-            budgets: All PodDisruptionBudgets; None where they were not read.
+            budgets: All PodDisruptionBudgets; None if they were not read.
             claims: All ResourceClaims of all namespaces.
         """
         by_name = {node.metadata.name: node for node in nodes}
@@ -143,7 +143,7 @@ class Cluster:
         )
 
     def in_unit(self, unit_mib: int) -> "Cluster":
-        """Make a view of the cluster as pods see it that ask in units of so many MiB."""
+        """Make a view of the cluster for pods that ask in units of a given size in MiB."""
         if unit_mib == self.unit_mib:
             return self
         if unit_mib not in self._units:
@@ -386,7 +386,7 @@ class UnitCounter:
 
     @property
     def most_common_mib(self) -> int | None:
-        """MiB of the unit that most nodes publish; None where none does."""
+        """MiB of the unit that most nodes publish; None if none does."""
         counts = +self._counts
         return max(counts, key=lambda unit: (counts[unit], unit == MIB_PER_GIB, unit), default=None)
 

@@ -38,7 +38,7 @@ class PodEvent(KubeStruct):
 
     @property
     def last_seen_s(self) -> float:
-        """Time of the last occurrence, seconds since the epoch; 0 where nothing readable says so."""
+        """Time of the last occurrence, seconds since the epoch; 0 if nothing readable says so."""
         observed = self.series.last_observed_time if self.series is not None else None
         for text in (observed, self.last_timestamp, self.event_time, self.first_timestamp):
             at_s = parse_time(text)

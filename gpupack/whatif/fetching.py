@@ -52,7 +52,7 @@ class PodContext:
 
     Attributes:
         events: What was reported of it, oldest first.
-        queued: What waits in the queue; None where nobody asked, or nobody answered.
+        queued: What waits in the queue; None if nobody asked, or nobody answered.
     """
 
     namespace: str
@@ -184,7 +184,7 @@ async def _nothing() -> None:
 
 
 async def _budgets(client: "KubeClient") -> Sequence[DisruptionBudget] | None:
-    """List PodDisruptionBudgets, None where they may not be listed: the answer says so then."""
+    """List PodDisruptionBudgets, None if they may not be listed: the answer says so then."""
     from kubeapi.errors import Forbidden, NotFound  # noqa: PLC0415
 
     try:
@@ -194,7 +194,7 @@ async def _budgets(client: "KubeClient") -> Sequence[DisruptionBudget] | None:
 
 
 async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[PodEvent, ...]:
-    """Events of all pods of a name, none where they may not be read."""
+    """Events of all pods of a name, none if they may not be read."""
     from kubeapi.errors import KubeApiError  # noqa: PLC0415
     from kubeapi.paths import quote_segment  # noqa: PLC0415
 
@@ -209,7 +209,7 @@ async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[PodE
 
 
 async def _queued(client: "KubeClient") -> "tuple[QueueWhy, ...] | None":
-    """Read who waits, as the queue's leader says; None where there is no way to it."""
+    """Read the waiting pods from the queue's leader; None if it cannot be reached."""
     from gpupack.queuestatus import read as read_status  # noqa: PLC0415
     from kubeapi.errors import KubeApiError  # noqa: PLC0415
 

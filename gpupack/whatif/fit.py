@@ -257,7 +257,7 @@ def _filled(
 def _place_one_pod(
     ask: PolicyRequest, size: LongArray, free: LongArray, rows: RowArray, costs_of: CardCosts
 ) -> BoolArray:
-    """Take one pod's cards off what is free on every row; tells which rows had them."""
+    """Subtract one pod's cards from the free units of every row; return which rows had them."""
     units, cards = ask.demands[0]
     fits = free >= units
     if ask.admits is not None:
@@ -279,7 +279,7 @@ def _one_by_one(cluster: Cluster, query: SchedulingRequest, row: int, most: int)
 
 
 def count_fit_on_cards(cards: Sequence[Card], request: PodRequest, card_policy: str, most: int) -> int:
-    """Place pods on cards one after the other, until they take no other; at most so many."""
+    """Place pods on cards one after the other until no more fit, up to a limit."""
     left = list(cards)
     for number in range(most):
         placement = place(left, request, card_policy)

@@ -66,7 +66,7 @@ class WaitingGang:
 
 
 def find_gang(cluster: Cluster, pod: KubePod) -> WaitingGang | None:
-    """Find the gang of a pod that waits; None where it starts alone."""
+    """Find the gang of a pod that waits; None if it starts alone."""
     name, size, fault = _read_gang(pod)
     if fault or not name or size <= 1:
         return None
@@ -99,7 +99,7 @@ def list_gang(cluster: Cluster, pod: KubePod) -> list[KubePod]:
 
 
 def format_gang(pod: KubePod) -> str:
-    """Write the name of a pod's gang and, in brackets, its size; empty where the pod starts alone."""
+    """Write the name of a pod's gang and, in brackets, its size; empty if the pod starts alone."""
     name, size, _ = _read_gang(pod)
     return f"{name} ({size})" if name and size > 1 else ""
 
@@ -110,7 +110,7 @@ def _read_gang(pod: KubePod) -> tuple[str, int, str]:
 
 
 def explain_unknown_gang(pod: KubePod) -> str:
-    """Say that a pod is asked about by itself because PodGroups cannot be read; empty where they can be."""
+    """Say that a pod is treated as single because PodGroups cannot be read; empty if they can."""
     fault = pod.metadata.pod_groups_fault
     if not fault or pod.metadata.pod_group_size is not None:
         return ""
@@ -125,7 +125,7 @@ def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirem
 
 
 def _key_pod(cluster: Cluster, pod: KubePod) -> object:
-    """Key a pod by all that decides where it may go."""
+    """Make a key of everything that decides where a pod may go."""
     try:
         request = cluster.read_request(pod)
     except RequestError as error:
@@ -246,7 +246,7 @@ def count_at_once(
     most: int,
     leaving: Collection[str] = (),
 ) -> int:
-    """Count the pods alike that fit at once, at most so many.
+    """Count the equal pods that fit at once, up to a limit.
 
     Args:
         query: What each of the pods asks of cards.
@@ -266,7 +266,7 @@ def count_at_once(
 def count_on_empty_cluster(
     cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements, most: int
 ) -> int:
-    """Count the pods alike that could be there at once with nobody else, at most so many; no fewer fit."""
+    """Compute an upper bound of the equal pods that an empty cluster holds at once, up to a limit."""
     nodes, rejections = cluster.state.nodes, cluster.kube_checks.find_lasting_rejections(requirements)
     rows = cluster.rows[[nodes.names[row] not in rejections for row in cluster.rows.tolist()]]
     pods = count_most_pods(nodes, query, rows, emptied=True)

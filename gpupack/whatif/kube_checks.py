@@ -96,12 +96,12 @@ class HostRequirements:
 
 
 def require_of_any_pod() -> HostRequirements:
-    """A pod of which nothing is known: it tolerates the taints of people, and none of Kubernetes' own."""
+    """Rules of an unknown pod that tolerates taints set by people, but none of Kubernetes' own."""
     return HostRequirements(lambda taint: not taint.key.startswith(SYSTEM))
 
 
 def require_of_plain_pod() -> HostRequirements:
-    """A pod that tolerates no taint, and of which nothing else is known."""
+    """Rules of an unknown pod that tolerates no taint."""
     return HostRequirements(lambda _taint: False)
 
 
@@ -145,7 +145,7 @@ class KubeSchedulerChecks:
         return known if names is None else {name: known[name] for name in names if name in known}
 
     def _is_cheaper(self, requirements: HostRequirements, names: list[str] | None) -> bool:
-        """Tell whether to look at some nodes alone, in place of all nodes once."""
+        """Return True if only some nodes are checked, instead of all nodes at once."""
         if names is None or any(each is requirements for each, _ in self._remembered):
             return False
         return _FEW * len(names) < len(self._nodes)
@@ -183,7 +183,7 @@ class KubeSchedulerChecks:
     def list_rejections(
         self, requirements: HostRequirements, names: Iterable[str], gone: Collection[str] = ()
     ) -> Iterator[tuple[str, list[Rejection]]]:
-        """Give nodes with all that the first filter of kube-scheduler to refuse them says; nothing: it fits.
+        """Give nodes with the messages of the first kube-scheduler filter that refuses them; empty: it fits.
 
         Args:
             requirements: What the pod asks for.
@@ -198,7 +198,7 @@ class KubeSchedulerChecks:
     def make_affinity_filter(
         self, requirements: HostRequirements, gone: Collection[str] = ()
     ) -> PodAffinityFilter | None:
-        """Prepare what a pod and others say of being near each other; None where no term matters."""
+        """Prepare the affinity and anti-affinity between a pod and others; None if no term matters."""
         pod = requirements.pod
         if pod is None:
             return None
@@ -209,7 +209,7 @@ class KubeSchedulerChecks:
         return found if found.matters else None
 
     def list_unchecked_rules(self, requirements: HostRequirements) -> list[str]:
-        """Name what kube-scheduler looks at for a pod here, and nodes and pods do not tell."""
+        """List what kube-scheduler checks for a pod here that nodes and pods do not show."""
         pod = requirements.pod
         if pod is None:
             return []
@@ -327,7 +327,7 @@ class KubeSchedulerChecks:
         leaving: Iterable[str] = (),
         only: Iterable[str] | None = None,
     ) -> frozenset[str]:
-        """Names of the nodes whose sum does not suffice by kube-scheduler's count, cards or not."""
+        """List the nodes whose sum is too small by kube-scheduler's count, whatever their cards have."""
         resource = PERCENT_RESOURCE if percent else self._state.resource
         back: Counter[str] = Counter()
         for uid in leaving:
@@ -342,7 +342,7 @@ class KubeSchedulerChecks:
         )
 
     def get_capacity(self, name: str, resource: str) -> int:
-        """Return what a node offers of a resource; 0 where it says nothing that can be read."""
+        """Return what a node offers of a resource; 0 if it says nothing that can be read."""
         value = (self._nodes[name].status.allocatable or {}).get(resource, 0)
         try:
             return _whole(value)
@@ -350,7 +350,7 @@ class KubeSchedulerChecks:
             return 0
 
     def get_pods_left(self, name: str) -> int:
-        """Return how many more pods a node takes; none where it does not say."""
+        """Return how many more pods a node takes; none if it does not say."""
         record = self._state.node_records[name]
         return record.pod_capacity - record.pod_count
 
@@ -431,7 +431,7 @@ class _Room:
 
 
 def list_unchecked_rules(pod: KubePod) -> list[str]:
-    """Name what kube-scheduler looks at for a pod wherever it is, and nodes and pods do not tell."""
+    """List what kube-scheduler checks for a pod on any node that nodes and pods do not show."""
     rules = []
     for volume in pod.spec.volumes or ():
         if volume.persistent_volume_claim is not None:

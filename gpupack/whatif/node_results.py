@@ -1,4 +1,4 @@
-"""Why every node does not take a pod: kube-scheduler's reasons and filter's, grouped, with numbers."""
+"""Why nodes refuse a pod: kube-scheduler's and filter's reasons, grouped, with numbers."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -144,7 +144,7 @@ def _group(
 def _roomiest(
     cluster: Cluster, query: SchedulingRequest, rejection: Rejection, rows: RowArray
 ) -> ClosestNode:
-    """Find the node with the most left of what is the reason; no card of it is."""
+    """Find the node with the most left of the missing resource, for reasons other than cards."""
     left = _sums(cluster, query, rows) if rejection.reason == SUM else _left(cluster, rejection.reason, rows)
     return ClosestNode(cluster.state.nodes.names[int(rows[int(left.argmax())])], None, None)
 
@@ -296,7 +296,7 @@ class _Sentences:
         return f"the largest healthy card has {format_memory(int(sizes.max()), self._unit)}, asked {wanted}"
 
     def _each_fits(self, rows: RowArray, sizes: IntArray) -> bool:
-        """Tell whether some node would have the cards for each demand by itself, were all of them empty."""
+        """Return True if some empty node would have the cards for each demand separately."""
         nodes, query = self._cluster.state.nodes, self._query
         there = [
             np.count_nonzero((sizes > 0) & (sizes >= units), axis=1) >= demand.cards

@@ -51,7 +51,7 @@ class KubeNode(QueueNode, tag_field="kind", tag="Node"):
 
     @property
     def ready(self) -> bool | None:
-        """Whether the condition Ready is True, None where there is none."""
+        """Whether the condition Ready is True, None if there is none."""
         for condition in self.status.conditions or ():
             if condition.type == "Ready":
                 return condition.status == "True"

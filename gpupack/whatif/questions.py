@@ -64,7 +64,7 @@ class Questions:
     async def ask(self, answer: Callable[[Cluster], T], *, is_bounded: bool = True) -> T:
         """Answer a question.
 
-        A question whose asker goes away is answered all the same: what it made of the cluster counts.
+        A question is finished even if its client disconnects, because it has already changed cached state.
 
         Args:
             answer: Called with the cluster, in the thread.
@@ -87,5 +87,5 @@ class Questions:
             future.exception()  # the asker may have gone away
 
     def close(self) -> None:
-        """Answer no more questions; the one under way is not waited for."""
+        """Stop answering questions, without waiting for the one under way."""
         self._thread.shutdown(wait=False, cancel_futures=True)

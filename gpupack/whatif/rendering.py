@@ -27,7 +27,7 @@ _AT: Final = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z) ")
 
 
 def format_why(answer: PodExplanation, *, colour: bool = False, now_s: float | None = None) -> str:
-    """Write why a pod is as it is.
+    """Write the explanation of a pod's state.
 
     Args:
         now_s: Seconds since the epoch, to write ages of Events in place of times; None: times.

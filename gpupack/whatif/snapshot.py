@@ -284,7 +284,7 @@ def _pod(
     models: set[str],
     notes: Counter[_Note],
 ) -> Row | None:
-    """A row of a pod, None where it asks for no cards that can be given; `claimed`: what it has by claims."""
+    """A row of a pod, None if it asks for no cards that can be given; `claimed`: what it has by claims."""
     if claimed is None and read_requested_unit(pod) is None:
         return None
     request = claimed or parse_pod_request(drop_unknown_policies(pod), cluster.state.resource).request
@@ -335,7 +335,7 @@ def _cards(request: PodRequest, scale: _Scale, usual: int) -> tuple[int, str | i
 
 
 def _ended(pod: KubePod) -> int:
-    """Return when a pod ended, in seconds; 0: it runs, or nobody says."""
+    """Return when a pod ended, in seconds; 0 if it runs or that is unknown."""
     if not is_terminal(pod.status.phase):
         return 0
     times = [

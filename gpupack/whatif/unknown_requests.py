@@ -83,7 +83,7 @@ def find_policy_refusal(pod: KubePod, said: str) -> str:
 
 
 def describe_unknowns(pod: KubePod) -> tuple[str, ...]:
-    """Say of a pod what is not known about its policies and annotations, a sentence for each."""
+    """List a pod's policies and annotations that are unknown here, a sentence for each."""
     strange = sorted(
         name
         for name in pod.metadata.annotations or ()

@@ -27,7 +27,7 @@ from scheduler_plugin.scheduling.request import SchedulingRequest
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A pod that is asked about, as it is or changed.
+    """The pod of a question, as it is or changed.
 
     Attributes:
         query: What it asks of cards.
@@ -100,7 +100,7 @@ class WhatIf:
         return count_at_once(self.cluster, self.query, self.requirements, rows, self.pods, leaving)
 
     def filter_rows(self, rows: RowArray) -> RowArray:
-        """Keep the rows of nodes whose cards take one such pod, in their order."""
+        """Keep the rows whose cards take one such pod, in their order."""
         return rows[filter_nodes(self.cluster.state.nodes, self.query, rows)]
 
     def has_node(self) -> bool:
@@ -116,7 +116,7 @@ class WhatIf:
         return find_rows(self.cluster, self.query, self.requirements, leaving, only)
 
     def choose_cards(self, node: str) -> Placement | None:
-        """Choose the pod's cards on a node as bind does; None where it does not fit."""
+        """Choose the pod's cards on a node as bind does; None if it does not fit."""
         nodes = self.cluster.state.nodes
         policy = self.cluster.policies.get_policy(self.query.request)
         return place_by_policy(policy, nodes, nodes.rows[node], self.query)
@@ -147,7 +147,7 @@ class PodCardUsage:
         return self._get_pod_cards(record.node).units.get(record.uid, {})
 
     def get_freed_units(self, record: PodRecord) -> ByPosition:
-        """Units that would be free for certain without a pod, by card position; see `PodCards.closed`."""
+        """Units that certainly become free when a pod goes, by card position; see `PodCards.closed`."""
         return self._get_pod_cards(record.node).get_freed_units(record.uid)
 
     def list_pods(self, node: str) -> list[PodRecord]:

@@ -77,14 +77,12 @@ class Binder:
     those that did.
 
     Args:
-        clock: Monotonic seconds.
         timeout_s: T, how long a Binding may take effect after it was sent.
         leadership: None when nobody else can be binding.
         refresh: Lists pods anew and returns when the state has the list.
         after_another: Whether an earlier process may have bound pods. Only whoever has created the cluster
             can know that none did.
         claims: Writes claims, for nodes that serve them.
-        sleep: Waits, as asyncio.sleep.
     """
 
     def __init__(

@@ -53,7 +53,6 @@ class ClaimWriter:
     Args:
         timeout_s: longest time of each write.
         is_pending: returns True if the pod with a UID is known, not bound, and not being bound.
-        sleep: waits, as asyncio.sleep.
     """
 
     def __init__(

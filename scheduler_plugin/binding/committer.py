@@ -62,7 +62,6 @@ class Committer:
         """Check that a pod fits on a node now, and assume it there.
 
         Args:
-            now: Seconds.
             cards: UUIDs of the cards that the queue planned for it, preferred if they are free; empty: those
                 that the pod's annotation names.
 
@@ -173,7 +172,7 @@ class Committer:
         )
 
     def _make_assignment(self, placement: Placement, row: int) -> Assignment | None:
-        """Name the cards by UUID; None where the node publishes none."""
+        """Name the cards by UUID; None if the node publishes none."""
         uuids = self.state.nodes.uuids[row]
         if not uuids:
             return None

@@ -80,7 +80,6 @@ def claim_of(
         pod: as it is bound.
         sizes: units of the node's cards by UUID, in word order.
         assigned: the cards of each container.
-        unit_mib: MiB a unit.
 
     Raises:
         CommitError: the pod asks for more shares than a claim can have.

@@ -67,11 +67,7 @@ class SharedNodes:
             self.apply_node(node)
 
     def apply_pod(self, pod: HostPod, now: float) -> None:
-        """Take a pod's newest version.
-
-        Args:
-            now: Seconds.
-        """
+        """Take a pod's newest version."""
         uid, node = pod.metadata.uid, pod.spec.node_name
         if not node:
             self._unbound.add(uid)
@@ -96,11 +92,7 @@ class SharedNodes:
         self._bound_at.pop(uid, None)
 
     def replace_pods(self, pods: Sequence[HostPod], now: float) -> None:
-        """Take a complete list of pods.
-
-        Args:
-            now: Seconds.
-        """
+        """Take a complete list of pods."""
         for uid in (self._unbound | self._bound_at.keys()) - {pod.metadata.uid for pod in pods}:
             self.delete_pod(uid)
         for pod in pods:
@@ -117,7 +109,7 @@ class SharedNodes:
         return [name for name in self._stopped if self.explain_stop(name, now)]
 
     def explain_stop(self, name: str, now: float) -> str:
-        """Say why batch mode must not bind to a node now, empty where it may."""
+        """Say why batch mode must not bind to a node now, empty if it may."""
         until, why = self._stopped.get(name, (float("-inf"), ""))
         return why if now < until and not self.is_own(name) else ""
 

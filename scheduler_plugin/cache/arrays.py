@@ -35,8 +35,8 @@ class ClusterView(Protocol):
         model: int32[R, K], index into `model_names`, -1 where the model is not known.
         model_names: Card models seen so far; only ever appended to.
         numa: int32[R, K], NUMA node, -1 where not known.
-        links: NVLinks from each card of a row to each, by row; empty where there are none.
-        uuids: The cards' UUIDs by row, empty where not known.
+        links: NVLinks from each card of a row to each, by row; empty if there are none.
+        uuids: The cards' UUIDs by row, empty if not known.
         usable: bool[R], the row belongs to a node whose words can be read.
     """
 

@@ -49,8 +49,8 @@ def find_current_positions(
 
     Args:
         positions: Positions of the cards then.
-        uuids_then: UUIDs by position then; empty where the node published none.
-        uuids_now: UUIDs by position now; empty where the node publishes none.
+        uuids_then: UUIDs by position then; empty if the node published none.
+        uuids_now: UUIDs by position now; empty if the node publishes none.
 
     Returns:
         Current positions by earlier position, without the cards that are gone. If either side lacks UUIDs,

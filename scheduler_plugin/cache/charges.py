@@ -28,7 +28,7 @@ class AssumedPod:
     Attributes:
         pod: The version of the pod that the Binding names.
         node: Target of the Binding.
-        assigned: Cards of the Binding, None where the node publishes no UUIDs.
+        assigned: Cards of the Binding, None if the node publishes no UUIDs.
         awaits_claim: True while the pod's claim is being written, which changes the pod before its Binding.
     """
 
@@ -76,7 +76,7 @@ class ChargedCards(NamedTuple):
     Attributes:
         uuids: The node's cards at that time, see `NodeRecord`.
         sizes: Their sizes at that time.
-        units: By card position; None where the cards do not agree with the charge.
+        units: By card position; None if the cards do not agree with the charge.
     """
 
     charge: Charge
@@ -97,14 +97,14 @@ class NodeRecord:
     Attributes:
         row: Its row in the arrays, -1 while there is no Node object.
         version: resourceVersion of the Node object, 0 while there is none.
-        revision: Revision of its words, 0 where there are none.
+        revision: Revision of its words, 0 if there are none.
         seen_version: resourceVersion of the newest pod event that its words take into account, -1 where it is
             not known.
         holds: Units by card position of each pod that the words certainly contain, by UID. The value is None
             where the node does not say how much.
-        sizes: Units by card; empty where the words cannot be used.
+        sizes: Units by card; empty if the words cannot be used.
         used: Units by card as published, see `published_nodes.PublishedNode`.
-        uuids: UUIDs by card; empty where the node publishes no inventory.
+        uuids: UUIDs by card; empty if the node publishes no inventory.
         indexes: The driver's indexes by card; for people only.
         serves_claims: True if pods get their cards by claims there.
         pods: Bound pods that ask for cards and have not ended, by UID.
@@ -120,7 +120,7 @@ class NodeRecord:
         other_resources: Amounts of further resources that they request, by name.
         allocatable: Amounts of further resources that the Node has, as written there.
         pod_count: How many bound pods of any kind it has.
-        pod_capacity: How many it takes in all, 0 where the Node does not say.
+        pod_capacity: How many it takes in all, 0 if the Node does not say.
     """
 
     name: str

@@ -35,7 +35,7 @@ class HeldClaims:
 
     Attributes:
         units: Units by card position of each claim that the words contain, by UID.
-        uuids: UUIDs by card; empty where the node publishes none.
+        uuids: UUIDs by card; empty if the node publishes none.
         sizes: Units by card.
         seen_version: resourceVersion of the newest pod event that the words take into account.
     """

@@ -25,7 +25,6 @@ class ClaimCache:
                                      words that have seen its pods end, or TOMBSTONE_S
 
     Args:
-        unit_mib: MiB a unit.
         find_end: Returns the resourceVersion at which a pod (by UID) ended on a node; 0 if it has another
             node, None if it has not ended.
 

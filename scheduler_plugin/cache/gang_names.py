@@ -18,7 +18,7 @@ WORKER_GROUP_LABELS: Final = ("leaderworkerset.sigs.k8s.io/name", "leaderworkers
 
 
 def read_group_label(labels: Mapping[str, str] | None) -> tuple[str, str]:
-    """Read the label that names a pod's PodGroup: its key and value; both empty where there is none."""
+    """Read the label that names a pod's PodGroup: its key and value; both empty if there is none."""
     for key in GROUP_LABELS:
         if name := (labels or {}).get(key):
             return key, name
@@ -32,7 +32,7 @@ def read_worker_group(labels: Mapping[str, str] | None) -> str:
 
 
 def read_gang_name(metadata: PodMetadata) -> str:
-    """Read the name of a pod's gang: of its annotation, else of labels; empty where it has none."""
+    """Read the name of a pod's gang: of its annotation, else of labels; empty if it has none."""
     annotations = metadata.annotations or {}
     name = annotations.get(POD_GANG) or read_group_label(metadata.labels)[1]
     # Its groups are gangs for those who ask for it.

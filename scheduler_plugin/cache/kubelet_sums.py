@@ -36,7 +36,7 @@ def compute_sum_left(record: NodeRecord, *, percent: bool) -> int | None:
     A node that does not say how much it offers, as its kubelet has not heard of the daemon yet, offers none.
 
     Returns:
-        None where pods get their cards by claims: no sum is counted there.
+        None if pods get their cards by claims: no sum is counted there.
     """
     if record.serves_claims:
         return None

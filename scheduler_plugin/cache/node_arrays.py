@@ -211,8 +211,8 @@ class NodeArrays:
             sizes: Units by card.
             used: Units by card; may be more than the size.
             evictable: Size of the cards on which evicting pods helps, else 0; None: all of `sizes`.
-            uuids: By card, or empty where not known.
-            models: By card, or empty where not known.
+            uuids: By card, or empty if not known.
+            models: By card, or empty if not known.
             numa: NUMA node by card, -1 not known, or empty.
             links: NVLinks from each card to each, or empty.
             percent: Shares of the cards can be had.
@@ -282,7 +282,7 @@ class NodeArrays:
             self._count_change(row)
 
     def set_pods_left(self, row: int, pods: int) -> None:
-        """Set how many more pods of any kind a node takes, at most `_MAX_SUM`; none where it does not say."""
+        """Set how many more pods of any kind a node takes, at most `_MAX_SUM`; none if it does not say."""
         pods = min(pods, _MAX_SUM)
         if self.pods_left[row] != pods:
             self.pods_left[row] = pods

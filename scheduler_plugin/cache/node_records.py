@@ -55,7 +55,6 @@ class NodeRecords:
         """Recompute the rows of the records that changed.
 
         Args:
-            now: Seconds.
             expire: Also end tombstones whose time is over.
         """
         # A set that was large once stays slow to pop from.

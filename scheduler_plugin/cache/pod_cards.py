@@ -40,7 +40,7 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
     """Find the units that the pods of a node have on its cards.
 
     Args:
-        evictable: Units of its cards that pods can have at all; 0 where a card takes none.
+        evictable: Units of its cards that pods can have at all; 0 if a card takes none.
     """
     units: dict[str, ByPosition] = {}
     for uid, pod in record.pods.items():

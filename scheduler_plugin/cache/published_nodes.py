@@ -49,12 +49,12 @@ class PublishedNode:
         sizes: Units by card.
         used: Units by card; the size if the card is unhealthy or cordoned. More than the size if pods have
             more, as on a card that became smaller: words stop at the size, `holds` do not.
-        evictable: Units by card that pods can have at all; 0 where the card is unhealthy or cordoned.
-        uuids: UUIDs by card; empty where the node publishes no inventory, as are the next three.
+        evictable: Units by card that pods can have at all; 0 if the card is unhealthy or cordoned.
+        uuids: UUIDs by card; empty if the node publishes no inventory, as are the next three.
         indexes: The driver's indexes by card, as people know the cards.
         models: Models by card.
         numa: NUMA nodes by card, -1 where not known.
-        links: NVLinks of each card to each; empty where there are none.
+        links: NVLinks of each card to each; empty if there are none.
         percent: False if the kubelet says that it has no percent to give.
         serves_claims: True if pods get their cards by claims there. Claims wait for the daemon, and the
             kubelet offers no units, so that no pod starts without a claim.
@@ -139,7 +139,7 @@ def _count_overuse(words: NodeWords, holds: Holds) -> Sequence[int]:
 
 
 def read_accounted_units(holds: Holds) -> dict[str, ByPosition | None]:
-    """Read the units of each accounted pod, by UID; None where the node does not say how much."""
+    """Read the units of each accounted pod, by UID; None if the node does not say how much."""
     units = holds.units
     return {uid: _share_units(tuple(units[uid].items())) if uid in units else None for uid in holds.uids}
 
@@ -160,7 +160,7 @@ def _offers_none(node: NodeLite, resource: str) -> bool:
 
 
 def _read_inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[CardRecord]:
-    """Read the inventory, empty where the node has none.
+    """Read the inventory, empty if the node has none.
 
     Raises:
         PackingError: it cannot be read, or is not of the words' cards.
@@ -175,7 +175,7 @@ def _read_inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequenc
 
 
 def _read_links(inventory: Sequence[CardRecord]) -> tuple[tuple[int, ...], ...]:
-    """Read the links between cards; empty where no card has any."""
+    """Read the links between cards; empty if no card has any."""
     if not any(record.links for record in inventory):
         return ()
     return tuple(read_links(record.links, len(inventory)) for record in inventory)

@@ -24,7 +24,7 @@ class Reservation:
         node: Name of the node.
         units: Units by card position in `uuids`. They count from the first eviction on, while the victims
             still have their own.
-        uuids: The node's cards by position when the reservation was made; empty where it published none.
+        uuids: The node's cards by position when the reservation was made; empty if it published none.
     """
 
     uid: str
@@ -37,7 +37,7 @@ class Reservation:
         """Return the units by current card position, without cards that no longer exist.
 
         Args:
-            uuids: The node's cards by position now; empty where it publishes none.
+            uuids: The node's cards by position now; empty if it publishes none.
         """
         positions = find_current_positions(self.units, self.uuids, uuids)
         return {now: self.units[then] for then, now in positions.items()}

@@ -103,7 +103,6 @@ class ClusterState:
 
         Args:
             resource_version: The list's resourceVersion.
-            now: Seconds.
             restored: The API server was restored from an older state, see `kubeapi.reflect.Sink.replace`.
 
         Returns:
@@ -222,7 +221,6 @@ class ClusterState:
 
         Args:
             pod: Its last version, with the node it was bound to.
-            now: Seconds.
         """
         record = read_pod(pod, self.resource)
         assumed = self._assumed.get(record.uid)
@@ -391,8 +389,7 @@ class ClusterState:
         Args:
             uid: A pod that is known, not bound and not assumed.
             node: Target, a node with a row.
-            assigned: Cards by container, None where the node's UUIDs are not known.
-            now: Seconds.
+            assigned: Cards by container, None if the node's UUIDs are not known.
 
         Raises:
             StateError: the pod or node is not as it must be.
@@ -413,7 +410,7 @@ class ClusterState:
         return record is not None and not record.node and self.get_assumed(uid) is None
 
     def get_assumed(self, uid: str) -> AssumedPod | None:
-        """Return the assumed pod of a UID, None where there is none."""
+        """Return the assumed pod of a UID, None if there is none."""
         return self._assumed.get(uid)
 
     def forget(self, assumed: AssumedPod, now: float) -> None:

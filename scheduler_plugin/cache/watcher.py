@@ -70,11 +70,7 @@ class _CacheSink(Sink[T]):
 
 
 class NodeSink(_CacheSink[NodeLite]):
-    """NodeSink applies what the node reflector brings to the state.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """NodeSink applies what the node reflector brings to the state."""
 
     def _apply_list(self, items: Sequence[NodeLite], resource_version: str, restored: bool) -> bool:
         return self._state.replace_nodes(items, resource_version, self._clock(), restored=restored)
@@ -134,7 +130,6 @@ class Watcher:
     the nodes know about claims that others allocated, and let pods wait.
 
     Args:
-        clock: Monotonic seconds.
         stale_s: Age from which the view is stale. On a quiet cluster a view gets as old as a watch lasts, so
             watches last two thirds of this at most.
         node: The class to read nodes as; a subclass of `NodeLite` for those who listen to `node_sink`.

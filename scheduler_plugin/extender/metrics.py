@@ -117,11 +117,7 @@ class Metrics:
 
 
 class SharedNodesMetrics(Collector):
-    """SharedNodesMetrics reads what batch mode knows of shared nodes when Prometheus scrapes.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """SharedNodesMetrics reads what batch mode knows of shared nodes when Prometheus scrapes."""
 
     def __init__(self, shared: "SharedNodes", clock: Callable[[], float]) -> None:
         self._shared = shared

@@ -25,7 +25,6 @@ class PodReporter:
     """PodReporter logs, and writes Events about, what became of pods.
 
     Args:
-        clock: Monotonic seconds.
         events: Takes Events; None for log lines only.
         leadership: Only the leader writes Events; None without an election.
 

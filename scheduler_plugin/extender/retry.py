@@ -92,7 +92,6 @@ class RefusedPodRetrier:
 
     Args:
         extender: Decides whether a pod fits now.
-        clock: Monotonic seconds.
         stale: Why the view cannot be trusted; empty when it can.
         leadership: Only the leader asks; None without an election.
 

@@ -52,9 +52,6 @@ class StaleRefusalWait:
     If a pod comes back although the watches have brought nothing since its refusal, the event is still on its
     way: waiting is worthwhile. If other events have arrived meanwhile, that is uncertain. So after a wait in
     vain such waits pause for a while, and they never take more than a tenth of the scheduling cycles' time.
-
-    Args:
-        clock: Monotonic seconds.
     """
 
     def __init__(self, activity: WatchActivity, clock: Callable[[], float]) -> None:

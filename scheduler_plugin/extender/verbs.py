@@ -100,7 +100,6 @@ class Extender:
         """Answer a filter call.
 
         Args:
-            now: Seconds.
             stale: Why the cache cannot be trusted; becomes the answer's error when not empty.
 
         Raises:
@@ -133,7 +132,6 @@ class Extender:
         Args:
             pod: As it is known.
             among: Nodes that kube-scheduler asked about.
-            now: Seconds.
             held: Nodes that the policy holds the pod back from count too.
         """
         self.state.expire_tombstones(now)
@@ -275,7 +273,6 @@ class Extender:
         behalf; nor from a stale view, because kube-scheduler deletes every pod that is named.
 
         Args:
-            now: Seconds.
             stale: Why the cache cannot be trusted; empty when it can.
 
         Raises:

@@ -72,7 +72,6 @@ class Nominations:
     """Keeps the state's reservations, one for each nomination.
 
     Args:
-        clock: Monotonic seconds.
         eligible: Which pods may be evicted now.
         plan: Makes a plan for a pod on a node.
     """

@@ -88,11 +88,9 @@ class Preemptor:
     - and that fits once the victim is gone.
 
     Args:
-        clock: Monotonic seconds.
         wall: Seconds since the epoch.
         leadership: None when nobody else can be preempting.
         stale: Why the view of the cluster cannot be trusted; empty when it can.
-        sleep: Waits, as asyncio.sleep.
 
     Attributes:
         nominations: The reserved cards.

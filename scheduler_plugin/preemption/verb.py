@@ -28,7 +28,6 @@ class PreemptionService:
     """PreemptionService runs the preemptor and reports its work as Events.
 
     Args:
-        clock: Monotonic seconds.
         view: View of the API server; `cache.watcher.Watcher` is one.
         leadership: None when nobody else can be preempting.
 

@@ -152,11 +152,7 @@ class KubernetesChecks:
         self._nodes.pop(name, None)
 
     def apply_pod(self, pod: HostPod, now: float) -> None:
-        """Take a pod's newest version.
-
-        Args:
-            now: Seconds.
-        """
+        """Take a pod's newest version."""
         uid = pod.metadata.uid
         before = self._pods.get(uid)
         self.delete_pod(uid)
@@ -204,11 +200,7 @@ class KubernetesChecks:
                 del self._nominated[known.nominated]
 
     def replace(self, nodes: Sequence[HostNode] | None, pods: Sequence[HostPod] | None, now: float) -> None:
-        """Take complete lists; None: of that kind nothing is new.
-
-        Args:
-            now: Seconds.
-        """
+        """Take complete lists; None: of that kind nothing is new."""
         if nodes is not None:
             self._nodes.clear()
             for node in nodes:
@@ -231,7 +223,6 @@ class KubernetesChecks:
         """Say why a pod must not be bound to a node.
 
         Args:
-            now: Seconds.
             margin: Part of the node's cpu and memory that must stay free beside the pod, 0 to 1.
 
         Returns:

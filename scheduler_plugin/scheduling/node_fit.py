@@ -132,7 +132,7 @@ class NodeRoom(Protocol):
     """What a node has, and what the pods there take of it."""
 
     def get_amounts(self, resource: str) -> tuple[int, int]:
-        """Return what pods use of a resource, and the capacity; both 0 where the node does not have it."""
+        """Return what pods use of a resource, and the capacity; both 0 if the node does not have it."""
         ...
 
     def list_ports(self) -> Iterable[HostPort]:

@@ -32,11 +32,7 @@ class PendingPods:
         self._counted_at = float("-inf")
 
     def report_to_policies(self, now: float) -> None:
-        """Report the waiting pods to the policies, unless that was done a moment ago.
-
-        Args:
-            now: Seconds.
-        """
+        """Report the waiting pods to the policies, unless that was done a moment ago."""
         readers = self._policies.backlog_readers
         if not readers or now < self._counted_at + COUNT_INTERVAL_S:
             return

@@ -201,7 +201,6 @@ def format_event_text(
 
     Args:
         demands: What the pod asks for, in order.
-        unit_mib: MiB a unit.
         rules: What its cards have to keep together.
     """
     text = reason.event_text

@@ -96,7 +96,7 @@ def compute_largest_percent(free: LongArray, size: LongArray) -> LongArray:
 
 
 def find_usual_card_size(view: ClusterView, rows: RowArray) -> int:
-    """Find the size that most cards of the rows have, 0 where there are no cards."""
+    """Find the size that most cards of the rows have, 0 if there are no cards."""
     sizes = view.size[rows]
     values, counts = np.unique(sizes[sizes > 0], return_counts=True)
     return int(values[counts.argmax()]) if values.size else 0

@@ -32,7 +32,7 @@ def make_queue_result(replaying: QueuedReplayState, replay: Replay, config: Queu
         - `queues {name: {weight, pods, never_started, wait_s}}`. A pod that never started counts with what it
           waited until the end.
         - `fairness`: the mean of Jain's index over the time that counts, of what each queue has by its
-          weight. Over the queues that have or want something; None where nobody ever had anything.
+          weight. Over the queues that have or want something; None if nobody ever had anything.
         - `fairness_series [[day, index]]`: that index over time.
         - `evicted`: pods that went for lenders.
         - `reservations`: times that cards were reserved for a pod that waited long.
@@ -112,7 +112,7 @@ def average_queue_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
 
 
 def _format_wait(queue: Mapping[str, Any], key: str) -> str:
-    """A figure of a queue's waits; there is none where nobody started and nothing happened afterwards."""
+    """A figure of a queue's waits; there is none if nobody started and nothing happened afterwards."""
     nobody = queue["never_started"] >= queue["pods"] and not queue["wait_s"]["most"]
     return "-" if nobody else format_duration(queue["wait_s"][key])
 

@@ -28,7 +28,7 @@ def make_run_result(outcome: PackingOutcome, cluster: SimulatedCluster, split: d
         - `allocated_percent {"100": x, "130": y}`.
         - `whole_percent`: cards free as a whole when half of the GPUs had been asked for, or null.
         - `free_percent`, and of it `unavoidable_percent`: free in every placement of the same pods. In
-          percent of all GPUs; 0 where the cards differ in size.
+          percent of all GPUs; 0 if the cards differ in size.
         - `fragmentation {cause: percent}`.
         - `curve [[arrived, allocated, fragmented or null]]`, `wall_s`.
     """
@@ -102,7 +102,7 @@ def _average_tables(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _average_totals(tables: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """Mean by key over all tables, 0 where it is missing."""
+    """Mean by key over all tables, 0 if it is missing."""
     return {
         key: round(sum(t.get(key, 0) for t in tables) / len(tables), 1) for key in sorted(_list_keys(tables))
     }

@@ -292,7 +292,7 @@ def _read_pod(
 
 
 def _read_amounts(where: str, row: Mapping[str, str | None], cards: int) -> tuple[tuple[int, ...], bool, str]:
-    """Read the units or percent of each container's cards; none where the row does not say."""
+    """Read the units or percent of each container's cards; none if the row does not say."""
     text = (row.get(GPU_UNITS_COLUMN) or "").strip()
     if not text or not cards:
         return (), False, ""
@@ -370,7 +370,7 @@ def _parse_number(where: str, column: str, text: str, most: int) -> tuple[int, s
 
 
 def _read_units(where: str, column: str, row: Mapping[str, str | None]) -> tuple[int, str]:
-    """Read units of a card, 0 where the file does not say."""
+    """Read units of a card, 0 if the file does not say."""
     return _read_number(where, column, row, MAX_UNITS) if (row.get(column) or "").strip() else (0, "")
 
 

@@ -228,7 +228,7 @@ def set_defaults(resource: Resource, item: JsonObject, now: str) -> None:
 
 
 def node_defaults(node: JsonObject) -> None:
-    """Allocatable is capacity where it is not given."""
+    """Default allocatable to capacity."""
     status = node.setdefault("status", {})
     if status.get("capacity") and not status.get("allocatable"):
         status["allocatable"] = dict(status["capacity"])

@@ -49,7 +49,7 @@ def matcher(resource: Resource, labels: str, fields: str) -> Matcher | None:
     """Read both selectors.
 
     Returns:
-        A predicate, None where everything matches.
+        A predicate, None if everything matches.
 
     Raises:
         RefusedError: 400, worded as the real one's.

@@ -143,7 +143,7 @@ class ApiServer:
             watch.end()
 
     def say(self, line: bytes) -> None:
-        """Send bytes into every open watch, rubbish if need be."""
+        """Send raw bytes, also invalid ones, into every open watch."""
         for watch in list(self.http.watches):
             watch.say(line)
 

@@ -79,7 +79,7 @@ class Backup:
 
 
 class Store:
-    """All objects; every method is synchronous, `changed` wakes those who follow the log."""
+    """All objects; every method is synchronous, `changed` wakes the readers of the log."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -182,7 +182,7 @@ class Store:
     # Backups
 
     def backup(self) -> "Backup":
-        """Everything as it is now, as a snapshot of etcd has it."""
+        """Take a snapshot of everything, as of etcd."""
         return Backup(self.version, {plural: dict(table.entries) for plural, table in self.tables.items()})
 
     def restore(self, backup: "Backup") -> None:

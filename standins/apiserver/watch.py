@@ -24,7 +24,7 @@ class Watch:
         self._ended = False
 
     def say(self, line: bytes) -> None:
-        """Send bytes as they are, rubbish if need be."""
+        """Send raw bytes, also invalid ones."""
         self._extra.append(line)
         self._store.wake()
 

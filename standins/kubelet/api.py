@@ -198,7 +198,7 @@ class ApiLink:
                 return
 
     async def _register(self, session: aiohttp.ClientSession) -> None:
-        """Make the Node when there is none; done once, at the start: a Node deleted later stays away."""
+        """Create the Node if it is missing; only at the start: a Node deleted later is not created again."""
         node = await self._node(session)
         if node is None:
             await _request(session, "POST", "/api/v1/nodes", new_node(self._node_name))

@@ -62,7 +62,7 @@ def write(folder: Path, checkpoint: CheckpointFile) -> None:
 
 
 def read(folder: Path) -> CheckpointFile | None:
-    """Read the file at a start; None when there is none, or none to be believed."""
+    """Read the file at the start; None if it is missing or its checksum is wrong."""
     try:
         found = json.loads((folder / CHECKPOINT_NAME).read_text())
         data = found["Data"]

@@ -66,7 +66,6 @@ class DeviceManager:
 
     Args:
         chance: where the kubelet's choice is arbitrary, this decides.
-        clock: monotonic seconds.
         checkpoint: what the process before left on disk, None when there is nothing.
         write: puts a checkpoint on disk.
     """
@@ -97,12 +96,12 @@ class DeviceManager:
     # --- plugins ---------------------------------------------------------------------------------------
 
     def plugin_connected(self, resource: str, endpoint: Endpoint) -> None:
-        """Take a plugin in; its devices come with its first list."""
+        """Add a plugin; its devices come with its first list."""
         known = self._resources.setdefault(resource, _Resource())
         known.endpoint, known.stopped_at = endpoint, None
 
     def plugin_listed(self, resource: str, devices: Iterable[pb.Device]) -> None:
-        """Take a list of devices in; IDs that it lacks are gone, their containers run on."""
+        """Apply a list of devices; IDs missing from it are gone, but their containers run on."""
         known = self._resources.setdefault(resource, _Resource())
         known.healthy, known.unhealthy = set(), set()
         for device in devices:

@@ -44,7 +44,7 @@ class PluginClient:
         """Dial, for at most 10 s, and ask for the options.
 
         Raises:
-            ConnectionError: nobody answered.
+            ConnectionError: there was no answer.
         """
         try:
             async with asyncio.timeout(_DIAL_S):
@@ -61,7 +61,7 @@ class PluginClient:
             raise ConnectionError(_CLOSING) from None
 
     async def listen(self, take: Callable[[str, Iterable[pb.Device]], None]) -> None:
-        """Pass the plugin's lists on until its stream ends, whoever ends it."""
+        """Pass the plugin's lists on until either side ends the stream."""
         if self._stopped:
             return
         try:

@@ -21,7 +21,6 @@ class ListRateLimit:
     Args:
         rate: calls a second.
         burst: calls at once.
-        clock: monotonic seconds.
     """
 
     def __init__(self, rate: float, burst: float, clock: Callable[[], float]) -> None:

@@ -153,7 +153,7 @@ class Process:
         """End as a process does: connections break, nothing is said to anybody.
 
         Args:
-            leave_sockets: the socket files stay, with nobody behind them, as after a kill.
+            leave_sockets: the socket files stay, without a listener, as after a kill.
         """
         for task in tuple(self._tasks):
             task.cancel()

@@ -20,7 +20,7 @@ class DetectedCard:
     """DetectedCard is a physical card as the driver shows it now.
 
     Attributes:
-        uuid: UUID of the card, None where the driver does not tell.
+        uuid: UUID of the card, None if the driver does not tell.
         cards: what is listed for it: itself, or its instances.
         certain: nothing of this may be a passing failure of the driver.
     """
@@ -47,7 +47,7 @@ def describe_shared_memory(gpu_instances: Sequence[int | None]) -> list[str | No
     each would promise the whole of it again. None of them is offered: pods may run on any.
 
     Args:
-        gpu_instances: the number of each device's GPU instance, None where it is not told.
+        gpu_instances: the number of each device's GPU instance, None if it is not told.
     """
     result: list[str | None] = []
     for number in gpu_instances:

@@ -1,4 +1,4 @@
-"""Devices, mounts and environment that a container gets with its cards, in nobody's wire format."""
+"""Devices, mounts and environment that a container gets with its cards, in no particular wire format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -60,9 +60,6 @@ class HealthTracker:
     def on_event(self, event: HealthEvent, now_s: float) -> bool:
         """Take in a health event.
 
-        Args:
-            now_s: monotonic seconds.
-
         Returns:
             Whether the card's state (health or reason) changed.
         """
@@ -78,7 +75,6 @@ class HealthTracker:
 
         Args:
             sample: the measurement; its `error` is trouble, its success may end the trouble.
-            now_s: monotonic seconds.
 
         Returns:
             Whether the card's state (health or reason) changed.

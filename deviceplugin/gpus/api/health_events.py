@@ -7,7 +7,7 @@ from deviceplugin.gpus.api.source import HealthEvent
 
 
 class HealthEventQueue:
-    """A queue whose reader is woken by news or by its closing.
+    """A queue whose reader is woken by an event or by its closing.
 
     Invariant: equal events are one, with their count, in the place of the newest. So a storm of
     them takes no more memory, and no more of the reader's time, than one of each.
@@ -34,7 +34,7 @@ class HealthEventQueue:
             self._ready.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for news, a poke or the closing; tells whether there is any."""
+        """Wait up to `timeout_s` seconds for an event, a poke or the closing; return True if one came."""
         with self._ready:
             return bool(self._ready.wait_for(lambda: self._events or self._poked or self._closed, timeout_s))
 

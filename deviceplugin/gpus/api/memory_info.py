@@ -17,7 +17,7 @@ class MemoryInfo:
 
     Attributes:
         total: all memory of the card, the reserved part included.
-        reserved: what the driver keeps for itself; 0 where an old driver does not say.
+        reserved: what the driver keeps for itself; 0 if an old driver does not say.
         free: what can be allocated.
         used: what is allocated; with or without `reserved`, see the module.
     """
@@ -29,7 +29,7 @@ class MemoryInfo:
 
     @property
     def unlisted(self) -> int:
-        """Bytes that are neither free nor in `used`: `reserved`, or 0 where `used` has it."""
+        """Bytes that are neither free nor in `used`: `reserved`, or 0 if `used` has it."""
         return self.total - self.free - self.used
 
     @property
@@ -45,6 +45,6 @@ class MemoryInfo:
 
     @property
     def counts_reserved(self) -> bool | None:
-        """Whether `used` has `reserved` in it; None where the numbers do not say."""
+        """Whether `used` has `reserved` in it; None if the numbers do not say."""
         with_it, without = abs(self.unlisted) < MIB, abs(self.unlisted - self.reserved) < MIB
         return None if with_it == without else with_it

@@ -36,7 +36,7 @@ class LimitSupport:
 
     Attributes:
         reason: why not, for people; empty when they can.
-        since: what would do it, `driver 615 (CUDA 13.4)`; empty where nothing known would.
+        since: what would support it, `driver 615 (CUDA 13.4)`; empty if nothing known does.
         is_forbidden: the driver could, and this process lacks the right to set them.
     """
 
@@ -61,7 +61,7 @@ class LimitReading:
 
     Attributes:
         hard_mib: the limit in MiB, rounded down; None: there is none.
-        used_mib: MiB counted against it, rounded up; None where that is not told.
+        used_mib: MiB counted against it, rounded up; None if that is not told.
         soft_mib: MiB of a soft limit, rounded up, which gpupack never asks for; 0: there is none.
     """
 
@@ -96,7 +96,7 @@ class MemoryLimits(Protocol):
             hard_mib: MiB, more than 0; an allocation beyond fails as if the card were full.
 
         Raises:
-            LimitError: it does not hold; `kind` says what to do.
+            LimitError: the limit does not work; `kind` says what to do.
         """
         ...
 
@@ -109,7 +109,7 @@ class MemoryLimits(Protocol):
         ...
 
     def clear(self, uuid: str, cgroup: Path) -> None:
-        """Take the limit of a cgroup back, while the cgroup stays.
+        """Remove the limit of a cgroup that stays.
 
         Raises:
             LimitError: it stands.

@@ -21,7 +21,7 @@ class MpsControl(Protocol):
         """Read the state of a card's service.
 
         Returns:
-            None where it does not answer.
+            None if it does not answer.
 
         Raises:
             OSError: The state cannot be read now.
@@ -42,7 +42,7 @@ class CardGenerations(Protocol):
     """Reads the cards' generation from the driver. Its methods may block."""
 
     def architecture(self, uuid: str) -> int | None:
-        """Return NVML's number of a card's architecture; None where the driver does not say."""
+        """Return NVML's number of a card's architecture; None if the driver does not say."""
 
     def cuda(self) -> int | None:
-        """Return the newest CUDA that the driver knows, 13010 for 13.1; None where it does not say."""
+        """Return the newest CUDA that the driver knows, 13010 for 13.1; None if it does not say."""

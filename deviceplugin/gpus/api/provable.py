@@ -23,7 +23,7 @@ class MemoryUser(Protocol):
         """Make what a process needs before it can have memory of the card.
 
         Returns:
-            MiB that the process is told to be the card's size.
+            MiB that the process sees as the card's size.
 
         Raises:
             GpuError: it cannot.
@@ -31,7 +31,7 @@ class MemoryUser(Protocol):
         ...
 
     def allocate(self, mib: int) -> bool:
-        """Use more of the card; False where that is refused because there is no memory.
+        """Use more of the card; False if that is refused because there is no memory.
 
         Raises:
             GpuError: it fails otherwise.
@@ -59,11 +59,11 @@ class Provable(Protocol):
         ...
 
     def event_kinds(self, uuid: str) -> Mapping[str, str]:
-        """Ask for both kinds of news of a card, and take that back; says why not, empty where granted."""
+        """Register for both kinds of events of a card, and unregister; say why that failed, empty if not."""
         ...
 
     def mig_mode(self, uuid: str) -> tuple[bool, bool] | None:
-        """Tell whether a whole card is in MIG mode, and will be after a reset; None where it has none.
+        """Tell whether a whole card is in MIG mode, and will be after a reset; None if it has none.
 
         Raises:
             GpuError: it does not say.

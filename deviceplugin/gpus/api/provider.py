@@ -47,7 +47,7 @@ class GpuProvider:
 
     Attributes:
         name: Value of `--gpus`.
-        vendor: Maker of the cards; None where the profile says it.
+        vendor: Maker of the cards; None if the profile says it.
         needs_profile: `--profile` is required, else it is refused.
         has_device_nodes: The cards are the machine's own, with device nodes that containers are given.
         needs_root_to_prove: `--check --prove` works for root only.
@@ -103,7 +103,7 @@ class GpuProvider:
         return {}
 
     def make_mps_control(self, root: Path, *, threads: bool = False) -> MpsControl | None:
-        """Make what the daemon asks with `--sharing mps`; None where the vendor has no such service.
+        """Make what the daemon asks with `--sharing mps`; None if the vendor has no such service.
 
         Args:
             root: Folder in which the daemon and the service meet.
@@ -113,5 +113,5 @@ class GpuProvider:
         return None
 
     def make_generations(self) -> CardGenerations | None:
-        """Make what `gpupack mps` asks about the cards' generation; None where the vendor has no MPS."""
+        """Make what `gpupack mps` asks about the cards' generation; None if the vendor has no MPS."""
         return None

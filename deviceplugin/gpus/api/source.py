@@ -30,13 +30,13 @@ class GpuCard:
         uuid: `GPU-...` or `MIG-...`; stands in device IDs and in containers' environments.
         model: the driver's name of the card.
         total_mib: memory of the card in MiB, the driver's reserved part included; 0 when it cannot be read.
-        reserved_mib: MiB that the driver keeps for itself; 0 where an old driver does not say.
+        reserved_mib: MiB that the driver keeps for itself; 0 if an old driver does not say.
         numa: NUMA node, None when unknown.
         bus_id: PCI address `0000:1a:00.0`; empty when unknown.
         minor: N of `/dev/nvidiaN`; -1 when unknown.
         error: why the card cannot be used at all (it is lost, its memory cannot be read), None when it can.
         parent: UUID of the card that this is an instance of, None for a whole card.
-        memory_node: NUMA node of the system that the card's own memory is, None where the driver manages it.
+        memory_node: NUMA node of the system that the card's own memory is, None if the driver manages it.
         gpu_instance: the driver's number of the GPU instance that this is, None for a whole card or where the
             driver does not tell.
         compute_instance: its number of the compute instance in that, likewise.
@@ -62,7 +62,7 @@ class GpuCard:
 
     @property
     def schedulable_mib(self) -> int:
-        """MiB that containers can use: what the driver reserves is nobody's."""
+        """MiB that containers can use, without what the driver reserves."""
         return max(0, self.total_mib - self.reserved_mib)
 
 
@@ -72,7 +72,7 @@ class GpuProcess:
 
     Attributes:
         pid: Its number in the host's pid namespace.
-        used_mib: MiB that it uses; None where the driver does not say.
+        used_mib: MiB that it uses; None if the driver does not say.
     """
 
     pid: int
@@ -112,7 +112,7 @@ class HealthEvent:
         healthy: False with the reason, or True when its source knows that it is mended. None for a fault
             that says nothing of the card (the application's).
         reason: for people.
-        code: number of the fault that this is (`Vendor.fault`), None where it is none.
+        code: number of the fault that this is (`Vendor.fault`), None if it is none.
         count: how often it came.
     """
 
@@ -142,7 +142,7 @@ class GpuSource(Protocol):
 
     @property
     def limits(self) -> MemoryLimits | None:
-        """Adapter that limits the memory of containers; None where nothing can."""
+        """Adapter that limits the memory of containers; None if the driver cannot."""
         ...
 
     def open(self) -> None:

@@ -1,4 +1,4 @@
-"""Telemetry of a card at a moment: how busy, warm and fast it is, as far as its driver tells; pure."""
+"""Telemetry of a card at one moment: utilization, temperature, clocks, as far as reported; pure."""
 
 from dataclasses import dataclass, fields
 from typing import Final
@@ -25,7 +25,7 @@ UNKNOWN_REASON: Final = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardTelemetry:
-    """CardTelemetry is what a physical card does; a value that its driver does not tell is None, never 0.
+    """CardTelemetry is a physical card's activity; values that its driver does not report are None, never 0.
 
     Attributes:
         utilization_percent: share of the last moments in which a kernel ran on the card.
@@ -34,7 +34,7 @@ class CardTelemetry:
         power_w: what it draws, watts.
         power_limit_w: what it may draw, watts.
         sm_clock_mhz: clock of the multiprocessors.
-        throttle_reasons: why the clocks are not higher, of `THROTTLE_REASONS`; empty where nothing is
+        throttle_reasons: why the clocks are not higher, of `THROTTLE_REASONS`; empty if nothing is
             in their way.
     """
 
@@ -48,7 +48,7 @@ class CardTelemetry:
     throttle_reasons: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, float | list[str]]:
-        """Name what is known; what the driver does not tell is left out."""
+        """Return the known values by name, without those that the driver does not report."""
         found: dict[str, float | list[str]] = {}
         for field in fields(self):
             value = getattr(self, field.name)

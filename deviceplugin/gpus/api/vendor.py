@@ -16,16 +16,16 @@ class Vendor:
 
     Attributes:
         domain: Domain of its names in CDI, `nvidia.com`.
-        visible_devices: Environment variable that tells its container runtime the cards.
+        visible_devices: Environment variable that names the cards to its container runtime.
         fault: What the numbered errors of its driver are called, `XID`.
-        hide_all_value: Value of `visible_devices` that shows a container no card; empty where there is none.
-        node_pattern: Path of a card's device node, with `{}` for its minor number; empty where not known.
+        hide_all_value: Value of `visible_devices` that shows a container no card; empty if there is none.
+        node_pattern: Path of a card's device node, with `{}` for its minor number; empty if not known.
         control_nodes: Device nodes that go with every card.
         capability_pattern: Path of a capability's device node, with `{}` for its minor number; empty where
             instances of the cards have none that are known here.
         fault_meanings: What numbered errors mean, for people.
         foreign_resources: Regular expression of the extended resources that the vendor's own device plugin
-            offers; empty where there is none.
+            offers; empty if there is none.
         foreign_advice: How that plugin is kept off a node.
     """
 
@@ -63,11 +63,11 @@ class Vendor:
         return f"GPU{self.fault.capitalize()}Error"
 
     def name_card_node(self, minor: int) -> str:
-        """Name a card's device node; empty where that is not known."""
+        """Name a card's device node; empty if that is not known."""
         return self.node_pattern.format(minor) if self.node_pattern and minor >= 0 else ""
 
     def name_capability_node(self, minor: int | None) -> str:
-        """Name the device node of a capability of its driver; empty where that is not known."""
+        """Name the device node of a capability of its driver; empty if that is not known."""
         return "" if minor is None else self.capability_pattern.format(minor)
 
     def is_card_node(self, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""A process that uses memory of one card through the CUDA driver, told line by line what to do.
+"""A process that uses memory of one card through the CUDA driver, on commands line by line.
 
 `cuda_process` is the other side: it puts this process into a cgroup before the first line. Started as
 
@@ -10,7 +10,7 @@ it answers each line of its input with one line of JSON:
     allocate N    has N MiB more                 {"given": true}, or false where there is no memory
                   whatever fails otherwise       {"error": "cuInit: CUDA_ERROR_NO_DEVICE (100)"}
 
-and ends with its input, so that nothing outlasts whoever began it. Nothing of gpupack is imported.
+and ends with its input, so that it never outlives its parent. Nothing of gpupack is imported.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ class Cuda:
         self._library = library
 
     def start(self) -> int:
-        """Make a context on the first card that is visible; returns MiB of the card as it is told here."""
+        """Make a context on the first visible card; return the MiB that the card seems to have here."""
         device, context = ctypes.c_int(), ctypes.c_void_p()
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._call("cuInit", 0)
@@ -55,7 +55,7 @@ class Cuda:
         return total.value // _MIB
 
     def allocate(self, mib: int) -> bool:
-        """Have so much more; False where there is no memory."""
+        """Allocate more memory; return False if there is none."""
         place = ctypes.c_void_p()
         try:
             self._call("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(mib * _MIB))

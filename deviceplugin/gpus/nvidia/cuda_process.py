@@ -1,4 +1,4 @@
-"""Begins a process that uses memory of a card, in a cgroup, and tells it what to do; see `cuda_child`."""
+"""Starts and controls a process in a cgroup that uses memory of a card; see `cuda_child`."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Waits for what the NVIDIA driver says unasked: XID errors, and that a card was partitioned anew."""
+"""Waits for events of the NVIDIA driver: XID errors, and cards that were repartitioned."""
 
 import threading
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Read the cards' generation from the driver; None where it does not tell. The library must be open."""
+"""Read the cards' generation from the driver; None if it does not tell. The library must be open."""
 
 from typing import Final
 

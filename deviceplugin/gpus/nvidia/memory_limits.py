@@ -61,7 +61,7 @@ class NvmlLimits:
     """`MemoryLimits` by the NVIDIA driver.
 
     Args:
-        handle_of: the NVML handle of a card by UUID, None where the driver gave none.
+        handle_of: the NVML handle of a card by UUID, None if the driver gave none.
         cgroup_root: where the host's cgroups are mounted, here and for the driver.
         probe_parent: finds the cgroup in which a limit is tried; by default the root.
     """
@@ -113,7 +113,7 @@ class NvmlLimits:
         self._call(CALLS[0], uuid, cgroup, none, "no limit")
 
     def container_envs(self, hard_mib: int) -> Mapping[str, str]:
-        """Both variables of the container toolkit's hook, which wants both; the soft limit is none."""
+        """Return both variables, because the container toolkit's hook requires both; 0 is no soft limit."""
         return {REQUEST_ENV: "0", LIMIT_ENV: str(hard_mib)}
 
     def _call(self, name: str, uuid: str, cgroup: Path, argument: Any, what: str) -> None:
@@ -139,7 +139,7 @@ class NvmlLimits:
             raise LimitError(kind, f"{where}: {name}: {error}{lacks}") from error
 
     def _find_out(self, uuid: str) -> tuple[LimitSupport, bool]:
-        """Find out without a change to any cgroup of others; tells also whether the answer is for good."""
+        """Find out without touching other cgroups; return also whether the answer is final."""
         if uuid.startswith("MIG-"):
             return LimitSupport(False, "the driver holds no limits on MIG instances"), True
         if not all(hasattr(pynvml, name) for name in (*CALLS, "c_nvmlSetMemoryLimits_v1_t")):
@@ -227,7 +227,7 @@ def _classify_error(error: Any) -> tuple[LimitSupport, bool]:
 
 
 def _forbidden(error: Any) -> LimitSupport:
-    """Say that this process lacks the right, which lasts: whoever is given it is another process."""
+    """Say that this process lacks the right, which is final: only a new process can get it."""
     return LimitSupport(False, f"the driver refuses to limit memory: {error}", RIGHT, is_forbidden=True)
 
 

@@ -118,7 +118,7 @@ def place_instances(
     wanted: Sequence[InstanceRequest],
     kept: Sequence[MigInstance] = (),
 ) -> tuple[MigInstance, ...]:
-    """Place instances, those that are there already where they are if that is possible.
+    """Place instances, keeping existing ones where they are if possible.
 
     Args:
         model: name of the card's model.
@@ -228,7 +228,7 @@ def _place(
     kept: set[tuple[str, int]],
     taken: frozenset[int],
 ) -> tuple[int, ...] | None:
-    """Find a start for each, None where there is no way; tries places of `kept` first."""
+    """Find a start slice for each instance, trying the places of `kept` first; None if impossible."""
     if not wanted:
         return ()
     first, shape = wanted[0], shapes[wanted[0].profile]

@@ -66,7 +66,7 @@ def has_call(name: str) -> bool:
 
 
 def call_optional(call: Callable[[], Any]) -> Any:
-    """Ask for something the product can do without: None where the driver fails."""
+    """Ask for something the product can do without: None if the driver fails."""
     try:
         return call()
     except pynvml.NVMLError:
@@ -74,7 +74,7 @@ def call_optional(call: Callable[[], Any]) -> Any:
 
 
 def handle_address(handle: Any) -> int | None:
-    """Tell handles apart by where they point to; None where that is nowhere."""
+    """Return the address of a handle, which identifies it; None for a null pointer."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value
     except (ctypes.ArgumentError, TypeError):
@@ -117,9 +117,9 @@ class MigDevice:
 
     Attributes:
         place: NVML's number of it on the card.
-        handle: handle of the instance, None where the driver refuses it.
-        uuid: UUID of the instance, None where the driver refuses that.
-        error: what the driver refuses it with, None where it does not.
+        handle: handle of the instance, None if the driver refuses it.
+        uuid: UUID of the instance, None if the driver refuses that.
+        error: error with which the driver refuses it, None if it does not.
     """
 
     place: int
@@ -158,7 +158,7 @@ def is_refused(error: Any) -> bool:
 
 
 def is_without_memory(error: Any) -> bool:
-    """Tell whether a card that answers a question for its memory like this never tells it.
+    """Return True if this error for a card's memory is permanent.
 
     NVIDIA's DGX Spark User Guide, "Known Issues": memory of a GPU that shares the system's is not supported.
     """
@@ -166,19 +166,19 @@ def is_without_memory(error: Any) -> bool:
 
 
 def read_gpu_instance(handle: Any) -> int | None:
-    """Number the GPU instance that a MIG device is of; None where the driver does not tell."""
+    """Number the GPU instance that a MIG device is of; None if the driver does not tell."""
     number = call_optional(lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle))
     return None if number is None else int(number)
 
 
 def read_compute_instance(handle: Any) -> int | None:
-    """Number the compute instance, within its GPU instance, that a MIG device is; None where nobody tells."""
+    """Return the number of a MIG device's compute instance in its GPU instance; None if unknown."""
     number = call_optional(lambda: pynvml.nvmlDeviceGetComputeInstanceId(handle))
     return None if number is None else int(number)
 
 
 def find_memory_node(handle: Any, nodes: Path) -> int | None:
-    """Find the NUMA node that a card's own memory is; None where the driver manages it.
+    """Find the NUMA node that a card's own memory is; None if the driver manages it.
 
     GPU memory of GH200, GB200 and GB300 is a node of the system unless the driver manages it. See NVIDIA's
     "Understanding Memory Management on Hardware-Coherent Platforms", NUMA and CDMM. The call that names the
@@ -202,7 +202,7 @@ def find_memory_node(handle: Any, nodes: Path) -> int | None:
 
 
 def list_processes(handle: Any) -> tuple[GpuProcess, ...] | None:
-    """List who uses the card, one entry a pid; None when the driver or the pid namespace hides it."""
+    """List the processes on the card, one entry a pid; None if the driver or the pid namespace hides them."""
     compute = _process_list(handle, "Compute")
     if compute is None:
         return None
@@ -233,7 +233,7 @@ def _process_list(handle: Any, kind: str) -> list[Any] | None:
 
 
 def find_recovery_action(handle: Any) -> str | None:
-    """Say what the driver wants done before the card can work again; None on drivers that do not tell."""
+    """Return the recovery action that the driver asks for; None on drivers without that call."""
     field = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
     values = call_optional(lambda: pynvml.nvmlDeviceGetFieldValues(handle, [field]))
     if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
@@ -243,7 +243,7 @@ def find_recovery_action(handle: Any) -> str | None:
 
 
 def count_memory_errors(handle: Any) -> Mapping[str, int]:
-    """Count a card's errors of memory by kind; kinds that it does not tell are missing.
+    """Count a card's memory errors by kind, without kinds that it does not report.
 
     Ampere and later remap rows of memory, earlier cards retire pages. Either waits for a reset of the card.
     """
@@ -269,7 +269,7 @@ def count_memory_errors(handle: Any) -> Mapping[str, int]:
 
 
 def find_memory_fault(now: Mapping[str, int], before: Mapping[str, int]) -> str | None:
-    """Say why a card's memory makes it unfit for pods; None where it does not.
+    """Say why a card's memory makes it unfit for pods; None if it is fit.
 
     New uncorrectable ECC errors are trouble once, at the look that finds them. A remapping that failed stays:
     the card has no spare rows left there. A remapping that waits for a reset does not: the bad row is out of

@@ -98,7 +98,7 @@ An H100 showed 518 for the context alone (tests/hardware).
 
 
 def framework_envs(share_mib: int, total_mib: int) -> Mapping[str, str]:
-    """Make variables by which frameworks keep to a share of one card, where nothing limits them.
+    """Make variables that keep frameworks within a share of one card where no limit does.
 
     Advice, no limit: a program may set others, and not every framework has one. PyTorch and vLLM read none
     from the environment; docs/mps.md says what to write in their place.

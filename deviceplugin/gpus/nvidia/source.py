@@ -76,10 +76,10 @@ class _Shown:
 
     Attributes:
         number: its index in the driver, from 0.
-        handle: handle of the card, None where the driver gives none.
-        uuid: UUID of the card, None where the driver does not tell.
+        handle: handle of the card, None if the driver gives none.
+        uuid: UUID of the card, None if the driver does not tell.
         instances: each MIG instance, None for a card that is not in MIG mode.
-        error: why the card cannot be told now, None when it can.
+        error: why the card cannot be described now, None if it can.
     """
 
     number: int
@@ -133,7 +133,6 @@ class NvmlGpus:
         cgroup_root: where the host's cgroups are mounted.
         probe_parent: finds the cgroup in which a memory limit is tried; see `NvmlLimits`.
         sees_processes: the driver shows all processes; it hides those of other pid namespaces.
-        clock: monotonic seconds.
 
     Attributes:
         limits: holds memory limits by the driver.
@@ -246,7 +245,7 @@ class NvmlGpus:
         return {name: calls.has_call(name) for name in (*calls.NOT_EVERYWHERE, *LIMIT_CALLS)}
 
     def _handle_of(self, uuid: str) -> Any:
-        """Find a card's handle, without waiting for a measurement that hangs; None where there is none."""
+        """Find a card's handle, without waiting for a measurement that hangs; None if there is none."""
         return next((device.handle for device in self._devices if device.card.uuid == uuid), None)
 
     # --- the library --------------------------------------------------------------------------------
@@ -311,7 +310,7 @@ class NvmlGpus:
             calls.call_optional(pynvml.nvmlShutdown)
 
     def _follow(self) -> None:
-        """Bring the list of cards up to date; start the library again where that may bring a card back.
+        """Update the list of cards; restart the library if that may bring a card back.
 
         Raises:
             GpuError: the driver does not answer as a whole.
@@ -354,7 +353,7 @@ class NvmlGpus:
         return _Shown(number, handle, uuid, instances)
 
     def _list(self, shown: Sequence[_Shown]) -> None:
-        """Make the list of cards of what the driver shows, and watch those that it shows."""
+        """Build the list of cards that the driver shows, and watch their events."""
         devices: dict[str, _NvmlDevice] = {}
         detected = []
         read = [(entry, self._read(entry)) for entry in shown]

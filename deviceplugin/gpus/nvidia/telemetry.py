@@ -1,4 +1,4 @@
-"""Reads from NVML what a card does. Every call is optional: drivers and cards differ in what they tell."""
+"""Reads telemetry from NVML. Every call is optional: drivers and cards differ in what they report."""
 
 import math
 from collections.abc import Callable
@@ -42,6 +42,6 @@ def read_telemetry(handle: Any) -> CardTelemetry:
 
 
 def _read_number(call: Callable[[], Any], most: float = math.inf) -> float | None:
-    """Read one value; None where the driver does not tell it, or tells more than can be."""
+    """Read one value; None if the driver does not report it, or reports an impossible one."""
     value = call_optional(call)
     return None if value is None or not 0 <= value <= most else float(value)

@@ -1,4 +1,4 @@
-"""Simulated card as it is now: its instances, its failure, and who uses it."""
+"""State of a simulated card: its instances, its failure, and the processes on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ REFUSED: Final = "the driver refuses the MIG instance: Insufficient Permissions"
 
 @dataclass(slots=True)
 class SimulatedUse:
-    """SimulatedUse is who uses a card or an instance; growing processes have their begin and first MiB."""
+    """SimulatedUse is the processes on a card or instance; growing ones have a start time and first MiB."""
 
     used_mib: int = 0
     processes: tuple[GpuProcess, ...] = ()
@@ -57,7 +57,7 @@ class SimulatedBoard:
     accessible: frozenset[str] | None = None
 
     def partition(self, wanted: Sequence[InstanceRequest] | None) -> None:
-        """Partition the card anew, None: no MIG mode; instances that are there already stay.
+        """Repartition the card, None: no MIG mode; existing instances stay if still wanted.
 
         Raises:
             PartitionError: no such card can be partitioned like this.
@@ -70,7 +70,7 @@ class SimulatedBoard:
         )
 
     def memory_info(self, card: GpuCard, used_mib: int) -> MemoryInfo:
-        """Say what its driver would of a card, itself or an instance, on which processes use so much."""
+        """Build the driver's sample of a card, itself or an instance, from the memory that processes use."""
         total, reserved, used = card.total_mib * MIB, card.reserved_mib * MIB, used_mib * MIB
         told = used + (reserved if self.used_has_reserved else 0)
         return MemoryInfo(total, reserved, total - reserved - used, told)

@@ -49,7 +49,7 @@ class LimitBehaviour:
     """A behaviour of limits that the driver's documents allow.
 
     Attributes:
-        unset: what a read says where no limit is set: that it is `unlimited`, or an error.
+        unset: what a read returns if no limit is set: `unlimited`, or an error.
         backend: with `dmem` all limits above a process hold it; soft limits are added to the cgroups above,
             and stay there when theirs is deleted. With `misc` the nearest limit holds it alone, and a read
             of a cgroup without one tells that of the nearest limited cgroup above.
@@ -181,7 +181,7 @@ class SimulatedLimits:
         return {REQUEST_ENV: "0", LIMIT_ENV: str(hard_mib)}
 
     def use(self, uuid: str, pid: int, used_mib: int, cgroup: Path | None = None) -> None:
-        """Let a simulated process use so much of a card from now on; 0 ends it.
+        """Set the memory that a simulated process uses of a card; 0 ends it.
 
         Args:
             pid: in the host's pid namespace.
@@ -247,7 +247,7 @@ class SimulatedLimits:
         return self.behaviour.backend == "misc" or not self.behaviour.files or (cgroup / DMEM_FILE).exists()
 
     def _told_by(self, uuid: str, cgroup: Path) -> Path:
-        """Find the cgroup whose limit a read of this one tells; itself where there is none above."""
+        """Find the cgroup whose limit a read of this one returns; itself if no cgroup above has one."""
         for place in (cgroup, *cgroup.parents):
             if self.behaviour.backend == "dmem" and self._can_be_set(place):
                 return place

@@ -314,7 +314,7 @@ def parse_profile(name: str, text: str) -> Profile:
 
 
 def _read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:
-    """Read one part; None and a fault where it is not of the form."""
+    """Read one part; None and a fault if it does not have the form."""
     try:
         return msgspec.convert(raw, form)
     except msgspec.ValidationError as error:

@@ -81,7 +81,7 @@ class SimulationScript:
     steps: tuple[ScriptStep, ...] = ()
 
     def due(self, done: int, now_s: float) -> Sequence[ScriptStep]:
-        """Steps after the first `done` ones that are to be taken at `now_s` seconds."""
+        """Return the steps after the first `done` ones that are due at `now_s` seconds."""
         return [step for step in self.steps[done:] if step.at_s <= now_s]
 
     def next_s(self, done: int) -> float | None:

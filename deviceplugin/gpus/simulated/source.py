@@ -50,7 +50,6 @@ class SimulatedGpus:
         profile: the cards and what is to happen to them.
         ignored_xids: XID codes that leave a card healthy.
         changed: returns the profile when it was changed since it was asked last, else None.
-        clock: monotonic seconds.
 
     Attributes:
         limits: holds memory limits, and has the processes of `SimulatedLimits.use`, which `sample` shows too.
@@ -288,7 +287,7 @@ class SimulatedGpus:
             self._list()
 
     def partition(self, uuid: str, profiles: Sequence[str] | None) -> None:
-        """Partition a card anew, None: end its MIG mode. Instances that are still wanted stay.
+        """Repartition a card, None: end its MIG mode. Instances that are still wanted stay.
 
         Raises:
             GpuError: no such card, or it cannot be partitioned like this.
@@ -345,7 +344,7 @@ class SimulatedGpus:
             self.partition(uuid, [] if on else None)
 
     def hang(self, seconds: float = float("inf")) -> None:
-        """Let every call of the driver hang from now on, for so many seconds or until `resume`."""
+        """Make every driver call hang from now on, for a number of seconds or until `resume`."""
         with self._lock:
             self._hangs_until_s = self._clock() + seconds
         self._events.wake()
@@ -356,7 +355,7 @@ class SimulatedGpus:
         self._events.wake()
 
     def load(self, *, other: bool = False) -> None:
-        """Load the driver again, or another one, for which who has the source open has the wrong library."""
+        """Load the driver again, or another one, for which an open source has the wrong library."""
         with self._lock:
             self._loaded, self._exchanged = True, self._exchanged or other
         self._events.wake()
@@ -395,7 +394,7 @@ class SimulatedGpus:
             self._list()
 
     def _list(self) -> None:
-        """Make the list of cards of what is shown, and have a sample taken."""
+        """Rebuild the list of shown cards, and request a sample."""
         for board in self._boards.values():
             board.accessible = self._there_at_open if self._mood.new_instances == "refused" else None
         found = [

@@ -54,7 +54,7 @@ class SlotChoice(Generic[W]):
 
     Attributes:
         queue: Name of its queue.
-        slot_match: Which kind of workload got which type of slot; None where there are no types.
+        slot_match: Which kind of workload got which type of slot; None if there are no types.
         relaxed: Its data is elsewhere; no workload whose data is near was waiting.
         lender: Name of the queue whose turn it was, empty when it was its own.
     """

@@ -58,7 +58,7 @@ class QueueMembership:
         return last or self._find_default(namespace, label) or named or label
 
     def _find_default(self, namespace: str, label: str) -> str:
-        """Find the queue of pods that name none; empty where the namespace has no queue of its own."""
+        """Find the queue of pods that name none; empty if the namespace has no queue of its own."""
         found = self._defaults.get(namespace)
         if found is None:
             forms = self._config.queues.values()

@@ -75,7 +75,7 @@ class PodGroupSizes:
     its size.
 
     Attributes:
-        fault: Why PodGroups cannot be read; empty where they can be, or the cluster has none.
+        fault: Why PodGroups cannot be read; empty if they can be, or the cluster has none.
     """
 
     def __init__(self, groups: Iterable[PodGroup] = ()) -> None:

@@ -120,7 +120,7 @@ class PodQueueInfo:
         queue: Name of the queue that it belongs to, empty for none: the one that its label names, unless
             `QueueMembership` decides otherwise.
         label: Queue that its label names, empty for none.
-        created: When it was created, seconds since 1970; 0 where the API server does not say.
+        created: When it was created, seconds since 1970; 0 if the API server does not say.
         gated: The pod waits for its admission: it has our gate, is requeued, or waits to be bound by batch
             mode.
         has_gate: The pod has our gate.
@@ -131,11 +131,11 @@ class PodQueueInfo:
         job: Its job, within its namespace.
         gang: Its gang, within its namespace; empty for none.
         owner: UID of the controller that would create it again; empty for none.
-        maker: UID of the Job that made it; empty where none has.
+        maker: UID of the Job that made it; empty if none has.
         first_stage_size: Pods of the first stage of its job; None: it does not say.
         ending: The pod is being deleted.
         grace_s: Seconds that it may take to end, once it is being deleted.
-        unschedulable: When and why kube-scheduler found no node for it, in its words; empty where it said
+        unschedulable: When and why kube-scheduler found no node for it, in its words; empty if it said
             nothing, or only that the pod is requeued.
         scheduled: When it was bound, seconds since 1970; 0 before.
         affinity: How much of `spec.affinity` it has, see `Affinities`.
@@ -261,7 +261,7 @@ def read_gang(
         labels: Labels of the pod: the label of a PodGroup names a gang where no annotation does. Labels of a
             LeaderWorkerSet do where neither does, and the pod says a size.
         group_size: `minMember` of that PodGroup, which counts where no annotation says a size.
-        groups_fault: Why PodGroups cannot be read, empty where they can be.
+        groups_fault: Why PodGroups cannot be read, empty if they can be.
     """
     (gang, fault), text = _read_name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
     if fault:

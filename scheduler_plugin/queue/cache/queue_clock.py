@@ -21,7 +21,7 @@ class QueueClock:
     clock counts, but never a time before the pod's creation.
 
     Args:
-        wall: Seconds since 1970 when the clock that does not jump was at 0. None where that is not known:
+        wall: Seconds since 1970 when the clock that does not jump was at 0. None if that is not known:
             then every pod begins to wait when it is seen first.
     """
 

@@ -91,7 +91,6 @@ class CandidateListPlacer:
 
         Args:
             fits: bool[R], where it fits now and may be placed.
-            now: Seconds.
             leader_uid: UID of the first pod of its gang, for policies that count attempts: the pods of a gang
                 are held back together. Empty: it has none.
 

@@ -171,7 +171,6 @@ class FreeCapacity:
         """Tell where a pod fits now.
 
         Args:
-            requirements: The pod's needs.
             holder: UID of the workload that asks; its own reservations do not count against it.
 
         Returns:
@@ -199,7 +198,6 @@ class FreeCapacity:
         """Order rows that fit by the node policy.
 
         Args:
-            requirements: The pod's needs.
             rows: intp[m], all of them fit.
             limit: How many at most.
 

@@ -26,11 +26,7 @@ class RejectedNodes:
         return requirements in self._until
 
     def add(self, requirements: PodRequirements, nodes: Collection[str], now: float) -> None:
-        """Record that pods with these requirements were rejected on some nodes.
-
-        Args:
-            now: Seconds.
-        """
+        """Record that pods with these requirements were rejected on some nodes."""
         if nodes:
             self._until.setdefault(requirements, {}).update(dict.fromkeys(nodes, now + REJECTED_S))
 

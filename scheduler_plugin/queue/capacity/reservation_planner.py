@@ -187,7 +187,6 @@ class ReservationPlanner:
         """Find the cards of a node for one more pod; None if they can never be free for it.
 
         Args:
-            requirements: The pod's needs.
             among: Cards that come into question; None: all.
         """
         nodes, load = self._capacity.state.nodes, self._get_load(row)

@@ -32,7 +32,7 @@ class QueueReservation:
         """Return the current positions of the cards, without those that no longer exist.
 
         Args:
-            uuids: The node's cards by position now; empty where it publishes none.
+            uuids: The node's cards by position now; empty if it publishes none.
         """
         return tuple(find_current_positions(self.cards, self.uuids, uuids).values())
 
@@ -113,7 +113,7 @@ class QueueReservations:
         """Sum the reservations of other workloads on a node.
 
         Args:
-            uuids: Its cards by position now; empty where it publishes none.
+            uuids: Its cards by position now; empty if it publishes none.
         """
         others = [
             reservation

@@ -144,7 +144,6 @@ class LeadershipTerm:
     Args:
         elector: None when nobody else can be admitting.
         follower: Of the Lease that the elected process leads with; None for none.
-        clock: Monotonic seconds.
         write_s: How long a write may take effect.
         namespaces: Whether the namespaces are known.
     """

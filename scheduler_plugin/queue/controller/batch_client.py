@@ -88,7 +88,7 @@ class CommitterClient:
 async def open_committer_client(
     settings: QueueSettings, can_write: Callable[[], bool]
 ) -> AsyncIterator[CommitterClient | None]:
-    """Call the committer of the settings while the context lasts, None where they name none."""
+    """Call the committer of the settings while the context lasts, None if they name none."""
     if settings.committer is None:
         yield None
         return

@@ -43,7 +43,6 @@ class BatchConditions:
         can_write: Whether this process may write.
         busy: Whether there is something more urgent to write.
         timeout_s: Longest time of a write.
-        sleep: Waits, as asyncio.sleep.
         wall: Tells the time of day.
     """
 

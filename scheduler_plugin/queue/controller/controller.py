@@ -60,7 +60,6 @@ class Controller:
     """Runs a queue.
 
     Args:
-        clock: Monotonic seconds.
         ready: Whether the view is fresh and this process leads.
         decided: Told the seconds that each decision took.
         batch: Binds the pods that name `gpupack-batch`; None: nobody does.

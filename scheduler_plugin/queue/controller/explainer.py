@@ -44,7 +44,6 @@ class Explainer:
 
     Args:
         queue: Where they wait.
-        clock: Monotonic seconds.
 
     Attributes:
         reported: Signals a pod, the reason of its wait, and the message, whenever these are reported.

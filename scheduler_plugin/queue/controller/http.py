@@ -30,7 +30,6 @@ def make_app(
         trouble: Why nothing is admitted, empty for nothing.
         fault: Why the newest configuration is not in force, empty for nothing.
         decides_by: Says by what this process decides.
-        clock: Monotonic seconds.
     """
 
     async def write_metrics() -> bytes:

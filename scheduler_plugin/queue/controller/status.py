@@ -123,7 +123,6 @@ def explain_pod(queue: Queue, pod: QueuedPod, now: float, position: int | None =
     """Say why a gated pod waits.
 
     Args:
-        now: Seconds.
         position: Its position if the caller knows it already.
     """
     word, message = _explain_pod(queue, pod)

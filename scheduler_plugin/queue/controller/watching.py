@@ -33,7 +33,6 @@ class QueueFeed:
 
     Args:
         watcher: Must read `QueueNode` and `QueuePod` into the queue's state.
-        clock: Monotonic seconds.
     """
 
     def __init__(self, queue: Queue, watcher: Watcher, clock: Callable[[], float]) -> None:

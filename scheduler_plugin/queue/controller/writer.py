@@ -82,7 +82,6 @@ class PodWriter:
     Args:
         can_write: Whether this process may still write; asked before each request.
         timeout_s: Longest time of a request; shorter than the gap between two leaders' terms.
-        sleep: Waits, as asyncio.sleep.
         uniform: Draws a number between two bounds, for the pauses between tries.
     """
 

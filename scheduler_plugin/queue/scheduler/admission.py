@@ -270,7 +270,6 @@ class AdmissionScheduler:
         """Tell where a pod fits now; a reservation for another pod also occupies a slot.
 
         Args:
-            requirements: The pod's needs.
             holder: UID of the workload that asks; empty if it has no reservation.
 
         Returns:

@@ -31,11 +31,7 @@ class KeyedBackoff(Generic[K]):
         return self._next
 
     def record_refusal(self, key: K, now: float, why: str = "") -> None:
-        """Begin a pause, longer than the last one.
-
-        Args:
-            now: Seconds.
-        """
+        """Begin a pause, longer than the last one."""
         self._why[key] = why
         refusals = self._refusals[key] = self._refusals.get(key, 0) + 1
         # The exponent is bounded: what is refused for weeks must not build an integer of thousands of digits.

@@ -118,7 +118,6 @@ class EquivalenceBackoff(Generic[U]):
 
         Args:
             unit: The unit; calls after the first one change nothing.
-            now: Seconds.
         """
         if unit.template is None:
             return False

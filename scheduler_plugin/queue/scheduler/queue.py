@@ -146,7 +146,6 @@ class Queue:
         """Apply a pod's newest version; call it after the state has that.
 
         Args:
-            now: Seconds.
             live: The pod was created after those seen before, see `QueueClock`.
         """
         uid = pod.metadata.uid
@@ -237,7 +236,6 @@ class Queue:
         """Record a refused admission: after a pause the pod waits again, in its old place.
 
         Args:
-            now: Seconds.
             why: The API server's message; empty if the pod had changed.
             rejected: Nodes that the committer of batch mode did not bind it to. As long as other nodes are
                 left, the pauses do not grow.

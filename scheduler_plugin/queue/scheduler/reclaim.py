@@ -103,11 +103,7 @@ class Reclaimer:
         return bool(self._passed)
 
     def find_plans(self, now: float) -> list[ReclaimPlan]:
-        """Find the evictions to make now, and reserve the room for them; no victim is named twice.
-
-        Args:
-            now: Seconds.
-        """
+        """Find the evictions to make now, and reserve the room for them; no victim is named twice."""
         if self._queue.config.reclaim != "evict":
             return []
         self._queue.state.expire_tombstones(now)
@@ -137,7 +133,6 @@ class Reclaimer:
         free.
 
         Args:
-            now: Seconds.
             stays: Whether it is certain that the victim stays; it is not if the API server did not answer.
         """
         going = self._borrowed.pending.get(queue)

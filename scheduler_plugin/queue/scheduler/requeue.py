@@ -57,11 +57,7 @@ class RequeueFinder:
         self._refused.pop(uid, None)
 
     def find_requeues(self, config: QueueConfig, now: float) -> list[Requeue]:
-        """Find the pods to requeue now.
-
-        Args:
-            now: Seconds.
-        """
+        """Find the pods to requeue now."""
         self._removals.pop_due(now)
         self._requeues.pop_due(now)
         admitted = [pod for pod in self._queued_pods.values() if _has_no_node(pod)]

@@ -49,7 +49,6 @@ class ReservationDelay:
         Args:
             config: The shortest and the longest wait.
             queues: The queues, whose running pods count.
-            now: Seconds.
         """
         limit = now - config.keep_room_after_s
         long = [

@@ -59,9 +59,6 @@ class ReservationManager:
     def update_reservations(self, now: float) -> list[tuple[str, str]]:
         """Reserve cards for workloads that have waited too long: one of each queue, the oldest first.
 
-        Args:
-            now: Seconds.
-
         Returns:
             UIDs of the pods for which cards are newly reserved, and their nodes.
         """

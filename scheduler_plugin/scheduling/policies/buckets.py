@@ -30,7 +30,7 @@ class BucketSearchResult:
         key: The item, None when there is none.
         probes: Buckets that were looked into, in order, empty ones included.
         touched: Items that were looked at.
-        complete: False where the search was given up because it had looked at too many items.
+        complete: False if the search was given up because it had looked at too many items.
     """
 
     key: int | None

@@ -152,7 +152,7 @@ class FragmentationScores:
                 are not always those that the pod would get.
 
         Returns:
-            float64[n], scores, inf where it does not fit; for each demand and card the positions, intp[n].
+            float64[n], scores, inf if it does not fit; for each demand and card the positions, intp[n].
         """
         states, terms = self._states, self._terms
         unknown = numbers[np.isnan(states.value[numbers])]

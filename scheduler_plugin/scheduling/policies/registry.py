@@ -46,7 +46,7 @@ class PolicyRequest:
         admits: bool[R, K], cards that the pod's selectors admit; None: every card.
         card_policy: Name of the card policy that will choose the cards.
         selector: What `admits` was made of, for policies that learn what is asked for.
-        pod: UID of the pod, for policies that count attempts; empty where there is none.
+        pod: UID of the pod, for policies that count attempts; empty if there is none.
         other_resources: What the pod asks of further resources.
         rules: What the cards have to keep together. Candidates do; a policy that chooses cards has to.
     """
@@ -86,7 +86,7 @@ class NodePolicy(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Grows when weights that every node's score depends on change; constant 0 where there are none."""
+        """Grows when weights that every node's score depends on change; constant 0 if there are none."""
         ...
 
     def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:

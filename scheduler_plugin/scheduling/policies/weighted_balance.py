@@ -200,7 +200,7 @@ class WeightedBalance:
         return self._y
 
     def _shares(self) -> tuple[float, ...]:
-        """Used / total of each class over the cluster, 0 where there is none."""
+        """Used / total of each class over the cluster, 0 if there is none."""
         pairs = zip(self._fractions.used_total, self._fractions.capacity_total, strict=True)
         return tuple(used / total if total > 0 else 0.0 for used, total in pairs)
 

@@ -56,7 +56,7 @@ class ControlDaemon:
         self.starts = 0
 
     async def run(self) -> None:
-        """Keep it running until cancelled; then it is told to quit, and its servers with it."""
+        """Keep the daemon running until cancelled, then make it and its servers quit."""
         clock = asyncio.get_running_loop().time
         while True:
             began_s = clock()

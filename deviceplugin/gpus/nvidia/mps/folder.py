@@ -39,7 +39,7 @@ class ControlDaemonState:
     Attributes:
         clients: processes that it takes at once.
         servers: pids of its servers when it was last asked; they use a little of the card themselves.
-        pid: pid of the control daemon; 0 where a `gpupack mps` of before does not say.
+        pid: pid of the control daemon; 0 if a `gpupack mps` of before does not say.
     """
 
     clients: int
@@ -48,7 +48,7 @@ class ControlDaemonState:
 
 
 def lock_root(root: Path) -> int | None:
-    """Be the only `gpupack mps` of a folder: an open file to keep, None where there is another one.
+    """Become the only `gpupack mps` of a folder: return an open file to keep, None if another one runs.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -86,7 +86,7 @@ class CardFolder:
     # What the supervisor writes.
 
     def serve(self, state: ControlDaemonState) -> bool:
-        """Say that the control daemon answers; False while somebody else says so, or just looks.
+        """Announce that the control daemon answers; False while another process holds the lock.
 
         Raises:
             OSError: the folder cannot be written to.
@@ -108,7 +108,7 @@ class CardFolder:
     # What the node daemon reads.
 
     def state(self) -> ControlDaemonState | None:
-        """Read what the control daemon says; None where none answers.
+        """Read the announcement of the control daemon; None if none answers.
 
         Raises:
             OSError: it cannot be read, which says nothing: this process may have no file descriptor left.
@@ -129,7 +129,7 @@ class CardFolder:
 
 
 def _locked(path: Path, kind: int, *, make: bool = True) -> int | None:
-    """Take a lock without waiting: an open file, or None where another process holds it."""
+    """Take a lock without waiting: an open file, or None if another process holds it."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)

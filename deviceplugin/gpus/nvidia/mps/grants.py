@@ -36,10 +36,10 @@ def client_limit(cuda: int) -> int:
 
 
 def find_obstacle(architecture: int | None, cuda: int | None) -> str:
-    """Say why MPS cannot hold processes to their memory on a card; empty where it can.
+    """Say why MPS cannot hold processes to their memory on a card; empty if it can.
 
     Args:
-        architecture: NVML's number of the card's, None where the driver does not say.
+        architecture: NVML's number of the card's, None if the driver does not say.
         cuda: as in `client_limit`, likewise.
     """
     if architecture is None or cuda is None:

@@ -24,7 +24,7 @@ class MpsService:
         self._proc = proc
 
     def read_state(self, uuid: str) -> ControlDaemonState | None:
-        """Tell what a card's control daemon says; None where none answers.
+        """Return the announcement of a card's control daemon; None if none answers.
 
         Raises:
             OSError: that cannot be found out now.
@@ -47,7 +47,7 @@ class MpsService:
         return () if state is None else {*state.servers, *self._list_children(state.pid)}
 
     def _list_children(self, pid: int) -> Iterator[int]:
-        """List the children of a process; none where it has ended, or the kernel does not tell."""
+        """List the children of a process; none if it has ended, or the kernel does not tell."""
         for children in (self._proc / str(pid) / "task").glob("*/children"):
             try:
                 yield from map(int, children.read_text("ascii").split())

@@ -29,7 +29,7 @@ class MpsCard:
 
     Attributes:
         clients: processes that its MPS takes at once.
-        problem: why it cannot be shared so; empty where it can.
+        problem: why it cannot be shared so; empty if it can.
     """
 
     uuid: str
