@@ -6,6 +6,7 @@ Works with cgroup v1 and v2, and with both of the kubelet's ways to name cgroups
 any parent. Pids are those of the host, so the daemon needs the host's pid namespace.
 """
 
+import errno
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -194,11 +195,28 @@ def _find_kubepods(path: Path) -> Iterator[Path]:
     # No recursion: who has a cgroup of his own may nest more than Python's stack holds.
     left = [path]
     while left:
-        for folder in list_directories(left.pop()):
+        path = left.pop()
+        try:
+            folders = list_directories(path)
+        except OSError as error:
+            if _is_no_place_for_pods(path, error):
+                continue
+            raise
+        for folder in folders:
             if _is_kubepods(folder):
                 yield folder
             elif not folder.name.endswith(_NEVER_PARENTS):
                 left.append(folder)
+
+
+def _is_no_place_for_pods(folder: Path, error: OSError) -> bool:
+    """Tell whether a folder that cannot be read is a user's, who must not keep all charges from ending.
+
+    He may close a cgroup of his own to all others, or nest so many that no path reaches them.
+    """
+    if error.errno == errno.ENAMETOOLONG:
+        return True
+    return error.errno == errno.EACCES and folder.stat().st_uid != os.geteuid()
 
 
 def _is_kubepods(folder: Path) -> bool:
@@ -229,14 +247,21 @@ def _populated(cgroup: Path) -> bool:
     Raises:
         OSError: it cannot be read, though it is there.
     """
-    events = _read(cgroup / "cgroup.events")
-    if events is not None:
-        return "populated 0" not in events.splitlines()
-    procs = _read(cgroup / "cgroup.procs")
-    if procs is None:
-        # Gone between the two looks, or not the kernel's: a directory without the file is in doubt.
-        return cgroup.exists()
-    return bool(procs.strip()) or any(_populated(below) for below in list_directories(cgroup))
+    left = [cgroup]
+    while left:
+        cgroup = left.pop()
+        events = _read(cgroup / "cgroup.events")
+        if events is not None:
+            populated = "populated 0" not in events.splitlines()
+        elif (procs := _read(cgroup / "cgroup.procs")) is not None:
+            populated = bool(procs.strip())
+            left += list_directories(cgroup)
+        else:
+            # Gone between the two looks, or not the kernel's: a directory without the file is in doubt.
+            populated = cgroup.exists()
+        if populated:
+            return True
+    return False
 
 
 def _read(file: Path) -> str | None:

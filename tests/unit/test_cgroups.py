@@ -207,6 +207,43 @@ def test_only_what_the_kernel_calls_gone_is_gone(
     assert PodCgroups(tmp_path).probe([UID]) == CgroupProbe(frozenset({UID}))
 
 
+@pytest.mark.parametrize(
+    ("code", "is_ours", "is_known"),
+    [
+        pytest.param(errno.ENAMETOOLONG, True, True, id="too deep for a path"),
+        pytest.param(errno.EACCES, False, True, id="closed by a user"),
+        pytest.param(errno.EACCES, True, False, id="closed by the system"),
+        pytest.param(errno.EMFILE, False, False, id="no file descriptor left"),
+    ],
+)
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_user_who_closes_his_cgroup_hides_nobody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_ours: bool, is_known: bool, version: str
+) -> None:
+    if version == "v2":
+        (tmp_path / "cgroup.controllers").touch()
+    root = tmp_path if version == "v2" else tmp_path / "memory"
+    container(root, f"x/kubepods/pod{UID}/c")
+    users = root / "user.slice" / "user@1000.service"
+    users.mkdir(parents=True)
+    if not is_ours:
+        monkeypatch.setattr(os, "geteuid", lambda: users.stat().st_uid + 1)
+    with failing(monkeypatch, "scandir", code, users):
+        found = PodCgroups(tmp_path).probe([UID, OTHER])
+    expected = (frozenset({UID}), frozenset()) if is_known else (frozenset(), frozenset({UID, OTHER}))
+    assert (found.alive, found.unknown) == expected
+
+
+def test_a_container_may_nest_its_cgroups_deeper_than_pythons_stack(tmp_path: Path) -> None:
+    folders = [container(tmp_path, f"kubepods/pod{UID}/c", procs="")]
+    while len(folders) < 1100:
+        folders.append(container(folders[-1], "a", procs=""))
+    assert PodCgroups(tmp_path).probe([UID]) == CgroupProbe()
+    for folder in reversed(folders):  # neither could pytest remove them
+        (folder / "cgroup.procs").unlink()
+        folder.rmdir()
+
+
 @contextmanager
 def failing(monkeypatch: pytest.MonkeyPatch, call: str, code: int, where: Path) -> Iterator[None]:
     """Let the system's answer be an error for a path and all below it."""
