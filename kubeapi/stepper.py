@@ -20,6 +20,11 @@ class Stepper:
     def wake(self) -> None:
         self._news.set()
 
+    async def wait_for_news(self) -> None:
+        """Wait for what happens from now on; for a step, which is not called again for it."""
+        self._news.clear()
+        await self._news.wait()
+
     async def run(self) -> None:
         """Call the step at once, then whenever it is due, until cancelled."""
         while True:
@@ -29,6 +34,7 @@ class Stepper:
         """Call the step, and return when the next call is due."""
         self._news.clear()
         wait_s = await self._step()
+        _end_if_cancelled()
         try:
             async with asyncio.timeout(wait_s):
                 await self._news.wait()
@@ -36,3 +42,10 @@ class Stepper:
             return
         if self._burst_s:
             await asyncio.sleep(self._burst_s)
+
+
+def _end_if_cancelled() -> None:
+    """Raise the cancellation of this task that a step may have kept, as grpc.aio's stop() does."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -4,7 +4,6 @@ The kubelet finds plugins by their sockets in `plugins_registry`, also when it s
 they are, and then whether they are registered. So there is nothing to ask for; the sockets must be there.
 """
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +13,12 @@ import structlog
 from allocator.names import DRA_DRIVER
 from deviceplugin.dra.plugin_service import DraPlugin, PluginRegistration
 from deviceplugin.errors import RegistrationError
-from deviceplugin.kubelet.grpc_sockets import GrpcSockets, step_on_changes
+from deviceplugin.kubelet.grpc_sockets import GrpcSockets
+from deviceplugin.kubelet.sockets import FolderWatch
 from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
 from deviceplugin.kubelet.wire import pluginregistration_pb2_grpc as registration_rpc
 from kubeapi.backoff import Backoff
+from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
 
@@ -49,14 +50,15 @@ class DraRegistrar:
         self._sockets = GrpcSockets([self._socket, self._registry], self._add_services, grace_s=GRACE_S)
         self._on_registered = on_registered
         self._backoff = Backoff(0.1, 5.0)
-        self._wake = asyncio.Event()
+        self._stepper = Stepper(self._step)
         self.is_registered = False
         self.registrations = 0
 
     async def run(self) -> None:
         """Serve, and serve again whenever a socket disappears, until cancelled; then remove the sockets."""
         try:
-            await step_on_changes(self._registry.parent, self._wake, self._step)
+            async with FolderWatch(self._registry.parent, self._stepper.wake):
+                await self._stepper.run()
         finally:
             await self._stop()
 

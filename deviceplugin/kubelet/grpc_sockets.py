@@ -1,14 +1,13 @@
-"""A gRPC server on sockets that others may delete, and the loop that keeps such sockets served."""
+"""A gRPC server on sockets that others may delete."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from deviceplugin.errors import RegistrationError
-from deviceplugin.kubelet.sockets import FolderWatch, SocketId, check_socket_path, clear_socket_path, identify
+from deviceplugin.kubelet.sockets import SocketId, check_socket_path, clear_socket_path, identify
 
 
 class GrpcSockets:
@@ -78,32 +77,3 @@ class GrpcSockets:
         server, self._server, self._own = self._server, None, ()
         if server is not None:
             await server.stop(self._grace_s)
-
-
-async def step_on_changes(
-    folder: Path, wake: asyncio.Event, step: Callable[[], Awaitable[float | None]]
-) -> None:
-    """Call `step` at once, and whenever something may have changed, until cancelled.
-
-    Args:
-        folder: a change in it is a reason.
-        wake: set for any other reason.
-        step: returns the seconds after which it is called even if nothing happens, None for no need.
-    """
-    async with FolderWatch(folder, wake.set):
-        while True:
-            wake.clear()
-            delay_s = await step()
-            _end_if_cancelled()
-            try:
-                async with asyncio.timeout(delay_s):
-                    await wake.wait()
-            except TimeoutError:
-                continue
-
-
-def _end_if_cancelled() -> None:
-    """Raise the cancellation of this task that grpc.aio may have kept: its stop() uses 3.11's wait_for."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError

@@ -24,12 +24,13 @@ import grpc
 import structlog
 
 from deviceplugin.errors import RegistrationError
-from deviceplugin.kubelet.grpc_sockets import GrpcSockets, step_on_changes
+from deviceplugin.kubelet.grpc_sockets import GrpcSockets
 from deviceplugin.kubelet.plugin_service import DevicePlugin, DeviceStream
-from deviceplugin.kubelet.sockets import SocketId, identify
+from deviceplugin.kubelet.sockets import FolderWatch, SocketId, identify
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from kubeapi.backoff import Backoff
+from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
 
@@ -118,7 +119,7 @@ class Registrar:
         self._backoff = backoff or Backoff(0.1, 5.0)
         self._timing = timing or RegistrationTimeouts()
         self._clock = clock
-        self._wake = asyncio.Event()
+        self._stepper = Stepper(self._step)
         self._sockets = GrpcSockets(
             [folder / endpoint], self._add_services, grace_s=self._timing.grace_s, options=_SERVER_OPTIONS
         )
@@ -141,9 +142,10 @@ class Registrar:
 
     async def run(self) -> None:
         """Serve and keep registered until cancelled; then end the streams and take our socket away."""
-        self._plugin.set_stream_listener(self._wake.set)
+        self._plugin.set_stream_listener(self._stepper.wake)
         try:
-            await step_on_changes(self._folder, self._wake, self._step)
+            async with FolderWatch(self._folder, self._stepper.wake):
+                await self._stepper.run()
         finally:
             await self._stop_serving()
 
@@ -253,13 +255,12 @@ class Registrar:
         """Ask the kubelet to register us, for as long as the sockets are those that it is about."""
         streams_before = self._plugin.streams_opened
         asking = asyncio.create_task(self._call_register())
-        asking.add_done_callback(lambda _: self._wake.set())
+        asking.add_done_callback(lambda _: self._stepper.wake())
         try:
             while not asking.done():
-                self._wake.clear()
                 if self._sockets_changed():
                     return 0.0
-                await self._wake.wait()
+                await self._stepper.wait_for_news()
         finally:
             asking.cancel()
             await asyncio.wait({asking})

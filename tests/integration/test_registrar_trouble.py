@@ -166,7 +166,7 @@ async def test_a_cancellation_that_grpc_keeps_ends_the_registrar_all_the_same(mo
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
 
-        mocker.patch.object(registrar, "_step", step)
+        mocker.patch.object(registrar._stepper, "_step", step)
         task = asyncio.create_task(registrar.run())
         await entered.wait()
         task.cancel()
