@@ -254,9 +254,9 @@ MUTANTS = (
     ),
     Mutant(
         "who is requeued waits in its queue",
-        queue.Queue._find_phase,
-        "            if requeued or pod.phase is Phase.BOUND:",
-        "            if pod.phase is Phase.BOUND:",
+        queue._waits_again,
+        "return requeued or (",
+        "return (",
         under_load,
         9,
     ),
