@@ -1,5 +1,7 @@
 """Gangs: admitted whole or not at all, what is bound half, and members that are made again."""
 
+from typing import Any
+
 import pytest
 
 from scheduler_plugin.queue.controller import status
@@ -289,6 +291,64 @@ def test_a_member_is_made_again_after_another_one_has_succeeded(world: QueueWorl
     assert explain_waiting(world.queue, world.now) == []
     world.now = 5000.0
     assert _list_requeued(world) == []
+
+
+def _made_by(job: str) -> dict[str, Any]:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": job, "controller": True}
+    return {"ownerReferences": [owner]}
+
+
+def _succeed_then_lose(world: QueueWorld, succeeded: int) -> None:
+    """Let some of three pods of a Job succeed, and let the others be evicted."""
+    gang = [world.pod(f"p{at}", 4, gang="G", size=3, metadata=_made_by("one")) for at in range(3)]
+    assert len(world.admitted()) == 3
+    for uid in gang:
+        world.bind(uid)
+    for uid in gang[:succeeded]:
+        world.change(uid, status={"phase": "Succeeded"})
+    for uid in gang[succeeded:]:
+        world.delete(uid)
+
+
+@pytest.mark.parametrize("succeeded", [1, 2])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_gang_of_which_pods_have_succeeded_starts_again_without_them(
+    world: QueueWorld, succeeded: int, *, anew: bool
+) -> None:
+    """Its Job makes only the others again; they start together, also after a restart of the queue."""
+    _succeed_then_lose(world, succeeded)
+    if anew:
+        later = QueueWorld()
+        later.node("n1", (16, 16))
+        for raw in world.objects.values():
+            later.objects[raw["metadata"]["uid"]] = raw
+            later.change(raw["metadata"]["uid"])
+        world = later
+    names = [f"again-{at}" for at in range(3 - succeeded)]
+    for name in names:
+        assert world.admitted() == []
+        world.pod(name, 4, gang="G", size=3, metadata=_made_by("one"))
+    assert sorted(world.admitted()) == names
+    for name in names:
+        world.bind(f"uid-{name}")
+    world.now = 5000.0
+    assert _list_requeued(world) == []
+
+
+def test_pods_that_have_succeeded_do_not_count_for_another_gang_of_the_same_name(world: QueueWorld) -> None:
+    """They are kept as long as their Job is; the next Job starts whole."""
+    _succeed_then_lose(world, 2)
+    for at in range(3):
+        assert world.admitted() == []
+        uid = world.pod(f"next-{at}", 4, gang="G", size=3, metadata=_made_by("two"))
+    assert len(world.admitted()) == 3
+    world.bind(uid)
+    world.now = WITHIN_S
+    assert len(_list_requeued(world)) == 3
+    for name in list(world.objects):
+        world.delete(name)
+    assert list(world.queue.known_uids) == []
+    assert world.queue.gangs.get("gang default/G") is None
 
 
 def test_a_gang_that_is_made_again_whole_waits_until_it_is_complete(world: QueueWorld) -> None:

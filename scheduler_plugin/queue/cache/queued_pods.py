@@ -49,6 +49,11 @@ class Phase(StrEnum):
     """The pod is on a node."""
 
 
+def make_gang_uid(namespace: str, name: str) -> str:
+    """Make the UID of a gang; empty if the name is."""
+    return f"gang {namespace}/{name}" if name else ""
+
+
 @dataclass(slots=True)
 class QueuedPod:
     """QueuedPod is a pod that waits, is admitted or is bound.
@@ -114,7 +119,7 @@ class QueuedPod:
     @property
     def gang(self) -> str:
         """UID of its gang, empty for none."""
-        return f"gang {self.record.namespace}/{self.queue_info.gang}" if self.queue_info.gang else ""
+        return make_gang_uid(self.record.namespace, self.queue_info.gang)
 
     def admit(self, queue: str, now: float) -> None:
         """Record the admission, on a queue's quota."""
@@ -219,7 +224,9 @@ class Gang:
         template: What it has in common with other gangs, see `EquivalenceBackoff`.
         binding: The gang was admitted, and not all of its pods have been bound since; for
             `EquivalenceBackoff`.
-        succeeded: Pods that have succeeded since its admission.
+        succeeded: Pods of this run that have succeeded.
+        kept: Pods that have succeeded and still exist: the controller of each, by UID. They are of this run
+            if that controller makes pods of it, and of an earlier one of the same name if not.
         unbound: UIDs of the pods that were admitted together and have not been bound since.
         waiting_queue: Queue in which its workload waits, empty for none.
         wait_start: When its first waiting pod began to wait, in seconds, see `QueuedPod.wait_start`.
@@ -236,6 +243,7 @@ class Gang:
     template: Hashable = None
     binding: bool = False
     succeeded: int = 0
+    kept: dict[str, str] = field(default_factory=dict)
     waiting_queue: str = ""
     wait_start: float = 0.0
     fault: str = ""

@@ -375,7 +375,8 @@ def _explain_incomplete_gang(pod: QueuedPod, gang: Gang) -> str:
         earlier = len(gang.members) - size
         end = "1 earlier one still ends" if earlier == 1 else f"{earlier} earlier ones still end"
         return f"all {size} pods of its gang are ready, and {end}"
-    return f"{ready} of {size} pods of its gang are ready"
+    done = f", and {gang.succeeded} have succeeded" if gang.succeeded else ""
+    return f"{ready} of {size} pods of its gang are ready{done}"
 
 
 def _explain_missing_cards(

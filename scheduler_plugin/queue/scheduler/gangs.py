@@ -1,6 +1,6 @@
 """Gangs: pods that are admitted together or not at all. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from scheduler_plugin.queue.cache.queued_pods import Gang, GangState, Phase, QueuedPod
 from scheduler_plugin.queue.cache.queues import Queues
@@ -24,6 +24,7 @@ class Gangs:
         self._queued_pods = pods
         self._queues = queues
         self._known: dict[str, Gang] = {}
+        self._succeeded: dict[str, str] = {}
         self.equivalence_backoff: EquivalenceBackoff[Gang] = EquivalenceBackoff()
 
     def get(self, uid: str) -> Gang | None:
@@ -70,7 +71,37 @@ class Gangs:
             gang.binding = False
         if not gang.members:
             self.equivalence_backoff.remove(gang)
+            self._forget_if_unused(gang)
+
+    def record_success(self, uid: str, gang_uid: str, owner: str) -> None:
+        """Record that a pod has succeeded; it counts for its gang even if all other pods are made again.
+
+        Args:
+            gang_uid: See `make_gang_uid`.
+            owner: UID of its controller; empty for none.
+        """
+        if uid not in self._succeeded:
+            self._succeeded[uid] = gang_uid
+            gang = self._known.setdefault(gang_uid, Gang(gang_uid))
+            gang.kept[uid] = owner
+            self._update_waiting(gang)
+
+    def forget_success(self, uid: str) -> None:
+        """Forget a deleted pod that had succeeded; it counts as long as other pods of its run exist."""
+        gang = self._known.get(self._succeeded.pop(uid, ""))
+        if gang is not None:
+            del gang.kept[uid]
+            self._update_waiting(gang)
+            self._forget_if_unused(gang)
+
+    def _forget_if_unused(self, gang: Gang) -> None:
+        if not gang.members and not gang.kept:
             del self._known[gang.uid]
+
+    @property
+    def succeeded_uids(self) -> Collection[str]:
+        """UIDs of the pods that have succeeded and still exist."""
+        return self._succeeded.keys()
 
     def record_admission(self, uid: str, now: float) -> None:
         """Record that a workload was admitted, which may be a gang's."""
@@ -169,16 +200,19 @@ class Gangs:
                     self._update_waiting(other)
 
     def _update_state(self, gang: Gang, pods: Sequence[QueuedPod]) -> None:
-        """Compute a gang's state, and since when it has been behind."""
+        """Compute a gang's state, how many of its pods have succeeded, and since when it has been behind."""
+        owners = {pod.queue_info.owner for pod in pods if pod.queue_info.has_controller}
+        kept = sum(owner in owners for owner in gang.kept.values())
         if all(pod.phase is Phase.GATED for pod in pods):
             gang.state, gang.behind_since = GangState.WAITING, None
             gang.unbound.clear()
-            gang.succeeded = 0
+            gang.succeeded = kept
         elif gang.state is not GangState.LEAVING:
             behind = [pod for pod in pods if pod.phase is not Phase.BOUND]
             # In the place of a pod that is being deleted another one may be there already.
             bound = sum(pod.phase is Phase.BOUND and not pod.queue_info.ending for pod in pods)
             gang.state = GangState.IN_PART
+            gang.succeeded = max(gang.succeeded, kept)
             if bound + gang.succeeded >= pods[0].queue_info.gang_size:
                 gang.state = GangState.WHOLE
                 behind = [pod for pod in behind if pod.phase is Phase.ADMITTED]
@@ -199,7 +233,7 @@ class Gangs:
         if not gang.fault and count > size:
             gang.fault = f"it has {count} pods and gpupack.io/gang-size is {size}"
         goes = bool(pods) and not gang.fault
-        is_complete = len(gang.ready_uids) == len(pods) == size
+        is_complete = len(gang.ready_uids) == len(pods) and len(pods) + gang.succeeded >= size
         goes = goes and (is_complete or self._can_join(gang, pods, admitted))
         workload = self._make_workload(gang, pods) if goes else None
         if gang.waiting_queue:

@@ -20,7 +20,7 @@ from scheduler_plugin.queue.cache.job_stages import JobStages
 from scheduler_plugin.queue.cache.membership import QueueMembership
 from scheduler_plugin.queue.cache.pods import PodQueueInfo, QueuePod, read_queue_info
 from scheduler_plugin.queue.cache.queue_clock import QueueClock
-from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue, make_gang_uid
 from scheduler_plugin.queue.cache.queues import Queues
 from scheduler_plugin.queue.cache.refusals import admits_namespace, explain_refusal, has_no_request
 from scheduler_plugin.queue.cache.requirement_pool import RequirementPool
@@ -167,6 +167,9 @@ class Queue:
                 self._outside[uid] = (pod, now)
             succeeded = pod.status.phase == "Succeeded"
             self._forget_pod(uid, now, succeeded=succeeded)
+            if succeeded and has_cards and queue_info.queue and queue_info.gang:
+                gang = make_gang_uid(record.namespace, queue_info.gang)
+                self.gangs.record_success(uid, gang, queue_info.owner)
             if record.ended:
                 self.job_stages.end_pod(record, queue_info, succeeded=succeeded)
             else:
@@ -226,6 +229,7 @@ class Queue:
     def delete_pod(self, uid: str, now: float) -> None:
         """Forget a pod; call it after the state has forgotten it."""
         self._forget_pod(uid, now)
+        self.gangs.forget_success(uid)
         self.job_stages.forget_pod(uid)
         self._outside.pop(uid, None)
         self.claimed.set_pod(uid, "")
@@ -268,7 +272,12 @@ class Queue:
     @property
     def known_uids(self) -> Iterator[str]:
         """Give the UIDs of all pods that the queue remembers anything about."""
-        others = chain(self.job_stages.pod_uids, self.claimed.pod_uids, self._outside)
+        others = {
+            *self.job_stages.pod_uids,
+            *self.claimed.pod_uids,
+            *self.gangs.succeeded_uids,
+            *self._outside,
+        }
         return chain(self.queued_pods, (uid for uid in others if uid not in self.queued_pods))
 
     # What comes out.
