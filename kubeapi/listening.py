@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, cast
 
 _NOTHING_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -315,16 +316,22 @@ class Acceptor:
             task = self._loop.create_task(self._begin(accepted, connection))
             connection.beginning = task
             self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+            task.add_done_callback(partial(self._note_begun, accepted))
 
     async def _begin(self, accepted: socket.socket, connection: Connection) -> None:
         accepted.setblocking(False)
         try:
             await self._loop.connect_accepted_socket(lambda: connection, accepted, ssl=self._tls)
-        except (OSError, asyncio.CancelledError):
-            # The client went away, does not speak TLS as we do, or took too long.
+        except OSError:
+            # The client went away, or does not speak TLS as we do.
             accepted.close()
             self._connections.forget(connection)
+
+    def _note_begun(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        self._beginning.discard(task)
+        if task.cancelled():
+            # A task that is cancelled before it ran keeps the socket open until garbage is collected.
+            accepted.close()
 
 
 async def open_listeners(host: str | None, port: int) -> list[socket.socket]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import resource
 import socket
 from collections.abc import AsyncIterator
@@ -55,6 +56,24 @@ async def test_without_file_descriptors_it_is_told_once_and_tried_again(
         mocker.stop(refusing)
         await begun.wait()
     writer.close()
+
+
+async def test_a_client_that_is_ended_before_its_turn_is_closed_at_once() -> None:
+    """Its task never ran, and keeps the socket until garbage is collected, which is seldom."""
+    (listener,) = await open_listeners("127.0.0.1", 0)
+    acceptor = Acceptor(listener, Connections(lambda _: asyncio.Protocol(), most=1), None)
+    acceptor.start()
+    gc.disable()
+    try:
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(2)]
+        clients[0].setblocking(False)
+        async with asyncio.timeout(10):
+            assert await asyncio.get_running_loop().sock_recv(clients[0], 1) == b""
+        for client in clients:
+            client.close()
+    finally:
+        gc.enable()
+        acceptor.close()
 
 
 async def test_closed_it_accepts_nothing(acceptor: Acceptor) -> None:
