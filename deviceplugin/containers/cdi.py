@@ -96,6 +96,7 @@ class CdiNames:
         """Read the existing specifications, and write ours if a card is missing from them."""
         there = [folder for folder in self._folders if folder.is_dir()]
         if not there:
+            self.is_waiting = self.is_waiting and self._clock() < self._wait_until_s
             self._warn_once("folders", "no folder of CDI specifications here: the vendor's names are used")
             return
         found = {name: nodes for folder in there for name, nodes in self._devices_in(folder).items()}

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
@@ -148,8 +148,8 @@ class ClaimService:
         """
         async with self._lock(uid):
             try:
-                await asyncio.to_thread(self._cdi.remove, uid)
-                await asyncio.to_thread(self._prepared.erase, uid)
+                await _finish_in_thread(self._cdi.remove, uid)
+                await _finish_in_thread(self._prepared.erase, uid)
             except OSError as error:
                 raise AllocationRefusedError(
                     "not-ready", f"claim {uid} cannot be removed: {error}"
@@ -221,7 +221,7 @@ class ClaimService:
 
     async def _write(self, claim: PreparedClaim) -> None:
         try:
-            await asyncio.to_thread(self._prepared.write, claim)
+            await _finish_in_thread(self._prepared.write, claim)
         except OSError as error:
             raise AllocationRefusedError(
                 "not-ready", f"claim {claim.name} cannot be written: {error}"
@@ -244,9 +244,10 @@ class ClaimService:
                 problem = (
                     f"card {away[0]} is not on this node; pod {claim.pod_name} has it until it is deleted"
                 )
-                await asyncio.to_thread(self._cdi.remove, claim.uid)
+                await _finish_in_thread(self._cdi.remove, claim.uid)
             else:
-                await asyncio.to_thread(self._cdi.write, claim.uid, specification(claim.uid, grants))
+                spec = specification(claim.uid, grants)
+                await _finish_in_thread(self._cdi.write, claim.uid, spec)
         except OSError as error:
             problem = f"its CDI file cannot be written: {error}"
         if problem is None:
@@ -430,6 +431,19 @@ class ClaimService:
             taken.update(chosen)
             found[share] = chosen
         return found
+
+
+async def _finish_in_thread(function: Callable[..., None], *args: object) -> None:
+    """Change a file in a thread, which is over when this returns, cancelled or not.
+
+    The kubelet gives a call up, and the next one for the claim must not be overtaken by it.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise
 
 
 def _answer(claim: PreparedClaim, grants: Mapping[str, ContainerGrant]) -> tuple[PreparedDevice, ...]:

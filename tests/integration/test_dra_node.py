@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from deviceplugin import container_responses
 from deviceplugin.check import check_node
 from deviceplugin.dra import claim_service
 from deviceplugin.dra.cdi_files import CdiFiles
+from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
 from deviceplugin.errors import KindInUseError
 from deviceplugin.gpus.nvidia.source import NvmlGpus
 from deviceplugin.host.cgroups import CgroupProbe
@@ -634,6 +636,36 @@ async def test_a_claim_that_cannot_be_read_ends_with_its_pod(wrong: tuple[str, s
         assert await world.unprepare("a") == {"a": ""}
         await until(lambda: world.used == [0, 0], "nothing is in use")
         assert world.cdi_specs() == []
+
+
+async def test_a_claim_is_let_go_after_the_call_that_the_kubelet_gave_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a slow disk the file of the first call would come after the second, and be charged for ever."""
+    entered, may_write, written = threading.Event(), threading.Event(), threading.Event()
+    write = PreparedClaims.write
+
+    def slow(claims: PreparedClaims, claim: PreparedClaim) -> None:
+        entered.set()
+        may_write.wait(DEADLINE_S)
+        write(claims, claim)
+        written.set()
+
+    monkeypatch.setattr(PreparedClaims, "write", slow)
+    async with dra_world(8, 8) as world:
+        await world.claim("a", (0, 6))
+        preparing = asyncio.create_task(world.prepare("a"))
+        assert await asyncio.to_thread(entered.wait, DEADLINE_S)
+        preparing.cancel()
+        await asyncio.gather(preparing, return_exceptions=True)
+        world.end_pod("pod-a")
+        letting_go = asyncio.create_task(world.unprepare("a"))
+        await asyncio.sleep(0.2)
+        may_write.set()
+        assert await letting_go == {"a": ""}
+        assert await asyncio.to_thread(written.wait, DEADLINE_S)
+        await until(lambda: world.used == [0, 0], "nothing is in use")
+        assert not list((world.kubelet_dir / "plugins" / DRIVER / "claims").iterdir())
 
 
 async def test_one_cdi_file_that_cannot_be_written_does_not_end_the_daemon(

@@ -313,6 +313,19 @@ def test_names_wait_for_the_toolkit_once_after_each_start_of_the_machine(folders
     assert not started_again.is_waiting
 
 
+def test_nobody_waits_longer_for_a_folder_that_goes(folders: tuple[Path, Path]) -> None:
+    clock = Clock()
+    found = CdiNames(NVIDIA, folders, Path("/nowhere"), clock=clock)
+    found.refresh(CARDS)
+    for folder in folders:
+        folder.rmdir()
+    found.refresh(CARDS)
+    assert found.is_waiting
+    clock.now_s += 60
+    found.refresh(CARDS)
+    assert not found.is_waiting
+
+
 def test_a_device_from_before_a_reboot_is_not_the_card_of_its_uuid(folders: tuple[Path, Path]) -> None:
     """Its node is another card's by now."""
     with_nodes(folders[0], {UUIDS[0]: ["nvidia0"], UUIDS[1]: ["nvidia1"]})
