@@ -4,7 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from allocator.errors import shown
+from allocator.names import POD_PLANNED
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
@@ -33,7 +36,7 @@ class MovablePod:
     """A pod that may be moved.
 
     Attributes:
-        pod: As the API server has it.
+        pod: As the API server has it, but for the nodes that its queue named: its successor is bound to none.
         record: As the state has it.
         units: On its cards, by position.
         owner: Its controller.
@@ -89,7 +92,7 @@ class MovablePods:
         owner = None if pod is None else _controller(pod)
         if pod is None or record is None or record.request is None or owner is None:
             return None
-        return MovablePod(pod, record, self._held.get_units(record), owner)
+        return MovablePod(_unpin(pod), record, self._held.get_units(record), owner)
 
     def _list_movable(self, record: PodRecord) -> Iterator[MovablePod]:
         pod = self._cluster.pods.get(record.uid)
@@ -97,7 +100,7 @@ class MovablePods:
             return
         owner = _controller(pod)
         if owner is not None:
-            yield MovablePod(pod, record, self._held.get_units(record), owner)
+            yield MovablePod(_unpin(pod), record, self._held.get_units(record), owner)
 
     def explain_why_fixed(self, pod: KubePod, record: PodRecord) -> str:
         """Say why a pod may not be moved, empty: it may."""
@@ -174,6 +177,29 @@ def _explain_not_replaced(pod: KubePod, record: PodRecord) -> str:
     if owner.kind not in _REPLACING:
         return f"it is not known that {owner.kind} {owner.name} only makes it again when it is evicted"
     return "" if gang is None else f"it runs together with the other pods of gang {shown(gang[1])}"
+
+
+def _unpin(pod: KubePod) -> KubePod:
+    """Make a pod that may run on any node that its owner allows: the queue adds one to each term, as last."""
+    affinity = pod.spec.affinity
+    nodes = None if affinity is None else affinity.node_affinity
+    required = None if nodes is None else nodes.required_during_scheduling_ignored_during_execution
+    if affinity is None or nodes is None or required is None:
+        return pod
+    if POD_PLANNED not in (pod.metadata.annotations or {}):
+        return pod
+    terms = tuple(
+        msgspec.structs.replace(term, match_fields=(term.match_fields or ())[:-1])
+        for term in required.node_selector_terms or ()
+        if term.match_fields
+    )
+    if not terms:
+        return pod
+    own = all(term.match_fields or term.match_expressions for term in terms)
+    rest = msgspec.structs.replace(required, node_selector_terms=terms) if own else None
+    nodes = msgspec.structs.replace(nodes, required_during_scheduling_ignored_during_execution=rest)
+    affinity = msgspec.structs.replace(affinity, node_affinity=nodes)
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, affinity=affinity))
 
 
 def _controller(pod: KubePod) -> OwnerReference | None:

@@ -31,7 +31,8 @@ from gpupack.whatif.unknown_requests import drop_unknown_policies
 from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.objects import SchedulingGate
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pods import read_node_facts
+from scheduler_plugin.queue.cache.jobs import PodMaker
+from scheduler_plugin.queue.cache.pods import read_node_facts, read_queue_info
 from scheduler_plugin.queue.controller.status import WaitReason, explain_pod
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 
@@ -59,7 +60,8 @@ class QueueRefusal:
 class QueueRehearsal:
     """A queue that begins with the cluster as it was read, and admits whom it would admit anyway.
 
-    It knows what every process of the queue finds out at its beginning. Pauses after refusals it does not.
+    It knows what every process of the queue finds out at its beginning, except for pauses after refusals and
+    the state of Jobs. It takes Jobs for complete: a second stage that they let go would come first.
 
     Args:
         rules: By what the queue's leader decides.
@@ -78,7 +80,7 @@ class QueueRehearsal:
         self._expire()
         self._queue = Queue(rules.config, self._state, rules.settings.make_policies(), wall=self._wall_s)
         self._queue.batch.enabled = True
-        self._queue.job_stages.set_jobs([])
+        self._queue.job_stages.set_jobs(_assume_complete_jobs(pods))
         for name, labels in rules.namespaces.items():
             self._queue.set_namespace(name, labels)
         for node in self._nodes.values():
@@ -222,3 +224,22 @@ class QueueRehearsal:
     def _expire(self) -> None:
         """End the charges of pods that are gone, as if their nodes had reported that already."""
         self._state.expire_tombstones(_NOW_S + TOMBSTONE_S)
+
+
+def _assume_complete_jobs(pods: Collection[KubePod]) -> list[PodMaker]:
+    """List the Jobs that made pods of jobs, as if they made no more."""
+    infos = ((pod.metadata.namespace, read_queue_info(pod)) for pod in pods)
+    return [
+        PodMaker(
+            uid=info.maker,
+            name="",
+            job=f"{namespace}/{info.job}",
+            reads_data=bool(info.data),
+            completions=None,
+            succeeded=0,
+            complete=True,
+            failed=False,
+        )
+        for namespace, info in infos
+        if info.maker and info.job
+    ]

@@ -3,20 +3,23 @@
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
-from allocator.names import QUEUE_NAME
+from allocator.names import POD_DATA, POD_JOB, POD_PLANNED, QUEUE_NAME
 from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_empty, advise_start
 from gpupack.whatif.answers import Advice
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fetching import ClusterSource, list_cluster
 from gpupack.whatif.fit import FitQuestion
+from gpupack.whatif.objects import KubePod
 from gpupack.whatif.queue_rules import QueueRules, read_rules
 from kubeapi.errors import Forbidden
 from scheduler_plugin.queue.controller.settings import DecisionSettings
+from scheduler_plugin.queue.controller.writer import make_node_affinity
 from tests.ask_world import Node, Pod, World
 
 NODES = (Node("a", (16,)), Node("b", (16,)))
@@ -103,6 +106,50 @@ def test_the_place_is_that_which_the_queue_chooses_where_it_serves_as_well(polic
     cluster.queue = read_rules(DecisionSettings(f"queues: [{{name: a}}]\nnodePolicy: {policy}"))
     (move,) = start(cluster).moves
     assert move.target.node == place
+
+
+def change(cluster: Cluster, name: str, annotations: dict[str, str], **parts: Any) -> None:
+    """Change annotations of a pod, and its spec, status or owners."""
+    pod = cluster.find_pod("default", name)
+    notes = {**(pod.metadata.annotations or {}), **annotations}
+    raw = msgspec.to_builtins(pod)
+    raw["metadata"] |= {"annotations": notes} | parts.get("metadata", {})
+    raw["spec"] |= parts.get("spec", {})
+    raw["status"] |= parts.get("status", {})
+    cluster.pods[pod.metadata.uid] = msgspec.convert(raw, KubePod)
+    cluster.state.apply_pod(cluster.pods[pod.metadata.uid], 0.0)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["any node", "nodes of its own"])
+def test_a_pod_moves_off_the_node_that_its_queue_named(own: bool) -> None:
+    """Its controller makes the successor without that node. In batch mode the queue names one for all."""
+    cluster = ask(f"{FULL}\nmode: batch")
+    affinity = make_node_affinity("a")
+    if own:
+        terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        terms[0]["matchExpressions"] = [{"key": "pool", "operator": "DoesNotExist"}]
+    change(cluster, "moved", {POD_PLANNED: "GPU-a-0"}, spec={"affinity": {"nodeAffinity": affinity}})
+    (move,) = start(cluster).moves
+    assert (move.pod, move.target.node) == ("moved", "b")
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Running"])
+def test_a_second_stage_whose_first_may_have_ended_comes_before_a_successor(phase: str) -> None:
+    """Jobs are not read: one that is complete lets its second stage go, which takes the quota."""
+    first = Pod("first", 1, "b", (0,), queue="a")
+    nodes = (Node("a", (16,)), Node("b", (17,)))
+    config = f"queues: [{{name: a, nominalQuota: {8 if phase == 'Succeeded' else 9}}}]"
+    cluster = ask(config, OLDER, first, nodes=nodes)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "maps", "uid": "maps", "controller": True}
+    change(cluster, "older", {POD_JOB: "j"})
+    change(
+        cluster,
+        "first",
+        {POD_JOB: "j", POD_DATA: "d"},
+        metadata={"ownerReferences": [owner]},
+        status={"phase": phase},
+    )
+    assert [move.pod for move in start(cluster).moves] == ([] if phase == "Succeeded" else ["moved"])
 
 
 def test_a_hole_that_the_queue_fills_is_no_place_for_a_pod_of_no_queue() -> None:
