@@ -3,7 +3,7 @@
 Its bounds are in `listening`: connections, and the time that clients may take. Here are those of the work:
 
 - Three quarters as many requests are answered at a time as there may be connections. Further ones get 429,
-  but for health.
+  but for health, and for what a `FrontServer` reads.
 - Expensive answers are made once, as a `SharedAnswer`, for all concurrent requests.
 """
 
