@@ -1,19 +1,30 @@
 """Rules of kube-scheduler one by one; tests/cluster/test_kube_scheduler_oracle.py asks the real one."""
 
+from itertools import product
 from typing import Any
 
 import msgspec
 import pytest
 
 from allocator.names import PERCENT_RESOURCE
-from kubeapi.selectors import Expression, NodeRules, NodeTraits, Taint, parse_int64
+from kubeapi.selectors import (
+    UNSCHEDULABLE,
+    Expression,
+    NodeRules,
+    NodeTraits,
+    Taint,
+    Toleration,
+    parse_int64,
+)
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import is_resized, read_pod, sum_held_requests
 from scheduler_plugin.scheduling.node_fit import (
+    CORDONED,
     CPU,
     NOT_READY,
     PODS,
     RESOURCE,
+    SELECTOR,
     SUM,
     TAINT,
     HostPort,
@@ -92,6 +103,48 @@ def test_a_node_is_not_ready_once_it_has_the_taint_and_no_pod_tolerates_it() -> 
         TAINT, "team=a:NoExecute"
     )
     assert find_node_rejection(node, NodeRules(), lambda _: True) is None
+
+
+NOT_READY_TAINT = Taint("node.kubernetes.io/not-ready", "", "NoExecute")
+TAINTED = Taint("a", "b", "NoSchedule")
+
+
+def reject(
+    *taints: Taint, cordoned: bool = False, zone: str = "x", tolerations: tuple[Toleration, ...] = ()
+) -> tuple[str, str] | None:
+    """Find why a pod that wants zone x is kept off a node, and what tells that apart."""
+    rules = NodeRules(selector=(("zone", "x"),), tolerations=tolerations)
+    node = NodeTraits("n", cordoned, {"zone": zone}, taints)
+    found = find_node_rejection(node, rules, rules.tolerates)
+    assert rules.allows_node("n", node.labels, taints, unschedulable=cordoned) == (found is None)
+    return None if found is None else (found.reason, found.detail)
+
+
+def test_the_first_reason_counts() -> None:
+    """In the order of kube-scheduler's filters."""
+    reasons = (CORDONED, NOT_READY, TAINT, SELECTOR)
+    for held in product((False, True), repeat=4):
+        cordoned, not_ready, tainted, other_zone = held
+        taints = [taint for taint, has in ((TAINTED, tainted), (NOT_READY_TAINT, not_ready)) if has]
+        found = reject(*taints, cordoned=cordoned, zone="y" if other_zone else "x")
+        first = next((reason for reason, holds in zip(reasons, held, strict=True) if holds), None)
+        assert (None if found is None else found[0]) == first
+
+
+def test_a_cordon_may_be_tolerated_and_its_taint_outlives_it() -> None:
+    assert reject(cordoned=True, tolerations=(Toleration(operator="Exists"),)) is None
+    assert reject(UNSCHEDULABLE) == (TAINT, "node.kubernetes.io/unschedulable:NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("operator", "stands"), [("", True), ("Equal", True), ("Exists", True), ("Gt", False)]
+)
+def test_a_toleration_with_an_operator_that_is_off_by_default_covers_nothing(
+    operator: str, *, stands: bool
+) -> None:
+    """kube-scheduler compares numbers only with the feature gate TaintTolerationComparisonOperators."""
+    found = reject(TAINTED, tolerations=(Toleration(key="a", operator=operator, value="b"),))
+    assert found == (None if stands else (TAINT, "a=b:NoSchedule"))
 
 
 def test_every_shortage_is_listed_with_its_numbers() -> None:
