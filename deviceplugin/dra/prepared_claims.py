@@ -200,7 +200,9 @@ class PreparedClaims:
         Raises:
             OSError: it cannot be removed.
         """
-        self._path(uid).unlink(missing_ok=True)
+        path = self._path(uid)
+        path.unlink(missing_ok=True)
+        path.with_suffix(".new").unlink(missing_ok=True)
 
     def _path(self, uid: str) -> Path:
         return self._folder / f"{uid}.json"
