@@ -2,12 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -43,6 +42,26 @@ _COMPARED: Final = 2000
 """Names at most that are compared with one that is not there."""
 
 
+T = TypeVar("T")
+
+
+class DerivedValue(Generic[T]):
+    """DerivedValue is what follows from a cluster's objects: computed once, and anew after a change."""
+
+    def __init__(self, compute: "Callable[[Any], T]") -> None:
+        self._compute = compute
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, cluster: "Cluster", _owner: type) -> T:
+        derived = cluster.derived
+        if self._name not in derived:
+            derived[self._name] = self._compute(cluster)
+        found: T = derived[self._name]
+        return found
+
+
 @dataclass(repr=False)
 class Cluster:
     """Nodes and pods of one moment, and what filter knows of them.
@@ -60,6 +79,7 @@ class Cluster:
         source: What was asked, for messages.
         claims: ResourceClaims by UID; those that are allocated count until their nodes hold them.
         queue: By what the queue decides, or why that is not known, in words that follow "the queue".
+        derived: Each `DerivedValue` that was asked for since the last change, by name.
     """
 
     nodes: dict[str, KubeNode]
@@ -69,6 +89,7 @@ class Cluster:
     source: str = "the cluster"
     claims: dict[str, ClaimObject] = field(default_factory=dict)
     queue: QueueRules | str = QUEUE_NOT_READ
+    derived: dict[str, Any] = field(init=False, default_factory=dict, compare=False)
     state: ClusterState = field(init=False)
     policies: ClusterPolicies = field(init=False)
 
@@ -150,7 +171,7 @@ class Cluster:
             # Who creates pods may ask in millions of units: one that no node publishes costs no look at all.
             view = Cluster({}, {}, unit_mib, self.budgets, self.source)
             view.nodes, view.pods, view.claims = self.nodes, self.pods, self.claims
-            view.unreadable_nodes = self.unreadable_nodes
+            view.derived["unreadable_nodes"] = self.unreadable_nodes
             return view
         if unit_mib not in self._views:
             self._views[unit_mib] = Cluster(
@@ -158,12 +179,12 @@ class Cluster:
             )
         return self._views[unit_mib]
 
-    @cached_property
+    @DerivedValue
     def _units(self) -> frozenset[int]:
         """Units that nodes publish, MiB."""
         return UnitCounter(self.nodes.values()).units
 
-    @cached_property
+    @DerivedValue
     def _views(self) -> "dict[int, Cluster]":
         """Clusters that `in_unit` has made since the last change: a large one takes a second."""
         return {}
@@ -202,22 +223,21 @@ class Cluster:
 
     def _expire_and_forget(self, now: float | None) -> None:
         self.state.expire_tombstones(_at(now))
-        for name in ("kube_checks", "rows", "unreadable_nodes", "pods_by_gang", "_units", "_views"):
-            self.__dict__.pop(name, None)
+        self.derived.clear()
 
     # Questions.
 
-    @cached_property
+    @DerivedValue
     def rows(self) -> RowArray:
         """Rows of all nodes, in the order of their names."""
         nodes = self.state.nodes
         return np.array([nodes.rows[name] for name in nodes.sorted_names], dtype=np.intp)
 
-    @cached_property
+    @DerivedValue
     def kube_checks(self) -> KubeSchedulerChecks:
         return KubeSchedulerChecks(self.nodes, self.pods, self.state)
 
-    @cached_property
+    @DerivedValue
     def pods_by_gang(self) -> Mapping[tuple[str, str], Sequence[KubePod]]:
         """Pods of gangs, by `read_gang_key`."""
         found: dict[tuple[str, str], list[KubePod]] = {}
@@ -232,7 +252,7 @@ class Cluster:
         """Whether any node publishes cards in this unit."""
         return bool(self.state.nodes.usable.any())
 
-    @cached_property
+    @DerivedValue
     def unreadable_nodes(self) -> tuple[str, ...]:
         return self._list_excluded(Exclusion.CORRUPT)
 
