@@ -42,8 +42,7 @@ from gpupack.dashboard.member import MemberDashboard, MemberPages
 from gpupack.dashboard.records import CardDetail
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.telemetry import NodeCourse, explain_no_telemetry
-from gpupack.dashboard.trend import Trend
-from gpupack.usage.records import TrendPoint
+from gpupack.dashboard.trend import TrendPoint
 from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.questions import WorkBudget
 from scheduler_plugin.cache.gang_names import GROUP_LABELS
@@ -87,9 +86,10 @@ async def shown(
     """Serve the page of a made-up cluster from this process; gives the dashboard and the page's URL."""
     settings = Settings(http=address)
     async with AsyncExitStack() as stack:
-        dashboard = Dashboard(settings, "https://api.example.com:6443")
+        dashboard = Dashboard("https://api.example.com:6443")
         stack.callback(dashboard.questions.close)
-        dashboard.hub.trend = Trend(trend)
+        for point in trend:
+            dashboard.hub.trend.add(point)
         fill_board(dashboard.board, fleet)
         dashboard.flush_changes()
         with dashboard.hub.open_page():

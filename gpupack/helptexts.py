@@ -83,9 +83,9 @@ USAGE_HELP: Final = """Add up GiB-hours of GPU memory by namespace, label or pod
 \b
 From Prometheus:              gpupack usage --prometheus http://127.0.0.1:9090 --since 7d
 From a running dashboard:     gpupack usage --since 1h --by pod
-From its file, as CSV:        gpupack usage --history FILE --by label:team -o csv
+As CSV, by a label:           gpupack usage --by label:team -o csv
 
-Without --prometheus and --history the dashboard at --dashboard is asked, which samples while it runs.
+Without --prometheus the dashboard at --dashboard is asked, which samples while it runs.
 Times are 30m, 24h, 7d, 2026-11-01 or 2026-11-01T08:00:00Z.
 """
 COMPLETION_HELP: Final = """Print a script that completes gpupack's commands and options.

@@ -43,7 +43,7 @@ def dashboard(**options: Any) -> None:
         refuse_option("http", "allowed without --port only")
         options["http"] = f"127.0.0.1:{port}"
     if filename is not None:
-        cluster_options = ("namespace", "context", "kubeconfig", "history", "queue_url")
+        cluster_options = ("namespace", "context", "kubeconfig", "queue_url")
         for name in (*cluster_options, "daemon_port", "teams_http"):
             if options[name]:
                 raise click.UsageError(

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 @click.command(help=USAGE_HELP, short_help="Add up GiB-hours of GPU memory, promised and used.")
 @click.option("--prometheus", metavar="URL", help="Ask this Prometheus.")
 @click.option("--token-file", metavar="FILE", help="With --prometheus: a bearer token.")
-@click.option("--history", metavar="FILE", help="Read what `gpupack dashboard --history FILE` wrote.")
 @click.option("--dashboard", metavar="URL", help="Ask this running dashboard; default: http://127.0.0.1:8913")
 @click.option("--by", default="namespace", show_default=True, metavar="namespace|pod|label:KEY")
 @click.option("--since", default="24h", show_default=True, metavar="TIME", help="Where the time begins.")
@@ -31,9 +30,8 @@ def usage(**options: Any) -> None:
     from gpupack.errors import InputError
     from gpupack.usage.report import format_report
 
-    sources = [name for name in ("prometheus", "history", "dashboard") if options[name] is not None]
-    if len(sources) > 1:
-        raise click.UsageError(f"--{sources[0]} and --{sources[1]} are two sources: give one of them")
+    if options["prometheus"] is not None and options["dashboard"] is not None:
+        raise click.UsageError("--prometheus and --dashboard are two sources: give one of them")
     if options["token_file"] is not None and options["prometheus"] is None:
         raise click.UsageError("--token-file is for --prometheus")
     try:
@@ -49,8 +47,6 @@ def _report(options: dict[str, Any]) -> "UsageReport":
 
     by = UsageKey.parse(options["by"])
     since, until = parse_span(options["since"], options["until"], time.time())
-    if options["history"] is not None:
-        return sources.report_from_history(options["history"], by, since, until)
     if options["prometheus"] is not None:
         token = Path(options["token_file"]).read_text().strip() if options["token_file"] else ""
         return asyncio.run(sources.report_from_prometheus(options["prometheus"], token, by, since, until))

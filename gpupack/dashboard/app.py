@@ -26,10 +26,8 @@ from gpupack.inventory.fetching import NODES_PATH, connect
 from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.teams.handlers import MemberHandlers
 from gpupack.teams.reviews import MemberReviewer
-from gpupack.usage.records import TrendPoint
 from gpupack.usage.report import UsageKey, build_report
-from gpupack.usage.sampling import UsageSampler
-from gpupack.usage.store import HistoryFile, MemoryStore
+from gpupack.usage.sampling import SampledPeriods, UsageSampler
 from gpupack.usage.times import parse_span
 from gpupack.whatif.fetching import DEFAULT
 from gpupack.whatif.objects import KubeObjects
@@ -64,21 +62,15 @@ class Dashboard:
         now_s: seconds since the epoch.
     """
 
-    def __init__(
-        self, settings: Settings, source: str, *, live: bool = True, now_s: Callable[[], float] = time.time
-    ) -> None:
-        self._settings = settings
+    def __init__(self, source: str, *, live: bool = True, now_s: Callable[[], float] = time.time) -> None:
         self._now_s = now_s
         self.board = ClusterBoard()
         self.questions = Questions(self.board.prepare_cluster)
-        self.store: MemoryStore | HistoryFile = (
-            MemoryStore() if settings.history is None else HistoryFile(settings.history)
-        )
-        trend = Trend(each.point for each in self.store.list_periods() if each.point is not None)
+        self._periods = SampledPeriods()
         self._sampler = UsageSampler(now_s())
         self.hub = PageHub(
             self.board,
-            trend,
+            Trend(),
             {
                 "about": {"source": source, "version": __version__, "live": live},
                 "problems": [],
@@ -150,30 +142,15 @@ class Dashboard:
             if self.feed is None or self.feed.is_synced:
                 self._take_sample()
                 if self._sampler.is_due(self._now_s()):
-                    await self._end_period()
+                    now_s = self._now_s()
+                    self._periods.add(self._sampler.end_period(now_s, self.board.get_labels()))
             await asyncio.sleep(EVERY_S)
 
     def _take_sample(self) -> None:
         now_s = self._now_s()
         self._sampler.sample(now_s, (pod for pods in self.board.pod_memory.values() for pod in pods))
-        self.hub.trend.add(self._make_point())
+        self.hub.trend.add(make_trend_point(now_s, self.board.sum_cards(), self._pending))
         self.hub.announce_point()
-
-    def _make_point(self) -> TrendPoint:
-        return make_trend_point(self._now_s(), self.board.sum_cards(), self._pending)
-
-    async def _end_period(self) -> None:
-        period = self._sampler.end_period(self._now_s(), self.board.get_labels(), self._make_point())
-        try:
-            await asyncio.to_thread(self.store.add, period)
-        except OSError as error:
-            log.error("history cannot be written", file=self._settings.history, error=str(error))  # noqa: TRY400
-
-    async def close(self) -> None:
-        """Keep the period that has begun."""
-        self.questions.close()
-        await self._end_period()
-        self.store.close()
 
     def report_usage(self, query: Mapping[str, str]) -> bytes:
         """Answer `/api/usage`.
@@ -188,8 +165,8 @@ class Dashboard:
         except InputError as error:
             raise ValueError(str(error)) from error
         periods = [
-            *self.store.list_periods(),
-            self._sampler.peek_period(now_s, self.board.get_labels(), None),
+            *self._periods.list_periods(),
+            self._sampler.peek_period(now_s, self.board.get_labels()),
         ]
         return msgspec.json.encode(build_report(periods, by, since, until, "sampled by gpupack dashboard"))
 
@@ -211,8 +188,8 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
         if member is not None:
             await _serve_member(settings, client.server, member, stack, stop, started)
             return
-        dashboard = Dashboard(settings, client.server)
-        stack.push_async_callback(dashboard.close)
+        dashboard = Dashboard(client.server)
+        stack.callback(dashboard.questions.close)
         following = BoardFeed(client, dashboard.board, settings.namespace, dashboard.wake)
         dashboard.feed = following
         if settings.queue_url is None:
@@ -349,7 +326,7 @@ async def serve_file(
     """
     settings.check()
     async with AsyncExitStack() as stack:
-        dashboard = Dashboard(settings, name, live=False)
+        dashboard = Dashboard(name, live=False)
         stack.callback(dashboard.questions.close)
         dashboard.board.replace_nodes(found.nodes)
         dashboard.board.replace_pods(found.pods)

@@ -52,9 +52,6 @@ class Settings(HttpAddress):
         help="Of the node daemons, to ask their pods directly what cards do; default: through the API "
         "server.",
     )
-    history: str | None = option(
-        None, metavar="FILE", help="Keep what cards and pods had over time there; for gpupack usage."
-    )
     teams_http: str | None = option(
         None, metavar="HOST:PORT", help="Answer members of namespaces there (docs/teams.md)."
     )

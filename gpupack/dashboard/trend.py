@@ -1,11 +1,11 @@
 """Allocation and fragmentation over time: sums at regular moments, in two rings of bounded size."""
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
 from gpupack.dashboard.records import CardSums
-from gpupack.usage.records import TrendPoint
 
 EVERY_S: Final = 10.0
 """Between two points of the last hours."""
@@ -13,6 +13,32 @@ FINE: Final = 720
 COARSE_S: Final = 300.0
 COARSE: Final = 2016
 """A point in five minutes for a week."""
+
+
+class TrendPoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The cluster at one moment; amounts in MiB.
+
+    Attributes:
+        at: seconds since the epoch.
+        size: units of all cards.
+        allocated: to pods.
+        overuse: used beyond promises, by pods or others.
+        free: what pods could get.
+        whole_free: part of that on cards with nothing on them.
+        whole: how many such cards there are.
+        largest: the most that one card could give.
+        pending: pods that wait for cards.
+    """
+
+    at: int
+    size: int
+    allocated: int
+    overuse: int
+    free: int
+    whole_free: int
+    whole: int
+    largest: int
+    pending: int
 
 
 def make_trend_point(at_s: float, sums: CardSums, pending: int) -> TrendPoint:
@@ -30,14 +56,10 @@ def make_trend_point(at_s: float, sums: CardSums, pending: int) -> TrendPoint:
 
 
 class Trend:
-    """The points of the last two hours, and a point in five minutes of the week before.
+    """The points of the last two hours, and a point in five minutes of the week before."""
 
-    Args:
-        list_points: points of an earlier process, oldest first.
-    """
-
-    def __init__(self, points: Iterable[TrendPoint] = ()) -> None:
-        self._coarse: deque[TrendPoint] = deque(points, COARSE)
+    def __init__(self) -> None:
+        self._coarse: deque[TrendPoint] = deque(maxlen=COARSE)
         self._fine: deque[TrendPoint] = deque(maxlen=FINE)
 
     def add(self, new: TrendPoint) -> None:

@@ -1,5 +1,5 @@
 """`gpupack usage`: GiB-hours of GPU memory by namespace, label or pod, promised and used.
 
-From Prometheus (`prometheus`), or from what the dashboard's process samples (`sampling`) and keeps (`store`);
-`report` adds up and writes.
+From Prometheus (`prometheus`), or from what the dashboard's process samples (`sampling`); `report` adds up
+and writes.
 """

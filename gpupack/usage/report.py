@@ -114,7 +114,7 @@ def build_report(
                 used = (used or 0.0) + _gib_hours(use.used_mib_s * share)
             promised = before.promised + _gib_hours(use.promised_mib_s * share)
             sums[key] = ReportRow(
-                key, promised, used, before.measured + _gib_hours(use.measured_promised_mib_s * share)
+                key, promised, used, before.measured + _gib_hours(use.measured_mib_s * share)
             )
     rows = sorted(sums.values(), key=lambda row: (-row.promised, row.keys))
     return UsageReport(since, until, sampled_s / 3600, str(by), rows, source)

@@ -1,13 +1,17 @@
 """Adds up what pods have, from moment to moment."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from gpupack.usage.records import Period, PodUse, TrendPoint
+from gpupack.usage.records import Period, PodUse
 
 PERIOD_S: Final = 300.0
 GAP_S: Final = 60.0
 """After a longer silence (a laptop that slept) nothing is known of the time between."""
+
+MAX_POD_USES: Final = 300_000
+"""1 000 pods for a day; some 60 MiB."""
 
 _REPLICA_LABELS: Final = frozenset(
     {
@@ -69,23 +73,18 @@ class UsageSampler:
     def is_due(self, now_s: float) -> bool:
         return not 0 <= now_s - self._start < PERIOD_S
 
-    def end_period(
-        self, now_s: float, labels: Mapping[str, Mapping[str, str]], point: TrendPoint | None
-    ) -> Period:
+    def end_period(self, now_s: float, labels: Mapping[str, Mapping[str, str]]) -> Period:
         """End the period and begin the next.
 
         Args:
             now_s: seconds since the epoch.
             labels: labels of pods, by UID.
-            point: the cluster's sums.
         """
-        period = self.peek_period(now_s, labels, point)
+        period = self.peek_period(now_s, labels)
         self._start, self._sampled_s, self._pods = now_s, 0.0, {}
         return period
 
-    def peek_period(
-        self, now_s: float, labels: Mapping[str, Mapping[str, str]], point: TrendPoint | None
-    ) -> Period:
+    def peek_period(self, now_s: float, labels: Mapping[str, Mapping[str, str]]) -> Period:
         pods = [
             PodUse(
                 memory.namespace,
@@ -98,7 +97,26 @@ class UsageSampler:
             )
             for uid, (memory, promised, used, measured) in self._pods.items()
         ]
-        return Period(round(self._start, 1), round(now_s, 1), round(self._sampled_s, 1), pods, point)
+        return Period(round(self._start, 1), round(now_s, 1), round(self._sampled_s, 1), pods)
+
+
+class SampledPeriods:
+    """Keeps as many periods as `max_pod_uses` allows; the oldest go first."""
+
+    def __init__(self, max_pod_uses: int = MAX_POD_USES) -> None:
+        self._max = max_pod_uses
+        self._periods: deque[Period] = deque()
+        self._uses = 0
+
+    def add(self, period: Period) -> None:
+        self._periods.append(period)
+        self._uses += 1 + len(period.pods)
+        while self._uses > self._max and len(self._periods) > 1:
+            self._uses -= 1 + len(self._periods.popleft().pods)
+
+    def list_periods(self) -> list[Period]:
+        """List the periods, oldest first."""
+        return list(self._periods)
 
 
 def drop_replica_labels(labels: Mapping[str, str]) -> dict[str, str]:

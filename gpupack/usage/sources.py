@@ -1,8 +1,7 @@
-"""Reads use from Prometheus, a history or a running dashboard, and makes the report of it."""
+"""Reads use from Prometheus or a running dashboard, and makes the report of it."""
 
 import os
 from datetime import UTC, datetime
-from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -11,7 +10,6 @@ from allocator.errors import shown
 from gpupack.errors import InputError
 from gpupack.usage.prometheus import Prometheus, compute_step_s
 from gpupack.usage.report import UsageKey, UsageReport, build_report
-from gpupack.usage.store import read_history
 from kubeapi.errors import ConfigError, describe_unreachable, make_printable, shorten
 from kubeapi.urls import find_proxy
 
@@ -38,16 +36,6 @@ async def report_from_prometheus(
     return build_report(periods, by, since, until, f"Prometheus at {url}")
 
 
-def report_from_history(path: str, by: UsageKey, since: float, until: float) -> UsageReport:
-    """Read what a dashboard has written.
-
-    Raises:
-        InputError: the file is something else.
-        OSError: it cannot be read.
-    """
-    return build_report(read_history(Path(path)), by, since, until, path)
-
-
 async def report_from_dashboard(url: str, by: UsageKey, since: float, until: float) -> UsageReport:
     """Ask a running dashboard what it has sampled.
 
@@ -65,7 +53,7 @@ async def report_from_dashboard(url: str, by: UsageKey, since: float, until: flo
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise InputError(
             f"no dashboard answers at {url} ({describe_unreachable(error)}): start `gpupack dashboard`, "
-            "or name --prometheus URL or --history FILE"
+            "or name --prometheus URL"
         ) from error
     try:
         return msgspec.json.decode(body, type=UsageReport)

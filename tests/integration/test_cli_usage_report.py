@@ -1,4 +1,4 @@
-"""`gpupack usage` as people call it: from Prometheus, from a history, from a running dashboard."""
+"""`gpupack usage` as people call it: from Prometheus, from a running dashboard."""
 
 import asyncio
 import json
@@ -15,8 +15,6 @@ from benchmarks.fleet import Fleet
 from gpupack.cli.app import cli
 from gpupack.dashboard.app import Dashboard, serve_cluster
 from gpupack.dashboard.settings import Settings
-from gpupack.usage.records import Period, PodUse
-from gpupack.usage.store import HistoryFile
 from standins.apiserver.server import ApiServer
 
 GIB = 2**30
@@ -284,14 +282,13 @@ async def test_what_is_no_prometheus_or_knows_nothing_is_said_in_a_line(promethe
     assert len(err.splitlines()) == 1
 
 
-async def test_other_mistakes(tmp_path):
+async def test_other_mistakes():
     for arguments, said in (
         (("--prometheus", "http://127.0.0.1:1"), "http://127.0.0.1:1 does not answer"),
         (("--prometheus", "localhost:9090"), "allowed: http://HOST:PORT"),
         (("--prometheus", "http://h:99999"), '--prometheus "http://h:99999": '),
         (("--dashboard", "http://127.0.0.1:1"), "no dashboard answers at http://127.0.0.1:1"),
-        (("--history", tmp_path / "none"), "No such file"),
-        (("--history", "x", "--prometheus", "y"), "are two sources: give one of them"),
+        (("--dashboard", "x", "--prometheus", "y"), "are two sources: give one of them"),
         (("--token-file", "x"), "--token-file is for --prometheus"),
     ):
         status, _, err = await usage(*arguments)
@@ -299,25 +296,12 @@ async def test_other_mistakes(tmp_path):
         assert said in err
 
 
-async def test_a_history_is_read_while_it_is_kept(tmp_path):
-    path, now = tmp_path / "history", time.time()
-    file = HistoryFile(str(path))
-    file.add(Period(now - 3600, now - 1, 3599.0, [PodUse("red", "a", "u", {}, 8 * 1024 * 3600.0, None)]))
-    status, out, _ = await usage("--history", path, "--since", "2h")
-    assert status == 0
-    assert out.splitlines()[1].split() == ["red", "8.00", "-", "0%"]
-    file.close()
-
-
-async def test_a_running_dashboard_tells_what_it_has_sampled_and_remembers_it(tmp_path):
+async def test_a_running_dashboard_tells_what_it_has_sampled(tmp_path):
     fleet = Fleet(2, uniform=True)
     stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
     async with ApiServer() as api:
         fill(api, fleet)
-        history = str(tmp_path / "history")
-        settings = Settings(
-            kubeconfig=api.kubeconfig(tmp_path / "config"), http="127.0.0.1:0", history=history
-        )
+        settings = Settings(kubeconfig=api.kubeconfig(tmp_path / "config"), http="127.0.0.1:0")
         task = asyncio.create_task(serve_cluster(settings, stop=stop, started=url.set_result))
         address = await url
         status, out, _ = await usage("--dashboard", address, "--since", "1h", "--by", "pod", "-o", "json")
@@ -326,15 +310,12 @@ async def test_a_running_dashboard_tells_what_it_has_sampled_and_remembers_it(tm
         assert json.loads(out[out.index("{\n") :])["source"] == "sampled by gpupack dashboard"
         stop.set()
         await task
-    again = Dashboard(settings, "x")
-    assert len(again.hub.trend.list_points()) == 1
-    again.store.close()
 
 
 def test_a_dashboard_samples_what_pods_have_on_cards():
     clock = [1000.0]
     fleet = Fleet(2, uniform=True)
-    dashboard = Dashboard(Settings(), "x", now_s=lambda: clock[0])
+    dashboard = Dashboard("x", now_s=lambda: clock[0])
     fill_board(dashboard.board, fleet)
     dashboard.flush_changes()
     for _ in range(6):

@@ -10,9 +10,8 @@ from benchmarks.fleet import Fleet
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.page_hub import PageHub
 from gpupack.dashboard.records import STATES, make_node_tile
-from gpupack.dashboard.trend import COARSE, COARSE_S, EVERY_S, FINE, Trend
+from gpupack.dashboard.trend import COARSE, COARSE_S, EVERY_S, FINE, Trend, TrendPoint
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
-from gpupack.usage.records import TrendPoint
 from gpupack.whatif.objects import KubePod
 
 GIB = 1024

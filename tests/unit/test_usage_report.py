@@ -11,9 +11,8 @@ from aiohttp.test_utils import TestServer
 from gpupack.errors import InputError
 from gpupack.usage.records import Period, PodUse
 from gpupack.usage.report import UsageKey, build_report, format_report
-from gpupack.usage.sampling import GAP_S, PERIOD_S, PodMemory, UsageSampler
+from gpupack.usage.sampling import GAP_S, PERIOD_S, PodMemory, SampledPeriods, UsageSampler
 from gpupack.usage.sources import report_from_dashboard
-from gpupack.usage.store import HistoryFile, MemoryStore, read_history
 from gpupack.usage.times import parse_moment, parse_span
 
 HOUR = 3600.0
@@ -26,33 +25,32 @@ def seat(name, gib, used=None, namespace="team"):
 
 def use(name, gib_hours, used=None, namespace="team", **labels):
     scale = GIB * HOUR
-    return PodUse(
-        namespace, name, f"uid-{name}", labels, gib_hours * scale, None if used is None else used * scale
-    )
+    used_mib_s, measured = (None, 0.0) if used is None else (used * scale, gib_hours * scale)
+    return PodUse(namespace, name, f"uid-{name}", labels, gib_hours * scale, used_mib_s, measured)
 
 
 def test_what_is_there_at_a_moment_was_there_since_the_last_one():
     sampler = UsageSampler(1000.0)
     sampler.sample(1010.0, [seat("a", 8), seat("b", 4, used=2)])
     sampler.sample(1030.0, [seat("a", 8), seat("a", 2)])  # one pod on two cards
-    period = sampler.end_period(1030.0, {"uid-a": {"team": "x", "pod-template-hash": "1"}}, None)
+    period = sampler.end_period(1030.0, {"uid-a": {"team": "x", "pod-template-hash": "1"}})
     assert (period.start, period.end, period.sampled_s) == (1000.0, 1030.0, 30.0)
     found = {each.name: each for each in period.pods}
     assert found["a"].promised_mib_s == (8 * 10 + 10 * 20) * GIB
-    assert (found["a"].used_mib_s, found["a"].measured_promised_mib_s) == (None, 0)
+    assert (found["a"].used_mib_s, found["a"].measured_mib_s) == (None, 0)
     assert found["a"].labels == {"team": "x"}
     assert (found["b"].promised_mib_s, found["b"].used_mib_s) == (4 * 10 * GIB, 2 * 10 * GIB)
-    assert found["b"].measured_promised_mib_s == 4 * 10 * GIB
-    assert sampler.end_period(1040.0, {}, None).pods == []
+    assert found["b"].measured_mib_s == 4 * 10 * GIB
+    assert sampler.end_period(1040.0, {}).pods == []
 
 
 def test_a_moment_without_a_measure_is_left_out_of_the_use():
     sampler = UsageSampler(1000.0)
     for at, used in ((1010.0, 6), (1020.0, None), (1030.0, 4)):
         sampler.sample(at, [seat("a", 8, used=used)])
-    (found,) = sampler.end_period(1030.0, {}, None).pods
+    (found,) = sampler.end_period(1030.0, {}).pods
     assert (found.promised_mib_s, found.used_mib_s) == (8 * 30 * GIB, (6 + 4) * 10 * GIB)
-    assert found.measured_promised_mib_s == 8 * 20 * GIB
+    assert found.measured_mib_s == 8 * 20 * GIB
 
 
 @pytest.mark.parametrize("next_s", [1000.0 + GAP_S + 1, 900.0], ids=["it slept", "the clock went back"])
@@ -60,7 +58,7 @@ def test_time_that_nobody_saw_is_not_counted(next_s):
     sampler = UsageSampler(1000.0)
     sampler.sample(next_s, [seat("a", 8)])
     sampler.sample(next_s + 10, [seat("a", 8)])
-    period = sampler.end_period(next_s + 10, {}, None)
+    period = sampler.end_period(next_s + 10, {})
     assert period.sampled_s == 10.0
     assert [each.promised_mib_s for each in period.pods] == [80 * GIB]
 
@@ -150,48 +148,10 @@ def test_what_cannot_be_added_up_by_is_named(text):
 
 
 def test_memory_is_bounded_and_the_oldest_go_first():
-    memory = MemoryStore(max_pod_uses=10)
+    memory = SampledPeriods(max_pod_uses=10)
     for number in range(20):
         memory.add(Period(number, number + 1, 1.0, [use("a", 1), use("b", 1)]))
     assert [period.start for period in memory.list_periods()] == [17, 18, 19]
-
-
-def test_a_history_survives_a_kill_and_stays_within_its_size(tmp_path):
-    path = tmp_path / "history"
-    file = HistoryFile(str(path), max_bytes=4000)
-    file.add(PERIODS[0])
-    file.close()
-    with path.open("ab") as torn:
-        torn.write(b'{"start": 1, "end"')
-    file = HistoryFile(str(path), max_bytes=4000)
-    file.add(PERIODS[1])
-    assert file.list_periods() == PERIODS
-    for number in range(200):
-        file.add(Period(number, number + 1, 1.0, [use("a", number)]))
-        assert path.stat().st_size <= 4000
-    starts = [period.start for period in read_history(path)]
-    assert starts == list(range(200 - len(starts), 200))
-    assert len(starts) > 5
-    with pytest.raises(InputError, match="another process keeps its history there"):
-        HistoryFile(str(path))
-    file.close()
-    HistoryFile(str(path)).close()
-
-
-def test_a_history_from_before_the_measured_part_was_kept(tmp_path):
-    path = tmp_path / "history"
-    pods = '[["red","a","u",{},3600.0,1800.0],["red","b","v",{},3600.0,null]]'
-    path.write_text(f'{{"start":0.0,"end":3600.0,"sampled_s":3600.0,"pods":{pods}}}\n')
-    ((a, b),) = (period.pods for period in read_history(path))
-    assert (a.measured_promised_mib_s, b.measured_promised_mib_s) == (3600.0, 0.0)
-
-
-def test_a_file_of_something_else_is_refused_and_not_touched(tmp_path):
-    path = tmp_path / "notes"
-    path.write_text("important\n")
-    with pytest.raises(InputError, match='notes begins with "important'):
-        HistoryFile(str(path))
-    assert path.read_text() == "important\n"
 
 
 NOW = 1_700_000_000.0
