@@ -157,10 +157,19 @@ class MoveApplier:
         for node, card in sorted(sources - targets - self._ours.keys()):
             wanted.setdefault(node, []).append(card)
         for node, cards in wanted.items():
-            outcomes = await self.cordon(node, CordonRequest(True, tuple(map(str, cards)), CORDON_REASON))
-            for outcome in outcomes:
-                if outcome.changed and outcome.index is not None:
-                    self._ours[node, outcome.index] = outcome.uuid
+            write = asyncio.ensure_future(self._cordon(node, cards))
+            try:
+                await asyncio.shield(write)
+            except asyncio.CancelledError:
+                # The API server may have it already: only its answer says which cards have to be given back.
+                await write
+                raise
+
+    async def _cordon(self, node: str, cards: Sequence[int]) -> None:
+        outcomes = await self.cordon(node, CordonRequest(True, tuple(map(str, cards)), CORDON_REASON))
+        for outcome in outcomes:
+            if outcome.changed and outcome.index is not None:
+                self._ours[node, outcome.index] = outcome.uuid
 
     async def _give_back(self) -> None:
         by_node: dict[str, list[str]] = {}

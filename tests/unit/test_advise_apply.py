@@ -258,6 +258,33 @@ def test_who_interrupts_it_finds_no_card_cordoned() -> None:
     assert fake.cordoned == set()
 
 
+def test_who_interrupts_it_while_a_cordon_is_written_finds_no_card_cordoned() -> None:
+    """The API server has it, and its answer is still to come."""
+    fake = FakeCluster()
+
+    async def interrupt() -> None:
+        written, answer, write = asyncio.Event(), asyncio.Event(), fake.cordon
+
+        async def cordon(node: str, wish: CordonRequest) -> tuple[CordonOutcome, ...]:
+            outcomes = await write(node, wish)
+            written.set()
+            await answer.wait()
+            return outcomes
+
+        fake.cordon = cordon  # type: ignore[method-assign]
+        task = asyncio.create_task(fake.start(fake.advise()))
+        await written.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(interrupt())
+    assert fake.cordoned == set()
+    assert "evict small" not in fake.log
+
+
 def test_a_card_to_which_a_pod_still_goes_is_not_cordoned_before() -> None:
     """A chain: one move empties the card that the next one fills."""
     fake = FakeCluster()
