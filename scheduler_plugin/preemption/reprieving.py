@@ -101,6 +101,7 @@ def choose_victims(
         if (chosen := _reprieve(room, group, fixed.unexplained, suffices, budgets)) is not None
     ]
     best = min(found, key=lambda chosen: _make_rank(room, chosen, budgets), default=None)
+    suits = suits and all(room.get_priority(pod) < priority for pod in named)
     if suits and (best is None or _make_rank(room, named, budgets) <= _make_rank(room, best, budgets)):
         return proposed
     if best is None:
