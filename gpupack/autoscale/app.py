@@ -17,8 +17,8 @@ from gpupack.autoscale.scale_down import KeptNode, find_node_changes, find_nodes
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.waiting_pods import Outcome
 from gpupack.autoscale.writer import Writer
-from gpupack.dashboard.board import ClusterBoard
-from gpupack.dashboard.board_feed import BoardFeed
+from gpupack.whatif.live_cluster import LiveCluster
+from gpupack.whatif.live_feed import LiveFeed
 from kubeapi.client import KubeClient
 from kubeapi.correlation import make_node_ref, make_pod_ref
 from kubeapi.events import EventRecorder
@@ -49,7 +49,7 @@ class AutoscaleLoop:
 
     def __init__(
         self,
-        board: ClusterBoard,
+        live: LiveCluster,
         settings: AutoscaleSettings,
         writer: Writer,
         recorder: EventRecorder,
@@ -58,7 +58,7 @@ class AutoscaleLoop:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._board = board
+        self._live = live
         self._settings = settings
         self._writer = writer
         self._recorder = recorder
@@ -99,7 +99,7 @@ class AutoscaleLoop:
 
     async def _ask_for_nodes(self) -> None:
         began = self._clock()
-        cluster = self._board.get_cluster()
+        cluster = self._live.get_cluster()
         self.plan = self._planner.plan(cluster, began, self._wall())
         changes = find_changes(self.plan.placeholders, cluster.pods.values(), self._settings.namespace)
         self._metrics.passes.observe(self._clock() - began)
@@ -109,7 +109,7 @@ class AutoscaleLoop:
         await self._writer.write_placeholders(changes)
 
     async def _guard(self) -> None:
-        cluster = self._board.get_cluster()
+        cluster = self._live.get_cluster()
         if self._settings.keep_nodes:
             freed = [name for name in cluster.nodes if name not in self.kept]
             self.kept = find_nodes_to_keep(cluster, freed)
@@ -205,7 +205,7 @@ class Leadership:
         elector: None if nobody else can be writing.
     """
 
-    def __init__(self, elector: LeaseElector | None, following: BoardFeed) -> None:
+    def __init__(self, elector: LeaseElector | None, following: LiveFeed) -> None:
         self._elector = elector
         self._following = following
 
@@ -243,15 +243,15 @@ async def run(
         client = await stack.enter_async_context(
             await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-autoscale")
         )
-        board = ClusterBoard(settings.unit_mib)
-        following = BoardFeed(client, board, None, lambda: None)
+        live = LiveCluster(settings.unit_mib)
+        following = LiveFeed(client, live, None, lambda: None)
         elector = make_elector(settings, client)
         label = make_leader_label(settings, client, elector)
         leadership = Leadership(elector, following)
         writer = Writer(client, settings.namespace, leadership.leads, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-autoscale", most=EVENTS)
         metrics = AutoscaleMetrics()
-        loop = AutoscaleLoop(board, settings, writer, recorder, metrics, lambda: leadership.trouble)
+        loop = AutoscaleLoop(live, settings, writer, recorder, metrics, lambda: leadership.trouble)
         unready = (lambda: leadership.blindness) if label is not None else (lambda: leadership.trouble)
         app = make_app(loop, metrics, writer, unready)
         host, port = await start_serving(stack, app, settings.http, SettingsError)

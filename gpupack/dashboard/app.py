@@ -14,7 +14,6 @@ import structlog
 from gpupack import __version__
 from gpupack.dashboard import advice, queues
 from gpupack.dashboard.board import ClusterBoard
-from gpupack.dashboard.board_feed import BoardFeed
 from gpupack.dashboard.handlers import BoardAnswers, DashboardHandlers
 from gpupack.dashboard.member import MemberClient, MemberDashboard, MemberPages
 from gpupack.dashboard.page_hub import PageHub
@@ -30,6 +29,7 @@ from gpupack.usage.report import UsageKey, build_report
 from gpupack.usage.sampling import SampledPeriods, UsageSampler
 from gpupack.usage.times import parse_span
 from gpupack.whatif.fetching import DEFAULT
+from gpupack.whatif.live_feed import LiveFeed
 from gpupack.whatif.objects import KubeObjects
 from gpupack.whatif.questions import Questions
 from kubeapi.client import KubeClient
@@ -82,7 +82,7 @@ class Dashboard:
         self._changed = asyncio.Event()
         self.hub.opened = self._changed.set
         self._pending = 0
-        self.feed: BoardFeed | None = None
+        self.feed: LiveFeed | None = None
 
     def wake(self) -> None:
         self._changed.set()
@@ -190,7 +190,7 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
             return
         dashboard = Dashboard(client.server)
         stack.callback(dashboard.questions.close)
-        following = BoardFeed(client, dashboard.board, settings.namespace, dashboard.wake)
+        following = LiveFeed(client, dashboard.board, settings.namespace, dashboard.wake)
         dashboard.feed = following
         if settings.queue_url is None:
             ask = queues.ask_through_api(client, settings.queue_namespace, settings.queue_service)
@@ -276,7 +276,7 @@ async def _serve_member(
 
 
 async def _answer_members(
-    client: KubeClient, dashboard: Dashboard, feed: BoardFeed, settings: Settings, stack: AsyncExitStack
+    client: KubeClient, dashboard: Dashboard, feed: LiveFeed, settings: Settings, stack: AsyncExitStack
 ) -> ServerTls | None:
     """Answer members of namespaces if the settings ask for that; return the TLS side, if any.
 

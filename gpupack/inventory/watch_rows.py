@@ -17,13 +17,12 @@ from gpupack.inventory.records import NodeRow
 from gpupack.inventory.rendering import RenderOptions, format_lines
 from gpupack.inventory.rows import build_rows
 from gpupack.inventory.telemetry import TelemetryByNode, add_telemetry, fetch_telemetry
+from gpupack.inventory.watched_kind import WatchedKind
 from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
-from kubeapi.errors import KubeApiError
-from kubeapi.reflect import Kind, Reflector, Sink
 from scheduler_plugin.cache.objects import PodLite
 
-T = TypeVar("T", InventoryNode, PodLite, ClaimObject)
+T = TypeVar("T", bound=InventoryNode | PodLite | ClaimObject)
 
 GAP_S: Final = 0.2
 """Changes seldom come alone, and nobody reads faster."""
@@ -39,47 +38,27 @@ _HOME: Final = "\x1b[H\x1b[2J\x1b[?7l"
 _WRAP: Final = "\x1b[?7h"
 
 
-class WatchedObjects(Sink[T]):
+class WatchedObjects(WatchedKind[T]):
     """Keeps all objects of one kind.
-
-    Args:
-        changed: called after every change.
 
     Attributes:
         objects: by namespace and name; None before the first list.
     """
 
     def __init__(self, client: KubeClient, path: str, kind: type[T], changed: Callable[[], None]) -> None:
-        self._reflector: Reflector[T] = Reflector(client, path, kind, self)
-        self._changed = changed
-        self._error: KubeApiError | None = None
-        self._failed_after: float | None = None
+        super().__init__(client, path, kind, self._keep_all, self._keep, self._forget, changed)
         self.objects: dict[tuple[str, str], T] | None = None
 
-    async def run(self) -> None:
-        await self._reflector.run()
-
-    @property
-    def error(self) -> KubeApiError | None:
-        """Fault that keeps the rows from being up to date; None once a watch is open again."""
-        return self._error if self._reflector.last_contact == self._failed_after else None
-
-    def replace(self, items: Sequence[T], _resource_version: str) -> None:
+    def _keep_all(self, items: Sequence[T]) -> None:
         self.objects = {_key(item): item for item in items}
-        self._changed()
 
-    def event(self, kind: Kind, item: T, _resource_version: str) -> None:
-        objects = self.objects if self.objects is not None else {}
-        if kind == "DELETED":
-            objects.pop(_key(item), None)
-        else:
-            objects[_key(item)] = item
-        self._changed()
+    def _keep(self, item: T) -> None:
+        if self.objects is not None:
+            self.objects[_key(item)] = item
 
-    def disconnected(self, error: KubeApiError) -> None:
-        """Record that what is shown may be old from now on."""
-        self._error, self._failed_after = error, self._reflector.last_contact
-        self._changed()
+    def _forget(self, item: T) -> None:
+        if self.objects is not None:
+            self.objects.pop(_key(item), None)
 
 
 def _key(item: InventoryNode | PodLite | ClaimObject) -> tuple[str, str]:

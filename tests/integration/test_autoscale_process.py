@@ -17,8 +17,8 @@ from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.autoscale.scale_down import DO_NOT_DISRUPT, SCALE_DOWN_DISABLED
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.writer import Writer
-from gpupack.dashboard.board import ClusterBoard
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.live_cluster import LiveCluster
 from scheduler_plugin.errors import SettingsError
 from standins.apiserver.server import ApiServer
 from tests.autoscale_world import Node, Pod, fragments, grown, waits
@@ -364,7 +364,7 @@ async def test_status_says_that_no_node_is_asked_for(tmp_path: Path) -> None:
         assert not placeholders(api)
 
 
-class BoardOfOddThings(ClusterBoard):
+class BoardOfOddThings(LiveCluster):
     """Something is wrong with an object of the cluster, and then not any more."""
 
     broken = True

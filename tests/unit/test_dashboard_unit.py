@@ -120,7 +120,7 @@ def test_a_cluster_that_is_asked_about_elsewhere_takes_changes_when_it_is_asked_
 
 
 def test_while_nobody_asks_changes_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr("gpupack.dashboard.board.MOST_CHANGES", 3)
+    monkeypatch.setattr("gpupack.whatif.live_cluster.MOST_CHANGES", 3)
     board = board_of(node("a", 1024))
     cluster = board.get_cluster()
     for version in range(2, 5):

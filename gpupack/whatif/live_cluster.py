@@ -1,0 +1,233 @@
+"""Keeps the objects of a cluster as they are now, for processes that watch it."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from allocator.claims import ClaimObject
+from gpupack.inventory.objects import NodesAndPods
+from gpupack.whatif.cluster import Cluster, UnitCounter
+from gpupack.whatif.objects import KubeNode, KubePod
+from scheduler_plugin.cache.published_nodes import serves_claims
+from scheduler_plugin.queue.cache.pod_groups import GroupedPods, PodGroup
+
+PodKey = tuple[str, str]
+"""Namespace and name."""
+
+MOST_CHANGES: Final = 20_000
+"""Changes that are remembered while nobody asks; building the cluster anew takes no longer than more."""
+
+
+class LiveCluster:
+    """LiveCluster keeps the objects of a cluster as they are now, and a `Cluster` of them to be asked about.
+
+    Args:
+        unit_mib: MiB of a unit; None: what most nodes publish.
+
+    Attributes:
+        nodes: by name; None before the first list.
+        pods: by namespace and name; None before the first list.
+        serves_claims: on some node pods get their cards by claims, or did.
+        names_groups: a PodGroup says how many pods start together with some pod, or did.
+    """
+
+    def __init__(self, unit_mib: int | None = None) -> None:
+        self.nodes: dict[str, KubeNode] | None = None
+        self.pods: dict[PodKey, KubePod] | None = None
+        self.serves_claims = False
+        self.names_groups = False
+        self._on_node: dict[str, dict[PodKey, KubePod]] = {}
+        self._claims: dict[str, ClaimObject] = {}
+        self._claims_on_node: dict[str, dict[str, ClaimObject]] = {}
+        self._dirty: set[str] = set()
+        self._grouped = GroupedPods()
+        self._cluster: Cluster | None = None
+        self._changes: list[Callable[[Cluster], None]] = []
+        self._is_stale = True
+        self._usual_unit = UnitCounter()
+        self._is_unit_fixed = unit_mib is not None
+        self._unit_mib = unit_mib
+
+    def replace_nodes(self, nodes: Iterable[KubeNode]) -> None:
+        before = self.nodes or {}
+        self.nodes = {node.metadata.name: node for node in nodes}
+        self._dirty |= before.keys() | self.nodes.keys()
+        self._make_stale()
+        self._usual_unit = UnitCounter(self.nodes.values())
+        self.serves_claims = self.serves_claims or any(map(serves_claims, self.nodes.values()))
+        self._follow_unit()
+
+    def put_node(self, node: KubeNode) -> None:
+        self.nodes = self.nodes if self.nodes is not None else {}
+        self.nodes[node.metadata.name] = node
+        self.serves_claims = self.serves_claims or serves_claims(node)
+        self._dirty.add(node.metadata.name)
+        self._usual_unit.put(node)
+        self._follow_unit()
+        self._note_change(lambda cluster, now: cluster.put_node(node, now))
+
+    def drop_node(self, node: KubeNode) -> None:
+        name = node.metadata.name
+        (self.nodes or {}).pop(name, None)
+        self._dirty.add(name)
+        self._usual_unit.drop(name)
+        self._follow_unit()
+        self._note_change(lambda cluster, now: cluster.drop_node(name, node.metadata.resource_version, now))
+
+    def _follow_unit(self) -> None:
+        """Rebuild the cluster if most nodes now publish another unit, as when the first daemon starts."""
+        unit_mib = self._usual_unit.most_common_mib
+        if not self._is_unit_fixed and unit_mib not in {None, self._unit_mib}:
+            self._unit_mib = unit_mib
+            self._make_stale()
+
+    def replace_pods(self, pods: Iterable[KubePod]) -> None:
+        self._dirty |= self._on_node.keys()
+        self.pods, self._on_node = {}, {}
+        self._make_stale()
+        listed = set()
+        for pod in pods:
+            self.put_pod(pod)
+            listed.add(pod.metadata.uid)
+        for uid in self._grouped.uids - listed:
+            self._grouped.remove_pod(uid)
+
+    def put_pod(self, pod: KubePod) -> None:
+        self.pods = self.pods if self.pods is not None else {}
+        key = (pod.metadata.namespace, pod.metadata.name)
+        self._off_node(key, keep=pod.spec.node_name)
+        if self._grouped.put_pod(pod):
+            self.names_groups = True
+            self._grouped.complete(pod.metadata)
+        self.pods[key] = pod
+        if pod.spec.node_name:
+            self._on_node.setdefault(pod.spec.node_name, {})[key] = pod
+            self._dirty.add(pod.spec.node_name)
+        self._note_change(lambda cluster, now: cluster.put_pod(pod, now))
+
+    def drop_pod(self, pod: KubePod) -> None:
+        key = (pod.metadata.namespace, pod.metadata.name)
+        self._off_node(key)
+        (self.pods or {}).pop(key, None)
+        self._grouped.remove_pod(pod.metadata.uid)
+        self._note_change(lambda cluster, now: cluster.drop_pod(pod, pod.metadata.resource_version, now))
+
+    def replace_claims(self, claims: Iterable[ClaimObject]) -> None:
+        self._dirty |= self._claims_on_node.keys()
+        self._claims, self._claims_on_node = {}, {}
+        self._make_stale()
+        for claim in claims:
+            self.put_claim(claim)
+
+    def put_claim(self, claim: ClaimObject) -> None:
+        uid = claim.metadata.uid
+        self._off_nodes(uid)
+        self._claims[uid] = claim
+        for node in {result.pool for result in claim.results or ()}:
+            self._claims_on_node.setdefault(node, {})[uid] = claim
+            self._dirty.add(node)
+        self._note_change(lambda cluster, now: cluster.put_claim(claim, now))
+
+    def drop_claim(self, claim: ClaimObject) -> None:
+        self._off_nodes(claim.metadata.uid)
+        self._claims.pop(claim.metadata.uid, None)
+        self._note_change(
+            lambda cluster, now: cluster.drop_claim(claim, claim.metadata.resource_version, now)
+        )
+
+    def replace_groups(self, groups: Iterable[PodGroup]) -> None:
+        self._complete(self._grouped.replace_groups(groups))
+
+    def put_group(self, group: PodGroup) -> None:
+        self._complete(self._grouped.put_group(group))
+
+    def drop_group(self, group: PodGroup) -> None:
+        """Remove a PodGroup; pods that name it keep its size."""
+        self._grouped.delete_group((group.metadata.namespace, group.metadata.name))
+
+    def set_groups_fault(self, fault: str) -> None:
+        """Set why PodGroups cannot be read; empty if they can, or if there are none."""
+        self._complete(self._grouped.set_fault(fault))
+
+    def _complete(self, pods: Iterable[KubePod]) -> None:
+        for pod in pods:
+            self._grouped.complete(pod.metadata)
+
+    def _off_nodes(self, uid: str) -> None:
+        known = self._claims.get(uid)
+        for result in (known.results if known is not None else None) or ():
+            self._claims_on_node.get(result.pool, {}).pop(uid, None)
+            self._dirty.add(result.pool)
+
+    def _off_node(self, key: PodKey, keep: str = "") -> None:
+        """Take a pod off its node, unless it stays there."""
+        known = (self.pods or {}).get(key)
+        node = known.spec.node_name if known is not None else ""
+        if not node or node == keep:
+            return
+        seated = self._on_node.get(node, {})
+        seated.pop(key, None)
+        if not seated:
+            self._on_node.pop(node, None)
+        self._dirty.add(node)
+
+    def take_changed_nodes(self) -> set[str]:
+        """Names of the nodes that changed, or whose pods or claims did, since the last call."""
+        changed, self._dirty = self._dirty, set()
+        return changed
+
+    def list_node_objects(self, node: KubeNode) -> NodesAndPods:
+        """List a node, its pods and its claims; the pods are None before their first list."""
+        name = node.metadata.name
+        pods = None if self.pods is None else list(self._on_node.get(name, {}).values())
+        claims = list(self._claims_on_node.get(name, {}).values())
+        return NodesAndPods([node], pods, claims)  # type: ignore[list-item]
+
+    def get_cluster(self) -> Cluster:
+        """Return the cluster as it is now, for questions; built once for each unit, then kept current.
+
+        Use it only in the thread that changes the board.
+        """
+        return self.prepare_cluster()()
+
+    def prepare_cluster(self) -> Callable[[], Cluster]:
+        """Return a function that builds the cluster as it is now, for another thread to call.
+
+        Only that thread may have to do with the cluster, and it calls what this returned in the same order.
+        """
+        changes, self._changes = self._changes, []
+        if not self._is_stale:
+            return lambda: self._apply_changes(changes)
+        self._is_stale = False
+        nodes, pods = list((self.nodes or {}).values()), list((self.pods or {}).values())
+        claims, unit_mib = tuple(self._claims.values()), self._unit_mib
+
+        def build() -> Cluster:
+            self._cluster = Cluster.from_objects(nodes, pods, unit_mib=unit_mib, claims=claims)
+            return self._cluster
+
+        return build
+
+    def _apply_changes(self, changes: Iterable[Callable[[Cluster], None]]) -> Cluster:
+        if self._cluster is None:
+            raise RuntimeError("a cluster was changed before it was built")
+        for change in changes:
+            change(self._cluster)
+        return self._cluster
+
+    def _make_stale(self) -> None:
+        """Make the next question rebuild the cluster from all objects."""
+        self._is_stale = True
+        self._changes.clear()
+
+    def _note_change(self, change: Callable[[Cluster, float], None]) -> None:
+        """Queue a change for the cluster until the next question."""
+        if self._is_stale:
+            return
+        now = time.monotonic()
+        self._changes.append(lambda cluster: change(cluster, now))
+        if len(self._changes) > MOST_CHANGES:
+            self._make_stale()
+
+    def get_labels(self) -> Mapping[str, Mapping[str, str]]:
+        return {pod.metadata.uid: pod.metadata.labels or {} for pod in (self.pods or {}).values()}
