@@ -273,7 +273,7 @@ class _VictimSearch:
     ) -> None:
         self._queue = queue
         self._borrowed = borrowed
-        self._queue_state = queue_name
+        self._queue_name = queue_name
         self._cohort = cohort
         self._workload = workload
         self._pods = queue.quota_usage.list_members(workload.requirements, workload.uid)
@@ -288,7 +288,7 @@ class _VictimSearch:
 
     def is_needed(self) -> bool:
         """Return True if the lender's own quota would cover the workload and something is still missing."""
-        if not self._cohort.fits_nominal(self._queue_state, self._least + self._reserved):
+        if not self._cohort.fits_nominal(self._queue_name, self._least + self._reserved):
             return False
         if not self._candidates and not self.leaving:
             return False
@@ -306,7 +306,7 @@ class _VictimSearch:
         return (
             not fits.any()
             or self._compute_missing(units, {}) > 0
-            or not self._cohort.fits_nominal(self._queue_state, units)
+            or not self._cohort.fits_nominal(self._queue_name, units)
         )
 
     def find_victims(self) -> ReclaimPlan | None:
@@ -327,7 +327,7 @@ class _VictimSearch:
         spots = placer.find_places(list_pods(victims))
         single = isinstance(self._workload.requirements, PodRequirements) and bool(placer.rest)
         node = spots[self._workload.uid].node if single else ""
-        return ReclaimPlan(self._queue_state, self._workload.uid, node, tuple(victims), spots)
+        return ReclaimPlan(self._queue_name, self._workload.uid, node, tuple(victims), spots)
 
     def sum_units(self, spots: Mapping[str, QueueReservation]) -> int:
         """Add up the units that the workload is charged on its planned nodes."""
@@ -368,7 +368,7 @@ class _VictimSearch:
         if not self._workload.requirements.percent:
             yield None
             return
-        account = self._cohort.accounts[self._queue_state]
+        account = self._cohort.accounts[self._queue_name]
         own = (account.quota.nominal or 0) - account.used - self._reserved
         amounts = self._queue.quota_usage
         everywhere = np.ones(self._queue.state.nodes.row_count, dtype=np.bool_)
@@ -389,7 +389,7 @@ class _VictimSearch:
             yield within(more)
 
     def _compute_missing(self, units: int, freed: Mapping[str, int]) -> int:
-        return self._cohort.compute_missing(self._queue_state, units + self._reserved, freed)
+        return self._cohort.compute_missing(self._queue_name, units + self._reserved, freed)
 
     def _is_enough(self, placer: GangPlacer, groups: Collection[VictimGroup]) -> bool:
         """Return True if the workload has quota and capacity once victims and leaving pods are gone."""
@@ -402,7 +402,7 @@ class _VictimSearch:
             return False
         units = self.sum_units(spots)
         return self._cohort.fits_nominal(
-            self._queue_state, units + self._reserved
+            self._queue_name, units + self._reserved
         ) and not self._compute_missing(units, freed)
 
     def _add_quota_victims(self, placer: GangPlacer, victims: list[VictimGroup]) -> list[VictimGroup] | None:
