@@ -42,12 +42,12 @@ SWEEP_S: Final = 5.0
 """How often connections are looked at for that."""
 
 
-def limit_connections() -> int:
-    """Return how many connections a listening server of this process may have."""
+def limit_connections(wanted: int = MOST_CONNECTIONS) -> int:
+    """Return how many of the wanted connections a listening server of this process may have."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return max(FEWEST_CONNECTIONS, min(MOST_CONNECTIONS, files // PART_OF_FILES))
+        return wanted
+    return max(FEWEST_CONNECTIONS, min(wanted, files // PART_OF_FILES))
 
 
 class Connection(asyncio.Protocol):
@@ -167,7 +167,7 @@ class Connections:
 
     Args:
         make_protocol: Makes the protocol that reads a connection.
-        most: Connections at most; None: what `limit_connections` says.
+        most: Connections at most.
         clock: Monotonic seconds; None: the loop's.
 
     Attributes:
@@ -178,12 +178,12 @@ class Connections:
     def __init__(
         self,
         make_protocol: Callable[[Connection], asyncio.Protocol],
-        most: int | None = None,
+        most: int = MOST_CONNECTIONS,
         clock: Callable[[], float] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.make_protocol = make_protocol
-        self.most = limit_connections() if most is None else most
+        self.most = most
         self.clock = clock or loop.time
         self.by_protocol: dict[asyncio.BaseProtocol, Connection] = {}
         self._loop = loop

@@ -20,7 +20,14 @@ from aiohttp.typedefs import Middleware
 
 from kubeapi.addresses import split_address
 from kubeapi.errors import shorten
-from kubeapi.listening import Acceptor, Connection, Connections, open_listeners
+from kubeapi.listening import (
+    MOST_CONNECTIONS,
+    Acceptor,
+    Connection,
+    Connections,
+    limit_connections,
+    open_listeners,
+)
 
 GRACE_S: Final = 2.0
 """The end waits so long for requests under way, and for who is slow to read an answer."""
@@ -55,6 +62,7 @@ async def start_serving(
     grace_s: float | None = None,
     front: FrontServer | None = None,
     handler_cancellation: bool = False,
+    most_connections: int = MOST_CONNECTIONS,
 ) -> tuple[str, int]:
     """Listen until a stack ends.
 
@@ -67,6 +75,7 @@ async def start_serving(
         grace_s: Seconds that requests under way have at the end; None: `GRACE_S`.
         front: Reads connections first; None: aiohttp reads all.
         handler_cancellation: A request whose client goes away is cancelled.
+        most_connections: Connections at most; fewer if the process may open few files.
 
     Returns:
         The address, an IPv6 one in brackets, and the port.
@@ -76,7 +85,7 @@ async def start_serving(
     def make_protocol(connection: Connection) -> asyncio.Protocol:
         return http() if front is None else front.make_protocol(connection, http)
 
-    connections = Connections(make_protocol)
+    connections = Connections(make_protocol, limit_connections(most_connections))
     app.middlewares.insert(0, _explain_unknown_paths)
     app.middlewares.append(_make_guard(connections))
     runner = web.AppRunner(

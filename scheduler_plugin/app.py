@@ -45,6 +45,10 @@ SHUTDOWN_S: Final = 5.0
 """Seconds that calls under way have to end after SIGTERM, and again once those without their whole body are
 given up. Kubernetes kills after 30 s."""
 
+MOST_CALLS: Final = 4096
+"""Connections of the extender at most. kube-scheduler makes one for each Binding that is under way, without a
+bound of its own, and while the API server is slow these add up."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -225,6 +229,7 @@ async def _listen(
         front=FastServer(
             service.answer, service.record_cut_off, MAX_BODY, only_known_clients=only_known_clients
         ),
+        most_connections=MOST_CALLS,
     )
     return f"{'http' if tls is None else 'https'}://{host}:{port}"
 

@@ -77,11 +77,10 @@ async def test_health_is_answered_while_too_many_requests_are(
     monkeypatch: pytest.MonkeyPatch, *, leave: bool
 ) -> None:
     """Whose client went away is answered all the same, and counts. Who is refused was answered, too."""
-    monkeypatch.setattr("kubeapi.listening.MOST_CONNECTIONS", 8)
     made: list[Connections] = []
 
-    def connect(make_protocol: Callable[[Connection], asyncio.Protocol]) -> Connections:
-        made.append(Connections(make_protocol))
+    def connect(make_protocol: Callable[[Connection], asyncio.Protocol], most: int) -> Connections:
+        made.append(Connections(make_protocol, most))
         return made[0]
 
     monkeypatch.setattr("kubeapi.serving.Connections", connect)
@@ -99,7 +98,7 @@ async def test_health_is_answered_while_too_many_requests_are(
         AsyncExitStack() as stack,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
-        host, port = await start_serving(stack, app, "127.0.0.1:0", ValueError)
+        host, port = await start_serving(stack, app, "127.0.0.1:0", ValueError, most_connections=8)
         url = f"http://{host}:{port}"
         asked = [asyncio.create_task(session.get(f"{url}/slow")) for _ in range(6)]
         for _ in asked:
