@@ -211,7 +211,7 @@ async def test_further_resources_decide_where_the_configuration_names_them(tmp_p
             make_pod(api, f"on-{name}", 1, "", gates=(), containers=[plain], spec={"nodeName": name})
         config = policy("balanced", resources=disk)
         async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch", node_policy="balanced") as running:
-            assert await placed(running, "before", 1, containers=asks(100)) == "n1"
+            assert await placed(running, "before", 1, containers=asks(10)) == "n1"
             running.config.write_text(config.replace(disk, "disk"))
 
             async def refused() -> bool:

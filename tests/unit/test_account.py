@@ -247,7 +247,7 @@ async def test_a_checkpoint_that_cannot_be_read_is_not_an_empty_one():
         node.account.read_checkpoint()
         node.account.read_checkpoint()
     assert node.account.checkpoint_problem is None
-    assert [line["event"] for line in logs] == ["the kubelet's checkpoint can be read again"]
+    assert [line["event"] for line in logs] == ["what containers have can be read again"]
 
 
 def test_nothing_is_complete_before_the_first_readable_checkpoint():

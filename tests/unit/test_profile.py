@@ -204,7 +204,7 @@ def test_what_does_not_fit_together_is_named_at_once() -> None:
         (f"version: 1\ndevices: [{'{}, ' * 65}]", "devices: expected `array` of length <= 64"),
         ("a: [", "not YAML: while parsing"),
         ("\x00", "not YAML: "),
-        ("[" * 5000, "line 1: nested deeper than 64 levels"),
+        ("[" * 500, "line 1: nested deeper than 64 levels"),
         ("device_defaults: !!python/object:os.system {}", "not YAML: could not determine a constructor"),
         ("version: !!int ''", "not YAML: string index out of range"),
         ("version: !!bool maybe", "not YAML: 'maybe'"),

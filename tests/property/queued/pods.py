@@ -15,6 +15,7 @@ from tests.property.undercount.world import ModelPod, World
 
 PLANNED_PATH = "/metadata/annotations/" + POD_PLANNED.replace("/", "~1")
 REQUEUED_PATH = "/metadata/annotations/" + POD_REQUEUED.replace("/", "~1")
+LABEL_PATH = "/metadata/labels/" + QUEUE_NAME.replace("/", "~1")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class GatedPod(ModelPod):
         raw = msgspec.to_builtins(super().lite)
         number = int(self.created)
         raw["metadata"] |= {
-            "labels": {QUEUE_NAME: self.queue if self.label is None else self.label},
+            "labels": {QUEUE_NAME: self.queue_label},
             "creationTimestamp": f"2026-01-01T00:{number // 60 % 60:02}:{number % 60:02}Z",
             "ownerReferences": [{"uid": "owner", "controller": True}] if self.owned else [],
         }
@@ -55,6 +56,11 @@ class GatedPod(ModelPod):
             failed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             raw["status"]["conditions"] = [failed]
         return msgspec.convert(raw, QueuePod)
+
+    @property
+    def queue_label(self) -> str:
+        """Its queue, unless somebody wrote another one on it."""
+        return self.queue if self.label is None else self.label
 
     @property
     def waits(self) -> bool:
@@ -106,6 +112,7 @@ def _value(pod: GatedPod, path: str) -> Any:
     """What a patch may test."""
     return {
         "/metadata/uid": pod.uid,
+        LABEL_PATH: pod.queue_label,
         "/spec/schedulingGates": [{"name": QUEUE_GATE}] if pod.gated else None,
         "/metadata/resourceVersion": str(pod.version),
     }[path]

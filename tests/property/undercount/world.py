@@ -205,8 +205,8 @@ class World:
     def put_node(self, name: str, allocatable: dict[str, str | int], annotations: dict[str, str]) -> None:
         self.version += 1
         kind = "MODIFIED" if name in self.nodes else "ADDED"
-        # kube-scheduler's sum over a node never decides here: its kubelet offers more than the cards have.
-        allocatable = {RESOURCE: "1000000", PERCENT_RESOURCE: "1000000", **allocatable}
+        # kube-scheduler's sums over a node never decide here: its kubelet offers more than the cards have.
+        allocatable = {"pods": "1000", RESOURCE: "1000000", PERCENT_RESOURCE: "1000000", **allocatable}
         node = NodeLite(
             metadata=LiteMetadata(name=name, resource_version=str(self.version), annotations=annotations),
             status=NodeLiteStatus(allocatable=allocatable),
