@@ -4,9 +4,9 @@ from typing import Final
 
 from allocator import claims as claim_objects
 from allocator import podcards
-from gpupack.dashboard import board, records
+from gpupack.dashboard import records
 from gpupack.inventory import pod_cards
-from gpupack.whatif import cluster, node_results, snapshot
+from gpupack.whatif import cluster, live_cluster, node_results, snapshot
 from scheduler_plugin.cache import charges, claim_charges, kubelet_sums, published_nodes
 from scheduler_plugin.cache import pod_cards as freed
 from scheduler_plugin.scheduling import filtering, node_fit
@@ -85,7 +85,7 @@ MUTANTS = tuple(
         ),
         (
             "a claim that was just allocated counts in the dashboard",
-            board.ClusterBoard.join_node,
+            live_cluster.LiveCluster.list_node_objects,
             "claims = list(self._claims_on_node.get(name, {}).values())",
             "claims = []",
         ),
