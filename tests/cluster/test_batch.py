@@ -314,10 +314,8 @@ def test_who_waits_says_why_and_is_bound_when_there_is_room(fleet: Cluster, queu
     assert not bound(fleet, "odd")
 
 
-def test_a_pod_is_bound_beyond_nodes_that_its_queue_takes_for_free(
-    fleet: Cluster, queue: QueueController
-) -> None:
-    """The queue does not see that these nodes take no more pods, and names them first as the fullest."""
+def test_a_pod_waits_while_its_nodes_take_no_more_pods(fleet: Cluster, queue: QueueController) -> None:
+    """The cards of these nodes are free, but they have their maximum of pods."""
     full = [fake_node(number) for number in range(900, 906)]
     for node in full:
         node["metadata"]["labels"] |= {"group": "full"}
@@ -330,7 +328,7 @@ def test_a_pod_is_bound_beyond_nodes_that_its_queue_takes_for_free(
         conditions = fleet.api.get(f"{PODS}/beyond")["status"].get("conditions", [])
         return next((each for each in conditions if each["type"] == "PodScheduled"), {})
 
-    until(lambda: "too many pods" in condition().get("message", ""), "the reason", 60)
+    until(lambda: "number of pods" in condition().get("message", ""), "the reason", 60)
     until(lambda: condition().get("reason") == "Unschedulable", "what autoscalers look for", 60)
     last = fake_node(999)
     last["metadata"]["labels"] |= {"group": "full"}
