@@ -247,7 +247,7 @@ def test_in_batch_mode_the_queues_values_are_those_of_its_container() -> None:
         namespace="gpus",
     )
     assert NAMESPACE not in json.dumps(list(objects.values()))
-    assert ("Deployment", "gpupack-queue") not in objects
+    assert objects["Deployment", "gpupack-queue"]["spec"]["replicas"] == 0
     pod = objects["Deployment", "gpupack-scheduler"]["spec"]["template"]["spec"]
     containers = {each["name"]: each for each in pod["containers"]}
     assert containers["queue"]["resources"] == {"limits": {"memory": "1Gi"}}
