@@ -89,13 +89,20 @@ class Client:
 
 
 @asynccontextmanager
-async def extender(tmp_path: Path, api: ApiServer, **options: Any) -> AsyncIterator[Client]:
+async def extender(
+    tmp_path: Path, api: ApiServer, *, after_another: bool = True, **options: Any
+) -> AsyncIterator[Client]:
     stop = asyncio.Event()
     started: asyncio.Future[tuple[str, ClusterState]] = asyncio.get_running_loop().create_future()
     kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
     settings = Settings(kubeconfig=kubeconfig, http="127.0.0.1:0", **{"bind_timeout_s": 1.5, **options})
     task = asyncio.create_task(
-        run(settings, stop=stop, started=lambda url, state: started.set_result((url, state)))
+        run(
+            settings,
+            stop=stop,
+            started=lambda url, state: started.set_result((url, state)),
+            after_another=after_another,
+        )
     )
     try:
         await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
