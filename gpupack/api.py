@@ -157,7 +157,7 @@ def fit(
 def advise(
     cluster: Cluster, units: int = 0, pods: int = 1, *, cards: int = 1, model: str = "", empty: str = ""
 ) -> Advice:
-    """Find the shortest list of moves with which pods of a size start, or a card or node becomes empty.
+    """Find a short list of moves with which pods of a size start, or a card or node becomes empty.
 
     Nothing is known of the pods that start but their cards: they tolerate no taint.
 

@@ -1,4 +1,4 @@
-"""`gpupack advise`: the shortest list of moves that lets pods start, or empties a card or a node."""
+"""`gpupack advise`: a short list of moves that lets pods start, or empties a card or a node."""
 
 import asyncio
 import re

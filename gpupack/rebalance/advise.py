@@ -1,4 +1,4 @@
-"""The shortest list of moves that lets pods start, or empties cards. Nothing is done, only said."""
+"""A short list of moves that lets pods start, or empties cards. Nothing is done, only said."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -27,7 +27,7 @@ _TAINTS: Final = 3
 def advise_start(
     cluster: Cluster, ask: FitQuestion, pods: int = 1, limits: SearchLimits | None = None
 ) -> Advice:
-    """Find the shortest list of moves after which a number of pods of a size can start.
+    """Find a short list of moves after which a number of pods of a size can start.
 
     Nothing is known of the pods but their cards: they tolerate no taint.
 
@@ -49,7 +49,6 @@ def advise_start(
             (),
             PodCount(now.pods),
             PodCount(now.pods),
-            optimal=True,
             text=text,
             notes=tuple(notes),
             unit_mib=cluster.unit_mib,
@@ -131,7 +130,6 @@ def _nothing(cluster: Cluster, pods: int, notes: Sequence[str] = ()) -> Advice:
         (),
         PodCount(pods),
         PodCount(pods),
-        optimal=False,
         text="No list of moves was found that filter admits",
         notes=tuple(notes),
         unit_mib=cluster.unit_mib,
@@ -139,7 +137,7 @@ def _nothing(cluster: Cluster, pods: int, notes: Sequence[str] = ()) -> Advice:
 
 
 def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None) -> Advice:
-    """Find the shortest list of moves that empties a card (NODE/NUMBER, or a UUID) or a node.
+    """Find a short list of moves that empties a card (NODE/NUMBER, or a UUID) or a node.
 
     Raises:
         InputError: there is no such card or node.
@@ -152,7 +150,7 @@ def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None
     def make_plan() -> MovePlan:
         there, stuck = _list_pods_on_cards(cluster, usage, movable_pods, cards)
         if stuck or not there:
-            return MovePlan([], True, 0, [])
+            return MovePlan([], 0, [])
         plan_state = PlanState(cluster, cards)
         goal = EmptyGoal(plan_state, cards)
         return MovePlanner(cluster, plan_state, goal, movable_pods, limits).plan_empty(there)
@@ -173,7 +171,6 @@ def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None
             (),
             PodCount(number),
             PodCount(number),
-            optimal=True,
             text=f"{text} {what}",
             notes=tuple(notes),
             unit_mib=cluster.unit_mib,
@@ -186,8 +183,7 @@ def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None
         text = f"No pod is left on {what} after {_moves(len(plan.moves))}"
         notes.append("keep new pods off it first: gpupack cordon, see docs/ask.md")
     else:
-        how = "finds another place" if plan.optimal else "found another place in the lists that were tried"
-        text = f"Not every pod on {what} {how}"
+        text = f"No list of moves was found that empties {what}"
     plan.notes += [*notes, *movable_pods.notes]
     return _advice(cluster, plan, len(cards) if plan.moves else 0, len(there), left, text)
 
@@ -202,10 +198,9 @@ def _pods(number: int) -> str:
 
 def _told_start(now: int, then: int, wanted: int, plan: MovePlan) -> str:
     if not plan.moves:
-        found = "no list of moves" if plan.optimal else "of the lists of moves that were tried none"
-        return f"{_pods(now)} now, and {found} lets another one start"
+        return f"{_pods(now)} now, and no list of moves was found that lets another one start"
     said = f"{_pods(now)} now, {then} after {_moves(len(plan.moves))}"
-    return said if then >= wanted else f"{said}: fewer than the {wanted} asked for"
+    return said if then >= wanted else f"{said}; no list was found that lets all {wanted} start"
 
 
 def _find_checked(
@@ -293,7 +288,7 @@ def _count_empty(cluster: Cluster, cards: frozenset[Card]) -> int:
 
 def _advice(cluster: Cluster, plan: MovePlan, gained: int, before: int, then: int, text: str) -> Advice:
     notes = list(plan.notes)
-    if plan.moves and not plan.optimal:
+    if len(plan.moves) > plan.at_least:
         verb = "is" if plan.at_least == 1 else "are"
         notes.append(f"a list of fewer moves may exist: at least {_moves(plan.at_least)} {verb} needed")
     if plan.moves and cluster.budgets is None:
@@ -303,7 +298,6 @@ def _advice(cluster: Cluster, plan: MovePlan, gained: int, before: int, then: in
         moves=tuple(describe_move(cluster, movable, destination) for movable, destination in plan.moves),
         before=PodCount(before),
         after=PodCount(then),
-        optimal=plan.optimal,
         at_least=plan.at_least,
         text=text,
         notes=tuple(notes),

@@ -7,6 +7,7 @@ What it finds is asked of them again before anybody sees it (`moved_cluster`).
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from allocator.cards import Card as DeviceCard
@@ -66,16 +67,14 @@ class _MovedPod:
         what_if = movable.make_what_if(cluster)
         self.query: SchedulingRequest = what_if.query
         self.requirements: HostRequirements = what_if.requirements
-        self.is_offered_on = self.make_node_check(cluster, frozenset({movable.uid}))
+        gone = frozenset({movable.uid})
+        near = cluster.kube_checks.make_affinity_filter(self.requirements, gone)
+        self.stands_alone = near is None and not self.requirements.ports
         self.offered: dict[str, bool] = {}
         self.asked = self.query.request.effective_units
         self.kind = 0
 
-    def make_node_check(self, cluster: Cluster, gone: frozenset[str]) -> Callable[[str], bool]:
-        """Tell of nodes whether scheduler and filter offer them once pods are gone, whatever is left."""
-        near = cluster.kube_checks.make_affinity_filter(self.requirements, gone)
-        self.stands_alone = near is None and not self.requirements.ports
-        return lambda node: (
+        self.is_offered_on: Callable[[str], bool] = lambda node: (
             cluster.kube_checks.is_open(self.requirements, node, gone)
             and (near is None or not near.find_refusal(cluster.nodes[node].metadata.labels or {}))
         )
@@ -89,16 +88,12 @@ class PlanState:
 
     Attributes:
         stamps: How often something changed on each node that pods went from or to, by name.
-        all_choices: Whether pods on several cards may go to any, for a search that is to be complete.
-        movable: UIDs of the pods that such a search moves.
-        is_truncated: Whether places were left out, so that finding nothing means nothing.
+        all_choices: Whether pods on several cards may go to any of them.
     """
 
     def __init__(self, cluster: Cluster, closed: frozenset[Card] = NOTHING) -> None:
         self.cluster = cluster
-        self.is_truncated = False
         self.all_choices = True
-        self.movable: frozenset[str] = frozenset()
         self._names: dict[str, tuple[bool, ...]] = {}
         self.closed_cards = closed
         self._used: dict[str, list[int]] = {}
@@ -238,9 +233,6 @@ class PlanState:
                 and (not pod.query.request.percent or nodes.percent[row])
             )
             pod.offered[node] = usable and pod.is_offered_on(node)
-            if usable and not pod.offered[node] and self.movable and not self.is_truncated:
-                # Pods that move too are seen where they are now: their ports, and what keeps others off.
-                self.is_truncated = pod.make_node_check(self.cluster, self.movable)(node)
         return pod.offered[node]
 
     def has_host_capacity(self, movable: MovablePod, node: str) -> bool:
@@ -285,10 +277,7 @@ class PlanState:
             found = () if placement is None else (placement,)
         else:
             found = list_card_choices(cards, request, own, self._named)
-        for number, placement in enumerate(found):
-            if number == MOST_CHOICES:
-                self.is_truncated = True
-                return
+        for placement in islice(found, MOST_CHOICES):
             if placement.charge != own:
                 yield Destination(node, placement)
 

@@ -1,4 +1,4 @@
-"""Searches for the shortest list of moves: one is built, then all shorter ones are tried."""
+"""Searches for a short list of moves: one is built, then shorter ones are tried, as far as the limits go."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ STEPS: Final = 60_000
 """Places that are tried at most: seconds."""
 
 MOST_SETS: Final = 20_000
-"""Sets of pods of one size that are looked at: for more the search is not complete."""
+"""Sets of pods of one size that are looked at: where there are more the search ends."""
 
 MOST_MOVERS: Final = 200
-"""Pods that may be moved at most, for all lists of them to be tried."""
+"""Pods that may be moved at most, for shorter lists than the one that was built to be tried."""
 
 MOST_MOVES: Final = 200
 """Moves of a list that is built: nobody makes more at once."""
@@ -30,7 +30,7 @@ MOST_SITES: Final = 200
 """Sites that are tried at most for one more pod."""
 
 NEAR_NODES: Final = 48
-"""Nodes that a pod is tried on, best first; a cluster with more is not searched completely."""
+"""Nodes that a pod is tried on, best first, in a cluster that has more."""
 
 TOGETHER: Final = "some of these pods trade places: end them together, not one by one"
 
@@ -52,16 +52,19 @@ class SearchLimits:
 
 @dataclass
 class MovePlan:
-    """MovePlan is the moves that were found."""
+    """MovePlan is the moves that were found.
+
+    Attributes:
+        at_least: Lower bound of the number of moves of any list that achieves as much.
+    """
 
     moves: Moves
-    optimal: bool
     at_least: int
     notes: list[str]
 
 
 class MovePlanner:
-    """Looks for the shortest list: first by building one, then by trying all shorter ones."""
+    """Looks for a short list: first by building one, then by trying shorter ones."""
 
     def __init__(
         self,
@@ -93,9 +96,7 @@ class MovePlanner:
             built, reached = self._build_list(goal, places, now, wanted)
             self._undo_moves(built)
             least = self._compute_least(places, reached - now)
-            return self._make_plan(built, optimal=False, least=least, most=reached >= wanted)
-        self._plan_state.movable = frozenset(movable.uid for movable in everyone)
-        complete = not self._movable_pods.refused
+            return self._make_plan(built, least)
         for destination in range(min(wanted, self._compute_most(goal, everyone)), now, -1):
             goal.wanted = destination
             least = self._compute_least(places, destination - now)
@@ -103,21 +104,11 @@ class MovePlanner:
             self._undo_moves(built)
             most = len(everyone)
             if reached >= destination:
-                if len(built) <= least:
-                    return self._make_plan(built, optimal=True, least=least, most=complete)
                 most = len(built) - 1
-            found, tried = self._find_shortest(everyone, least, most)
+            found = self._find_shortest(everyone, least, most)
             if found is not None or reached >= destination:
-                best = built if found is None else found
-                least = len(best) if tried else least
-                return self._make_plan(best, optimal=tried, least=least, most=complete)
-            complete &= tried
-        return MovePlan([], complete, 0, [])
-
-    @property
-    def _is_complete(self) -> bool:
-        """Whether nothing was left out of the search so far, so that what it did not find is not there."""
-        return self._all and not self._plan_state.is_truncated and not self._movable_pods.refused
+                return self._make_plan(built if found is None else found, least)
+        return MovePlan([], 0, [])
 
     def _compute_least(self, places: CandidateFinder, more: int) -> int:
         """Lower bound of the number of moves; it ignores that some pods may not move everywhere."""
@@ -140,40 +131,35 @@ class MovePlanner:
             for movable in self._movable_pods.list_on_node(name)
             if movable.uid not in {each.uid for each in there}
         ]
-        self._plan_state.movable = frozenset(movable.uid for movable in [*there, *others])
-        complete = True
         for helpers in range(len(others) + 1):
             if comb(len(others), helpers) > MOST_SETS:
-                return MovePlan([], False, len(there) + helpers, [])
+                break
             for more in combinations(others, helpers):
                 if not self._keeps_budgets([*there, *more]):
                     continue
                 found = self._search.find_destinations([*there, *more])
                 if found is not None:
                     self._undo_moves(found)
-                    return self._make_plan(found, optimal=complete and self._is_complete, least=len(there))
+                    return self._make_plan(found, least=len(there))
                 if self._search.gave_up:
-                    return MovePlan([], False, len(there) + helpers, [])
-            complete &= self._is_complete
-        return MovePlan([], complete, len(there), [])
+                    return MovePlan([], len(there), [])
+        return MovePlan([], len(there), [])
 
-    def _find_shortest(
-        self, everyone: Sequence[MovablePod], least: int, most: int
-    ) -> tuple[Moves | None, bool]:
-        """Try all lists from the shortest possible; also tells whether none was left out."""
+    def _find_shortest(self, everyone: Sequence[MovablePod], least: int, most: int) -> Moves | None:
+        """Try lists from the shortest possible on; None: there is none, or a limit was met."""
         for number in range(max(1, least), most + 1):
             if comb(len(everyone), number) > MOST_SETS:
-                return None, False
+                return None
             for group in combinations(everyone, number):
                 if not self._keeps_budgets(group):
                     continue
                 found = self._search.find_destinations(group)
                 if found is not None:
                     self._undo_moves(found)
-                    return found, self._is_complete
+                    return found
                 if self._search.gave_up:
-                    return None, False
-        return None, self._is_complete
+                    return None
+        return None
 
     def _build_list(
         self, goal: StartGoal, places: CandidateFinder, now: int, wanted: int
@@ -215,21 +201,10 @@ class MovePlanner:
         for movable, _ in moves or []:
             self._plan_state.restore_pod(movable)
 
-    def _make_plan(self, moves: Moves, *, optimal: bool, least: int, most: bool = True) -> MovePlan:
-        """Rank a list of moves; one as short as the lower bound is optimal, even if the search was cut off.
-
-        Args:
-            optimal: All shorter ones were tried.
-            least: Moves that any needs at least.
-            most: No list reaches more of what is asked for.
-        """
-        optimal = optimal or 0 < len(moves) <= least
+    def _make_plan(self, moves: Moves, least: int) -> MovePlan:
         ordered, singly = order_moves(self._plan_state, moves)
         self._undo_moves(ordered)
-        notes = [] if singly else [TOGETHER]
-        if moves and not most:
-            notes.append("a list with which more of them start may exist: not all were tried")
-        return MovePlan(ordered, optimal, least, notes)
+        return MovePlan(ordered, least, [] if singly else [TOGETHER])
 
     def _iterate_nodes(self, movable: MovablePod) -> Iterator[str]:
         """Nodes to try for a pod: all of a small cluster, else the tightest that have room."""

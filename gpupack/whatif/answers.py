@@ -228,8 +228,7 @@ class Advice(JsonAnswer, frozen=True):
         moves: In this order.
         before: Pods of the size that fit now; pods on the cards that are to be empty.
         after: Numbers once the moves are done.
-        optimal: No shorter list reaches as much.
-        at_least: Moves that any list needs at least.
+        at_least: Moves that any list needs that achieves as much: a lower bound.
         text: In a sentence.
         notes: What else to know, a sentence each.
         unit_mib: MiB of a unit.
@@ -239,7 +238,6 @@ class Advice(JsonAnswer, frozen=True):
     moves: tuple[Move, ...]
     before: PodCount
     after: PodCount
-    optimal: bool
     at_least: int = 0
     text: str = ""
     notes: tuple[str, ...] = ()

@@ -166,7 +166,4 @@ def _advice(answer: Advice, planned: bool) -> Iterator[str]:
         yield ""
         yield "Moves, in this order:" if planned else "Moves, in this order; nothing has been done:"
         yield from (f"  {number}. {move.text}" for number, move in enumerate(answer.moves, start=1))
-        if answer.optimal:
-            yield ""
-            yield "No shorter list reaches as much."
     yield from _listed("Also:", answer.notes)

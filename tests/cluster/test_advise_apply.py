@@ -121,7 +121,7 @@ def test_a_budget_stops_it_and_the_card_is_given_back(cluster: Cluster, kubeconf
     until(is_counted, "budgets are counted")
     before = running(cluster, "first") + running(cluster, "second")
     done = advise(kubeconfig)
-    assert "no list of moves lets another one start" in done.stdout
+    assert "no list of moves was found that lets another one start" in done.stdout
     assert done.returncode == 0, done.stderr
     assert running(cluster, "first") + running(cluster, "second") == before
     for app in ("first", "second"):

@@ -220,12 +220,11 @@ def test_the_moves_let_the_pods_start_and_no_shorter_list_does(world, units, pod
     wanted = max(advice.before.pods, min(pods, advice.after.pods))
     shortest = _shortest(world, units, wanted)
     assert advice.at_least <= shortest <= len(advice.moves)
-    most = advice.optimal and not any("not all were tried" in note for note in advice.notes)
-    # Where pods are starting, not all that could be is followed; then it is not said.
-    assert most or not all(pod.held for pod in world.pods)
-    assert not advice.optimal or len(advice.moves) == shortest
-    if most and advice.after.pods < pods:
-        assert _shortest(world, units, advice.after.pods + 1) is None
+    if all(pod.held for pod in world.pods):
+        # In so small a cluster the search comes to its end. Where pods are starting, it does not follow all.
+        assert len(advice.moves) == shortest
+        if advice.after.pods < pods:
+            assert _shortest(world, units, advice.after.pods + 1) is None
 
 
 def _count(world, units):
