@@ -5,6 +5,7 @@ The label is written through `pods/status`: the right to do that changes neither
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
@@ -12,7 +13,7 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from kubeapi.backoff import Backoff
+from kubeapi.backoff import KeyedBackoff
 from kubeapi.errors import UNREADABLE, KubeApiError, Malformed, NotFound
 from kubeapi.paths import make_pod_path, quote_segment
 
@@ -91,10 +92,7 @@ class LeaderLabel:
         self._sleep = sleep
         self._shown: bool | None = None
         self._written_at = float("-inf")
-        self._failing = False
-        self._tried: bool | None = None
-        self._retry_at = float("-inf")
-        self._backoff = Backoff(LOOK_S, LONGEST_RETRY_S)
+        self._refused: KeyedBackoff[bool] = KeyedBackoff(LOOK_S, LONGEST_RETRY_S, random.uniform)
 
     async def run(self) -> None:
         while True:
@@ -102,29 +100,28 @@ class LeaderLabel:
             await self._sleep(LOOK_S)
 
     async def _write_if_due(self) -> None:
-        """Write what is due; a failure is logged once, and retried after a pause."""
+        """Write what is due; a failure is retried after a pause."""
         leads = self._leads()
         if leads == self._shown and not (leads and self._clock() >= self._written_at + WRITE_AGAIN_S):
             return
-        if leads != self._tried:
-            self._tried = leads
-            self._backoff.reset()
-        elif self._clock() < self._retry_at:
+        self._refused.forget(not leads)
+        self._refused.pop_due(self._clock())
+        if self._refused.is_paused(leads):
             return
         try:
             await self._write(self._pod, leads=leads)
             if leads:
                 await self._take_from_others()
         except KubeApiError as error:
-            if not self._failing:
-                log.warning("leader label not written", pod=self._pod, leads=leads, error=str(error))
-            self._shown, self._failing = None, True
-            self._retry_at = self._clock() + self._backoff.failed()
+            self._shown = None
+            self._refused.log_failure(
+                leads, self._clock(), log, "leader label not written", error, pod=self._pod, leads=leads
+            )
             return
         if leads != self._shown:
             log.info("leader label written", pod=self._pod, leads=leads)
-        self._shown, self._failing, self._written_at = leads, False, self._clock()
-        self._backoff.reset()
+        self._shown, self._written_at = leads, self._clock()
+        self._refused.forget(leads)
 
     async def _write(self, pod: str, uid: str = "", *, leads: bool) -> None:
         """Put the label on a pod or take it off; no change is no write.

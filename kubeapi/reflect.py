@@ -175,9 +175,7 @@ class Reflector(Generic[T]):
         if isinstance(error, (Gone, Malformed)):
             self._list_due = True
         self._interrupted = True
-        delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
-        note = log.warning if self._backoff.failures == 1 else log.debug
-        note("API server view interrupted", path=self._path, error=str(error), retry_s=round(delay_s, 2))
+        delay_s = self._backoff.log_failure(log, "API server view interrupted", error, path=self._path)
         self._sink.disconnected(error)
         await self._until_wanted(self._sleep(delay_s))
 

@@ -10,11 +10,15 @@ class Stepper:
     Args:
         step: Returns the seconds after which it is called again even if nothing happens, None for no need.
         burst_s: Events within this many seconds after the first cause one call.
+        bursts: How often at most it waits so long, as long as further events come.
     """
 
-    def __init__(self, step: Callable[[], Awaitable[float | None]], burst_s: float = 0.0) -> None:
+    def __init__(
+        self, step: Callable[[], Awaitable[float | None]], burst_s: float = 0.0, bursts: int = 1
+    ) -> None:
         self._step = step
         self._burst_s = burst_s
+        self._bursts = bursts
         self._news = asyncio.Event()
 
     def wake(self) -> None:
@@ -40,7 +44,10 @@ class Stepper:
                 await self._news.wait()
         except TimeoutError:
             return
-        if self._burst_s:
+        for _ in range(self._bursts if self._burst_s else 0):
+            if not self._news.is_set():
+                break
+            self._news.clear()
             await asyncio.sleep(self._burst_s)
 
 

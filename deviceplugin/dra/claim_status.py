@@ -1,7 +1,9 @@
 """Says in the status of a claim which pod and containers have its shares."""
 
 import asyncio
-import contextlib
+import random
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -12,16 +14,18 @@ from allocator.ids import parse_device_id
 from allocator.names import DRA_API, DRA_DRIVER
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
-from kubeapi.backoff import Backoff
+from kubeapi.backoff import Backoff, KeyedBackoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, Forbidden, Invalid, KubeApiError, Malformed, NotFound
 from kubeapi.paths import quote_segment
+from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
 
 WRITE_TIMEOUT_S: Final = 10.0
 LONGEST_WAIT_S: Final = 300.0
 """Longest wait of a claim whose status was refused, and of all where the API server does not answer."""
+_NOT_WRITTEN: Final = "status of claim not written"
 CONDITION: Final = {"type": "Ready", "status": "True", "reason": "Prepared"}
 
 
@@ -64,30 +68,27 @@ class ClaimStatusWriter:
     """
 
     def __init__(
-        self, client: KubeClient, account: LedgerService, prepared: PreparedClaims, *, node_name: str
+        self,
+        client: KubeClient,
+        account: LedgerService,
+        prepared: PreparedClaims,
+        *,
+        node_name: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._account = account
         self._prepared = prepared
         self._node_name = node_name
         self._written: set[tuple[str, str]] = set()
-        self._wake = asyncio.Event()
+        self._clock = clock
+        self._stepper = Stepper(self._step)
         self._backoff = Backoff(0.5, LONGEST_WAIT_S)
-        self._refused: dict[str, Backoff] = {}
-        self._again_at_s: dict[str, float] = {}
-        account.subscribe(self._wake.set)
+        self._refused: KeyedBackoff[str] = KeyedBackoff(0.5, LONGEST_WAIT_S, random.uniform)
+        account.subscribe(self._stepper.wake)
 
     async def run(self) -> None:
-        while True:
-            self._wake.clear()
-            wait_s = await self._step()
-            if wait_s is not None:
-                # What changes meanwhile is seen after the wait: the API server is not asked more often.
-                await asyncio.sleep(wait_s)
-                continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(self._again_at_s.values(), default=None)):
-                    await self._wake.wait()
+        await self._stepper.run()
 
     async def _step(self) -> float | None:
         """Write the status of each claim that is due.
@@ -95,18 +96,16 @@ class ClaimStatusWriter:
         A refused write delays only its own claim. An API server that does not answer ends the round.
 
         Returns:
-            Seconds to wait in any case, None if the API server has answered.
+            Seconds until a refused claim is due again, None if there is none.
         """
-        now_s = asyncio.get_running_loop().time
-        uids = {claim.uid for claim in self._prepared}
         self._written &= {(claim.uid, claim.pod_uid) for claim in self._prepared}
-        for uid in self._refused.keys() - uids:
-            self._forget_refusal(uid)
+        self._refused.forget_others({claim.uid for claim in self._prepared})
+        self._refused.pop_due(self._clock())
         for claim in self._prepared:
             if (
                 claim.is_for_limits
                 or (claim.uid, claim.pod_uid) in self._written
-                or now_s() < self._again_at_s.get(claim.uid, 0)
+                or self._refused.is_paused(claim.uid)
             ):
                 continue
             try:
@@ -114,22 +113,18 @@ class ClaimStatusWriter:
             except NotFound:
                 pass  # deleted by force: nobody is left to be told
             except (Conflict, Forbidden, Invalid, Malformed, msgspec.MsgspecError) as error:
-                backoff = self._refused.setdefault(claim.uid, Backoff(0.5, LONGEST_WAIT_S))
-                self._again_at_s[claim.uid] = now_s() + backoff.failed()
-                _report(claim, error, backoff)
+                self._refused.log_failure(
+                    claim.uid, self._clock(), log, _NOT_WRITTEN, error, claim=claim.name
+                )
                 continue
             except KubeApiError as error:
-                delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
-                _report(claim, error, self._backoff)
-                return delay_s
+                # What changes meanwhile is seen after the wait: the API server is not asked more often.
+                await asyncio.sleep(self._backoff.log_failure(log, _NOT_WRITTEN, error, claim=claim.name))
+                return 0.0
             self._written.add((claim.uid, claim.pod_uid))
-            self._forget_refusal(claim.uid)
+            self._refused.forget(claim.uid)
             self._backoff.reset()
-        return None
-
-    def _forget_refusal(self, uid: str) -> None:
-        self._refused.pop(uid, None)
-        self._again_at_s.pop(uid, None)
+        return self._refused.find_wait_s(self._clock())
 
     async def _write(self, claim: PreparedClaim) -> None:
         namespace, name = quote_segment(claim.namespace), quote_segment(claim.name)
@@ -146,12 +141,6 @@ class ClaimStatusWriter:
         others = [one for one in before if one.get("driver") != DRA_DRIVER]
         body = {**found, "status": {**status, "devices": [*others, *mine]}}
         await self._client.put(f"{path}/status", body, timeout_s=WRITE_TIMEOUT_S)
-
-
-def _report(claim: PreparedClaim, error: Exception, backoff: Backoff) -> None:
-    """Log a failure, the first of several louder than the others."""
-    note = log.warning if backoff.failures == 1 else log.debug
-    note("status of claim not written", claim=claim.name, error=str(error))
 
 
 def _says_all(before: list[dict[str, Any]], mine: list[dict[str, Any]]) -> bool:

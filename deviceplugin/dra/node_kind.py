@@ -65,10 +65,7 @@ class NodeKindMark:
         try:
             await self._client.patch_node_status(self._node_name, patch, timeout_s=WRITE_TIMEOUT_S)
         except KubeApiError as error:
-            delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
-            note = log.warning if self._backoff.failures == 1 else log.debug
-            note("kind of node not written", error=str(error), retry_s=round(delay_s, 2))
-            return delay_s
+            return self._backoff.log_failure(log, "kind of node not written", error)
         self._backoff.reset()
         log.info("kind of node written", serves_claims=self._serves_claims)
         return self._backoff.failed()  # the watch brings what was written

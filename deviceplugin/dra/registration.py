@@ -73,9 +73,7 @@ class DraRegistrar:
                 path.parent.mkdir(parents=True, exist_ok=True)
             await self._sockets.serve()
         except (RegistrationError, OSError) as error:
-            delay_s = self._backoff.failed()
-            log.warning("sockets not served", error=str(error), retry_s=round(delay_s, 2))
-            return delay_s
+            return self._backoff.log_failure(log, "sockets not served", error)
         self._backoff.reset()
         return None
 

@@ -224,9 +224,7 @@ class Registrar:
         return self._failed("the kubelet did not listen to our list of devices")
 
     def _failed(self, reason: str) -> float:
-        delay_s = self._backoff.failed()
-        note = log.warning if self._backoff.failures == 1 else log.debug
-        note("registration failed", resource=self._resource, reason=reason, retry_s=round(delay_s, 2))
+        delay_s = self._backoff.log_failure(log, "registration failed", reason, resource=self._resource)
         self._not_before = self._clock() + delay_s
         return delay_s
 

@@ -3,6 +3,7 @@
 Working limits prevent this. Without them a process can take memory that was promised to others.
 """
 
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +12,7 @@ import structlog
 
 from deviceplugin.monitoring.container_use import ContainerUse
 from deviceplugin.option_values import DEFAULT_TOLERANCE_MIB
-from kubeapi.backoff import Backoff
+from kubeapi.backoff import KeyedBackoff
 from kubeapi.correlation import EventType, ObjectRef, make_pod_ref
 from kubeapi.errors import Conflict, KubeApiError, NotFound
 
@@ -85,7 +86,7 @@ class OverUseWatcher:
         self._reported: set[Key] = set()
         self._over_s: dict[Key, tuple[float, float]] = {}
         self._evicted: set[str] = set()
-        self._tries: dict[str, tuple[Backoff, float]] = {}
+        self._refused: KeyedBackoff[str] = KeyedBackoff(LOOK_S, 300.0, random.uniform)
         self.found = 0
         self.evictions = 0
         self.errors = 0
@@ -106,21 +107,22 @@ class OverUseWatcher:
         A container that nobody measures is passed over, and its time of grace begins again. A pod is evicted
         only for use that was measured at both ends of that time.
         """
-        now_s = self._clock()
         present = {(row.uid, row.container, row.uuid) for row in rows}
         for row in rows:
             self._record_use(row)
         self._reported &= present
         self._over_s = {key: times for key, times in self._over_s.items() if key in present}
-        self._evicted &= {uid for uid, _, _ in present}
-        self._tries = {uid: tries for uid, tries in self._tries.items() if uid in {key[0] for key in present}}
+        uids = {uid for uid, _, _ in present}
+        self._evicted &= uids
+        self._refused.forget_others(uids)
+        self._refused.pop_due(self._clock())
         if self._evict_after_s > 0:
             for uid in {
                 key[0]
                 for key, (first_s, last_s) in self._over_s.items()
                 if last_s - first_s >= self._evict_after_s
             }:
-                await self._evict_pod(uid, now_s)
+                await self._evict_pod(uid)
 
     def _record_use(self, row: ContainerUse) -> None:
         key = row.uid, row.container, row.uuid
@@ -151,11 +153,10 @@ class OverUseWatcher:
         log.warning("memory over-use", pod=row.uid, said=said)
         self._record(pod.ref, "Warning", OVER_USE, said)
 
-    async def _evict_pod(self, uid: str, now_s: float) -> None:
+    async def _evict_pod(self, uid: str) -> None:
         """Evict a pod, exactly that one; a refusal, as of a PodDisruptionBudget, is tried again later."""
         pod = self._find(uid)
-        backoff, due_s = self._tries.get(uid, (Backoff(LOOK_S, 300.0), now_s))
-        if pod is None or pod.static or uid in self._evicted or now_s < due_s:
+        if pod is None or pod.static or uid in self._evicted or self._refused.is_paused(uid):
             return
         try:
             await self._evict(pod.namespace, pod.name, pod.uid)
@@ -164,8 +165,8 @@ class OverUseWatcher:
             self._evicted.add(uid)
         except KubeApiError as error:
             self.errors += 1
-            self._tries[uid] = backoff, now_s + backoff.failed(getattr(error, "retry_after_s", None))
-            log.warning("pod not evicted", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            name = f"{pod.namespace}/{pod.name}"
+            self._refused.log_failure(uid, self._clock(), log, "pod not evicted", error, pod=name)
         else:
             self._evicted.add(uid)
             self.evictions += 1

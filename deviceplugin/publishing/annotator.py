@@ -1,6 +1,7 @@
 """Writes what each pod got into its `allocation` annotation."""
 
 import asyncio
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -17,9 +18,10 @@ from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
-from kubeapi.backoff import Backoff
+from kubeapi.backoff import KeyedBackoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
 
@@ -29,8 +31,8 @@ QUIET_S: Final = 0.2
 People read them, and a daemon that starts after the kubelet lost its checkpoint.
 """
 
-ANNOTATE_WITHIN_S: Final = 1.0
-"""But at the latest so long after the first news, on a node that is never quiet."""
+QUIET_TURNS: Final = 5
+"""But at the latest after so many times as long, on a node that is never quiet."""
 
 ANNOTATE_GAP_S: Final = 0.02
 """Least time between two such writes: an Allocate gets its turn in between."""
@@ -40,14 +42,6 @@ REPAIR_S: Final = 60.0
 
 TURN: Final = 25
 """Pods that are looked at in one go: an Allocate waits for no more than these, some 0.2 ms."""
-
-
-@dataclass(slots=True)
-class _RefusedAnnotation:
-    """A pod whose annotation was refused: how often, and when to try again by the ledger's clock."""
-
-    backoff: Backoff
-    due_s: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,34 +78,19 @@ class AllocationAnnotator:
         self._client = client
         self._account = account
         self._pod_view = pod_view
-        self._wake = asyncio.Event()
+        self._stepper = Stepper(self._step, QUIET_S, QUIET_TURNS)
         self._done: dict[str, _WrittenAnnotation] = {}
-        self._troubles: dict[str, _RefusedAnnotation] = {}
+        self._refused: KeyedBackoff[str] = KeyedBackoff(1.0, 60.0, random.uniform)
         self.errors = 0
-        account.subscribe(self._wake.set)
+        account.subscribe(self._stepper.wake)
 
     def wake(self) -> None:
-        self._wake.set()
+        self._stepper.wake()
 
     async def run(self) -> None:
-        while True:
-            self._wake.clear()
-            wait_s = await self._all()
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
-            await self._quiet()
+        await self._stepper.run()
 
-    async def _quiet(self) -> None:
-        """Wait until nothing has happened for a while, but not for ever."""
-        latest_s = self._account.now_s() + ANNOTATE_WITHIN_S
-        while self._wake.is_set() and self._account.now_s() < latest_s:
-            self._wake.clear()
-            await asyncio.sleep(QUIET_S)
-
-    async def _all(self) -> float | None:
+    async def _step(self) -> float | None:
         """Write every annotation that is missing or wrong.
 
         Returns:
@@ -120,7 +99,8 @@ class AllocationAnnotator:
         """
         found = list_allocations(self._account.ledger.accounts)
         self._done = {uid: done for uid, done in self._done.items() if uid in found}
-        self._troubles = {uid: trouble for uid, trouble in self._troubles.items() if uid in found}
+        self._refused.forget_others(found)
+        self._refused.pop_due(self._account.now_s())
         repairs: list[float] = []
         for number, (uid, assignment) in enumerate(sorted(found.items()), 1):
             if number % TURN == 0:
@@ -129,19 +109,19 @@ class AllocationAnnotator:
             text = self._text(uid, pod, assignment)
             due_s = self._find_due(uid, pod, text)
             if pod is None or due_s is None:
-                self._troubles.pop(uid, None)
+                self._refused.forget(uid)
                 continue
             if self._account.now_s() < due_s:
                 repairs.append(due_s)
                 continue
-            trouble = self._troubles.get(uid)
-            if trouble is not None and self._account.now_s() < trouble.due_s:
+            if self._refused.is_paused(uid):
                 continue
             if await self._write(uid, pod, text):
                 log.info("allocation", pod=_name(pod), uid=uid, cards=_cards(assignment))
             await asyncio.sleep(ANNOTATE_GAP_S)
-        dues = [*repairs, *(trouble.due_s for trouble in self._troubles.values())]
-        return max(0.0, min(dues) - self._account.now_s()) if dues else None
+        now_s = self._account.now_s()
+        waits_s = [*(due_s - now_s for due_s in repairs), self._refused.find_wait_s(now_s)]
+        return min((max(0.0, wait_s) for wait_s in waits_s if wait_s is not None), default=None)
 
     def _find_due(self, uid: str, pod: PodObject | None, text: str) -> float | None:
         """Find the earliest time to write an annotation; None if there is nothing to write."""
@@ -171,7 +151,10 @@ class AllocationAnnotator:
             )
         except KubeApiError as error:
             if not _is_gone(error):
-                self._refused(uid, pod, error)
+                self.errors += 1
+                self._refused.log_failure(
+                    uid, self._account.now_s(), log, "allocation not written", error, pod=pod
+                )
                 return False
             # Another pod has the name by now, or none: nothing to tell anybody.
             log.debug("allocation not written", pod=pod, error=str(error))
@@ -179,16 +162,8 @@ class AllocationAnnotator:
         else:
             written = True
         self._done[uid] = _WrittenAnnotation(text, item, self._account.now_s())
-        self._troubles.pop(uid, None)
+        self._refused.forget(uid)
         return written
-
-    def _refused(self, uid: str, pod: str, error: KubeApiError) -> None:
-        self.errors += 1
-        trouble = self._troubles.setdefault(uid, _RefusedAnnotation(Backoff(1.0, 60.0)))
-        delay_s = trouble.backoff.failed(getattr(error, "retry_after_s", None))
-        trouble.due_s = self._account.now_s() + delay_s
-        note = log.warning if trouble.backoff.failures == 1 else log.debug
-        note("allocation not written", pod=pod, error=str(error), retry_s=round(delay_s, 2))
 
 
 def _is_gone(error: KubeApiError) -> bool:

@@ -242,7 +242,7 @@ class NodeOwnership:
             # Somebody wrote to the Node meanwhile; the watch shows what in a moment, and that wakes us.
             return self._backoff.failed()
         except (KubeApiError, msgspec.MsgspecError) as error:
-            return await self._failed(str(error), getattr(error, "retry_after_s", None))
+            return await self._failed(error)
         if self._record(written) != record:
             self._node_view.apply_node(written)
             return await self._failed(f"the Node does not keep its annotation {NODE_DAEMON}")
@@ -256,14 +256,11 @@ class NodeOwnership:
         self._account.notify_subscribers()
         return 0.0
 
-    async def _failed(self, reason: str, at_least_s: float | None = None) -> float:
+    async def _failed(self, error: object) -> float:
         """Wait until it is time for another try."""
         self.errors += 1
-        self._error = reason
-        delay_s = self._backoff.failed(at_least_s)
-        note = log.warning if self._backoff.failures == 1 else log.debug
-        note("the Node cannot be taken over", error=reason, retry_s=round(delay_s, 2))
-        await asyncio.sleep(delay_s)
+        self._error = str(error)
+        await asyncio.sleep(self._backoff.log_failure(log, "the Node cannot be taken over", error))
         return 0.0
 
     @staticmethod

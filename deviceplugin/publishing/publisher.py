@@ -243,9 +243,7 @@ class NodePublisher:
         self._error = str(error)
         if self._failing_since_s is None:
             self._failing_since_s = self._account.now_s()
-        delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
-        note = log.warning if self._backoff.failures == 1 else log.debug
-        note("words not published", error=str(error), retry_s=round(delay_s, 2))
+        delay_s = self._backoff.log_failure(log, "words not published", error)
         with suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._leaving.wait()

@@ -88,10 +88,7 @@ class StartupTaint:
             # The Node has changed: the watch brings what it is now.
             return LOOK_AGAIN_S
         except KubeApiError as error:
-            delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
-            note = log.warning if self._backoff.failures == 1 else log.debug
-            note("startup taint not removed", error=str(error), retry_s=round(delay_s, 2))
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(self._backoff.log_failure(log, "startup taint not removed", error))
             return 0.0
         self._backoff.reset()
         log.info("startup taint removed", taint=STARTUP_TAINT)

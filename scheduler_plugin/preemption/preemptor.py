@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from allocator.errors import RequestError
-from kubeapi.backoff import Backoff
+from kubeapi.backoff import KeyedBackoff
 from kubeapi.bounded import BoundedDict
 from kubeapi.errors import KubeApiError, NotFound, TooManyRequests
 from kubeapi.eviction import EvictionApi, evict_pod
@@ -42,7 +42,7 @@ KUBE_PREEMPTION_S: Final = 30.0
 SPARED_VICTIM_S: Final = 30.0
 """A pod whose eviction was refused is no victim for so long, unless the API server asks for more."""
 
-MIN_REST_S, MAX_REST_S = 5.0, 60.0
+REST_S: Final = (5.0, 60.0)
 """A pod for which preemption failed, or no victims were found, rests, from so long to so long."""
 
 SEARCH_PAUSE_FACTOR: Final = 10
@@ -126,7 +126,7 @@ class Preemptor:
         self._sleep = sleep
         self._refused: BoundedDict[str, RefusedPod] = BoundedDict(MAX_REFUSED_PODS)
         self._left_until: dict[str, float] = {}
-        self._resting: dict[str, tuple[Backoff, float]] = {}
+        self._resting: KeyedBackoff[str] = KeyedBackoff(*REST_S)
         self._spared_until: dict[str, float] = {}
         self._next_search_at = float("-inf")
         self._tokens = TokenBucket(EVICTION_BURST, EVICTION_INTERVAL_S, clock)
@@ -157,6 +157,7 @@ class Preemptor:
     async def run_once(self) -> None:
         """Run one round: review nominations, then preempt for the refused pods that are due."""
         now = self._clock()
+        self._resting.pop_due(now)
         for memory in (self._left_until, self._spared_until):
             for uid in [uid for uid, until in memory.items() if until <= now]:
                 del memory[uid]
@@ -181,19 +182,15 @@ class Preemptor:
         because each attempt is followed by a pause.
         """
         due = [
-            (-self.state.pods[uid].priority, self._get_rested_at(uid), refusal.first_refused_at, uid)
+            (-self.state.pods[uid].priority, self._resting.get_last_end(uid), refusal.first_refused_at, uid)
             for uid, refusal in self._refused.items()
             if refusal.first_refused_at + REFUSAL_REST_S <= now and self._can_preempt(uid)
         ]
         return [uid for *_, uid in sorted(due)]
 
-    def _get_rested_at(self, uid: str) -> float:
-        """Return when the pause after a failed preemption ends; minus infinity if there was none."""
-        return self._resting[uid][1] if uid in self._resting else float("-inf")
-
     def _forget_pod(self, pod: PodRecord) -> None:
         self._refused.pop(pod.uid, None)
-        self._resting.pop(pod.uid, None)
+        self._resting.forget(pod.uid)
         self._left_until.pop(pod.uid, None)
         self.nominations.remove_nomination(pod.uid)
 
@@ -211,7 +208,7 @@ class Preemptor:
             and uid not in self._left_until
             and self.nominations.get_nomination(uid) is None
             and not self.nominations.is_foreign(pod)
-            and self._get_rested_at(uid) <= self._clock()
+            and not self._resting.is_paused(uid)
             and len(self.state.reservations) < MAX_NOMINATIONS
             and self.state.get_assumed(uid) is None
         )
@@ -226,7 +223,7 @@ class Preemptor:
         )
         self._next_search_at = self._clock() + SEARCH_PAUSE_FACTOR * (self._clock() - began)
         if node_name is None:
-            self._back_off(pod)
+            self._resting.failed(pod.uid, self._clock())
             return
         # Others had their turn meanwhile: look once more at what matters, without waiting from here on.
         if not (self._can_act() and self._is_waiting(pod.uid) and self._can_preempt(pod.uid)):
@@ -319,13 +316,9 @@ class Preemptor:
 
     def _report_failure(self, pod: PodRecord, why: str) -> None:
         """Report a failed plan; the pod waits longer each time before the next one."""
-        self._back_off(pod)
+        self._resting.failed(pod.uid, self._clock())
         log.warning("preemption came to nothing", pod=_format_name(pod), error=why)
         self.failed(pod, why)
-
-    def _back_off(self, pod: PodRecord) -> None:
-        backoff, _ = self._resting.get(pod.uid) or (Backoff(MIN_REST_S, MAX_REST_S), 0.0)
-        self._resting[pod.uid] = backoff, self._clock() + backoff.failed()
 
 
 def _format_name(pod: PodRecord) -> str:

@@ -10,6 +10,7 @@ from allocator.names import POD_ALLOCATION
 from deviceplugin.allocation.objects import ObjectMetadata, PodObject
 from deviceplugin.publishing.annotator import REPAIR_S, AllocationAnnotator
 from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
+from tests.integration.node_world import until
 from tests.ledger_world import ids, pod
 from tests.publisher_world import Bench
 
@@ -21,7 +22,7 @@ def pod_object(name: str, allocation: str | None) -> PodObject:
 
 
 async def annotated(bench: Bench, annotator: AllocationAnnotator) -> list:
-    await annotator._all()
+    await annotator._step()
     return [(name, json.loads(notes[POD_ALLOCATION])) for _, name, _, notes in bench.api.notes]
 
 
@@ -68,14 +69,14 @@ async def test_an_allocation_that_somebody_changed_is_written_again_once_a_minut
         bench.pods.pods_by_uid["a"] = pod_object("pod-a", text)
         before = len(bench.api.notes)
         assert len(await annotated(bench, annotator)) == before + 1
-        assert await annotator._all() is None, "what was written has not been seen yet"
+        assert await annotator._step() is None, "what was written has not been seen yet"
         bench.pods.pods_by_uid["a"] = pod_object("pod-a", ours)
-        assert await annotator._all() is None
+        assert await annotator._step() is None
         bench.now_s += 20.0
         for _ in range(3):
             # They do it again and again.
             bench.pods.pods_by_uid["a"] = pod_object("pod-a", lie)
-            assert await annotator._all() == REPAIR_S - 20.0
+            assert await annotator._step() == REPAIR_S - 20.0
         assert len(bench.api.notes) == before + 1
         bench.now_s += REPAIR_S - 20.0
         assert len(await annotated(bench, annotator)) == before + 2
@@ -122,14 +123,14 @@ async def test_a_refused_annotation_is_tried_again_and_holds_up_no_other(failure
     bench = admitted_pair()
     annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.api.failures = [failure]
-    wait_s = await annotator._all()
+    wait_s = await annotator._step()
     assert [name for _, name, _, _ in bench.api.notes] == ["pod-b"]
     assert annotator.errors == 1
     assert wait_s is not None
     assert 0.5 <= wait_s <= 1.0
-    assert await annotator._all() == wait_s
+    assert await annotator._step() == wait_s
     bench.now_s += 1.0
-    assert await annotator._all() is None
+    assert await annotator._step() is None
     assert [name for _, name, _, _ in bench.api.notes] == ["pod-b", "pod-a"]
 
 
@@ -143,14 +144,14 @@ async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_wi
     waits_s = []
     with capture_logs() as logs:
         for _ in range(10):
-            waits_s.append(await annotator._all())
+            waits_s.append(await annotator._step())
             bench.now_s += waits_s[-1]
     assert waits_s[5] >= 16
     assert max(waits_s) <= 60
     assert annotator.errors == 10
     warnings = [line for line in logs if line["log_level"] == "warning"]
     assert [(line["pod"], line["error"]) for line in warnings] == [("ns/pod-a", "webhook denied")]
-    assert await annotator._all() is None
+    assert await annotator._step() is None
     assert len(bench.api.notes) == 1
 
 
@@ -158,52 +159,24 @@ async def test_a_pod_that_is_gone_is_not_waited_for():
     bench = admitted_pair()
     annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.api.failures = [Forbidden("webhook denied", status=403)]
-    assert await annotator._all() is not None
+    assert await annotator._step() is not None
     bench.end(b=ids("c1", 0, 1))
-    assert await annotator._all() is None
+    assert await annotator._step() is None
 
 
-async def test_the_annotator_wakes_up_for_what_is_due_again(mocker):
+async def test_the_annotator_wakes_up_for_what_is_due_again():
     bench = admitted_pair()
     annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.api.failures = [Unreachable("away")]
-
-    def soon(trouble_of):
-        def refused(*arguments):
-            trouble_of(*arguments)
-            annotator._troubles["a"].due_s = bench.now_s
-
-        return refused
-
-    mocker.patch.object(annotator, "_refused", soon(annotator._refused))
     task = asyncio.create_task(annotator.run())
-    for _ in range(1000):
-        if len(bench.api.notes) > 1:
-            break
-        await asyncio.sleep(0.001)
+    await until(lambda: len(bench.api.notes) > 0, "the other pod's annotation")
     assert annotator.errors == 1
+    bench.now_s += 60.0
+    annotator.wake()
+    await until(lambda: len(bench.api.notes) > 1, "the refused annotation")
     assert [name for _, name, _, _ in bench.api.notes] == ["pod-b", "pod-a"]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-@pytest.mark.parametrize(("news", "waits_s"), [(1, 0.2), (4, 0.8), (10**6, 1.0)])
-async def test_allocations_wait_for_a_quiet_moment_but_not_for_ever(mocker, news, waits_s):
-    bench = Bench()
-    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
-    began_s, told = bench.now_s, 1
-
-    async def sleep(seconds: float) -> None:
-        nonlocal told
-        bench.now_s += seconds
-        if told < news:
-            told += 1
-            bench.account.notify_subscribers()
-
-    mocker.patch("deviceplugin.publishing.publisher.asyncio.sleep", sleep)
-    bench.account.notify_subscribers()
-    await annotator._quiet()
-    assert bench.now_s - began_s == pytest.approx(waits_s)
 
 
 async def test_an_allocate_gets_its_turn_between_two_annotations(mocker):
@@ -215,5 +188,5 @@ async def test_an_allocate_gets_its_turn_between_two_annotations(mocker):
         pauses.append((seconds, len(bench.api.notes)))
 
     mocker.patch("deviceplugin.publishing.publisher.asyncio.sleep", sleep)
-    await annotator._all()
+    await annotator._step()
     assert pauses == [(0.02, 1), (0.02, 2)]

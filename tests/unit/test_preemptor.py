@@ -6,8 +6,8 @@ from kubeapi.errors import Forbidden, TimedOut, TooManyRequests, Unreachable
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.preemption.preemptor import (
     KUBE_PREEMPTION_S,
-    MIN_REST_S,
     REFUSAL_VALID_S,
+    REST_S,
     SPARED_VICTIM_S,
 )
 from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S
@@ -223,7 +223,7 @@ async def test_when_the_api_server_says_no_another_card_is_tried(world: Preempti
     assert len(world.state.reservations) == 0
     await world.settle(1)
     assert world.api.evicted == [], "it rests"
-    await world.settle(MIN_REST_S)
+    await world.settle(REST_S[0])
     assert world.api.evicted == ["a"]
 
 
@@ -233,7 +233,7 @@ async def test_a_victim_that_was_refused_is_spared_as_long_as_the_api_server_say
     needy = world.wait("needy", 8)
     world.api.faults["/a/eviction"] = [TooManyRequests("budget", retry_after_s=SPARED_VICTIM_S * 2)]
     await world.settle()
-    world.now += SPARED_VICTIM_S + MIN_REST_S
+    world.now += SPARED_VICTIM_S + REST_S[0]
     world.filter(needy)
     await world.settle()
     assert world.api.evicted == []
@@ -250,7 +250,7 @@ async def test_what_was_evicted_before_a_refusal_is_not_in_vain() -> None:
     world.api.faults["/a/eviction"] = [BUDGET_SAYS_NO]
     await world.settle()
     assert world.api.evicted == ["b"]
-    await world.settle(MIN_REST_S)
+    await world.settle(REST_S[0])
     # The pod that leaves already tells nothing for its card, as the other one of it may not go.
     assert world.api.evicted == ["b", "d", "c"]
 

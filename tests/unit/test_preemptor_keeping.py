@@ -19,8 +19,8 @@ from scheduler_plugin.preemption.preemptor import (
     EVICTION_INTERVAL_S,
     MAX_NOMINATIONS,
     MAX_REFUSED_PODS,
-    MAX_REST_S,
     REFUSAL_REST_S,
+    REST_S,
     SEARCH_PAUSE_FACTOR,
 )
 from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S
@@ -425,7 +425,7 @@ async def test_victims_that_are_not_there_are_not_looked_for_all_the_time() -> N
     assert 0 < len(looks) < 6
     # What rests is tried again when it may help.
     world.budget("guarded", 1)
-    await world.settle(MAX_REST_S - 1)
+    await world.settle(REST_S[1] - 1)
     world.filter(needy)
     await world.settle()
     assert world.api.evicted == ["guarded"]

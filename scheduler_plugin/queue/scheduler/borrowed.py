@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kubeapi.backoff import KeyedBackoff
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, VictimGroup
 from scheduler_plugin.queue.config.quota import Cohort
-from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 PROTECTED_S: Final = (15.0, 300.0)
@@ -62,7 +62,7 @@ class BorrowedPods:
 
     def protect_pod(self, uid: str, now: float) -> None:
         """Skip a pod for a while, because its eviction was refused."""
-        self._protected.record_refusal(uid, now)
+        self._protected.failed(uid, now)
 
     def are_ending(self, uids: Collection[str]) -> bool:
         """Return True if all of these pods are known to be terminating."""

@@ -10,11 +10,11 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
+from kubeapi.backoff import KeyedBackoff
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.queue.cache.pods import PodQueueInfo
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 from scheduler_plugin.queue.capacity.requirements import PodRequirements
-from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
 
 PAUSE_S: Final = (10.0, 300.0)
 """The shortest and the longest pause before another one is tried."""
@@ -133,8 +133,8 @@ class EquivalenceBackoff(Generic[U]):
         group.tried_uids.discard(unit.uid)
         group.refused_uids.add(unit.uid)
         group.refusals[unit.uid] += 1
-        self._pauses.record_refusal(unit.template, now)
-        return self._pauses.count_refusals(unit.template) == 1
+        self._pauses.failed(unit.template, now)
+        return self._pauses.count_failures(unit.template) == 1
 
     def is_held_back(self, unit: U) -> bool:
         """Return True if a unit that could be queued is held back."""

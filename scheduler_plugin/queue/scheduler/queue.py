@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any, Final
 
 from allocator.names import PLACEHOLDER_SCHEDULER
+from kubeapi.backoff import KeyedBackoff
 from scheduler_plugin.cache.charges import AssumedPod, ChargeRules, NodeRecord
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
@@ -31,7 +32,6 @@ from scheduler_plugin.queue.capacity.locality import Locality
 from scheduler_plugin.queue.capacity.requirements import Needs
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.scheduler.admission import AdmissionScheduler, AdmittedWorkload
-from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
 from scheduler_plugin.queue.scheduler.equivalence_backoff import EquivalenceBackoff, make_pod_template
 from scheduler_plugin.queue.scheduler.gangs import Gangs
 from scheduler_plugin.queue.scheduler.requeue import RequeueFinder
@@ -253,7 +253,7 @@ class Queue:
                 self.admission.rejected_nodes.add(pod.requirements, rejected, now)
                 if self.has_untried_nodes(pod):
                     self.refusals.forget(uid)
-            self.refusals.record_refusal(uid, now, why)
+            self.refusals.failed(uid, now, why)
             self._place_in_queue(pod)
 
     def has_untried_nodes(self, pod: QueuedPod) -> bool:

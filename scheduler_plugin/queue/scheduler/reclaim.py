@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from kubeapi.backoff import KeyedBackoff
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.queue.cache.ended_pods import STILL_COUNTED_S
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
@@ -19,7 +20,6 @@ from scheduler_plugin.queue.cache.waiting import QueuedWorkload
 from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
 from scheduler_plugin.queue.capacity.reservations import QueueReservation
 from scheduler_plugin.queue.config.quota import Cohort
-from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
 from scheduler_plugin.queue.scheduler.borrowed import (
     BorrowedPods,
     PendingEvictions,
@@ -157,9 +157,9 @@ class Reclaimer:
             self._rounds[reclaim.uid] = self._rounds.get(reclaim.uid, 0) + 1
             template = self._get_refused_template(reclaim.uid)
             if template is not None:
-                self._refused.record_refusal(template, now)
+                self._refused.failed(template, now)
             if self._is_denied(reclaim.uid):
-                self._denied.record_refusal(reclaim.uid, now)
+                self._denied.failed(reclaim.uid, now)
 
     def _end_finished(self, now: float) -> None:
         """End evictions that led to an admission, or that did not although every victim has gone."""
@@ -181,7 +181,7 @@ class Reclaimer:
                 del going[lender]
                 if waits and self._rounds.get(each.waiting, 0) > 1:
                     # Whatever keeps it from its admission, it is not what it was evicted for.
-                    self._in_vain.record_refusal(each.waiting, now)
+                    self._in_vain.failed(each.waiting, now)
         waiting = {uid for uid in self._rounds if any(uid in queue.waiting for queue in queues)}
         self._rounds = {uid: self._rounds[uid] for uid in waiting}
         self._in_vain.forget_others(waiting)
@@ -212,14 +212,14 @@ class Reclaimer:
     def _was_refused(self, uid: str, now: float) -> bool:
         """Return True if no pod is evicted for a workload yet: an equivalent one was refused."""
         template = self._get_refused_template(uid)
-        if template is not None and not self._refused.count_refusals(template):
-            self._refused.record_refusal(template, now)
+        if template is not None and not self._refused.count_failures(template):
+            self._refused.failed(template, now)
         return template is not None and self._refused.is_paused(template)
 
     def _was_denied(self, uid: str, now: float) -> bool:
         """Return True if no pod is evicted for a workload yet, because its admission was refused."""
-        if self._is_denied(uid) and not self._denied.count_refusals(uid):
-            self._denied.record_refusal(uid, now)
+        if self._is_denied(uid) and not self._denied.count_failures(uid):
+            self._denied.failed(uid, now)
         return self._denied.is_paused(uid)
 
     def _is_denied(self, uid: str) -> bool:
@@ -231,7 +231,7 @@ class Reclaimer:
         uids = [uid] if gang is None else gang.members
         pods = (pod for uid in uids if (pod := self._queue.queued_pods.get(uid)) is not None)
         return any(
-            refusals.get_last_reason(pod.uid) and refusals.count_refusals(pod.uid) > pod.queue_info.is_batch
+            refusals.get_last_reason(pod.uid) and refusals.count_failures(pod.uid) > pod.queue_info.is_batch
             for pod in pods
         )
 

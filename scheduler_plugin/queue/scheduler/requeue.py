@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from kubeapi.backoff import KeyedBackoff
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue
 from scheduler_plugin.queue.cache.queues import Queues
 from scheduler_plugin.queue.config.queues import QueueConfig
-from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
 from scheduler_plugin.queue.scheduler.gangs import Gangs
 
 REMOVED_S: Final = (5.0, 60.0)
@@ -108,8 +108,8 @@ class RequeueFinder:
         requeues = []
         for pod in waits:
             if not self._requeues.is_paused(pod.uid):
-                again = self._requeues.count_refusals(pod.uid) > 0
-                self._requeues.record_refusal(pod.uid, now)
+                again = self._requeues.count_failures(pod.uid) > 0
+                self._requeues.failed(pod.uid, now)
                 why = whys.get(pod.uid, "it could not be bound")
                 requeues.append(Requeue(pod, why, remove=False, requeue=True, is_repeated=again))
         return requeues
@@ -120,8 +120,8 @@ class RequeueFinder:
         requeues = []
         for uid, (pod, why) in must_go.items():
             if not pod.queue_info.ending and not self._removals.is_paused(uid):
-                again = self._removals.count_refusals(uid) > 0
-                self._removals.record_refusal(uid, now)
+                again = self._removals.count_failures(uid) > 0
+                self._removals.failed(uid, now)
                 requeues.append(Requeue(pod, why, remove=True, is_repeated=again))
         return requeues
 

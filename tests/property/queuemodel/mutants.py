@@ -239,7 +239,7 @@ MUTANTS = (
     Mutant(
         "what the API server refuses is tried after pauses",
         queue.Queue.record_refused_admission,
-        "            self.refusals.record_refusal(uid, now, why)\n",
+        "            self.refusals.failed(uid, now, why)\n",
         "",
         of_gangs,
         4,
