@@ -9,7 +9,6 @@ runs, by command.
 import argparse
 import json
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from allocator.records import (
     dump_cards,
     dump_holds,
 )
-from benchmarks.machine import machine
+from benchmarks.machine import children_cpu_s, machine
 
 CARDS: Final = 8
 MODELS: Final = (("NVIDIA H100 80GB HBM3", 79), ("NVIDIA A100-SXM4-40GB", 39), ("NVIDIA L40S", 44))
@@ -79,12 +78,9 @@ def seconds(arguments: list[str]) -> tuple[float, float]:
     Raises:
         CalledProcessError: it failed.
     """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.perf_counter()
+    before, began = children_cpu_s(), time.perf_counter()
     subprocess.run([sys.executable, "-m", "gpupack", *arguments], check=True, stdout=subprocess.DEVNULL)
-    took = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - began, children_cpu_s() - before
 
 
 def cluster(nodes: int, pods: int, seed: int = 42) -> dict[str, Any]:

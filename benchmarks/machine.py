@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,3 +41,9 @@ def cpu_s(pid: int) -> float:
     # The name in parentheses may hold anything; user and system time are the 12th and 13th field after it.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children_cpu_s() -> float:
+    """Processor time of all processes that this one has started and that have ended, in seconds."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
