@@ -147,16 +147,24 @@ def spoilt(how: Callable[[Play], None], name: str) -> Callable[[Play], Awaitable
             answer = await here.list()
             return answer is not None and ("default", f"before-{name}") in answer.pods
 
+        def now() -> bytes | None:
+            return here.checkpoint_path.read_bytes() if here.checkpoint_path.exists() else None
+
+        async def written() -> bool:
+            return now() != left
+
         await until(known, "the kubelet knows its pods")
-        now = here.checkpoint_path.read_bytes() if here.checkpoint_path.exists() else None
+        untouched = now() == left
         here.start_plugin()
         await here.registered()
+        # The node's status may come before the file.
+        await until(written, "the kubelet writes its checkpoint")
         first = sorted(here.written(f"before-{name}"))
         two = await here.admit(ScriptPod(f"after-{name}", (3,)))
         here.plugin.answer = lambda available, _must, size: available[:size]
         refused = (await here.admit(ScriptPod(f"above-{name}", (27,)))).facts()
         return {
-            "untouched without a plugin": now == left,
+            "untouched without a plugin": untouched,
             "at the first message": first,
             "old": (await here.phase(f"before-{name}", {"Running", "Failed"}))["phase"],
             "new": two.facts()["in the checkpoint"],
