@@ -18,7 +18,6 @@ Form: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 
 import asyncio
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ import structlog
 
 from deviceplugin.containers.device_nodes import DEVICES, node_paths
 from deviceplugin.errors import is_gone
+from deviceplugin.files import replace_file
 from deviceplugin.gpus.api.source import GpuCard
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.option_values import CDI_FOLDERS
@@ -172,10 +172,7 @@ class CdiNames:
         try:
             if path.exists() and path.read_text("utf-8") == text:
                 return
-            # Runtimes read every file that ends in .json or .yaml: the half-written one must not.
-            new = path.with_name(f".{path.name}.new")
-            new.write_text(text, "utf-8")
-            os.replace(new, path)  # noqa: PTH105 (over the old one)
+            replace_file(path, text.encode())
         except (OSError, ValueError) as error:
             self._warn_once(str(path), f"CDI specification {path} cannot be written: {error}")
         else:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from deviceplugin.containers.cdi import VERSION
 from deviceplugin.containers.device_lists import ANNOTATION
+from deviceplugin.files import make_folder, remove_file, replace_file
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 
 KIND: Final = "gpupack.io/claim"
@@ -78,11 +79,8 @@ class CdiFiles:
         path, text = self._path(claim_uid), json.dumps(spec).encode()
         if path.is_file() and path.read_bytes() == text:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        # Runtimes read every file that ends in .json: the half-written one must not.
-        new = path.with_name(f".{path.name}.new")
-        new.write_bytes(text)
-        new.replace(path)
+        make_folder(self._folder)
+        replace_file(path, text)
 
     def remove(self, claim_uid: str) -> None:
         """Remove the file of a claim.
@@ -90,7 +88,7 @@ class CdiFiles:
         Raises:
             OSError: it cannot be removed.
         """
-        self._path(claim_uid).unlink(missing_ok=True)
+        remove_file(self._path(claim_uid))
 
     def claims(self) -> set[str]:
         """List the UIDs of the claims that have a file."""

@@ -11,7 +11,6 @@ restart of the daemon or the machine. So they name cards by UUID alone: a device
 somebody's CDI specification may be another card's after a reboot.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from allocator.ledger import CheckpointEntry
 from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.dra.claims import ClaimShare
 from deviceplugin.errors import TornCheckpointError
+from deviceplugin.files import make_folder, remove_file, replace_file
 
 FOLDER: Final = "claims"
 
@@ -108,7 +108,7 @@ class PreparedClaims:
         Raises:
             OSError: the folder cannot be created or read, so prepared claims would be lost.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         self._unread = {path.stem: "" for path in self._folder.iterdir() if path.suffix == ".json"}
         self._read_files()
 
@@ -186,13 +186,7 @@ class PreparedClaims:
         Raises:
             OSError: it cannot be written.
         """
-        path = self._path(claim.uid)
-        new = path.with_suffix(".new")
-        with new.open("wb") as file:
-            file.write(msgspec.json.encode(claim))
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        replace_file(self._path(claim.uid), msgspec.json.encode(claim))
 
     def erase(self, uid: str) -> None:
         """Remove the file of a claim. Blocking.
@@ -200,9 +194,7 @@ class PreparedClaims:
         Raises:
             OSError: it cannot be removed.
         """
-        path = self._path(uid)
-        path.unlink(missing_ok=True)
-        path.with_suffix(".new").unlink(missing_ok=True)
+        remove_file(self._path(uid))
 
     def _path(self, uid: str) -> Path:
         return self._folder / f"{uid}.json"

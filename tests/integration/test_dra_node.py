@@ -630,7 +630,7 @@ async def test_a_claim_that_cannot_be_read_ends_with_its_pod(wrong: tuple[str, s
         await world.kill_daemon()
         whole = _claim_file(world).read_text()
         _claim_file(world).write_text(whole.replace(*wrong) if wrong[0] else "")
-        half_written = _claim_file(world).with_suffix(".new")
+        half_written = _claim_file(world).with_name(f".{_claim_file(world).name}.new")
         half_written.write_text(whole[:40])
         await world.start_daemon(slices=False)
         assert "prepared claim" in str(world.daemon.account and world.daemon.account.checkpoint_problem)

@@ -22,6 +22,7 @@ import msgspec
 
 from allocator.ids import is_card_uuid
 from deviceplugin.errors import GpuError, is_gone
+from deviceplugin.files import replace_file
 
 SHM: Final = "shm"
 
@@ -91,10 +92,7 @@ class CardFolder:
         Raises:
             OSError: the folder cannot be written to.
         """
-        text = json.dumps(asdict(state))
-        new = self._state.with_suffix(".new")
-        new.write_text(text, "ascii")
-        os.replace(new, self._state)  # noqa: PTH105 (over the old one)
+        replace_file(self._state, json.dumps(asdict(state)).encode())
         if self._held is None:
             self._held = _locked(self._lock, fcntl.LOCK_EX)
         return self._held is not None

@@ -1,0 +1,63 @@
+"""Files that nobody sees half-written, and that are as they were written after a loss of power. Blocking."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one step: at any moment a reader finds its old content or the new one.
+
+    The content is first written beside it as `.NAME.new`, because container runtimes read every file of a
+    folder that ends in .json.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with _synced(path.parent):
+        new = _beside(path)
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file that `replace_file` wrote, wholly or in part; nothing happens where there is none.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if path.parent.is_dir():
+        with _synced(path.parent):
+            path.unlink(missing_ok=True)
+            _beside(path).unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where there is none.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not path.is_dir():
+        make_folder(path.parent)
+        with _synced(path.parent):
+            path.mkdir(exist_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
+@contextmanager
+def _synced(folder: Path) -> Iterator[None]:
+    """Write to the disk which names a folder has; without that a file that was renamed may be lost."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield
+        os.fsync(handle)
+    finally:
+        os.close(handle)
