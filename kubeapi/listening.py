@@ -33,7 +33,7 @@ NEW_PART: Final = 0.25
 
 REQUEST_S: Final = 30.0
 """A client has so long to shake hands and to send a whole request, from its first byte on."""
-IDLE_S: Final = 120.0
+KEEP_ALIVE_S: Final = 120.0
 """A connection that was answered may be idle for so long. Go's clients close theirs after 90 s, so a request
 seldom meets a connection that is being closed."""
 MOST_UNANSWERED_BYTES: Final = 64 * 2**20
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
 
     def end_answer(self) -> None:
         self._answering -= 1
-        self.since, self._limit_s, self.was_answered = self._server.clock(), IDLE_S, True
+        self.since, self._limit_s, self.was_answered = self._server.clock(), KEEP_ALIVE_S, True
         self._server.count_bytes(self, -self.unanswered_bytes)
         self._server.wake()
 

@@ -21,7 +21,7 @@ from kubeapi.streams import enable_keepalive
 if TYPE_CHECKING:
     from socket import socket
 
-IDLE_S: Final = 15.0
+CLOSE_UNUSED_AFTER_S: Final = 15.0
 """A connection that was not used for so long is closed: the other side may be about to do so."""
 
 
@@ -239,14 +239,14 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         self._idle.append((loop.time(), connection))
         if self._sweeping is None:
-            self._sweeping = loop.call_later(IDLE_S, self._sweep)
+            self._sweeping = loop.call_later(CLOSE_UNUSED_AFTER_S, self._sweep)
 
     def _sweep(self) -> None:
         """Close what was not used for long, and look again while anything is left."""
         loop = asyncio.get_running_loop()
-        while self._idle and self._idle[0][0] <= loop.time() - IDLE_S:
+        while self._idle and self._idle[0][0] <= loop.time() - CLOSE_UNUSED_AFTER_S:
             self._idle.pop(0)[1].abort()
-        self._sweeping = loop.call_later(IDLE_S, self._sweep) if self._idle else None
+        self._sweeping = loop.call_later(CLOSE_UNUSED_AFTER_S, self._sweep) if self._idle else None
 
     def _drop_idle(self) -> None:
         while self._idle:

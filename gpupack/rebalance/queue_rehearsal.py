@@ -81,8 +81,7 @@ class QueueRehearsal:
         self._queue = Queue(rules.config, self._state, rules.settings.make_policies(), wall=self._wall_s)
         self._queue.batch.enabled = True
         self._queue.job_stages.set_jobs(_assume_complete_jobs(pods))
-        for name, labels in rules.namespaces.items():
-            self._queue.set_namespace(name, labels)
+        self._queue.set_namespaces(rules.namespaces)
         for node in self._nodes.values():
             self._queue.set_node(node.name, read_node_facts(node))
         for pod in sorted(pods, key=lambda pod: pod.metadata.creation_timestamp):

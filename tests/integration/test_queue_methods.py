@@ -133,7 +133,7 @@ async def test_holding_back_leaves_nothing_of_a_node(
 
 async def test_holding_ends_after_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No node becomes more level by the pod, and none is without GPU use."""
-    monkeypatch.setattr(controller, "IDLE_S", 1.0)
+    monkeypatch.setattr(controller, "CHECK_EVERY_S", 1.0)
     parameters = {"on_no_improvement": "hold", "hold_rounds": "2", "threshold": "1"}
     async with ApiServer(seed=1) as api:
         make_node(api, "n1", (16,), (6,))

@@ -132,7 +132,7 @@ async def test_a_request_that_is_given_up_takes_its_connection_along(
 async def test_an_unused_connection_is_closed(
     server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posting, "IDLE_S", 0.01)
+    monkeypatch.setattr(posting, "CLOSE_UNUSED_AFTER_S", 0.01)
     await client.post("/x", {})
     await until(server.writers[0].is_closing)
     await client.post("/x", {})

@@ -12,7 +12,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from kubeapi.listening import (
-    IDLE_S,
+    KEEP_ALIVE_S,
     REQUEST_S,
     Acceptor,
     Connection,
@@ -212,7 +212,7 @@ async def test_one_that_is_answered_is_never_ended_and_a_further_client_is_refus
     [
         pytest.param(False, [], REQUEST_S, id="nothing sent"),
         pytest.param(False, [b"G", b"E", b"T"], REQUEST_S, id="byte by byte"),
-        pytest.param(True, [], IDLE_S, id="idle after an answer"),
+        pytest.param(True, [], KEEP_ALIVE_S, id="idle after an answer"),
         pytest.param(True, [b"G", b"E", b"T"], REQUEST_S, id="byte by byte after an answer"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_queue_is_for_the_namespaces_that_it_selects() -> None:
     world.node("n1", (16, 16))
     world.pod("one")
     assert world.admitted() == []
-    world.queue.set_namespace("default", {"team": "x"})
+    world.queue.set_namespaces({"default": {"team": "x"}})
     assert world.admitted() == ["one"]
 
 

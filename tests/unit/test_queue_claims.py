@@ -46,10 +46,10 @@ def test_a_pod_that_names_none_has_the_queue_of_its_namespace() -> None:
     world = world_of_claims()
     world.claim_pod("p")
     world.claim("c", (0, 10), pods=["p"])
-    world.queue.set_namespace("default", {"gpupack.io/queue-name": "b"})
+    world.queue.set_namespaces({"default": {"gpupack.io/queue-name": "b"}})
     assert used(world) == {"b": 10}
-    world.queue.set_namespace("other", {"gpupack.io/queue-name": "a"})
-    world.queue.set_namespace("default", None)
+    world.queue.set_namespaces({"other": {"gpupack.io/queue-name": "a"}})
+    world.queue.set_namespaces({"default": None})
     assert used(world) == {}
 
 
@@ -97,7 +97,7 @@ def test_a_queue_for_other_namespaces_counts_none() -> None:
     world.claim_pod("p", "a")
     world.claim("c", (0, 10), pods=["p"])
     assert used(world) == {}
-    world.queue.set_namespace("default", {"team": "a"})
+    world.queue.set_namespaces({"default": {"team": "a"}})
     assert used(world) == {"a": 10}
 
 

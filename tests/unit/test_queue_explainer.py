@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from scheduler_plugin.queue.controller import explainer, status
-from scheduler_plugin.queue.controller.controller import IDLE_S, TICK_S, Controller
+from scheduler_plugin.queue.controller.controller import CHECK_EVERY_S, TICK_S, Controller
 from scheduler_plugin.queue.controller.explainer import SHARE, SLICE_S, UNCHANGED_S, Explainer
 from scheduler_plugin.queue.controller.writer import PodWriter
 from tests.queue_world import QueueWorld
@@ -123,11 +123,11 @@ async def test_the_controller_decides_when_something_changes_and_else_seldom(
             await asyncio.sleep(0.01)
         return len(decided)
 
-    await pass_time(10 * IDLE_S)
-    assert 9 <= await pass_time(10 * IDLE_S) <= 11
+    await pass_time(10 * CHECK_EVERY_S)
+    assert 9 <= await pass_time(10 * CHECK_EVERY_S) <= 11
     controller.record_change()
     assert await pass_time(TICK_S) >= 1
-    await pass_time(IDLE_S)
+    await pass_time(CHECK_EVERY_S)
     world.queue.refusals.failed("uid-p", world.now)
     monkeypatch.setitem(world.queue.queued_pods, "uid-p", world.queue.queued_pods[world.pod("p")])
     assert await pass_time(2 * TICK_S) >= 1

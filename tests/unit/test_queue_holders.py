@@ -51,11 +51,11 @@ def test_a_bound_pod_of_an_excluded_namespace_does_not_count() -> None:
     """Or anybody could use up the quota of a queue that is not for them."""
     world = QueueWorld(FOR_X)
     world.node("n1", (16, 16))
-    world.queue.set_namespace("default", {"team": "y"})
+    world.queue.set_namespaces({"default": {"team": "y"}})
     uid = world.pod("p", 8, gates=())
     world.change(uid, spec={"nodeName": "n1"})
     assert _used(world) == {}
-    world.queue.set_namespace("default", {"team": "x"})
+    world.queue.set_namespaces({"default": {"team": "x"}})
     assert _used(world) == {"a": 8}
 
 
@@ -63,11 +63,11 @@ def test_what_was_released_counts_when_its_namespace_is_excluded_later() -> None
     """It has the room, and had it from this queue."""
     world = QueueWorld(FOR_X)
     world.node("n1", (16, 16))
-    world.queue.set_namespace("default", {"team": "x"})
+    world.queue.set_namespaces({"default": {"team": "x"}})
     uid = world.pod("p", 8)
     assert world.admitted() == ["p"]
     world.bind(uid)
-    world.queue.set_namespace("default", {"team": "y"})
+    world.queue.set_namespaces({"default": {"team": "y"}})
     assert _used(world) == {"a": 8}
 
 
@@ -80,5 +80,5 @@ def test_no_selector_admits_a_namespace_that_is_not_known_yet() -> None:
     assert "namespace 'default' are not known yet" in explain_waiting(world.queue, 0)[0].message.replace(
         '"', "'"
     )
-    world.queue.set_namespace("default", {})
+    world.queue.set_namespaces({"default": {}})
     assert world.admitted() == ["p"]

@@ -3,6 +3,8 @@
 import pytest
 
 from allocator.names import PLACEHOLDER_SCHEDULER, QUEUE_GATE, QUEUE_NAME
+from scheduler_plugin.queue.cache.membership import QueueMembership
+from scheduler_plugin.queue.config.queues import parse_config
 from tests.queue_world import ONE_QUEUE, QueueWorld
 from tests.unit.test_queue_claims import used
 
@@ -19,7 +21,7 @@ LABELLED = {QUEUE_NAME: "shared"}
 def world_of(namespace: dict[str, str], config: str = TEAMS) -> QueueWorld:
     world = QueueWorld(config)
     world.node("n1", (16, 16, 16))
-    world.queue.set_namespace("default", namespace)
+    world.queue.set_namespaces({"default": namespace})
     return world
 
 
@@ -77,14 +79,14 @@ def test_a_process_that_starts_anew_knows_the_queue(
     world = QueueWorld(TEAMS)
     world.node("n1", (16, 16, 16))
     if not late:
-        world.queue.set_namespace("default", namespace)
+        world.queue.set_namespaces({"default": namespace})
     if claims:
         world.claim_pod("p", label)
         world.claim("c", (0, 8), pods=["p"])
     else:
         world.pod("p", 8, queue=label, gates=(), spec={"nodeName": "n1"})
     if late:
-        world.queue.set_namespace("default", namespace)
+        world.queue.set_namespaces({"default": namespace})
     assert used(world) == counts
 
 
@@ -106,7 +108,7 @@ def test_a_pod_outside_that_a_new_list_does_not_have_is_forgotten() -> None:
     uid = world.pod("p", 8, queue="", gates=(), spec={"nodeName": "n1"})
     assert uid in set(world.queue.known_uids)
     world.delete(uid)
-    world.queue.set_namespace("default", LABELLED)
+    world.queue.set_namespaces({"default": LABELLED})
     assert used(world) == {}
     assert uid not in set(world.queue.known_uids)
 
@@ -171,3 +173,26 @@ def test_a_pod_that_is_requeued_waits_where_it_was_whatever_its_label_says_by_th
     world.requeue(uid)
     assert world.admitted() == ["p"]
     assert used(world) == {"red": 8}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "queue"),
+    [
+        ({"team": "red", "tier": "gold"}, "both"),
+        ({"tier": "gold", "team": "blue"}, "gold"),
+        ({"team": "blue"}, "not-green"),
+        ({"team": "green"}, ""),
+        ({"team": "green", "tier": "gold"}, "gold"),
+    ],
+)
+def test_the_first_queue_that_selects_a_namespace_is_its_own(namespace: dict[str, str], queue: str) -> None:
+    selectors = {
+        "both": "{matchLabels: {team: red, tier: gold}}",
+        "gold": "{matchLabels: {tier: gold}}",
+        "not-green": "{matchExpressions: [{key: team, operator: NotIn, values: [green]}]}",
+        "red": "{matchLabels: {team: red}}",
+    }
+    queues = "".join(f"- {{name: {name}, namespaceSelector: {each}}}\n" for name, each in selectors.items())
+    membership = QueueMembership(parse_config("queues.yaml", f"queues:\n{queues}"))
+    assert membership.set_namespace("default", namespace)
+    assert membership.find_queue("default", "") == queue

@@ -209,7 +209,7 @@ def test_a_pod_that_no_quota_counts_is_let_alone(mode: str, gang: dict[str, Any]
     world = QueueWorld(
         f"mode: {mode}\nqueues: [{{name: a, namespaceSelector: {{matchLabels: {{team: x}}}}}}]"
     )
-    world.queue.set_namespace("default", {"team": "y"})
+    world.queue.set_namespaces({"default": {"team": "y"}})
     world.node("n1", (16,))
     owner = {"ownerReferences": [{"uid": "owner", "controller": True}]}
     for name, metadata in (("owned", owner), ("bare", {})):

@@ -31,7 +31,7 @@ COMMITS: Final = 2
 
 TICK_S: Final = 1.0
 
-IDLE_S: Final = 5.0
+CHECK_EVERY_S: Final = 5.0
 """So often it is looked at what follows from time alone, while nothing changes and nothing is under way."""
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class Controller:
                     self.queue.forget_unused()
                     continue
                 if not self._is_idle or self._clock() >= next_check:
-                    next_check = self._clock() + IDLE_S
+                    next_check = self._clock() + CHECK_EVERY_S
                     await self._admit_all()
                     if self._clock() >= next_tick:
                         next_tick = self._clock() + TICK_S

@@ -123,10 +123,12 @@ class NamespaceSink(Sink[NamespaceLite]):
     def replace(self, items: Sequence[NamespaceLite], resource_version: str) -> None:
         del resource_version
         names = {item.metadata.name for item in items}
-        for name in self._known - names:
-            self._queue.set_namespace(name, None)
-        for item in items:
-            self._queue.set_namespace(item.metadata.name, item.metadata.labels or {})
+        self._queue.set_namespaces(
+            {
+                **dict.fromkeys(self._known - names),
+                **{item.metadata.name: item.metadata.labels or {} for item in items},
+            }
+        )
         self._known = names
         self.synced = True
         self._changed()
@@ -134,7 +136,7 @@ class NamespaceSink(Sink[NamespaceLite]):
     def event(self, kind: Kind, item: NamespaceLite, resource_version: str) -> None:
         del resource_version
         gone = kind == "DELETED"
-        self._queue.set_namespace(item.metadata.name, None if gone else item.metadata.labels or {})
+        self._queue.set_namespaces({item.metadata.name: None if gone else item.metadata.labels or {}})
         (self._known.discard if gone else self._known.add)(item.metadata.name)
         self._changed()
 

@@ -136,11 +136,13 @@ class Queue:
         if pod is not None:
             self._place_in_queue(pod)
 
-    def set_namespace(self, name: str, labels: Mapping[str, str] | None) -> None:
-        """Set a namespace's labels, None once it is deleted."""
-        if self._membership.set_namespace(name, labels):
+    def set_namespaces(self, labels: Mapping[str, Mapping[str, str] | None]) -> None:
+        """Set the labels of namespaces by their names, None once one is deleted; others stay as they are."""
+        changed = {name for name, each in labels.items() if self._membership.set_namespace(name, each)}
+        for name in sorted(changed):
             self.claimed.update_namespace(name)
-            self._find_queues_again(name)
+        if changed:
+            self._find_queues_again(changed)
 
     def apply_pod(self, pod: QueuePod, now: float, *, live: bool = False) -> None:
         """Apply a pod's newest version; call it after the state has that.
@@ -389,14 +391,14 @@ class Queue:
             pod.queue_info = replace(pod.queue_info, queue=queue)
         self._note_queue(pod)
 
-    def _find_queues_again(self, namespace: str | None = None) -> None:
-        """Determine the queues of all pods again, or of those of one namespace."""
+    def _find_queues_again(self, namespaces: Collection[str] | None = None) -> None:
+        """Determine the queues of all pods again, or of those of some namespaces."""
         for pod in list(self.queued_pods.values()):
-            if namespace in (None, pod.record.namespace):
+            if namespaces is None or pod.record.namespace in namespaces:
                 self._update_queue(pod)
                 self._place_in_queue(pod)
         for outside, seen in list(self._outside.values()):
-            if namespace in (None, outside.metadata.namespace):
+            if namespaces is None or outside.metadata.namespace in namespaces:
                 self.apply_pod(outside, seen)
 
     def _place_in_queue(self, pod: QueuedPod) -> None:

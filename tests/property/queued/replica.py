@@ -87,7 +87,7 @@ class Replica:
         QueueFeed(self.queue, self.watcher, lambda: self.now)
         self.reclaimer = Reclaimer(self.queue)
         self.writer = PodWriter(self, lambda: self.leads_since is not None, WRITE_S, self._sleep)
-        self.queue.set_namespace("default", {QUEUE_NAME: NAMESPACE_QUEUE})
+        self.queue.set_namespaces({"default": {QUEUE_NAME: NAMESPACE_QUEUE}})
         self.relist_nodes()
         self.relist_pods()
 

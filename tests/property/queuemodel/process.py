@@ -134,7 +134,7 @@ class Process:
         self.watcher.pod_sink.replace([pod.lite for pod in world.pods.values()], str(world.version))
         self.watcher.claim_sink.replace(list(world.claims.values()), str(world.version))
         self.specs.replace([_whole(pod.lite) for pod in world.pods.values() if pod.spec.batch], "")
-        self.queue.set_namespace("default", world.namespace_labels)
+        self.queue.set_namespaces({"default": world.namespace_labels})
         self.heard = len(world.events)
 
     def hear(self, until: float) -> None:
