@@ -32,42 +32,14 @@ Where answers differ on purpose:
   on a node are several nodes, and of containers that share a card only the sum is known.
 """
 
-from pathlib import Path
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.property.onetruth.checks import ask_everybody
-from tests.property.onetruth.mutants import MUTANTS
-from tests.property.proven import Record
-from tests.property.undercount.mutant import Mutant
-
-PROVEN = Record(Path(__file__).parent / "onetruth", MUTANTS)
-SEEDS = 400
-"""Scenes in which a rule's absence has to show."""
 
 
 @examples(200)
 @given(st.integers(0, 2**32 - 1))
 def test_every_place_answers_alike(seed: int) -> None:
     ask_everybody(seed)
-
-
-def differ(mutant: Mutant, seed: int, *, taken_out: bool) -> bool:
-    """Whether answers differ in a scene, with the rule taken out or in its place."""
-    with pytest.MonkeyPatch.context() as patch:
-        if taken_out:
-            mutant.take_out(patch)
-        try:
-            mutant.kind(seed)
-        except AssertionError:
-            return True
-    return False
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize("mutant", PROVEN.pending(), ids=lambda mutant: mutant.name)
-def test_every_rule_is_needed_for_one_truth(mutant: Mutant) -> None:
-    PROVEN.prove(mutant, range(SEEDS), differ)

@@ -10,22 +10,17 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import structlog
 
-from tests.property.proven import Record
+from tests.property.kernel.history import AGAIN, ViolationError
 from tests.property.queuemodel.histories import KINDS
-from tests.property.queuemodel.mutants import MUTANTS
-from tests.property.queuemodel.promises import BrokenError
-from tests.property.queuemodel.simulation import AGAIN, run
-from tests.property.undercount.mutant import Mutant
+from tests.property.queuemodel.simulation import run
 
 STEPS = int(os.environ.get("GPUPACK_QUEUE_STEPS", "6000"))
 FIRST_SEED = int(os.environ.get("GPUPACK_QUEUE_FIRST_SEED", "0"))
 PARTS = 2
-PROVEN = Record(Path(__file__).parent / "queuemodel", MUTANTS)
 
 SHARES = {
     "mixed": 0.09,
@@ -69,11 +64,11 @@ def test_promises_are_kept_in_every_history(kind: str, part: int) -> None:
 
 def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.property.queuemodel.promises.MESSAGE", 10)
-    with pytest.raises(BrokenError) as first:
+    with pytest.raises(ViolationError) as first:
         run("reclaim", 4)
     command = shlex.split(first.value.__notes__[-1].removeprefix(AGAIN))
     assert command[:2] == ["python", "-c"]
-    with pytest.raises(BrokenError, match=re.escape(str(first.value))):
+    with pytest.raises(ViolationError, match=re.escape(str(first.value))):
         exec(command[2], {})
 
 
@@ -101,21 +96,3 @@ def test_a_seed_is_the_same_history_in_every_process() -> None:
     told = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert told[0] == told[1] != ""
-
-
-def breaks(mutant: Mutant, seed: int, *, taken_out: bool) -> bool:
-    """Whether a history breaks a promise, with the rule taken out or in its place."""
-    with pytest.MonkeyPatch.context() as patch:
-        if taken_out:
-            mutant.take_out(patch)
-        try:
-            mutant.kind(seed)
-        except BrokenError:
-            return True
-    return False
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize("mutant", PROVEN.pending(), ids=lambda mutant: mutant.name)
-def test_every_rule_of_the_queue_is_needed_in_some_history(mutant: Mutant) -> None:
-    PROVEN.prove(mutant, range(1000, 1020), breaks)

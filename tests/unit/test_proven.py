@@ -1,14 +1,16 @@
 """Mutants run again where the code that they depend on is another one, and not where its text is."""
 
 import inspect
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.property import proven
-from tests.property.proven import Record, read_code
+from tests.property.kernel import proven
+from tests.property.kernel.history import ViolationError
+from tests.property.kernel.proven import Record, read_code
 
 MODEL = '''
 """A model."""
@@ -42,20 +44,31 @@ def history(seed: int) -> int:
 '''
 
 
-@dataclass(frozen=True)
+@dataclass
 class Mutant:
+    """A rule without which the histories of some seeds fail, beside those that fail with it."""
+
     name: str
     definition: str = "a line, and another one"
     modules: tuple[ModuleType, ...] = (inspect,)
     seed: int = 1
+    shown_by: Collection[int] = ()
+    broken: Collection[int] = ()
+
+    def take_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self, "broken", {*self.broken, *self.shown_by})
+
+    def kind(self, seed: int) -> None:
+        if seed in self.broken:
+            raise ViolationError
 
 
 @pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record[Mutant]:
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
     """Two mutants of one model, one of which was seen to fail."""
     monkeypatch.setattr(proven, "MODE", "record")
     (tmp_path / "model.py").write_text(MODEL)
-    found = Record(tmp_path, [Mutant("a"), Mutant("b")])
+    found = Record(tmp_path, [Mutant("a"), Mutant("b")], range(2, 20))
     found.add(Mutant("a"), 7)
     return found
 
@@ -64,24 +77,19 @@ def pending(folder: Path, *mutants: Mutant) -> list[str]:
     return [each.name for each in Record(folder, mutants).pending()]
 
 
-def test_what_was_seen_to_fail_need_not_run(record: Record[Mutant], tmp_path: Path) -> None:
+def test_what_was_seen_to_fail_need_not_run(record: Record, tmp_path: Path) -> None:
     assert pending(tmp_path, Mutant("a"), Mutant("b")) == ["b"]
     assert record.seeds(Mutant("a")) == [7]
 
 
-def test_a_history_that_fails_with_the_rule_in_place_proves_nothing(record: Record[Mutant]) -> None:
-    def breaks(_: Mutant, seed: int, *, taken_out: bool) -> bool:
-        return seed == 1 or (taken_out and seed == 9)
-
-    record.prove(Mutant("b"), range(2, 20), breaks)
+def test_a_history_that_fails_with_the_rule_in_place_proves_nothing(record: Record) -> None:
+    record.prove(Mutant("b", shown_by=(9, 11), broken=(1,)))
     assert record.seeds(Mutant("b")) == [9]
     with pytest.raises(AssertionError, match="b: no history shows"):
-        record.prove(Mutant("b"), (), lambda _, seed, *, taken_out: False)
+        record.prove(Mutant("b", shown_by=(20,), broken=(1,)))
 
 
-def test_who_reads_while_another_process_records_reads_a_whole_record(
-    record: Record[Mutant], tmp_path: Path
-) -> None:
+def test_who_reads_while_another_process_records_reads_a_whole_record(record: Record, tmp_path: Path) -> None:
     before = (tmp_path / "proven.json").read_text()
     with (tmp_path / "proven.json").open() as reader:
         record.add(Mutant("b"), 8)
@@ -90,7 +98,7 @@ def test_who_reads_while_another_process_records_reads_a_whole_record(
     assert [path.name for path in tmp_path.glob("*.new")] == []
 
 
-def test_other_words_run_nothing(record: Record[Mutant], tmp_path: Path) -> None:
+def test_other_words_run_nothing(record: Record, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(SAME)
     assert pending(tmp_path, Mutant("a")) == []
 
@@ -105,18 +113,18 @@ def test_other_words_run_nothing(record: Record[Mutant], tmp_path: Path) -> None
         ("{seed:d} ", "{seed:x} "),
     ],
 )
-def test_another_model_runs_all(record: Record[Mutant], tmp_path: Path, old: str, new: str) -> None:
+def test_another_model_runs_all(record: Record, tmp_path: Path, old: str, new: str) -> None:
     assert old in MODEL
     (tmp_path / "model.py").write_text(MODEL.replace(old, new))
     assert pending(tmp_path, Mutant("a")) == ["a"]
 
 
-def test_another_change_or_module_runs_it(record: Record[Mutant], tmp_path: Path) -> None:
+def test_another_change_or_module_runs_it(record: Record, tmp_path: Path) -> None:
     assert pending(tmp_path, Mutant("a", "another line")) == ["a"]
     assert pending(tmp_path, Mutant("a", modules=(inspect, proven))) == ["a"]
 
 
-def test_nightly_runs_all(record: Record[Mutant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nightly_runs_all(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proven, "MODE", "all")
     assert pending(tmp_path, Mutant("a")) == ["a"]
 

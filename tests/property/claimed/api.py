@@ -9,32 +9,25 @@ import msgspec
 from allocator.claims import ClaimObject
 from allocator.names import DRA_DRIVER, DRA_MEMORY, POD_ASSIGNED
 from kubeapi.errors import NotFound
+from tests.property.kernel.api import Event
 
 NODE = "n"
 
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One change; `item` is the object after it, before it for DELETED, with the version of the event."""
-
-    version: int
-    what: str
-    kind: str
-    item: Json
-
-
 @dataclass
 class ModelApi:
-    """What is true in etcd, and how it came about: `objects` by resource and UID."""
+    """What is true in etcd, and how it came about: `objects` by resource and UID, `events` by resource."""
 
     version: int = 1
     now: float = 0.0
     objects: dict[str, dict[str, Json]] = field(
         default_factory=lambda: {"nodes": {}, "pods": {}, "claims": {}}
     )
-    events: list[Event] = field(default_factory=list)
+    events: dict[str, list[Event[Json]]] = field(
+        default_factory=lambda: {"nodes": [], "pods": [], "claims": []}
+    )
     _units: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
 
     def put(self, what: str, item: Json) -> None:
@@ -56,7 +49,7 @@ class ModelApi:
         self.version += 1
         item = msgspec.json.decode(msgspec.json.encode(item))  # a copy, and the quickest
         item["metadata"]["resourceVersion"] = str(self.version)
-        self.events.append(Event(self.version, what, kind, item))
+        self.events[what].append(Event(self.version, kind, item))
         return item
 
     @property

@@ -23,7 +23,8 @@ from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
-from tests.property.undercount.scene import ViolationError
+from tests.property.kernel.api import Watch
+from tests.property.kernel.history import History, replayable
 
 from .api import NODE, Json, ModelApi
 from .node import RESOURCE, UNIT_MIB, ModelDaemon
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     import asyncio
 
 MAX_PODS: Final = 10
-AGAIN: Final = "to run this history again: "
 
 
 class Extender:
@@ -56,7 +56,6 @@ class Extender:
         self.heard: dict[str, ClaimObject] = {}
         self.had: dict[str, tuple[float, ClaimObject]] = {}
         self.gone: dict[str, float] = {}
-        self.cursor = {what: len(self.api.events) for what in self.api.objects}
         version, now = str(self.api.version), self.api.now
         for claim in list(self.api.claims.values()):
             owner = next((one["uid"] for one in claim["metadata"].get("ownerReferences") or ()), "")
@@ -70,18 +69,15 @@ class Extender:
         self.state.replace_nodes(nodes, version, now)
         self.state.claims.replace(claims, version, now)
         self.heard = {claim.metadata.uid: claim for claim in claims}
-        self.cursor = {what: len(self.api.events) for what in self.api.objects}
+        self.watches = {what: Watch(log) for what, log in self.api.events.items()}
 
     def hear(self, what: str) -> bool:
         """Take the next event of one resource; at times it comes twice."""
-        while self.cursor[what] < len(self.api.events):
-            event = self.api.events[self.cursor[what]]
-            self.cursor[what] += 1
-            if event.what == what:
-                for _ in range(2 if self.random.random() < 0.03 else 1):
-                    self._take(what, event.kind, event.item, str(event.version))
-                return True
-        return False
+        event = self.watches[what].read()
+        if event is not None:
+            for _ in range(2 if self.random.random() < 0.03 else 1):
+                self._take(what, event.kind, event.item, str(event.version))
+        return event is not None
 
     def _take(self, what: str, kind: str, item: Json, version: str) -> None:
         now, gone, state = self.api.now, kind == "DELETED", self.state
@@ -167,7 +163,7 @@ class Extender:
         return (nodes.used[row] + nodes.assumed[row])[: len(sizes)].tolist()  # type: ignore[no-any-return]
 
 
-class History:
+class ClaimHistory(History):
     """One random history of one node.
 
     Args:
@@ -176,8 +172,11 @@ class History:
         vanish: how much more often claims vanish, and prepared ones are told late, besides.
     """
 
+    longest_step_s = 0.3
+    rests_after = 200
+
     def __init__(self, seed: int, trouble: float = 1.0, vanish: float = 1.0) -> None:
-        self.random = Random(seed)
+        super().__init__(seed)
         self.api = ModelApi()
         self.sizes = self.random.choice(((8,), (8, 5), (8, 8)))
         self.running: set[str] = set()
@@ -186,8 +185,6 @@ class History:
         self.daemon.publish()
         self.extender = Extender(self.api, self.random)
         self.numbers = itertools.count()
-        self.steps = 0
-        self.trace: list[str] = []
         self.devices = device_names([card.uuid for card in self.daemon.cards])
         self.admitting: dict[str, dict[str, asyncio.Task[Any]]] = {}
         self.used_by: dict[str, set[str]] = {}
@@ -226,17 +223,12 @@ class History:
 
     # Steps.
 
-    def step(self) -> None:
-        """Let one thing happen, and look at what must hold."""
-        self.steps += 1
-        self.api.now += self.random.uniform(0.01, 0.3)
-        (_, action) = self.random.choices(self.actions, self.weights)[0]
-        action()
-        self.check()
+    @property
+    def now(self) -> float:
+        return self.api.now
 
-    def _say(self, text: str) -> None:
-        self.trace.append(f"{self.steps:6} {self.api.now:8.2f} {text}")
-        del self.trace[:-80]
+    def _pass(self, seconds: float) -> None:
+        self.api.now += seconds
 
     def _pick(self, items: list[Any]) -> Any:
         return self.random.choice(items) if items else None
@@ -674,35 +666,22 @@ class History:
         if left or any(self.daemon.ledger.used()):
             self._fail(f"left {left}, used {self.daemon.ledger.used()}")
 
-    def _fail(self, text: str) -> None:
-        raise ViolationError(
-            "\n".join([*self.trace[-60:], text, f"now {self.api.now:.2f}, step {self.steps}"])
-        )
-
 
 def asks(pod: Json) -> bool:
     """Whether a pod asks by its limits, with claims besides or without."""
     return "limits" in pod["spec"]["containers"][0]["resources"]
 
 
+@replayable
 def run(seed: int, steps: int, trouble: float = 1.0, vanish: float = 1.0) -> int:
     """Run one history; returns the steps done.
 
     Raises:
-        ViolationError: something does not hold. Whatever is raised has a note that tells how to run it again.
+        ViolationError: something does not hold.
     """
-    history = History(seed, trouble, vanish)
+    history = ClaimHistory(seed, trouble, vanish)
     try:
-        for number in range(1, steps + 1):
-            history.step()
-            if number % 200 == 0:
-                history.rest()
-        history.end()
-    except BaseException as error:
-        error.add_note(
-            f'{AGAIN}python -c "from {__name__} import run; run({seed}, {steps}, {trouble}, {vanish})"'
-        )
-        raise
+        history.play(steps)
     finally:
         history.daemon.kill()
         history.daemon.loop.close()

@@ -4,7 +4,7 @@ from allocator import claims as claim_objects
 from deviceplugin.allocation import own_pods
 from deviceplugin.dra import claim_service, prepared_claims
 from scheduler_plugin.cache import charges, claim_charges, claims
-from tests.property.undercount.mutant import Mutant
+from tests.property.kernel.mutant import Mutant
 
 from .history import run
 

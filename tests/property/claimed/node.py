@@ -1,7 +1,6 @@
 """The node of the model: the shipped parts that serve claims, on a disk and an API that are slow or gone."""
 
 import asyncio
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,8 @@ from deviceplugin.publishing.node_publication import (
     publish_reason,
 )
 from kubeapi.errors import KubeApiError, NotFound
+from tests.property.kernel.api import Watch
+from tests.property.kernel.loop import new_inline_loop, run_ready
 
 from .api import NODE, ModelApi
 
@@ -35,18 +36,6 @@ if TYPE_CHECKING:
 
 UNIT_MIB = 1024
 RESOURCE = resource_name(UNIT_MIB)
-
-
-class InlineExecutor(ThreadPoolExecutor):
-    """Runs what others would run in a thread, so that histories are the same each time."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - as an executor does
-            future.set_exception(error)
-        return future
 
 
 class DiskClaims(PreparedClaims):
@@ -141,15 +130,14 @@ class ModelDaemon:
         self.cdi: dict[str, Any] = {}
         self._told: dict[str, tuple[PreparedClaim, dict[str, int]]] = {}
         self.revision = 0
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_default_executor(InlineExecutor(1))
+        self.loop = new_inline_loop()
         self.slow = SlowApi(api, random)
         self.up = False
         self.start()
 
     def start(self) -> None:
         """Begin with what the disk says."""
-        self.up, self.cursor, self.listed = True, 0, False
+        self.up, self.watch, self.listed = True, Watch(self.api.events["pods"]), False
         self.prepared = DiskClaims(self.disk)
         self.ledger = Ledger(self.cards)
         self.account = LedgerService(self.ledger, self.prepared.read, RESOURCE, clock=lambda: self.api.now)
@@ -184,12 +172,7 @@ class ModelDaemon:
 
     def pump(self) -> None:
         """Let everything go on that waits for nothing."""
-        self.loop.run_until_complete(self._idle())
-
-    async def _idle(self) -> None:
-        await asyncio.sleep(0)
-        while self.loop._ready:  # type: ignore[attr-defined]  # noqa: ASYNC110 - no event tells that all wait
-            await asyncio.sleep(0)
+        run_ready(self.loop)
 
     def begin_prepare(self, name: str, uid: str) -> "asyncio.Task[tuple[PreparedDevice, ...]]":
         task = self.loop.create_task(self.service.prepare("default", name, uid))
@@ -205,12 +188,11 @@ class ModelDaemon:
             self.pods.request_list()
             items = [pod for pod in self.api.pods.values() if pod["spec"].get("nodeName") == NODE]
             self.pods.replace([_pod(item) for item in items], str(self.api.version))
-            self.cursor, self.listed = len(self.api.events), True
+            self.watch.skip()
+            self.listed = True
             return True
-        while self.cursor < len(self.api.events):
-            event = self.api.events[self.cursor]
-            self.cursor += 1
-            if event.what == "pods" and event.item["spec"].get("nodeName") == NODE:
+        while (event := self.watch.read()) is not None:
+            if event.item["spec"].get("nodeName") == NODE:
                 self.pods.event(event.kind, _pod(event.item), str(event.version))  # type: ignore[arg-type]
                 return True
         return False

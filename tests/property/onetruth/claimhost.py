@@ -1,6 +1,5 @@
 """A node of a scene that serves claims: the shipped service prepares them, and the shipped ledger counts."""
 
-import asyncio
 import json
 from functools import cache
 from typing import Any
@@ -17,7 +16,8 @@ from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.publishing.node_publication import place_claims
 from tests.cluster_builders import MEMORY
-from tests.property.claimed.node import DiskCdi, DiskClaims, InlineExecutor
+from tests.property.claimed.node import DiskCdi, DiskClaims
+from tests.property.kernel.loop import new_inline_loop
 
 from .host import Host, find_request
 
@@ -60,7 +60,7 @@ class ClaimHost(Host):
         )
         metadata = claim["metadata"]
         try:
-            _loop().run_until_complete(service.prepare("default", metadata["name"], metadata["uid"]))
+            _shared_loop().run_until_complete(service.prepare("default", metadata["name"], metadata["uid"]))
         except AllocationRefusedError:
             return False
         return True
@@ -106,9 +106,5 @@ class _Objects:
         return json.dumps(self._claim if "/resourceclaims/" in path else self._pod).encode()
 
 
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """One loop for all scenes."""
-    loop = asyncio.new_event_loop()
-    loop.set_default_executor(InlineExecutor(1))
-    return loop
+_shared_loop = cache(new_inline_loop)
+"""One loop for all scenes."""

@@ -10,7 +10,7 @@ from gpupack.whatif import cluster, live_cluster, node_results, snapshot
 from scheduler_plugin.cache import charges, claim_charges, kubelet_sums, published_nodes
 from scheduler_plugin.cache import pod_cards as freed
 from scheduler_plugin.scheduling import filtering, node_fit
-from tests.property.undercount.mutant import Mutant
+from tests.property.kernel.mutant import Mutant
 
 from .checks import ask_everybody
 

@@ -7,15 +7,12 @@ from typing import Any
 
 import msgspec
 
-from allocator.names import POD_GANG, POD_PLANNED, POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
+from allocator.names import POD_GANG, POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
 from scheduler_plugin.cache.objects import NodeLite
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.controller.writer import make_node_affinity
+from tests.property.kernel.api import named_node, patch_json
 from tests.property.undercount.world import ModelPod, World
-
-PLANNED_PATH = "/metadata/annotations/" + POD_PLANNED.replace("/", "~1")
-REQUEUED_PATH = "/metadata/annotations/" + POD_REQUEUED.replace("/", "~1")
-LABEL_PATH = "/metadata/labels/" + QUEUE_NAME.replace("/", "~1")
 
 
 @dataclass(frozen=True)
@@ -83,56 +80,17 @@ def queue_node(node: NodeLite) -> QueueNode:
 
 
 def take_patch(world: World, pod: GatedPod | None, patch: Sequence[Mapping[str, Any]]) -> bool:
-    """Carry a patch out as an API server does: all of it, or nothing where a test fails."""
-    if pod is None:
+    """Carry a patch out as an API server does."""
+    raw = None if pod is None else patch_json(msgspec.to_builtins(pod.lite), patch)
+    if pod is None or raw is None:
         return False
-    changes: dict[str, Any] = {}
-    notes = dict(pod.annotations)
-    for step in patch:
-        path, value = step["path"], step.get("value")
-        if step["op"] == "test":
-            if _value(pod, path) != value:
-                return False
-        elif path == REQUEUED_PATH:
-            if not _mark(notes, step):
-                return False
-        elif path == PLANNED_PATH:
-            notes[POD_PLANNED] = str(value)
-        elif path == "/metadata/annotations":
-            notes = dict(value or {})
-        elif path.startswith("/spec/affinity"):
-            changes["only_node"] = _node_in(value)
-        else:
-            assert (step["op"], path) == ("remove", "/spec/schedulingGates")
-            changes["gated"] = False
-    return world.change(pod.name, pod.uid, annotations=tuple(notes.items()), **changes)
-
-
-def _value(pod: GatedPod, path: str) -> Any:
-    """What a patch may test."""
-    return {
-        "/metadata/uid": pod.uid,
-        LABEL_PATH: pod.queue_label,
-        "/spec/schedulingGates": [{"name": QUEUE_GATE}] if pod.gated else None,
-        "/metadata/resourceVersion": str(pod.version),
-    }[path]
-
-
-def _mark(notes: dict[str, str], step: Mapping[str, Any]) -> bool:
-    """Requeue a pod, or take the mark away, if it is there."""
-    if step["op"] == "remove":
-        return notes.pop(POD_REQUEUED, None) is not None
-    notes[POD_REQUEUED] = step["value"]
-    return True
-
-
-def _node_in(value: Any) -> str:
-    """The node in a patch of `spec.affinity`."""
-    if isinstance(value, dict) and value.get("key") == "metadata.name":
-        (name,) = value["values"]
-        return str(name)
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((name for part in parts if (name := _node_in(part))), "")
+    return world.change(
+        pod.name,
+        pod.uid,
+        annotations=tuple((raw["metadata"]["annotations"] or {}).items()),
+        gated=bool(raw["spec"].get("schedulingGates")),
+        only_node=named_node(raw),
+    )
 
 
 def gate(world: World, pod: ModelPod, queue: str, notes: Mapping[str, str], *, owned: bool) -> None:
@@ -149,7 +107,7 @@ def gate(world: World, pod: ModelPod, queue: str, notes: Mapping[str, str], *, o
     fields["annotations"] = tuple((dict(pod.annotations) | dict(notes)).items())
     gated = GatedPod(**fields, queue=queue, owned=owned)
     world.pods[pod.name] = gated
-    world.pod_events[-1] = replace(world.pod_events[-1], pod=gated)
+    world.pod_events[-1] = replace(world.pod_events[-1], item=gated)
 
 
 def find(world: World, path: str) -> GatedPod | None:

@@ -20,6 +20,7 @@ from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome, Wr
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from tests.property.kernel.api import Watch
 from tests.property.undercount.world import UNIT_MIB, World
 
 from .pods import find, queue_node, take_patch
@@ -62,14 +63,11 @@ class Replica:
     Attributes:
         leads_since: When it took the Lease, None while it does not have it.
         open: It decides: the writes of the leader before can have no effect any more and are all known.
-        fence: It waits for that; a mutant does not.
     """
-
-    rules: type[QueueChargeRules] = QueueChargeRules
-    fence: bool = True
 
     def __init__(self, world: World, random: Random, config: QueueConfig, policy: str) -> None:
         self.world, self.random, self.config, self.policy = world, random, config, policy
+        self.node_watch, self.pod_watch = Watch(world.node_events), Watch(world.pod_events)
         self.now = 0.0
         self.writes: list[Write] = []
         self.start()
@@ -80,7 +78,7 @@ class Replica:
             write.work = None
         self.leads_since: float | None = None
         self.open = False
-        self.state = ClusterState(UNIT_MIB, rules=self.rules())
+        self.state = ClusterState(UNIT_MIB, rules=QueueChargeRules())
         self.queue = Queue(self.config, self.state, ClusterPolicies(self.policy))
         client: Any = None
         self.watcher = Watcher(client, self.state, lambda: self.now, 180.0, node=QueueNode, pod=QueuePod)
@@ -96,30 +94,24 @@ class Replica:
     def relist_nodes(self) -> None:
         nodes = [queue_node(node) for node in self.world.nodes.values()]
         self.watcher.node_sink.replace(nodes, str(self.world.version))
-        self.node_cursor = len(self.world.node_events)
+        self.node_watch.skip()
 
     def relist_pods(self) -> None:
         pods = [pod.lite for pod in self.world.pods.values()]
         self.watcher.pod_sink.replace(pods, str(self.world.version))
-        self.pod_cursor = len(self.world.pod_events)
+        self.pod_watch.skip()
 
     def deliver_node(self) -> bool:
-        if self.node_cursor == len(self.world.node_events):
-            return False
-        event = self.world.node_events[self.node_cursor]
-        assert event.node is not None
-        self.watcher.node_sink.event(event.kind, queue_node(event.node), str(event.version))  # type: ignore[arg-type]
-        self.node_cursor += 1
-        return True
+        event = self.node_watch.read()
+        if event is not None:
+            self.watcher.node_sink.event(event.kind, queue_node(event.item), str(event.version))  # type: ignore[arg-type]
+        return event is not None
 
     def deliver_pod(self) -> bool:
-        if self.pod_cursor == len(self.world.pod_events):
-            return False
-        event = self.world.pod_events[self.pod_cursor]
-        assert event.pod is not None
-        self.watcher.pod_sink.event(event.kind, event.pod.lite, str(event.version))  # type: ignore[arg-type]
-        self.pod_cursor += 1
-        return True
+        event = self.pod_watch.read()
+        if event is not None:
+            self.watcher.pod_sink.event(event.kind, event.item.lite, str(event.version))  # type: ignore[arg-type]
+        return event is not None
 
     # What it does.
 
@@ -136,10 +128,9 @@ class Replica:
         if self.leads_since is None:
             return
         if not self.open:
-            if self.fence:
-                if self.now < self.leads_since + WRITE_S:
-                    return
-                self.relist_pods()
+            if self.now < self.leads_since + WRITE_S:
+                return
+            self.relist_pods()
             self.open = True
         for admitted in self.queue.admit_workloads(self.now):
             for member in admitted.members:

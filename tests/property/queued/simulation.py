@@ -11,6 +11,7 @@ from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.controller.status import WaitReason
+from tests.property.kernel.history import replayable
 from tests.property.undercount.extender import ModelExtender
 from tests.property.undercount.simulation import Simulation
 from tests.property.undercount.world import ModelPod
@@ -49,7 +50,6 @@ class QueuedSimulation(Simulation):
         seed: Of everything random.
         density: As of `Simulation`.
         percent: Likewise.
-        replica: The queue's process, or a mutant of it.
         mode: `gate` or `batch`; empty: either.
         gangs: Share of the pods that belong to a gang of two.
         bare: No controller makes its pods again.
@@ -59,13 +59,14 @@ class QueuedSimulation(Simulation):
         served: Gangs of which both pods were bound at once.
     """
 
+    rests_after = 200
+
     def __init__(
         self,
         seed: int,
         *,
         density: float = 1.0,
         percent: float = 0.0,
-        replica: type[Replica] = Replica,
         mode: str = "",
         gangs: float = 0.0,
         bare: bool = False,
@@ -101,7 +102,7 @@ class QueuedSimulation(Simulation):
         policy = self.random.choice(("fragmentation", "least-requested", "best-fit"))
         self.config = parse_config("model", text)
         for _ in range(2):
-            self.replicas.append(replica(self.world, self.random, self.config, policy))
+            self.replicas.append(Replica(self.world, self.random, self.config, policy))
         self.leader: Replica | None = None
         trouble = density * self.random.choice((1, 4, 10))
         own: tuple[tuple[float, Any], ...] = (
@@ -130,8 +131,7 @@ class QueuedSimulation(Simulation):
         before = self.world.version
         super()._create()
         if self.world.version != before:
-            pod = self.world.pod_events[-1].pod
-            assert pod is not None
+            pod = self.world.pod_events[-1].item
             queue, notes = self.random.choice("ab"), {}
             if self.gangs and self.random.random() < self.gangs:
                 notes = {POD_GANG: self._some_gang(queue), POD_GANG_SIZE: "2"}
@@ -267,6 +267,9 @@ class QueuedSimulation(Simulation):
                 return
             self._pass(1.0)
 
+    def rest(self) -> None:
+        self.quiesce()
+
     def quiesce(self) -> None:
         """Nobody waits who could be admitted, and nobody was admitted who cannot be bound in the end."""
         for _ in range(ROUNDS if self.replicas else 0):
@@ -348,6 +351,10 @@ class QueuedSimulation(Simulation):
             if pod.only_node in {"", name}
         )
 
+    def end(self) -> None:
+        self.serve_all()
+        super().end()
+
     def serve_all(self) -> None:
         """Pods end until nobody waits but those that fit on no card at all."""
         for _ in range(2 * len(self.world.pods) + 2):
@@ -365,6 +372,7 @@ class QueuedSimulation(Simulation):
                 self._fail(f"{pod.uid} was never served")
 
 
+@replayable
 def run(seed: int, steps: int, **options: Any) -> QueuedSimulation:
     """Run one history.
 
@@ -372,10 +380,5 @@ def run(seed: int, steps: int, **options: Any) -> QueuedSimulation:
         ViolationError: something does not hold.
     """
     simulation = QueuedSimulation(seed, **options)
-    for number in range(1, steps + 1):
-        simulation.step()
-        if number % 200 == 0:
-            simulation.quiesce()
-    simulation.serve_all()
-    simulation.end_all()
+    simulation.play(steps)
     return simulation

@@ -12,9 +12,10 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion
 from gpupack.whatif.queue_rules import QueueRules
 from scheduler_plugin.queue.controller.settings import QueueSettings
+from tests.property.kernel.history import ViolationError
 
 from .process import Process
-from .promises import BrokenError, Promises
+from .promises import Promises
 from .truth import alike
 from .world import NEW_YEAR, Pod, World
 
@@ -88,7 +89,7 @@ class Adviser:
             self._under_way = None
         elif now - step.at > RUNS_AGAIN_S:
             waits = ", ".join(pod.name for pod in successors) or "nobody"
-            raise BrokenError(
+            raise ViolationError(
                 f"{step.pod.name} was moved on advice, and {waits} waits {now - step.at:.0f} s later; "
                 + self._promises._why(step.pod.uid)
             )
@@ -109,7 +110,7 @@ class Adviser:
         targets = {(move.target.node, card) for move in advice.moves for card in move.target.cards}
         pod = self._world.pods[advice.moves[0].pod]
         if pod.gang:
-            raise BrokenError(f"advice moves {pod.name} of gang {pod.gang} alone")
+            raise ViolationError(f"advice moves {pod.name} of gang {pod.gang} alone")
         if alike(pod) in self._promises._refused:
             return  # the pause after a refusal is not known to whoever gives advice
         self._say(f"advice: {advice.moves[0].text}")

@@ -26,10 +26,10 @@ from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.controller.batch_client import SLACK_S, CommitFailedError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
+from tests.property.kernel.loop import TaskSet
 
 from .api import WRITE_S, Api
-from .clock import TaskSet
-from .world import Pod, World
+from .world import LateWatch, Pod, World
 
 ANSWER_S: Final = 3 * WRITE_S + SLACK_S
 """The client waits so long for an answer."""
@@ -54,6 +54,7 @@ class Scheduler:
 
     def __init__(self, world: World, api: Api, policy: str, random: Random) -> None:
         self.world, self.api = world, api
+        self._watch = LateWatch(world.events)
         self.lost = self.unanswered = 0.0
         self._policy, self._random = policy, random
         self._calls, self._resolving = TaskSet(), TaskSet()
@@ -94,7 +95,7 @@ class Scheduler:
                 newest[event.host.metadata.uid] = None if event.kind == "DELETED" else event.host
         pods = [pod for pod in newest.values() if pod is not None]
         self._watcher.pod_sink.replace(pods, str(world.version))
-        self._heard = len(world.events)
+        self._watch.skip()
 
     async def _refresh(self) -> None:
         watcher = self._watcher
@@ -104,10 +105,7 @@ class Scheduler:
 
     def hear(self, until: float) -> None:
         """Take all news of what happened by then."""
-        events = self.world.events
-        while self._heard < len(events) and events[self._heard].at <= until:
-            event = events[self._heard]
-            self._heard += 1
+        for event in self._watch.read_until(until):
             is_node = isinstance(event.host, HostNode)
             sink: Any = self._watcher.node_sink if is_node else self._watcher.pod_sink
             sink.event(event.kind, event.host, str(event.version))

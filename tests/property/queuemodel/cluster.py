@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from allocator.names import POD_ASSIGNED, POD_PLANNED
 from allocator.records import dump_assigned
 from scheduler_plugin.scheduling.reasons import REQUEUED
+from tests.property.kernel.api import named_node
 
 from .world import Pod, Spec, World, card_uuid
 
@@ -165,7 +166,7 @@ class Cluster:
 
     def _ask_extender(self, pod: Pod, extender: Extender) -> None:
         """Bind a pod through the extender, which chooses the cards."""
-        only = only_node(pod)
+        only = named_node(pod.raw)
         names = [only] if only else sorted(self._world.nodes)
         fits = extender.list_fitting(pod, [name for name in names if self._admits(name, pod)])
         if fits:
@@ -179,7 +180,7 @@ class Cluster:
             self._ask_extender(pod, self.extender)
             return
         free = self.free()
-        only = only_node(pod)
+        only = named_node(pod.raw)
         names = [only] if only else sorted(free)
         fits = [
             (name, card)
@@ -270,13 +271,3 @@ def _scheduled(status: str, reason: str, message: str, since: str) -> dict[str, 
         "message": message,
         "lastTransitionTime": since,
     }
-
-
-def only_node(pod: Pod) -> str:
-    """The node that the queue has named in batch mode, empty for none."""
-    affinity: Any = pod.raw["spec"].get("affinity", {}).get("nodeAffinity", {})
-    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", ())
-    for term in terms:
-        for each in term.get("matchFields", ()):
-            return str(each["values"][0])
-    return ""

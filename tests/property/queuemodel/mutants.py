@@ -15,57 +15,19 @@ from scheduler_plugin.queue.scheduler import (
     reservation_delay,
     reservation_manager,
 )
-from tests.property.undercount.mutant import Mutant
+from tests.property.kernel.mutant import Kind, Mutant
 
 from . import simulation
 
 
-def mixed(seed: int) -> None:
-    simulation.run("mixed", seed)
+def of(kind: str) -> Kind:
+    """Histories of a kind."""
 
+    def history(seed: int) -> int:
+        return simulation.run(kind, seed)
 
-def reclaims(seed: int) -> None:
-    simulation.run("reclaim", seed)
-
-
-def refused(seed: int) -> None:
-    simulation.run("refused", seed)
-
-
-def of_gangs(seed: int) -> None:
-    simulation.run("gangs", seed)
-
-
-def of_batch_mode(seed: int) -> None:
-    simulation.run("batch", seed)
-
-
-def of_slots(seed: int) -> None:
-    simulation.run("slotted", seed)
-
-
-def under_load(seed: int) -> None:
-    simulation.run("load", seed)
-
-
-def of_lent(seed: int) -> None:
-    simulation.run("lent", seed)
-
-
-def of_stages(seed: int) -> None:
-    simulation.run("staged", seed)
-
-
-def of_claims(seed: int) -> None:
-    simulation.run("claimed", seed)
-
-
-def of_tenants(seed: int) -> None:
-    simulation.run("tenants", seed)
-
-
-def of_advice(seed: int) -> None:
-    simulation.run("advised", seed)
+    history.__name__ = kind
+    return history
 
 
 MUTANTS = (
@@ -74,7 +36,7 @@ MUTANTS = (
         advise._ask_queue,
         "if isinstance(cluster.queue, str) or not plan.moves:",
         "if True:",
-        of_advice,
+        of("advised"),
         0,
     ),
     Mutant(
@@ -82,7 +44,7 @@ MUTANTS = (
         queues.QueueState.is_next,
         "if self.form is not None and self.form.is_strict:",
         "if False:",
-        mixed,
+        of("mixed"),
         5051,
     ),
     Mutant(
@@ -91,7 +53,7 @@ MUTANTS = (
         "            self.state.forget(assumed, now)\n        pod.capacity_freed = True\n",
         "            self.state.forget(assumed, now)\n        self.slots.vacate(pod.uid)\n"
         "        pod.capacity_freed = True\n",
-        of_slots,
+        of("slotted"),
         31,
     ),
     Mutant(
@@ -99,7 +61,7 @@ MUTANTS = (
         admission.AdmissionScheduler._mask_rows,
         "            fits = fits & self.mask_idle_slots(slot)\n",
         "            pass\n",
-        of_slots,
+        of("slotted"),
         1000,
     ),
     Mutant(
@@ -107,7 +69,7 @@ MUTANTS = (
         reservation_manager.ReservationManager._fits_now,
         "            fits = fits & admission.mask_idle_slots()\n",
         "            pass\n",
-        under_load,
+        of("load"),
         7024,
     ),
     Mutant(
@@ -115,7 +77,7 @@ MUTANTS = (
         reservations.QueueReservations.sum_ahead,
         "takewhile(lambda reservation: reservation.workload_uid != workload_uid, here)",
         "(reservation for reservation in here if reservation.workload_uid != workload_uid)",
-        of_slots,
+        of("slotted"),
         4_127_210_001,
     ),
     Mutant(
@@ -123,7 +85,7 @@ MUTANTS = (
         queues.Queues._sum_reserved_ahead,
         "takewhile(lambda other: other != name, self._reserved)",
         "(other for other in self._reserved if other != name)",
-        of_claims,
+        of("claimed"),
         4_150_000_056,
     ),
     Mutant(
@@ -131,7 +93,7 @@ MUTANTS = (
         queues.Queues.compute_headroom,
         "most = (min(most, nominal_left) if uid in self.overtaken else most) - own",
         "most -= own",
-        under_load,
+        of("load"),
         4_180_000_020,
     ),
     Mutant(
@@ -139,7 +101,7 @@ MUTANTS = (
         reservation_planner.ReservationPlanner._find_place,
         " or not self._has_slot(load, nodes.names[row])",
         "",
-        under_load,
+        of("load"),
         7024,
     ),
     Mutant(
@@ -147,7 +109,7 @@ MUTANTS = (
         admission.AdmissionScheduler._admit_next,
         "            if not self._is_near(choice):\n",
         "            if True:\n",
-        of_slots,
+        of("slotted"),
         132,
     ),
     Mutant(
@@ -155,7 +117,7 @@ MUTANTS = (
         admission.AdmissionScheduler._mask_rows,
         "            fits = fits & cycle.mask_near(choice.workload.data)\n",
         "            pass\n",
-        of_slots,
+        of("slotted"),
         2024,
     ),
     Mutant(
@@ -163,7 +125,7 @@ MUTANTS = (
         controller.Controller._commit_groups,
         "if pod is not None and answer.written is WriteOutcome.UNKNOWN:",
         "if False:",
-        of_batch_mode,
+        of("batch"),
         43,
     ),
     Mutant(
@@ -171,7 +133,7 @@ MUTANTS = (
         reclaim._VictimSearch._find_on_nodes,
         "            victims = self._add_quota_victims(placer, victims)\n",
         "            pass\n",
-        reclaims,
+        of("reclaim"),
         1001,
     ),
     Mutant(
@@ -179,7 +141,7 @@ MUTANTS = (
         reclaim._list_in_order,
         "return [workload for workload in workloads if queue.is_next(workload)]",
         "return workloads[:1]",
-        reclaims,
+        of("reclaim"),
         1027,
     ),
     Mutant(
@@ -187,7 +149,7 @@ MUTANTS = (
         reclaim._VictimSearch._reduce_victims,
         "            if self._is_enough(placer, fewer):\n                remaining = fewer\n",
         "            if fewer:\n                remaining = fewer\n",
-        reclaims,
+        of("reclaim"),
         1003,
     ),
     Mutant(
@@ -196,7 +158,7 @@ MUTANTS = (
         "if self._is_enough(placer, fewer):\n                remaining = fewer\n",
         "if self._is_enough(placer, [other for other in victims if other is not victim]):\n"
         "                remaining = fewer\n",
-        reclaims,
+        of("reclaim"),
         1000,
         also=(
             reclaim._VictimSearch._add_quota_victims,
@@ -209,7 +171,7 @@ MUTANTS = (
         borrowed.BorrowedPods.sum_freed,
         "freed.get(name, 0) + min(units, left)",
         "freed.get(name, 0) + units",
-        reclaims,
+        of("reclaim"),
         1000,
     ),
     Mutant(
@@ -217,7 +179,7 @@ MUTANTS = (
         borrowed.make_eviction_key,
         "    return (victims.priority, -oldest.waiting_since, oldest.uid)\n",
         "    return (0, oldest.waiting_since, oldest.uid)\n",
-        reclaims,
+        of("reclaim"),
         1000,
     ),
     Mutant(
@@ -225,7 +187,7 @@ MUTANTS = (
         reclaim.Reclaimer._list_searches,
         "if self._was_refused(workload.uid, now) or",
         "if",
-        refused,
+        of("refused"),
         1000,
     ),
     Mutant(
@@ -233,7 +195,7 @@ MUTANTS = (
         equivalence_backoff.EquivalenceBackoff.is_held_back,
         "        if group is None or unit.uid in group.tried_uids:\n            return False\n",
         "        if True:\n            return False\n",
-        refused,
+        of("refused"),
         1000,
     ),
     Mutant(
@@ -241,7 +203,7 @@ MUTANTS = (
         queue.Queue.record_refused_admission,
         "            self.refusals.failed(uid, now, why)\n",
         "",
-        of_gangs,
+        of("gangs"),
         4,
     ),
     Mutant(
@@ -249,7 +211,7 @@ MUTANTS = (
         requeue.RequeueFinder._find_lost,
         "            if not self._requeues.is_paused(pod.uid):",
         "            if False:",
-        refused,
+        of("refused"),
         1018,
     ),
     Mutant(
@@ -257,7 +219,7 @@ MUTANTS = (
         queue._waits_again,
         "return requeued or (",
         "return (",
-        under_load,
+        of("load"),
         9,
     ),
     Mutant(
@@ -265,7 +227,7 @@ MUTANTS = (
         gangs.Gangs._update_waiting,
         "goes = goes and (is_complete or self._can_join(gang, pods, admitted))",
         "goes = goes and is_complete",
-        of_gangs,
+        of("gangs"),
         1001,
     ),
     Mutant(
@@ -273,7 +235,7 @@ MUTANTS = (
         gangs.Gangs._update_state,
         "bound + gang.succeeded >= pods[0].queue_info.gang_size",
         "bound",
-        of_gangs,
+        of("gangs"),
         1003,
     ),
     Mutant(
@@ -281,7 +243,7 @@ MUTANTS = (
         gangs.Gangs.begin_removal,
         "GangState.LEAVING, now)",
         "GangState.LEAVING, now + 1e6)",
-        of_gangs,
+        of("gangs"),
         1_930_000_027,
     ),
     Mutant(
@@ -289,7 +251,7 @@ MUTANTS = (
         admission.AdmissionScheduler.mask_fits,
         "fits[row] = kept == 0 or self.slots.count_left(name) > kept",
         "pass",
-        of_slots,
+        of("slotted"),
         1_930_000_004,
     ),
     Mutant(
@@ -297,7 +259,7 @@ MUTANTS = (
         gangs.Gangs.find_half_bound,
         "(late if gang.state is GangState.WHOLE else admitted)",
         "late",
-        of_gangs,
+        of("gangs"),
         1016,
     ),
     Mutant(
@@ -305,7 +267,7 @@ MUTANTS = (
         gangs.Gangs._update_state,
         "gang.state = GangState.IN_PART\n",
         "gang.state = GangState.IN_PART if gang.state is GangState.WAITING else gang.state\n",
-        of_lent,
+        of("lent"),
         1004,
     ),
     Mutant(
@@ -313,7 +275,7 @@ MUTANTS = (
         borrowed.BorrowedPods._list_groups,
         "if pod.gang:",
         "if False:",
-        of_lent,
+        of("lent"),
         1003,
     ),
     Mutant(
@@ -321,7 +283,7 @@ MUTANTS = (
         job_stages._FirstStage.explain_uncounted,
         "        if missing:\n",
         "        if False:\n",
-        of_stages,
+        of("staged"),
         1002,
     ),
     Mutant(
@@ -332,7 +294,7 @@ MUTANTS = (
         "            if record.node:\n"
         "                queued_pod.bound_at = min("
         "queued_pod.bound_at, record.started_at - (self._clock._wall or 0.0))\n",
-        under_load,
+        of("load"),
         0,
     ),
     Mutant(
@@ -340,7 +302,7 @@ MUTANTS = (
         reservation_delay.ReservationDelay.list_overdue,
         "        limit = now - config.keep_room_after_s\n",
         "        limit = -1e9\n",
-        under_load,
+        of("load"),
         1000,
     ),
     Mutant(
@@ -348,7 +310,7 @@ MUTANTS = (
         reservation_manager.ReservationManager._is_reservation_useful,
         "admission.queues.allows_units(queue.name, units, uid)",
         "cohort.allows_units(queue.name, units)",
-        under_load,
+        of("load"),
         1017,
     ),
     Mutant(
@@ -356,7 +318,7 @@ MUTANTS = (
         controller.Controller.run,
         "if not self._is_idle or self._clock() >= next_check:",
         "if True:",
-        mixed,
+        of("mixed"),
         0,
     ),
     Mutant(
@@ -364,7 +326,7 @@ MUTANTS = (
         explainer.Explainer.begin_round,
         "every = now >= self._next_s and (self._changed or now - self._began_s >= UNCHANGED_S)",
         "every = True",
-        reclaims,
+        of("reclaim"),
         1,
     ),
     Mutant(
@@ -372,7 +334,7 @@ MUTANTS = (
         pods._read_name,
         "    if len(name) <= MAX_NAME and name.isprintable():\n",
         "    if True:\n",
-        mixed,
+        of("mixed"),
         1000,
     ),
     Mutant(
@@ -380,7 +342,7 @@ MUTANTS = (
         pods.read_gang,
         'seen = "missing" if text is None else shown(text)',
         'seen = "missing" if text is None else text',
-        mixed,
+        of("mixed"),
         1000,
     ),
     Mutant(
@@ -388,7 +350,7 @@ MUTANTS = (
         admission.AdmissionCycle._is_admissible,
         "return self._admission.queues.allows_units(queue, least, oldest.uid)",
         "return True",
-        reclaims,
+        of("reclaim"),
         0,
     ),
     Mutant(
@@ -396,7 +358,7 @@ MUTANTS = (
         claimed_units.ClaimedUnits.update_claim,
         "        if queue:\n",
         "        if False:\n",
-        of_claims,
+        of("claimed"),
         0,
     ),
     Mutant(
@@ -404,7 +366,7 @@ MUTANTS = (
         claimed_units.ClaimedUnits.update_claim,
         "        if before != queue:\n",
         "        if False:\n",
-        of_claims,
+        of("claimed"),
         0,
     ),
     Mutant(
@@ -412,7 +374,7 @@ MUTANTS = (
         queue.Queue._forget_pod,
         "        self._end_charges(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         "        self._free_capacity(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
-        mixed,
+        of("mixed"),
         0,
     ),
     Mutant(
@@ -420,7 +382,7 @@ MUTANTS = (
         membership.QueueMembership.find_queue,
         "return last or self._find_default(namespace, label) or named or label",
         "return named",
-        of_tenants,
+        of("tenants"),
         0,
     ),
 )

@@ -19,11 +19,11 @@ from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from tests.property.kernel.loop import TaskSet
 
 from .api import WRITE_S, Api
 from .binding import Scheduler
-from .clock import TaskSet
-from .world import NEW_YEAR, World
+from .world import NEW_YEAR, LateWatch, World
 
 
 @dataclass(slots=True)
@@ -72,6 +72,7 @@ class Process:
         scheduler: Scheduler | None = None,
     ) -> None:
         self.world, self.api = world, api
+        self.watch = LateWatch(world.events)
         self.config: QueueConfig = parse_config("model", config)
         self.policy = policy
         self.scheduler = scheduler
@@ -135,14 +136,11 @@ class Process:
         self.watcher.claim_sink.replace(list(world.claims.values()), str(world.version))
         self.specs.replace([_whole(pod.lite) for pod in world.pods.values() if pod.spec.batch], "")
         self.queue.set_namespaces({"default": world.namespace_labels})
-        self.heard = len(world.events)
+        self.watch.skip()
 
     def hear(self, until: float) -> None:
         """Take all news of what happened by then."""
-        events = self.world.events
-        while self.heard < len(events) and events[self.heard].at <= until:
-            event = events[self.heard]
-            self.heard += 1
+        for event in self.watch.read_until(until):
             self._sinks[type(event.item)].event(event.kind, event.item, str(event.version))
             if isinstance(event.item, QueuePod) and event.item.spec.scheduler_name == BATCH_SCHEDULER:
                 gone = event.kind == "DELETED" or event.item.spec.node_name
@@ -151,13 +149,12 @@ class Process:
     @property
     def knows_all(self) -> bool:
         """Whether it decides, has heard everything, and nothing that it writes is under way."""
-        return self.heard == len(self.world.events) and self.knows_what_runs
+        return not self.watch.unread and self.knows_what_runs
 
     @property
     def knows_what_runs(self) -> bool:
         """Whether it decides, has heard of all but newcomers that wait, and nothing of it is under way."""
-        news = self.world.events[self.heard :]
-        waits = all(event.kind == "ADDED" and event.waits for event in news)
+        waits = all(event.kind == "ADDED" and event.waits for event in self.watch.unread)
         still = not self.controller._doubts and (self.scheduler is None or self.scheduler.is_still)
         return self.open and waits and still and not self.api.under_way and not self.controller._writes
 

@@ -11,8 +11,10 @@ from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
+from tests.property.kernel.api import named_node
+from tests.property.kernel.history import ViolationError
 
-from .cluster import GRACE_S, Cluster, only_node
+from .cluster import GRACE_S, Cluster
 from .process import Process
 from .truth import Group, Job, Truth, alike, count_slots_left, is_blocked, jobs
 from .world import DATA, RACK, Pod, World
@@ -37,10 +39,6 @@ ADMISSIONS: Final = 4
 
 IN_VAIN: Final = 2
 """Rounds of evictions within ten minutes for a pod that kube-scheduler or the API server refuses."""
-
-
-class BrokenError(AssertionError):
-    """A promise is broken; the message tells which, the trace how it came about."""
 
 
 @dataclass(slots=True)
@@ -119,12 +117,12 @@ class Promises:
         configs = [config for at, config in self._configs[:-1] if self._next(at) > self.world.now - OLD_S]
         wrongs = [self._exceeded(config, pod) for config in [*configs, self._configs[-1][1]]]
         if all(wrongs):
-            raise BrokenError(f"the release of {pod.name} exceeds a quota: {wrongs[-1]}")
+            raise ViolationError(f"the release of {pod.name} exceeds a quota: {wrongs[-1]}")
 
     def _check_cards(self, pod: Pod) -> None:
         free = self.world.free(pod.node)
         if min(free) < 0:
-            raise BrokenError(f"{pod.name} is bound to {pod.node}, which has {free} free on its cards")
+            raise ViolationError(f"{pod.name} is bound to {pod.node}, which has {free} free on its cards")
 
     def _check_slots(self, pod: Pod) -> None:
         """No node has more pods than slots, but for those that nobody held back."""
@@ -132,7 +130,7 @@ class Promises:
         on = [each for each in self.world.pods.values() if each.node == pod.node]
         if left.get(pod.node, 0) < 0 and all(each.spec.gated for each in on):
             names = ", ".join(each.name for each in on)
-            raise BrokenError(
+            raise ViolationError(
                 f"{pod.name} is bound to {pod.node}, which has {left[pod.node]} slots left: {names}"
             )
 
@@ -161,7 +159,7 @@ class Promises:
         better = [node for node in near if node not in passed and truth.fits_on(pods[0], node)]
         if better:
             where = release.members[0].node
-            raise BrokenError(f"{pods[0].name} is released for {where}, its data is near {better}")
+            raise ViolationError(f"{pods[0].name} is released for {where}, its data is near {better}")
 
     def _check_turn(self, release: AdmittedWorkload) -> None:
         """A strict queue lets nobody go before its oldest, but for the rest of a gang that runs in part."""
@@ -174,7 +172,7 @@ class Promises:
         waits = [each for each in queue.waiting if not queue.waiting.waits_for_stage(each.uid)]
         older = [each.uid for each in waits if each.age_key < release.workload.age_key]
         if older:
-            raise BrokenError(f"{release.workload.uid} is released before {older} of its strict queue")
+            raise ViolationError(f"{release.workload.uid} is released before {older} of its strict queue")
 
     def _check_stage(self, release: AdmittedWorkload) -> None:
         """A second stage begins when all of the first have succeeded; a process knows of what it has seen."""
@@ -185,7 +183,7 @@ class Promises:
                 continue
             needed = stage.size if self.process.began <= stage.since else 1
             if stage.succeeded < needed:
-                raise BrokenError(
+                raise ViolationError(
                     f"{pod.name} is released, {stage.succeeded} of {needed} pods of its first stage succeeded"
                 )
 
@@ -201,7 +199,7 @@ class Promises:
         times = self._releases.setdefault(pod.uid, [])
         times.append(self.world.now)
         if self.calm and sum(at > max(self.calm_since, self.world.now - 60.0) for at in times) > ADMISSIONS:
-            raise BrokenError(f"{pod.name} was admitted more than {ADMISSIONS} times within a minute")
+            raise ViolationError(f"{pod.name} was admitted more than {ADMISSIONS} times within a minute")
 
     def _next(self, at: float) -> float:
         """When the configuration after one came into force."""
@@ -248,9 +246,11 @@ class Promises:
         may_go = truth.borrowed(job.queue, priority)
         wrong = set(victims) - _uids(may_go)
         if wrong:
-            raise BrokenError(f"{sorted(wrong)} are evicted for {reclaim.uid} and have not borrowed")
+            raise ViolationError(f"{sorted(wrong)} are evicted for {reclaim.uid} and have not borrowed")
         if not self._is_enough(job, victims):
-            raise BrokenError(f"{victims} are evicted for {reclaim.uid} in vain: that does not let it start")
+            raise ViolationError(
+                f"{victims} are evicted for {reclaim.uid} in vain: that does not let it start"
+            )
         if len(may_go) <= MOST_CANDIDATES:
             self._check_fewest(job, victims, may_go)
 
@@ -263,7 +263,7 @@ class Promises:
         stay = [pod.name for pod in pods if pod.gang in gangs and pod.node and not (pod.ended or pod.ending)]
         stay = [name for name in stay if self.world.pods[name].uid not in going]
         if stay and self.process.knows_what_runs:
-            raise BrokenError(f"{sorted(victims)} are evicted, and {stay} of their gang stay")
+            raise ViolationError(f"{sorted(victims)} are evicted, and {stay} of their gang stay")
 
     def _check_fewest(self, job: Job, victims: tuple[str, ...], may_go: Sequence[Group]) -> None:
         """Fewer would not do; nor would others that come before these, for a single pod.
@@ -282,7 +282,7 @@ class Promises:
                 before = len(uids) == len(victims) and not is_gang and [at for at, _ in others][::-1] < last
                 if (fewer or before) and self._is_enough(job, uids):
                     what = "would do" if fewer else "come before them"
-                    raise BrokenError(f"{victims} are evicted for {job.uid}, {uids} {what}")
+                    raise ViolationError(f"{victims} are evicted for {job.uid}, {uids} {what}")
 
     def _is_enough(self, job: Job, gone: tuple[str, ...]) -> bool:
         """Whether a job can start without some pods, even if they are made again within their own quotas."""
@@ -345,7 +345,9 @@ class Promises:
     def _lasts(self, what: str, who: str, bound: float, more: str) -> None:
         since = self._since.setdefault((what, who), self.world.now)
         if self.world.now - since > bound:
-            raise BrokenError(f"{who} ({more}) {what} for {self.world.now - since:.0f} s; {self._why(who)}")
+            raise ViolationError(
+                f"{who} ({more}) {what} for {self.world.now - since:.0f} s; {self._why(who)}"
+            )
 
     def _why(self, uid: str) -> str:
         """What the queue says of who waits."""
@@ -488,26 +490,26 @@ class Promises:
             if waits and not stays and alike(waits[0]) not in self._refused and not denied:
                 older = [pod for pod in self.world.pods.values() if _took_since(pod, each)]
                 if not older:
-                    raise BrokenError(f"{each.victims} were evicted for {each.job.uid}, which waits still")
+                    raise ViolationError(f"{each.victims} were evicted for {each.job.uid}, which waits still")
         for each in self.rounds:
             same = [other for other in self.rounds if other.job.key == each.job.key]
             near = [other for other in same if 0 <= other.at - each.at < 600 and each.at > self.calm_since]
             refused = all(is_blocked(self.world, pod) for pod in each.job.pods)
             if len(near) > IN_VAIN and (refused or not self.world.forbidden.isdisjoint(each.job.uids)):
-                raise BrokenError(f"{len(near)} rounds of evictions for {each.job.key}, which is refused")
+                raise ViolationError(f"{len(near)} rounds of evictions for {each.job.key}, which is refused")
 
     def _check_said(self) -> None:
         """What people read is bounded, and nothing in it moves their cursor."""
         for said in self.process.said[self._checked :]:
             if len(said.message) > MESSAGE or not said.message.isprintable():
-                raise BrokenError(f"an Event says {said.message[:80]!r}, {len(said.message)} characters")
+                raise ViolationError(f"an Event says {said.message[:80]!r}, {len(said.message)} characters")
         self._checked = len(self.process.said)
 
     def check_status(self) -> None:
         """`gpupack queue status` shows nothing that moves a cursor, and nothing without an end."""
         for each in status.explain_waiting(self.process.queue, self.world.now):
             if len(each.message) > MESSAGE or not each.message.isprintable():
-                raise BrokenError(f"the status says {each.message[:80]!r}, {len(each.message)} characters")
+                raise ViolationError(f"the status says {each.message[:80]!r}, {len(each.message)} characters")
 
     def _check_counts(self) -> None:
         """What is counted is what is there."""
@@ -519,7 +521,7 @@ class Promises:
             if pod.counts:
                 there[pod.spec.queue] = there.get(pod.spec.queue, 0) + pod.spec.units
         if counted != there:
-            raise BrokenError(f"the queue counts {counted}, there are {there}")
+            raise ViolationError(f"the queue counts {counted}, there are {there}")
 
 
 def _uids(groups: Iterable[Group]) -> set[str]:
@@ -528,7 +530,7 @@ def _uids(groups: Iterable[Group]) -> set[str]:
 
 def _find_named_node(job: Job) -> str:
     """Find the node for which a pod waits that nobody makes again: an admission named it; empty for none."""
-    return only_node(job.pods[0]) if len(job.pods) == 1 and not job.pods[0].spec.owner else ""
+    return named_node(job.pods[0].raw) if len(job.pods) == 1 and not job.pods[0].spec.owner else ""
 
 
 def _took_since(pod: Pod, round_: Round) -> bool:

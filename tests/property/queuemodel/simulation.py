@@ -2,23 +2,21 @@
 
 import asyncio
 from dataclasses import replace
-from random import Random
 
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
+from tests.property.kernel.history import History, ViolationError, replayable
+from tests.property.kernel.loop import run_virtually
 
 from .advice import Adviser
 from .api import Api
 from .binding import Scheduler
-from .clock import run_virtually
 from .cluster import Cluster
 from .histories import GANG_WITHIN_S, KINDS, Plan
 from .process import Process
-from .promises import Bounds, BrokenError, Promises
+from .promises import Bounds, Promises
 from .trouble import Trouble, configuration
 from .world import Spec, World
-
-AGAIN = "run again: "
 
 CALM_STEP_S = 2.0
 SETTLED_S = 40.0
@@ -32,7 +30,7 @@ EXPLAINED = 4
 """How often it is found out in such a minute why a pod waits."""
 
 
-class Simulation:
+class Simulation(History):
     """A history.
 
     Args:
@@ -41,7 +39,7 @@ class Simulation:
     """
 
     def __init__(self, kind: str, seed: int) -> None:
-        self.random = Random(f"{kind} {seed}")
+        super().__init__(f"{kind} {seed}")
         self.plan: Plan = KINDS[kind](self.random)
         self.world = World(
             self.plan.nodes,
@@ -49,19 +47,21 @@ class Simulation:
             labels=self.plan.labels,
             namespace_queue=self.plan.namespace_queue,
         )
-        self.trace: list[str] = []
-        self.steps = 0
         self.cluster = Cluster(self.world, self.random, self._say)
         self.cluster.wrong_clocks = set(self.plan.wrong_clocks)
 
-    def run(self) -> int:
-        """Run it; the number of steps.
+    @property
+    def now(self) -> float:
+        return self.world.now
+
+    def run(self) -> None:
+        """Run it.
 
         Raises:
-            BrokenError: a promise is broken.
+            ViolationError: a promise is broken.
         """
-        run_virtually(self._run())
-        return self.steps
+        with self.telling():
+            run_virtually(self._run())
 
     async def _run(self) -> None:
         plan, world = self.plan, self.world
@@ -258,29 +258,19 @@ class Simulation:
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         found = context.get("exception")
-        if not isinstance(found, BrokenError):
-            found, cause = BrokenError(f"{context.get('message')}: {found!r}"), found
+        if not isinstance(found, ViolationError):
+            found, cause = ViolationError(f"{context.get('message')}: {found!r}"), found
             found.__cause__ = cause if isinstance(cause, BaseException) else None
         self.failure = self.failure or found
 
-    def _say(self, text: str) -> None:
-        self.trace.append(f"{self.world.now:8.2f} {text}")
 
-    def _fail(self, text: str) -> None:
-        raise BrokenError(text)
-
-
+@replayable
 def run(kind: str, seed: int) -> int:
     """Run one history; the number of its steps.
 
     Raises:
-        BrokenError: a promise is broken; the notes have the trace, and how to run it again.
+        ViolationError: a promise is broken.
     """
     simulation = Simulation(kind, seed)
-    try:
-        return simulation.run()
-    except BrokenError as error:
-        error.add_note("\n".join(simulation.trace[-60:]))
-        code = f"from tests.property.queuemodel.simulation import run; run({kind!r}, {seed})"
-        error.add_note(f'{AGAIN}python -c "{code}"')
-        raise
+    simulation.run()
+    return simulation.steps

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.config.quota import find_cohorts
+from tests.property.kernel.api import named_node
 
-from .cluster import Cluster, only_node
+from .cluster import Cluster
 from .world import Pod, World
 
 Group = tuple[Pod, ...]
@@ -146,7 +147,7 @@ class Truth:
 
     def _nodes(self, pod: Pod) -> Iterator[str]:
         """Nodes where a pod may go; one that nobody makes again only where an admission named a node."""
-        named = "" if pod.spec.owner else only_node(pod)
+        named = "" if pod.spec.owner else named_node(pod.raw)
         for name in self._world.nodes:
             if (
                 name not in self._world.cordoned

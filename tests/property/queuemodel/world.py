@@ -1,7 +1,6 @@
 """The API server of the model: nodes, pods and everything that happened to them, in order."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -24,6 +23,7 @@ from allocator.names import (
 from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from tests.cluster_builders import claim, node_object, uuid
+from tests.property.kernel.api import Event, Watch, patch_json
 
 NEW_YEAR: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """The time when the model's clock is at 0."""
@@ -167,24 +167,28 @@ class FirstStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """One change.
+class Change(Event[Any]):
+    """One change of an object, as the queue decodes it.
 
     Attributes:
-        kind: ADDED, MODIFIED or DELETED.
-        item: The object, as the queue decodes it.
-        version: Its resourceVersion.
         at: When, seconds.
         waits: It is a pod that waited then.
         host: The object as the scheduler's process decodes it; None where there is no such process.
     """
 
-    kind: str
-    item: Any
-    version: int
     at: float
     waits: bool = False
     host: HostNode | HostPod | None = None
+
+
+class LateWatch(Watch[Change]):
+    """A watch that brings news when it is told to."""
+
+    def read_until(self, at: float) -> Iterator[Change]:
+        """Read what had happened by then."""
+        while self.cursor < len(self.log) and self.log[self.cursor].at <= at:
+            self.cursor += 1
+            yield self.log[self.cursor - 1]
 
 
 class World:
@@ -227,7 +231,7 @@ class World:
         self.pods: dict[str, Pod] = {}
         self.claims: dict[str, ClaimObject] = {}
         self.claim_ended = float("-inf")
-        self.events: list[Event] = []
+        self.events: list[Change] = []
         self.nodes = dict(nodes)
         self.models = dict.fromkeys(nodes, "NVIDIA A100")
         self.node_items: dict[str, QueueNode] = {}
@@ -279,7 +283,7 @@ class World:
         host = msgspec.convert(raw, HostNode) if self.binds else None
         if host is not None:
             self.host_nodes[name] = host
-        self.events.append(Event(kind, item, self.version, self.now, host=host))
+        self.events.append(Change(self.version, kind, item, self.now, host=host))
 
     def free(self, name: str, without: frozenset[str] | set[str] = frozenset()) -> list[int]:
         """Units free on each card of a node, as if some pods were gone."""
@@ -375,7 +379,7 @@ class World:
 
     def _tell_claim(self, kind: str, item: ClaimObject) -> None:
         self.version += 1
-        self.events.append(Event(kind, item, self.version, self.now))
+        self.events.append(Change(self.version, kind, item, self.now))
 
     def stamp(self, seconds: float = 0.0) -> str:
         """Write the time, or one so many seconds later, as the API writes it."""
@@ -384,8 +388,8 @@ class World:
 
     def patch(self, pod: Pod, patch: Sequence[Mapping[str, Any]]) -> bool:
         """Carry a JSON patch out: all of it, or nothing where a test fails."""
-        raw = json.loads(json.dumps(pod.raw))
-        if not all(_step(raw, step) for step in patch):
+        raw = patch_json(pod.raw, patch)
+        if raw is None:
             return False
         pod.raw = raw
         self.changed(pod)
@@ -396,27 +400,9 @@ class World:
         pod.raw["metadata"]["resourceVersion"] = str(self.version)
         pod.lite = msgspec.convert(pod.raw, QueuePod)
         host = msgspec.convert(pod.raw, HostPod) if self.binds else None
-        self.events.append(Event(kind, pod.lite, self.version, self.now, pod.waits, host))
+        self.events.append(Change(self.version, kind, pod.lite, self.now, pod.waits, host))
 
 
 def card_uuid(node: str, card: int) -> str:
     """UUID of a card."""
     return uuid(node, card)
-
-
-def _step(raw: dict[str, Any], step: Mapping[str, Any]) -> bool:
-    """Carry one operation out."""
-    *way, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
-    at: Any = raw
-    for part in way:
-        at = at[int(part)] if isinstance(at, list) else at.get(part)
-        if at is None:
-            return False
-    match step["op"]:
-        case "test":
-            return bool(at.get(last) == step["value"])
-        case "remove":
-            return at.pop(last, None) is not None
-        case _:
-            at[last] = step["value"]
-            return True

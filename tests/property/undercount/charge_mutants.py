@@ -2,6 +2,7 @@
 
 from allocator.ledger import accounts, charges, ledger, pods, release
 from scheduler_plugin.cache import published_nodes
+from tests.property.kernel.mutant import Mutant
 
 from .histories import (
     about_to_start,
@@ -20,7 +21,6 @@ from .histories import (
     slow_looks,
     told_late,
 )
-from .mutant import Mutant
 
 CHARGE_MUTANTS = (
     Mutant(

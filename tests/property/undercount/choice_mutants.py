@@ -1,6 +1,7 @@
 """Rules of who asks and of what the kubelet is told, taken out one at a time."""
 
 from allocator.ledger import accounts, choice, ledger
+from tests.property.kernel.mutant import Mutant
 
 from .histories import (
     alike,
@@ -19,7 +20,6 @@ from .histories import (
     plain,
     start_again,
 )
-from .mutant import Mutant
 
 CHOICE_MUTANTS = (
     Mutant(

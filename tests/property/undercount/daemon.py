@@ -22,6 +22,7 @@ from deviceplugin.publishing.node_publication import (
     publish_reason,
 )
 from kubeapi.errors import Unreachable
+from tests.property.kernel.api import Watch
 
 from .kubelet import ModelKubelet
 from .plugin import Checkpoint, Plugin
@@ -129,7 +130,7 @@ class ModelDaemon(Plugin):
         self.pods = OwnPods(self.account, RESOURCE, self._ask_for_pods, holds_pod=self.own.holds_pod)
         for index in self.sick:
             self.ledger.set_healthy(self.every[index].uuid, healthy=False)
-        self.cursor = len(self.world.pod_events)
+        self.watch = Watch(self.world.pod_events)
         self.revision = 0
         self.seen: set[str] = set()
         self.saw_running: set[str] = set()
@@ -209,11 +210,8 @@ class ModelDaemon(Plugin):
         """Take one event of an own pod."""
         if self.away or self.lost or not self.synced:
             return False
-        while self.cursor < len(self.world.pod_events):
-            event = self.world.pod_events[self.cursor]
-            self.cursor += 1
-            pod = event.pod
-            assert pod is not None
+        while (event := self.watch.read()) is not None:
+            pod = event.item
             if pod.node != self.node:
                 continue
             for _ in range(2 if self.random.random() < 0.02 else 1):
@@ -247,7 +245,7 @@ class ModelDaemon(Plugin):
         """The list of pods arrives, made when it was asked for or, if the watch is further, just now."""
         if self.view is None or self.away:
             return
-        if self.view[2] < self.cursor:
+        if self.view[2] < self.watch.cursor:
             self._ask_for_pods()
         pods, version, cursor = self.view
         self.view = None
@@ -255,7 +253,7 @@ class ModelDaemon(Plugin):
         self.seen |= {pod.metadata.uid for pod in pods}
         if not self.synced:
             self.look_at_cgroups()
-        self.cursor, self.lost, self.synced = cursor, False, True
+        self.watch.cursor, self.lost, self.synced = cursor, False, True
 
     def bookmark(self) -> None:
         """All own events up to now are known."""

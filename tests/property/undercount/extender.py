@@ -1,14 +1,18 @@
 """The extender of the model: the shipped state and committer, fed late, in odd orders, twice, or anew."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from scheduler_plugin.binding.committer import Committer, PendingBinding
+from scheduler_plugin.cache.objects import NodeLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from tests.property.kernel.api import Event, Watch
 
-from .world import UNIT_MIB, Event, ModelPod, World
+from .world import UNIT_MIB, ModelPod, World
 
 FENCE_S = 5.0
 """A Binding without an answer takes effect within this time or never."""
@@ -41,6 +45,7 @@ class ModelExtender:
 
     def __init__(self, world: World, random: Random) -> None:
         self.world, self.random = world, random
+        self.node_watch, self.pod_watch = Watch(world.node_events), Watch(world.pod_events)
         self.now = 0.0
         self.bindings: list[Binding] = []
         self.unheard: list[Binding] = []
@@ -64,55 +69,51 @@ class ModelExtender:
 
     def relist_nodes(self) -> None:
         self.state.replace_nodes(list(self.world.nodes.values()), str(self.world.version), self.now)
-        self.node_cursor = len(self.world.node_events)
+        self.node_watch.skip()
 
     def relist_pods(self) -> None:
         pods = [pod.lite for pod in self.world.pods.values()]
         self.state.replace_pods(pods, str(self.world.version), self.now)
-        self.pod_cursor = len(self.world.pod_events)
+        self.pod_watch.skip()
 
     @property
     def heard(self) -> int:
         """Version of the newest event of pods that it has."""
-        return self.world.pod_events[self.pod_cursor - 1].version if self.pod_cursor else 0
+        watch = self.pod_watch
+        return watch.log[watch.cursor - 1].version if watch.cursor else 0
 
     def unheard_of(self) -> list[ModelPod]:
         """Bound pods that have ended and of whose end it has not heard."""
-        events = self.world.pod_events[self.pod_cursor :]
-        ended = [e.pod for e in events if e.pod is not None and (e.kind == "DELETED" or e.pod.ended)]
+        ended = [e.item for e in self.pod_watch.unread if e.kind == "DELETED" or e.item.ended]
         return [pod for pod in ended if pod.node]
 
     def deliver_node(self) -> bool:
-        if self.node_cursor == len(self.world.node_events):
-            return False
-        self._take_node(self.world.node_events[self.node_cursor])
-        self.node_cursor += 1
-        if self.random.random() < 0.02:
-            self._take_node(self.world.node_events[self.random.randrange(self.node_cursor)])
-        return True
+        return self._deliver(self.node_watch, self._take_node)
 
     def deliver_pod(self) -> bool:
-        if self.pod_cursor == len(self.world.pod_events):
+        return self._deliver(self.pod_watch, self._take_pod)
+
+    def _deliver(self, watch: Watch[Any], take: Callable[[Any], None]) -> bool:
+        """Take the next event; at times an old one comes again."""
+        event = watch.read()
+        if event is None:
             return False
-        self._take_pod(self.world.pod_events[self.pod_cursor])
-        self.pod_cursor += 1
+        take(event)
         if self.random.random() < 0.02:
-            self._take_pod(self.world.pod_events[self.random.randrange(self.pod_cursor)])
+            take(watch.log[self.random.randrange(watch.cursor)])
         return True
 
-    def _take_node(self, event: Event) -> None:
-        assert event.node is not None
+    def _take_node(self, event: Event[NodeLite]) -> None:
         if event.kind == "DELETED":
-            self.state.delete_node(event.node.metadata.name, str(event.version), self.now)
+            self.state.delete_node(event.item.metadata.name, str(event.version), self.now)
         else:
-            self.state.apply_node(event.node, self.now)
+            self.state.apply_node(event.item, self.now)
 
-    def _take_pod(self, event: Event) -> None:
-        assert event.pod is not None
+    def _take_pod(self, event: Event[ModelPod]) -> None:
         if event.kind == "DELETED":
-            self.state.delete_pod(event.pod.lite, str(event.version), self.now)
+            self.state.delete_pod(event.item.lite, str(event.version), self.now)
         else:
-            self.state.apply_pod(event.pod.lite, self.now)
+            self.state.apply_pod(event.item.lite, self.now)
 
     def schedule(self, pod: ModelPod) -> bool:
         """Take cards for a pod on any node where it fits, and send the Binding."""

@@ -1,16 +1,14 @@
 """Kinds of histories: how often trouble comes in them, and what comes more often."""
 
-from collections.abc import Callable
 from random import Random
 from typing import Any, Final
+
+from tests.property.kernel.mutant import Kind
 
 from .simulation import Simulation, run
 
 HISTORY = 1500
 """Steps of one."""
-
-Kind = Callable[[int], None]
-"""Runs a history, given its seed."""
 
 
 def plain(seed: int) -> None:

@@ -57,8 +57,7 @@ class Invariant(Scene):
 
     def _unheard(self, node: Node) -> bool:
         """Whether the kubelet may still admit a pod whose object is deleted."""
-        events = self.world.pod_events[node.kubelet.cursor :]
-        return any(e.kind == "DELETED" and e.pod is not None and e.pod.node == node.name for e in events)
+        return any(e.kind == "DELETED" and e.item.node == node.name for e in node.kubelet.watch.unread)
 
     def _unsaid(self, node: Node) -> bool:
         """Whether the ledger counts more than the words say, or has not read the checkpoint yet."""

@@ -13,6 +13,7 @@ from random import Random
 from allocator.errors import AllocatorError
 from allocator.ledger import CheckpointEntry
 from allocator.names import PERCENT_RESOURCE
+from tests.property.kernel.api import Watch
 
 from .deviceids import UnitsByCard, card_of, joined
 from .plugin import Admission, Checkpoint, Plugin
@@ -77,7 +78,7 @@ class ModelKubelet:
         self.to_run: list[str] = []
         self.starting: dict[str, float] = {}
         self.to_start: list[str] = []
-        self.now, self.cursor, self.synced = 0.0, 0, True
+        self.now, self.watch, self.synced = 0.0, Watch(world.pod_events), True
         self.batch: set[str] = set()
         self.truth: dict[str, set[frozenset[str]]] = {}
         self.refused: list[tuple[ModelPod, str]] = []
@@ -144,11 +145,8 @@ class ModelKubelet:
 
     def deliver(self) -> bool:
         """Read one event; False when there is none."""
-        while self.synced and self.cursor < len(self.world.pod_events):
-            event = self.world.pod_events[self.cursor]
-            self.cursor += 1
-            pod = event.pod
-            assert pod is not None
+        while self.synced and (event := self.watch.read()) is not None:
+            pod = event.item
             if pod.node != self.node:
                 continue
             if event.kind == "DELETED":
@@ -395,7 +393,7 @@ class ModelKubelet:
 
     def sync(self) -> None:
         """Learn all pods from the API again; those that run stay as they are."""
-        self.cursor = len(self.world.pod_events)
+        self.watch.skip()
         self.synced = True
         mine = [pod for pod in self.world.pods.values() if pod.node == self.node]
         here = {pod.uid for pod in mine}

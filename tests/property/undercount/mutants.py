@@ -1,12 +1,12 @@
 """Each accounting rule taken out, one at a time: some history must break that passes with the rule."""
 
 from scheduler_plugin.cache import charges
+from tests.property.kernel.mutant import Mutant
 
 from . import extender
 from .charge_mutants import CHARGE_MUTANTS
 from .choice_mutants import CHOICE_MUTANTS
 from .histories import busy, deaf_extender, mixed, others_bind, percent, plain
-from .mutant import Mutant
 
 MUTANTS = (
     Mutant(

@@ -135,7 +135,7 @@ class Peace(Invariant):
             if node.daemon.holds.keys() != node.kubelet.admitted:
                 self._fail(f"{node.name}: holds {node.daemon.holds}, admitted {node.kubelet.admitted}")
 
-    def end_all(self) -> None:
+    def end(self) -> None:
         """Every pod ends; so does every charge."""
         for pod in list(self.world.pods.values()):
             self.world.delete(pod.name, pod.uid)

@@ -1,12 +1,12 @@
 """A small cluster of the model: its parts, the time that passes, and what is said of it."""
 
-from random import Random
 from typing import Final
 
 from allocator.cards import Card
 from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.names import NODE_HOLDS
 from allocator.records import load_holds
+from tests.property.kernel.history import History
 
 from .daemon import ModelDaemon
 from .extender import ModelExtender
@@ -22,11 +22,7 @@ SIZES: Final = ((8, 8), (8, 5), (8,), (8, 8, 6))
 LARGE: Final = ((20, 20), (20, 13), (20,))
 
 
-class ViolationError(AssertionError):
-    """The invariant does not hold; the message tells what was seen, the trace how it came about."""
-
-
-class Scene:
+class Scene(History):
     """One or two nodes, the extender and the API server between them.
 
     Args:
@@ -36,14 +32,15 @@ class Scene:
     """
 
     def __init__(self, seed: int, *, calm: bool = False, large: bool = False) -> None:
-        self.random = Random(seed)
+        super().__init__(seed)
         self.calm, self.large = calm, large
         self.world = World()
-        self.now = 0.0
-        self.steps = 0
-        self.trace: list[str] = []
         self.nodes = [self._node(f"n{i}") for i in range(self.random.choice((1, 1, 2)))]
         self.extender = ModelExtender(self.world, self.random)
+
+    @property
+    def now(self) -> float:
+        return self.world.now
 
     def _node(self, name: str) -> Node:
         sizes = self.random.choice(MANY_CARDS if self.calm else LARGE if self.large else SIZES)
@@ -67,8 +64,7 @@ class Scene:
                 if node.daemon.synced and node.daemon.ledger.accounts.has_unlisted_pods:
                     node.daemon.begin_view()
                     node.daemon.end_view()
-        self.now += seconds
-        self.world.now = self.extender.now = self.now
+        self.world.now = self.extender.now = self.now + seconds
         for pod in self.extender.never_heard_of:
             node = next(node for node in self.nodes if node.name == pod.node)
             if pod.uid not in self._held(node):
@@ -83,11 +79,6 @@ class Scene:
                     # A node that could not write for so long: the extender gives up the pod's place.
                     node.clouded = True
                     node.kubelet.late.add(uid)
-
-    def _say(self, text: str) -> None:
-        self.trace.append(f"{self.steps:6} {self.now:8.2f} {text}")
-        if len(self.trace) > 400:
-            del self.trace[:200]
 
     def _start_daemon(self, node: Node) -> None:
         """A new daemon knows of lingering containers only what the words held.
@@ -108,6 +99,3 @@ class Scene:
         known = self.world.nodes.get(node.name)
         text = (known.metadata.annotations or {}).get(NODE_HOLDS) if known is not None else None
         return load_holds(text).uids if text else frozenset()
-
-    def _fail(self, text: str) -> None:
-        raise ViolationError("\n".join([*self.trace[-60:], text, f"now {self.now:.2f}, step {self.steps}"]))

@@ -1,11 +1,12 @@
 """Small clusters driven through random interleavings of everything that can happen, one step at a time."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from allocator.names import POD_ALLOCATION, POD_CARDS, POD_GPU_MODEL
+from tests.property.kernel.history import replayable
 
 from .deviceids import units_of
 from .scene import MODELS, UNSAID
@@ -13,7 +14,6 @@ from .trouble import Trouble
 from .world import ModelPod
 
 MAX_PODS: Final = 14
-AGAIN: Final = "to run this history again: "
 
 SHAPES: Final = (
     (("c", 3, "main"),),
@@ -133,16 +133,16 @@ class Simulation(Trouble):
 
     # One step.
 
-    def step(self) -> None:
-        """Let one thing happen and look at the invariant."""
-        self.steps += 1
-        self._pass(self.random.uniform(0.01, 0.4))
-        (_, action) = self.random.choices(self.actions, self.weights)[0]
+    def _do(self, action: Callable[[], object]) -> None:
         self.extender.settle_due()
         self._excuse()
         action()
         self._excuse()
-        self.check()
+
+    def rest(self) -> None:
+        self.quiesce()
+        if self.random.random() < 0.3:
+            self.end()
 
     def _create(self) -> None:
         if len(self.world.pods) >= MAX_PODS:
@@ -291,6 +291,7 @@ class Simulation(Trouble):
             node.daemon.begin_view()
 
 
+@replayable
 def run(
     seed: int,
     steps: int,
@@ -310,23 +311,7 @@ def run(
         large: likewise.
 
     Raises:
-        ViolationError: the invariant broke. Whatever is raised has a note that tells how to run it again.
+        ViolationError: the invariant broke.
     """
-    try:
-        simulation = Simulation(seed, density, more, percent, large)
-        for number in range(1, steps + 1):
-            simulation.step()
-            if number % 250 == 0:
-                simulation.quiesce()
-                if simulation.random.random() < 0.3:
-                    simulation.end_all()
-        simulation.end_all()
-    except BaseException as error:
-        error.add_note(again(f"run({seed}, {steps}, {density=}, more={dict(more)}, {percent=}, {large=})"))
-        raise
+    Simulation(seed, density, more, percent, large).play(steps)
     return steps
-
-
-def again(history: str) -> str:
-    """Say how to run a history alone."""
-    return f'{AGAIN}python -c "from {__name__} import run; {history}"'

@@ -105,7 +105,9 @@ class Trouble(Peace):
         It starts while the API server is away, or knows less of it than the kubelet does. It serves the
         kubelet all the same, but its blind choices are outside the invariant.
         """
-        return node.daemon.away and (not node.daemon.synced or node.daemon.cursor < node.kubelet.cursor)
+        return node.daemon.away and (
+            not node.daemon.synced or node.daemon.watch.cursor < node.kubelet.watch.cursor
+        )
 
     def _crash(self) -> None:
         """A container starts again of which the kubelet has lost what it had: it asks anew."""

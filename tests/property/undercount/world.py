@@ -28,6 +28,7 @@ from scheduler_plugin.cache.objects import (
     PodSpec,
     ResourceList,
 )
+from tests.property.kernel.api import Event
 
 UNIT_MIB = 1024
 RESOURCE = resource_name(UNIT_MIB)
@@ -138,16 +139,6 @@ class ModelPod:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One change; `pod` or `node` is the object after it (before it, for DELETED)."""
-
-    version: int
-    kind: str
-    pod: ModelPod | None = None
-    node: NodeLite | None = None
-
-
 @dataclass
 class World:
     """What is true in etcd, and how it came about."""
@@ -158,8 +149,8 @@ class World:
     gone: str = ""
     pods: dict[str, ModelPod] = field(default_factory=dict)
     nodes: dict[str, NodeLite] = field(default_factory=dict)
-    pod_events: list[Event] = field(default_factory=list)
-    node_events: list[Event] = field(default_factory=list)
+    pod_events: list[Event[ModelPod]] = field(default_factory=list)
+    node_events: list[Event[NodeLite]] = field(default_factory=list)
     _words: dict[str, tuple[NodeLite | None, NodeWords | None]] = field(default_factory=dict)
 
     def create(self, pod: ModelPod) -> None:
@@ -199,7 +190,7 @@ class World:
         self.version += 1
         del self.pods[name]
         self.gone = name
-        self.pod_events.append(Event(self.version, "DELETED", pod=replace(pod, version=self.version)))
+        self.pod_events.append(Event(self.version, "DELETED", replace(pod, version=self.version)))
         return True
 
     def put_node(self, name: str, allocatable: dict[str, str | int], annotations: dict[str, str]) -> None:
@@ -212,7 +203,7 @@ class World:
             status=NodeLiteStatus(allocatable=allocatable),
         )
         self.nodes[name] = node
-        self.node_events.append(Event(self.version, kind, node=node))
+        self.node_events.append(Event(self.version, kind, node))
 
     def cordon(self, name: str, uuids: tuple[str, ...]) -> None:
         """A person keeps cards of a node free."""
@@ -237,8 +228,8 @@ class World:
         gone = msgspec.structs.replace(
             node, metadata=msgspec.structs.replace(node.metadata, resource_version=str(self.version))
         )
-        self.node_events.append(Event(self.version, "DELETED", node=gone))
+        self.node_events.append(Event(self.version, "DELETED", gone))
 
     def _store(self, kind: str, pod: ModelPod) -> None:
         self.pods[pod.name] = pod
-        self.pod_events.append(Event(self.version, kind, pod=pod))
+        self.pod_events.append(Event(self.version, kind, pod))

@@ -2,7 +2,8 @@
 
 A model of random histories keeps a record beside it. The record has for each mutant the seed of a
 history that failed, and a digest of the shipped modules that the mutant changes, of the change,
-and of the model. Comments, docstrings, wrapping and the folders of imported modules do not count.
+of the model and of the kernel. Comments, docstrings, wrapping and the folders of imported modules do
+not count.
 
 `GPUPACK_MUTANTS=all` runs every mutant, as the nightly workflow does. `GPUPACK_MUTANTS=record` runs those
 whose digest differs and writes the record. What else a history runs through is left to the nightly run.
@@ -17,42 +18,19 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple
+
+import pytest
+
+from .history import ViolationError
+from .mutant import Mutant
 
 MODE: Final = os.environ.get("GPUPACK_MUTANTS", "")
 if MODE not in ("", "all", "record"):
     raise ValueError(f"GPUPACK_MUTANTS={MODE}; allowed: all, record and nothing")
 
 
-class Change(Protocol):
-    """One rule of the shipped code taken out."""
-
-    @property
-    def name(self) -> str:
-        """Name of the rule."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of a history that may show that the rule is needed."""
-
-    @property
-    def modules(self) -> Sequence[ModuleType]:
-        """Shipped modules that the mutant changes."""
-
-    @property
-    def definition(self) -> str:
-        """Text that differs whenever the mutant is another one."""
-
-
-C = TypeVar("C", bound=Change)
-C_contra = TypeVar("C_contra", contravariant=True)
-
-
-class Breaks(Protocol[C_contra]):
-    """Tells whether the history of a seed fails, with a rule taken out or in its place."""
-
-    def __call__(self, mutant: C_contra, seed: int, *, taken_out: bool) -> bool: ...
+KERNEL: Final = Path(__file__).parent
 
 
 class Proof(NamedTuple):
@@ -67,51 +45,65 @@ class Proof(NamedTuple):
     seed: int
 
 
-class Record(Generic[C]):
+class Record:
     """Digests of the mutants that were seen to fail.
 
     Args:
         model: Folder of the model; the record is its file `proven.json`. Files that define mutants, named
             `*mutants.py`, do not count as the model.
         mutants: All of them.
+        seeds: Histories that are tried after the recorded one and the mutant's own.
+        failures: What a history raises that fails.
     """
 
-    def __init__(self, model: Path, mutants: Sequence[C]) -> None:
+    def __init__(
+        self,
+        model: Path,
+        mutants: Sequence[Mutant],
+        seeds: Iterable[int] = range(1000, 1100),
+        failures: tuple[type[Exception], ...] = (ViolationError,),
+    ) -> None:
         self._path = model / "proven.json"
-        self._mutants = mutants
-        files = sorted(path for path in model.glob("*.py") if not path.stem.endswith("mutants"))
+        self._mutants, self._seeds, self._failures = mutants, seeds, failures
+        found = (path for folder in (KERNEL, model) for path in folder.glob("*.py"))
+        files = sorted(path for path in found if not path.stem.endswith("mutants"))
         self._model = "\0".join(read_code(path.read_text(encoding="utf-8")) for path in files)
 
-    def pending(self) -> list[C]:
+    def pending(self) -> list[Mutant]:
         """List the mutants that must run."""
         if MODE == "all":
             return list(self._mutants)
         proven = {name: proof.digest for name, proof in self._read().items()}
         return [each for each in self._mutants if proven.get(each.name) != self._digest(each)]
 
-    def seeds(self, mutant: C) -> list[int]:
+    def seeds(self, mutant: Mutant) -> list[int]:
         """List the seeds of histories that failed without the rule when it was last recorded: one or none."""
         proof = self._read().get(mutant.name)
         return [] if proof is None else [proof.seed]
 
-    def prove(self, mutant: C, seeds: Iterable[int], breaks: Breaks[C]) -> None:
+    def prove(self, mutant: Mutant) -> None:
         """Find a history that fails without the rule and not with it, and record its seed.
-
-        Args:
-            mutant: The rule.
-            seeds: Histories that are tried after the recorded one and the mutant's own.
-            breaks: Tells whether a history fails.
 
         Raises:
             AssertionError: no history shows that the rule is needed.
         """
-        for seed in (*self.seeds(mutant), mutant.seed, *seeds):
-            if breaks(mutant, seed, taken_out=True) and not breaks(mutant, seed, taken_out=False):
+        for seed in (*self.seeds(mutant), mutant.seed, *self._seeds):
+            if self._fails(mutant, seed, taken_out=True) and not self._fails(mutant, seed, taken_out=False):
                 self.add(mutant, seed)
                 return
         raise AssertionError(f"{mutant.name}: no history shows that the rule is needed")
 
-    def add(self, mutant: C, seed: int) -> None:
+    def _fails(self, mutant: Mutant, seed: int, *, taken_out: bool) -> bool:
+        with pytest.MonkeyPatch.context() as patch:
+            if taken_out:
+                mutant.take_out(patch)
+            try:
+                mutant.kind(seed)
+            except self._failures:
+                return True
+        return False
+
+    def add(self, mutant: Mutant, seed: int) -> None:
         """Record that a mutant has failed, in the mode `record`; several processes may do so at a time."""
         if MODE != "record":
             return
@@ -134,7 +126,7 @@ class Record(Generic[C]):
             return {}
         return {name: Proof(*proof) for name, proof in json.loads(self._path.read_text()).items()}
 
-    def _digest(self, mutant: C) -> str:
+    def _digest(self, mutant: Mutant) -> str:
         sources = [read_code(inspect.getsource(module)) for module in mutant.modules]
         text = "\0".join([self._model, mutant.definition, *sources])
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -3,14 +3,15 @@
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
 
 import pytest
 
-from .histories import Kind
+Kind = Callable[[int], object]
+"""Runs a history, given its seed."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,11 @@
-"""An event loop whose time passes only while everybody waits: the shipped controller runs in it unchanged."""
+"""Event loops in which shipped parts run unchanged and every history is the same each time.
+
+In a `VirtualLoop` time passes only while everybody waits. In an inline loop nothing runs in another thread.
+"""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 
@@ -70,3 +74,33 @@ def run_virtually(work: Coroutine[Any, Any, None]) -> None:
                 loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
     finally:
         loop.close()
+
+
+class _InlineExecutor(ThreadPoolExecutor):
+    """Runs at once what others would run in a thread."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - as an executor does
+            future.set_exception(error)
+        return future
+
+
+def new_inline_loop() -> asyncio.AbstractEventLoop:
+    """Make a loop without threads."""
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(_InlineExecutor(1))
+    return loop
+
+
+def run_ready(loop: asyncio.AbstractEventLoop) -> None:
+    """Let everything in a loop go on that waits for nothing."""
+
+    async def idle() -> None:
+        await asyncio.sleep(0)
+        while loop._ready:  # type: ignore[attr-defined]  # noqa: ASYNC110 - no event tells that all wait
+            await asyncio.sleep(0)
+
+    loop.run_until_complete(idle())
