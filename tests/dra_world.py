@@ -20,7 +20,8 @@ from deviceplugin.kubelet.wire import dra_pb2 as pb
 from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
 from deviceplugin.kubelet.wire import pluginregistration_pb2 as registration_pb
 from deviceplugin.kubelet.wire import pluginregistration_pb2_grpc as registration_rpc
-from tests.integration.node_world import NODE, NodeWorld, card, until
+from tests.integration.node_world import NODE, NodeWorld, card
+from tests.waiting import until
 
 DRIVER = "gpu.gpupack.io"
 API = "/apis/resource.k8s.io/v1"

@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,18 +16,12 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
 LIMIT_S = 60.0
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for a condition."""
-    async with asyncio.timeout(LIMIT_S):
-        while not await condition():  # noqa: ASYNC110  (HTTP has no event to wait for)
-            await asyncio.sleep(0.01)
 
 
 class Client:

@@ -1,11 +1,9 @@
 """A stand-in kubelet with one device plugin of ours on it, for tests; nothing of it patches the product."""
 
 import asyncio
-import io
 import itertools
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -22,32 +20,10 @@ from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from kubeapi.backoff import Backoff
 from standins.kubelet.node import Kubelet
 from tests.podresources import PodResourcesList, list_pod_resources
+from tests.waiting import until
 
 RESOURCE = "gpupack.io/gpu-memory-gib"
 _uids = itertools.count(1)
-
-
-async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> Any:
-    """Poll until the condition is true, and return what it gave; fail at the deadline."""
-    end = time.monotonic() + deadline_s
-    while True:
-        result = condition()
-        if asyncio.iscoroutine(result):
-            result = await result
-        if result:
-            return result
-        assert time.monotonic() < end, f"did not happen within {deadline_s} s; meanwhile:\n{_tasks()}"
-        await asyncio.sleep(0.005)
-
-
-def _tasks() -> str:
-    """Where every task of the loop is waiting."""
-    out = io.StringIO()
-    for task in asyncio.all_tasks():
-        # gRPC's own tasks have frames without line numbers, which Python 3.11 cannot print.
-        with suppress(TypeError):
-            task.print_stack(limit=4, file=out)
-    return out.getvalue()
 
 
 class SimpleAllocator:

@@ -19,8 +19,8 @@ from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
 from deviceplugin.option_values import AUTO
 from tests.account_world import allocation_service
 from tests.checkpoint_world import FakeCheckpoint
-from tests.kubelet_world import until
 from tests.ledger_world import RESOURCE, cards, ids
+from tests.waiting import until
 
 UID = "0f3c6a52-1b2d-4c3e-9f00-aabbccddeeff"
 OTHER = "11111111-2222-4333-8444-555555555555"

@@ -21,7 +21,7 @@ from deviceplugin.gpus.nvidia.mps.grants import grant_client
 from deviceplugin.gpus.nvidia.mps.options import PROGRAM
 from tests.hardware.programs import CudaProgram, PodCgroups, Report, run_cuda
 from tests.hardware.test_node import Node, holds, start_node
-from tests.integration.daemon_processes import until
+from tests.integration.daemon_processes import until_is
 
 ROOT = Path("/run/gpupack/mps")
 # manifests/components/mps/daemonset.yaml
@@ -68,7 +68,7 @@ async def mps(card: GpuCard) -> AsyncIterator[Mps]:
             assert running.returncode is None, "gpupack mps ended"
             return folder.path.exists() and folder.state() is not None
 
-        await until(answers, True)
+        await until_is(answers, True)
         yield Mps(folder, card)
     finally:
         if running.returncode is None:

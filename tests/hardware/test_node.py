@@ -18,7 +18,7 @@ from deviceplugin.gpus.api.source import GpuCard
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
 from tests.hardware.programs import PodCgroups, Report, run_cuda
-from tests.integration.daemon_processes import NODE, beside_kubelet, process, status_of, until
+from tests.integration.daemon_processes import NODE, beside_kubelet, process, status_of, until_is
 
 GIB = RESOURCE_PREFIX + "gib"
 
@@ -47,7 +47,7 @@ class Node(NamedTuple):
         async def runs() -> bool:
             return (uid, "main") in self.kubelet.containers
 
-        await until(runs, True)
+        await until_is(runs, True)
         return uid, dict(self.kubelet.containers[uid, "main"].envs)
 
     def words(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -86,8 +86,8 @@ async def start_node(card: GpuCard, cgroups: PodCgroups, *options: str) -> Async
             async def offered() -> bool:
                 return int(api.node(NODE)["status"].get("allocatable", {}).get(GIB, 0)) > 0
 
-            await until(ready, (200, "ok\n"))
-            await until(offered, True)
+            await until_is(ready, (200, "ok\n"))
+            await until_is(offered, True)
             yield Node(api, kubelet, card, session, url, daemon.pid)
 
 
@@ -96,7 +96,7 @@ async def holds(condition: Callable[[], Any]) -> None:
         found = condition()
         return bool(await found if hasattr(found, "__await__") else found)
 
-    await until(ask, True)
+    await until_is(ask, True)
 
 
 async def test_processes_are_told_apart_by_pod(card: GpuCard, cgroups: PodCgroups, report: Report) -> None:

@@ -13,9 +13,9 @@ import aiohttp
 
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
+from tests.waiting import DEADLINE_S
 
 NODE = "n1"
-DEADLINE_S = 60.0
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def status_of(session, url):
         return 0, ""
 
 
-async def until(ask, expected):
+async def until_is(ask, expected):
     """Ask until the answer is as expected."""
     end = asyncio.get_running_loop().time() + DEADLINE_S
     while (answer := await ask()) != expected:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ from deviceplugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
 from standins.kubelet.process import Delays
+from tests.waiting import until
 
 GIB = RESOURCE_PREFIX + "gib"
 NODE = "n1"
-DEADLINE_S = 60.0
 
 
 def profile_text(*sizes_gib: int) -> str:
@@ -55,16 +55,6 @@ def profile_text(*sizes_gib: int) -> str:
 def card(index: int) -> str:
     """UUID of a card."""
     return f"GPU-0000000{index}-0000-0000-0000-000000000000"
-
-
-async def until(condition: Callable[[], Any], what: str = "") -> Any:
-    """Wait until the condition is true and return its value; a deadline far beyond any real wait ends it."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + DEADLINE_S
-    while not (value := condition()):
-        assert loop.time() < end, f"not within {DEADLINE_S} s: {what or condition}"
-        await asyncio.sleep(0.02)
-    return value
 
 
 class KubeletCgroups:

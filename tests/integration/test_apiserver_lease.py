@@ -1,20 +1,13 @@
 """Leader election through the API server stand-in, candidates on real time."""
 
 import asyncio
-import time
 
 import pytest
 
 from kubeapi.client import KubeClient
 from kubeapi.lease import LeaseElector
 from standins.apiserver.server import ApiServer
-
-
-async def until(condition, what) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        await asyncio.sleep(0.01)
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import time
 
 import msgspec
 import pytest
@@ -12,6 +11,7 @@ from kubeapi import errors
 from kubeapi.client import KubeClient
 from kubeapi.reflect import Reflector
 from standins.apiserver.server import ApiServer
+from tests.waiting import until
 
 
 class Meta(msgspec.Struct):
@@ -54,13 +54,6 @@ class View:
 
     def disconnected(self, error) -> None:
         self.errors.append(error)
-
-
-async def until(condition, what) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from gpupack.whatif.live_cluster import LiveCluster
 from scheduler_plugin.errors import SettingsError
 from standins.apiserver.server import ApiServer
 from tests.autoscale_world import Node, Pod, fragments, grown, waits
-from tests.extender_client import until
+from tests.waiting import until
 
 NAMESPACE = "gpupack-system"
 

@@ -11,8 +11,9 @@ from aiohttp import web
 from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import in_percent
-from tests.extender_client import Client, extender, until
+from tests.extender_client import Client, extender
 from tests.integration.test_queue_process import ONE_QUEUE, make_node, make_pod, queue
+from tests.waiting import until
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 NODES = {"n1": 12, "n2": 8, "n3": 4, "n4": 0, "n5": 0}

@@ -9,7 +9,8 @@ import pytest
 from allocator.names import POD_CARDS, POD_GPU_MODEL
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import in_percent, uuid
-from tests.extender_client import Client, extender, until
+from tests.extender_client import Client, extender
+from tests.waiting import until
 
 PICK = {"mode": "pick"}
 

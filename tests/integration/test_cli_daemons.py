@@ -17,7 +17,8 @@ import yaml
 from allocator.names import NODE_CARDS
 from allocator.packing import read_node
 from allocator.records import load_cards
-from tests.integration.daemon_processes import DEADLINE_S, NODE, beside_kubelet, process, status_of, until
+from tests.integration.daemon_processes import NODE, beside_kubelet, process, status_of, until_is
+from tests.waiting import DEADLINE_S
 
 GIB = "gpupack.io/gpu-memory-gib"
 MOCK = os.environ.get("GPUPACK_NVML_MOCK", "")
@@ -47,12 +48,12 @@ async def test_a_node(world, number):
             words = read_node(api.node(NODE)["status"]["allocatable"])
             return words and words.used
 
-        await until(ready, (200, "ok\n"))
-        await until(used, (0, 0))
+        await until_is(ready, (200, "ok\n"))
+        await until_is(used, (0, 0))
         container = {"name": "c", "image": "none", "resources": {"limits": {GIB: "5"}}}
         pod = {"metadata": {"name": "p"}, "spec": {"nodeName": NODE, "containers": [container]}}
         uid = api.add_pod(pod)["metadata"]["uid"]
-        await until(used, (5, 0))
+        await until_is(used, (5, 0))
         (record,) = kubelet.containers.values()
         assert record.envs["GPUPACK_MEMORY_MIB"] == str(5 * 1024)
         _, metrics = await status_of(session, f"{url}/metrics")
@@ -111,14 +112,14 @@ async def test_a_node_whose_log_goes_nowhere_serves_pods(world, broken):
             async def phases():
                 return [api.pod("default", name)["status"].get("phase") for name in ("p", "q")]
 
-            await until(ready, (200, "ok\n"))
+            await until_is(ready, (200, "ok\n"))
             container = {"name": "c", "image": "none", "resources": {"limits": {GIB: "5"}}}
             for name in ("p", "q"):
                 api.add_pod(
                     {"metadata": {"name": name}, "spec": {"nodeName": NODE, "containers": [container]}}
                 )
-            await until(phases, ["Running", "Running"])
-            await until(ready, (200, "ok\n"))
+            await until_is(phases, ["Running", "Running"])
+            await until_is(ready, (200, "ok\n"))
             daemon.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(daemon.wait(), DEADLINE_S) == 0
 
@@ -136,7 +137,7 @@ async def test_a_scheduler_whose_log_goes_nowhere_answers(world, broken):
             async def ready():
                 return (await status_of(session, f"{url}/readyz"))[0]
 
-            await until(ready, 200)
+            await until_is(ready, 200)
             for _ in range(2):
                 async with session.post(f"{url}/filter", data=b"rubbish") as answer:
                     assert answer.status == 400
@@ -170,18 +171,18 @@ async def test_without_a_file_descriptor_left_the_log_is_quiet(world, command):
         async def told():
             return any("no connection can be taken" in line for line in lines)
 
-        await until(ready, 200)
+        await until_is(ready, 200)
         limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (lowest_free_file(daemon.pid), limits[1]))
         address = "127.0.0.1", int(url.rpartition(":")[2])
         with socket.create_connection(address), socket.create_connection(address):
-            await until(told, expected=True)
+            await until_is(told, expected=True)
             before = len(lines)
             await asyncio.sleep(2.5)  # two more of asyncio's tries
             assert [line for line in lines[before:] if "Traceback" in line or "accept" in line] == []
             assert len(lines) - before < 50
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
-        await until(ready, 200)
+        await until_is(ready, 200)
         daemon.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(daemon.wait(), DEADLINE_S) == 0
 
@@ -209,7 +210,7 @@ async def test_a_node_with_cards_of_the_driver(world, name):
             devices = node["status"]["allocatable"].get(GIB)
             return words and (words.sizes, words.used, words.layout.unit_mib, devices)
 
-        await until(said, ((units,) * len(uuids), (0,) * len(uuids), 1024, str(units * len(uuids))))
+        await until_is(said, ((units,) * len(uuids), (0,) * len(uuids), 1024, str(units * len(uuids))))
         inventory = load_cards(api.node(NODE)["metadata"]["annotations"][NODE_CARDS])
         assert [(card.uuid, card.model) for card in inventory] == [
             (uuid, document["device_defaults"]["name"]) for uuid in uuids
@@ -224,9 +225,9 @@ async def test_a_node_with_cards_of_the_driver(world, name):
         async def running():
             return len(kubelet.containers)
 
-        await until(running, 1)
+        await until_is(running, 1)
         (record,) = kubelet.containers.values()
-        await until(used, {record.envs["NVIDIA_VISIBLE_DEVICES"]: 5})
+        await until_is(used, {record.envs["NVIDIA_VISIBLE_DEVICES"]: 5})
     assert "Traceback" not in "".join(lines)
 
 
@@ -239,7 +240,7 @@ async def test_a_scheduler(world, number):
         async def ready():
             return (await status_of(session, f"{url}/readyz"))[0]
 
-        await until(ready, 200)
+        await until_is(ready, 200)
         assert (await status_of(session, f"{url}/healthz"))[0] == 200
         assert "gpupack_" in (await status_of(session, f"{url}/metrics"))[1]
         async with session.post(f"{url}/filter", data=b"rubbish") as answer:
@@ -282,7 +283,7 @@ async def test_rubbish_on_http_is_one_line_of_the_log(world):
         async def alive():
             return (await status_of(session, f"{url}/readyz"))[0]
 
-        await until(alive, 200)
+        await until_is(alive, 200)
         began = before = len(lines)
         for sent, status, said in RUBBISH:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
@@ -301,7 +302,7 @@ async def test_rubbish_on_http_is_one_line_of_the_log(world):
             async def told(said=said, before=before):
                 return said in "".join(lines[before:])
 
-            await until(told, expected=True)
+            await until_is(told, expected=True)
             writer.close()
             before = len(lines)
         extender.send_signal(signal.SIGTERM)
@@ -318,6 +319,6 @@ async def test_a_scheduler_without_api_server_is_alive_and_not_ready(world):
         async def alive():
             return (await status_of(session, f"{url}/healthz"))[0]
 
-        await until(alive, 200)
+        await until_is(alive, 200)
         assert (await status_of(session, f"{url}/readyz"))[0] == 503
     assert "Traceback" not in "".join(lines)

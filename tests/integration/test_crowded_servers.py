@@ -19,7 +19,8 @@ from allocator.names import RESOURCE_PREFIX
 from allocator.packing import read_node
 from tests.cluster_builders import node_object, pod_object
 from tests.extender_client import make_certificate
-from tests.integration.daemon_processes import DEADLINE_S, NODE, beside_kubelet, process, status_of, until
+from tests.integration.daemon_processes import NODE, beside_kubelet, process, status_of, until_is
+from tests.waiting import DEADLINE_S
 
 FILES = 128
 """Files that a process may open here."""
@@ -114,8 +115,8 @@ async def test_a_node_daemon_serves_pods_and_ends_with_its_words_withdrawn(world
         return words and words.used
 
     async with process(*arguments, files=FILES) as (daemon, url, lines):
-        await until(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
-        await until(used, (0, 0))
+        await until_is(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
+        await until_is(used, (0, 0))
         async with crowd(url, "/explain", "/metrics", "/telemetry"):
             assert [await answers(session, url, "/healthz") for _ in range(5)] == [200] * 5
             for units in (2, 3):
@@ -123,7 +124,7 @@ async def test_a_node_daemon_serves_pods_and_ends_with_its_words_withdrawn(world
                 container = {"name": "c", "image": "none", "resources": limits}
                 spec = {"nodeName": NODE, "containers": [container]}
                 api.add_pod({"metadata": {"name": f"p{units}"}, "spec": spec})
-            await until(used, (5, 0))
+            await until_is(used, (5, 0))
             assert await answers(session, url, "/readyz") == 200
             assert await end(daemon) == 0
     words = read_node(api.node(NODE)["status"]["allocatable"])
@@ -152,7 +153,7 @@ async def filter_pod(session, url, **options):
 async def test_an_extender_answers_kube_scheduler(world, session):
     folder, api, _ = world
     async with extender(folder, api) as (running, url, lines):
-        await until(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
+        await until_is(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
         async with crowd(url, "/metrics"):
             assert [await filter_pod(session, url) for _ in range(5)] == [["a"]] * 5
             assert [await answers(session, url, "/healthz") for _ in range(5)] == [200] * 5
@@ -176,7 +177,7 @@ async def test_an_extender_answers_whom_it_knows_beside_strangers_over_tls(world
                 async with session.get(f"{safe}/readyz", ssl=stranger) as answer:
                     return answer.status
 
-        await until(ready, 200)
+        await until_is(ready, 200)
         # Strangers that shake hands and stay, ones that do not even shake hands.
         silent = [await connect(url) for _ in range(IDLE)]
         met = [await asyncio.open_connection(host, int(port), ssl=stranger) for _ in range(FILES)]
@@ -202,7 +203,7 @@ async def test_the_others_answer_probes(world, session, arguments, path):
     more = ("--config", config) if arguments == ("queue",) else ()
     kubeconfig = ("--kubeconfig", folder / "kubeconfig")
     async with process(*arguments, *more, *kubeconfig, files=FILES) as (running, url, lines):
-        await until(lambda: answers(session, url, "/readyz"), 200)
+        await until_is(lambda: answers(session, url, "/readyz"), 200)
         async with crowd(url, path):
             assert [await answers(session, url, "/healthz") for _ in range(5)] == [200] * 5
             assert await answers(session, url, path) == 200

@@ -26,8 +26,9 @@ from deviceplugin.errors import KindInUseError
 from deviceplugin.gpus.nvidia.source import NvmlGpus
 from deviceplugin.host.cgroups import CgroupProbe
 from tests.dra_world import CLAIMS, DRIVER, DraWorld, dra_world
-from tests.integration.node_world import DEADLINE_S, GIB, NODE, KubeletCgroups, card, node_world, until
+from tests.integration.node_world import GIB, NODE, KubeletCgroups, card, node_world
 from tests.nvml_world import Card, Driver, driver
+from tests.waiting import DEADLINE_S, until
 
 __all__ = ["driver"]
 
@@ -92,10 +93,7 @@ async def test_the_status_of_a_claim_says_who_has_it_beside_what_other_drivers_s
             status = (await world.call("GET", path))["status"]
             return status["devices"] if len(status["devices"]) == 2 else []
 
-        async with asyncio.timeout(DEADLINE_S):
-            while not (said := await devices()):  # noqa: ASYNC110  (HTTP has no event to wait for)
-                await asyncio.sleep(0.02)
-        before, mine = said
+        before, mine = await until(devices)
         assert before == other
         assert mine["data"] == {
             "card": card(1),
@@ -378,14 +376,11 @@ async def test_a_shared_claim_is_of_another_pod_once_its_own_has_ended(
         await world.settled([5, 5], {second})
         path = f"{CLAIMS}/a"
 
-        async def told() -> set[str]:
-            return {
-                one["data"]["pod"] for one in (await world.call("GET", path))["status"].get("devices", ())
-            }
+        async def is_told() -> bool:
+            devices = (await world.call("GET", path))["status"].get("devices", ())
+            return {device["data"]["pod"] for device in devices} == {"second"}
 
-        async with asyncio.timeout(DEADLINE_S):
-            while await told() != {"second"}:  # noqa: ASYNC110  (HTTP has no event to wait for)
-                await asyncio.sleep(0.02)
+        await until(is_told)
         await world.stop_daemon()
         with pytest.raises(KindInUseError, match=f"1 pods of this node .* such as {second}"):
             await world.spawn_daemon(serve="device-plugin")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from allocator.names import POD_ASSIGNED
 from standins.apiserver.server import ApiServer
-from tests.extender_client import extender, until
+from tests.extender_client import extender
+from tests.waiting import until
 
 
 async def test_it_binds_again_and_gives_nothing_twice(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.extender_client import Client, two_nodes, until
+from tests.extender_client import Client, two_nodes
+from tests.waiting import until
 
 WAITS = (
     "0/1 nodes can take 16 GiB: 1 no card with 16 GiB free. "

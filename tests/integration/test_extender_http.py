@@ -19,8 +19,9 @@ from scheduler_plugin.extender.server import FAULT, MAX_BODY
 from scheduler_plugin.extender.stale_refusals import WatchActivity
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object, pod_object, uuid
-from tests.extender_client import LIMIT_S, Client, extender, two_nodes, until
+from tests.extender_client import LIMIT_S, Client, extender, two_nodes
 from tests.other_policies import offered
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import structlog
 
 from scheduler_plugin.errors import SettingsError
 from standins.apiserver.server import ApiServer
-from tests.extender_client import extender, make_certificate, until
+from tests.extender_client import extender, make_certificate
+from tests.waiting import until
 
 
 async def test_a_second_listener_has_no_verbs_and_no_tls(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from aiohttp import web
 from allocator.names import POD_ASSIGNED
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import uuid
-from tests.extender_client import extender, until
+from tests.extender_client import extender
+from tests.waiting import until
 
 
 async def test_a_pod_is_evicted_and_both_are_told(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import pod_object
-from tests.extender_client import Client, extender, make_certificate, two_nodes, until
+from tests.extender_client import Client, extender, make_certificate, two_nodes
+from tests.waiting import until
 
 STANDBY = "this gpupack scheduler is not the leader; the leader answers\n"
 

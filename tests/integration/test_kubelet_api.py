@@ -6,7 +6,8 @@ from typing import Any
 
 from standins.apiserver.server import ApiServer
 from standins.kubelet.process import Delays
-from tests.kubelet_world import RESOURCE, World, cards_of, pod, until, world
+from tests.kubelet_world import RESOURCE, World, cards_of, pod, world
+from tests.waiting import until
 
 
 @asynccontextmanager

@@ -6,7 +6,8 @@ import pytest
 
 from deviceplugin.errors import AllocationRefusedError
 from standins.kubelet.node import Kubelet
-from tests.kubelet_world import RESOURCE, cards_of, pod, short_folder, uid_of, until, world
+from tests.kubelet_world import RESOURCE, cards_of, pod, short_folder, uid_of, world
+from tests.waiting import until
 
 
 async def test_preferred_answer_is_taken_exactly() -> None:

@@ -8,7 +8,8 @@ import pytest
 from deviceplugin.kubelet.wire import podresources_pb2 as pb
 from deviceplugin.kubelet.wire import podresources_pb2_grpc as rpc
 from standins.kubelet.process import Delays
-from tests.kubelet_world import RESOURCE, pod, uid_of, until, world
+from tests.kubelet_world import RESOURCE, pod, uid_of, world
+from tests.waiting import until
 
 
 async def test_lists_what_containers_hold() -> None:

@@ -14,7 +14,8 @@ from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from standins.kubelet.devices import DeviceManager
-from tests.kubelet_world import RESOURCE, ScriptedPlugin, World, pod, until, world
+from tests.kubelet_world import RESOURCE, ScriptedPlugin, World, pod, world
+from tests.waiting import until
 
 
 async def test_registers_and_lists_its_devices() -> None:

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from allocator.names import NODE_CARDS, NODE_CORDON
 from deviceplugin.errors import GpuError
-from tests.integration.node_world import GIB, NODE, NodeWorld, card, metrics, node_world, until
+from tests.integration.node_world import GIB, NODE, NodeWorld, card, metrics, node_world
 from tests.integration.test_node_cards import on, profile, sizes, told, uuids
+from tests.waiting import until
 
 Clients = Callable[[], Awaitable[None]]
 

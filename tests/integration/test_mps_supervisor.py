@@ -25,8 +25,9 @@ from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.mps_settings import MpsSettings
 from gpupack.cli.app import cli
 from kubeapi.backoff import Backoff
-from tests.integration.node_world import NODE, card, node_world, until
+from tests.integration.node_world import NODE, card, node_world
 from tests.mps_world import end, history, lives, make_program, pid_of
+from tests.waiting import until
 
 CARDS = [simulated.card.uuid for simulated in load_profile("2xt4").cards]
 

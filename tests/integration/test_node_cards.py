@@ -9,7 +9,8 @@ import pytest
 from allocator.names import NODE_CARDS
 from deviceplugin.errors import DriverGoneError
 from deviceplugin.gpus.api.source import GpuProcess
-from tests.integration.node_world import DEADLINE_S, NODE, NodeWorld, card, metrics, node_world, until
+from tests.integration.node_world import NODE, NodeWorld, card, metrics, node_world
+from tests.waiting import DEADLINE_S, until
 
 GIB = 2**30
 

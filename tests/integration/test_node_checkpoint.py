@@ -7,7 +7,8 @@ import aiohttp
 from allocator.names import POD_GPU_UUID
 from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME
 from deviceplugin.publishing.explain import explain_node
-from tests.integration.node_world import NodeWorld, card, node_world, until
+from tests.integration.node_world import NodeWorld, card, node_world
+from tests.waiting import until
 
 
 def checkpoint_path(world: NodeWorld) -> Path:

@@ -5,7 +5,8 @@ import asyncio
 from allocator.ledger import release
 from allocator.names import NODE_CARDS
 from allocator.records import load_cards
-from tests.integration.node_world import NODE, node_world, until
+from tests.integration.node_world import NODE, node_world
+from tests.waiting import until
 
 
 async def test_a_stopped_daemon_offers_nothing_and_the_next_start_restores_the_words():

@@ -8,7 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from allocator.names import NODE_CARDS, NODE_CORDON, POD_CARDS, STARTUP_TAINT
 from allocator.records import load_cards
-from tests.integration.node_world import GIB, NODE, card, container, node_world, until
+from tests.integration.node_world import GIB, NODE, card, container, node_world
+from tests.waiting import until
 
 
 async def test_a_pods_whole_life():

@@ -12,17 +12,8 @@ from aiohttp import ClientSession
 from deviceplugin.gpus.api.memory_limits import HELD, LimitSupport
 from deviceplugin.host.cgroups import CgroupProbe
 from deviceplugin.host.inotify import Inotify
-from tests.integration.node_world import (
-    GIB,
-    NODE,
-    NodeWorld,
-    card,
-    events,
-    metrics,
-    node_world,
-    profile_text,
-    until,
-)
+from tests.integration.node_world import GIB, NODE, NodeWorld, card, events, metrics, node_world, profile_text
+from tests.waiting import until
 
 OLD = LimitSupport(False, "driver 580 has no call for memory limits", "driver 615 (CUDA 13.4) or later")
 WHY = f"--memory-limits require, and {OLD}"

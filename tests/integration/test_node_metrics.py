@@ -1,6 +1,5 @@
 """/metrics of a node's daemon while things go well, and while each of its errors happens."""
 
-import asyncio
 from collections.abc import Sequence
 
 import aiohttp
@@ -12,7 +11,8 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.source import GpuSample
 from deviceplugin.gpus.simulated.profile import parse_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
-from tests.integration.node_world import DEADLINE_S, GIB, NodeWorld, card, node_world, profile_text, until
+from tests.integration.node_world import GIB, NodeWorld, card, node_world, profile_text
+from tests.waiting import until
 
 ERRORS = ("annotation_errors", "clean_errors", "patch_errors", "sample_errors")
 
@@ -42,9 +42,11 @@ async def metrics(world: NodeWorld) -> dict[str, float]:
 
 async def says(world: NodeWorld, name: str, least: float) -> None:
     """Wait until a metric is there and at least so high."""
-    async with asyncio.timeout(DEADLINE_S):
-        while (await metrics(world)).get(name, -1) < least:  # noqa: ASYNC110  (HTTP has no event to wait for)
-            await asyncio.sleep(0.02)
+
+    async def says_so() -> bool:
+        return (await metrics(world)).get(name, -1) >= least
+
+    await until(says_so, name)
 
 
 async def test_what_the_driver_counts_is_told_by_card() -> None:

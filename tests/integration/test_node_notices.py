@@ -4,7 +4,8 @@ import aiohttp
 from structlog.testing import capture_logs
 
 from allocator.names import NODE_CORDON
-from tests.integration.node_world import NODE, card, events, metrics, node_world, until
+from tests.integration.node_world import NODE, card, events, metrics, node_world
+from tests.waiting import until
 
 
 async def test_an_xid_a_card_out_of_use_and_its_return_are_events_of_the_node():

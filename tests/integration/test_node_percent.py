@@ -3,7 +3,8 @@
 import pytest
 
 from allocator.names import PERCENT_RESOURCE, RESOURCE_PREFIX
-from tests.integration.node_world import NodeWorld, card, node_world, until
+from tests.integration.node_world import NodeWorld, card, node_world
+from tests.waiting import until
 
 GIB = f"{RESOURCE_PREFIX}gib"
 

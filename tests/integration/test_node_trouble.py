@@ -15,8 +15,9 @@ from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
-from tests.integration.node_world import DEADLINE_S, GIB, NODE, Delays, card, node_world, profile_text, until
+from tests.integration.node_world import GIB, NODE, Delays, card, node_world, profile_text
 from tests.kubelet_world import SimpleAllocator
+from tests.waiting import DEADLINE_S, until
 
 
 async def test_a_restarted_daemon_keeps_charges_and_writes_nothing():

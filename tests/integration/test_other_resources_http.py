@@ -11,7 +11,8 @@ from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container
-from tests.extender_client import Client, extender, until
+from tests.extender_client import Client, extender
+from tests.waiting import until
 
 DISK, NIC = "ephemeral-storage", "example.com/nic"
 HALF = {"cpu": "20", "memory": "50Gi"}

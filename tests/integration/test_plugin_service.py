@@ -12,7 +12,8 @@ from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.kubelet.plugin_service import STATUS_OF, DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
-from tests.kubelet_world import SimpleAllocator, short_folder, until
+from tests.kubelet_world import SimpleAllocator, short_folder
+from tests.waiting import until
 
 Code = grpc.StatusCode
 

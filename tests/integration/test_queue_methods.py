@@ -12,8 +12,8 @@ from scheduler_plugin.queue.controller import controller
 from scheduler_plugin.queue.controller.status import HELD_BACK
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, in_percent
-from tests.extender_client import until
 from tests.integration.test_queue_process import ONE_QUEUE, Running, make_node, make_pod, queue
+from tests.waiting import until
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 

@@ -31,7 +31,7 @@ from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.queue.scheduler.queue import Queue
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object
-from tests.extender_client import until
+from tests.waiting import until
 
 ONE_QUEUE = "queues: [{name: a}]"
 

@@ -10,7 +10,8 @@ import pytest
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
-from tests.extender_client import Client, extender, until
+from tests.extender_client import Client, extender
+from tests.waiting import until
 
 NODES: dict[str, tuple[tuple[int, ...] | None, int, int]] = {
     "even": ((16,), 8, 8),

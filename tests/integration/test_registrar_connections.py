@@ -15,8 +15,9 @@ from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from kubeapi.backoff import Backoff
 from tests.http2_listener import GOAWAY, SETTINGS, listening, resident_mib
-from tests.kubelet_world import RESOURCE, SimpleAllocator, short_folder, until
+from tests.kubelet_world import RESOURCE, SimpleAllocator, short_folder
 from tests.odd_kubelet import OddKubelet
+from tests.waiting import until
 
 FOR_EVER_S = 1e6
 

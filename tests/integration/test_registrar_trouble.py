@@ -13,8 +13,9 @@ from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.registration import Registrar, RegistrationTimeouts
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from kubeapi.backoff import Backoff
-from tests.kubelet_world import RESOURCE, SimpleAllocator, short_folder, until
+from tests.kubelet_world import RESOURCE, SimpleAllocator, short_folder
 from tests.odd_kubelet import OddKubelet
+from tests.waiting import until
 
 
 class Scene:

@@ -8,10 +8,11 @@ import pytest
 
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
-from tests.kubelet_world import short_folder, until
+from tests.kubelet_world import short_folder
 from tests.scripts import answers
 from tests.scripts import kubelet_script as script
 from tests.scripts.kubelet_play import RESOURCE, ScriptPod
+from tests.waiting import until
 
 
 class StandIns:

@@ -19,7 +19,8 @@ from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.sources import SOURCES
 from deviceplugin.proof.report import prove_node
 from deviceplugin.settings import Settings
-from tests.integration.node_world import NODE, NodeWorld, card, events, metrics, until
+from tests.integration.node_world import NODE, NodeWorld, card, events, metrics
+from tests.waiting import until
 
 GIB = 1024
 

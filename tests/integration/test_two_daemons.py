@@ -9,7 +9,8 @@ import pytest
 from allocator.names import PERCENT_RESOURCE, RESOURCE_PREFIX
 from allocator.packing import read_node
 from standins.kubelet.node import Kubelet
-from tests.integration.daemon_processes import DEADLINE_S, NODE, beside_kubelet, process, status_of, until
+from tests.integration.daemon_processes import NODE, beside_kubelet, process, status_of, until_is
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture
@@ -48,9 +49,9 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
             amounts = api.node(NODE)["status"]["allocatable"]
             return [amounts.get(name) for name in (f"{RESOURCE_PREFIX}gib", PERCENT_RESOURCE)]
 
-        await until(lambda: ready(first_url), (200, "ok\n"))
+        await until_is(lambda: ready(first_url), (200, "ok\n"))
         # The kubelet writes its Node after it has the devices.
-        await until(offered, ["28", "400"])
+        await until_is(offered, ["28", "400"])
         registrations, node = kubelet.registrations, api.node(NODE)
         async with process(*arguments(folder, kubelet)) as (second, second_url, second_lines):
             reason = (
@@ -58,14 +59,14 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
                 f"{kubelet.device_plugin_dir}: this one waits until that one ends; "
                 "one of the two is to be removed\n"
             )
-            await until(lambda: ready(second_url), (503, reason))
+            await until_is(lambda: ready(second_url), (503, reason))
             assert await status_of(session, f"{second_url}/healthz") == (200, "ok\n")
             assert (await status_of(session, f"{second_url}/explain"))[0] == 200
             _, metrics = await status_of(session, f"{second_url}/metrics")
             assert "gpupack_node_other_daemon 1.0" in metrics
             # A third one that is told to stop while it waits does so at once.
             async with process(*arguments(folder, kubelet)) as (third, third_url, _):
-                await until(lambda: ready(third_url), (503, reason))
+                await until_is(lambda: ready(third_url), (503, reason))
                 third.send_signal(signal.SIGTERM)
                 assert await asyncio.wait_for(third.wait(), DEADLINE_S) == 0
             assert await ready(first_url) == (200, "ok\n")
@@ -74,11 +75,11 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
             async def told():
                 return conflicts(api)
 
-            await until(told, [reason.strip()])
+            await until_is(told, [reason.strip()])
             assert [line for line in second_lines if "level=error" in line and str(first.pid) in line]
             # However the first one ends, the second goes on.
             first.kill()
-            await until(lambda: ready(second_url), (200, "ok\n"))
+            await until_is(lambda: ready(second_url), (200, "ok\n"))
             assert kubelet.registrations > registrations
             second.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(second.wait(), DEADLINE_S) == 0
@@ -105,18 +106,18 @@ async def test_a_daemon_of_another_host_with_this_nodes_name_does_not_write_to_i
             async def told(lines, event):
                 return any(event in line for line in lines)
 
-            await until(lambda: ready(first_url), (200, "ok\n"))
+            await until_is(lambda: ready(first_url), (200, "ok\n"))
             before = words()
             assert before.sizes == (14, 14)
             async with process(*arguments(folder, other, "4xl40s")) as (_, second_url, second_lines):
-                await until(lambda: told(second_lines, "another daemon has this Node"), True)
+                await until_is(lambda: told(second_lines, "another daemon has this Node"), True)
                 status, reason = await ready(second_url)
                 assert status == 503
                 assert f"Node {NODE} belongs to another gpupack node daemon" in reason
                 assert "this one waits until that one is gone" in reason
-                await until(lambda: told(first_lines, "another daemon wants this Node"), True)
-                await until(lambda: told(conflicts(api), "belongs to another gpupack node daemon"), True)
-                await until(lambda: told(conflicts(api), "wants to write to this Node"), True)
+                await until_is(lambda: told(first_lines, "another daemon wants this Node"), True)
+                await until_is(lambda: told(conflicts(api), "belongs to another gpupack node daemon"), True)
+                await until_is(lambda: told(conflicts(api), "wants to write to this Node"), True)
                 assert await ready(first_url) == (200, "ok\n")
             # A second that ends takes nothing with it, and a first that comes again goes on at once.
             assert words() == before, "the revision included: nobody had to set anything right"
@@ -126,7 +127,7 @@ async def test_a_daemon_of_another_host_with_this_nodes_name_does_not_write_to_i
             aiohttp.ClientSession() as session,
             process(*arguments(folder, kubelet)) as (_, url, lines),
         ):
-            await until(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
+            await until_is(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
             assert not [line for line in lines if "another" in line]
     finally:
         await other.stop()

@@ -10,7 +10,8 @@ import pytest
 from allocator.names import QUEUE_GATE
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container
-from tests.extender_client import Client, extender, until
+from tests.extender_client import Client, extender
+from tests.waiting import until
 
 USED = {"a": (32, 26, 14), "b": (35, 42, 5)}
 """Of 40 cores, 100 GiB and 16 units: cores, GiB, units."""

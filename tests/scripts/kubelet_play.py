@@ -17,12 +17,12 @@ from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from tests.kubelet_world import ScriptedPlugin, SimpleAllocator, cards_of
 from tests.podresources import PodResourcesList, list_pod_resources
+from tests.waiting import until
 
 RESOURCE = "script.gpupack.io/unit"
 ENDPOINT = "script.sock"
 CARDS, UNITS = 4, 8
 ALL = CARDS * UNITS
-DEADLINE_S = 60.0
 
 Answer = dict[str, Any]
 
@@ -75,15 +75,6 @@ class Driver(Protocol):
 
     async def api_away(self, away: bool) -> None:
         """Take the API server away, or bring it back."""
-
-
-async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Poll until the condition is true, and return what it gave."""
-    end = time.monotonic() + DEADLINE_S
-    while not (value := await condition()):
-        assert time.monotonic() < end, f"not within {DEADLINE_S} s: {what}"
-        await asyncio.sleep(0.05)
-    return value
 
 
 class RecordingPlugin(ScriptedPlugin):

@@ -5,7 +5,8 @@ import json
 from collections.abc import Awaitable, Callable
 
 from deviceplugin.errors import AllocationRefusedError
-from tests.scripts.kubelet_play import ALL, Answer, Play, ScriptPod, Step, relation, until
+from tests.scripts.kubelet_play import ALL, Answer, Play, ScriptPod, Step, relation
+from tests.waiting import until
 
 
 async def written_between_containers(here: Play) -> Answer:

@@ -12,7 +12,8 @@ from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from tests.podresources import PodResourcesList
-from tests.scripts.kubelet_play import RESOURCE, Answer, Play, ScriptPod, Step, until
+from tests.scripts.kubelet_play import RESOURCE, Answer, Play, ScriptPod, Step
+from tests.waiting import until
 
 
 async def _listed(here: Play) -> PodResourcesList:

@@ -10,9 +10,9 @@ from allocator.names import POD_ALLOCATION
 from deviceplugin.allocation.objects import ObjectMetadata, PodObject
 from deviceplugin.publishing.annotator import REPAIR_S, AllocationAnnotator
 from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
-from tests.integration.node_world import until
 from tests.ledger_world import ids, pod
 from tests.publisher_world import Bench
+from tests.waiting import until
 
 
 def pod_object(name: str, allocation: str | None) -> PodObject:

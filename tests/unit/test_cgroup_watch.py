@@ -10,8 +10,8 @@ import pytest
 
 from deviceplugin.enforcement.cgroup_watch import describe_watch_problem
 from deviceplugin.host.inotify import Inotify, probe_watch
-from tests.kubelet_world import until
 from tests.limits_world import OTHER, UID, LimitsWorld, identifier
+from tests.waiting import until
 
 SOON_S = 0.01
 

@@ -12,7 +12,7 @@ from deviceplugin.dra.claim_status import ClaimStatusWriter
 from deviceplugin.dra.claims import ClaimShare
 from deviceplugin.dra.prepared_claims import PreparedClaim
 from kubeapi.errors import Invalid, KubeApiError, Unreachable
-from tests.integration.node_world import until
+from tests.waiting import until
 
 
 class FakeApi:

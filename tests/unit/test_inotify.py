@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.host.inotify import Inotify
-from tests.kubelet_world import until
+from tests.waiting import until
 
 
 class Watch:

@@ -1,7 +1,7 @@
 """POST and PATCH on kept connections, against a server that answers byte by byte what the test says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from kubeapi import errors, posting
 from kubeapi.client import KubeClient
 from kubeapi.posting import make_post_client
 from tests.credentials_world import kubeconfig
+from tests.waiting import until
 
 OK = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -56,12 +57,6 @@ async def client(server: Server, tmp_path: Path) -> AsyncIterator[KubeClient]:
     config = kubeconfig(tmp_path / "kc", f"{server.url}/base", token="t0")  # type: ignore[attr-defined]
     async with await KubeClient.connect(config, posts=make_post_client) as client:
         yield client
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  (no event tells that)
-            await asyncio.sleep(0.001)
 
 
 async def test_requests_share_a_connection(server: Server, client: KubeClient) -> None:

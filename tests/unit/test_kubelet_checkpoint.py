@@ -20,7 +20,7 @@ from deviceplugin.kubelet.checkpoint import (
     FileVersion,
     decode_checkpoint,
 )
-from tests.kubelet_world import until
+from tests.waiting import until
 
 SAMPLES = Path(__file__).with_name("checkpoints")
 RESOURCE = "gpupack.io/gpu-memory-gib"

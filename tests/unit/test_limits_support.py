@@ -8,8 +8,8 @@ from pytest_mock import MockerFixture
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.gpus.api.memory_limits import HELD, Enforcement, LimitSupport
 from deviceplugin.gpus.simulated.memory_limits import LIMIT_ENV, REQUEST_ENV, LimitBehaviour
-from tests.kubelet_world import until
 from tests.limits_world import UID, LimitsWorld, world
+from tests.waiting import until
 
 __all__ = ["world"]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pytest_mock import MockerFixture
 
-from tests.kubelet_world import until
 from tests.limits_world import GIB, OTHER, UID, LimitsWorld, world
+from tests.waiting import until
 
 __all__ = ["world"]
 

@@ -20,8 +20,8 @@ from deviceplugin.monitoring.container_use import ContainerUse, ContainerUseRead
 from deviceplugin.monitoring.overuse import OverUseWatcher, PodIdentity
 from deviceplugin.publishing.published_use import PublishedUse
 from kubeapi.errors import Conflict, TooManyRequests
-from tests.kubelet_world import until
 from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier
+from tests.waiting import until
 
 
 class View:

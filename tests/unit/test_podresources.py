@@ -13,7 +13,8 @@ from deviceplugin.kubelet.pod_resources import PodResources
 from deviceplugin.kubelet.wire import podresources_pb2 as pb
 from deviceplugin.kubelet.wire import podresources_pb2_grpc as rpc
 from tests.http2_listener import GOAWAY, SETTINGS, listening, resident_mib
-from tests.kubelet_world import short_folder, until
+from tests.kubelet_world import short_folder
+from tests.waiting import until
 
 
 class Kubelet(rpc.PodResourcesListerServicer):

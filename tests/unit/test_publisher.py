@@ -8,9 +8,9 @@ from structlog.testing import capture_logs
 
 from allocator.names import NODE_HOLDS
 from kubeapi.errors import Forbidden, NotFound, Unreachable
-from tests.kubelet_world import until
 from tests.ledger_world import ids
 from tests.publisher_world import Bench
+from tests.waiting import until
 
 
 async def test_nothing_is_said_before_everything_was_read():

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +23,7 @@ from scheduler_plugin.queue.controller.status import WaitReason
 from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome
 from tests.batch_world import BatchWorld
 from tests.queue_world import QueueWorld
+from tests.waiting import until
 
 BATCH = "mode: batch\nqueues: [{name: a}]"
 SPEC: dict[str, Any] = {"schedulerName": BATCH_SCHEDULER, "containers": [{"name": "main"}]}
@@ -219,11 +220,6 @@ class Running:
         self.slept.append(seconds)
         await self.wake.wait()
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not holds():  # noqa: ASYNC110 - what holds is no event
-                await asyncio.sleep(0.01)
-
     @property
     def phase(self) -> Phase:
         return self.world.queue.queued_pods[self.uid].phase
@@ -331,7 +327,7 @@ async def test_an_event_and_the_status_name_the_field_of_a_pod_that_slipped_thro
     uid = batch_pod(run.world, "odd", read=False)
     run.world.queue.set_batch_spec(uid, SPEC | {"hostNetwork": True})
     run.controller.record_change()
-    await run.until(lambda: any("hostNetwork" in event for event in run.recorder.events))
+    await until(lambda: any("hostNetwork" in event for event in run.recorder.events))
     run.running.cancel()
     (why,) = [each for each in status.explain_waiting(run.world.queue, run.world.now) if each.name == "odd"]
     assert "create the pod without it, or with schedulerName gpupack-scheduler" in why.message
@@ -366,19 +362,19 @@ async def test_a_pod_that_may_have_been_bound_keeps_its_quota_until_that_is_know
 ) -> None:
     """Else another pod would get it, and the Binding that was in doubt would exceed it."""
     run = Running(ReadApi("uid-p", bound=bound), outcome, CommitOutcome.BOUND)
-    await run.until(lambda: bool(run.slept))
+    await until(lambda: bool(run.slept))
     batch_pod(run.world, "other", 8)
     run.controller.record_change()
     await asyncio.sleep(0.05)
     assert (run.phase, run.used, len(run.client.calls)) == (Phase.ADMITTED, 8, 1)
     assert run.slept == [8.0]
     run.wake.set()
-    await run.until(lambda: bool(run.recorder.events))
+    await until(lambda: bool(run.recorder.events))
     if bound:
         assert (run.phase, run.used) == (Phase.ADMITTED, 8)
         assert run.recorder.events[0].startswith("Admitted")
     else:
-        await run.until(lambda: len(run.client.calls) == 2)
+        await until(lambda: len(run.client.calls) == 2)
     run.running.cancel()
 
 

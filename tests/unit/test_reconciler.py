@@ -12,8 +12,8 @@ from deviceplugin.allocation.reconciler import ReconcileIntervals, Reconciler
 from deviceplugin.errors import UnitInUseError
 from deviceplugin.host.cgroups import CgroupProbe
 from tests.checkpoint_world import FakeCheckpoint
-from tests.kubelet_world import until
 from tests.ledger_world import RESOURCE, cards, ids, pod
+from tests.waiting import until
 
 QUICK = ReconcileIntervals(soon_s=0.001, unsettled_s=0.002, slow_s=3600.0)
 A_WHILE_S = 11.0

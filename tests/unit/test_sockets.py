@@ -19,7 +19,8 @@ from deviceplugin.kubelet.sockets import (
     identify,
     name_of_our_own,
 )
-from tests.kubelet_world import short_folder, until
+from tests.kubelet_world import short_folder
+from tests.waiting import until
 
 
 @pytest.fixture
