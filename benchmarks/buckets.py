@@ -28,6 +28,7 @@ import numpy as np
 from allocator.names import QUEUE_GATE, QUEUE_NAME
 from allocator.request import PodRequest
 from benchmarks.burst import cluster
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts
@@ -48,11 +49,14 @@ CARD_UNITS = 80
 def shapes() -> list[PolicyRequest]:
     """20 requests of 1 to 58 units on one card, and two of several."""
     sizes = [1 + 3 * number for number in range(18)]
-    single = [PolicyRequest(1000 + 500 * (size % 7), size << 29, (CardDemand(size, 1),)) for size in sizes]
+    single = [
+        PolicyRequest(Amounts(1, 1000 + 500 * (size % 7), size << 29), (CardDemand(size, 1),))
+        for size in sizes
+    ]
     return [
         *single,
-        PolicyRequest(8000, 8 << 30, (CardDemand(20, 2),)),
-        PolicyRequest(16_000, 16 << 30, (CardDemand(40, 4),)),
+        PolicyRequest(Amounts(1, 8000, 8 << 30), (CardDemand(20, 2),)),
+        PolicyRequest(Amounts(1, 16_000, 16 << 30), (CardDemand(40, 4),)),
     ]
 
 

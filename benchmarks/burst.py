@@ -18,6 +18,7 @@ from allocator.names import DEFAULT_NODE_POLICY
 from allocator.request import ContainerRequest, PodRequest
 from benchmarks.machine import machine
 from benchmarks.two_tier.workers import BatchResult, BatchSettings, Job, schedule
+from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 
 PODS = 100
@@ -55,7 +56,7 @@ def cluster(nodes: int) -> NodeArrays:
     arrays = NodeArrays(rows=nodes, cards=8)
     for number in range(nodes):
         row = arrays.add_node(f"node-{number:05}")
-        arrays.set_capacity(row, 128_000, 1 << 40)
+        arrays.set_capacity(row, Amounts(pods=NOT_COUNTED, cpu_milli=128_000, memory_bytes=1 << 40))
         arrays.set_cards(row, [80] * 8, rng.integers(0, 97, 8).clip(0, 80).tolist())
     return arrays
 
@@ -63,7 +64,7 @@ def cluster(nodes: int) -> NodeArrays:
 def jobs(count: int) -> list[Job]:
     """Pods of 20 shapes in turn."""
     return [
-        Job(PodRequest((ContainerRequest("main", 2 + 3 * (number % 20), "main"),)), 1000, 1 << 30)
+        Job(PodRequest((ContainerRequest("main", 2 + 3 * (number % 20), "main"),)), Amounts(1, 1000, 1 << 30))
         for number in range(count)
     ]
 
@@ -91,7 +92,7 @@ def one_process(nodes: int, pods: int, policy: str) -> float:
     for job in batch:
         best = prepare(policies, arrays, job, 1, 0)[0]
         row = arrays.rows[best.node]
-        arrays.set_requested(row, int(arrays.cpu_used[row]) + job.cpu_milli, int(arrays.memory_used[row]))
+        arrays.add_requested(row, job.amounts)
         units = job.request.containers[0].units
         taken = arrays.assumed[row].tolist()
         taken[int(arrays.free[row].argmax())] += units

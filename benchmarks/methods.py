@@ -17,6 +17,7 @@ from allocator.packing import NodeWords, node_resources, read_node
 from allocator.request import ContainerRequest, PodRequest
 from benchmarks.burst import COMMIT_S, ONE_SCHEDULER_S, PODS, PREPARE_S, burst, commit_times
 from benchmarks.slots import rounds
+from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
@@ -35,14 +36,14 @@ def packed() -> Figures:
     """Several pods a card: a node's integers tell each card's truth, where a sum is wrong."""
     arrays = NodeArrays(1, 4)
     row = arrays.add_node("n1")
-    arrays.set_capacity(row, 64_000, 256 * GIB)
+    arrays.set_capacity(row, Amounts(110, 64_000, 256 * GIB))
     policies, rows = ClusterPolicies(), np.array([row])
     used = [0] * 4
     arrays.set_cards(row, [CARD] * 4, used)
     placed = []
     for units in (4, 4, 6, 10, 10, 10, 6):
         query = policies.make_request(
-            arrays, PodRequest((ContainerRequest("main", units, "main"),)), 1000, GIB
+            arrays, PodRequest((ContainerRequest("main", units, "main"),)), Amounts(1, 1000, GIB)
         )
         fits = filter_nodes(arrays, query, rows)[0]
         placement = place_by_policy(policies.get_policy(query.request), arrays, row, query) if fits else None
@@ -54,7 +55,9 @@ def packed() -> Figures:
     words = read_node(resources)
     free = [] if words is None else [size - use for size, use in zip(words.sizes, words.used, strict=True)]
     asked = max(free) + 1
-    query = policies.make_request(arrays, PodRequest((ContainerRequest("main", asked, "main"),)), 1000, GIB)
+    query = policies.make_request(
+        arrays, PodRequest((ContainerRequest("main", asked, "main"),)), Amounts(1, 1000, GIB)
+    )
     print("packed: pods of GiB and the card that each got:", ", ".join(f"{u} -> {c}" for u, c in placed))
     print(
         "  the node publishes",
@@ -79,7 +82,7 @@ def buckets() -> Figures:
             rows = np.flatnonzero(arrays.usable & (arrays.free_order[0] >= units))
             scores = rows.astype(float) if name == "first fit" else -arrays.free_order[0][rows].astype(float)
             if name == "best fit":
-                scores = policy.score(arrays, PolicyRequest(0, 0, (CardDemand(units, 1),)), rows)
+                scores = policy.score(arrays, PolicyRequest(NOTHING, (CardDemand(units, 1),)), rows)
             order = np.lexsort((arrays.name_rank[rows], scores))
             row = int(rows[order[0]]) if rows.size else -1
             chosen.append(arrays.names[row] if rows.size else None)
@@ -110,16 +113,13 @@ def run_jobs(parameters: Mapping[str, str]) -> tuple[list[int], list[int]]:
     """Run jobs on one node of 100 cores, 1000 GiB and 10 units of GPU: those that run, and what is left."""
     arrays = NodeArrays(1, 1)
     row = arrays.add_node("n")
-    arrays.set_capacity(row, 100_000, 1000 * GIB)
+    arrays.set_capacity(row, Amounts(110, 100_000, 1000 * GIB))
     arrays.set_cards(row, [10], [0])
     policy, rows, ran = make_policy("weighted-balance", parameters), np.array([row]), []
     for number, (cpu, memory, gpu) in JOBS.items():
-        ask = PolicyRequest(cpu * 1000, memory * GIB, (CardDemand(gpu, 1),), pod=str(number))
-        cpu_left, memory_left = (
-            arrays.cpu_capacity[row] - arrays.cpu_used[row],
-            arrays.memory_capacity[row] - arrays.memory_used[row],
-        )
-        if ask.cpu_milli > cpu_left or ask.memory_bytes > memory_left or gpu > arrays.free[row, 0]:
+        amounts = Amounts(1, cpu * 1000, memory * GIB)
+        ask = PolicyRequest(amounts, (CardDemand(gpu, 1),), pod=str(number))
+        if not arrays.fits(amounts, row) or gpu > arrays.free[row, 0]:
             assert isinstance(policy, Learner)
             policy.pending(str(number), arrays, ask, rows)
             continue
@@ -129,11 +129,7 @@ def run_jobs(parameters: Mapping[str, str]) -> tuple[list[int], list[int]]:
         if goes:
             ran.append(number)
             arrays.set_assumed(row, [int(arrays.assumed[row, 0]) + gpu])
-            arrays.set_requested(
-                row,
-                int(arrays.cpu_used[row]) + ask.cpu_milli,
-                int(arrays.memory_used[row]) + ask.memory_bytes,
-            )
+            arrays.add_requested(row, amounts)
     left = [
         int(arrays.cpu_capacity[row] - arrays.cpu_used[row]) // 1000,
         int(arrays.memory_capacity[row] - arrays.memory_used[row]) // GIB,

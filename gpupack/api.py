@@ -28,6 +28,7 @@ from gpupack.whatif.fit import answer_fit as fit_of
 from gpupack.whatif.kube_checks import require_of_any_pod
 from gpupack.whatif.simulation import make_trace
 from gpupack.whatif.snapshot import FILES
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import score_nodes
 from scheduler_plugin.scheduling.policies import make_policy
@@ -191,7 +192,7 @@ def rank(
     """
     nodes = cluster.state.nodes
     request = build_request(_make_question(units, cards, model), cluster.state.resource)
-    query = cluster.policies.make_request(nodes, request, 0, 0)
+    query = cluster.policies.make_request(nodes, request, ONE_POD)
     blocks = cluster.kube_checks.find_rejections(require_of_any_pod())
     rows = cluster.rows[filter_nodes(nodes, query, cluster.rows)]
     rows = rows[[nodes.names[row] not in blocks for row in rows.tolist()]]

@@ -1,5 +1,6 @@
 """Small clusters for policy tests."""
 
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
@@ -9,16 +10,17 @@ def view(nodes):
     arrays = NodeArrays(rows=1, cards=1)
     for name, (cpu, memory, sizes, cpu_used, memory_used, used) in nodes.items():
         row = arrays.add_node(name)
-        arrays.set_capacity(row, cpu, memory)
+        arrays.set_capacity(row, Amounts(cpu_milli=cpu, memory_bytes=memory))
         arrays.set_cards(
             row, sizes, used, models=["A"] * len(sizes), uuids=[f"{name}-{i}" for i in range(len(sizes))]
         )
-        arrays.set_requested(row, cpu_used, memory_used)
+        arrays.set_requested(row, Amounts(cpu_milli=cpu_used, memory_bytes=memory_used))
     return arrays
 
 
-def ask(cpu=0, memory=0, *demands, **more):
-    return PolicyRequest(cpu, memory, tuple(CardDemand(*demand) for demand in demands), **more)
+def ask(cpu=0, memory=0, *demands, others=(), **more):
+    amounts = Amounts(1, cpu, memory, others=others)
+    return PolicyRequest(amounts, tuple(CardDemand(*demand) for demand in demands), **more)
 
 
 def place(arrays, row, cards, wanted):
@@ -28,6 +30,4 @@ def place(arrays, row, cards, wanted):
         for card in chosen:
             assumed[card] += demand.units
     arrays.set_assumed(row, assumed)
-    arrays.set_requested(
-        row, int(arrays.cpu_used[row]) + wanted.cpu_milli, int(arrays.memory_used[row]) + wanted.memory_bytes
-    )
+    arrays.add_requested(row, wanted.amounts)

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from scheduler_plugin.cache.arrays import LongArray
 
 _FIELDS: Final = (
-    "cpu_used",
-    "memory_used",
-    "other_used",
+    "requested",
     "gpu_used",
     "assumed",
     "occupied",
@@ -94,7 +92,7 @@ class SharedRows:
 def _by_row(nodes: NodeArrays, field: str) -> Any:
     """Look into an array whose first axis is the rows."""
     array = getattr(nodes, field)
-    return array.T if field == "other_used" else array
+    return array.T if field == "requested" else array
 
 
 def _rounded(size: int) -> int:

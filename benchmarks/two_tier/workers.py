@@ -18,10 +18,9 @@ from allocator.place import Placement
 from allocator.request import PodRequest
 from benchmarks.two_tier.shared_arrays import SharedRows
 from scheduler_plugin.binding.two_tier import PodTurn, Rescore, ScoredNode, TurnQueue, commit_list
+from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.host_resources import mask_host_fits
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
@@ -35,12 +34,10 @@ _PATIENCE_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A pod of a batch: what it asks of cards, thousandths of a core, bytes of host memory, and the rest."""
+    """A pod of a batch: what it asks of cards, and besides."""
 
     request: PodRequest
-    cpu_milli: int = 0
-    memory_bytes: int = 0
-    other_resources: ResourceAmounts = ()
+    amounts: Amounts = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +195,7 @@ class _Committer:
         for card, units in placement.charge.items():
             taken[card] += units
         nodes.set_assumed(row, taken)
-        nodes.set_requested(
-            row, int(nodes.cpu_used[row]) + job.cpu_milli, int(nodes.memory_used[row]) + job.memory_bytes
-        )
-        amounts = dict(job.other_resources)
-        used = zip(nodes.other_resources, nodes.other_used[:, row].tolist(), strict=True)
-        nodes.set_other_amounts(
-            row, nodes.other_capacity[:, row].tolist(), [each + amounts.get(name, 0) for name, each in used]
-        )
+        nodes.add_requested(row, job.amounts)
         if self.shared is not None:
             self.shared.publish(row, epoch)
 
@@ -319,11 +309,9 @@ def prepare(
 
 
 def _query(policies: ClusterPolicies, nodes: NodeArrays, job: Job, pod: str) -> SchedulingRequest:
-    return policies.make_request(
-        nodes, job.request, job.cpu_milli, job.memory_bytes, pod, job.other_resources
-    )
+    return policies.make_request(nodes, job.request, job.amounts, pod)
 
 
 def _fits(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> RowArray:
     """Rows that have the cards, and what is asked for beside them."""
-    return rows[filter_nodes(nodes, query, rows) & mask_host_fits(nodes, query.policy_request.host, rows)]
+    return rows[filter_nodes(nodes, query, rows) & nodes.mask_fits(query.policy_request.amounts, rows)]

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from allocator.cards import Card
-from allocator.errors import QuantityError
 from allocator.place import place
-from allocator.quantity import parse_bytes
 from gpupack.autoscale.shapes import HOSTNAME, Shape, Shapes, describe_card_set
 from gpupack.autoscale.waiting_pods import SENTENCES, EquivalentPods, Outcome, WaitingPod
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import NodeTerm
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.scheduling.pod_affinity import read_anti_affinity
 
 CARD_POLICY: Final = "most-used"
@@ -31,19 +30,14 @@ class NewNode:
     Attributes:
         shape: What it is like.
         cards: Its cards, with what the pods take.
-        cpu_milli: Thousandths of a core that are left.
-        memory_bytes: Bytes of host memory that are left.
-        pods_left: How many more pods it takes.
+        left: What is left besides cards.
         pods: The pods, with their kinds.
         terms: The required node affinity of all of them together; None: there is none.
     """
 
     shape: Shape
     cards: list[Card]
-    cpu_milli: int
-    memory_bytes: int
-    pods_left: int
-    others: dict[str, int] = field(default_factory=dict)
+    left: Amounts
     pods: list[tuple[WaitingPod, EquivalentPods]] = field(default_factory=list)
     terms: tuple[NodeTerm, ...] | None = None
 
@@ -58,13 +52,7 @@ class NewNode:
     def take(self, pod: WaitingPod, kind: EquivalentPods) -> bool:
         """Put a pod on the node if everything that it asks for is left; return True if it was put there."""
         requirements = kind.requirements
-        if (
-            self.pods_left < 1
-            or requirements.cpu_milli > self.cpu_milli
-            or requirements.memory_bytes > self.memory_bytes
-        ):
-            return False
-        if any(amount > self.others.get(name, 0) for name, amount in requirements.others.items()):
+        if not requirements.amounts.fits_in(self.left):
             return False
         if any(_must_be_apart(pod, kind, other, its) for other, its in self.pods):
             return False
@@ -76,11 +64,7 @@ class NewNode:
             return False
         for at, units in placement.charge.items():
             self.cards[at] = replace(self.cards[at], used_units=self.cards[at].used_units + units)
-        self.cpu_milli -= requirements.cpu_milli
-        self.memory_bytes -= requirements.memory_bytes
-        self.pods_left -= 1
-        for name, amount in requirements.others.items():
-            self.others[name] -= amount
+        self.left = self.left.subtract(requirements.amounts)
         self.pods.append((pod, kind))
         self.terms = terms
         return True
@@ -196,19 +180,8 @@ class Packer:
 
     def empty(self, name: str) -> NewNode:
         """Make an empty node of a shape."""
-        cpu, memory, pods = self._shapes.amounts(name)
-        return NewNode(
-            self._shapes.by_name[name], list(self._shapes.cards(name)), cpu, memory, pods, self._others(name)
-        )
-
-    def _others(self, name: str) -> dict[str, int]:
-        found = {}
-        for resource, value in (self._shapes.by_name[name].node.status.allocatable or {}).items():
-            try:
-                found[resource] = parse_bytes(value)
-            except QuantityError:
-                continue
-        return found
+        shapes = self._shapes
+        return NewNode(shapes.by_name[name], list(shapes.cards(name)), shapes.amounts(name))
 
     def _fill(self, name: str, kinds: Sequence[EquivalentPods], left: dict[int, list[WaitingPod]]) -> NewNode:
         node = self.empty(name)
@@ -233,5 +206,5 @@ def _sort_by_size(kind: EquivalentPods) -> tuple[int, int, int]:
     return (
         per_card * max(d.cards for d in demands),
         kind.request.effective_units,
-        kind.requirements.cpu_milli,
+        kind.amounts.cpu_milli,
     )

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
 from gpupack.autoscale.packing import NewNode
-from gpupack.autoscale.sum_view import CPU, MEMORY, UNITS
 from gpupack.whatif.objects import KubePod, is_placeholder
 from kubeapi.selectors import NodeTerm
-from scheduler_plugin.cache.arrays import LongArray
+from scheduler_plugin.cache.amounts import Amounts
 
 IMAGE: Final = "gpupack.io/placeholder:never-pulled"
 MESSAGE: Final = "stands for pods that no card of the cluster can take: a cluster autoscaler is to add a node"
@@ -74,7 +73,7 @@ def stands_for_more(annotation: str) -> bool:
 
 def make_placeholder(
     node: NewNode,
-    amounts: LongArray,
+    amounts: Amounts,
     labels: Mapping[str, Collection[str]],
     full_hosts: Mapping[str, Sequence[str]],
     resource: str,
@@ -84,23 +83,20 @@ def make_placeholder(
     All units of the node are asked for, so that an autoscaler, which adds units up, puts no second one on it.
 
     Args:
-        amounts: What to ask for, by the columns of `sum_view`.
+        amounts: What to ask for.
         labels: Values of labels that the node has to have.
         full_hosts: Values of the label that nodes have which look free by their sums and are not.
         resource: Name of the resource of GPU memory.
     """
     wanted = {
-        "cpu": f"{int(amounts[CPU])}m",
-        "memory": str(int(amounts[MEMORY])),
-        resource: str(int(amounts[UNITS])),
+        "cpu": f"{amounts.cpu_milli}m",
+        "memory": str(amounts.memory_bytes),
+        resource: str(amounts.units),
+        **{name: str(amount) for name, amount in amounts.others},
     }
-    others: dict[str, int] = {}
     selector: dict[str, str] = {}
     for _, kind in node.pods:
         selector |= dict(kind.requirements.rules.selector)
-        for name, amount in kind.requirements.others.items():
-            others[name] = others.get(name, 0) + amount
-    wanted |= {name: str(amount) for name, amount in others.items()}
     added = [{"key": key, "operator": "In", "values": list(values)} for key, values in labels.items()]
     added += [
         {"key": key, "operator": "NotIn", "values": list(values)}

@@ -23,13 +23,11 @@ from gpupack.autoscale.shapes import (
     read_card_sets,
 )
 from gpupack.autoscale.sum_view import (
-    UNITS,
     NodeVerdicts,
     SumView,
-    count_amounts,
     count_nodes_by_sums,
+    make_columns,
     pack_by_sums,
-    shape_amounts,
 )
 from gpupack.autoscale.waiting_pods import (
     SENTENCES,
@@ -44,7 +42,8 @@ from gpupack.whatif.gangs import make_query
 from gpupack.whatif.objects import is_placeholder
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.metadata import parse_time
-from scheduler_plugin.cache.arrays import BoolArray, LongArray
+from scheduler_plugin.cache.amounts import Amounts, sum_amounts
+from scheduler_plugin.cache.arrays import BoolArray
 
 STARTING_S: Final = 900.0
 """A node that is younger and does not take pods yet is starting; a cluster autoscaler waits as long."""
@@ -369,17 +368,17 @@ class _PlaceholderMaker:
         """Count the nodes with these cards that the autoscaler adds without us."""
         most = 0
         for shape in self.shapes.by_cards[card_set]:
-            node = shape_amounts(self.shapes, shape)
-            amounts = [count_amounts(kind) for _, kind in self.short if _allows_shape(shape, kind)]
+            node = make_columns(self.shapes.amounts(shape.name))
+            amounts = [make_columns(kind.amounts) for _, kind in self.short if _allows_shape(shape, kind)]
             most = max(most, count_nodes_by_sums(amounts, node))
         return most
 
     def placeholder(self, node: NewNode, view: SumView) -> Placeholder | None:
         """Make the pod that asks for a node; None if the autoscaler might add a useless node for it."""
         shape = node.shape
-        amounts = sum((count_amounts(kind) for _, kind in node.pods), np.zeros(5, dtype=np.int64))
-        amounts[UNITS] = max(shape.offered, node.units)
-        labels = self._labels(node, self._useless(node, int(amounts[UNITS])))
+        amounts = sum_amounts(kind.amounts for _, kind in node.pods)
+        amounts = amounts._replace(units=max(shape.offered, node.units))
+        labels = self._labels(node, self._useless(node, amounts.units))
         if labels is None:
             return None
         hidden = self._looking_free(node, amounts, labels, view)
@@ -409,7 +408,7 @@ class _PlaceholderMaker:
             shape
             for shape in self.shapes.by_name.values()
             if shape.card_set != node.shape.card_set
-            and shape_amounts(self.shapes, shape)[UNITS] >= units
+            and shape.offered >= units
             and all(_allows_shape(shape, kind) for _, kind in node.pods)
             and not self.packer.takes_all(shape.name, node.pods)
         ]
@@ -434,10 +433,10 @@ class _PlaceholderMaker:
         return None
 
     def _looking_free(
-        self, node: NewNode, amounts: LongArray, labels: Mapping[str, Collection[str]], view: SumView
+        self, node: NewNode, amounts: Amounts, labels: Mapping[str, Collection[str]], view: SumView
     ) -> list[str]:
         """Name the nodes that have enough by their sums for a placeholder, and refuse its pods."""
-        there = view.having(np.arange(len(view.left), dtype=np.intp), amounts)
+        there = view.having(np.arange(len(view.left), dtype=np.intp), make_columns(amounts))
         for kind in {id(kind): kind for _, kind in node.pods}.values() if len(there) else ():
             mask = np.zeros(len(view.left), dtype=np.bool_)
             mask[view.candidates(kind)] = True

@@ -23,11 +23,11 @@ from allocator.records import CardRecord, dump_cards
 from allocator.request import WHOLE
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePod, KubePodMetadata
 from kubeapi.bounded_yaml import load_yaml
 from kubeapi.names import LABEL_KEY, LABEL_VALUE, is_label_key, is_label_value
 from kubeapi.selectors import Taint
+from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.host_objects import HostNodeSpec
 from scheduler_plugin.cache.pods import sum_host_requests
@@ -126,12 +126,9 @@ class Shapes:
             found.setdefault(shape.card_set, []).append(shape)
         return found
 
-    def amounts(self, name: str) -> tuple[int, int, int]:
-        """Find thousandths of a core, bytes of host memory and number of pods of an empty node."""
-        nodes = self.cluster.state.nodes
-        row = nodes.rows[name]
-        pods = self.cluster.kube_checks.get_pods_left(name)
-        return int(nodes.cpu_capacity[row]), int(nodes.memory_capacity[row]), pods
+    def amounts(self, name: str) -> Amounts:
+        """Find what an empty node has besides cards."""
+        return self.cluster.state.node_records[name].capacity._replace(units=self.by_name[name].offered)
 
 
 def read_card_sets(cluster: Cluster) -> dict[str, CardSet]:
@@ -190,8 +187,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
             units
             for node in members
             if node.ready is not False
-            and (units := cluster.state.node_records[node.name].kubelet_sums[0]) is not None
-            and units > 0
+            and 0 < (units := cluster.state.node_records[node.name].capacity.units) < NOT_COUNTED
         ]
         total = sum(size for _, size in card_set)
         cpu, memory = _beside(example, daemons)
@@ -267,7 +263,7 @@ def _beside(node: KubeNode, daemons: Mapping[str, Sequence[KubePod]]) -> tuple[i
 
 def _read(parse: Any, value: str | int | None) -> int:
     try:
-        return UNKNOWN if value is None else int(parse(value))
+        return NOT_COUNTED if value is None else int(parse(value))
     except QuantityError:
         return 0
 

@@ -11,29 +11,20 @@ from typing import Final
 
 import numpy as np
 
-from allocator.names import PERCENT_RESOURCE
-from gpupack.autoscale.shapes import Shape, Shapes
 from gpupack.autoscale.waiting_pods import EquivalentPods, WaitingPod
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import KubeNode
 from kubeapi.bounded import BoundedDict
 from kubeapi.selectors import NodeRules
+from scheduler_plugin.cache.amounts import FIXED, NOT_COUNTED, PERCENT, UNITS, Amounts
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
-from scheduler_plugin.cache.kubelet_sums import compute_sum_left
-
-UNITS, PERCENT, CPU, MEMORY, PODS = range(5)
-"""Columns of amounts."""
 
 _RULES_KNOWN: Final = 256
 
 
-def count_amounts(kind: EquivalentPods) -> LongArray:
-    """Count what one pod of a kind takes of each column: int64[5]."""
-    request, requirements = kind.request, kind.requirements
-    units = 0 if request.percent else request.effective_units
-    percent = request.effective_units if request.percent else 0
-    return np.array([units, percent, requirements.cpu_milli, requirements.memory_bytes, 1], dtype=np.int64)
+def make_columns(amounts: Amounts) -> LongArray:
+    """Write amounts, but for further resources, as the columns of a `SumView`: int64[5]."""
+    return np.array(amounts[:FIXED], dtype=np.int64)
 
 
 class NodeVerdicts:
@@ -84,14 +75,11 @@ class SumView:
         self._verdicts = verdicts
         nodes, rows = cluster.state.nodes, cluster.rows
         names = [nodes.names[row] for row in rows.tolist()]
-        records, hosts = cluster.state.node_records, cluster.kube_checks
-        self.left: LongArray = np.zeros((len(names), 5), dtype=np.int64)
-        for column, percent in ((UNITS, False), (PERCENT, True)):
-            # A node that does not say what it offers is offered to nobody by kube-scheduler.
-            self.left[:, column] = [compute_sum_left(records[name], percent=percent) or 0 for name in names]
-        self.left[:, CPU] = nodes.cpu_capacity[rows] - nodes.cpu_used[rows]
-        self.left[:, MEMORY] = nodes.memory_capacity[rows] - nodes.memory_used[rows]
-        self.left[:, PODS] = [min(UNKNOWN, hosts.get_pods_left(name)) for name in names]
+        capacity = nodes.capacity[:FIXED, rows]
+        self.left: LongArray = (capacity - nodes.requested[:FIXED, rows]).T.copy()
+        for column in (UNITS, PERCENT):
+            # A node that serves claims offers no sum to pods that ask for one.
+            self.left[capacity[column] == NOT_COUNTED, column] = 0
         self._names = names
         self._others: dict[str, LongArray] = {}
         self._masks: dict[NodeRules, BoolArray] = {}
@@ -113,7 +101,7 @@ class SumView:
         """Positions in `cluster.rows` of the nodes that pods of a kind may run on, whatever is left there."""
         rows = np.flatnonzero(self._allowed(kind.requirements.rules))
         requirements = kind.requirements
-        for resource, amount in requirements.others.items():
+        for resource, amount in requirements.amounts.others:
             rows = rows[self._left_of(resource)[rows] >= amount]
         affinity = self._cluster.kube_checks.make_affinity_filter(requirements)
         if affinity is not None:
@@ -139,11 +127,9 @@ class SumView:
     def _left_of(self, resource: str) -> LongArray:
         found = self._others.get(resource)
         if found is None:
-            hosts = self._cluster.kube_checks
-            used = hosts.get_used_amounts(resource)
-            found = self._others[resource] = np.array(
-                [hosts.get_capacity(name, resource) - used[name] for name in self._names], dtype=np.int64
-            )
+            checks = self._cluster.kube_checks
+            left = [checks.get_left(name).get_other(resource) for name in self._names]
+            found = self._others[resource] = np.array(left, dtype=np.int64)
         return found
 
 
@@ -163,7 +149,7 @@ class SumPacking:
 def pack_by_sums(view: SumView, kinds: Sequence[EquivalentPods]) -> SumPacking:
     """Put unschedulable pods on existing nodes as a cluster autoscaler does; takes them off `view.left`."""
     candidates = {id(kind): view.candidates(kind) for kind in kinds}
-    amounts = {id(kind): count_amounts(kind) for kind in kinds}
+    amounts = {id(kind): make_columns(kind.amounts) for kind in kinds}
     pods = sorted(((pod, kind) for kind in kinds for pod in kind.pods), key=lambda pair: pair[0].order)
     fit_by_sum: set[str] = set()
     short: list[tuple[WaitingPod, EquivalentPods]] = []
@@ -176,14 +162,6 @@ def pack_by_sums(view: SumView, kinds: Sequence[EquivalentPods]) -> SumPacking:
         else:
             short.append((pod, kind))
     return SumPacking(frozenset(fit_by_sum), tuple(short))
-
-
-def shape_amounts(shapes: Shapes, shape: Shape) -> LongArray:
-    """Count what an empty node of a shape has of each column: int64[5]."""
-    cpu, memory, pods = shapes.amounts(shape.name)
-    hosts = shapes.cluster.kube_checks
-    percent = hosts.get_capacity(shape.name, PERCENT_RESOURCE)
-    return np.array([shape.offered, percent, cpu, memory, min(UNKNOWN, pods)], dtype=np.int64)
 
 
 def count_nodes_by_sums(amounts: Sequence[LongArray], node: LongArray) -> int:

@@ -9,6 +9,7 @@ from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.objects import KubePod, is_placeholder
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.pod_affinity import read_affinity, read_anti_affinity
 
@@ -101,6 +102,11 @@ class EquivalentPods:
         return HostRequirements.from_pod(self.pods[0].pod)
 
     @cached_property
+    def amounts(self) -> Amounts:
+        """What each pod asks of a node besides the choice of cards."""
+        return self.requirements.amounts.with_sums(self.request)
+
+    @cached_property
     def has_terms(self) -> bool:
         """Whether they want to be near to, or apart from, other pods."""
         return bool(read_affinity(self.pods[0].pod) or read_anti_affinity(self.pods[0].pod))
@@ -152,9 +158,7 @@ def _key(waiting: WaitingPod) -> Hashable:
     identity = (pod.metadata.namespace, tuple(sorted((pod.metadata.labels or {}).items()))) if terms else None
     return (
         waiting.request,
-        record.cpu_milli,
-        record.memory_bytes,
-        tuple(sorted(requirements.others.items())),
+        record.amounts,
         requirements.ports,
         requirements.rules,
         terms,

@@ -10,6 +10,7 @@ from allocator.request import PodRequest
 from gpupack.rebalance.plan_state import Card, Destination, PlanState
 from gpupack.whatif.fit import count_fit_on_cards
 from gpupack.whatif.kube_checks import HostRequirements
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.cards import build_cards
 
 _REMEMBERED: Final = 1 << 16
@@ -98,8 +99,7 @@ class StartGoal:
 
     def count_on_node(self, node: str, *, final: bool = True) -> int:
         free = self._plan_state.get_free_units(node)
-        left = self._plan_state.get_host_capacity(node)
-        most = max(0, min(left.pods, self._sum_left(node) // self._request.effective_units))
+        most = ONE_POD.with_sums(self._request).count_in(self._plan_state.get_left(node))
         key = (node, free, most, final)
         found = self._known.get(key)
         if found is None:
@@ -107,10 +107,6 @@ class StartGoal:
                 self._known.clear()
             found = self._known[key] = self._count(node, free, most, final=final)
         return found
-
-    def _sum_left(self, node: str) -> int:
-        left = self._plan_state.get_host_capacity(node)
-        return left.percent if self._request.percent else left.units
 
     def _count(self, node: str, free: tuple[int, ...], most: int, *, final: bool) -> int:
         fits = self._count_fits(node, free)

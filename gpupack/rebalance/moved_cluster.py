@@ -92,9 +92,8 @@ def find_refused_moves(
         row = then.state.nodes.rows[destination.node]
         short = then.state.nodes.used[row] + then.state.nodes.assumed[row] > then.state.nodes.size[row]
         was = before.state.nodes.used[row] + before.state.nodes.assumed[row] > before.state.nodes.size[row]
-        request = what_if.query.request
         little = then.kube_checks.find_nodes_short_of_sum(
-            request.effective_units, percent=request.percent, leaving={movable.uid}, only=[destination.node]
+            what_if.query.request, leaving={movable.uid}, only=[destination.node]
         )
         if rejections or little or bool((short & ~was).any()):
             refused.append(movable.uid)

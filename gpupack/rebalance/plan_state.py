@@ -5,18 +5,18 @@ What it finds is asked of them again before anybody sees it (`moved_cluster`).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from allocator.cards import Card as DeviceCard
-from allocator.names import PERCENT_RESOURCE
 from allocator.place import Placement, place
 from allocator.selector import Selector
 from gpupack.rebalance.card_choices import list_card_choices
 from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.whatif.cluster import Cluster
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
@@ -42,18 +42,6 @@ class Destination:
     placement: Placement
 
 
-@dataclass(slots=True)
-class HostCapacityLeft:
-    """HostCapacityLeft is what a node has left besides cards."""
-
-    pods: int
-    units: int
-    percent: int
-    cpu_milli: int
-    memory_bytes: int
-    others: dict[str, int] = field(default_factory=dict)
-
-
 class _MovedPod:
     """_MovedPod is what a plan keeps of a pod that moves.
 
@@ -71,7 +59,7 @@ class _MovedPod:
         near = cluster.kube_checks.make_affinity_filter(self.requirements, gone)
         self.stands_alone = near is None and not self.requirements.ports
         self.offered: dict[str, bool] = {}
-        self.asked = self.query.request.effective_units
+        self.amounts = self.requirements.amounts.with_sums(self.query.request)
         self.kind = 0
 
         self.is_offered_on: Callable[[str], bool] = lambda node: (
@@ -97,7 +85,7 @@ class PlanState:
         self._names: dict[str, tuple[bool, ...]] = {}
         self.closed_cards = closed
         self._used: dict[str, list[int]] = {}
-        self._host_capacity: dict[str, HostCapacityLeft] = {}
+        self._left: dict[str, Amounts] = {}
         self._moved_pods: dict[str, _MovedPod] = {}
         self.stamps: dict[str, int] = {}
         self._sizes: dict[str, list[int]] = {}
@@ -147,27 +135,12 @@ class PlanState:
             self._used[node] = known
         return known
 
-    def get_host_capacity(self, node: str) -> HostCapacityLeft:
+    def get_left(self, node: str) -> Amounts:
         """Return what a node has left besides cards."""
-        known = self._host_capacity.get(node)
+        known = self._left.get(node)
         if known is None:
-            hosts, nodes = self.cluster.kube_checks, self.cluster.state.nodes
-            row = nodes.rows[node]
-            known = self._host_capacity[node] = HostCapacityLeft(
-                hosts.get_pods_left(node),
-                hosts.get_sum_left(node, self.cluster.state.resource),
-                hosts.get_sum_left(node, PERCENT_RESOURCE),
-                int(nodes.cpu_capacity[row] - nodes.cpu_used[row]),
-                int(nodes.memory_capacity[row] - nodes.memory_used[row]),
-            )
+            known = self._left[node] = self.cluster.kube_checks.get_left(node)
         return known
-
-    def _get_other_resource(self, node: str, resource: str) -> int:
-        others = self.get_host_capacity(node).others
-        if resource not in others:
-            hosts = self.cluster.kube_checks
-            others[resource] = hosts.get_capacity(node, resource) - hosts.get_used_amounts(resource)[node]
-        return others[resource]
 
     # Pods that go and come.
 
@@ -188,16 +161,7 @@ class PlanState:
         for card, count in units.items():
             taken[card] += sign * count
         self.stamps[node] = self.stamps.get(node, 0) + 1
-        query, requirements = self._get_moved_pod(movable).query, self._get_moved_pod(movable).requirements
-        left = self.get_host_capacity(node)
-        asked = query.request.effective_units
-        left.pods -= sign
-        left.units -= sign * (0 if query.request.percent else asked)
-        left.percent -= sign * (asked if query.request.percent else 0)
-        left.cpu_milli -= sign * requirements.cpu_milli
-        left.memory_bytes -= sign * requirements.memory_bytes
-        for resource, amount in requirements.others.items():
-            left.others[resource] = self._get_other_resource(node, resource) - sign * amount
+        self._left[node] = self.get_left(node).add(self._get_moved_pod(movable).amounts, -sign)
 
     def _get_moved_pod(self, movable: MovablePod) -> _MovedPod:
         known = self._moved_pods.get(movable.uid)
@@ -237,18 +201,7 @@ class PlanState:
 
     def has_host_capacity(self, movable: MovablePod, node: str) -> bool:
         """Tell whether a node has cpu, memory and the rest for a pod that has ended."""
-        pod = self._get_moved_pod(movable)
-        query, requirements, left = pod.query, pod.requirements, self.get_host_capacity(node)
-        return (
-            left.pods >= 1
-            and (left.percent if query.request.percent else left.units) >= pod.asked
-            and (not requirements.cpu_milli or left.cpu_milli >= requirements.cpu_milli)
-            and (not requirements.memory_bytes or left.memory_bytes >= requirements.memory_bytes)
-            and all(
-                self._get_other_resource(node, resource) >= amount
-                for resource, amount in requirements.others.items()
-            )
-        )
+        return self._get_moved_pod(movable).amounts.fits_in(self.get_left(node))
 
     def can_take(self, movable: MovablePod, node: str) -> bool:
         """Tell whether a node is one for a pod that has ended, and has what it needs besides cards."""

@@ -133,7 +133,7 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[KubeNode]:
         amounts: dict[str, str | int] = {
             "cpu": f"{max(_MILLI, int(arrays.cpu_capacity.max(initial=0)))}m",
             "memory": str(max(_BYTES, int(arrays.memory_capacity.max(initial=0)))),
-            "pods": str(max([DEFAULT_MAX_PODS, *(each.pod_capacity for each in records_by_name)])),
+            "pods": str(max([DEFAULT_MAX_PODS, *(each.capacity.pods for each in records_by_name)])),
             cluster.state.resource: str(sum(sizes)),
             PERCENT_RESOURCE: str(200 * len(sizes)),
             **{key: str(value) for key, value in node_resources(words).items()},

@@ -17,6 +17,7 @@ from gpupack.whatif.answers import FitAnswer, FitCount, NodePods
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements, require_of_any_pod, require_of_plain_pod
 from gpupack.whatif.node_results import OFFERED
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
@@ -168,17 +169,13 @@ def count_fit(
     """Count the pods that fit, one after the other on what the ones before left."""
     nodes, hosts = cluster.state.nodes, cluster.kube_checks
     requirements = require_of_any_pod() if requirements is None else requirements
-    query = cluster.policies.make_request(nodes, request, requirements.cpu_milli, requirements.memory_bytes)
+    query = cluster.policies.make_request(nodes, request, requirements.amounts)
     rejections = hosts.find_rejections(requirements)
     rows = cluster.rows[[nodes.names[row] not in rejections for row in cluster.rows.tolist()]]
-    most = {
-        name: min(
-            hosts.get_pods_left(name),
-            find_largest_sum_left(cluster, request, name) // request.effective_units,
-        )
-        for row in rows.tolist()
-        for name in (nodes.names[row],)
-    }
+    # Whatever else pods ask for counts for the first of them only.
+    asked = ONE_POD.with_sums(request)
+    names = [nodes.names[row] for row in rows.tolist()]
+    most = {name: asked.count_in(hosts.get_left(name)) for name in names}
     numbers = count_fit_by_node(cluster, query, rows, most)
     plain = require_of_plain_pod()
     found = tuple(
@@ -322,7 +319,5 @@ def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowAr
 
 def find_largest_sum_left(cluster: Cluster, request: PodRequest, name: str) -> int:
     """Find what kube-scheduler's count leaves for one more pod: units, or percent; 0: no pod at all."""
-    resource = PERCENT_RESOURCE if request.percent else cluster.state.resource
-    if cluster.kube_checks.get_pods_left(name) < 1:
-        return 0
-    return max(0, cluster.kube_checks.get_sum_left(name, resource))
+    left = cluster.kube_checks.get_left(name)
+    return max(0, left.percent if request.percent else left.units) if left.pods > 0 else 0

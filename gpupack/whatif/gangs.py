@@ -2,14 +2,12 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from allocator.errors import RequestError, shown
-from allocator.names import PERCENT_RESOURCE
 from allocator.place import place
-from allocator.quantity import parse_bytes
 from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import count_fit_by_node
@@ -19,7 +17,7 @@ from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.gang_names import read_gang_key, read_gang_name
-from scheduler_plugin.cache.pods import sum_host_requests, sum_requests
+from scheduler_plugin.cache.pods import sum_host_requests
 from scheduler_plugin.queue.cache.pods import read_gang, read_pod_node_rules
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_pods
@@ -119,9 +117,7 @@ def explain_unknown_gang(pod: KubePod) -> str:
 
 
 def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> SchedulingRequest:
-    return cluster.policies.make_request(
-        cluster.state.nodes, request, requirements.cpu_milli, requirements.memory_bytes
-    )
+    return cluster.policies.make_request(cluster.state.nodes, request, requirements.amounts)
 
 
 def _key_pod(cluster: Cluster, pod: KubePod) -> object:
@@ -152,11 +148,8 @@ def find_rows(
     if not len(rows):
         return rows
     names = [nodes.names[row] for row in rows.tolist()]
-    request = query.request
     rejections = cluster.kube_checks.find_rejections(requirements, leaving=leaving, only=names)
-    short = cluster.kube_checks.find_nodes_short_of_sum(
-        request.effective_units, percent=request.percent, leaving=leaving, only=names
-    )
+    short = cluster.kube_checks.find_nodes_short_of_sum(query.request, leaving=leaving, only=names)
     return rows[[name not in rejections and name not in short for name in names]]
 
 
@@ -201,27 +194,20 @@ class _Host:
     """
 
     def __init__(self, cluster: Cluster, name: str, leaving: Collection[str]) -> None:
-        self._cluster = cluster
-        self._name = name
-        self._leaving = leaving
         row = cluster.state.nodes.rows[name]
         self._cards = list(build_cards(cluster.state.nodes, row))
-        self._left: dict[_Thing, int] = {}
+        self._left = cluster.kube_checks.get_left(name, leaving)
         self._there: set[GangMembers] = set()
 
     def try_place(self, kind: GangMembers) -> bool:
         request = kind.query.request
-        asked = _beside_cards(self._cluster, request, kind.requirements)
-        for thing in asked:
-            if thing not in self._left:
-                self._left[thing] = _left_of(self._cluster, self._name, thing, self._leaving)
-        if any(amount > self._left[thing] for thing, amount in asked.items()) or self._is_kept_off(kind):
+        asked = kind.requirements.amounts.with_sums(request)
+        if not asked.fits_in(self._left) or self._is_kept_off(kind):
             return False
         placement = place(self._cards, request, kind.query.policy_request.card_policy)
         if placement is None:
             return False
-        for thing, amount in asked.items():
-            self._left[thing] -= amount
+        self._left = self._left.subtract(asked)
         for at, units in placement.charge.items():
             card = self._cards[at]
             self._cards[at] = replace(card, used_units=card.used_units + units)
@@ -270,12 +256,8 @@ def count_on_empty_cluster(
     nodes, rejections = cluster.state.nodes, cluster.kube_checks.find_lasting_rejections(requirements)
     rows = cluster.rows[[nodes.names[row] not in rejections for row in cluster.rows.tolist()]]
     pods = count_most_pods(nodes, query, rows, emptied=True)
-    for needed, capacity in (
-        (requirements.cpu_milli, nodes.cpu_capacity[rows]),
-        (requirements.memory_bytes, nodes.memory_capacity[rows]),
-    ):
-        if needed:
-            pods = np.minimum(pods, capacity // needed)
+    for column, asked in nodes.list_asked(requirements.amounts):
+        pods = np.minimum(pods, nodes.capacity[column, rows] // asked)
     if _one_a_node(requirements):
         pods = np.minimum(pods, 1)
     return min(most, int(pods.sum()))
@@ -295,57 +277,9 @@ def bound_by_host_resources(
         requirements: What each asks for besides.
         leaving: UIDs of pods that are gone.
     """
-    asked = _beside_cards(cluster, request, requirements)
-    left = [_left_of(cluster, name, thing, leaving) // amount for thing, amount in asked.items()]
-    return max(0, min([*left, 1] if _one_a_node(requirements) else left))
-
-
-class _Thing(NamedTuple):
-    """_Thing is a resource of a node besides its cards: pods, cpu, memory, a sum, another resource."""
-
-    kind: Literal["pods", "cpu", "memory", "sum", "other"]
-    name: str = ""
-
-
-def _beside_cards(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> dict[_Thing, int]:
-    """Count what a pod takes of a node besides its cards."""
-    units = PERCENT_RESOURCE if request.percent else cluster.state.resource
-    found = {
-        _Thing("pods"): 1,
-        _Thing("sum", units): request.effective_units,
-        _Thing("cpu"): requirements.cpu_milli,
-        _Thing("memory"): requirements.memory_bytes,
-    }
-    found |= {_Thing("other", name): amount for name, amount in requirements.others.items()}
-    return {thing: amount for thing, amount in found.items() if amount}
-
-
-def _left_of(cluster: Cluster, name: str, thing: _Thing, leaving: Collection[str]) -> int:
-    """Count what a node has left of something once pods are gone."""
-    hosts, nodes = cluster.kube_checks, cluster.state.nodes
-    row = nodes.rows[name]
-    gone = [pod for uid in leaving if (pod := cluster.pods.get(uid)) is not None]
-    gone = [pod for pod in gone if pod.spec.node_name == name]
-    match thing.kind:
-        case "pods":
-            return hosts.get_pods_left(name) + len(gone)
-        case "sum":
-            return hosts.get_sum_left(name, thing.name) + _sum_requests(gone, thing.name)
-        case "cpu":
-            back = sum(sum_host_requests(pod)[0] for pod in gone)
-            return int(nodes.cpu_capacity[row] - nodes.cpu_used[row]) + back
-        case "memory":
-            back = sum(sum_host_requests(pod)[1] for pod in gone)
-            return int(nodes.memory_capacity[row] - nodes.memory_used[row]) + back
-    return (
-        hosts.get_capacity(name, thing.name)
-        - hosts.get_used_amounts(thing.name)[name]
-        + _sum_requests(gone, thing.name)
-    )
-
-
-def _sum_requests(pods: Collection[KubePod], resource: str) -> int:
-    return sum(sum_requests(pod, resource, parse_bytes) for pod in pods)
+    left = cluster.kube_checks.get_left(name, leaving)
+    most = requirements.amounts.with_sums(request).count_in(left)
+    return min(most, 1) if _one_a_node(requirements) else most
 
 
 def _one_a_node(requirements: HostRequirements) -> bool:

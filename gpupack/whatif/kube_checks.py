@@ -4,32 +4,29 @@ The rules are those of `scheduler_plugin.scheduling.node_fit`. `list_unchecked_r
 at for a pod.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
 
-from allocator.errors import QuantityError
-from allocator.names import PERCENT_RESOURCE
-from allocator.quantity import parse_bytes
+from allocator.request import PodRequest
 from gpupack.whatif.objects import KubeNode, KubePod
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules, NodeTraits, Taint, list_repelling_taints
+from scheduler_plugin.cache.amounts import ONE_POD, PERCENT, UNITS, Amounts, sum_amounts
 from scheduler_plugin.cache.arrays import BoolArray
-from scheduler_plugin.cache.kubelet_sums import compute_sum_left
-from scheduler_plugin.cache.pods import sum_host_requests, sum_other_requests, sum_requests
+from scheduler_plugin.cache.pods import PodRecord, sum_host_requests, sum_other_requests
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.pods import read_pod_node_rules
 from scheduler_plugin.scheduling.node_fit import (
     HostPort,
+    NodeRoom,
     Rejection,
     can_be_served_by_claim,
     find_node_rejection,
     format_taint,
     have_conflict,
-    is_card_resource,
     list_rejections,
 )
 from scheduler_plugin.scheduling.pod_affinity import (
@@ -48,9 +45,6 @@ _FEW: Final = 10
 """All nodes are looked at, and remembered, where more than one in so many is asked about."""
 NAMESPACE_LABELS: Final = "pod affinity by labels of namespaces"
 
-UNKNOWN: Final = 1 << 30
-"""What counts as left of the sum of a node that serves claims: kube-scheduler does not count it."""
-
 
 @dataclass(frozen=True)
 class HostRequirements:
@@ -59,40 +53,27 @@ class HostRequirements:
     Attributes:
         tolerates: Whether it tolerates a taint.
         rules: Nodes that it may run on; its tolerations are not looked at.
-        cpu_milli: Thousandths of a core.
-        others: Amounts of other resources, by name.
+        amounts: Resources of nodes; GPU memory is that of the request for cards.
         pod: The pod, None for one that is not there yet.
     """
 
     tolerates: Callable[[Taint], bool]
     rules: NodeRules = field(default_factory=NodeRules)
-    cpu_milli: int = 0
-    memory_bytes: int = 0
-    others: Mapping[str, int] = field(default_factory=dict)
+    amounts: Amounts = field(default=ONE_POD)
     ports: frozenset[HostPort] = frozenset()
     pod: KubePod | None = None
 
     @classmethod
     def from_pod(cls, pod: KubePod) -> "HostRequirements":
         rules = read_pod_node_rules(pod)
-        cpu_milli, memory_bytes = sum_host_requests(pod)
+        amounts = Amounts(1, *sum_host_requests(pod), others=sum_other_requests(pod))
         return cls(
             rules.tolerates,
             rules,
-            cpu_milli,
-            memory_bytes,
-            dict(sum_other_requests(pod)),
+            amounts,
             list_host_ports(pod),
             pod,
         )
-
-    @property
-    def amounts(self) -> Iterator[tuple[str, int]]:
-        """Resources besides cards with what it asks for, in the order in which kube-scheduler names them."""
-        yield "pods", 1
-        yield "cpu", self.cpu_milli
-        yield "memory", self.memory_bytes
-        yield from self.others.items()
 
 
 def require_of_any_pod() -> HostRequirements:
@@ -120,8 +101,6 @@ class KubeSchedulerChecks:
         self._nodes = nodes
         self._pods = pods
         self._state = state
-        self._sums: dict[str, Counter[str]] = {}
-        self._left: dict[str, dict[str, int]] = {}
         self._remembered: list[tuple[HostRequirements, dict[str, Rejection]]] = []
 
     def find_rejections(
@@ -192,7 +171,9 @@ class KubeSchedulerChecks:
         """
         affinity = self.make_affinity_filter(requirements, gone)
         for name in names:
-            room = _Room(self, name, gone)
+            capacity = self._state.node_records[name].capacity
+            ports = partial(self.list_ports, name, gone)
+            room = NodeRoom(self.get_used(name, gone), capacity, ports)
             yield name, list_rejections(requirements, self._read_traits(name), room, affinity)
 
     def make_affinity_filter(
@@ -219,9 +200,9 @@ class KubeSchedulerChecks:
             rules.append(NAMESPACE_LABELS)
         return rules + [
             f"{resource} where a DeviceClass serves it"
-            for resource in requirements.others
+            for resource, _ in requirements.amounts.others
             if can_be_served_by_claim(resource)
-            and not all(self.get_capacity(name, resource) for name in self._nodes)
+            and not all(self._state.node_records[name].capacity.get_other(resource) for name in self._nodes)
         ]
 
     def is_wanted_near(self, pod: KubePod) -> bool:
@@ -246,124 +227,33 @@ class KubeSchedulerChecks:
             if not (spec.unschedulable and taint == UNSCHEDULABLE) and not requirements.tolerates(taint)
         ]
 
-    def get_left(self, name: str, resource: str, leaving: Collection[str] = ()) -> int:
-        """Return what a node has left of a resource, `pods` among them, once pods are gone."""
-        used, capacity = self.get_amounts(name, resource, leaving)
-        return capacity - used
+    def get_left(self, name: str, gone: Collection[str] = ()) -> Amounts:
+        """Return what a node has left once pods, given by UID, are gone."""
+        return self._state.node_records[name].capacity.subtract(self.get_used(name, gone))
 
-    def get_amounts(self, name: str, resource: str, gone: Collection[str] = ()) -> tuple[int, int]:
-        """Return what pods use of a resource of a node, without those that are gone; and the capacity."""
-        nodes = self._state.nodes
-        row, pods = nodes.rows[name], self._list_on(name, gone)
-        records = [self._state.pods[pod.metadata.uid] for pod in pods]
-        match resource:
-            case "cpu":
-                return self._used_cpu[row] - sum(each.cpu_milli for each in records), self._cpu[row]
-            case "memory":
-                return self._used_memory[row] - sum(each.memory_bytes for each in records), self._memory[row]
-            case "pods":
-                record = self._state.node_records[name]
-                return record.pod_count - len(pods), record.pod_capacity
-        back = sum(sum_requests(pod, resource, _whole) for pod in pods)
-        if is_card_resource(resource):
-            left = self.get_sum_left(name, resource)
-            capacity = left if left == UNKNOWN else self.get_capacity(name, resource)
-            return capacity - left - back, capacity
-        return self.get_used_amounts(resource)[name] - back, self.get_capacity(name, resource)
+    def get_used(self, name: str, gone: Collection[str] = ()) -> Amounts:
+        """Return what pods use of a node, without those that are gone."""
+        used = self._state.node_records[name].in_use
+        if not gone:
+            return used
+        return used.subtract(sum_amounts(pod.amounts for pod in self._list_bound(gone) if pod.node == name))
 
-    def _list_on(self, name: str, uids: Collection[str]) -> list[KubePod]:
+    def _list_bound(self, uids: Iterable[str]) -> list[PodRecord]:
         """List those of some pods that count on a node."""
-        if not uids:
-            return []
-        pods = (self._pods.get(uid) for uid in uids)
-        return [
-            pod
-            for pod in pods
-            if pod is not None and pod.spec.node_name == name and self._counts(pod.metadata.uid)
-        ]
-
-    @cached_property
-    def _cpu(self) -> list[int]:
-        capacity: list[int] = self._state.nodes.cpu_capacity.tolist()
-        return capacity
-
-    @cached_property
-    def _used_cpu(self) -> list[int]:
-        used: list[int] = self._state.nodes.cpu_used.tolist()
-        return used
-
-    @cached_property
-    def _memory(self) -> list[int]:
-        capacity: list[int] = self._state.nodes.memory_capacity.tolist()
-        return capacity
-
-    @cached_property
-    def _used_memory(self) -> list[int]:
-        used: list[int] = self._state.nodes.memory_used.tolist()
-        return used
-
-    def get_sum_left(self, name: str, resource: str) -> int:
-        """Return what kube-scheduler has left of a resource of GPU memory: allocatable less requests.
-
-        kube-scheduler counts a pod on an unhealthy card, whose units the node does not offer, against the
-        healthy ones.
-        """
-        return self.get_sums_left(resource)[name]
-
-    def get_sums_left(self, resource: str) -> dict[str, int]:
-        """`compute_sum_left` of every node; very much where a node serves claims."""
-        known = self._left.get(resource)
-        if known is None:
-            percent, records = resource == PERCENT_RESOURCE, self._state.node_records
-            left = ((name, compute_sum_left(records[name], percent=percent)) for name in self._nodes)
-            known = self._left[resource] = {name: UNKNOWN if units is None else units for name, units in left}
-        return known
+        pods = (self._state.pods.get(uid) for uid in uids)
+        return [pod for pod in pods if pod is not None and pod.node in self._nodes and not pod.ended]
 
     def find_nodes_short_of_sum(
-        self,
-        units: int,
-        *,
-        percent: bool,
-        leaving: Iterable[str] = (),
-        only: Iterable[str] | None = None,
+        self, request: PodRequest, *, leaving: Iterable[str] = (), only: Iterable[str] | None = None
     ) -> frozenset[str]:
         """List the nodes whose sum is too small by kube-scheduler's count, whatever their cards have."""
-        resource = PERCENT_RESOURCE if percent else self._state.resource
-        back: Counter[str] = Counter()
-        for uid in leaving:
-            pod = self._pods.get(uid)
-            if pod is not None:
-                back[pod.spec.node_name] += sum_requests(pod, resource, _whole)
-        sums = self.get_sums_left(resource)
-        return frozenset(
-            name
-            for name in (self._nodes if only is None else only)
-            if sums[name] + (back[name] if back else 0) < units
-        )
-
-    def get_capacity(self, name: str, resource: str) -> int:
-        """Return what a node offers of a resource; 0 if it says nothing that can be read."""
-        value = (self._nodes[name].status.allocatable or {}).get(resource, 0)
-        try:
-            return _whole(value)
-        except QuantityError:
-            return 0
-
-    def get_pods_left(self, name: str) -> int:
-        """Return how many more pods a node takes; none if it does not say."""
-        record = self._state.node_records[name]
-        return record.pod_capacity - record.pod_count
-
-    def get_used_amounts(self, resource: str) -> Counter[str]:
-        """Sum up what pods of every node ask of a resource that is not ours; of those see `sums`."""
-        known = self._sums.get(resource)
-        if known is None:
-            known = self._sums[resource] = Counter()
-            for pod in self._running_pods:
-                amount = sum_requests(pod, resource, _whole)
-                if amount:
-                    known[pod.spec.node_name] += amount
-        return known
+        nodes, column = self._state.nodes, PERCENT if request.percent else UNITS
+        left = nodes.capacity[column] - nodes.requested[column]
+        for pod in self._list_bound(leaving):
+            left[nodes.rows[pod.node]] += pod.amounts[column]
+        is_short = (left < request.effective_units).tolist()
+        names = self._nodes if only is None else only
+        return frozenset(name for name in names if is_short[nodes.rows[name]])
 
     @cached_property
     def _running_pods(self) -> list[KubePod]:
@@ -415,21 +305,6 @@ class KubeSchedulerChecks:
         return mask
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """What is left on one node."""
-
-    checks: KubeSchedulerChecks
-    name: str
-    gone: Collection[str]
-
-    def get_amounts(self, resource: str) -> tuple[int, int]:
-        return self.checks.get_amounts(self.name, resource, self.gone)
-
-    def list_ports(self) -> list[HostPort]:
-        return self.checks.list_ports(self.name, self.gone)
-
-
 def list_unchecked_rules(pod: KubePod) -> list[str]:
     """List what kube-scheduler checks for a pod on any node that nodes and pods do not show."""
     rules = []
@@ -456,8 +331,3 @@ def list_host_ports(pod: KubePod) -> frozenset[HostPort]:
         for port in container.ports or ()
         if port.host_port
     )
-
-
-def _whole(value: str | int) -> int:
-    """Read an amount of a resource in whole numbers or bytes."""
-    return parse_bytes(value)

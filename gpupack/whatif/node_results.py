@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from allocator.names import PERCENT_RESOURCE
 from gpupack.whatif.answers import ClosestNode, NodeGroup
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
+from scheduler_plugin.cache import amounts
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
@@ -88,9 +88,7 @@ def collect_node_results(
     rejections = cluster.kube_checks.find_rejections(requirements)
     out = rows[~filter_nodes(nodes, query, rows)]
     codes = explain_rejections(nodes, query, out)
-    sums = cluster.kube_checks.find_nodes_short_of_sum(
-        query.request.effective_units, percent=query.request.percent
-    )
+    sums = cluster.kube_checks.find_nodes_short_of_sum(query.request)
     by_code = {int(reason): Rejection(reason.json_name) for reason in FilterReason}
     rejections_by_node = {nodes.names[row]: by_code[code] for row, code in _pairs(out, codes)}
     # A node without GPU memory is that first of all, whatever taints it has.
@@ -145,27 +143,17 @@ def _roomiest(
     cluster: Cluster, query: SchedulingRequest, rejection: Rejection, rows: RowArray
 ) -> ClosestNode:
     """Find the node with the most left of the missing resource, for reasons other than cards."""
-    left = _sums(cluster, query, rows) if rejection.reason == SUM else _left(cluster, rejection.reason, rows)
+    left = _left(cluster, query, rejection.reason, rows)
     return ClosestNode(cluster.state.nodes.names[int(rows[int(left.argmax())])], None, None)
 
 
-def _left(cluster: Cluster, reason: str, rows: RowArray) -> LongArray:
-    """Thousandths of a core, or bytes of host memory, that nodes have left."""
+def _left(cluster: Cluster, query: SchedulingRequest, reason: str, rows: RowArray) -> LongArray:
+    """Thousandths of a core, bytes of host memory, or the units or percent of a sum that nodes have left."""
     nodes = cluster.state.nodes
-    if reason == CPU:
-        left: LongArray = nodes.cpu_capacity[rows] - nodes.cpu_used[rows]
-    else:
-        left = nodes.memory_capacity[rows] - nodes.memory_used[rows]
+    columns = {CPU: amounts.CPU, MEMORY: amounts.MEMORY}
+    column = columns.get(reason, amounts.PERCENT if query.request.percent else amounts.UNITS)
+    left: LongArray = (nodes.capacity[column] - nodes.requested[column])[rows]
     return left
-
-
-def _sums(cluster: Cluster, query: SchedulingRequest, rows: RowArray) -> LongArray:
-    """Sum up what kube-scheduler's count leaves of the nodes' units, or percent."""
-    resource = PERCENT_RESOURCE if query.request.percent else cluster.state.resource
-    names = cluster.state.nodes.names
-    return np.array(
-        [cluster.kube_checks.get_sum_left(names[row], resource) for row in rows.tolist()], dtype=np.int64
-    )
 
 
 def _cores(milli: int) -> str:
@@ -313,19 +301,19 @@ class _Sentences:
         return said + explain_widened(widen_patterns(self._cluster.state.nodes, selector, rows))
 
     def _cpu(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
-        most = max(0, int(_left(self._cluster, CPU, rows).max()))
-        asked = _cores(self._requirements.cpu_milli)
+        most = max(0, int(_left(self._cluster, self._query, CPU, rows).max()))
+        asked = _cores(self._requirements.amounts.cpu_milli)
         return f"the most cpu that a node has left is {_cores(most)}, asked {asked}"
 
     def _memory(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
-        most = int(_left(self._cluster, MEMORY, rows).max())
+        most = int(_left(self._cluster, self._query, MEMORY, rows).max())
         return (
             f"the most host memory that a node has left is {max(0, most) >> 20} MiB, "
-            f"asked {self._requirements.memory_bytes >> 20} MiB"
+            f"asked {self._requirements.amounts.memory_bytes >> 20} MiB"
         )
 
     def _sum(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
-        most = max(0, int(_sums(self._cluster, self._query, rows).max()))
+        most = max(0, int(_left(self._cluster, self._query, SUM, rows).max()))
         left = f"{most} percent" if self._query.request.percent else format_memory(most, self._unit)
         return (
             "by kube-scheduler's count of the node's sum too little is left "

@@ -268,8 +268,8 @@ def _free_beside_pods_with_cards(
     for uid, record in cluster.state.pods.items():
         is_written = record.charged is not None or uid in claimed
         if record.node in left and not record.ended and not is_written and uid in cluster.pods:
-            amounts = dict(record.other_resources)
-            uses = (record.cpu_milli, record.memory_bytes, *(amounts.get(name, 0) for name in others))
+            amounts = record.amounts
+            uses = (amounts.cpu_milli, amounts.memory_bytes, *(amounts.get_other(name) for name in others))
             left[record.node] = [has - use for has, use in zip(left[record.node], uses, strict=True)]
     return {name: [cpu, memory // _MIB, *more] for name, (cpu, memory, *more) in left.items()}
 

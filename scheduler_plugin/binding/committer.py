@@ -80,9 +80,7 @@ class Committer:
                 f"node {node} is not known to the gpupack scheduler; allowed: a node it watches"
             )
         try:
-            query = self.policies.make_request(
-                self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes, uid, pod.other_resources
-            )
+            query = self.policies.make_request(self.state.nodes, pod.request, pod.amounts, uid)
             with self.state.reservations.charged_against(self.state.nodes, uid, pod.priority):
                 placement = self._place_pod(query, node, row, cards or pod.planned_uuids)
         except (RequestError, *POLICY_FAULTS) as error:

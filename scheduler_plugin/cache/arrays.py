@@ -43,15 +43,9 @@ class ClusterView(Protocol):
     names: list[str]
     name_rank: LongArray
     version: LongArray
-    cpu_capacity: LongArray
-    cpu_used: LongArray
-    memory_capacity: LongArray
-    memory_used: LongArray
     gpu_capacity: LongArray
     gpu_used: LongArray
     other_resources: list[str]
-    other_capacity: LongArray
-    other_used: LongArray
     cards: IntArray
     size: IntArray
     occupied: IntArray
@@ -63,3 +57,16 @@ class ClusterView(Protocol):
     links: list[tuple[tuple[int, ...], ...]]
     uuids: list[tuple[str, ...]]
     usable: BoolArray
+
+    @property
+    def cpu_capacity(self) -> LongArray: ...
+    @property
+    def cpu_used(self) -> LongArray: ...
+    @property
+    def memory_capacity(self) -> LongArray: ...
+    @property
+    def memory_used(self) -> LongArray: ...
+    @property
+    def other_capacity(self) -> LongArray: ...
+    @property
+    def other_used(self) -> LongArray: ...

@@ -6,14 +6,12 @@ needed. All rules are pure; time is an argument.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
-from allocator.errors import QuantityError
 from allocator.podcards import ByPosition, charged_units
-from allocator.quantity import parse_bytes
 from allocator.records import Assignment
 from allocator.request import PodRequest
+from scheduler_plugin.cache.amounts import NOTHING, Amounts, sum_amounts
 from scheduler_plugin.cache.claim_charges import AllocatedClaim, ClaimTombstone, HeldClaims
 from scheduler_plugin.cache.pods import PodRecord
 
@@ -40,11 +38,8 @@ class AssumedPod:
     def counts_as(self, bound: PodRecord) -> bool:
         """Tell whether the pod, seen bound, counts on the node exactly as it did while it was assumed."""
         pod = self.pod
-        return (bound.node, bound.charged, bound.assigned) == (self.node, pod.charged, self.assigned) and (
-            bound.cpu_milli,
-            bound.memory_bytes,
-            bound.other_resources,
-        ) == (pod.cpu_milli, pod.memory_bytes, pod.other_resources)
+        counted = (self.node, pod.charged, self.assigned, pod.amounts)
+        return (bound.node, bound.charged, bound.assigned, bound.amounts) == counted
 
 
 class Charge(NamedTuple):
@@ -114,13 +109,8 @@ class NodeRecord:
         held_claims: Units by card position of the claims that the words certainly contain, by UID.
         claim_tombstones: What claims had that vanished before the words contained them, by UID and version.
         charged_cards: Cards computed for the current charges, by UID of the pod.
-        kubelet_sums: Units and percent that its kubelet offers over all cards, None if the Node does not say.
-        cpu_milli: Thousandths of a core that its bound pods of any kind request.
-        memory_bytes: Bytes of host memory that they request.
-        other_resources: Amounts of further resources that they request, by name.
-        allocatable: Amounts of further resources that the Node has, as written there.
-        pod_count: How many bound pods of any kind it has.
-        pod_capacity: How many it takes in all, 0 if the Node does not say.
+        capacity: What the Node offers to pods.
+        requested: What its bound pods of any kind request.
     """
 
     name: str
@@ -141,27 +131,32 @@ class NodeRecord:
     held_claims: Mapping[str, ByPosition] = field(default_factory=dict)
     claim_tombstones: dict[tuple[str, int], ClaimTombstone] = field(default_factory=dict)
     charged_cards: dict[str, ChargedCards] = field(default_factory=dict)
-    kubelet_sums: tuple[int | None, int | None] = (None, None)
-    cpu_milli: int = 0
-    memory_bytes: int = 0
-    other_resources: dict[str, int] = field(default_factory=dict)
-    allocatable: tuple[tuple[str, str | int], ...] = ()
-    pod_count: int = 0
-    pod_capacity: int = 0
+    capacity: Amounts = NOTHING
+    requested: Amounts = NOTHING
 
     def count_requests(self, pod: PodRecord, times: int) -> None:
         """Add `times` times what a bound pod requests; -1 subtracts it."""
-        self.pod_count += times
-        self.cpu_milli += times * pod.cpu_milli
-        self.memory_bytes += times * pod.memory_bytes
-        for name, amount in pod.other_resources:
-            self.other_resources[name] = self.other_resources.get(name, 0) + times * amount
-            if not self.other_resources[name]:
-                del self.other_resources[name]
+        self.requested = self.requested.add(pod.amounts, times)
 
-    def get_other_amounts(self, resource: str) -> tuple[int, int]:
-        """Return what bound pods request of a further resource, and how much the Node has of it."""
-        return self.other_resources.get(resource, 0), read_amount(dict(self.allocatable).get(resource, 0))
+    def list_assumed_pods(self) -> list[PodRecord]:
+        """List the assumed pods that are not seen bound yet."""
+        if not self.assumed:
+            return []
+        return [assumed.pod for uid, assumed in self.assumed.items() if uid not in self.pods]
+
+    @property
+    def in_use(self) -> Amounts:
+        """What its bound and assumed pods request."""
+        return sum_amounts((pod.amounts for pod in self.list_assumed_pods()), self.requested)
+
+    @property
+    def left(self) -> Amounts:
+        """What kube-scheduler has left of the node; less than 0 where more is requested than offered.
+
+        GPU memory is one sum for all cards. A pod on an unhealthy card, whose units the kubelet does not
+        offer any more, still counts against the units of the other cards.
+        """
+        return self.capacity.subtract(self.in_use)
 
     def read_held_claims(self) -> HeldClaims:
         return HeldClaims(self.held_claims, self.uuids, self.sizes, self.seen_version)
@@ -182,7 +177,7 @@ class NodeRecord:
             or self.tombstones
             or self.claims
             or self.claim_tombstones
-            or self.pod_count
+            or self.requested.pods
         )
 
 
@@ -294,12 +289,3 @@ class ChargeRules:
                 uid: known for uid, known in record.charged_cards.items() if uid in counted
             }
         return totals
-
-
-@lru_cache(maxsize=1024)
-def read_amount(value: str | int) -> int:
-    """Read how much a node has; an amount that cannot be read counts as 0."""
-    try:
-        return max(0, parse_bytes(value))
-    except QuantityError:
-        return 0

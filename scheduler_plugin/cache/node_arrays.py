@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOT_COUNTED, NOTHING, Amounts
 from scheduler_plugin.errors import StateError
 
 if TYPE_CHECKING:
@@ -18,19 +19,11 @@ if TYPE_CHECKING:
 MAX_RECENT_CHANGES: Final = 256
 """Changes of rows that are remembered one by one."""
 
-_MAX_SUM: Final = 1 << 60
-"""The largest sum of a node, so that adding to it stays within int64."""
-
 _RANK_GAP: Final = 1 << 32
 _ROW_ARRAYS: Final = (
     "name_rank",
     "version",
     "inventory_version",
-    "cpu_capacity",
-    "cpu_used",
-    "memory_capacity",
-    "memory_used",
-    "pods_left",
     "gpu_capacity",
     "gpu_used",
     "cards",
@@ -66,6 +59,8 @@ class NodeArrays:
       never seen twice with different contents.
 
     Attributes: as in `arrays.ClusterView`, and
+        capacity: int64[C, R], what nodes offer: a column for each of `Amounts`, then `other_resources`.
+        requested: int64[C, R], what their pods request of it.
         used: int32[R, K], units published by the node. The size where the card is unhealthy or cordoned; more
             than the size where pods have more.
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
@@ -91,16 +86,11 @@ class NodeArrays:
         self.name_rank: LongArray = np.zeros(rows, dtype=np.int64)
         self.version: LongArray = np.zeros(rows, dtype=np.int64)
         self.inventory_version: LongArray = np.zeros(rows, dtype=np.int64)
-        self.cpu_capacity: LongArray = np.zeros(rows, dtype=np.int64)
-        self.cpu_used: LongArray = np.zeros(rows, dtype=np.int64)
-        self.memory_capacity: LongArray = np.zeros(rows, dtype=np.int64)
-        self.memory_used: LongArray = np.zeros(rows, dtype=np.int64)
-        self.pods_left: LongArray = np.zeros(rows, dtype=np.int64)
+        self.capacity: LongArray = np.zeros((FIXED, rows), dtype=np.int64)
+        self.requested: LongArray = np.zeros((FIXED, rows), dtype=np.int64)
         self.gpu_capacity: LongArray = np.zeros(rows, dtype=np.int64)
         self.gpu_used: LongArray = np.zeros(rows, dtype=np.int64)
         self.other_resources: list[str] = []
-        self.other_capacity: LongArray = np.zeros((0, rows), dtype=np.int64)
-        self.other_used: LongArray = np.zeros((0, rows), dtype=np.int64)
         self.cards: IntArray = np.zeros(rows, dtype=np.int32)
         self.usable: BoolArray = np.zeros(rows, dtype=np.bool_)
         self.percent: BoolArray = np.zeros(rows, dtype=np.bool_)
@@ -134,6 +124,34 @@ class NodeArrays:
     def row_count(self) -> int:
         """Rows in the arrays, vacant ones included."""
         return len(self.names)
+
+    @property
+    def cpu_capacity(self) -> "LongArray":
+        column: LongArray = self.capacity[CPU]
+        return column
+
+    @property
+    def cpu_used(self) -> "LongArray":
+        column: LongArray = self.requested[CPU]
+        return column
+
+    @property
+    def memory_capacity(self) -> "LongArray":
+        column: LongArray = self.capacity[MEMORY]
+        return column
+
+    @property
+    def memory_used(self) -> "LongArray":
+        column: LongArray = self.requested[MEMORY]
+        return column
+
+    @property
+    def other_capacity(self) -> "LongArray":
+        return self.capacity[FIXED:]
+
+    @property
+    def other_used(self) -> "LongArray":
+        return self.requested[FIXED:]
 
     @property
     def sorted_names(self) -> Sequence[str]:
@@ -172,10 +190,8 @@ class NodeArrays:
         self.epoch += 1
         del self._sorted_names[bisect_left(self._sorted_names, name)]
         self.exclude_row(row, Exclusion.VACANT)
-        self.set_capacity(row, 0, 0)
-        self.set_requested(row, 0, 0)
-        self.set_pods_left(row, 0)
-        self.set_other_amounts(row, [0] * len(self.other_resources), [0] * len(self.other_resources))
+        self.set_capacity(row, NOTHING)
+        self.set_requested(row, NOTHING)
         self.names[row] = ""
         self.quoted[row] = b""
         self._vacant_rows.append(row)
@@ -265,44 +281,82 @@ class NodeArrays:
                 self.assumed[row] = assumed
                 self._update_derived(row)
 
-    def set_capacity(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
-        """Set what pods may request of a node in all; more than `_MAX_SUM` counts as that."""
-        cpu_milli, memory_bytes = min(cpu_milli, _MAX_SUM), min(memory_bytes, _MAX_SUM)
-        if self.cpu_capacity[row] != cpu_milli or self.memory_capacity[row] != memory_bytes:
-            self.cpu_capacity[row] = cpu_milli
-            self.memory_capacity[row] = memory_bytes
+    def set_capacity(self, row: int, amounts: Amounts) -> None:
+        """Set what a node offers to pods in all; more than `NOT_COUNTED` of a resource counts as that."""
+        self._set_amounts(self.capacity, row, amounts)
+
+    def set_requested(self, row: int, amounts: Amounts) -> None:
+        """Set what the pods of a node request; more than `NOT_COUNTED` of a resource counts as that."""
+        self._set_amounts(self.requested, row, amounts)
+
+    def add_requested(self, row: int, amounts: Amounts, times: int = 1) -> None:
+        """Add `times` times what a pod requests to what the pods of a node do; -1 subtracts it."""
+        self.requested[:, row] += times * np.array(self._list_columns(amounts), dtype=np.int64)
+        self._count_change(row)
+
+    def _set_amounts(self, table: "LongArray", row: int, amounts: Amounts) -> None:
+        columns = self._list_columns(amounts)
+        if table[:, row].tolist() != columns:
+            table[:, row] = columns
             self._count_change(row)
 
-    def set_requested(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
-        """Set what the pods of a node request; more than `_MAX_SUM` counts as that."""
-        cpu_milli, memory_bytes = min(cpu_milli, _MAX_SUM), min(memory_bytes, _MAX_SUM)
-        if self.cpu_used[row] != cpu_milli or self.memory_used[row] != memory_bytes:
-            self.cpu_used[row] = cpu_milli
-            self.memory_used[row] = memory_bytes
-            self._count_change(row)
-
-    def set_pods_left(self, row: int, pods: int) -> None:
-        """Set how many more pods of any kind a node takes, at most `_MAX_SUM`; none if it does not say."""
-        pods = min(pods, _MAX_SUM)
-        if self.pods_left[row] != pods:
-            self.pods_left[row] = pods
-            self._count_change(row)
+    def _list_columns(self, amounts: Amounts) -> list[int]:
+        columns = [min(amount, NOT_COUNTED) for amount in amounts[:FIXED]]
+        if self.other_resources:
+            others = dict(amounts.others)
+            columns += [min(others.get(name, 0), NOT_COUNTED) for name in self.other_resources]
+        return columns
 
     def set_other_resources(self, names: Sequence[str]) -> None:
-        """Keep arrays for these further resources and no others; nodes have nothing of them so far."""
+        """Keep columns for these further resources and no others; nodes have nothing of them so far."""
         self.other_resources = list(names)
-        self.other_capacity = np.zeros((len(names), self.row_count), dtype=np.int64)
-        self.other_used = np.zeros((len(names), self.row_count), dtype=np.int64)
+        more = np.zeros((len(names), self.row_count), dtype=np.int64)
+        self.capacity = np.concatenate([self.capacity[:FIXED], more])
+        self.requested = np.concatenate([self.requested[:FIXED], more])
         for row in self.rows.values():
             self._count_change(row)
 
-    def set_other_amounts(self, row: int, capacity: Sequence[int], used: Sequence[int]) -> None:
-        """Set how much a node has of each further resource, and how much of it its pods request."""
-        capacity, used = [min(each, _MAX_SUM) for each in capacity], [min(each, _MAX_SUM) for each in used]
-        if self.other_capacity[:, row].tolist() != capacity or self.other_used[:, row].tolist() != used:
-            self.other_capacity[:, row] = capacity
-            self.other_used[:, row] = used
-            self._count_change(row)
+    def list_asked(self, asked: Amounts) -> "Iterator[tuple[int, int]]":
+        """List the columns of what is asked for, with the amount.
+
+        As in kube-scheduler, a pod that asks for nothing of a resource may go where the resource is used up.
+        Further resources that no node policy names are left out, because they have no column.
+        """
+        for column, amount in enumerate(asked[:FIXED]):
+            if amount > 0:
+                yield column, amount
+        for name, amount in asked.others:
+            if amount > 0 and name in self.other_resources:
+                yield FIXED + self.other_resources.index(name), amount
+
+    def mask_fits(self, asked: Amounts, rows: "RowArray", *, emptied: bool = False) -> "BoolArray":
+        """Tell which rows have enough left: bool[m], what `node_fit.list_shortages` says of each.
+
+        Args:
+            rows: intp[m].
+            emptied: As if no pod were there.
+        """
+        fits: BoolArray = np.ones(len(rows), dtype=np.bool_)
+        for column, amount in self.list_asked(asked):
+            left = self.capacity[column][rows]
+            if not emptied:
+                left -= self.requested[column][rows]
+            fits &= left >= amount
+        return fits
+
+    def fits(self, asked: Amounts, row: int, freed: Amounts = NOTHING, *, emptied: bool = False) -> bool:
+        """Tell whether a row has enough left.
+
+        Args:
+            freed: What pods that are to go give back.
+            emptied: As if no pod were there.
+        """
+        back = self._list_columns(freed)
+        for column, amount in self.list_asked(asked):
+            used = 0 if emptied else int(self.requested[column, row]) - back[column]
+            if used + amount > self.capacity[column, row]:
+                return False
+        return True
 
     def list_changed_rows(self, changes: int) -> "RowArray | None":
         """List the rows that have changed since `self.changes` had this value, each once.
@@ -392,7 +446,7 @@ class NodeArrays:
             grown = np.zeros((old * 2, *array.shape[1:]), dtype=array.dtype)
             grown[:old] = array
             setattr(self, name, grown)
-        for name in ("other_capacity", "other_used"):
+        for name in ("capacity", "requested"):
             setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, old))))
         self.exclusion[old:] = Exclusion.VACANT
         self.model[old:] = -1

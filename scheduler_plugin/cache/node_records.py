@@ -1,12 +1,19 @@
 """The records of nodes by name, and the update of the arrays derived from them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Final
 
-from scheduler_plugin.cache.charges import ChargeRules, NodeRecord, read_amount
+from allocator.errors import QuantityError
+from allocator.names import PERCENT_RESOURCE
+from allocator.quantity import recall_bytes, recall_integer, recall_milli
+from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
+from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
 from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
-from scheduler_plugin.cache.pods import PodRecord, is_other_resource
+from scheduler_plugin.cache.pods import STANDARD_RESOURCES, is_other_resource
 from scheduler_plugin.cache.signals import Signal
+
+_COUNTED: Final = STANDARD_RESOURCES | {PERCENT_RESOURCE}
 
 
 class NodeRecords:
@@ -41,7 +48,8 @@ class NodeRecords:
         self.nodes.set_other_resources(names)
         for record in self.by_name.values():
             if record.row >= 0:
-                self._set_other_amounts(record, _list_assumed_pods(record))
+                self.nodes.set_capacity(record.row, record.capacity)
+                self.nodes.set_requested(record.row, record.in_use)
 
     def mark_changed(self, name: str) -> None:
         self._changed.add(name)
@@ -85,31 +93,9 @@ class NodeRecords:
                 self.nodes.set_assumed(
                     record.row, self.rules.sum_by_card(record, self.rules.list_charges(record))
                 )
-            extra = _list_assumed_pods(record)
-            self.nodes.set_requested(
-                record.row,
-                record.cpu_milli + sum(pod.cpu_milli for pod in extra),
-                record.memory_bytes + sum(pod.memory_bytes for pod in extra),
-            )
-            self.nodes.set_pods_left(record.row, record.pod_capacity - record.pod_count - len(extra))
-            if self.nodes.other_resources:
-                self._set_other_amounts(record, extra)
+            self.nodes.set_requested(record.row, record.in_use)
         elif record.is_empty:
             del self.by_name[record.name]
-
-    def _set_other_amounts(self, record: NodeRecord, extra: Iterable[PodRecord]) -> None:
-        names, allocatable, used = (
-            self.nodes.other_resources,
-            dict(record.allocatable),
-            record.other_resources,
-        )
-        for pod in extra:
-            used = {**used, **{name: used.get(name, 0) + amount for name, amount in pod.other_resources}}
-        self.nodes.set_other_amounts(
-            record.row,
-            [read_amount(allocatable.get(name, 0)) for name in names],
-            [used.get(name, 0) for name in names],
-        )
 
     def _expire_tombstones(self, record: NodeRecord, now: float) -> None:
         for uid, tombstone in list(record.tombstones.items()):
@@ -122,19 +108,41 @@ class NodeRecords:
             self._expiring.discard(record.name)
 
 
-def read_other_amounts(allocatable: Mapping[str, str | int]) -> tuple[tuple[str, str | int], ...]:
-    """Read a Node's further resources; nodes with equal amounts share one tuple."""
-    return _share_amounts(tuple([item for item in allocatable.items() if is_other_resource(item[0])]))
+def read_capacity(allocatable: Mapping[str, str | int], resource: str, *, serves_claims: bool) -> Amounts:
+    """Read what a Node offers to pods; what cannot be read, or is not there, counts as 0.
+
+    Args:
+        resource: The name of GPU memory in units.
+        serves_claims: Pods get their cards by claims there, so that no sum of GPU memory is counted.
+    """
+    items = [item for item in allocatable.items() if item[0] in _COUNTED or is_other_resource(item[0])]
+    items.append((resource, allocatable.get(resource, 0)))
+    return _parse_capacity(tuple(items), resource, serves_claims)
 
 
 @lru_cache(maxsize=1024)
-def _share_amounts(amounts: tuple[tuple[str, str | int], ...]) -> tuple[tuple[str, str | int], ...]:
-    return amounts
+def _parse_capacity(
+    allocatable: tuple[tuple[str, str | int], ...], resource: str, serves_claims: bool
+) -> Amounts:
+    has = dict(allocatable)
+    others = [
+        (name, _read_amount(value, recall_bytes)) for name, value in has.items() if is_other_resource(name)
+    ]
+    return Amounts(
+        _read_amount(has.get("pods"), recall_bytes),
+        _read_amount(has.get("cpu"), recall_milli),
+        _read_amount(has.get("memory"), recall_bytes),
+        NOT_COUNTED if serves_claims else _read_amount(has.get(resource), recall_integer),
+        NOT_COUNTED if serves_claims else _read_amount(has.get(PERCENT_RESOURCE), recall_integer),
+        tuple(sorted(item for item in others if item[1])),
+    )
 
 
-def _list_assumed_pods(record: NodeRecord) -> list[PodRecord]:
-    """List the assumed pods of a node that are not seen bound yet."""
-    return [assumed.pod for uid, assumed in record.assumed.items() if uid not in record.pods]
+def _read_amount(value: str | int | None, parse: Callable[[str | int], int]) -> int:
+    try:
+        return 0 if value is None else max(0, parse(value))
+    except QuantityError:
+        return 0
 
 
 def _raise_error(_name: str, error: Exception) -> None:

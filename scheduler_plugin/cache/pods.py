@@ -13,6 +13,7 @@ from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_admitted
 from kubeapi.metadata import parse_resource_version, parse_time
 from kubeapi.podstate import MIRROR_ANNOTATION, is_terminal
+from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts
 from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.objects import (
     ContainerLite,
@@ -25,9 +26,6 @@ from scheduler_plugin.cache.objects import (
 _OWN_PREFIX: Final = "gpupack.io/"
 _STATUS_ANNOTATIONS: Final = frozenset({POD_ASSIGNED, POD_ALLOCATION, POD_PLANNED, POD_REQUEUED})
 """Annotations that gpupack writes; a pod asks for the same with or without them."""
-
-ResourceAmounts = tuple[tuple[str, int], ...]
-"""Whole amounts of resources, by name, in the order of the names."""
 
 STANDARD_RESOURCES: Final = frozenset({"cpu", "memory", "pods"})
 """Resources that are no further ones, beside those of `_OWN_PREFIX`."""
@@ -45,10 +43,8 @@ class PodRecord:
         node: The node it is bound to, empty before.
         ended: Its phase is Succeeded or Failed.
         priority: Larger ones may evict smaller ones.
-        cpu_milli: Thousandths of a core that it requests, by Kubernetes' rule; of a pod on a node what it
-            holds, see `sum_held_requests`.
-        memory_bytes: Bytes of host memory that it requests, or holds.
-        other_resources: What it requests of further resources.
+        amounts: What it requests of a node besides the choice of cards, by Kubernetes' rule; of a pod on a
+            node what it holds of cpu and memory, see `sum_held_requests`. GPU memory is that of `charged`.
         request: Its card request; None when it has none, or one that cannot be met.
         error: The reason why the request cannot be met, for people; empty if there is none.
         charged: Request to charge the pod with on a node: `request`, or if that has an error, what its
@@ -74,8 +70,7 @@ class PodRecord:
     node: str
     ended: bool
     priority: int
-    cpu_milli: int
-    memory_bytes: int
+    amounts: Amounts
     request: PodRequest | None
     error: str
     charged: PodRequest | None
@@ -90,7 +85,6 @@ class PodRecord:
     is_gated: bool = False
     planned_uuids: frozenset[str] = frozenset()
     is_requeued: bool = False
-    other_resources: ResourceAmounts = ()
 
     @property
     def version(self) -> int:
@@ -120,9 +114,7 @@ class ParsedRequest:
     request: PodRequest | None
     error: str
     charged: PodRequest | None
-    cpu_milli: int
-    memory_bytes: int
-    other_resources: ResourceAmounts = ()
+    amounts: Amounts
 
 
 _MAX_PARSED: Final = 1024
@@ -159,9 +151,12 @@ def _parse_pod_request(pod: PodLite, resource: str) -> ParsedRequest:
             build_container_mappings(pod.spec.containers),
             resource,
         )
+    amounts = Amounts(1, *sum_host_requests(pod), others=sum_other_requests(pod))
+    if charged is not None:
+        amounts = amounts.with_sums(charged)
     if problem is None:
-        return ParsedRequest(charged, "", charged, *sum_host_requests(pod), sum_other_requests(pod))
-    return ParsedRequest(None, str(problem), charged, *sum_host_requests(pod), sum_other_requests(pod))
+        return ParsedRequest(charged, "", charged, amounts)
+    return ParsedRequest(None, str(problem), charged, amounts)
 
 
 def _make_request_key(pod: PodLite, resource: str) -> Hashable | None:
@@ -207,9 +202,10 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
     asked = parsed.charged is not None
     leaves = meta.deletion_timestamp if asked else None
     requeued = is_requeued(pod)
-    cpu_milli, memory_bytes = parsed.cpu_milli, parsed.memory_bytes
+    amounts = parsed.amounts
     if pod.spec.node_name and is_resized(pod):
         cpu_milli, memory_bytes = sum_held_requests(pod)
+        amounts = amounts._replace(cpu_milli=cpu_milli, memory_bytes=memory_bytes)
     return PodRecord(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -218,9 +214,7 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         node=pod.spec.node_name,
         ended=is_terminal(pod.status.phase),
         priority=pod.spec.priority or 0,
-        cpu_milli=cpu_milli,
-        memory_bytes=memory_bytes,
-        other_resources=parsed.other_resources,
+        amounts=amounts,
         request=parsed.request,
         error=parsed.error,
         charged=parsed.charged,

@@ -2,17 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from allocator.names import resource_name
-from allocator.quantity import recall_bytes, recall_milli
 from allocator.records import Assignment
 from kubeapi.metadata import parse_resource_version
+from scheduler_plugin.cache.amounts import NOTHING
 from scheduler_plugin.cache.charges import TOMBSTONE_S, AssumedPod, Charge, ChargeRules, NodeRecord, Tombstone
 from scheduler_plugin.cache.claims import ClaimCache
-from scheduler_plugin.cache.kubelet_sums import read_kubelet_sums
 from scheduler_plugin.cache.node_arrays import Exclusion
-from scheduler_plugin.cache.node_records import NodeRecords, read_other_amounts
+from scheduler_plugin.cache.node_records import NodeRecords, read_capacity
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.published_nodes import read_accounted_units, read_published, serves_claims
@@ -147,17 +145,8 @@ class ClusterState:
             record.row = self.nodes.add_node(name)
         record.version = version
         allocatable = node.status.allocatable or {}
-        self.nodes.set_capacity(
-            record.row,
-            _read_quantity(allocatable, "cpu", recall_milli),
-            _read_quantity(allocatable, "memory", recall_bytes),
-        )
-        record.allocatable = read_other_amounts(allocatable)
-        record.pod_capacity = _read_quantity(allocatable, "pods", recall_bytes)
-        offered = read_kubelet_sums({} if serves_claims(node) else allocatable, self.resource)
-        if record.kubelet_sums != offered:
-            record.kubelet_sums = offered
-            self.nodes.version[record.row] += 1
+        record.capacity = read_capacity(allocatable, self.resource, serves_claims=serves_claims(node))
+        self.nodes.set_capacity(record.row, record.capacity)
         self._records.mark_changed(name)
         try:
             self._read_cards(record, node)
@@ -199,7 +188,7 @@ class ClusterState:
         self.nodes.remove_node(name)
         self._node_versions.record_deletion(name, version)
         record.row, record.version, record.revision = -1, 0, 0
-        record.allocatable, record.pod_capacity = (), 0
+        record.capacity = NOTHING
         record.clear_published()
         if not self.rules.keeps_charges_without_node():
             record.pods.clear()
@@ -429,20 +418,3 @@ class ClusterState:
     def _end_assumption(self, assumed: AssumedPod) -> None:
         del self._assumed[assumed.pod.uid]
         self._records.get_or_add(assumed.node).assumed.pop(assumed.pod.uid, None)
-
-
-class QuantityParser(Protocol):
-    """A function that reads a quantity."""
-
-    def __call__(self, value: str | int, /) -> int: ...
-
-
-def _read_quantity(resources: dict[str, str | int], name: str, parse: QuantityParser) -> int:
-    """Read a capacity; one that cannot be read counts as 0."""
-    value = resources.get(name)
-    if value is None:
-        return 0
-    try:
-        return max(0, parse(value))
-    except ValueError:
-        return 0

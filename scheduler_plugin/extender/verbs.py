@@ -137,14 +137,7 @@ class Extender:
         self.state.expire_tombstones(now)
         if pod.request is None or pod.is_gated:
             return False
-        query = self.policies.make_request(
-            self.state.nodes,
-            pod.request,
-            pod.cpu_milli,
-            pod.memory_bytes,
-            pod.uid,
-            pod.other_resources,
-        )
+        query = self.policies.make_request(self.state.nodes, pod.request, pod.amounts, pod.uid)
         try:
             with self.state.reservations.charged_against(self.state.nodes, pod.uid, pod.priority):
                 rows = among.rows(self.state.nodes)
@@ -256,13 +249,7 @@ class Extender:
         """Rank nodes for a pod that asks for no card: int32[m], by the cluster's policy."""
         nodes = self.state.nodes
         asked = parse_pod_request(pod, self.state.resource)
-        ask = PolicyRequest(
-            asked.cpu_milli,
-            asked.memory_bytes,
-            (),
-            pod=pod.metadata.uid,
-            other_resources=asked.other_resources,
-        )
+        ask = PolicyRequest(asked.amounts, (), pod=pod.metadata.uid)
         scores = compute_scores(self.policies.cluster_policy, nodes, ask, rows)
         return convert_to_protocol(scores, nodes.name_rank[rows])
 
@@ -322,9 +309,7 @@ class Extender:
         """Make the request of a bound pod, for policies that learn."""
         nodes, ask = (
             self.state.nodes,
-            self.policies.make_policy_request(
-                request, pod.cpu_milli, pod.memory_bytes, others=pod.other_resources
-            ),
+            self.policies.make_policy_request(request, pod.amounts),
         )
         row = nodes.rows.get(pod.node)
         rows = np.array([] if row is None else [row], dtype=np.intp)
@@ -363,14 +348,7 @@ class Extender:
             raise RequestError(parsed.error)
         if parsed.request is None:
             return None
-        return self.policies.make_request(
-            self.state.nodes,
-            parsed.request,
-            parsed.cpu_milli,
-            parsed.memory_bytes,
-            pod.metadata.uid,
-            parsed.other_resources,
-        )
+        return self.policies.make_request(self.state.nodes, parsed.request, parsed.amounts, pod.metadata.uid)
 
     def _find_rows(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
         """Find the rows of candidates that have one, and their positions; None: all have one, in order."""

@@ -92,8 +92,8 @@ class NodeUnderPreemption:
         """Return True if cpu and memory suffice once the victims are gone."""
         gone = [self.pods[uid] for uid in victims if uid in self.pods]
         return (
-            sum(pod.cpu_milli for pod in gone) >= self.cpu_short
-            and sum(pod.memory_bytes for pod in gone) >= self.memory_short
+            sum(pod.amounts.cpu_milli for pod in gone) >= self.cpu_short
+            and sum(pod.amounts.memory_bytes for pod in gone) >= self.memory_short
         )
 
 

@@ -276,7 +276,7 @@ class Preemptor:
         if request is None:
             return [None for _ in nodes]
         try:
-            query = self.policies.make_request(state.nodes, request, pod.cpu_milli, pod.memory_bytes)
+            query = self.policies.make_request(state.nodes, request, pod.amounts)
         except RequestError:
             return [None for _ in nodes]
         try:

@@ -81,8 +81,8 @@ def choose_victims(
     # The foreign ones go in any case.
     room = replace(
         room,
-        cpu_short=room.cpu_short - sum(pod.cpu_milli for pod in records),
-        memory_short=room.memory_short - sum(pod.memory_bytes for pod in records),
+        cpu_short=room.cpu_short - sum(pod.amounts.cpu_milli for pod in records),
+        memory_short=room.memory_short - sum(pod.amounts.memory_bytes for pod in records),
     )
     stay_victims = {pod.uid for pod in fixed.unexplained}
     lower = [

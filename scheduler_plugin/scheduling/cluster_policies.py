@@ -7,8 +7,8 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, POD_NODE_P
 from allocator.policies import CARD_POLICIES
 from allocator.policy import card_policy, node_policy_chooses
 from allocator.request import PodRequest, unknown_policy
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.scheduling.card_costs import get_array_costs
 from scheduler_plugin.scheduling.filtering import SelectorMasks
@@ -166,17 +166,14 @@ class ClusterPolicies:
         self,
         nodes: NodeArrays,
         request: PodRequest,
-        cpu_milli: int,
-        memory_bytes: int,
+        amounts: Amounts,
         pod: str = "",
-        others: ResourceAmounts = (),
     ) -> SchedulingRequest:
         """Make the scheduling request of a pod.
 
         Args:
             nodes: The arrays that the request is for; it is valid until they change.
-            cpu_milli: Thousandths of a core.
-            memory_bytes: Bytes of host memory.
+            amounts: What the pod requests besides cards.
             pod: UID, for policies that count attempts.
 
         Raises:
@@ -184,7 +181,7 @@ class ClusterPolicies:
         """
         if request.node_policy is not None and request.node_policy not in NODE_POLICIES:
             raise unknown_policy(POD_NODE_POLICY, request.node_policy, NODE_POLICIES)
-        ask = self.make_policy_request(request, cpu_milli, memory_bytes, pod, others)
+        ask = self.make_policy_request(request, amounts, pod)
         names = request.node_policy or self.node_policy, ask.card_policy
         if names not in self._checked:
             self._checked.add(names)
@@ -197,22 +194,13 @@ class ClusterPolicies:
             self.warnings.append(line)
             self.slow_policy_found(line)
 
-    def make_policy_request(
-        self,
-        request: PodRequest,
-        cpu_milli: int,
-        memory_bytes: int,
-        pod: str = "",
-        others: ResourceAmounts = (),
-    ) -> PolicyRequest:
+    def make_policy_request(self, request: PodRequest, amounts: Amounts, pod: str = "") -> PolicyRequest:
         """Make the request as policies see it: with the selector, without the mask of admitted cards."""
         return PolicyRequest(
-            cpu_milli=cpu_milli,
-            memory_bytes=memory_bytes,
+            amounts=amounts,
             demands=tuple(CardDemand(d.per_card, d.cards) for d in request.demands),
             card_policy=request.card_policy or self.card_policy,
             selector=request.selector,
             pod=pod,
-            other_resources=others,
             rules=request.rules,
         )

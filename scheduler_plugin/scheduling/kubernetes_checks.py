@@ -16,14 +16,14 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from allocator.names import BATCH_SCHEDULER, PERCENT_RESOURCE
+from allocator.names import BATCH_SCHEDULER
 from allocator.request import PodRequest
 from kubeapi.podstate import is_terminal
 from kubeapi.selectors import NodeRules, NodeTraits
+from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.host_objects import HostNode, HostPod, read_node_rules
-from scheduler_plugin.cache.kubelet_sums import compute_sum_left
 from scheduler_plugin.cache.objects import PodLite
-from scheduler_plugin.cache.pods import PodRecord, ResourceAmounts, is_requeued
+from scheduler_plugin.cache.pods import PodRecord, is_requeued
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.filtering import SelectorMasks, filter_nodes
 from scheduler_plugin.scheduling.node_fit import (
@@ -65,8 +65,6 @@ _WORDS: Final = {
     SUM: "insufficient GPU memory",
 }
 
-_NOT_COUNTED: Final = 1 << 62
-
 
 class _PodKind(NamedTuple):
     """Everything that decides on which nodes an untried pod fits; of equal kinds only one pod is checked."""
@@ -74,9 +72,7 @@ class _PodKind(NamedTuple):
     priority: int
     rules: NodeRules
     charged: PodRequest | None
-    cpu_milli: int
-    memory_bytes: int
-    other_resources: ResourceAmounts
+    amounts: Amounts
 
 
 @dataclass(slots=True)
@@ -249,43 +245,14 @@ class KubernetesChecks:
 
     def _find_short_resource(self, record: PodRecord, uid: str, name: str, margin: float) -> str:
         """Name a requested resource of which the node has not enough left; empty for none."""
-        on_node, row = self._state.node_records[name], self._state.nodes.rows[name]
-        nodes = self._state.nodes
-        nominated = [self._state.pods[each] for each in self._nominated_before(record, uid, name)]
-        extra = [
-            other.pod for each, other in on_node.assumed.items() if each != uid and each not in on_node.pods
-        ]
-        extra += nominated
-        sums = {self._state.resource: False, PERCENT_RESOURCE: True}
-
-        def get_amounts(resource: str) -> tuple[int, int]:
-            match resource:
-                case "pods":
-                    return on_node.pod_count + len(extra), on_node.pod_capacity
-                case "cpu":
-                    used, capacity = on_node.cpu_milli, int(nodes.cpu_capacity[row])
-                    return used + sum(pod.cpu_milli for pod in extra) + int(capacity * margin), capacity
-                case "memory":
-                    used, capacity = on_node.memory_bytes, int(nodes.memory_capacity[row])
-                    return used + sum(pod.memory_bytes for pod in extra) + int(capacity * margin), capacity
-            if resource in sums:
-                left = compute_sum_left(on_node, percent=sums[resource])
-                kept = (pod.charged for pod in nominated if pod.charged is not None)
-                used = sum(each.effective_units for each in kept if each.percent == sums[resource])
-                return used, _NOT_COUNTED if left is None else left
-            used, capacity = on_node.get_other_amounts(resource)
-            return used + sum(dict(pod.other_resources).get(resource, 0) for pod in extra), capacity
-
-        asked = [
-            ("pods", 1),
-            ("cpu", record.cpu_milli),
-            ("memory", record.memory_bytes),
-            *record.other_resources,
-        ]
-        if record.charged is not None:
-            resource = PERCENT_RESOURCE if record.charged.percent else self._state.resource
-            asked.append((resource, record.charged.effective_units))
-        found = next(list_shortages(asked, get_amounts), None)
+        on_node = self._state.node_records[name]
+        others = [pod for pod in on_node.list_assumed_pods() if pod.uid != uid]
+        others += [self._state.pods[each] for each in self._nominated_before(record, uid, name)]
+        used, capacity = sum_amounts((pod.amounts for pod in others), on_node.requested), on_node.capacity
+        if margin:
+            kept = (int(capacity.cpu_milli * margin), int(capacity.memory_bytes * margin))
+            used = used.add(Amounts(0, *kept))
+        found = next(list_shortages(record.amounts, used, capacity), None)
         return "" if found is None else _WORDS.get(found.reason) or f"insufficient {found.detail}"
 
     def _nominated_before(self, record: PodRecord, uid: str, name: str) -> Iterator[str]:
@@ -385,8 +352,7 @@ class KubernetesChecks:
         nodes = self._state.nodes
         row = nodes.rows[name]
         request = PolicyRequest(
-            record.cpu_milli,
-            record.memory_bytes,
+            record.amounts,
             tuple(CardDemand(demand.per_card, demand.cards) for demand in record.charged.demands),
             admits=self._selectors.get_mask(nodes, record.charged.selector),
         )
@@ -395,14 +361,7 @@ class KubernetesChecks:
 
 
 def _get_kind(record: PodRecord, rules: NodeRules) -> _PodKind:
-    return _PodKind(
-        record.priority,
-        rules,
-        record.charged,
-        record.cpu_milli,
-        record.memory_bytes,
-        record.other_resources,
-    )
+    return _PodKind(record.priority, rules, record.charged, record.amounts)
 
 
 def _get_shunning_key(pod: _Pod) -> tuple[str, bytes]:

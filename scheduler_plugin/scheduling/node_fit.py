@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Protocol
 
 from allocator.names import PERCENT_RESOURCE, unit_of_resource
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules, NodeTraits, Taint, list_repelling_taints
+from scheduler_plugin.cache.amounts import FIXED, RESOURCES, Amounts
 from scheduler_plugin.scheduling.pod_affinity import PodAffinityFilter
 
 NOT_READY: Final = "NotReady"
@@ -45,7 +46,8 @@ DEFAULT_MAX_PODS: Final = 110
 
 ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104  (compared, not listened on)
 
-_REASONS: Final = {"pods": PODS, "cpu": CPU, "memory": MEMORY}
+_REASONS: Final = tuple(zip((PODS, CPU, MEMORY, SUM, SUM), RESOURCES, strict=True))
+"""Reason and resource of each shortage, in the order of `Amounts`."""
 
 
 class Shortage(NamedTuple):
@@ -114,7 +116,7 @@ class PodDemands(Protocol):
     Attributes:
         rules: Nodes that it may run on; its tolerations are not looked at.
         tolerates: Whether it tolerates a taint.
-        amounts: Resources with what it asks for; of the resource `pods` 1.
+        amounts: What it asks for of resources.
         ports: Ports of the host.
     """
 
@@ -123,21 +125,21 @@ class PodDemands(Protocol):
     @property
     def tolerates(self) -> Callable[[Taint], bool]: ...
     @property
-    def amounts(self) -> Iterable[tuple[str, int]]: ...
+    def amounts(self) -> Amounts: ...
     @property
     def ports(self) -> frozenset[HostPort]: ...
 
 
-class NodeRoom(Protocol):
-    """What a node has, and what the pods there take of it."""
+class NodeRoom(NamedTuple):
+    """What a node has, and what the pods there take of it.
 
-    def get_amounts(self, resource: str) -> tuple[int, int]:
-        """Return what pods use of a resource, and the capacity; both 0 if the node does not have it."""
-        ...
+    Attributes:
+        list_ports: Lists the ports of the host that pods there have.
+    """
 
-    def list_ports(self) -> Iterable[HostPort]:
-        """List the ports of the host that pods there have."""
-        ...
+    used: Amounts
+    capacity: Amounts
+    list_ports: Callable[[], Iterable[HostPort]]
 
 
 def list_rejections(
@@ -158,7 +160,7 @@ def list_rejections(
         each.conflicts_with(used) for used in room.list_ports() for each in demands.ports
     ):
         return [Rejection(PORTS)]
-    if short := list(list_shortages(demands.amounts, room.get_amounts)):
+    if short := list(list_shortages(demands.amounts, room.used, room.capacity)):
         return short
     refused = affinity.find_refusal(node.labels) if affinity is not None else ""
     return [Rejection(NEIGHBOURS, refused)] if refused else []
@@ -185,27 +187,19 @@ def find_node_rejection(
     return None if rules.selects_node(node.name, node.labels) else Rejection(SELECTOR)
 
 
-def list_shortages(
-    amounts: Iterable[tuple[str, int]], get_amounts: Callable[[str], tuple[int, int]]
-) -> Iterator[Rejection]:
+def list_shortages(asked: Amounts, used: Amounts, capacity: Amounts) -> Iterator[Rejection]:
     """List the resources of which a node has not enough left. What is not asked for may be used up.
 
-    Args:
-        amounts: Resources with what a pod asks for.
-        get_amounts: See `NodeRoom.get_amounts`.
+    `NodeArrays.mask_fits` says the same of many nodes at once.
     """
-    for resource, asked in amounts:
-        if asked <= 0:
-            continue
-        used, capacity = get_amounts(resource)
-        if used + asked > capacity:
-            shortage = Shortage(resource, asked, used, capacity)
-            if reason := _REASONS.get(resource):
-                yield Rejection(reason, shortage=shortage)
-            elif is_card_resource(resource):
-                yield Rejection(SUM, shortage=shortage)
-            else:
-                yield Rejection(RESOURCE, resource, shortage)
+    columns = zip(_REASONS, asked[:FIXED], used[:FIXED], capacity[:FIXED], strict=True)
+    for (reason, resource), amount, in_use, has in columns:
+        if 0 < amount > has - in_use:
+            yield Rejection(reason, shortage=Shortage(resource, amount, in_use, has))
+    for resource, amount in asked.others:
+        in_use, has = used.get_other(resource), capacity.get_other(resource)
+        if 0 < amount > has - in_use:
+            yield Rejection(RESOURCE, resource, Shortage(resource, amount, in_use, has))
 
 
 def can_be_served_by_claim(resource: str) -> bool:

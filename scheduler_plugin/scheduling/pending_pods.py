@@ -41,7 +41,7 @@ class PendingPods:
         shapes: dict[tuple[object, ...], list[PodRecord]] = {}
         for pod in self._state.pods.values():
             if not pod.node and self._is_waiting(pod):
-                asked_for = (id(pod.request), pod.cpu_milli, pod.memory_bytes, pod.other_resources)
+                asked_for = (id(pod.request), pod.amounts)
                 shapes.setdefault(asked_for, []).append(pod)
         most = sorted(shapes.values(), key=len, reverse=True)[:MAX_SHAPES]
         asked = []
@@ -60,15 +60,9 @@ class PendingPods:
     def _make_policy_request(self, pod: PodRecord) -> PolicyRequest | None:
         """Make a pod's request; None if it names a policy that does not exist."""
         if pod.request is None:
-            return PolicyRequest(pod.cpu_milli, pod.memory_bytes, (), other_resources=pod.other_resources)
+            return PolicyRequest(pod.amounts, ())
         try:
-            query = self._policies.make_request(
-                self._state.nodes,
-                pod.request,
-                pod.cpu_milli,
-                pod.memory_bytes,
-                others=pod.other_resources,
-            )
+            query = self._policies.make_request(self._state.nodes, pod.request, pod.amounts)
         except RequestError:
             return None
         return make_learning_request(self._state.nodes, query, np.arange(self._state.nodes.row_count))

@@ -11,11 +11,10 @@ from allocator.card_rules import CardRules
 from allocator.policy import choose, node_policy_chooses
 from allocator.request import WHOLE, ContainerRequest, PodRequest
 from allocator.selector import Selector
+from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOT_COUNTED, Amounts
 from scheduler_plugin.cache.arrays import BoolArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
-from scheduler_plugin.cache.host_resources import HostRequest, fits_host, list_host_resources
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.queue.capacity.dominant_share import QueueResources
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_by_policy
 from scheduler_plugin.scheduling.policies.registry import CardChooser, CardDemand, NodePolicy, PolicyRequest
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from allocator.cards import Card
 
 MIB: Final = 1 << 20
+_COLUMN_NAMES: Final = ("pods", "cpu", "host memory", "GPU memory", "percent of cards")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +38,6 @@ class SimulatedPodKind:
         units: GPU units over all cards, as in `request`.
         requested_milli: Thousandths of a card over all cards, as the trace counts them.
         query: What is asked of cards; None: it asks for none.
-        host: What a pod asks for beside cards.
     """
 
     request: PolicyRequest
@@ -46,7 +45,6 @@ class SimulatedPodKind:
     units: int
     requested_milli: int
     query: SchedulingRequest | None
-    host: HostRequest
 
     @property
     def is_plain(self) -> bool:
@@ -78,12 +76,13 @@ class SimulatedCluster:
     ) -> None:
         self.card_units = card_units
         self.arrays = self._fill_arrays(nodes, others) if arrays is None else arrays
+        self._all_rows = np.arange(self.arrays.row_count)
         self._cards: dict[int, list[Card]] = {}
         self._kinds: dict[tuple[object, ...], SimulatedPodKind] = {}
         self.gpus = sum(node.cards for node in nodes)
         self.units = int(self.arrays.size.sum())
-        host = self.arrays.cpu_capacity, self.arrays.memory_capacity
-        self.resources = QueueResources(self.units, *(int(amounts.sum()) for amounts in host))
+        cpu, memory = (int(self.arrays.capacity[column].sum()) for column in (CPU, MEMORY))
+        self.resources = Amounts(units=self.units, cpu_milli=cpu, memory_bytes=memory)
         sizes = Counter[int]()
         for node in nodes:
             if node.cards:
@@ -105,9 +104,15 @@ class SimulatedCluster:
         arrays.set_other_resources(others)
         for node in nodes:
             row = arrays.add_node(node.name)
-            arrays.set_capacity(row, node.cpu_milli, node.memory_mib * MIB)
-            has = dict(node.others)
-            arrays.set_other_amounts(row, [has.get(name, 0) for name in others], [0] * len(others))
+            arrays.set_capacity(
+                row,
+                Amounts(
+                    pods=NOT_COUNTED,
+                    cpu_milli=node.cpu_milli,
+                    memory_bytes=node.memory_mib * MIB,
+                    others=node.others,
+                ),
+            )
             cards = [node.card_units or self.card_units] * node.cards
             arrays.set_cards(row, cards, [0] * node.cards, models=[node.model] * node.cards)
         return arrays
@@ -140,8 +145,7 @@ class SimulatedCluster:
             nodes = self.mask_admitted(selector)
             admits = np.broadcast_to(nodes[:, None], self.arrays.size.shape)
         policy_request = PolicyRequest(
-            cpu_milli=pod.cpu_milli,
-            memory_bytes=pod.memory_mib * MIB,
+            amounts=Amounts(1, pod.cpu_milli, pod.memory_mib * MIB, others=pod.others),
             demands=tuple(
                 CardDemand(max(1, amount * self._usual // WHOLE) if pod.percent else amount, pod.cards_each)
                 for amount in amounts
@@ -149,7 +153,6 @@ class SimulatedCluster:
             admits=admits,
             card_policy=card_policy,
             selector=selector,
-            other_resources=pod.others,
             rules=CardRules(same_model=pod.cards_each > 1, apart=pod.apart and len(amounts) > 1),
         )
         query = None
@@ -168,9 +171,7 @@ class SimulatedCluster:
                 ),
                 policy_request,
             )
-        return SimulatedPodKind(
-            policy_request, nodes, policy_request.gpu_units, pod.requested_milli, query, policy_request.host
-        )
+        return SimulatedPodKind(policy_request, nodes, policy_request.gpu_units, pod.requested_milli, query)
 
     def mask_admitted(self, selector: Selector) -> BoolArray:
         """Nodes whose model a selector admits; all cards of a node are of one."""
@@ -182,9 +183,7 @@ class SimulatedCluster:
     def filter_rows(self, kind: SimulatedPodKind) -> RowArray:
         """Rows that can take a pod now, in the order of their names."""
         arrays = self.arrays
-        fits: BoolArray = np.ones(arrays.row_count, dtype=np.bool_)
-        for _, needed, capacity, used in list_host_resources(arrays, kind.host):
-            fits &= capacity - used >= needed
+        fits = arrays.mask_fits(kind.request.amounts, self._all_rows)
         if kind.is_plain:
             cards = self._mask_with_cards(kind)
             return np.flatnonzero(fits if cards is None else fits & cards)
@@ -201,7 +200,7 @@ class SimulatedCluster:
         arrays, policy_request = self.arrays, kind.request
         if kind.nodes is not None and not kind.nodes[row]:
             return False
-        if not fits_host(arrays, kind.host, row):
+        if not arrays.fits(policy_request.amounts, row):
             return False
         if not kind.is_plain:
             return bool(self._mask_fitting(kind, np.array([row], dtype=np.intp))[0])
@@ -222,12 +221,13 @@ class SimulatedCluster:
             return "no card with enough free" if alone else "not enough cards free"
         if left is None:
             left = arrays.usable
-        for name, needed, capacity, used in list_host_resources(arrays, kind.host):
-            left = left & (capacity - used >= needed)
+        for column, asked in arrays.list_asked(policy_request.amounts):
+            left = left & (arrays.capacity[column] - arrays.requested[column] >= asked)
             if left.any():
                 continue
-            if name == "cpu":
+            if column == CPU:
                 return "not enough cpu beside the cards" if policy_request.demands else "not enough cpu"
+            name = _COLUMN_NAMES[column] if column < FIXED else arrays.other_resources[column - FIXED]
             return f"not enough {name} beside the rest"
         # Each of its containers would find its cards, but for the others.
         return "not enough cards free"
@@ -260,7 +260,7 @@ class SimulatedCluster:
         self._add_charge(kind, row, charge, -1)
 
     def _add_charge(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int], times: int) -> None:
-        arrays, policy_request = self.arrays, kind.request
+        arrays = self.arrays
         if charge:
             allocated = arrays.assumed[row, : arrays.cards[row]].tolist()
             known = self._cards.get(row)
@@ -269,19 +269,7 @@ class SimulatedCluster:
                 if known is not None:
                     known[card] = replace(known[card], used_units=allocated[card])
             arrays.set_assumed(row, allocated)
-        arrays.set_requested(
-            row,
-            int(arrays.cpu_used[row]) + times * policy_request.cpu_milli,
-            int(arrays.memory_used[row]) + times * policy_request.memory_bytes,
-        )
-        if arrays.other_resources:
-            amounts = dict(policy_request.other_resources)
-            used = zip(arrays.other_resources, arrays.other_used[:, row].tolist(), strict=True)
-            arrays.set_other_amounts(
-                row,
-                arrays.other_capacity[:, row].tolist(),
-                [each + times * amounts.get(name, 0) for name, each in used],
-            )
+        arrays.add_requested(row, kind.request.amounts, times)
 
     def _mask_fitting(self, kind: SimulatedPodKind, rows: RowArray) -> BoolArray:
         """Find which of these nodes have the cards, as filter says."""

@@ -16,7 +16,8 @@ from allocator.errors import QuantityError
 from allocator.exact import fit_together
 from allocator.quantity import parse_bytes
 from allocator.request import MAX_UNITS, WHOLE, Demand
-from scheduler_plugin.cache.pods import MAX_REQUESTED, ResourceAmounts
+from scheduler_plugin.cache.amounts import ResourceAmounts
+from scheduler_plugin.cache.pods import MAX_REQUESTED
 from scheduler_plugin.errors import TraceError
 
 CARD: Final = 1000

@@ -104,7 +104,8 @@ class Answers:
         known, checks = self._cluster.pods[uid], self._cluster.kube_checks
         requirements = HostRequirements.from_pod(known)
         cards = {each: sum_requests(known, each, int) for each in (RESOURCE, PERCENT)}
-        everything = replace(requirements, others={**requirements.others, **cards})
+        amounts = requirements.amounts._replace(units=cards[RESOURCE], percent=cards[PERCENT])
+        everything = replace(requirements, amounts=amounts)
         rejections = dict(checks.list_rejections(everything, self._names))
         unchecked = checks.list_unchecked_rules(requirements)
         # Where we say that something was not looked at, `why` may allow more for that reason, and batch less.
@@ -148,4 +149,5 @@ def _format(rejection: Rejection) -> str:
     if rejection.reason in TEXTS:
         return TEXTS[rejection.reason]
     assert rejection.shortage is not None
-    return f"Insufficient {rejection.shortage.resource}"
+    resource = rejection.shortage.resource
+    return f"Insufficient {RESOURCE if resource == 'gpu-memory' else resource}"

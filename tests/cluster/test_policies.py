@@ -15,6 +15,7 @@ import yaml
 from allocator.names import NODE_HOLDS, POD_NODE_POLICY
 from allocator.policy import choose
 from allocator.records import Holds, dump_holds
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.policies import make_policy
@@ -66,9 +67,9 @@ class Model:
         self.nodes = NodeArrays()
         for name, (cpu, memory, used) in NODES.items():
             row = self.nodes.add_node(name)
-            self.nodes.set_capacity(row, CPU * 1000, MEMORY_GIB * GIB)
+            self.nodes.set_capacity(row, Amounts(110, CPU * 1000, MEMORY_GIB * GIB))
             self.nodes.set_cards(row, (CARD,) * CARDS, used, models=(MODEL,) * CARDS)
-            self.nodes.set_requested(row, cpu * 1000, memory * GIB)
+            self.nodes.set_requested(row, Amounts(0, cpu * 1000, memory * GIB))
         self.rows = np.array([self.nodes.rows[name] for name in NODES])
 
     def place(self, request: Request) -> str:
@@ -88,9 +89,7 @@ class Model:
         assumed = nodes.assumed[row, :CARDS].tolist()
         assumed[chosen[0]] += request.units
         nodes.set_assumed(row, assumed)
-        nodes.set_requested(
-            row, int(nodes.cpu_used[row]) + ask.cpu_milli, int(nodes.memory_used[row]) + ask.memory_bytes
-        )
+        nodes.add_requested(row, ask.amounts)
 
     def pending(self, request: Request) -> None:
         assert isinstance(self.policy, Learner)
@@ -103,7 +102,7 @@ class Model:
     @staticmethod
     def ask(request: Request) -> PolicyRequest:
         demands = (CardDemand(request.units, 1),)
-        return PolicyRequest(request.cpu * 1000, request.memory * GIB, demands)
+        return PolicyRequest(Amounts(1, request.cpu * 1000, request.memory * GIB), demands)
 
 
 def fractions_after(name: str, request: Request) -> list[Fraction]:

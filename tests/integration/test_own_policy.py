@@ -23,6 +23,7 @@ from gpupack.dashboard.advice import explain_pods, list_waiting_pods
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.embedded import EmbeddedCluster, wait_until
 from gpupack.whatif.objects import load_objects
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.controller.settings import QueueSettings
@@ -159,7 +160,7 @@ def test_a_card_policy_that_is_asked_node_by_node_is_told_of_once(trace):
         policies.slow_policy_found.connect(said.append)
         one = PodRequest((ContainerRequest("c", 1, "main"),), card_policy="slow")
         for request in (one, replace(one, cards=2), replace(one, card_policy="least-used")):
-            policies.make_request(NodeArrays(), request, 0, 0)
+            policies.make_request(NodeArrays(), request, ONE_POD)
         assert (
             [text[: len(line)] for text in said]
             == [line]

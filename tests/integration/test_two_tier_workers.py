@@ -7,6 +7,7 @@ from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from benchmarks.two_tier.shared_arrays import SharedRows
 from benchmarks.two_tier.workers import BatchSettings, Job, schedule
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
@@ -16,7 +17,7 @@ def cluster(count, used=(0, 0)):
     arrays = NodeArrays(rows=4, cards=2)
     for number in range(count):
         row = arrays.add_node(f"n{number}")
-        arrays.set_capacity(row, 8000, 64 << 30)
+        arrays.set_capacity(row, Amounts(110, 8000, 64 << 30))
         arrays.set_cards(
             row, [16, 16], list(used), models=["A100", "T4"], uuids=[f"u{number}a", f"u{number}b"]
         )
@@ -24,7 +25,10 @@ def cluster(count, used=(0, 0)):
 
 
 def job(units, cards=1, cpu=100, **more):
-    return Job(PodRequest((ContainerRequest("main", units * cards, "main"),), cards, **more), cpu, 1 << 30)
+    return Job(
+        PodRequest((ContainerRequest("main", units * cards, "main"),), cards, **more),
+        Amounts(1, cpu, 1 << 30),
+    )
 
 
 def check(arrays, jobs, result):
@@ -34,7 +38,7 @@ def check(arrays, jobs, result):
     for number, (node, placement) in result.placed.items():
         for card, units in placement.charge.items():
             taken[arrays.rows[node], card] += units
-        cpu[arrays.rows[node]] += jobs[number].cpu_milli
+        cpu[arrays.rows[node]] += jobs[number].amounts.cpu_milli
     assert (taken == arrays.assumed).all()
     assert (cpu == arrays.cpu_used).all()
     assert (taken + arrays.used <= arrays.size).all()
@@ -77,9 +81,11 @@ def test_further_resources_are_kept_level_and_not_overcommitted():
     arrays = cluster(2)
     arrays.set_other_resources(["example.com/nic"])
     for name, (has, used) in {"n0": (8, 6), "n1": (8, 2)}.items():
-        arrays.set_other_amounts(arrays.rows[name], [has], [used])
+        row = arrays.rows[name]
+        arrays.set_capacity(row, Amounts(110, 8000, 64 << 30, others=(("example.com/nic", has),)))
+        arrays.set_requested(row, Amounts(others=(("example.com/nic", used),)))
     request = job(1).request
-    jobs = [Job(request, 100, 1 << 30, (("example.com/nic", 2),)) for _ in range(5)]
+    jobs = [Job(request, Amounts(1, 100, 1 << 30, others=(("example.com/nic", 2),))) for _ in range(5)]
     settings = BatchSettings(
         workers=1, node_policy="least-requested", parameters={"resources": "example.com/nic"}, attempts=1
     )
@@ -133,7 +139,7 @@ def test_bad_settings():
 
 def test_workers_that_die_are_told_of():
     # Only the committer's selectors are checked here; the workers stumble over the broken job.
-    broken = Job(None, 0, 0)  # type: ignore[arg-type]
+    broken = Job(None)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="1 of 1 ended"):
         schedule(cluster(1), [broken], BatchSettings(workers=1), lambda *_: True)
 
@@ -146,7 +152,7 @@ def test_snapshots_follow_the_committer():
         assert joined.snapshot() == 0
         row = mine.rows["n1"]
         mine.set_assumed(row, [5, 0])
-        mine.set_requested(row, 100, 7)
+        mine.set_requested(row, Amounts(1, 100, 7))
         shared.publish(row, 3)
         assert joined.snapshot() == 3
         for field in ("free", "occupied", "free_order", "gpu_used", "cpu_used", "memory_used", "version"):

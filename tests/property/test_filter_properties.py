@@ -15,12 +15,14 @@ from allocator.place import place
 from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, Kind, PodRequest
 from allocator.selector import Selector
+from scheduler_plugin.cache.amounts import FIXED, NOTHING, ONE_POD, Amounts
 from scheduler_plugin.cache.arrays import LongArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.extender.name_index import NameIndex, cut_names
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes, place_by_card_policy
+from scheduler_plugin.scheduling.node_fit import list_shortages
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.other_policies import offered
 
@@ -152,7 +154,7 @@ def scalar_cards(drawn: Drawn, index: int) -> list[Card]:
 @given(st.lists(cards, min_size=1, max_size=6), requests(), st.sampled_from(["least-used", "most-used"]))
 def test_the_filter_equals_the_scalar_placement(drawn: Drawn, request: PodRequest, policy: str) -> None:
     nodes = arrays(drawn)
-    query = ClusterPolicies(card_policy_name=policy).make_request(nodes, request, 0, 0)
+    query = ClusterPolicies(card_policy_name=policy).make_request(nodes, request, ONE_POD)
     rows = np.array([nodes.rows[f"n{index}"] for index in range(len(drawn))], dtype=np.intp)
     found = filter_nodes(nodes, query, rows)
     for index, row in enumerate(rows.tolist()):
@@ -165,7 +167,7 @@ def test_the_filter_equals_the_scalar_placement(drawn: Drawn, request: PodReques
 @given(st.lists(cards, min_size=1, max_size=6), requests())
 def test_misfits_are_told_apart_as_one_would_by_hand(drawn: Drawn, request: PodRequest) -> None:
     nodes = arrays(drawn)
-    query = ClusterPolicies().make_request(nodes, request, 0, 0)
+    query = ClusterPolicies().make_request(nodes, request, ONE_POD)
     rows = np.arange(len(drawn), dtype=np.intp)
     out = rows[~filter_nodes(nodes, query, rows)]
     anywhere = replace(request, mixed_models=True, places="" if request.places == "apart" else request.places)
@@ -234,3 +236,48 @@ def check_cut(text: bytes) -> None:
     decoded = json.loads(text)
     assert decoded
     assert [json.loads(cut.quoted(position)) for position in range(len(cut.starts))] == decoded
+
+
+RESOURCES = ("example.com/a", "example.com/b")
+
+
+@st.composite
+def amounts(draw: st.DrawFn) -> Amounts:
+    numbers = [draw(st.integers(0, 3)) for _ in range(FIXED)]
+    others = tuple((name, amount) for name in RESOURCES if (amount := draw(st.integers(0, 3))))
+    return Amounts(*numbers, others)
+
+
+@given(st.lists(st.tuples(amounts(), amounts()), min_size=1, max_size=5), amounts(), amounts())
+def test_arrays_say_of_amounts_what_kube_scheduler_s_rule_says(
+    there: list[tuple[Amounts, Amounts]], asked: Amounts, freed: Amounts
+) -> None:
+    nodes = NodeArrays(1, 1)
+    nodes.set_other_resources(RESOURCES)
+    for number, (capacity, used) in enumerate(there):
+        row = nodes.add_node(f"n{number}")
+        nodes.set_capacity(row, capacity)
+        nodes.set_requested(row, used)
+    rows = np.array([nodes.rows[f"n{number}"] for number in range(len(there))], dtype=np.intp)
+    expected = [not list(list_shortages(asked, used, capacity)) for capacity, used in there]
+    assert nodes.mask_fits(asked, rows).tolist() == expected
+    assert [nodes.fits(asked, row) for row in rows.tolist()] == expected
+    assert [asked.fits_in(capacity.subtract(used)) for capacity, used in there] == expected
+    assert [asked.count_in(capacity.subtract(used)) > 0 for capacity, used in there] == expected
+    emptied = [not list(list_shortages(asked, NOTHING, capacity)) for capacity, _ in there]
+    assert nodes.mask_fits(asked, rows, emptied=True).tolist() == emptied
+    assert [nodes.fits(asked, row, emptied=True) for row in rows.tolist()] == emptied
+    after = [not list(list_shortages(asked, used.subtract(freed), capacity)) for capacity, used in there]
+    assert [nodes.fits(asked, row, freed) for row in rows.tolist()] == after
+
+
+@given(amounts(), amounts(), amounts(), st.integers(1, 4))
+def test_amounts_are_added_and_taken_off_resource_by_resource(
+    one: Amounts, other: Amounts, more: Amounts, times: int
+) -> None:
+    assert one.add(other) == other.add(one)
+    assert one.add(other).add(more) == one.add(other.add(more))
+    assert one.add(other, times).subtract(other.add(NOTHING, 1)) == one.add(other, times - 1)
+    assert one.subtract(one) == NOTHING
+    if one != NOTHING:
+        assert one.count_in(NOTHING.add(one, times)) == times

@@ -41,9 +41,7 @@ class Node:
         """Whether the pod has its cards once these pods are gone."""
         state, needy = self.world.state, self.world.state.pods["uid-needy"]
         assert needy.request is not None
-        query = self.world.policies.make_request(
-            state.nodes, needy.request, needy.cpu_milli, needy.memory_bytes
-        )
+        query = self.world.policies.make_request(state.nodes, needy.request, needy.amounts)
         used = [0] * CARDS
         for pod in self.pods:
             if pod.name not in gone:

@@ -58,7 +58,7 @@ def test_victims(
     world.create("needy", wanted, spec={"priority": PRIORITY}, **two, **several)
     pod = world.state.pods["uid-needy"]
     assert pod.request is not None
-    query = world.policies.make_request(world.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+    query = world.policies.make_request(world.state.nodes, pod.request, pod.amounts)
     eligible = EvictionRules(world.budgets, {f"uid-v{number}" for number in spared}, EPOCH_S)
     found = plan_on_node(world.state, "n", query, pod, eligible)
 

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.scheduling.policies.best_fit import SKIPPED, BestFit, BestFitSettings
@@ -93,7 +94,7 @@ def test_the_index_follows_changes():
     assert policy.pick(arrays, eight).key is None
     for number in range(40):
         row = arrays.add_node(f"c{number}")
-        arrays.set_capacity(row, 100_000, 0)
+        arrays.set_capacity(row, Amounts(cpu_milli=100_000))
         arrays.set_cards(row, [16], [0])
     assert arrays.names[policy.pick(arrays, eight).key] == "c0"
 

@@ -12,6 +12,7 @@ from allocator.names import POD_CARDS, POD_CONTAINERS, POD_MIXED_MODELS, resourc
 from allocator.place import place
 from allocator.records import charge
 from allocator.request import ContainerRequest, Demand, PodRequest, parse_pod
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
@@ -181,7 +182,7 @@ def test_annotations_are_read():
 )
 def test_the_reason_says_what_is_in_the_way(asked, free, code):
     made = nodes((MIXED, free))
-    query = ClusterPolicies().make_request(made, asked, 0, 0)
+    query = ClusterPolicies().make_request(made, asked, ONE_POD)
     rows = np.array([0])
     assert not filter_nodes(made, query, rows)[0]
     assert explain_rejections(made, query, rows).tolist() == [code]
@@ -220,7 +221,7 @@ def test_every_policy_scores_and_places_what_filter_lets_through(node_policy, ca
         (("A100", "L40S"), (40, 40)),
     )
     policies = ClusterPolicies(node_policy=node_policy, card_policy_name=card_policy)
-    query = policies.make_request(made, asked, 0, 0)
+    query = policies.make_request(made, asked, ONE_POD)
     rows = np.arange(4, dtype=np.intp)
     rows = rows[filter_nodes(made, query, rows)]
     assert rows.size
@@ -240,7 +241,7 @@ def test_pods_that_fit_at_once_are_counted_by_the_rules():
     made = nodes((MIXED, (40, 40, 40, 40, 40)))
 
     def count(asked: PodRequest, *, emptied: bool = False) -> int:
-        query = ClusterPolicies().make_request(made, asked, 0, 0)
+        query = ClusterPolicies().make_request(made, asked, ONE_POD)
         return int(count_most_pods(made, query, np.array([0]), emptied=emptied)[0])
 
     assert count(request(120, cards=3)) == 1

@@ -15,6 +15,7 @@ from benchmarks.two_tier.workers import BatchSettings
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.cli.app import cli
 from gpupack.embedded import EmbeddedCluster
+from scheduler_plugin.cache.amounts import NOTHING
 from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
@@ -56,7 +57,7 @@ def test_the_parts_agree() -> None:
         BOTH[:1],
         BOTH[1],
     )
-    assert PolicyRequest(0, 0, ()).card_policy == DEFAULT_CARD_POLICY
+    assert PolicyRequest(NOTHING, ()).card_policy == DEFAULT_CARD_POLICY
     assert inspect.signature(Ledger).parameters["policy"].default == DEFAULT_CARD_POLICY
     embedded = inspect.signature(EmbeddedCluster).parameters
     assert (embedded["node_policy"].default, embedded["card_policy"].default) == BOTH

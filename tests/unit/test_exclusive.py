@@ -11,6 +11,7 @@ from allocator.packing import NodeWords
 from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
 from deviceplugin.monitoring.unaccounted_use import measure_unaccounted_use
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.placing import place_by_policy
@@ -50,7 +51,7 @@ def test_a_process_of_nobodys_takes_a_card_out_of_those_that_are_given_whole(pro
         ClusterPolicies(card_policy_name="least-used"),
         ClusterPolicies(card_policy_name="most-used"),
     ):
-        query = policies.make_request(nodes, WHOLE, 0, 0)
+        query = policies.make_request(nodes, WHOLE, ONE_POD)
         placed = place_by_policy(policies.get_policy(WHOLE), nodes, row, query)
         assert placed.charge == ({1: 44} if units else {0: 44})
     # The node chooses the same where nobody chose before, of what the kubelet offers.
@@ -61,7 +62,7 @@ def test_a_process_of_nobodys_takes_a_card_out_of_those_that_are_given_whole(pro
 
 def test_two_whole_cards_and_a_third_pod_with_the_reason():
     nodes = view({"n": (8000, 1 << 30, [44, 44], 0, 0, [0, 1])})
-    query = ClusterPolicies().make_request(nodes, WHOLE, 0, 0)
+    query = ClusterPolicies().make_request(nodes, WHOLE, ONE_POD)
     rows = np.array([nodes.rows["n"]])
     assert filter_nodes(nodes, query, rows).tolist() == [True]
     nodes.set_assumed(int(rows[0]), [44, 0])

@@ -8,6 +8,7 @@ from allocator.cards import Card
 from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import ANY_CARD, Selector
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.extender.name_index import NameIndex, cut_names
@@ -38,7 +39,7 @@ def test_more_cards_than_any_node_has() -> None:
     row = nodes.add_node("n")
     nodes.set_cards(row, (8, 8), (0, 0))
     for asked in (request(1, cards=3), request(1, cards=3, selector=Selector.parse("!T4", None))):
-        query = ClusterPolicies().make_request(nodes, asked, 0, 0)
+        query = ClusterPolicies().make_request(nodes, asked, ONE_POD)
         assert filter_nodes(nodes, query, rows_of(row)).tolist() == [False]
         assert explain_rejections(nodes, query, rows_of(row)).tolist()[0] in {
             FilterReason.TOO_SMALL,
@@ -60,14 +61,14 @@ def test_a_selector_that_no_card_of_the_cluster_matches_is_told_apart() -> None:
     ):
         asked = request(1, selector=Selector.parse(model, uuid))
         assert explain_rejections(
-            nodes, ClusterPolicies().make_request(nodes, asked, 0, 0), here
+            nodes, ClusterPolicies().make_request(nodes, asked, ONE_POD), here
         ).tolist() == [found], (
             model,
             uuid,
         )
     # A node that is gone has no cards, whatever its row still says.
     nodes.remove_node("b")
-    gone = ClusterPolicies().make_request(nodes, request(1, selector=Selector.parse("*T4", None)), 0, 0)
+    gone = ClusterPolicies().make_request(nodes, request(1, selector=Selector.parse("*T4", None)), ONE_POD)
     assert explain_rejections(nodes, gone, here).tolist() == [FilterReason.NO_SUCH_CARD]
 
 
@@ -97,7 +98,7 @@ def test_a_card_policy_of_others_refuses_no_node_where_the_pod_fits() -> None:
     for name, used in (("a", (0, 4)), ("b", (4, 0)), ("c", (8, 8)), ("d", (0, 0))):
         nodes.set_cards(nodes.add_node(name), (8, 8), used)
     # First 3, then 6: on "a" the policy prefers the card that only the 6 can have.
-    query = ClusterPolicies().make_request(nodes, request(3, 6, policy="first"), 0, 0)
+    query = ClusterPolicies().make_request(nodes, request(3, 6, policy="first"), ONE_POD)
     rows = rows_of(*nodes.rows.values())
     assert filter_nodes(nodes, query, rows).tolist() == [True, True, False, True]
     assert explain_rejections(nodes, query, rows_of(nodes.rows["c"])).tolist() == [FilterReason.NOT_FREE]
@@ -113,7 +114,7 @@ def test_what_evicting_pods_could_cure_does_not_depend_on_what_a_policy_prefers(
     with offered(CARD_POLICIES, first=lambda _: First(), last=lambda _: Last()):
         for policy in ("first", "last", "least-used"):
             for asked, found in (((8, 16), FilterReason.NOT_FREE), ((9, 16), FilterReason.TOO_SMALL)):
-                query = ClusterPolicies().make_request(nodes, request(*asked, policy=policy), 0, 0)
+                query = ClusterPolicies().make_request(nodes, request(*asked, policy=policy), ONE_POD)
                 assert explain_rejections(nodes, query, rows_of(0)).tolist() == [found]
 
 
@@ -139,7 +140,7 @@ def test_a_pod_of_several_containers_fits_wherever_there_is_a_way(
     units = request(*(part * 5 // 100 for part in asked), policy=policy)
     for node, pod in (("even", shares), ("even", units), ("mixed", shares)):
         row = nodes.rows[node]
-        query = ClusterPolicies().make_request(nodes, pod, 0, 0)
+        query = ClusterPolicies().make_request(nodes, pod, ONE_POD)
         assert filter_nodes(nodes, query, rows_of(row)).tolist() == [fits]
         assert (place_by_card_policy(nodes, row, query) is not None) == fits
 
@@ -147,7 +148,7 @@ def test_a_pod_of_several_containers_fits_wherever_there_is_a_way(
 def test_nothing_is_placed_on_an_unusable_node() -> None:
     nodes = NodeArrays()
     row = nodes.add_node("n")
-    query = ClusterPolicies().make_request(nodes, request(1), 0, 0)
+    query = ClusterPolicies().make_request(nodes, request(1), ONE_POD)
     assert place_by_card_policy(nodes, row, query) is None
     assert filter_nodes(nodes, query, rows_of(row)).tolist() == [False]
 

@@ -3,6 +3,7 @@
 import pytest
 
 from allocator.request import ContainerRequest, PodRequest
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.fit_counts import MOST_SEARCHED, can_ever_hold_all
@@ -18,7 +19,7 @@ def could(sizes, *kinds):
     asked = []
     for units, pods, percent in kinds:
         containers = tuple(ContainerRequest(f"c{at}", each, "main") for at, each in enumerate(units))
-        query = ClusterPolicies().make_request(nodes, PodRequest(containers, percent=percent), 0, 0)
+        query = ClusterPolicies().make_request(nodes, PodRequest(containers, percent=percent), ONE_POD)
         asked.append((query, pods))
     return can_ever_hold_all(nodes, asked)
 

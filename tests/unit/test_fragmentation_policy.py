@@ -4,6 +4,7 @@ import pytest
 from allocator.policies import CARD_POLICIES
 from allocator.policies.fragmentation import as_demands, hole_costs
 from allocator.selector import Selector
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.scheduling.policies.fragmentation import FragmentationPolicy
@@ -261,7 +262,7 @@ def test_states_are_forgotten_when_there_are_too_many(monkeypatch):
     policy = frag(one(50))
     seen = set()
     for memory in range(200):
-        arrays.set_requested(row, 0, memory)
+        arrays.set_requested(row, Amounts(memory_bytes=memory))
         seen.add(float(policy.score(arrays, one(50), np.array([row]))[0]))
     assert len(seen) == 1
 
@@ -334,7 +335,7 @@ def test_remembered_pods_are_limited(monkeypatch):
 
 
 def test_rare_shapes_are_left_out_and_order_does_not_matter():
-    asks = [PolicyRequest(cpu, 0, (CardDemand(10, 1),)) for cpu in range(MAX_SHAPES + 5)]
+    asks = [PolicyRequest(Amounts(1, cpu), (CardDemand(10, 1),)) for cpu in range(MAX_SHAPES + 5)]
     workload = TypicalWorkload.from_pods([*asks, asks[-1]])
     kept = workload.shares()
     assert len(kept) == MAX_SHAPES

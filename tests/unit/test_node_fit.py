@@ -16,6 +16,7 @@ from kubeapi.selectors import (
     Toleration,
     parse_int64,
 )
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import is_resized, read_pod, sum_held_requests
 from scheduler_plugin.scheduling.node_fit import (
@@ -148,20 +149,13 @@ def test_a_toleration_with_an_operator_that_is_off_by_default_covers_nothing(
 
 
 def test_every_shortage_is_listed_with_its_numbers() -> None:
-    room = {"pods": (3, 3), "cpu": (500, 1000), "memory": (9, 1), MEMORY: (8, 8), "example.com/nic": (0, 0)}
-    asked = [
-        ("pods", 1),
-        ("cpu", 501),
-        ("memory", 0),
-        (MEMORY, 1),
-        (PERCENT_RESOURCE, 1),
-        ("example.com/nic", 1),
-    ]
-    found = list(list_shortages(asked, lambda resource: room.get(resource, (0, 0))))
+    used, capacity = Amounts(3, 500, 9, 8), Amounts(3, 1000, 1, 8, others=(("example.com/b", 2),))
+    asked = Amounts(1, 501, 0, 1, 1, (("example.com/b", 2), ("example.com/nic", 1)))
+    found = list(list_shortages(asked, used, capacity))
     assert [(each.reason, each.detail, each.shortage) for each in found] == [
         (PODS, "", Shortage("pods", 1, 3, 3)),
         (CPU, "", Shortage("cpu", 501, 500, 1000)),
-        (SUM, "", Shortage(MEMORY, 1, 8, 8)),
+        (SUM, "", Shortage("gpu-memory", 1, 8, 8)),
         (SUM, "", Shortage(PERCENT_RESOURCE, 1, 0, 0)),
         (RESOURCE, "example.com/nic", Shortage("example.com/nic", 1, 0, 0)),
     ]
@@ -193,19 +187,19 @@ def test_a_pod_that_is_being_resized_holds_the_largest_of_what_counts(
     pod = make_pod(node="n", status=told)
     assert sum_held_requests(pod) == (milli, GIB)
     assert is_resized(pod) is (milli != 1000 or "allocated" in status)
-    assert read_pod(pod, MEMORY).cpu_milli == milli
+    assert read_pod(pod, MEMORY).amounts.cpu_milli == milli
 
 
 def test_a_pod_that_is_resized_as_a_whole_holds_what_its_status_says() -> None:
     asked = {"cpu": "1", "memory": "1Gi"}
     told = {"resources": {"requests": {"cpu": "4", "memory": "1Gi"}}, "allocatedResources": asked}
     spec = {"resources": {"requests": asked}, "overhead": {"cpu": "250m"}}
-    assert read_pod(make_pod(node="n", spec=spec, status=told), MEMORY).cpu_milli == 4250
+    assert read_pod(make_pod(node="n", spec=spec, status=told), MEMORY).amounts.cpu_milli == 4250
     infeasible = told | {
         "conditions": [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]
     }
     spec["resources"] = {"requests": {"cpu": "100", "memory": "1Gi"}}
-    assert read_pod(make_pod(node="n", spec=spec, status=infeasible), MEMORY).cpu_milli == 4250
+    assert read_pod(make_pod(node="n", spec=spec, status=infeasible), MEMORY).amounts.cpu_milli == 4250
 
 
 def near(kind: str, key: str = "zone", **term: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import ORDER
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.selectors import UNSCHEDULABLE
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.objects import LiteMetadata
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
 from scheduler_plugin.preemption.node_victims import read_node
@@ -77,7 +78,7 @@ def test_the_end_of_a_pod_frees_no_more_of_a_card_that_became_smaller_than_other
     )
     state = cluster.state
     record = state.pods["uid-w"]
-    query = cluster.policies.make_request(state.nodes, record.request, 0, 0)
+    query = cluster.policies.make_request(state.nodes, record.request, ONE_POD)
     room = read_node(state, "n", query)
     trial = WhatIf(cluster, query, HostRequirements.from_pod(cluster.find_pod("default", "w")))
 
@@ -131,7 +132,7 @@ def test_a_pod_is_where_it_is_charged_until_the_words_say_where_it_is():
     made = node_object("n", (8, 8), (0, 7)) | {"kind": "Node"}
     cluster = Cluster.from_json(msgspec.json.encode({"items": [made, moved, Pod("w", 8).object()]}))
     state = cluster.state
-    query = cluster.policies.make_request(state.nodes, state.pods["uid-w"].request, 0, 0)
+    query = cluster.policies.make_request(state.nodes, state.pods["uid-w"].request, ONE_POD)
 
     room = read_node(state, "n", query)
     assert room.freed["uid-p"] == {0: 6}

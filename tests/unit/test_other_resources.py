@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from allocator.request import PodRequest
+from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import sum_other_requests
 from scheduler_plugin.cache.state import ClusterState
@@ -139,7 +140,9 @@ def test_rows_that_come_and_go() -> None:
     nodes = NodeArrays(rows=1, cards=1)
     nodes.set_other_resources([NIC])
     for name in ("a", "b", "c"):
-        nodes.set_other_amounts(nodes.add_node(name), [8], [1 << 62])
+        row = nodes.add_node(name)
+        nodes.set_capacity(row, Amounts(others=((NIC, 8),)))
+        nodes.set_requested(row, Amounts(others=((NIC, 1 << 62),)))
     copied = nodes.copy()
     nodes.remove_node("b")
     assert nodes.other_capacity[0].tolist()[:3] == [8, 0, 8]
@@ -153,11 +156,12 @@ def cluster(rng: random.Random, rows: int) -> NodeArrays:
     for number in range(rows):
         row = nodes.add_node(f"n{number}")
         cpu, memory = rng.choice((0, 40)), rng.randrange(1, 99)
-        nodes.set_capacity(row, cpu, memory)
-        nodes.set_requested(row, rng.randrange(cpu + 1), rng.randrange(memory + 1))
+        used_cpu, used_memory = rng.randrange(cpu + 1), rng.randrange(memory + 1)
         nodes.set_cards(row, [16, 16], [rng.randrange(17), rng.randrange(17)])
-        has = [rng.choice((0, 8)), rng.choice((0, 1 << 40))]
-        nodes.set_other_amounts(row, has, [rng.randrange(each + 1) for each in has])
+        has = [(NIC, rng.choice((0, 8))), (DISK, rng.choice((0, 1 << 40)))]
+        used = tuple((name, rng.randrange(each + 1)) for name, each in has)
+        nodes.set_capacity(row, Amounts(110, cpu, memory, others=tuple(has)))
+        nodes.set_requested(row, Amounts(0, used_cpu, used_memory, others=used))
     return nodes
 
 
@@ -167,9 +171,8 @@ def test_the_formulas_with_five_classes(seed: int) -> None:
     rng = random.Random(seed)
     nodes = cluster(rng, 12)
     amounts = {NIC: rng.randrange(4), DISK: rng.randrange(1 << 30), "a.b/c": 1}
-    ask = PolicyRequest(
-        rng.randrange(4), rng.randrange(9), (CardDemand(3, 1),), other_resources=tuple(amounts.items())
-    )
+    asked = Amounts(1, rng.randrange(4), rng.randrange(9), others=tuple(amounts.items()))
+    ask = PolicyRequest(asked, (CardDemand(3, 1),))
     named = {"resources": f"{DISK},{NIC},nobody.has/it"}
     rows = np.flatnonzero(nodes.usable)
     weights = [Fraction(part, 21) for part in range(1, 7)]
@@ -201,30 +204,30 @@ def test_scores_follow_when_others_are_seen() -> None:
     nodes = NodeArrays(rows=1, cards=1)
     nodes.set_other_resources([NIC])
     row = nodes.add_node("n")
-    nodes.set_capacity(row, 10, 10)
+    nodes.set_capacity(row, Amounts(110, 10, 10, others=((NIC, 10),)))
+    nodes.set_requested(row, Amounts(others=((NIC, 8),)))
     nodes.set_cards(row, [10], [0])
-    nodes.set_other_amounts(row, [10], [8])
     policy, rows = make_policy("least-requested", {"resources": NIC}), np.array([row])
-    assert policy.score(nodes, PolicyRequest(0, 0, ()), rows).tolist() == pytest.approx([0.2])
+    assert policy.score(nodes, PolicyRequest(NOTHING, ()), rows).tolist() == pytest.approx([0.2])
     nodes.set_other_resources([DISK, NIC])
-    assert policy.score(nodes, PolicyRequest(0, 0, ()), rows).tolist() == [0.0]
-    nodes.set_other_amounts(row, [10, 10], [0, 4])
-    assert policy.score(nodes, PolicyRequest(0, 0, ()), rows).tolist() == pytest.approx([0.1])
+    assert policy.score(nodes, PolicyRequest(NOTHING, ()), rows).tolist() == [0.0]
+    nodes.set_capacity(row, Amounts(110, 10, 10, others=((DISK, 10), (NIC, 10))))
+    nodes.set_requested(row, Amounts(others=((NIC, 4),)))
+    assert policy.score(nodes, PolicyRequest(NOTHING, ()), rows).tolist() == pytest.approx([0.1])
 
 
 def test_a_class_that_pods_wait_for_counts() -> None:
     nodes = NodeArrays(rows=1, cards=1)
     nodes.set_other_resources([NIC])
     row = nodes.add_node("n")
-    nodes.set_capacity(row, 10, 10)
-    nodes.set_requested(row, 20, 0)
+    nodes.set_capacity(row, Amounts(110, 10, 10, others=((NIC, 4),)))
+    nodes.set_requested(row, Amounts(0, 20, others=((NIC, 2),)))
     nodes.set_cards(row, [10], [0])
-    nodes.set_other_amounts(row, [4], [2])
     policy: Any = make_policy("weighted-balance", {"resources": NIC})
     waiting = [
-        (PolicyRequest(0, 0, (), other_resources=((NIC, 3),)), ["a", "b"]),
-        (PolicyRequest(0, 11, (), other_resources=((NIC, 3),)), ["c"]),
-        (PolicyRequest(0, 0, (), other_resources=((NIC, 2),)), ["fits, and asks for no cpu"]),
+        (PolicyRequest(Amounts(others=((NIC, 3),)), ()), ["a", "b"]),
+        (PolicyRequest(Amounts(0, 0, 11, others=((NIC, 3),)), ()), ["c"]),
+        (PolicyRequest(Amounts(others=((NIC, 2),)), ()), ["fits, and asks for no cpu"]),
     ]
     policy.waiting(nodes, waiting)
     assert policy.pending_by_class == (0, 1, 0, 3)

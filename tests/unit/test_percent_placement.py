@@ -9,6 +9,7 @@ import pytest
 from allocator.names import PERCENT_RESOURCE, POD_ASSIGNED
 from allocator.request import ContainerRequest, PodRequest
 from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
@@ -45,7 +46,7 @@ def test_a_share_fits_by_each_cards_own_size(cluster) -> None:
     nodes, rows = cluster
 
     def fits(request: PodRequest) -> list[bool]:
-        return filter_nodes(nodes, ClusterPolicies().make_request(nodes, request, 0, 0), rows).tolist()
+        return filter_nodes(nodes, ClusterPolicies().make_request(nodes, request, ONE_POD), rows).tolist()
 
     assert fits(share(50)) == [True, True, True, True]
     # 52 percent of 14 units is 7, of 79 units 41, and 40 are free.
@@ -60,9 +61,9 @@ def test_a_share_fits_by_each_cards_own_size(cluster) -> None:
 
 def test_why_a_share_does_not_fit(cluster) -> None:
     nodes, rows = cluster
-    found = explain_rejections(nodes, ClusterPolicies().make_request(nodes, share(100), 0, 0), rows[:3])
+    found = explain_rejections(nodes, ClusterPolicies().make_request(nodes, share(100), ONE_POD), rows[:3])
     assert found.tolist() == [FilterReason.NOT_FREE] * 3
-    (tiny,) = explain_rejections(nodes, ClusterPolicies().make_request(nodes, share(1), 0, 0), rows[2:3])
+    (tiny,) = explain_rejections(nodes, ClusterPolicies().make_request(nodes, share(1), ONE_POD), rows[2:3])
     assert tiny == FilterReason.TOO_SMALL  # 0.14 units
 
 
@@ -72,7 +73,7 @@ def test_every_policy_is_asked_in_units_and_its_cards_have_room(cluster, name: s
     nodes, rows = cluster
     policies = ClusterPolicies(name, card_policy)
     for request in (share(50), share(25, cards=2), share(30, 20), share(100)):
-        query = policies.make_request(nodes, request, 0, 0)
+        query = policies.make_request(nodes, request, ONE_POD)
         policy = policies.get_policy(request)
         fits = rows[filter_nodes(nodes, query, rows)]
         scores = score_nodes(policy, nodes, query, fits)
@@ -89,8 +90,10 @@ def test_on_cards_of_one_size_a_share_scores_as_its_units_do(cluster) -> None:
     for name in NODE_POLICIES.names():
         for row in rows[1:2], rows[3:4]:
             asked = [ClusterPolicies(name), share(50)], [ClusterPolicies(name), units]
-            (as_share, as_units) = (
-                score_nodes(policies.get_policy(each), nodes, policies.make_request(nodes, each, 0, 0), row)
+            as_share, as_units = (
+                score_nodes(
+                    policies.get_policy(each), nodes, policies.make_request(nodes, each, ONE_POD), row
+                )
                 for policies, each in asked
             )
             if nodes.size[row[0], 0] == 79:
@@ -99,7 +102,7 @@ def test_on_cards_of_one_size_a_share_scores_as_its_units_do(cluster) -> None:
 
 def test_policies_learn_units_of_the_cards_there_are(cluster) -> None:
     nodes, rows = cluster
-    query = ClusterPolicies().make_request(nodes, share(50), 0, 0)
+    query = ClusterPolicies().make_request(nodes, share(50), ONE_POD)
     assert make_learning_request(nodes, query, rows[1:2]).demands == (CardDemand(39, 1),)
     assert make_learning_request(nodes, query, rows[:0]).demands in {
         (CardDemand(39, 1),),
@@ -153,12 +156,12 @@ def test_a_kubelet_without_percent_takes_units_only() -> None:
     state.apply_node(lite, 0)
     rows = np.array([state.nodes.rows["n"]], dtype=np.intp)
     policies = ClusterPolicies()
-    query = policies.make_request(state.nodes, share(50), 0, 0)
+    query = policies.make_request(state.nodes, share(50), ONE_POD)
     assert not filter_nodes(state.nodes, query, rows).any()
     assert explain_rejections(state.nodes, query, rows).tolist() == [FilterReason.NO_PLUGIN]
     assert place_by_policy(policies.get_policy(query.request), state.nodes, int(rows[0]), query) is None
     units = PodRequest((ContainerRequest("main", 8, "main"),))
-    assert filter_nodes(state.nodes, policies.make_request(state.nodes, units, 0, 0), rows).all()
+    assert filter_nodes(state.nodes, policies.make_request(state.nodes, units, ONE_POD), rows).all()
 
 
 def test_percent_and_units_of_one_number_do_not_wait_for_each_other() -> None:
@@ -197,7 +200,7 @@ def test_cards_that_differ_are_scored_by_the_card_that_the_pod_gets() -> None:
     row = nodes.add_node("n")
     nodes.set_cards(row, (79, 14), (0, 0), uuids=("a", "b"))
     policies = ClusterPolicies("best-fit", "most-used")
-    query = policies.make_request(nodes, share(100), 0, 0)
+    query = policies.make_request(nodes, share(100), ONE_POD)
     scores = score_nodes(policies.get_policy(query.request), nodes, query, np.array([row], dtype=np.intp))
     assert np.isfinite(scores).all()
     placement = place_by_policy(policies.get_policy(query.request), nodes, row, query)

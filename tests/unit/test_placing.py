@@ -6,6 +6,7 @@ import pytest
 from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
+from scheduler_plugin.cache.amounts import ONE_POD, Amounts
 from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
@@ -27,7 +28,7 @@ def arrays():
 
 
 def query(arrays, request, card_policy="fragmentation"):
-    return ClusterPolicies(card_policy_name=card_policy).make_request(arrays, request, 100, 100)
+    return ClusterPolicies(card_policy_name=card_policy).make_request(arrays, request, Amounts(1, 100, 100))
 
 
 def test_the_node_policy_names_the_cards_it_scored(arrays):
@@ -128,11 +129,11 @@ def test_where_a_pod_fits_every_policy_ranks_the_node_and_finds_its_cards(name, 
     nodes = NodeArrays()
     for node in ("n", "m"):
         nodes.set_cards(nodes.add_node(node), (5, 5), (0, 0), uuids=(f"GPU-{node}-0", f"GPU-{node}-1"))
-        nodes.set_capacity(nodes.rows[node], 8000, 1 << 30)
+        nodes.set_capacity(nodes.rows[node], Amounts(110, 8000, 1 << 30))
     first = SimpleNamespace(costs=lambda cards, _: [each.used_units for each in cards])
     with offered(CARD_POLICIES, first=lambda _: first):
         asked = ClusterPolicies(name, card_policy).make_request(
-            nodes, PodRequest(containers(2, 2, 4), selector=selector), 1, 1
+            nodes, PodRequest(containers(2, 2, 4), selector=selector), ONE_POD
         )
         policy = make_policy(name)
         rows = np.arange(2, dtype=np.intp)

@@ -8,6 +8,7 @@ import pytest
 
 from allocator.registry import Entry
 from allocator.request import PodRequest
+from scheduler_plugin.cache.amounts import NOTHING, ONE_POD, Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.errors import PolicyError
@@ -17,7 +18,7 @@ from scheduler_plugin.scheduling.policies import NODE_POLICIES, list_names, make
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from tests.cluster_builders import MEMORY, pod
 
-ASK = PolicyRequest(4, 10, (CardDemand(4, 1),))
+ASK = PolicyRequest(Amounts(1, 4, 10), (CardDemand(4, 1),))
 
 
 def golden() -> NodeArrays:
@@ -30,8 +31,8 @@ def golden() -> NodeArrays:
     ):
         row = nodes.add_node(name)
         nodes.set_cards(row, (16,) * 4, used)
-        nodes.set_capacity(row, 40, 100)
-        nodes.set_requested(row, cpu, memory)
+        nodes.set_capacity(row, Amounts(110, 40, 100))
+        nodes.set_requested(row, Amounts(0, cpu, memory))
     return nodes
 
 
@@ -78,9 +79,9 @@ def test_equal_fractions_in_another_order_are_a_tie(policy: str) -> None:
     for name, cpu, memory in (("a", 10, 70), ("b", 70, 10)):
         row = nodes.add_node(name)
         nodes.set_cards(row, (100,), (30,))
-        nodes.set_capacity(row, 100, 100)
-        nodes.set_requested(row, cpu, memory)
-    scores = score(policy, nodes, PolicyRequest(0, 0, (CardDemand(0, 1),)))
+        nodes.set_capacity(row, Amounts(110, 100, 100))
+        nodes.set_requested(row, Amounts(0, cpu, memory))
+    scores = score(policy, nodes, PolicyRequest(NOTHING, (CardDemand(0, 1),)))
     assert scores["a"] == scores["b"]
 
 
@@ -101,7 +102,7 @@ def test_golden_filter(used: Sequence[int], units: int, cards: int, expected: bo
     annotations = {"gpupack.io/cards": str(cards)}
     request = read_pod(pod("p", units * cards, annotations=annotations), MEMORY).request
     assert isinstance(request, PodRequest)
-    query = ClusterPolicies().make_request(nodes, request, 0, 0)
+    query = ClusterPolicies().make_request(nodes, request, ONE_POD)
     assert filter_nodes(nodes, query, np.array([row])).tolist() == [expected]
 
 

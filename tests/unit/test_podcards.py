@@ -21,6 +21,7 @@ from gpupack.inventory.rows import build_rows
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.what_if import PodCardUsage
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.preemption.node_victims import read_node
 from tests.cluster_builders import container, in_percent, node_object, pod_object, uuid
 
@@ -146,7 +147,7 @@ def by_why(cluster):
 
 
 def by_preemption(cluster):
-    query = cluster.policies.make_request(cluster.state.nodes, request(1), 0, 0)
+    query = cluster.policies.make_request(cluster.state.nodes, request(1), ONE_POD)
     room = read_node(cluster.state, "n", query)
     return {uid: dict(units) for uid, units in room.freed.items() if units}
 

@@ -12,6 +12,7 @@ from allocator.policies import CARD_POLICIES
 from allocator.policy import choose
 from allocator.request import ContainerRequest, PodRequest
 from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.cache.amounts import ONE_POD, Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError, PolicyError
@@ -91,7 +92,7 @@ def arrays():
     nodes = NodeArrays()
     for name in ("a", "b"):
         nodes.set_cards(nodes.add_node(name), (8, 8), (4, 0))
-        nodes.set_capacity(nodes.rows[name], 8000, 1 << 30)
+        nodes.set_capacity(nodes.rows[name], Amounts(110, 8000, 1 << 30))
     return nodes
 
 
@@ -99,7 +100,7 @@ def arrays():
 def test_costs_of_many_nodes_that_are_none_are_named(attributes, what):
     nodes = arrays()
     with broken(**{"costs": lambda cards, _: [0.0] * len(cards), **attributes}):
-        query = ClusterPolicies(card_policy_name="broken").make_request(nodes, request(3, 6), 0, 0)
+        query = ClusterPolicies(card_policy_name="broken").make_request(nodes, request(3, 6), ONE_POD)
         with pytest.raises(CardPolicyError) as caught:
             filter_nodes(nodes, query, np.arange(2))
     assert str(caught.value).startswith(NAMED + what)
@@ -116,7 +117,7 @@ def test_costs_of_many_nodes_that_are_none_are_named(attributes, what):
 )
 def test_scores_that_are_none_are_named(scores, what):
     nodes = arrays()
-    query = ClusterPolicies().make_request(nodes, request(3), 0, 0)
+    query = ClusterPolicies().make_request(nodes, request(3), ONE_POD)
     with pytest.raises(PolicyError, match=f"node policy SimpleNamespace of types: {what}"):
         score_nodes(SimpleNamespace(epoch=0, score=scores), nodes, query, np.arange(2))
 
@@ -135,7 +136,7 @@ def test_scores_that_are_none_are_named(scores, what):
 )
 def test_cards_that_a_node_policy_may_not_take_are_never_charged(cards):
     nodes = arrays()
-    query = ClusterPolicies().make_request(nodes, request(6), 0, 0)
+    query = ClusterPolicies().make_request(nodes, request(6), ONE_POD)
     policy = SimpleNamespace(epoch=0, score=None, choose_cards=lambda *_: cards)
     with pytest.raises(PolicyError, match="cards"):
         place_by_policy(policy, nodes, 0, query)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from scheduler_plugin.queue.capacity.dominant_share import QueueResources, find_dominant
+from scheduler_plugin.cache.amounts import Amounts
+from scheduler_plugin.queue.capacity.dominant_share import find_dominant
 from scheduler_plugin.queue.controller.status import report_queues
 from tests.queue_world import QueueWorld
 
@@ -61,6 +62,10 @@ def test_shares_follow_what_runs_and_what_there_is() -> None:
     assert shares()["a"] == (0.0, "")
 
 
+def make_amounts(units: int, cpu_milli: int, memory_bytes: int) -> Amounts:
+    return Amounts(units=units, cpu_milli=cpu_milli, memory_bytes=memory_bytes)
+
+
 @pytest.mark.parametrize(
     ("has", "total", "found"),
     [
@@ -76,4 +81,4 @@ def test_the_resource_that_dominates(
     has: tuple[int, int, int], total: tuple[int, int, int], found: tuple[str, float]
 ) -> None:
     """The largest part counts, of equal ones the first; what the cluster has none of is left out."""
-    assert find_dominant(QueueResources(*has), QueueResources(*total)) == found
+    assert find_dominant(make_amounts(*has), make_amounts(*total)) == found

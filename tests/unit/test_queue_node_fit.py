@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from scheduler_plugin.queue.cache.pods import QueuePod, read_queue_info
-from tests.cluster_builders import pod_object
+from tests.cluster_builders import container, in_percent, pod_object
 from tests.queue_world import ONE_QUEUE, QueueWorld
 
 NIC = "example.com/nic"
@@ -58,3 +58,14 @@ def test_a_condition_without_a_time_is_read() -> None:
         | {"lastTransitionTime": None}
     ]
     assert read_queue_info(msgspec.convert(raw, QueuePod)).unschedulable == " full"
+
+
+@pytest.mark.parametrize("asks", [container(units=4), in_percent(50)], ids=["units", "percent"])
+def test_a_pod_is_admitted_as_soon_as_the_kubelet_offers_the_sum(asks: dict[str, object]) -> None:
+    """Nothing else changes with it: words, labels and pods stay as they are."""
+    world = QueueWorld(ONE_QUEUE)
+    world.node("n1", (16, 16), allocatable_units=None)
+    world.pod("waiting", containers=[asks])
+    assert world.admitted() == []
+    world.node("n1", (16, 16))
+    assert world.admitted() == ["waiting"]

@@ -8,6 +8,7 @@ from allocator.selector import Selector
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import ORDER, _Sentences
 from gpupack.whatif.what_if import make_query
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
 from scheduler_plugin.extender.metrics import _REASONS
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -74,7 +75,7 @@ def make_nodes(used: tuple[int, ...]) -> NodeArrays:
 
 
 def fits(nodes: NodeArrays, asked: PodRequest) -> bool:
-    query = ClusterPolicies().make_request(nodes, asked, 0, 0)
+    query = ClusterPolicies().make_request(nodes, asked, ONE_POD)
     return bool(filter_nodes(nodes, query, np.array([nodes.rows["n"]]))[0])
 
 
@@ -95,7 +96,7 @@ def request(units: int, cards: int = 1, model: str = "") -> PodRequest:
 )
 def test_what_cures_a_reason_of_the_cards_does(asked: PodRequest, reason: FilterReason) -> None:
     full, emptied = make_nodes((16, 12, 12)), make_nodes((0, 0, 0))
-    query = ClusterPolicies().make_request(full, asked, 0, 0)
+    query = ClusterPolicies().make_request(full, asked, ONE_POD)
     assert not fits(full, asked)
     assert explain_rejections(full, query, np.array([full.rows["n"]])).tolist() == [reason]
     assert fits(emptied, asked) == (Cure.PODS_END in reason.cures)
@@ -106,7 +107,7 @@ def test_what_cures_a_reason_of_the_cards_does(asked: PodRequest, reason: Filter
 def test_no_end_of_pods_cures_the_exclusion_of_a_node(reason: FilterReason) -> None:
     emptied, asked = make_nodes((0, 0, 0)), request(1)
     emptied.exclude_row(emptied.rows["n"], Exclusion(reason.exclusion or 0))
-    query = ClusterPolicies().make_request(emptied, asked, 0, 0)
+    query = ClusterPolicies().make_request(emptied, asked, ONE_POD)
     assert explain_rejections(emptied, query, np.array([emptied.rows["n"]])).tolist() == [reason]
     assert not fits(emptied, asked)
     assert Cure.PODS_END not in reason.cures

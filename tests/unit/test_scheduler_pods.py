@@ -23,7 +23,7 @@ def test_a_pod_that_asks() -> None:
     assert record.request is not None
     assert record.request.effective_units == 8
     assert record.charged is record.request
-    assert (record.cpu_milli, record.memory_bytes) == (1000, GIB)
+    assert (record.amounts.cpu_milli, record.amounts.memory_bytes) == (1000, GIB)
     assert record.assigned is None
     assert record.allocated is None
 
@@ -35,7 +35,7 @@ def test_a_pod_that_does_not_ask_is_not_looked_at_closely() -> None:
     assert record.request is None
     assert record.charged is None
     assert record.error == ""
-    assert record.cpu_milli == 250
+    assert record.amounts.cpu_milli == 250
 
 
 @pytest.mark.parametrize(

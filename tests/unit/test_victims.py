@@ -18,7 +18,7 @@ def plan(world: PreemptionWorld, units: int = 8, priority: int = 10, **options: 
     world.create("needy", units, spec={"priority": priority}, **options)
     pod = world.state.pods["uid-needy"]
     assert pod.request is not None
-    query = world.policies.make_request(world.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+    query = world.policies.make_request(world.state.nodes, pod.request, pod.amounts)
     return plan_on_node(world.state, "n", query, pod, EvictionRules(world.budgets, (), EPOCH_S))
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
+from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, WaitingWorkloads
-from scheduler_plugin.queue.capacity.dominant_share import QueueResources, find_dominant
+from scheduler_plugin.queue.capacity.dominant_share import find_dominant
 from scheduler_plugin.queue.capacity.requirements import Needs
 from scheduler_plugin.queue.config.queues import QueueConfig, QueueForm
 from scheduler_plugin.queue.config.quota import Cohort, QuotaState, find_cohorts
@@ -29,9 +30,9 @@ class QueueState:
         self.admitted: dict[str, int] = {}
         self.claimed: dict[str, int] = {}
         self.count_slots = count_slots
-        self.cluster: QueueResources | None = None
-        self._charges = QueueResources()
-        self._host: dict[str, QueueResources] = {}
+        self.cluster: Amounts | None = None
+        self._charges = NOTHING
+        self._host: dict[str, Amounts] = {}
 
     @property
     def weight(self) -> float:
@@ -65,24 +66,24 @@ class QueueState:
             return oldest is not None and oldest.uid == workload.uid
         return self.waiting.is_first_of_group(workload)
 
-    def charge_pod(self, uid: str, has: QueueResources) -> int:
+    def charge_pod(self, uid: str, has: Amounts) -> int:
         """Count an admitted pod; return the units added."""
         if uid in self.admitted:
             return 0
         self.admitted[uid] = has.units
         self._host[uid] = has
-        self._charges = self._charges.plus(has)
+        self._charges = self._charges.add(has)
         return has.units
 
-    def get_charge(self, uid: str) -> QueueResources | None:
+    def get_charge(self, uid: str) -> Amounts | None:
         """Return the resources that a pod is charged with; None if it is not charged."""
         return self._host.get(uid)
 
     def uncharge_pod(self, uid: str) -> int:
         """Stop counting a pod; return the units taken off."""
         self.admitted.pop(uid, None)
-        has = self._host.pop(uid, QueueResources())
-        self._charges = self._charges.plus(has, -1)
+        has = self._host.pop(uid, NOTHING)
+        self._charges = self._charges.subtract(has)
         return has.units
 
     def charge_claim(self, uid: str, units: int) -> int:
@@ -90,7 +91,7 @@ class QueueState:
         added = units - self.claimed.pop(uid, 0)
         if units:
             self.claimed[uid] = units
-        self._charges = self._charges.plus(QueueResources(added))
+        self._charges = self._charges.add(Amounts(units=added))
         return added
 
 
@@ -108,7 +109,7 @@ class Queues:
         self._reserved: dict[str, tuple[str, int]] = {}
         self._reserved_in: dict[int, int] = {}
         self.overtaken: set[str] = set()
-        self._cluster: QueueResources | None = None
+        self._cluster: Amounts | None = None
         self.configure(config)
 
     def __getitem__(self, name: str) -> QueueState:
@@ -126,7 +127,7 @@ class Queues:
         """Apply another configuration; whatever waits or runs stays."""
         self._count_slots = config.slots is not None
         self._by_dominant_share = config.fair_sharing == "dominant"
-        self.set_cluster(self._cluster or QueueResources())
+        self.set_cluster(self._cluster or NOTHING)
         for name in [*config.queues, *self._known]:
             queue = self[name]
             queue.form = config.queues.get(name)
@@ -141,7 +142,7 @@ class Queues:
         self._cohorts = {name: cohorts[root] for name, root in roots.items()}
         self.reserve_quota({})
 
-    def set_cluster(self, cluster: QueueResources) -> None:
+    def set_cluster(self, cluster: Amounts) -> None:
         """Set the resources of the whole cluster, of which dominant shares are fractions."""
         cluster_or_none = cluster if self._by_dominant_share else None
         if cluster_or_none != self._cluster:
@@ -227,7 +228,7 @@ class Queues:
         if self._reserved.get(name, ("", 0))[0] == workload_uid:
             self.reserve_quota({other: each for other, each in self._reserved.items() if other != name})
 
-    def charge_pod(self, name: str, uid: str, has: QueueResources) -> None:
+    def charge_pod(self, name: str, uid: str, has: Amounts) -> None:
         self._add_units(name, self[name].charge_pod(uid, has))
 
     def uncharge_pod(self, name: str, uid: str) -> None:

@@ -24,14 +24,8 @@ class RequirementPool:
         if record.charged is None:
             return None, record.error
         if record.request is None:
-            return PodRequirements(record.charged, record.cpu_milli, record.memory_bytes), record.error
-        requirements = PodRequirements(
-            record.request,
-            record.cpu_milli,
-            record.memory_bytes,
-            read_pod_node_rules(pod),
-            record.other_resources,
-        )
+            return PodRequirements(record.charged, record.amounts), record.error
+        requirements = PodRequirements(record.request, record.amounts, read_pod_node_rules(pod))
         policy = record.request.node_policy
         if policy is not None and policy not in NODE_POLICIES:
             return requirements, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES))

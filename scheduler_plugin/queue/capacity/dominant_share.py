@@ -3,31 +3,13 @@
 Source: Ghodsi et al., Dominant Resource Fairness, NSDI 2011.
 """
 
-from typing import NamedTuple
+from scheduler_plugin.cache.amounts import Amounts
 
 
-class QueueResources(NamedTuple):
-    """Resources of pods, or of the whole cluster.
-
-    Attributes:
-        units: Units of GPU memory.
-        cpu_milli: Thousandths of a core.
-        memory_bytes: Bytes of host memory.
-    """
-
-    units: int = 0
-    cpu_milli: int = 0
-    memory_bytes: int = 0
-
-    def plus(self, other: "QueueResources", times: int = 1) -> "QueueResources":
-        """Add `times` times another amount; -1 subtracts it."""
-        return QueueResources(*(own + times * theirs for own, theirs in zip(self, other, strict=True)))
-
-
-def find_dominant(has: QueueResources, total: QueueResources) -> tuple[str, float]:
+def find_dominant(has: Amounts, total: Amounts) -> tuple[str, float]:
     """Find the resource of which a queue has the largest fraction, and that fraction.
 
-    Of equal fractions the first in the order of `QueueResources` counts. A resource that the cluster lacks
+    Of equal fractions the first in the order of the names below counts. A resource that the cluster lacks
     does not count.
 
     Returns:
@@ -35,7 +17,11 @@ def find_dominant(has: QueueResources, total: QueueResources) -> tuple[str, floa
     """
     parts = {
         name: own / all_of_it
-        for name, own, all_of_it in zip(("gpu-memory", "cpu", "memory"), has, total, strict=True)
+        for name, own, all_of_it in (
+            ("gpu-memory", has.units, total.units),
+            ("cpu", has.cpu_milli, total.cpu_milli),
+            ("memory", has.memory_bytes, total.memory_bytes),
+        )
         if all_of_it > 0
     }
     name = max(parts, key=parts.__getitem__, default="")

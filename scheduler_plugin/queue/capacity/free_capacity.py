@@ -12,12 +12,10 @@ from allocator.cards import Card
 from allocator.place import Placement, place
 from kubeapi.bounded import BoundedDict
 from kubeapi.selectors import NodeRules, Taint
+from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
-from scheduler_plugin.cache.host_resources import fits_host, list_host_resources, mask_host_fits
-from scheduler_plugin.cache.kubelet_sums import compute_sum_left
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.capacity.dominant_share import QueueResources
 from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.queue.capacity.reservations import NodeReservations, QueueReservations
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -40,9 +38,6 @@ FEW_ROWS: Final = 64
 
 REMEMBERED_RULES: Final = 256
 """Rules of which it is remembered where they let pods run."""
-
-UNKNOWN: Final = np.int64(1) << 62
-"""Stands for what a node has left where that is not known: cards decide there."""
 
 ROUND_S: Final = 1.0
 """The queue decides whenever something changes; a policy that holds pods back counts a round a second."""
@@ -82,29 +77,6 @@ class _FitMask:
     beside: dict[str, tuple[int, int, str, bool]] = field(default_factory=dict)
 
 
-class _KubeletSums:
-    """Free GPU memory of each node as kube-scheduler counts it, recomputed when a row changes."""
-
-    def __init__(self, state: ClusterState) -> None:
-        self._state = state
-        self._left: dict[bool, LongArray] = {}
-        self._made: LongArray = np.zeros(0, dtype=np.int64)
-
-    def get_left(self, rows: RowArray, *, percent: bool) -> LongArray:
-        """Return the units or percent that rows have left: int64[m]; `UNKNOWN` if a node does not say."""
-        nodes = self._state.nodes
-        if len(self._made) != nodes.row_count:
-            self._made = np.full(nodes.row_count, -1, dtype=np.int64)
-            self._left = {each: np.zeros(nodes.row_count, dtype=np.int64) for each in (False, True)}
-        for row in rows[self._made[rows] != nodes.version[rows]].tolist():
-            record = self._state.node_records[nodes.names[row]]
-            for each, left in self._left.items():
-                found = compute_sum_left(record, percent=each)
-                left[row] = UNKNOWN if found is None else found
-            self._made[row] = nodes.version[row]
-        return self._left[percent][rows]
-
-
 class FreeCapacity:
     """The free capacity of the cluster, and the reservations in it.
 
@@ -131,20 +103,19 @@ class FreeCapacity:
         self._allowed_key: object = None
         self.faults: dict[PodRequirements, str] = {}
         self.held_back: set[PodRequirements] = set()
-        self._sums = _KubeletSums(state)
         self.reservations = QueueReservations()
         self.capacity = TotalCapacity(self)
         state.set_other_resources(policies.other_resources)
         policies.resources_changed.connect(state.set_other_resources)
 
     @property
-    def total_resources(self) -> QueueResources:
+    def total_resources(self) -> Amounts:
         """Resources of all nodes with usable cards."""
         nodes = self.state.nodes
-        return QueueResources(
-            int(nodes.size[nodes.usable].sum()),
-            int(nodes.cpu_capacity[nodes.usable].sum()),
-            int(nodes.memory_capacity[nodes.usable].sum()),
+        return Amounts(
+            units=int(nodes.size[nodes.usable].sum()),
+            cpu_milli=int(nodes.cpu_capacity[nodes.usable].sum()),
+            memory_bytes=int(nodes.memory_capacity[nodes.usable].sum()),
         )
 
     def set_facts(self, node: str, facts: NodeFacts | None) -> bool:
@@ -346,9 +317,9 @@ class FreeCapacity:
         self, query: SchedulingRequest, requirements: PodRequirements, row: int, others: NodeReservations
     ) -> bool:
         """Return True if placing a pod on a node leaves the reservations of others intact."""
-        if not (others.pods or others.cards):
+        if not (others.amounts.pods or others.cards):
             return True
-        if not fits_host(self.state.nodes, others.host.add(requirements.host), row):
+        if not self.state.nodes.fits(others.amounts.add(requirements.amounts.without_sums()), row):
             return False
         left = self._get_cards_without(row, others.cards)
         return (
@@ -377,9 +348,7 @@ class FreeCapacity:
             query = self.policies.make_request(
                 nodes,
                 requirements.request,
-                requirements.cpu_milli,
-                requirements.memory_bytes,
-                others=requirements.others,
+                requirements.amounts,
             )
         if mask is None or len(mask.made) != size or mask.facts != self.facts_version:
             made = np.full(size, -1, dtype=np.int64)
@@ -421,10 +390,8 @@ class FreeCapacity:
         return fits
 
     def _has_sum(self, requirements: PodRequirements, rows: RowArray) -> BoolArray:
-        result: BoolArray = (
-            self._sums.get_left(rows, percent=requirements.percent) >= requirements.request.effective_units
-        )
-        return result
+        asked = requirements.amounts
+        return self.state.nodes.mask_fits(Amounts(units=asked.units, percent=asked.percent), rows)
 
     def _mask_able(
         self, requirements: PodRequirements, query: SchedulingRequest, rows: RowArray
@@ -432,8 +399,8 @@ class FreeCapacity:
         """Find the rows where a pod fits, ignoring kube-scheduler's sum of the node."""
         nodes = self.state.nodes
         fits = filter_nodes(nodes, query, rows)
-        fits &= mask_host_fits(nodes, requirements.host, rows) & (nodes.pods_left[rows] > 0)
-        if requirements.others:
+        fits &= nodes.mask_fits(requirements.amounts.without_sums(), rows)
+        if requirements.amounts.others:
             fits[fits] = [self._has_others(requirements, nodes.names[row]) for row in rows[fits]]
         able = rows[fits]
         # What a few rows allow costs less than what all do; of many rows it is remembered.
@@ -449,7 +416,8 @@ class FreeCapacity:
     def _has_others(self, requirements: PodRequirements, name: str) -> bool:
         """Tell whether enough of further resources is left; what a DeviceClass may serve counts as enough."""
         record = self.state.node_records[name]
-        short = list_shortages(requirements.others, record.get_other_amounts)
+        asked = NOTHING._replace(others=requirements.amounts.others)
+        short = list_shortages(asked, record.in_use, record.capacity)
         return not any(each.shortage is not None and each.shortage.is_decided for each in short)
 
     def make_query(self, requirements: PodRequirements) -> SchedulingRequest:
@@ -530,8 +498,8 @@ class TotalCapacity:
         stale = np.flatnonzero(known.made != nodes.version)
         if stale.size:
             most = count_most_pods(nodes, free_capacity.make_query(requirements), stale, emptied=True)
-            for _, needed, capacity, _ in list_host_resources(nodes, requirements.host):
-                most = np.minimum(most, capacity[stale] // needed)
+            for column, asked in nodes.list_asked(requirements.amounts.without_sums()):
+                most = np.minimum(most, nodes.capacity[column, stale] // asked)
             known.pods[stale] = np.where(free_capacity.mask_allowed(requirements)[stale], most, 0)
             known.made[stale] = nodes.version[stale]
         return known.pods

@@ -5,10 +5,8 @@ from functools import cached_property
 
 from allocator.request import PodRequest
 from kubeapi.selectors import NodeRules
-from scheduler_plugin.cache.host_resources import HostRequest
-from scheduler_plugin.cache.pods import ResourceAmounts
+from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.errors import StateError
-from scheduler_plugin.queue.capacity.dominant_share import QueueResources
 
 
 @dataclass(frozen=True)
@@ -17,22 +15,13 @@ class PodRequirements:
 
     Attributes:
         request: What it asks of cards.
-        cpu_milli: Thousandths of a core.
-        memory_bytes: Bytes of host memory.
+        amounts: What it asks of a node besides.
         rules: Nodes that it may run on.
-        others: Amounts of further resources.
     """
 
     request: PodRequest
-    cpu_milli: int = 0
-    memory_bytes: int = 0
+    amounts: Amounts = NOTHING
     rules: NodeRules = field(default_factory=NodeRules)
-    others: ResourceAmounts = ()
-
-    @cached_property
-    def host(self) -> HostRequest:
-        """Requests beside cards."""
-        return HostRequest(self.cpu_milli, self.memory_bytes, self.others)
 
     @cached_property
     def units(self) -> int:
@@ -59,17 +48,13 @@ class PodRequirements:
         """Compute the units of GPU memory over all its cards, each of which has `size` units."""
         return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
 
-    def make_resources(self, units: int) -> QueueResources:
-        """Make the resources that the pod counts for, with so many units of GPU memory."""
-        return QueueResources(units, self.cpu_milli, self.memory_bytes)
-
     def compute_hardness(self, size: int) -> int:
         """Compute the units on one card of `size` units; pods with more are harder to place."""
         return max(demand.units_on(size) for demand in self.request.demands)
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.request, self.cpu_milli, self.memory_bytes, self.rules, self.others))
+        return hash((self.request, self.amounts, self.rules))
 
     def __hash__(self) -> int:
         """Return a hash computed once: every capacity lookup uses it."""

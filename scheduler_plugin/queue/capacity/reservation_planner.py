@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
+from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
-from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest, fits_host, mask_host_fits
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.requirements import PodRequirements
-from scheduler_plugin.queue.capacity.reservations import NOTHING, NodeReservations, QueueReservation
+from scheduler_plugin.queue.capacity.reservations import NO_RESERVATIONS, NodeReservations, QueueReservation
 
 Pod = tuple[str, PodRequirements]
 """UID and needs of one pod."""
@@ -29,8 +29,7 @@ class _PlannedLoad:
 
     units: list[int]
     others: NodeReservations
-    host: HostRequest = NO_HOST_REQUEST
-    pods: int = 0
+    amounts: Amounts = NOTHING
 
 
 @dataclass(slots=True)
@@ -154,7 +153,9 @@ class ReservationPlanner:
         """Find rows that could take a pod if they were empty, with a lower bound of the missing units."""
         nodes = self._capacity.state.nodes
         usable = nodes.usable & self._capacity.mask_allowed(requirements)
-        usable &= mask_host_fits(nodes, requirements.host, np.arange(nodes.row_count), emptied=True)
+        usable &= nodes.mask_fits(
+            requirements.amounts.without_sums(), np.arange(nodes.row_count), emptied=True
+        )
         if requirements.percent:
             usable &= nodes.percent
         if among is not None:
@@ -190,8 +191,8 @@ class ReservationPlanner:
             among: Cards that come into question; None: all.
         """
         nodes, load = self._capacity.state.nodes, self._get_load(row)
-        host = load.host.add(load.others.host).add(requirements.host)
-        if not fits_host(nodes, host, row, emptied=True) or not self._has_slot(load, nodes.names[row]):
+        amounts = load.amounts.add(load.others.amounts).add(requirements.amounts.without_sums())
+        if not nodes.fits(amounts, row, emptied=True) or not self._has_slot(load, nodes.names[row]):
             return None
         open_units = nodes.evictable[row].tolist()
         occupied = nodes.occupied[row].tolist()
@@ -225,19 +226,20 @@ class ReservationPlanner:
 
     def _has_slot(self, load: _PlannedLoad, node: str) -> bool:
         """Tell whether a node has a slot for one more pod beside those that are reserved."""
-        return self._count_slots is None or load.pods + load.others.pods < self._count_slots(node)
+        pods = load.amounts.pods + load.others.amounts.pods
+        return self._count_slots is None or pods < self._count_slots(node)
 
     def _add_pod(self, requirements: PodRequirements, spot: _PlannedPlace) -> QueueReservation:
         """Plan a pod on a place, beside the pods of its workload that are planned on that node already."""
         load = self._get_load(spot.row)
-        load.host = load.host.add(requirements.host)
-        load.pods += 1
+        amounts = requirements.amounts.without_sums()
+        load.amounts = load.amounts.add(amounts)
         for card, units in spot.units.items():
             load.units[card] += units
         nodes = self._capacity.state.nodes
         name, uuids = nodes.names[spot.row], nodes.uuids[spot.row]
         cards = tuple(sorted(spot.units))
-        return QueueReservation(self._workload_uid, name, cards, requirements.host, uuids)
+        return QueueReservation(self._workload_uid, name, cards, amounts, uuids)
 
     def _get_load(self, row: int) -> _PlannedLoad:
         load = self._loads.get(row)
@@ -245,7 +247,7 @@ class ReservationPlanner:
             nodes = self._capacity.state.nodes
             name, uuids = nodes.names[row], nodes.uuids[row]
             others = (
-                NOTHING
+                NO_RESERVATIONS
                 if self._alone
                 else self._capacity.reservations.sum_others(self._workload_uid, name, uuids)
             )

@@ -2,11 +2,10 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import takewhile
 
+from scheduler_plugin.cache.amounts import NOTHING, Amounts, sum_amounts
 from scheduler_plugin.cache.cards import find_current_positions
-from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +17,15 @@ class QueueReservation:
         node: Name of the node, not its row, because rows are reused.
         cards: Cards of the node, by position in `uuids`. Pods of the workload may share them; other pods get
             none of them.
-        host: Cpu, memory and further resources of the node.
+        amounts: What the pod asks for besides. Sums of GPU memory are left out: they are free when the cards
+            are.
         uuids: The node's cards by position when this was decided; empty if it published none.
     """
 
     workload_uid: str
     node: str
     cards: tuple[int, ...]
-    host: HostRequest = NO_HOST_REQUEST
+    amounts: Amounts = NOTHING
     uuids: tuple[str, ...] = ()
 
     def get_positions(self, uuids: Sequence[str]) -> tuple[int, ...]:
@@ -43,16 +43,14 @@ class NodeReservations:
 
     Attributes:
         cards: By position now.
-        host: Beside cards.
-        pods: For how many pods.
+        amounts: Beside cards, for so many pods as it says.
     """
 
     cards: frozenset[int] = frozenset()
-    host: HostRequest = NO_HOST_REQUEST
-    pods: int = 0
+    amounts: Amounts = NOTHING
 
 
-NOTHING = NodeReservations()
+NO_RESERVATIONS = NodeReservations()
 
 
 class QueueReservations:
@@ -121,11 +119,10 @@ class QueueReservations:
             if reservation.workload_uid != workload_uid
         ]
         if not others:
-            return NOTHING
+            return NO_RESERVATIONS
         return NodeReservations(
             frozenset(card for reservation in others for card in reservation.get_positions(uuids)),
-            reduce(HostRequest.add, (reservation.host for reservation in others)),
-            len(others),
+            sum_amounts(reservation.amounts for reservation in others),
         )
 
     def sum_ahead(self, workload_uid: str, node: str, uuids: Sequence[str]) -> NodeReservations:
@@ -136,9 +133,8 @@ class QueueReservations:
         """
         cards = self.sum_others(workload_uid, node, uuids).cards
         here = self._by_node.get(node, {}).values()
-        ahead = list(takewhile(lambda reservation: reservation.workload_uid != workload_uid, here))
-        host = reduce(HostRequest.add, (reservation.host for reservation in ahead), NO_HOST_REQUEST)
-        return NodeReservations(cards, host, len(ahead))
+        ahead = takewhile(lambda reservation: reservation.workload_uid != workload_uid, here)
+        return NodeReservations(cards, sum_amounts(reservation.amounts for reservation in ahead))
 
     def _remove(self, uid: str) -> None:
         reservation = self._by_pod.pop(uid, None)

@@ -479,7 +479,7 @@ def _explain_no_capacity(queue: Queue, requirements: PodRequirements) -> str:
 
 def _describe_other_needs(requirements: PodRequirements) -> str:
     """Name what a pod needs beside cards."""
-    names = ["processor", "memory", *(name for name, _ in requirements.others), "number of pods"]
+    names = ["processor", "memory", *(name for name, _ in requirements.amounts.others), "number of pods"]
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -221,7 +221,9 @@ class AdmissionScheduler:
             self.slots.occupy(uid, node, workload.kind)
         before = self._count_borrowed(choice.queue)
         for member, units in zip(admitted_pods, amounts, strict=True):
-            self.queues.charge_pod(choice.queue, member.uid, member.requirements.make_resources(units))
+            self.queues.charge_pod(
+                choice.queue, member.uid, member.requirements.amounts._replace(units=units)
+            )
         queue.waiting.remove(workload.uid)
         self.capacity.reservations.remove_workload(workload.uid)
         self.queues.unreserve_quota(choice.queue, workload.uid)
@@ -284,7 +286,7 @@ class AdmissionScheduler:
         for name in reservations.node_names:
             row = nodes.rows.get(name)
             if row is not None and fits[row]:
-                kept = reservations.sum_ahead(holder, name, nodes.uuids[row]).pods
+                kept = reservations.sum_ahead(holder, name, nodes.uuids[row]).amounts.pods
                 fits[row] = kept == 0 or self.slots.count_left(name) > kept
         return fits
 

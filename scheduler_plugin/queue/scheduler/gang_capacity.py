@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Final
@@ -12,8 +12,8 @@ import numpy as np
 
 from allocator.cards import Card
 from allocator.place import place
+from scheduler_plugin.cache.amounts import sum_amounts
 from scheduler_plugin.cache.arrays import BoolArray
-from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest, fits_host
 from scheduler_plugin.preemption.node_victims import NodeUnderPreemption as NodeRoom
 from scheduler_plugin.preemption.node_victims import read_node
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
@@ -138,9 +138,8 @@ class GangPlacer:
             uuids = nodes.uuids[nodes.rows[node]]
             for uid, requirements in pods:
                 if uid in cards:
-                    found[uid] = QueueReservation(
-                        self._workload_uid, node, cards[uid], requirements.host, uuids
-                    )
+                    amounts = requirements.amounts.without_sums()
+                    found[uid] = QueueReservation(self._workload_uid, node, cards[uid], amounts, uuids)
         return found
 
     def _place_rest(self, victims: Collection[QueuedPod]) -> Pods | None:
@@ -247,18 +246,16 @@ class GangPlacer:
             return None
         uids = self._list_gone(node, gone)
         reserved = self._sum_reserved(node)
-        if self._places_left is not None and self._places_left(node) + len(uids) < len(pods) + reserved.pods:
+        if (
+            self._places_left is not None
+            and self._places_left(node) + len(uids) < len(pods) + reserved.amounts.pods
+        ):
             return None
-        left = (view.pods[uid] for uid in uids if uid in view.pods)
-        freed = reduce(
-            HostRequest.add,
-            (HostRequest(p.cpu_milli, p.memory_bytes, p.other_resources) for p in left),
-            NO_HOST_REQUEST,
-        )
-        needs = reduce(HostRequest.add, (requirements.host for _, requirements in pods), reserved.host)
+        freed = sum_amounts(view.pods[uid].amounts for uid in uids if uid in view.pods)
+        needs = sum_amounts((requirements.amounts for _, requirements in pods), reserved.amounts)
         return (
             self._place_on_cards(self._get_cards_without(node, view, uids), pods)
-            if fits_host(nodes, needs, row, freed)
+            if nodes.fits(needs.without_sums(), row, freed)
             else None
         )
 

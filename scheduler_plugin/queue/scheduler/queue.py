@@ -452,7 +452,7 @@ class Queue:
             units = self.quota_usage.compute_least_units(pod.requirements)
         else:
             self._estimated.discard(pod.uid)
-        has = pod.requirements.make_resources(units)
+        has = pod.requirements.amounts._replace(units=units)
         if self.queues[pod.queue_info.queue].get_charge(pod.uid) == has:
             return
         self._uncharge_pod(pod)

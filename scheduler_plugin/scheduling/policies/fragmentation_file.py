@@ -6,6 +6,7 @@ from typing import Final
 
 from allocator.errors import AllocatorError
 from allocator.selector import Selector
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
@@ -54,7 +55,7 @@ def _count(workload: TypicalWorkload, row: dict[str, str | None], where: str) ->
     except AllocatorError as error:
         raise PolicyError(f"{where}: {error}") from error
     demands = (CardDemand(units, cards),) if cards else ()
-    workload.add(PolicyRequest(cpu_milli, memory_mib * _MIB, demands, selector=selector), count)
+    workload.add(PolicyRequest(Amounts(1, cpu_milli, memory_mib * _MIB), demands, selector=selector), count)
 
 
 def _number(row: dict[str, str | None], column: str, where: str) -> int:

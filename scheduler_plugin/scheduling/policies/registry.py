@@ -22,9 +22,8 @@ from allocator.installed import installed
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.registry import Parameters, Registry
 from allocator.selector import ANY_CARD, Selector
+from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
-from scheduler_plugin.cache.host_resources import HostRequest
-from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.errors import PolicyError
 
 
@@ -40,31 +39,37 @@ class PolicyRequest:
     """PolicyRequest is a pod's request, as policies see it.
 
     Attributes:
-        cpu_milli: Thousandths of a core, by Kubernetes' rule for init containers and sidecars.
-        memory_bytes: Bytes of host memory, by the same rule.
+        amounts: What it requests besides cards, by Kubernetes' rule for init containers and sidecars.
         demands: Card demands in placement order; each is served on what the ones before left.
         admits: bool[R, K], cards that the pod's selectors admit; None: every card.
         card_policy: Name of the card policy that will choose the cards.
         selector: What `admits` was made of, for policies that learn what is asked for.
         pod: UID of the pod, for policies that count attempts; empty if there is none.
-        other_resources: What the pod asks of further resources.
         rules: What the cards have to keep together. Candidates do; a policy that chooses cards has to.
     """
 
-    cpu_milli: int
-    memory_bytes: int
+    amounts: Amounts
     demands: tuple[CardDemand, ...]
     admits: BoolArray | None = None
     card_policy: str = DEFAULT_CARD_POLICY
     selector: Selector = ANY_CARD
     pod: str = ""
-    other_resources: ResourceAmounts = ()
     rules: CardRules = NO_RULES
 
     @property
-    def host(self) -> HostRequest:
-        """Amounts asked for beside cards."""
-        return HostRequest(self.cpu_milli, self.memory_bytes, self.other_resources)
+    def cpu_milli(self) -> int:
+        """Thousandths of a core."""
+        return self.amounts.cpu_milli
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of host memory."""
+        return self.amounts.memory_bytes
+
+    @property
+    def other_resources(self) -> ResourceAmounts:
+        """What the pod asks of further resources."""
+        return self.amounts.others
 
     @property
     def gpu_units(self) -> int:

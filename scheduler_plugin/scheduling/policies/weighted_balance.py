@@ -27,6 +27,7 @@ import numpy as np
 
 from allocator.registry import Entry, Parameters
 from kubeapi.bounded import BoundedDict
+from scheduler_plugin.cache.amounts import NOTHING
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies.fractions import (
@@ -46,7 +47,7 @@ PARTS: Final = ("W0", "W1", "W2")
 _POLLED_FIRST: Final = 64
 _WINNER: Final = -1.0
 _NEVER_POLLED: Final = 2.0
-_ANY: Final = PolicyRequest(0, 0, ())
+_ANY: Final = PolicyRequest(NOTHING, ())
 """Nodes without cards are among those whose y is remembered."""
 
 _HALF: Final = Fraction(1, 2)

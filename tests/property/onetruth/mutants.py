@@ -7,7 +7,7 @@ from allocator import podcards
 from gpupack.dashboard import records
 from gpupack.inventory import pod_cards
 from gpupack.whatif import cluster, live_cluster, node_results, snapshot
-from scheduler_plugin.cache import charges, claim_charges, kubelet_sums, published_nodes
+from scheduler_plugin.cache import charges, claim_charges, published_nodes
 from scheduler_plugin.cache import pod_cards as freed
 from scheduler_plugin.scheduling import filtering, node_fit
 from tests.property.kernel.mutant import Mutant
@@ -145,9 +145,9 @@ MUTANTS = tuple(
         ),
         (
             "pods on unhealthy cards count in a node's sum",
-            kubelet_sums.compute_sum_left,
-            "return offered - sum(",
-            "return offered - 0 * sum(",
+            charges.NodeRecord.count_requests,
+            "self.requested.add(pod.amounts, times)",
+            "self.requested.add(pod.amounts.without_sums(), times)",
         ),
         (
             "a node without shares of cards says so",

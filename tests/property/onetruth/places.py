@@ -24,6 +24,7 @@ from gpupack.whatif.answers import PodExplanation
 from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.what_if import PodCardUsage
 from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
@@ -182,7 +183,7 @@ class Places:
 
     def room(self, node: str) -> NodeUnderPreemption:
         """A node as preemption sees it for a pod that asks for units."""
-        query = self.extender.policies.make_request(self.extender.state.nodes, ONE_UNIT, 0, 0)
+        query = self.extender.policies.make_request(self.extender.state.nodes, ONE_UNIT, ONE_POD)
         found = read_node(self.extender.state, node, query)
         assert found is not None
         return found
@@ -216,9 +217,7 @@ class Places:
         state = self.extender.state
         record = state.pods[f"uid-{name}"]
         assert record.request is not None
-        return self.extender.policies.make_request(
-            state.nodes, record.request, record.cpu_milli, record.memory_bytes
-        )
+        return self.extender.policies.make_request(state.nodes, record.request, record.amounts)
 
     def filtered(self, name: str, extender: Extender) -> tuple[FilterReply, dict[str, str]]:
         """Filter's answer of a pod over HTTP, and its reason by node; empty where the node passes."""

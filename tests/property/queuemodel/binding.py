@@ -135,7 +135,7 @@ class Scheduler:
             return []
         rows = np.array([nodes.rows[name] for name in found], dtype=np.intp)
         policies = self._binder.committer.policies
-        query = policies.make_request(nodes, record.request, record.cpu_milli, record.memory_bytes)
+        query = policies.make_request(nodes, record.request, record.amounts)
         fits = filter_nodes(nodes, query, rows)
         return [name for name, fit in zip(found, fits.tolist(), strict=True) if fit]
 

@@ -1,0 +1,98 @@
+"""What a pod asks of a node besides the choice of cards, and what a node has of it. Pure."""
+
+from collections.abc import Iterable
+from functools import reduce
+from typing import Final, NamedTuple
+
+from allocator.names import PERCENT_RESOURCE
+from allocator.request import PodRequest
+
+ResourceAmounts = tuple[tuple[str, int], ...]
+"""Whole amounts of resources, by name, in the order of the names; none is 0."""
+
+
+class Amounts(NamedTuple):
+    """Amounts are one whole number for each resource that kube-scheduler adds up for a node.
+
+    A pod has what it asks for, a node what it offers or what its pods ask for. Like Kueue's `Requests`, they
+    are added and subtracted resource by resource. As for kube-scheduler, what a pod asks nothing of may be
+    used up.
+
+    Attributes:
+        pods: Number of pods.
+        cpu_milli: Thousandths of a core.
+        memory_bytes: Bytes of host memory.
+        units: Units of GPU memory, over all cards together.
+        percent: Percent of cards, over all cards together.
+        others: Resources that only some nodes have.
+    """
+
+    pods: int = 0
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    units: int = 0
+    percent: int = 0
+    others: ResourceAmounts = ()
+
+    def add(self, other: "Amounts", times: int = 1) -> "Amounts":
+        """Add `times` times other amounts; -1 subtracts them."""
+        others = self.others
+        if other.others:
+            sums = dict(others)
+            for name, amount in other.others:
+                sums[name] = sums.get(name, 0) + times * amount
+            others = tuple(sorted(item for item in sums.items() if item[1]))
+        return Amounts(
+            self.pods + times * other.pods,
+            self.cpu_milli + times * other.cpu_milli,
+            self.memory_bytes + times * other.memory_bytes,
+            self.units + times * other.units,
+            self.percent + times * other.percent,
+            others,
+        )
+
+    def subtract(self, other: "Amounts") -> "Amounts":
+        return self.add(other, -1)
+
+    def without_sums(self) -> "Amounts":
+        """Leave out GPU memory, for where only the cards themselves are looked at."""
+        return self._replace(units=0, percent=0)
+
+    def with_sums(self, request: PodRequest) -> "Amounts":
+        """Count the GPU memory of a request."""
+        asked = request.effective_units
+        return self._replace(percent=asked) if request.percent else self._replace(units=asked)
+
+    def fits_in(self, left: "Amounts") -> bool:
+        """Tell whether so much is left of everything that is asked for."""
+        if any(0 < asked > has for asked, has in zip(self[:FIXED], left[:FIXED], strict=True)):
+            return False
+        return not self.others or all(amount <= left.get_other(name) for name, amount in self.others)
+
+    def count_in(self, left: "Amounts") -> int:
+        """Count how often this fits into what is left, for pods that ask for the same."""
+        columns = zip(self[:FIXED], left[:FIXED], strict=True)
+        pairs = [*columns, *((amount, left.get_other(name)) for name, amount in self.others)]
+        return max(0, min((has // asked for asked, has in pairs if asked > 0), default=NOT_COUNTED))
+
+    def get_other(self, name: str) -> int:
+        return dict(self.others).get(name, 0)
+
+
+NOTHING: Final = Amounts()
+ONE_POD: Final = Amounts(pods=1)
+
+PODS, CPU, MEMORY, UNITS, PERCENT = range(5)
+"""Positions of amounts, and of their columns in arrays; further resources follow."""
+
+FIXED: Final = 5
+
+RESOURCES: Final = ("pods", "cpu", "memory", "gpu-memory", PERCENT_RESOURCE)
+"""Names of what these positions count; that of GPU memory depends on the cluster's unit."""
+
+NOT_COUNTED: Final = 1 << 60
+"""What a node has of a resource that kube-scheduler does not count there; adding to it stays within int64."""
+
+
+def sum_amounts(amounts: Iterable[Amounts], start: Amounts = NOTHING) -> Amounts:
+    return reduce(Amounts.add, amounts, start)
