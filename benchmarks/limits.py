@@ -32,9 +32,9 @@ from benchmarks.machine import machine, percentile
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.enforcement.enforcer import Enforcer
 from deviceplugin.enforcement.limit_capability import LimitCapability
+from deviceplugin.garbage_collection import freeze_garbage_collector
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
 from deviceplugin.host.inotify import Inotify
-from deviceplugin.lifetime import freeze_garbage_collector
 
 RESOURCE: Final = "gpupack.io/gpu-memory-gib"
 MIB_PER_GIB: Final = 1024

@@ -30,6 +30,7 @@ from deviceplugin.dra.serving import ClaimServing, check_no_claims, make_prepare
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.enforcement.mps_clients import MpsClients
+from deviceplugin.garbage_collection import freeze_garbage_collector
 from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.helper_processes import HelperProcessFilter
 from deviceplugin.gpus.api.memory_limits import Enforcement
@@ -44,7 +45,6 @@ from deviceplugin.kubelet.pod_resources import PodResources
 from deviceplugin.kubelet.registrars import Registers, Registrars
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
-from deviceplugin.lifetime import cancel_and_wait, do_nothing, freeze_garbage_collector, run_until
 from deviceplugin.metrics import Metrics
 from deviceplugin.monitoring.sampling import (
     CLOSE_S,
@@ -67,6 +67,7 @@ from deviceplugin.settings import Settings
 from deviceplugin.status import DaemonStatus
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
+from kubeapi.process import run_until
 from kubeapi.reflect import Reflector
 
 log = structlog.get_logger(__name__)
@@ -133,7 +134,7 @@ class Daemon:
         structlog.contextvars.bind_contextvars(node=self._settings.node_name)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close)
-            await run_until(stop, do_nothing, self._open())
+            await run_until(stop, self._open())
             if stop.is_set():
                 return
             client = await stack.enter_async_context(
@@ -313,13 +314,13 @@ class Daemon:
             lambda: self._sampler.driver_gone_reason,
             telemetry=lambda history: self._sampler.telemetry.explain(history=history),
         )
-        _, self.http_port = await http.start(stack, settings.http)
+        self.http_port = (await http.start(stack, settings.http)).port
         # Not earlier: what the user got wrong is one line, without a log before it.
         self._log_start(cards)
         freeze_garbage_collector()
         stack.push_async_callback(self._end_events, recorder, asyncio.create_task(recorder.run()))
         stack.callback(self._lock.release)
-        await run_until(stop, do_nothing, self._wait_to_serve(status, notices, responses))
+        await run_until(stop, self._wait_to_serve(status, notices, responses))
         if stop.is_set():
             return
         # First: claims that are prepared have their CDI files written again, limits and all.
@@ -327,21 +328,21 @@ class Daemon:
         await self._prepare_folders(claims, checkpoint_reader)
         await run_until(
             stop,
-            self._farewell,
-            self._reconciler.run(),
+            self._reconciler,
             self._reconciler.follow_checkpoint(),
             *(self._register(registrar) for registrar in self._registrar),
-            self._memory.run(),
-            self._sampler.run(),
+            self._memory,
+            self._sampler,
             self._sampler.follow_events(),
-            self._ownership.run(),
-            self._publisher.run(),
-            kind.run(),
-            self._startup_taint(client, account, nodes).run(),
-            self._annotator.run(),
+            self._ownership,
+            self._publisher,
+            kind,
+            self._startup_taint(client, account, nodes),
+            self._annotator,
             self._reflect(client, nodes, pods, relist_wanted),
-            responses.run(),
-            *([claims.run()] if claims is not None else []),
+            responses,
+            claims,
+            drain=self._farewell,
         )
 
     def _log_start(self, cards: Sequence[Card]) -> None:
@@ -412,7 +413,8 @@ class Daemon:
         """End what writes Events; people are to read why the daemon ends."""
         if self._sampler.driver_gone_reason is not None:
             await recorder.drain(LAST_EVENTS_S)
-        await cancel_and_wait(running)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
     def _make_plugins(
         self, account: LedgerService, pods: OwnPods, responses: ContainerResponses, metrics: Metrics

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from deviceplugin.errors import NodeSettingsError
 from deviceplugin.metrics import Metrics
-from kubeapi.serving import SharedAnswer, serve_health, serve_metrics, start_serving
+from kubeapi.serving import ServedAddress, SharedAnswer, serve_health, serve_metrics, start_serving
 
 NOT_EXPLAINED: Final = (
     "/explain names every pod of the node, so it is answered to this machine's own processes alone; "
@@ -54,7 +54,7 @@ class HttpServer:
         self._course = SharedAnswer(write_telemetry)
         self._newest = SharedAnswer(write_newest)
 
-    async def start(self, stack: AsyncExitStack, address: str) -> tuple[str, int]:
+    async def start(self, stack: AsyncExitStack, address: str) -> ServedAddress:
         """Listen until a stack ends.
 
         Args:

@@ -14,8 +14,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
@@ -40,6 +41,38 @@ class _LeaseSpec(msgspec.Struct, rename="camel"):
 class _Lease(msgspec.Struct):
     metadata: dict[str, Any]
     spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
+
+
+class LeaderStatus(Protocol):
+    """LeaderStatus says whether this process may act, of several that could."""
+
+    @property
+    def is_leader(self) -> bool: ...
+
+    @property
+    def since(self) -> float | None:
+        """Seconds of the clock since which this process leads; None while it does not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SoleProcess:
+    """SoleProcess is the status of a process that nobody else is beside: it always leads.
+
+    Attributes:
+        since: when it began to act; minus infinity where no process can have acted before it.
+    """
+
+    since: float = float("-inf")
+    is_leader: bool = True
+    identity: str = ""
+    holder: str = ""
+
+    async def run(self) -> None:
+        """Do nothing: nobody is elected."""
+
+
+SOLE_PROCESS: Final = SoleProcess()
 
 
 class LeaseElector:

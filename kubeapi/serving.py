@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, nullcontext
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -52,6 +52,18 @@ class FrontServer(Protocol):
     async def close(self) -> None: ...
 
 
+class ServedAddress(NamedTuple):
+    """ServedAddress is where a server listens; an IPv6 host is in brackets."""
+
+    host: str
+    port: int
+    scheme: str = "http"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.host}:{self.port}"
+
+
 async def start_serving(
     stack: AsyncExitStack,
     app: web.Application,
@@ -63,7 +75,7 @@ async def start_serving(
     front: FrontServer | None = None,
     handler_cancellation: bool = False,
     most_connections: int = MOST_CONNECTIONS,
-) -> tuple[str, int]:
+) -> ServedAddress:
     """Listen until a stack ends.
 
     Args:
@@ -116,7 +128,7 @@ async def start_serving(
     except OSError as error:
         raise make_error(f"http {address!r}: {error.strerror or error}") from error
     host, port = acceptors[0].listener.getsockname()[:2]
-    return (f"[{host}]" if ":" in host else host), port
+    return ServedAddress(f"[{host}]" if ":" in host else host, port, "http" if tls is None else "https")
 
 
 def _make_guard(connections: Connections) -> Middleware:

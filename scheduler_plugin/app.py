@@ -4,15 +4,17 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 import structlog
 
 from allocator.names import SCHEDULER_NAME
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
+from kubeapi.lease import SOLE_PROCESS
 from kubeapi.lease_follower import LeaseFollower
 from kubeapi.posting import make_post_client
+from kubeapi.process import run_until
 from kubeapi.reflect import Kind, Reflector
 from kubeapi.serving import start_serving
 from scheduler_plugin.binding.batch_committer import BatchCommitter
@@ -32,7 +34,7 @@ from scheduler_plugin.extender.pod_events import PodReporter
 from scheduler_plugin.extender.retry import RefusedPodRetrier
 from scheduler_plugin.extender.server import MAX_BODY, ExtenderService, make_app, make_open_app
 from scheduler_plugin.extender.stale_refusals import StaleRefusalWait, WatchActivity
-from scheduler_plugin.extender.tls import ServerTls
+from scheduler_plugin.extender.tls import ServerTls, open_tls
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
 from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_leader_label
@@ -91,7 +93,7 @@ async def run(
         _connect_signals(watcher, policies)
         activity = WatchActivity()
         watcher.changed.connect(activity.record_event)
-        elector = make_elector(settings, client)
+        elector = make_elector(settings, client, since=clock() if after_another else float("-inf"))
         label = make_leader_label(settings, client, elector)
         follower = make_follower(settings.follow_lease, client)
         binder = Binder(
@@ -102,7 +104,6 @@ async def run(
             elector,
             refresh=watcher.refresh,
             claims=ClaimWriter(client, settings.bind_timeout_s, state.is_pending),
-            after_another=after_another,
         )
         watcher.restored.connect(binder.restart_fence)
         events = EventRecorder(client, SCHEDULER_NAME, busy=lambda: binder.is_busy, most=EVENTS, clock=clock)
@@ -137,18 +138,24 @@ async def run(
         async with AsyncExitStack() as stack:
             stack.callback(collect_as_before)
             stack.push_async_callback(binder.close)
-            tls = _read_tls(settings)
+            tls = open_tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca, SettingsError)
             url = await _listen(stack, service, settings, tls)
             log.info("serving", url=url, node_policy=settings.node_policy, card_policy=settings.card_policy)
             if settings.metrics_http is not None:
-                host, port = await start_serving(
+                address = await start_serving(
                     stack, make_open_app(service), settings.metrics_http, _metrics_error
                 )
-                log.info("serving metrics", host=host, port=port)
+                log.info("serving metrics", host=address.host, port=address.port)
             if started is not None:
                 started(url, state)
-            wanted = (watcher, events, looks, budget_reflector, elector, follower, label, tls, preemption)
-            await _run_until_stopped(stop, binder, [each for each in wanted if each is not None])
+            works = (watcher, events, looks, budget_reflector, elector, follower, label, tls, preemption)
+            # Without an election ahead of the first bind call, which would have to wait for it.
+            fence = binder.wait_for_fence() if elector.is_leader else None
+
+            async def stop_binding() -> None:
+                binder.stop_binding()
+
+            await run_until(stop, *works, fence, drain=stop_binding)
 
 
 def _make_batch_committer(
@@ -164,7 +171,7 @@ def _make_batch_committer(
     metrics.follow_shared_nodes(shared, binder.clock)
     shared.lost.connect(lambda why: log.warning("batch mode pauses on a shared node", why=why))
     checks = connect_checks(watcher, binder.committer.state, binder.clock, shared)
-    return BatchCommitter(binder, checks, lambda: watcher.stale, follower, shared)
+    return BatchCommitter(binder, checks, lambda: watcher.stale, follower or SOLE_PROCESS, shared)
 
 
 def connect_checks(
@@ -219,7 +226,7 @@ async def _listen(
         SettingsError: the address cannot be used.
     """
     only_known_clients = settings.tls_client_ca is not None
-    host, port = await start_serving(
+    address = await start_serving(
         stack,
         make_app(service, only_known_clients=only_known_clients),
         settings.http,
@@ -231,45 +238,8 @@ async def _listen(
         ),
         most_connections=MOST_CALLS,
     )
-    return f"{'http' if tls is None else 'https'}://{host}:{port}"
-
-
-def _read_tls(settings: Settings) -> ServerTls | None:
-    """Make the TLS side, None if the server speaks plain HTTP.
-
-    Raises:
-        SettingsError: the files cannot be used.
-    """
-    try:
-        if settings.tls_cert is not None and settings.tls_key is not None:
-            return ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-    except OSError as error:
-        authority = f", client CA {settings.tls_client_ca!r}" if settings.tls_client_ca else ""
-        raise SettingsError(
-            f"TLS certificate {settings.tls_cert!r}, key {settings.tls_key!r}{authority} cannot be used: "
-            f"{error.strerror or error}; allowed: PEM files, certificate and key of one pair"
-        ) from error
-    return None
+    return address.url
 
 
 def _metrics_error(text: str) -> SettingsError:
     return SettingsError(f"metrics {text}")
-
-
-class _Runnable(Protocol):
-    """_Runnable works until it is cancelled."""
-
-    async def run(self) -> None: ...
-
-
-async def _run_until_stopped(stop: asyncio.Event, binder: Binder, works: Sequence[_Runnable]) -> None:
-    """Watch, and take part in the election, until told to stop."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(each.run()) for each in works]
-        if binder.leadership is None:
-            # Ahead of the first bind call, which would have to wait for it.
-            tasks.append(group.create_task(binder.wait_for_fence()))
-        await stop.wait()
-        binder.stop_binding()
-        for task in tasks:
-            task.cancel()

@@ -6,7 +6,7 @@ from typing import Final
 from allocator.names import LEADER_LABEL
 from kubeapi.client import KubeClient
 from kubeapi.leaderlabel import LeaderLabel
-from kubeapi.lease import LeaseElector
+from kubeapi.lease import LeaderStatus, LeaseElector, SoleProcess
 from kubeapi.lease_follower import LeaseFollower
 from kubeapi.process_options import LEASE_GAP_S, ElectionOptions
 
@@ -23,18 +23,21 @@ def make_follower(lease: str | None, client: KubeClient) -> LeaseFollower | None
 
 
 def make_elector(
-    election: ElectionOptions, client: KubeClient, follower: LeaseFollower | None = None
-) -> LeaseElector | None:
-    """Take part in an election, None where the settings do not want it.
+    election: ElectionOptions,
+    client: KubeClient,
+    follower: LeaseFollower | None = None,
+    *,
+    since: float = float("-inf"),
+) -> LeaseElector | SoleProcess:
+    """Take part in an election; where the settings want none, this process leads.
 
     Args:
-        election: The settings.
-        client: The API server.
+        since: Since when it leads without an election, in seconds of the clock.
         follower: Of the Lease that this process must lead with to be elected. Who held ours by following the
             same one stopped before this process began to follow, so nobody waits for it.
     """
     if not election.leader_elect:
-        return None
+        return SoleProcess(since)
     prefix = "" if follower is None else f"{follower.lease}/"
     return LeaseElector(
         client,
@@ -49,12 +52,9 @@ def make_elector(
 
 
 def make_leader_label(
-    election: ElectionOptions, client: KubeClient, elector: LeaseElector | LeaseFollower | None
+    election: ElectionOptions, client: KubeClient, elector: LeaderStatus
 ) -> LeaderLabel | None:
-    """Make the keeper of the leader label of this process's pod; None if the settings name no pod.
-
-    Without an election this process always leads.
-    """
+    """Make the keeper of the leader label of this process's pod; None if the settings name no pod."""
     if election.pod_name is None:
         return None
     return LeaderLabel(
@@ -63,6 +63,6 @@ def make_leader_label(
         election.pod_name,
         LEADER_LABEL,
         election.lease_name,
-        (lambda: elector.is_leader) if elector is not None else (lambda: True),
+        lambda: elector.is_leader,
         election.lease_s / 4,
     )

@@ -9,6 +9,7 @@ import msgspec
 
 from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED
 from kubeapi.errors import KubeApiError, NotFound
+from kubeapi.lease import SOLE_PROCESS
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.batch_protocol import CommitCall, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder
@@ -95,13 +96,14 @@ class BatchWorld:
             self.api,
             lambda: self.now,
             T,
-            leadership,
+            leadership or SOLE_PROCESS,
             refresh=self.refresh,
-            after_another=False,
             sleep=self.sleep,
         )
         self.shared = SharedNodes()
-        self.committer = BatchCommitter(self.binder, self.checks, lambda: self.stale, follower, self.shared)
+        self.committer = BatchCommitter(
+            self.binder, self.checks, lambda: self.stale, follower or SOLE_PROCESS, self.shared
+        )
         self.version = 1
         for name in ("n", "m"):
             self.node(name)

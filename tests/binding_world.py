@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import KubeApiError
+from kubeapi.lease import SoleProcess
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.state import ClusterState
@@ -68,9 +69,8 @@ class World:
             self.api,
             lambda: self.now,
             T,
-            leadership,
+            leadership or SoleProcess(self.now if after_another else float("-inf")),
             refresh=self.refresh,
-            after_another=after_another,
             sleep=self.sleep,
         )
         self.now += T

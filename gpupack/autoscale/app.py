@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -22,7 +23,8 @@ from gpupack.whatif.live_feed import LiveFeed
 from kubeapi.client import KubeClient
 from kubeapi.correlation import make_node_ref, make_pod_ref
 from kubeapi.events import EventRecorder
-from kubeapi.lease import LeaseElector
+from kubeapi.lease import LeaderStatus
+from kubeapi.process import run_until
 from kubeapi.serving import serve_health, serve_metrics, serve_shared, start_serving
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.options import EVENTS, make_elector, make_leader_label
@@ -199,19 +201,15 @@ def make_app(
 
 
 class Leadership:
-    """Whether this process may write: it leads, and what it sees is whole and fresh.
+    """Whether this process may write: it leads, and what it sees is whole and fresh."""
 
-    Args:
-        elector: None if nobody else can be writing.
-    """
-
-    def __init__(self, elector: LeaseElector | None, following: LiveFeed) -> None:
+    def __init__(self, elector: LeaderStatus, following: LiveFeed) -> None:
         self._elector = elector
         self._following = following
 
     def leads(self) -> bool:
         """Return True if this process may write its decisions."""
-        return self._elector is None or self._elector.is_leader
+        return self._elector.is_leader
 
     @property
     def blindness(self) -> str:
@@ -254,16 +252,10 @@ async def run(
         loop = AutoscaleLoop(live, settings, writer, recorder, metrics, lambda: leadership.trouble)
         unready = (lambda: leadership.blindness) if label is not None else (lambda: leadership.trouble)
         app = make_app(loop, metrics, writer, unready)
-        host, port = await start_serving(stack, app, settings.http, SettingsError)
-        url = f"http://{host}:{port}"
+        url = (await start_serving(stack, app, settings.http, SettingsError)).url
         log.info("serving", url=url, namespace=settings.namespace)
         if started is not None:
             started(url)
-        async with asyncio.TaskGroup() as group:
-            work = [following.run(), recorder.run(), loop.run()]
-            work += [each.run() for each in (elector, label) if each is not None]
-            tasks = [group.create_task(each) for each in work]
-            await stop.wait()
-            await recorder.drain(SHUTDOWN_S)
-            for task in tasks:
-                task.cancel()
+        await run_until(
+            stop, following, recorder, loop, elector, label, drain=partial(recorder.drain, SHUTDOWN_S)
+        )

@@ -34,8 +34,9 @@ from gpupack.whatif.objects import KubeObjects
 from gpupack.whatif.questions import Questions
 from kubeapi.client import KubeClient
 from kubeapi.errors import Forbidden, KubeApiError
+from kubeapi.process import run_until
 from kubeapi.serving import start_serving
-from scheduler_plugin.extender.tls import ServerTls
+from scheduler_plugin.extender.tls import ServerTls, open_tls
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 SHUTDOWN_S: Final = 1.0
@@ -214,20 +215,9 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
         )
         tls = await _answer_members(client, dashboard, following, settings, stack)
         started(await start_listening(pages, settings, stack))
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                *([group.create_task(tls.run())] if tls is not None else []),
-                group.create_task(following.run()),
-                group.create_task(dashboard.run()),
-                group.create_task(
-                    queues.poll_queue(
-                        ask, lambda shown: dashboard.hub.set_part("queues", shown), dashboard.set_queued_pods
-                    )
-                ),
-            ]
-            await stop.wait()
-            for task in tasks:
-                task.cancel()
+        show_queues = partial(dashboard.hub.set_part, "queues")
+        poll = queues.poll_queue(ask, show_queues, dashboard.set_queued_pods)
+        await run_until(stop, tls, following, dashboard, poll)
 
 
 async def _find_member(client: KubeClient, namespace: str | None) -> MemberClient | None:
@@ -269,10 +259,7 @@ async def _serve_member(
         settings.allowed_hosts,
     )
     started(await start_listening(pages, settings, stack))
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(dashboard.run())
-        await stop.wait()
-        task.cancel()
+    await run_until(stop, dashboard)
 
 
 async def _answer_members(
@@ -285,15 +272,7 @@ async def _answer_members(
     """
     if settings.teams_http is None:
         return None
-    tls = None
-    if settings.teams_tls_cert is not None and settings.teams_tls_key is not None:
-        try:
-            tls = ServerTls(settings.teams_tls_cert, settings.teams_tls_key)
-        except OSError as error:
-            raise InputError(
-                f"TLS certificate {settings.teams_tls_cert!r}, key {settings.teams_tls_key!r} cannot be "
-                f"used: {error.strerror or error}; allowed: PEM files of one pair"
-            ) from error
+    tls = open_tls(settings.teams_tls_cert, settings.teams_tls_key, None, InputError)
     pages = MemberPages(dashboard.board)
     members = MemberHandlers(
         MemberReviewer(client, time.monotonic),
@@ -304,7 +283,7 @@ async def _answer_members(
     )
     context = tls.context if tls is not None else None
     address = await start_serving(stack, members.make_app(), settings.teams_http, InputError, tls=context)
-    log.info("answering members", address=address, tls=tls is not None)
+    log.info("answering members", address=address[:2], tls=tls is not None)
     return tls
 
 
@@ -358,9 +337,9 @@ async def start_listening(pages: DashboardHandlers, settings: Settings, stack: A
     Raises:
         InputError: the address cannot be used.
     """
-    host, port = await start_serving(
+    address = await start_serving(
         stack, pages.make_app(), settings.http, InputError, grace_s=SHUTDOWN_S, handler_cancellation=True
     )
     stack.callback(pages.end_streams)
-    host = "127.0.0.1" if host in {"0.0.0.0", "[::]"} else host  # noqa: S104 - as a browser can name it
-    return f"http://{host}:{port}/"
+    is_any = address.host in {"0.0.0.0", "[::]"}  # noqa: S104 - a browser cannot name these
+    return f"{address._replace(host='127.0.0.1').url if is_any else address.url}/"

@@ -13,8 +13,9 @@ from functools import partial
 from typing import Final
 
 from allocator.names import BATCH_SCHEDULER
+from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodCandidates, PodResult
-from scheduler_plugin.binding.binder import Binder, LeaderStatus
+from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import PendingBinding
 from scheduler_plugin.binding.shared_nodes import SharedNodes
 from scheduler_plugin.errors import CommitError
@@ -35,7 +36,7 @@ class BatchCommitter:
         binder: Assumes cards, sends Bindings, and knows whether this process may.
         checks: What kube-scheduler's filters say.
         stale: Says why the cluster's view cannot be trusted, empty when it can.
-        leadership: Leadership required to bind batch pods; None: the binder's own.
+        leadership: Leadership required to bind batch pods, besides the binder's own.
         shared: Tells which nodes are shared with another scheduler; None: nodes without the taint are, and
             none is ever left out.
     """
@@ -45,7 +46,7 @@ class BatchCommitter:
         binder: Binder,
         checks: KubernetesChecks,
         stale: Callable[[], str],
-        leadership: LeaderStatus | None = None,
+        leadership: LeaderStatus = SOLE_PROCESS,
         shared: SharedNodes | None = None,
     ) -> None:
         self._binder = binder
@@ -53,7 +54,7 @@ class BatchCommitter:
         self._stale = stale
         self._leadership = leadership
         self._shared = shared if shared is not None else SharedNodes()
-        self._opened: float | None = None
+        self._opened = float("-inf")
         self._opening = asyncio.Lock()
         self._turns = asyncio.Semaphore(UNDER_WAY)
 
@@ -85,10 +86,6 @@ class BatchCommitter:
         results |= {result.uid: result for result in sent}
         return [results[pod.uid] for pod in pods]
 
-    @property
-    def _leads(self) -> bool:
-        return self._leadership is None or self._leadership.is_leader
-
     async def _open(self) -> None:
         """List the pods once per term, to see everything that the previous leader has bound.
 
@@ -97,8 +94,6 @@ class BatchCommitter:
         Raises:
             CommitError: this process does not lead.
         """
-        if self._leadership is None:
-            return
         async with self._opening:
             since = self._leadership.since
             if since is None:
@@ -162,7 +157,7 @@ class BatchCommitter:
         async with self._turns:
             # No await between this check and the request.
             late = self._binder.clock() > until
-            if late or not self._leads:
+            if late or not self._leadership.is_leader:
                 self._binder.abandon(commitment)
                 return PodResult(uid, CommitOutcome.REFUSED, node, LATE if late else NOT_LEADER)
             why = await self._binder.finish(commitment)

@@ -12,6 +12,7 @@ import structlog
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
 from kubeapi.events import BUSY_S
+from kubeapi.lease import LeaderStatus
 from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer, PendingBinding
@@ -42,18 +43,6 @@ class BindingApi(Protocol):
     async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
 
-class LeaderStatus(Protocol):
-    """LeaderStatus is the part of an election that bind needs; `kubeapi.lease.LeaseElector` has it."""
-
-    @property
-    def is_leader(self) -> bool: ...
-
-    @property
-    def since(self) -> float | None:
-        """Time since which this process leads, in seconds of the clock."""
-        ...
-
-
 class BindingOutcome(Enum):
     """BindingOutcome is what a pod shows of a Binding that was sent for it."""
 
@@ -78,10 +67,8 @@ class Binder:
 
     Args:
         timeout_s: T, how long a Binding may take effect after it was sent.
-        leadership: None when nobody else can be binding.
+        leadership: Whether this process may bind, and since when: an earlier process may have bound before.
         refresh: Lists pods anew and returns when the state has the list.
-        after_another: Whether an earlier process may have bound pods. Only whoever has created the cluster
-            can know that none did.
         claims: Writes claims, for nodes that serve them.
     """
 
@@ -91,10 +78,9 @@ class Binder:
         api: BindingApi,
         clock: Callable[[], float],
         timeout_s: float,
-        leadership: LeaderStatus | None = None,
+        leadership: LeaderStatus,
         *,
         refresh: Callable[[], Awaitable[None]],
-        after_another: bool = True,
         claims: ClaimWriter | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -106,7 +92,6 @@ class Binder:
         self.refresh = refresh
         self.claims = claims
         self.sleep = sleep
-        self._started_at = clock() if after_another else float("-inf")
         self._fence_restarted_at = float("-inf")
         self._fenced_term: float | None = None
         self._fence_lock = asyncio.Lock()
@@ -243,13 +228,11 @@ class Binder:
                     self._fenced_term = term
 
     def _get_term(self) -> float:
-        """Return when the process, its leadership, or the history after an etcd restore began.
+        """Return when its leadership, or the history after an etcd restore, began.
 
         Raises:
             CommitError: it is not the leader.
         """
-        if self.leadership is None:
-            return max(self._started_at, self._fence_restarted_at)
         since = self.leadership.since
         if since is None or not self.leadership.is_leader:
             raise CommitError("this gpupack scheduler is not the leader; the leader binds")

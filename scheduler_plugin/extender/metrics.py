@@ -8,6 +8,7 @@ from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.metrics import make_process_registry
 from scheduler_plugin.binding.batch_protocol import CommitOutcome
 from scheduler_plugin.cache.node_arrays import Exclusion
@@ -17,7 +18,6 @@ from scheduler_plugin.scheduling.reasons import FilterReason
 
 if TYPE_CHECKING:
     from kubeapi.events import EventRecorder
-    from scheduler_plugin.binding.binder import LeaderStatus
     from scheduler_plugin.binding.shared_nodes import SharedNodes
     from scheduler_plugin.extender.retry import RefusedPodRetrier
     from scheduler_plugin.preemption.preemptor import Preemptor
@@ -144,7 +144,6 @@ class ClusterMetrics(Collector):
 
     Args:
         waiting: The pods that wait.
-        leadership: None without an election: then this process always leads.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class ClusterMetrics(Collector):
         freshness: ViewFreshness,
         waiting: UnschedulablePods,
         events: "EventRecorder",
-        leadership: "LeaderStatus | None" = None,
+        leadership: LeaderStatus = SOLE_PROCESS,
     ) -> None:
         self._state = state
         self._freshness = freshness
@@ -181,7 +180,7 @@ class ClusterMetrics(Collector):
         yield GaugeMetricFamily(
             "gpupack_scheduler_leader",
             "1 where this process may bind pods: it holds the Lease, or there is no election.",
-            value=int(self._leadership is None or self._leadership.is_leader),
+            value=int(self._leadership.is_leader),
         )
         events = CounterMetricFamily(
             "gpupack_scheduler_events",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import structlog
 
 from kubeapi.events import EventRecorder, EventType, ObjectRef, make_pod_ref
-from scheduler_plugin.binding.binder import LeaderStatus
+from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.filter_reply import FilterReply
@@ -26,7 +26,7 @@ class PodReporter:
 
     Args:
         events: Takes Events; None for log lines only.
-        leadership: Only the leader writes Events; None without an election.
+        leadership: Only the leader writes Events.
 
     Attributes:
         unschedulable_pods: The pods that were refused and wait.
@@ -37,7 +37,7 @@ class PodReporter:
         state: ClusterState,
         clock: Callable[[], float],
         events: EventRecorder | None = None,
-        leadership: LeaderStatus | None = None,
+        leadership: LeaderStatus = SOLE_PROCESS,
     ) -> None:
         self._state = state
         self._clock = clock
@@ -85,8 +85,7 @@ class PodReporter:
             log.info("pod waits no longer", pod=pod.pod, why=why, waited_s=waited_s)
 
     def _send_event(self, pod: ObjectRef, kind: EventType, reason: str, message: str) -> None:
-        leads = self._leadership is None or self._leadership.is_leader
-        if self._events is not None and leads:
+        if self._events is not None and self._leadership.is_leader:
             self._events.event(pod, kind, reason, message)
 
     def _format_cards(self, uid: str, node: str) -> str:

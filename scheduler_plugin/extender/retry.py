@@ -25,8 +25,8 @@ import structlog
 
 from kubeapi.bounded import BoundedDict
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound
+from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.paths import make_pod_path
-from scheduler_plugin.binding.binder import LeaderStatus
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.extender.filter_reply import FilterReply
@@ -93,7 +93,7 @@ class RefusedPodRetrier:
     Args:
         extender: Decides whether a pod fits now.
         stale: Why the view cannot be trusted; empty when it can.
-        leadership: Only the leader asks; None without an election.
+        leadership: Only the leader asks.
 
     Attributes:
         fits: Signals the UID of a pod that was found to fit.
@@ -105,7 +105,7 @@ class RefusedPodRetrier:
         api: PatchApi,
         clock: Callable[[], float],
         stale: Callable[[], str],
-        leadership: LeaderStatus | None = None,
+        leadership: LeaderStatus = SOLE_PROCESS,
     ) -> None:
         self.fits: Signal[[str]] = Signal()
         self._extender = extender
@@ -133,7 +133,7 @@ class RefusedPodRetrier:
 
     async def run_once(self) -> None:
         """Check the pods that have waited long enough, the least recently checked first."""
-        term = self._leadership.since if self._leadership is not None else 0.0
+        term = self._leadership.since
         if term is None or self._stale():
             return
         if term != self._term:

@@ -9,11 +9,12 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.serving import serve_health, serve_metrics
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.batch_protocol import CommitReply, decode_commit_call
 from scheduler_plugin.binding.batch_protocol import encode as encode_commit
-from scheduler_plugin.binding.binder import Binder, LeaderStatus
+from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender.fast_server import VerbAnswer
@@ -67,7 +68,7 @@ class ExtenderService:
         clock: Monotonic seconds.
         stale_refusal_wait: Decides for which refused pods to wait a moment.
         reporter: Logs and Events about pods.
-        leadership: None without an election.
+        leadership: Whether this process answers verbs, or stands by.
         preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None disables it.
         retrier: Checks refused pods again later; None disables it.
         batch: Binds pods that a queue hands over; None: no queue may.
@@ -81,7 +82,7 @@ class ExtenderService:
     clock: Callable[[], float]
     stale_refusal_wait: StaleRefusalWait
     reporter: PodReporter
-    leadership: LeaderStatus | None = None
+    leadership: LeaderStatus = SOLE_PROCESS
     preemptor: Preemptor | None = None
     retrier: RefusedPodRetrier | None = None
     batch: BatchCommitter | None = None
@@ -97,7 +98,7 @@ class ExtenderService:
         Args:
             path: Path of the request, one of `verbs`.
         """
-        if self._is_standby:
+        if not self.leadership.is_leader:
             self.metrics.errors.labels(path.strip("/")).inc()
             log.warning("request refused", path=path, error=STANDBY)
             return VerbAnswer(f"{STANDBY}\n".encode(), status=503, content_type=_TEXT, is_last=True)
@@ -121,10 +122,6 @@ class ExtenderService:
         if encode is None:
             return VerbAnswer(f"{why}\n".encode(), status=500, content_type=_TEXT)
         return VerbAnswer(encode(why))
-
-    @property
-    def _is_standby(self) -> bool:
-        return self.leadership is not None and not self.leadership.is_leader
 
     def record_cut_off(self, path: str) -> None:
         """Count and log a call whose client disconnected before the body was complete."""
@@ -216,8 +213,8 @@ class ExtenderService:
 
     def explain_not_ready(self) -> str:
         """Say why the view is not complete and fresh; without a leader's label only the leader is ready."""
-        why = self.watcher.stale
-        return "not the leader" if not why and not self.standby_is_ready and self._is_standby else why
+        is_ready = self.standby_is_ready or self.leadership.is_leader
+        return self.watcher.stale or ("" if is_ready else "not the leader")
 
     async def render_metrics(self) -> bytes:
         return self.metrics.render()

@@ -74,6 +74,26 @@ class ServerTls:
         return context
 
 
+def open_tls(
+    certificate: str | None, key: str | None, client_ca: str | None, make_error: Callable[[str], Exception]
+) -> ServerTls | None:
+    """Make the TLS side of a server; None if no certificate is named, so that it speaks plain HTTP.
+
+    Raises:
+        Exception: by `make_error`: the files cannot be used.
+    """
+    if certificate is None or key is None:
+        return None
+    try:
+        return ServerTls(certificate, key, client_ca)
+    except OSError as error:
+        authority = f", client CA {client_ca!r}" if client_ca else ""
+        raise make_error(
+            f"TLS certificate {certificate!r}, key {key!r}{authority} cannot be used: "
+            f"{error.strerror or error}; allowed: PEM files, certificate and key of one pair"
+        ) from error
+
+
 def _content(file: str) -> bytes | None:
     try:
         return Path(file).read_bytes()

@@ -16,8 +16,8 @@ from kubeapi.backoff import KeyedBackoff
 from kubeapi.bounded import BoundedDict
 from kubeapi.errors import KubeApiError, NotFound, TooManyRequests
 from kubeapi.eviction import EvictionApi, evict_pod
+from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.ratelimit import TokenBucket
-from scheduler_plugin.binding.binder import LeaderStatus
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
@@ -89,7 +89,6 @@ class Preemptor:
 
     Args:
         wall: Seconds since the epoch.
-        leadership: None when nobody else can be preempting.
         stale: Why the view of the cluster cannot be trusted; empty when it can.
 
     Attributes:
@@ -108,7 +107,7 @@ class Preemptor:
         clock: Callable[[], float],
         wall: Callable[[], float],
         *,
-        leadership: LeaderStatus | None = None,
+        leadership: LeaderStatus = SOLE_PROCESS,
         stale: Callable[[], str] = lambda: "",
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -196,8 +195,7 @@ class Preemptor:
 
     def _can_act(self) -> bool:
         """Return True if this process may evict pods now."""
-        leads = self._leadership is None or self._leadership.is_leader
-        return leads and self.budgets.synced and not self._stale()
+        return self._leadership.is_leader and self.budgets.synced and not self._stale()
 
     def _can_preempt(self, uid: str) -> bool:
         pod = self.state.pods.get(uid)

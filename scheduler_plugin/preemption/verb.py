@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder, EventType, make_pod_ref
-from scheduler_plugin.binding.binder import LeaderStatus
+from kubeapi.lease import LeaderStatus
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
@@ -29,7 +29,6 @@ class PreemptionService:
 
     Args:
         view: View of the API server; `cache.watcher.Watcher` is one.
-        leadership: None when nobody else can be preempting.
 
     Attributes:
         preemptor: Hears of refusals.
@@ -44,7 +43,7 @@ class PreemptionService:
         clock: Callable[[], float],
         events: EventRecorder,
         view: TrustedView,
-        leadership: LeaderStatus | None,
+        leadership: LeaderStatus,
     ) -> None:
         self.preemptor = Preemptor(
             state,

@@ -7,6 +7,7 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kubeapi.lease import SOLE_PROCESS
 from scheduler_plugin.extender.metrics import ClusterMetrics, Metrics
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePods
 from scheduler_plugin.preemption.preemptor import SPARED_VICTIM_S
@@ -32,7 +33,7 @@ class Told:
     def __call__(self, *, elected: bool = True) -> dict[str, float]:
         events: Any = SimpleNamespace(written=3, limited=2, dropped=1)
         fresh: Any = SimpleNamespace(age_s=1.5, skipped={"nodes": 0, "pods": 2})
-        election = self.election if elected else None
+        election = self.election if elected else SOLE_PROCESS
         cluster = ClusterMetrics(self.world.state, fresh, self.waiting, events, cast("Any", election))
         metrics = Metrics(cluster)
         metrics.handled.labels("bind").observe(0.001)

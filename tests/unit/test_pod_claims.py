@@ -9,6 +9,7 @@ import pytest
 
 from allocator.names import DRA_DRIVER, NODE_SERVES, PERCENT_RESOURCE, POD_CARDS, SERVES_CLAIMS
 from kubeapi.errors import Conflict, KubeApiError, NotFound, TimedOut
+from kubeapi.lease import SOLE_PROCESS
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer
@@ -176,9 +177,8 @@ class World:
             api,
             lambda: 100.0,
             T,
-            leadership,
+            leadership or SOLE_PROCESS,
             refresh=self.refresh,
-            after_another=False,
             claims=self.claims,
             sleep=self.sleep,
         )

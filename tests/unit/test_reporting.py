@@ -7,6 +7,7 @@ import pytest
 import structlog.testing
 
 from allocator.names import POD_ASSIGNED
+from kubeapi.lease import SOLE_PROCESS
 from scheduler_plugin.extender.pod_events import PodReporter
 from scheduler_plugin.extender.protocol import BindArgs
 from tests.cluster_builders import pod, pod_object, uuid
@@ -16,7 +17,7 @@ from tests.extender_world import World
 class Told:
     """A reporter on a world, with what it said."""
 
-    def __init__(self, leadership: object = None) -> None:
+    def __init__(self, leadership: object = SOLE_PROCESS) -> None:
         self.world = World()
         self.world.node("a", (16, 16), (8, 10))
         self.now = 100.0

@@ -98,7 +98,7 @@ async def test_health_is_answered_while_too_many_requests_are(
         AsyncExitStack() as stack,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
-        host, port = await start_serving(stack, app, "127.0.0.1:0", ValueError, most_connections=8)
+        host, port, _ = await start_serving(stack, app, "127.0.0.1:0", ValueError, most_connections=8)
         url = f"http://{host}:{port}"
         asked = [asyncio.create_task(session.get(f"{url}/slow")) for _ in range(6)]
         for _ in asked:

@@ -4,14 +4,16 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import structlog
 
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
-from kubeapi.lease import LeaseElector
+from kubeapi.lease import LeaseElector, SoleProcess
 from kubeapi.lease_follower import LeaseFollower
 from kubeapi.posting import make_post_client
+from kubeapi.process import run_until
 from kubeapi.serving import start_serving
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
@@ -79,7 +81,7 @@ async def run(
         watcher.call_after_each_list(trim_memory)
         feed = QueueFeed(queue, watcher, clock)
         follower = make_follower(settings.follow_lease, client)
-        elector = make_elector(settings, client, follower)
+        elector = make_elector(settings, client, follower, since=clock())
         label = make_leader_label(settings, client, elector)
         term = LeadershipTerm(
             elector, watcher, clock, settings.longest_write_s, lambda: sink.synced, follower
@@ -109,30 +111,27 @@ async def run(
             decides_by=lambda: settings.describe_decisions(file.text),
             clock=clock,
         )
-        host, port = await start_serving(stack, app, settings.http, SettingsError)
-        url = f"http://{host}:{port}"
+        url = (await start_serving(stack, app, settings.http, SettingsError)).url
         log.info("serving", url=url, queues=len(config.queues), mode=config.mode)
         if started is not None:
             started(url, queue)
-        async with asyncio.TaskGroup() as group:
-            work = [
-                watcher.run(),
-                watch_namespaces(client, sink, clock).run(),
-                watch_jobs(client, JobSink(queue, controller.record_change), clock).run(),
-                watch_pod_groups(client, PodGroupSink(feed, controller.record_change), clock),
-                watch_batch_pods(client, BatchPodSink(queue, controller.record_change), clock).run(),
-                conditions.run(),
-                term.run(controller.begin_term),
-                recorder.run(),
-                file.follow_changes(controller.configure),
-                controller.run(),
-            ]
-            work += [each.run() for each in (follower, elector, label) if each is not None]
-            tasks = [group.create_task(each) for each in work]
-            await stop.wait()
-            await recorder.drain(SHUTDOWN_S)
-            for task in tasks:
-                task.cancel()
+        await run_until(
+            stop,
+            watcher,
+            watch_namespaces(client, sink, clock),
+            watch_jobs(client, JobSink(queue, controller.record_change), clock),
+            watch_pod_groups(client, PodGroupSink(feed, controller.record_change), clock),
+            watch_batch_pods(client, BatchPodSink(queue, controller.record_change), clock),
+            conditions,
+            term.run(controller.begin_term),
+            recorder,
+            file.follow_changes(controller.configure),
+            controller,
+            follower,
+            elector,
+            label,
+            drain=partial(recorder.drain, SHUTDOWN_S),
+        )
 
 
 class LeadershipTerm:
@@ -142,7 +141,6 @@ class LeadershipTerm:
     list of pods made after that shows every one that did.
 
     Args:
-        elector: None when nobody else can be admitting.
         follower: Of the Lease that the elected process leads with; None for none.
         write_s: How long a write may take effect.
         namespaces: Whether the namespaces are known.
@@ -150,7 +148,7 @@ class LeadershipTerm:
 
     def __init__(
         self,
-        elector: LeaseElector | None,
+        elector: LeaseElector | SoleProcess,
         watcher: Watcher,
         clock: Callable[[], float],
         write_s: float,
@@ -163,26 +161,17 @@ class LeadershipTerm:
         self._follower = follower
         self._watcher = watcher
         self._clock = clock
-        self._since = clock()
         self._opened: float | None = None
-
-    @property
-    def _leading_since(self) -> float | None:
-        """Return when this process began to lead, in seconds; None while it does not."""
-        if self._elector is None:
-            return self._since
-        return self._elector.since if self._elector.is_leader else None
 
     @property
     def pause_reason(self) -> str:
         """Reason why nothing is admitted, empty for none."""
-        if self._leading_since is None:
+        if not self._elector.is_leader:
             return self.rival or "another process is the leader"
         if blindness := self.stale_view_reason:
             return blindness
-        return (
-            "" if self._opened == self._leading_since else "waiting for what the process before may have sent"
-        )
+        is_opened = self._opened == self._elector.since
+        return "" if is_opened else "waiting for what the process before may have sent"
 
     @property
     def rival(self) -> str:
@@ -190,7 +179,7 @@ class LeadershipTerm:
 
         Its Lease is this one's, whatever its Deployment is called, so only one of them admits.
         """
-        if self._elector is None or self._follower is None or not self._follower.is_leader:
+        if self._follower is None or not self._follower.is_leader:
             return ""
         holder = self._elector.holder
         if holder in {"", self._elector.identity}:
@@ -208,7 +197,7 @@ class LeadershipTerm:
 
     def can_write(self) -> bool:
         """Return True if this process may write its decisions."""
-        return self._leading_since is not None
+        return self._elector.is_leader
 
     async def run(self, opened: Callable[[], None]) -> None:
         """Open each term, until cancelled."""
@@ -218,12 +207,12 @@ class LeadershipTerm:
                 reported = self.rival
                 if reported:
                     log.warning("nothing is admitted here", why=reported)
-            begun = self._leading_since
+            begun = self._elector.since
             if begun is None or begun == self._opened or not self._watcher.synced:
                 await asyncio.sleep(0.05)
                 continue
             await asyncio.sleep(max(0.0, begun + self._write_s - self._clock()))
             await self._watcher.refresh()
-            if self._leading_since == begun:
+            if self._elector.since == begun:
                 self._opened = begun
                 opened()

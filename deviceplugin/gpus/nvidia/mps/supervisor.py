@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -16,6 +16,7 @@ from deviceplugin.gpus.nvidia.mps.control import ControlDaemon
 from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder, lock_root
 from deviceplugin.gpus.nvidia.mps.grants import client_limit, find_obstacle
 from deviceplugin.gpus.nvidia.mps.options import MpsOptions
+from kubeapi.process import run_until
 
 log = structlog.get_logger(__name__)
 
@@ -168,20 +169,9 @@ async def run(
     try:
         await asyncio.to_thread(source.open)
         try:
-            await _until(stop, MpsSupervisor(settings, source, generations).run())
+            await run_until(stop, MpsSupervisor(settings, source, generations))
         finally:
             await asyncio.to_thread(source.close)
     finally:
         os.close(lock)
     log.info("stopped")
-
-
-async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Work until `stop` is set, or the work fails, which is raised."""
-    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
-    for task in (working, stopped):
-        task.cancel()
-    result, _ = await asyncio.gather(working, stopped, return_exceptions=True)
-    if isinstance(result, Exception):
-        raise result
