@@ -28,10 +28,11 @@ import numpy as np
 from allocator.names import QUEUE_GATE, QUEUE_NAME
 from allocator.request import PodRequest
 from benchmarks.burst import cluster
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts
+from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -130,7 +131,7 @@ class QueueBench:
         for number in range(nodes):
             used = rng.integers(0, 97, 8).clip(0, 80).tolist()
             raw: Any = node_object(f"n{number:05}", (80,) * 8, used, version=1, cpu="128", memory="1024Gi")
-            node = msgspec.convert(raw, QueueNode)
+            node = msgspec.convert(raw, Node)
             self.queue.state.apply_node(node, 0.0)
             self.queue.set_node(f"n{number:05}", read_node_facts(node))
         policy: Any = self.queue.capacity.policies.get_policy(PodRequest(()))
@@ -156,7 +157,7 @@ class QueueBench:
         )
         raw["metadata"]["labels"] = {QUEUE_NAME: "a"}
         raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
-        pod = msgspec.convert(raw, QueuePod)
+        pod = msgspec.convert(raw, Pod)
         self.queue.state.apply_pod(pod, 0.0)
         self.queue.apply_pod(pod, 0.0)
         wants = self.queue.queued_pods[pod.metadata.uid].requirements

@@ -43,10 +43,9 @@ from gpupack.dashboard.records import CardDetail
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.telemetry import NodeCourse, explain_no_telemetry
 from gpupack.dashboard.trend import TrendPoint
-from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.questions import WorkBudget
+from kubeapi.objects import Node, Pod, PodGroup
 from scheduler_plugin.cache.gang_names import GROUP_LABELS
-from scheduler_plugin.queue.cache.pod_groups import PodGroup
 from scheduler_plugin.queue.controller.status import WaitExplanation
 from standins.apiserver.server import ApiServer
 
@@ -112,7 +111,7 @@ def fill_board(board: ClusterBoard, fleet: Fleet) -> None:
     """Give a board all nodes and pods of a fleet."""
     board.replace_nodes([node(fleet.node_object(each)) for each in fleet.nodes])
     pods = (*fleet.pod_objects(), *fleet.pending_objects())
-    board.replace_pods([msgspec.convert(pod, KubePod) for pod in pods])
+    board.replace_pods([msgspec.convert(pod, Pod) for pod in pods])
 
 
 def fill(api: ApiServer, fleet: Fleet) -> None:
@@ -125,9 +124,9 @@ def fill(api: ApiServer, fleet: Fleet) -> None:
         api.add_node(each.name, meta["labels"], value["status"]["capacity"], meta["annotations"])
 
 
-def node(value: dict[str, Any]) -> KubeNode:
+def node(value: dict[str, Any]) -> Node:
     """Read a node."""
-    return msgspec.convert(value, KubeNode)
+    return msgspec.convert(value, Node)
 
 
 async def first_paint_ms(tab: Tab, url: str) -> float:
@@ -310,7 +309,7 @@ async def screenshots(folder: Path) -> None:
                 pod["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
             else:
                 pod["metadata"]["labels"][GROUP_LABELS[0]] = "finetune"
-            dashboard.board.put_pod(msgspec.convert(pod, KubePod))
+            dashboard.board.put_pod(msgspec.convert(pod, Pod))
         for team in TEAMS:
             group = {"metadata": {"name": "finetune", "namespace": team}, "spec": {"minMember": 4}}
             dashboard.board.put_group(msgspec.convert(group, PodGroup))

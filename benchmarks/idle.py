@@ -23,8 +23,9 @@ import structlog
 
 from allocator.names import QUEUE_GATE, QUEUE_NAME
 from benchmarks.machine import machine
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts
+from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.status import explain_waiting
@@ -58,7 +59,7 @@ def full_queue(queues: int, waiting_pods: int, nodes: int) -> Queue:
     full = (CARD_UNITS,) * CARDS
     for number in range(nodes):
         raw: Any = node_object(f"n{number:05}", full, full, version=number + 1, cpu="512", memory="4000Gi")
-        node = msgspec.convert(raw, QueueNode)
+        node = msgspec.convert(raw, Node)
         state.apply_node(node, 0.0)
         queue.set_node(node.metadata.name, read_node_facts(node))
     for number in range(waiting_pods):
@@ -67,7 +68,7 @@ def full_queue(queues: int, waiting_pods: int, nodes: int) -> Queue:
         raw["metadata"]["labels"] = {QUEUE_NAME: names[number % queues]}
         raw["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
         raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
-        pod = msgspec.convert(raw, QueuePod)
+        pod = msgspec.convert(raw, Pod)
         state.apply_pod(pod, 0.0)
         queue.apply_pod(pod, 0.0)
     return queue

@@ -25,8 +25,9 @@ import msgspec
 
 from allocator.names import POD_DATA, POD_JOB, QUEUE_GATE, QUEUE_NAME
 from benchmarks.machine import machine, percentile, resident_mib
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts
+from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -67,7 +68,7 @@ class Bench:
         self.version += 1
         raw: Any = node_object(name, (CARD_UNITS,) * CARDS, version=self.version, cpu="512", memory="4000Gi")
         raw["metadata"]["labels"] = {"data.gpupack.io/d0": ""} if self.random.random() < 0.2 else {}
-        node = msgspec.convert(raw, QueueNode)
+        node = msgspec.convert(raw, Node)
         self.state.apply_node(node, 0.0)
         self.queue.set_node(name, read_node_facts(node))
 
@@ -92,7 +93,7 @@ class Bench:
         self._send(raw)
 
     def _send(self, raw: dict[str, Any]) -> None:
-        pod = msgspec.convert(raw, QueuePod)
+        pod = msgspec.convert(raw, Pod)
         self.state.apply_pod(pod, 0.0)
         self.queue.apply_pod(pod, 0.0)
 

@@ -12,7 +12,7 @@ import msgspec
 Labels = Mapping[str, str]
 
 
-class Expression(msgspec.Struct, frozen=True, rename="camel"):
+class Expression(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Expression is a condition on one label; all conditions of a list must hold.
 
     `Gt` and `Lt` are for node affinity only; no other object has them.
@@ -61,7 +61,7 @@ def parse_int64(text: str | None) -> int | None:
     return value if -_INT64 <= value < _INT64 else None
 
 
-class LabelSelector(msgspec.Struct, frozen=True, rename="camel"):
+class LabelSelector(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Labels that must be there, and conditions; an empty selector matches everything."""
 
     match_labels: dict[str, str] | None = None
@@ -86,7 +86,7 @@ class LabelSelector(msgspec.Struct, frozen=True, rename="camel"):
         return True if self.keys <= labels.keys() else None
 
 
-class NodeTerm(msgspec.Struct, frozen=True, rename="camel"):
+class NodeTerm(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Conditions of which all must hold: on labels, and on fields (Kubernetes knows `metadata.name`)."""
 
     match_expressions: tuple[Expression, ...] | None = None
@@ -102,7 +102,7 @@ class NodeTerm(msgspec.Struct, frozen=True, rename="camel"):
         )
 
 
-class Toleration(msgspec.Struct, frozen=True, rename="camel"):
+class Toleration(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """A toleration of a pod."""
 
     key: str = ""
@@ -121,7 +121,7 @@ class Toleration(msgspec.Struct, frozen=True, rename="camel"):
         return self.operator == "Exists"
 
 
-class Taint(msgspec.Struct, frozen=True):
+class Taint(msgspec.Struct, frozen=True, gc=False):
     """Taint keeps pods off a node."""
 
     key: str = ""
@@ -145,7 +145,7 @@ def list_repelling_taints(taints: Sequence[Taint], *, unschedulable: bool) -> li
     return [*found, UNSCHEDULABLE] if unschedulable and UNSCHEDULABLE not in found else found
 
 
-class NodeRules(msgspec.Struct, frozen=True):
+class NodeRules(msgspec.Struct, frozen=True, gc=False):
     """NodeRules is a pod's constraints on nodes. Hashable, equal for equal constraints.
 
     Attributes:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Final, cast
+from typing import Final
 
 import structlog
 
@@ -13,6 +13,7 @@ from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
 from kubeapi.lease import SOLE_PROCESS
 from kubeapi.lease_follower import LeaseFollower
+from kubeapi.objects import Node, Pod, PodDisruptionBudget
 from kubeapi.posting import make_post_client
 from kubeapi.process import run_until
 from kubeapi.reflect import Kind, Reflector
@@ -22,9 +23,7 @@ from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.binding.shared_nodes import SharedNodes
-from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBudget, DisruptionBudgets
-from scheduler_plugin.cache.host_objects import HostNode, HostPod
-from scheduler_plugin.cache.objects import NodeLite, PodLite
+from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBudgets
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import SettingsError
@@ -82,14 +81,7 @@ async def run(
         policies = ClusterPolicies(
             settings.node_policy, settings.card_policy, settings.node_policy_parameters
         )
-        watcher = Watcher(
-            client,
-            state,
-            clock,
-            settings.stale_s,
-            node=HostNode if settings.commit else NodeLite,
-            pod=HostPod if settings.commit else PodLite,
-        )
+        watcher = Watcher(client, state, clock, settings.stale_s)
         _connect_signals(watcher, policies)
         activity = WatchActivity()
         watcher.changed.connect(activity.record_event)
@@ -109,7 +101,7 @@ async def run(
         events = EventRecorder(client, SCHEDULER_NAME, busy=lambda: binder.is_busy, most=EVENTS, clock=clock)
         reporter = PodReporter(state, clock, events, elector)
         budgets = DisruptionBudgets()
-        budget_reflector = Reflector(client, BUDGETS_PATH, DisruptionBudget, budgets, clock=clock)
+        budget_reflector = Reflector(client, BUDGETS_PATH, PodDisruptionBudget, budgets, clock=clock)
         extender = Extender(
             state, policies, settings.shortlist, budgets, rank_all_pods=settings.rank_all_pods
         )
@@ -177,32 +169,32 @@ def _make_batch_committer(
 def connect_checks(
     watcher: Watcher, state: ClusterState, clock: Callable[[], float], shared: SharedNodes
 ) -> KubernetesChecks:
-    """Keep kube-scheduler's checks up to date; the watcher must read `HostNode` and `HostPod`."""
+    """Keep kube-scheduler's checks up to date."""
     checks = KubernetesChecks(state)
 
-    def take_node(kind: Kind, node: NodeLite) -> None:
+    def take_node(kind: Kind, node: Node) -> None:
         if kind == "DELETED":
             checks.delete_node(node.metadata.name)
             shared.delete_node(node.metadata.name)
         else:
-            checks.apply_node(cast("HostNode", node))
-            shared.apply_node(cast("HostNode", node))
+            checks.apply_node(node)
+            shared.apply_node(node)
 
-    def take_pod(kind: Kind, pod: PodLite) -> None:
+    def take_pod(kind: Kind, pod: Pod) -> None:
         if kind == "DELETED":
             checks.delete_pod(pod.metadata.uid)
             shared.delete_pod(pod.metadata.uid)
         else:
-            checks.apply_pod(cast("HostPod", pod), clock())
-            shared.apply_pod(cast("HostPod", pod), clock())
+            checks.apply_pod(pod, clock())
+            shared.apply_pod(pod, clock())
 
-    def replace_nodes(nodes: Sequence[NodeLite]) -> None:
-        checks.replace(cast("Sequence[HostNode]", nodes), None, clock())
-        shared.replace_nodes(cast("Sequence[HostNode]", nodes))
+    def replace_nodes(nodes: Sequence[Node]) -> None:
+        checks.replace(nodes, None, clock())
+        shared.replace_nodes(nodes)
 
-    def replace_pods(pods: Sequence[PodLite]) -> None:
-        checks.replace(None, cast("Sequence[HostPod]", pods), clock())
-        shared.replace_pods(cast("Sequence[HostPod]", pods), clock())
+    def replace_pods(pods: Sequence[Pod]) -> None:
+        checks.replace(None, pods, clock())
+        shared.replace_pods(pods, clock())
 
     watcher.node_sink.applied.connect(take_node)
     watcher.pod_sink.applied.connect(take_pod)

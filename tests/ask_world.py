@@ -16,7 +16,7 @@ from allocator.names import (
 )
 from allocator.records import Holds, dump_assigned, dump_holds
 from gpupack.whatif.cluster import Cluster
-from scheduler_plugin.cache.objects import NodeLite, PodLite
+from kubeapi import objects
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -180,12 +180,12 @@ def by_extender(world: World, pod: Pod) -> set[str]:
     """Names of the nodes that the extender's own filter lets pass for a pod that waits."""
     state = ClusterState()
     state.replace_nodes(
-        [msgspec.json.decode(json.dumps(node.object(world.pods)), type=NodeLite) for node in world.nodes],
+        [msgspec.json.decode(json.dumps(node.object(world.pods)), type=objects.Node) for node in world.nodes],
         "100",
         0.0,
     )
     pods = [
-        msgspec.json.decode(json.dumps(each.object()), type=PodLite)
+        msgspec.json.decode(json.dumps(each.object()), type=objects.Pod)
         for each in world.pods
         if each.name != pod.name
     ]

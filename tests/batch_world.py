@@ -10,12 +10,12 @@ import msgspec
 from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED
 from kubeapi.errors import KubeApiError, NotFound
 from kubeapi.lease import SOLE_PROCESS
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.batch_protocol import CommitCall, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.binding.shared_nodes import SharedNodes
-from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
@@ -137,7 +137,7 @@ class BatchWorld:
             name, sizes, version=self.version, allocatable_units=sum(sizes), **more
         )
         raw["spec"] = dict(spec or {})
-        found = msgspec.convert(raw, HostNode)
+        found = msgspec.convert(raw, Node)
         self.state.apply_node(found, self.now)
         self.checks.apply_node(found)
         self.shared.apply_node(found)
@@ -157,7 +157,7 @@ class BatchWorld:
 
     def see(self, name: str) -> None:
         """Bring the newest version of a pod."""
-        found = msgspec.json.decode(json.dumps(self.api.objects[name]), type=HostPod)
+        found = msgspec.json.decode(json.dumps(self.api.objects[name]), type=Pod)
         self.state.apply_pod(found, self.now)
         self.checks.apply_pod(found, self.now)
         self.shared.apply_pod(found, self.now)

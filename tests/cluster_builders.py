@@ -19,7 +19,7 @@ from allocator.names import (
 )
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
-from scheduler_plugin.cache.objects import NodeLite, PodLite
+from kubeapi.objects import Node, Pod
 
 GIB = 1 << 30
 MEMORY = resource_name(1024)
@@ -206,9 +206,9 @@ def claim(name: str, *args: object, **options: object) -> ClaimObject:
     return msgspec.json.decode(msgspec.json.encode(claim_object(name, *args, **options)), type=ClaimObject)  # type: ignore[arg-type]
 
 
-def node(name: str, *args: object, **options: object) -> NodeLite:
-    return msgspec.json.decode(msgspec.json.encode(node_object(name, *args, **options)), type=NodeLite)  # type: ignore[arg-type]
+def node(name: str, *args: object, **options: object) -> Node:
+    return msgspec.json.decode(msgspec.json.encode(node_object(name, *args, **options)), type=Node)  # type: ignore[arg-type]
 
 
-def pod(name: str, *args: object, **options: object) -> PodLite:
-    return msgspec.json.decode(msgspec.json.encode(pod_object(name, *args, **options)), type=PodLite)  # type: ignore[arg-type]
+def pod(name: str, *args: object, **options: object) -> Pod:
+    return msgspec.json.decode(msgspec.json.encode(pod_object(name, *args, **options)), type=Pod)  # type: ignore[arg-type]

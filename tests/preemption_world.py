@@ -9,9 +9,9 @@ import msgspec
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests
+from kubeapi.objects import Pod, PodDisruptionBudget
 from scheduler_plugin.binding.committer import Committer
-from scheduler_plugin.cache.disruption_budgets import DisruptionBudget, DisruptionBudgets
-from scheduler_plugin.cache.objects import PodLite
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.preemption.preemptor import REFUSAL_REST_S, Preemptor
@@ -201,7 +201,7 @@ class PreemptionWorld:
                 "disruptedPods": dict.fromkeys(disrupted, "2027-01-15T08:00:00Z"),
             },
         }
-        self.budgets.event("ADDED", msgspec.convert(made, DisruptionBudget), "1")
+        self.budgets.event("ADDED", msgspec.convert(made, PodDisruptionBudget), "1")
 
     # What kube-scheduler does.
 
@@ -251,8 +251,8 @@ class PreemptionWorld:
         await self.preemptor.run_once()
 
 
-def _lite(pod: dict[str, Any]) -> PodLite:
-    return msgspec.json.decode(msgspec.json.encode(pod), type=PodLite)
+def _lite(pod: dict[str, Any]) -> Pod:
+    return msgspec.json.decode(msgspec.json.encode(pod), type=Pod)
 
 
 BUDGET_SAYS_NO = TooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.")

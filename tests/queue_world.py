@@ -18,9 +18,10 @@ from allocator.names import (
     QUEUE_NAME,
 )
 from allocator.records import dump_assigned
+from kubeapi.objects import Job, Node, Pod
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.jobs import QueueJob, read_job
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts
+from scheduler_plugin.queue.cache.jobs import read_job
+from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.cache.queued_pods import Requeue
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
@@ -74,7 +75,7 @@ class QueueWorld:
         raw: dict[str, Any] = node_object(name, sizes, used, version=self.version, **more)
         raw["metadata"]["labels"] = dict(labels or {})
         raw["spec"] = dict(spec or {})
-        node = msgspec.convert(raw, QueueNode)
+        node = msgspec.convert(raw, Node)
         self.state.apply_node(node, self.now)
         self.queue.set_node(name, read_node_facts(node))
 
@@ -104,7 +105,7 @@ class QueueWorld:
             "spec": {"completions": completions, "template": {"metadata": {"annotations": notes}}},
             "status": {"succeeded": succeeded, "conditions": conditions},
         }
-        self.queue.job_stages.set_job(read_job(msgspec.convert(raw, QueueJob)))
+        self.queue.job_stages.set_job(read_job(msgspec.convert(raw, Job)))
 
     def lose_job(self, name: str) -> None:
         """Delete a Job."""
@@ -232,7 +233,7 @@ class QueueWorld:
         """Delete a pod; what it used is free at once."""
         raw = self.objects.pop(uid)
         self.version += 1
-        pod = msgspec.convert(raw, QueuePod)
+        pod = msgspec.convert(raw, Pod)
         self.state.delete_pod(pod, str(self.version), self.now)
         self.queue.delete_pod(uid, self.now)
         for record in self.state.node_records.values():
@@ -247,7 +248,7 @@ class QueueWorld:
     def _send(self, raw: dict[str, Any], *, live: bool = False) -> None:
         self.version += 1
         raw["metadata"]["resourceVersion"] = str(self.version)
-        pod = msgspec.convert(raw, QueuePod)
+        pod = msgspec.convert(raw, Pod)
         self.state.apply_pod(pod, self.now)
         self.queue.apply_pod(pod, self.now, live=live)
 

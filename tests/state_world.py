@@ -3,7 +3,7 @@
 import json
 
 from allocator.names import POD_ASSIGNED
-from scheduler_plugin.cache.objects import PodLite
+from kubeapi.objects import Pod
 from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import node, pod, uuid
 
@@ -28,6 +28,6 @@ def free(state: ClusterState, name: str = "n") -> list[int]:
     return state.nodes.free[row, : state.nodes.cards[row]].tolist()
 
 
-def bound(name: str, units: int, card: int | None = None, *, version: int = 5, **options: object) -> PodLite:
+def bound(name: str, units: int, card: int | None = None, *, version: int = 5, **options: object) -> Pod:
     annotations = assigned(card, units) if card is not None else {}
     return pod(name, units, node="n", version=version, annotations=annotations, **options)

@@ -1,13 +1,13 @@
 """The parts of Pod and Node objects that the daemon reads; nothing else is decoded."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
 from allocator.errors import AllocatorError, RequestError
-from allocator.ledger import Pod
+from allocator.ledger import Pod as LedgerPod
 from allocator.names import (
     NODE_CARDS,
     NODE_CORDON,
@@ -26,8 +26,7 @@ from allocator.records import (
     load_holds,
 )
 from allocator.request import PodRequest, parse_admitted
-from kubeapi.metadata import parse_resource_version
-from kubeapi.podstate import MIRROR_ANNOTATION, is_terminal
+from kubeapi.objects import KubeStruct, NodeStatus, ObjectMeta, Pod
 
 SCHEDULED: Final = "PodScheduled"
 """The only condition of a pod that is not the kubelet's."""
@@ -40,115 +39,8 @@ _RAN: Final = frozenset({"Running", "Succeeded"})
 _FAILED: Final = "Failed"
 
 
-class ObjectMetadata(msgspec.Struct, rename="camel"):
-    """Metadata of a Pod or a Node."""
-
-    name: str
-    uid: str = ""
-    namespace: str = ""
-    resource_version: str = "0"
-    annotations: dict[str, str] | None = None
-
-    def get_annotation(self, name: str) -> str | None:
-        return (self.annotations or {}).get(name)
-
-
-class ContainerResources(msgspec.Struct):
-    """Resources of a container; quantities are texts or numbers."""
-
-    limits: dict[str, Any] | None = None
-    requests: dict[str, Any] | None = None
-
-
-class PodContainer(msgspec.Struct, rename="camel"):
-    """Container of a Pod."""
-
-    name: str
-    restart_policy: str | None = None
-    resources: ContainerResources | None = None
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Convert the pod to the form that `parse_pod` reads."""
-        resources = self.resources or ContainerResources()
-        return {
-            "name": self.name,
-            "restartPolicy": self.restart_policy,
-            "resources": {"limits": resources.limits, "requests": resources.requests},
-        }
-
-
-class OwnPodSpec(msgspec.Struct, rename="camel"):
-    """Spec of a Pod."""
-
-    node_name: str = ""
-    resource_claims: list[msgspec.Raw] | None = None
-    containers: list[PodContainer] = []
-    init_containers: list[PodContainer] | None = None
-
-
-class RuntimeStatus(msgspec.Struct, rename="camel"):
-    """Status of a container of a Pod; `state` has one key, such as `running`."""
-
-    name: str = ""
-    container_id: str = msgspec.field(default="", name="containerID")
-    state: dict[str, Any] | None = None
-
-
-class OwnPodCondition(msgspec.Struct):
-    """Condition of a Pod."""
-
-    type: str = ""
-
-
-class OwnPodStatus(msgspec.Struct, rename="camel"):
-    """Status of a Pod."""
-
-    phase: str = ""
-    start_time: str | None = None
-    conditions: list[OwnPodCondition] | None = None
-    container_statuses: list[RuntimeStatus] | None = None
-    init_container_statuses: list[RuntimeStatus] | None = None
-    ephemeral_container_statuses: list[RuntimeStatus] | None = None
-
-    @property
-    def container_names(self) -> dict[str, str]:
-        """Names of containers by the runtime's IDs, `containerd://` and the like taken off."""
-        return {
-            each.container_id.rpartition("/")[2]: each.name for each in self._statuses() if each.container_id
-        }
-
-    @property
-    def ended_containers(self) -> frozenset[str]:
-        """Names of containers that do not run any more, at least not now."""
-        return frozenset(each.name for each in self._statuses() if "terminated" in (each.state or ()))
-
-    def _statuses(self) -> Iterator[RuntimeStatus]:
-        yield from self.init_container_statuses or ()
-        yield from self.container_statuses or ()
-        yield from self.ephemeral_container_statuses or ()
-
-    @property
-    def is_terminal(self) -> bool:
-        return is_terminal(self.phase)
-
-    @property
-    def is_admitted(self) -> bool:
-        """Whether the kubelet has admitted the pod.
-
-        startTime alone does not say so. The kubelet (1.36.3, measured) may write it, and no condition, some
-        10 s before it says that it has refused the pod. For an admitted pod it always writes conditions. For
-        a failed pod it writes them too, so a failed pod is not known to have been admitted.
-        """
-        by_kubelet = any(condition.type != SCHEDULED for condition in self.conditions or ())
-        return self.start_time is not None and by_kubelet and self.phase != _FAILED
-
-
-class PodObject(msgspec.Struct):
-    """A Pod."""
-
-    metadata: ObjectMetadata
-    spec: OwnPodSpec = msgspec.field(default_factory=OwnPodSpec)
-    status: OwnPodStatus = msgspec.field(default_factory=OwnPodStatus)
+class PodObject(Pod):
+    """A Pod as the daemon reads it, not yet the ledger's."""
 
     def parse_request(self, resource: str) -> tuple[PodRequest | None, RequestError | None]:
         """Read what the pod asks for.
@@ -159,13 +51,13 @@ class PodObject(msgspec.Struct):
         Returns:
             The request, None if the pod does not ask, and what was wrong with it.
         """
-        init = [container.to_mapping() for container in self.spec.init_containers or ()]
-        mains = [container.to_mapping() for container in self.spec.containers]
+        init = msgspec.to_builtins(self.spec.init_containers or ())
+        mains = msgspec.to_builtins(self.spec.containers or ())
         return parse_admitted(self.metadata.annotations or {}, init, mains, resource)
 
     def to_ledger_pod(
         self, resource: str, claimed: PodRequest | None = None
-    ) -> tuple[Pod | None, AllocatorError | None]:
+    ) -> tuple[LedgerPod | None, AllocatorError | None]:
         """Read the pod for the ledger, None if it does not ask for cards, and what was wrong with it.
 
         Args:
@@ -176,23 +68,41 @@ class PodObject(msgspec.Struct):
         if request is None:
             return None, problem
         assigned, wrong = self._assigned()
-        pod = Pod(
+        pod = LedgerPod(
             uid=self.metadata.uid,
             namespace=self.metadata.namespace,
             name=self.metadata.name,
             request=request,
             assigned=assigned,
             runtime_uid=self.runtime_uid,
-            admitted=self.status.is_admitted,
+            admitted=self.is_admitted,
             has_run=self.status.phase in _RAN,
-            terminal=self.status.is_terminal,
+            terminal=self.has_ended,
         )
         return pod, problem or wrong
 
     @property
-    def runtime_uid(self) -> str:
-        """The UID under which the kubelet runs the pod: of a static pod another than that of its mirror."""
-        return self.metadata.get_annotation(MIRROR_ANNOTATION) or self.metadata.uid
+    def is_admitted(self) -> bool:
+        """Whether the kubelet has admitted the pod.
+
+        startTime alone does not say so. The kubelet (1.36.3, measured) may write it, and no condition, some
+        10 s before it says that it has refused the pod. For an admitted pod it always writes conditions. For
+        a failed pod it writes them too, so a failed pod is not known to have been admitted.
+        """
+        by_kubelet = any(condition.type != SCHEDULED for condition in self.status.conditions or ())
+        return self.status.start_time is not None and by_kubelet and self.status.phase != _FAILED
+
+    @property
+    def container_names(self) -> dict[str, str]:
+        """Names of containers by the runtime's IDs, `containerd://` and the like taken off."""
+        told = self.status.list_containers()
+        return {each.container_id.rpartition("/")[2]: each.name for each in told if each.container_id}
+
+    @property
+    def ended_containers(self) -> frozenset[str]:
+        """Names of containers that do not run any more, at least not now."""
+        told = self.status.list_containers()
+        return frozenset(each.name for each in told if each.state and each.state.terminated is not None)
 
     def _assigned(self) -> tuple[Assignment | None, RequestError | None]:
         text = self.metadata.get_annotation(POD_ASSIGNED)
@@ -202,36 +112,18 @@ class PodObject(msgspec.Struct):
             return None, error
 
 
-class KubeletNodeInfo(msgspec.Struct):
-    """`status.nodeInfo`: the machine as the kubelet describes it."""
-
-    boot_id: str = msgspec.field(default="", name="bootID")
-
-
-class OwnNodeStatus(msgspec.Struct, rename="camel"):
-    """Status of a Node."""
-
-    capacity: dict[str, Any] | None = None
-    allocatable: dict[str, Any] | None = None
-    node_info: KubeletNodeInfo | None = None
-
-
-class OwnNodeSpec(msgspec.Struct):
+class OwnNodeSpec(KubeStruct):
     """Spec of a Node; its taints stay as they are, to be written again."""
 
     taints: list[dict[str, Any]] | None = None
 
 
-class NodeObject(msgspec.Struct):
-    """A Node."""
+class NodeObject(KubeStruct):
+    """The Node of the daemon."""
 
-    metadata: ObjectMetadata
-    status: OwnNodeStatus = msgspec.field(default_factory=OwnNodeStatus)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
     spec: OwnNodeSpec = msgspec.field(default_factory=OwnNodeSpec)
-
-    @property
-    def version(self) -> int:
-        return parse_resource_version(self.metadata.resource_version)
 
     @property
     def taints(self) -> list[dict[str, Any]]:

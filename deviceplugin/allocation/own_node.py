@@ -74,7 +74,7 @@ class OwnNode(Sink[NodeObject]):
 
     def apply_node(self, node: NodeObject) -> None:
         """Apply a state of the Node, from the watch or the answer to a patch; an older one is ignored."""
-        if self.node is not None and node.version < self.node.version:
+        if self.node is not None and node.metadata.version < self.node.metadata.version:
             return
         self.node = node
         cordoned, problem = node.read_cordon()

@@ -68,7 +68,7 @@ class OwnPods:
     def container_names(self, runtime_uid: str) -> Mapping[str, str]:
         """Return names of a pod's containers by the runtime's IDs, as far as its status has them."""
         found = self._running.get(runtime_uid)
-        return found.status.container_names if found is not None else {}
+        return found.container_names if found is not None else {}
 
     def claims_changed(self, runtime_uid: str) -> None:
         """Process a pod again after its claims have changed; a pod not seen in a watch yet is added."""
@@ -107,7 +107,7 @@ class OwnPods:
         self.pods_by_uid, self._running = {}, {}
         self._with_claims = {item.runtime_uid: item for item in items if item.spec.resource_claims}
         self._claims = {uid: request for uid, request in self._claims.items() if uid in self._with_claims}
-        self._living = {item.runtime_uid for item in items if not item.status.is_terminal}
+        self._living = {item.runtime_uid for item in items if not item.has_ended}
         for item in items:
             pod, problem = self._read_pod(item)
             self._complain(item, problem)
@@ -143,7 +143,7 @@ class OwnPods:
         self.is_connected = True
         ledger, uid = self._account.ledger, item.metadata.uid
         if self._living is not None:
-            ended = kind == "DELETED" or item.status.is_terminal
+            ended = kind == "DELETED" or item.has_ended
             (self._living.discard if ended else self._living.add)(item.runtime_uid)
         if item.spec.resource_claims and kind != "DELETED":
             self._with_claims[item.runtime_uid] = item

@@ -141,7 +141,7 @@ class ContainerUseReader:
     def _promised(self, uid: str, pod: PodObject | None, grants: Grants) -> Iterator[ContainerUse]:
         namespace, name = (pod.metadata.namespace, pod.metadata.name) if pod is not None else ("", "")
         for container, shares in grants.items():
-            if pod is None or container not in pod.status.ended_containers:
+            if pod is None or container not in pod.ended_containers:
                 for uuid, mib in shares.items():
                     held = self._enforcement.get_container_enforcement(uuid, mib, len(shares))
                     yield ContainerUse(uid, namespace, name, container, uuid, mib, None, None, held)
@@ -196,7 +196,7 @@ def _find_used_mib(
 
     Processes of a container without a name yet are its own if no other container has the card.
     """
-    names = pod.status.container_names if pod is not None else {}
+    names = pod.container_names if pod is not None else {}
     total_mib = 0
     for identifier, mib in used.items():
         name = names.get(identifier)

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
 from gpupack.autoscale.packing import NewNode
-from gpupack.whatif.objects import KubePod, is_placeholder
+from gpupack.whatif.objects import is_placeholder
+from kubeapi.objects import Pod
 from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.amounts import Amounts
 
@@ -180,13 +181,13 @@ class Changes:
         rename: By the name of a placeholder that stays: the pods that it stands for now.
     """
 
-    delete: tuple[KubePod, ...]
+    delete: tuple[Pod, ...]
     create: Mapping[str, Placeholder]
     mark: tuple[str, ...]
     rename: Mapping[str, str]
 
 
-def find_changes(wanted: Iterable[Placeholder], pods: Iterable[KubePod], namespace: str) -> Changes:
+def find_changes(wanted: Iterable[Placeholder], pods: Iterable[Pod], namespace: str) -> Changes:
     """Compare the placeholders that should be with those that are.
 
     Args:
@@ -214,7 +215,7 @@ def find_changes(wanted: Iterable[Placeholder], pods: Iterable[KubePod], namespa
     )
 
 
-def _is_marked(pod: KubePod) -> bool:
+def _is_marked(pod: Pod) -> bool:
     return any(
         condition.type == "PodScheduled"
         and condition.status == "False"

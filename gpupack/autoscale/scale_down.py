@@ -17,8 +17,8 @@ from gpupack.rebalance.movable_pods import MovablePods
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.kube_checks import HostRequirements
-from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.pods import PodRecord
@@ -140,11 +140,11 @@ def _units(record: PodRecord) -> int:
     return 0 if record.charged is None else record.charged.effective_units
 
 
-def _is_of_gang(pod: KubePod) -> bool:
+def _is_of_gang(pod: Pod) -> bool:
     return read_gang_key(pod.metadata) is not None
 
 
-def _is_of_daemon_set(pod: KubePod) -> bool:
+def _is_of_daemon_set(pod: Pod) -> bool:
     return any(
         owner.controller and owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or ()
     )
@@ -209,7 +209,7 @@ class NodeChange:
         return {"metadata": {"resourceVersion": resource_version, "annotations": dict(self.annotations)}}
 
 
-def find_node_changes(nodes: Iterable[KubeNode], kept: Mapping[str, KeptNode]) -> list[NodeChange]:
+def find_node_changes(nodes: Iterable[Node], kept: Mapping[str, KeptNode]) -> list[NodeChange]:
     """Compare the annotations of Nodes with the wanted ones; an annotation set by a person is kept.
 
     Args:

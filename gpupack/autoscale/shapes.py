@@ -23,13 +23,12 @@ from allocator.records import CardRecord, dump_cards
 from allocator.request import WHOLE
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePod, KubePodMetadata
 from kubeapi.bounded_yaml import load_yaml
 from kubeapi.names import LABEL_KEY, LABEL_VALUE, is_label_key, is_label_value
+from kubeapi.objects import Node, NodeSpec, NodeStatus, ObjectMeta, Pod
 from kubeapi.selectors import Taint
 from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
 from scheduler_plugin.cache.cards import build_cards
-from scheduler_plugin.cache.host_objects import HostNodeSpec
 from scheduler_plugin.cache.pods import sum_host_requests
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 
@@ -84,7 +83,7 @@ class Shape:
     """
 
     name: str
-    node: KubeNode
+    node: Node
     card_set: CardSet
     offered: int
     declared: bool = False
@@ -169,7 +168,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
         card_sets: Cards by node, of `read_card_sets`.
     """
     wanted = sorted({*keys, *GROUP_LABELS} - {HOSTNAME})
-    groups: dict[tuple[CardSet, tuple[str | None, ...], tuple[Taint, ...]], list[KubeNode]] = {}
+    groups: dict[tuple[CardSet, tuple[str | None, ...], tuple[Taint, ...]], list[Node]] = {}
     for name, card_set in card_sets.items():
         node = cluster.nodes[name]
         labels = node.metadata.labels or {}
@@ -215,7 +214,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
     return shapes
 
 
-def _common_labels(example: KubeNode, members: Sequence[KubeNode]) -> dict[str, str]:
+def _common_labels(example: Node, members: Sequence[Node]) -> dict[str, str]:
     """Find the labels that all of some nodes have with the same value."""
     common = set((example.metadata.labels or {}).items())
     for node in members:
@@ -223,7 +222,7 @@ def _common_labels(example: KubeNode, members: Sequence[KubeNode]) -> dict[str, 
     return dict(sorted(common))
 
 
-def lasting_taints(node: KubeNode) -> tuple[Taint, ...]:
+def lasting_taints(node: Node) -> tuple[Taint, ...]:
     """Taints that a new node of the same group would keep."""
     taints = (taint for taint in node.spec.taints or () if not taint.key.startswith(PASSING_TAINTS))
     return tuple(sorted(taints, key=lambda taint: (taint.key, taint.value, taint.effect)))
@@ -239,9 +238,9 @@ def describe_card_set(card_set: CardSet, unit_mib: int) -> str:
     return ", ".join(parts)
 
 
-def _daemons(cluster: Cluster) -> dict[str, list[KubePod]]:
+def _daemons(cluster: Cluster) -> dict[str, list[Pod]]:
     """List the DaemonSet pods of each node: a new node runs such pods too."""
-    found: dict[str, list[KubePod]] = {}
+    found: dict[str, list[Pod]] = {}
     for pod in cluster.pods.values():
         if pod.spec.node_name and any(
             owner.controller and owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or ()
@@ -250,7 +249,7 @@ def _daemons(cluster: Cluster) -> dict[str, list[KubePod]]:
     return found
 
 
-def _beside(node: KubeNode, daemons: Mapping[str, Sequence[KubePod]]) -> tuple[int, int]:
+def _beside(node: Node, daemons: Mapping[str, Sequence[Pod]]) -> tuple[int, int]:
     """Thousandths of a core and bytes of host memory that an empty node has beside its DaemonSets' pods."""
     allocatable = node.status.allocatable or {}
     cpu = _read(parse_milli, allocatable.get("cpu"))
@@ -268,7 +267,7 @@ def _read(parse: Any, value: str | int | None) -> int:
         return 0
 
 
-def _other_resources(node: KubeNode) -> dict[str, str | int]:
+def _other_resources(node: Node) -> dict[str, str | int]:
     return {
         name: value
         for name, value in (node.status.allocatable or {}).items()
@@ -276,7 +275,7 @@ def _other_resources(node: KubeNode) -> dict[str, str | int]:
     }
 
 
-def _pods(node: KubeNode) -> int | None:
+def _pods(node: Node) -> int | None:
     value = (node.status.allocatable or {}).get("pods")
     return None if value is None else _read(parse_bytes, value)
 
@@ -291,7 +290,7 @@ def _empty_node(
     memory_bytes: int,
     pods: int | None = None,
     others: Mapping[str, str | int] | None = None,
-) -> KubeNode:
+) -> Node:
     sizes = [size for _, size in card_set]
     records = [
         CardRecord(f"GPU-new-{number}", number, model, size * unit_mib, None, healthy=True)
@@ -307,14 +306,14 @@ def _empty_node(
         PERCENT_RESOURCE: str(2 * WHOLE * len(sizes)),
         **{key: str(value) for key, value in node_resources(words).items()},
     }
-    return KubeNode(
-        metadata=KubePodMetadata(
+    return Node(
+        metadata=ObjectMeta(
             name=name,
             labels={**{key: value for key, value in labels.items() if key != HOSTNAME}, NODE_LABEL: "true"},
             annotations={NODE_CARDS: dump_cards(records)},
         ),
-        spec=HostNodeSpec(taints=taints),
-        status=KubeNodeStatus(allocatable=amounts, capacity=amounts),
+        spec=NodeSpec(taints=taints),
+        status=NodeStatus(allocatable=amounts, capacity=amounts),
     )
 
 
@@ -484,6 +483,6 @@ def _taints(value: Any, at: str, faults: list[str]) -> Iterable[Taint]:
             yield Taint(key, text, effect)
 
 
-def has_startup_taint(node: KubeNode) -> bool:
+def has_startup_taint(node: Node) -> bool:
     """Tell whether a node still has the taint that its daemon takes away."""
     return any(taint.key == STARTUP_TAINT for taint in node.spec.taints or ())

@@ -13,8 +13,8 @@ import numpy as np
 
 from gpupack.autoscale.waiting_pods import EquivalentPods, WaitingPod
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import KubeNode
 from kubeapi.bounded import BoundedDict
+from kubeapi.objects import Node
 from kubeapi.selectors import NodeRules
 from scheduler_plugin.cache.amounts import FIXED, NOT_COUNTED, PERCENT, UNITS, Amounts
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
@@ -31,7 +31,7 @@ class NodeVerdicts:
     """Remembers which nodes the rules of pods allow, for as long as a Node object stays the same."""
 
     def __init__(self) -> None:
-        self._known: BoundedDict[NodeRules, dict[str, tuple[KubeNode, bool]]] = BoundedDict(_RULES_KNOWN)
+        self._known: BoundedDict[NodeRules, dict[str, tuple[Node, bool]]] = BoundedDict(_RULES_KNOWN)
 
     def allowed(self, cluster: Cluster, rules: NodeRules) -> BoolArray:
         """Tell which of `cluster.rows` are Ready, selected and without a taint that keeps the pod off."""
@@ -51,7 +51,7 @@ class NodeVerdicts:
         return result
 
 
-def _allows(node: KubeNode, rules: NodeRules) -> bool:
+def _allows(node: Node, rules: NodeRules) -> bool:
     if node.ready is False:
         return False
     return rules.allows_node(

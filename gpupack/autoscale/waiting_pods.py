@@ -8,7 +8,8 @@ from functools import cached_property
 from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
-from gpupack.whatif.objects import KubePod, is_placeholder
+from gpupack.whatif.objects import is_placeholder
+from kubeapi.objects import Pod
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.pod_affinity import read_affinity, read_anti_affinity
@@ -57,7 +58,7 @@ class WaitingPod:
         request: What it asks of cards.
     """
 
-    pod: KubePod
+    pod: Pod
     record: PodRecord
     request: PodRequest
 

@@ -14,8 +14,8 @@ import structlog
 from allocator.names import NODE_HOST, PLACEHOLDER_FOR
 from gpupack.autoscale.placeholders import Changes, condition_patch
 from gpupack.autoscale.scale_down import NodeChange
-from gpupack.whatif.objects import KubeNode
 from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.objects import Node
 from kubeapi.paths import make_pod_path, quote_segment
 
 STRATEGIC: Final = "application/strategic-merge-patch+json"
@@ -88,7 +88,7 @@ class Writer:
             body = {"metadata": {"annotations": {PLACEHOLDER_FOR: stands_for}}}
             await self._do("rename", name, self._patch(make_pod_path(self._namespace, name), body))
 
-    async def write_nodes(self, changes: Iterable[NodeChange], nodes: Mapping[str, KubeNode]) -> None:
+    async def write_nodes(self, changes: Iterable[NodeChange], nodes: Mapping[str, Node]) -> None:
         """Write annotations of Nodes, each on the resourceVersion that the decision was based on."""
         for change in list(changes)[:NODES_EACH_PASS]:
             node = nodes.get(change.name)

@@ -172,7 +172,7 @@ async def _apply(
     from gpupack.inventory.fetching import connect, list_all
     from gpupack.rebalance.apply import MoveApplier
     from gpupack.whatif.fetching import list_cluster
-    from gpupack.whatif.objects import KubePod
+    from kubeapi.objects import Pod
     from kubeapi.paths import quote_segment
 
     task = asyncio.current_task()
@@ -183,7 +183,7 @@ async def _apply(
             api=client,
             read=lambda: list_cluster(client, source, moves=True),
             list_pods=lambda namespace: list_all(
-                client, f"/api/v1/namespaces/{quote_segment(namespace)}/pods", KubePod, "pods"
+                client, f"/api/v1/namespaces/{quote_segment(namespace)}/pods", Pod, "pods"
             ),
             cordon=Cordoner(client).apply,
             limits=limits,

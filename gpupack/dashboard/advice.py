@@ -11,8 +11,8 @@ from gpupack.errors import InputError
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.answers import FitAnswer
 from gpupack.whatif.gangs import format_gang
-from gpupack.whatif.objects import KubePod
 from gpupack.whatif.questions import WorkBudget
+from kubeapi.objects import Pod
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 EXPLAINED: Final = 100
@@ -75,7 +75,7 @@ class SizeFit(msgspec.Struct, frozen=True):
     largest: bool
 
 
-def list_waiting_pods(cluster: Cluster) -> list[KubePod]:
+def list_waiting_pods(cluster: Cluster) -> list[Pod]:
     """Pods that wait for cards, longest first."""
     return sorted(
         (pod for pod in cluster.list_waiting_pods() if pod.metadata.deletion_timestamp is None),
@@ -84,7 +84,7 @@ def list_waiting_pods(cluster: Cluster) -> list[KubePod]:
 
 
 def explain_pods(
-    cluster: Cluster, pods: Sequence[KubePod], queued: QueuedAs, budget: WorkBudget | None = None
+    cluster: Cluster, pods: Sequence[Pod], queued: QueuedAs, budget: WorkBudget | None = None
 ) -> list[PendingPod]:
     """Say why pods wait, within the work that `budget` allows; further pods are only named."""
     return [
@@ -95,13 +95,13 @@ def explain_pods(
     ]
 
 
-def name_pod(pod: KubePod) -> PendingPod:
+def name_pod(pod: Pod) -> PendingPod:
     """Say of a pod only that it waits."""
     meta = pod.metadata
     return PendingPod(meta.namespace, meta.name, meta.creation_timestamp)
 
 
-def explain_pending_pod(cluster: Cluster, pod: KubePod, queued: QueuedAs) -> PendingPod:
+def explain_pending_pod(cluster: Cluster, pod: Pod, queued: QueuedAs) -> PendingPod:
     namespace, name = pod.metadata.namespace, pod.metadata.name
     said = queued(namespace, name)
     of_queue = next(iter(said or ()), None)

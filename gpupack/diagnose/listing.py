@@ -13,10 +13,11 @@ from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.terminal import Style, short_age
 from gpupack.whatif.answers import JsonAnswer, PodExplanation, State
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import KubePod, waits_in_queue
+from gpupack.whatif.objects import waits_in_queue
 from gpupack.whatif.questions import TooLargeQuestionError, WorkBudget
 from kubeapi.errors import make_printable
 from kubeapi.metadata import parse_time
+from kubeapi.objects import Pod
 
 if TYPE_CHECKING:
     from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
@@ -155,7 +156,7 @@ def format_pods(found: PodList, *, colour: bool = False) -> str:
 
 def _lines(
     cluster: Cluster,
-    pods: Sequence[KubePod],
+    pods: Sequence[Pod],
     now_s: float,
     queued: "Sequence[QueueWhy] | None",
     budget: WorkBudget | None,
@@ -175,7 +176,7 @@ def _lines(
 
 def _line(
     cluster: Cluster,
-    pod: KubePod,
+    pod: Pod,
     now_s: float,
     said: "dict[tuple[str, str], QueueWhy]",
     alike: dict[bytes, PodExplanation],
@@ -216,7 +217,7 @@ class Workload(msgspec.Struct, frozen=True):
     """
 
     name: str
-    owns: Callable[[KubePod], bool]
+    owns: Callable[[Pod], bool]
 
 
 _SHORT: Final = {
@@ -277,7 +278,7 @@ def parse_workload(text: str) -> Workload | None:
     return Workload(f"{kind}/{name}", lambda pod: _belongs(pod, kind, name))
 
 
-def _belongs(pod: KubePod, kind: str, name: str) -> bool:
+def _belongs(pod: Pod, kind: str, name: str) -> bool:
     labels = pod.metadata.labels or {}
     owners = [owner for owner in pod.metadata.owner_references or () if owner.controller]
     if any((owner.kind, owner.name) == (kind, name) for owner in owners):

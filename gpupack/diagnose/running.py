@@ -11,22 +11,22 @@ from gpupack.inventory.records import CardRow
 from gpupack.inventory.rows import build_rows
 from gpupack.whatif.answers import PodCard, PodUnits
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import KubePod
 from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
+from kubeapi.objects import Pod
 from scheduler_plugin.scheduling.reasons import format_memory
 
 LIMITED: Final = frozenset({"driver", "mps"})
 """What refuses memory beyond the promise, see docs/limits.md."""
 
 
-def list_pod_cards(cluster: Cluster, pod: KubePod) -> tuple[tuple[PodCard, ...], tuple[str, ...]]:
+def list_pod_cards(cluster: Cluster, pod: Pod) -> tuple[tuple[PodCard, ...], tuple[str, ...]]:
     """The cards of a pod that has a node, and what else to say of them."""
     name = pod.spec.node_name
     node = cluster.nodes.get(name)
     if node is None:
         return (), (f"{cluster.source} has no node {name}",)
     seated = [each for each in cluster.pods.values() if each.spec.node_name == name]
-    row = build_rows(TopCluster([node], seated, list(cluster.claims.values())), [name])[0]  # type: ignore[list-item]
+    row = build_rows(TopCluster([node], seated, list(cluster.claims.values())), [name])[0]
     uid = pod.metadata.uid
     memory_of = _memory(pod)
     pod_cards = tuple(
@@ -48,7 +48,7 @@ def list_pod_cards(cluster: Cluster, pod: KubePod) -> tuple[tuple[PodCard, ...],
     return pod_cards, tuple(notes)
 
 
-def _explain_no_card(cluster: Cluster, pod: KubePod) -> str:
+def _explain_no_card(cluster: Cluster, pod: Pod) -> str:
     """Say of a pod that its node does not hold what is known of its cards."""
     name = pod.spec.node_name
     claimed = next((units for each, units in PodCardUsage(cluster).list_claim_pods(name) if each is pod), {})
@@ -59,7 +59,7 @@ def _explain_no_card(cluster: Cluster, pod: KubePod) -> str:
     return f"{cards} by its ResourceClaims: not prepared yet, or another pod that shares them has the units"
 
 
-def _memory(pod: KubePod) -> dict[str, list[MemoryRecord]]:
+def _memory(pod: Pod) -> dict[str, list[MemoryRecord]]:
     """Read the memory that the node wrote into a pod, by the card's UUID."""
     text = (pod.metadata.annotations or {}).get(POD_ALLOCATION)
     try:

@@ -32,9 +32,10 @@ from gpupack.whatif.gangs import (
 )
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import NodeResults, collect_node_results
-from gpupack.whatif.objects import KubePod, is_of_batch_mode, is_placeholder, list_gates, waits_in_queue
+from gpupack.whatif.objects import is_of_batch_mode, is_placeholder, list_gates, waits_in_queue
 from gpupack.whatif.unknown_requests import describe_unknowns, find_policy_refusal
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
+from kubeapi.objects import Pod
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.scheduling.fit_counts import can_ever_hold_all
 from scheduler_plugin.scheduling.reasons import format_demands
@@ -90,7 +91,7 @@ class _PodExplainer:
     def __init__(
         self,
         cluster: Cluster,
-        pod: KubePod,
+        pod: Pod,
         events: tuple[str, ...],
         queued: "Sequence[QueueWhy] | None",
     ) -> None:
@@ -340,7 +341,7 @@ class _PodExplainer:
         return tuple(notes)
 
 
-def _nothing_asked(pod: KubePod, resource: str) -> str:
+def _nothing_asked(pod: Pod, resource: str) -> str:
     """Say which container has our resource, and asks for none of it."""
     for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
         amounts = container.resources.limits if container.resources else None

@@ -8,8 +8,8 @@ import msgspec
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from gpupack.errors import InputError
-from gpupack.inventory.objects import InventoryNode, NodesAndPods, make_unknown_node_error
-from scheduler_plugin.cache.objects import NodeLite, PodLite
+from gpupack.inventory.objects import NodesAndPods, make_unknown_node_error
+from kubeapi.objects import Node, Pod
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -19,7 +19,7 @@ T = TypeVar("T")
 NODES_PATH: Final = "/api/v1/nodes"
 PODS_PATH: Final = "/api/v1/pods"
 
-ReadNode = InventoryNode | NodeLite
+ReadNode = Node | Node
 """A node as either of the two readers has it."""
 
 
@@ -44,17 +44,17 @@ async def fetch(
     """
     async with await connect(kubeconfig, context) as client:
         if not names:
-            nodes = await list_all(client, NODES_PATH, InventoryNode, "nodes")
+            nodes = await list_all(client, NODES_PATH, Node, "nodes")
             if not pods:
                 return NodesAndPods(nodes)
-            bound_pods = await list_all(client, PODS_PATH, PodLite, "pods")
+            bound_pods = await list_all(client, PODS_PATH, Pod, "pods")
             return NodesAndPods(nodes, bound_pods, await list_claims(client, nodes))
         nodes, bound_pods = [], []
         for name in dict.fromkeys(names):
             nodes.append(await _one(client, name))
             if pods:
                 bound_pods += await list_all(
-                    client, PODS_PATH, PodLite, "pods", fieldSelector=f"spec.nodeName={name}"
+                    client, PODS_PATH, Pod, "pods", fieldSelector=f"spec.nodeName={name}"
                 )
         return (
             NodesAndPods(nodes, bound_pods, await list_claims(client, nodes)) if pods else NodesAndPods(nodes)
@@ -74,16 +74,14 @@ async def connect(kubeconfig: str | None, context: str | None) -> "KubeClient":
     return KubeClient(await Credentials.load(kubeconfig, context=context))
 
 
-async def _one(client: "KubeClient", name: str) -> InventoryNode:
+async def _one(client: "KubeClient", name: str) -> Node:
     from kubeapi.errors import NotFound  # noqa: PLC0415
     from kubeapi.paths import quote_segment  # noqa: PLC0415
 
     if not name:  # its path is that of the list
         raise make_unknown_node_error([name])
     try:
-        return msgspec.json.decode(
-            await client.get(f"{NODES_PATH}/{quote_segment(name)}"), type=InventoryNode
-        )
+        return msgspec.json.decode(await client.get(f"{NODES_PATH}/{quote_segment(name)}"), type=Node)
     except NotFound as error:
         raise make_unknown_node_error([name]) from error
     except (msgspec.DecodeError, UnicodeError) as error:

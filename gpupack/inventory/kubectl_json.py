@@ -87,6 +87,8 @@ def _read(text: str | bytes, kinds: Mapping[str, type[Any] | None], *, single: b
         kind = kinds.get(item.kind)
         if kind is not None:
             by_kind[item.kind].append(_decode(raw, kind, place))
+            if item.kind == "Node" and not item.metadata.name:
+                raise _OtherContentError("the input holds a node without a name")
         elif item.kind in kinds:
             left_out = left_out or item
         else:

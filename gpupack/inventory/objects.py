@@ -4,53 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
 from allocator.claims import ClaimObject
 from allocator.errors import AllocatorError, shown
 from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS
 from allocator.records import load_holds
 from gpupack.errors import InputError
 from gpupack.inventory.kubectl_json import ALL_ALLOWED, NODES_ALLOWED, read_items
-from scheduler_plugin.cache.objects import PodLite
-
-
-class NodeMetadata(msgspec.Struct):
-    """`metadata` of a node."""
-
-    name: str
-    annotations: dict[str, str] | None = None
-    labels: dict[str, str] | None = None
-
-
-class NodeConditionStatus(msgspec.Struct):
-    """NodeConditionStatus is one of a node's conditions."""
-
-    type: str
-    status: str
-
-
-class InventoryNodeStatus(msgspec.Struct):
-    """`status` of a node."""
-
-    capacity: dict[str, Any] | None = None
-    allocatable: dict[str, Any] | None = None
-    conditions: list[NodeConditionStatus] | None = None
-
-
-class InventoryNodeSpec(msgspec.Struct):
-    """`spec` of a node."""
-
-    unschedulable: bool = False
-
-
-class InventoryNode(msgspec.Struct):
-    """A node."""
-
-    metadata: NodeMetadata
-    spec: InventoryNodeSpec = msgspec.field(default_factory=InventoryNodeSpec)
-    status: InventoryNodeStatus = msgspec.field(default_factory=InventoryNodeStatus)
-
+from kubeapi.objects import Node, Pod
 
 CLAIMS_NOT_READ: Final = (
     "ResourceClaims were not read: what is allocated and not prepared yet is not counted; "
@@ -68,8 +28,8 @@ class NodesAndPods:
         claims: ResourceClaims; None when they were not read though nodes have pods with claims.
     """
 
-    nodes: Sequence[InventoryNode]
-    pods: Sequence[PodLite] | None = None
+    nodes: Sequence[Node]
+    pods: Sequence[Pod] | None = None
     claims: Sequence[ClaimObject] | None = ()
 
 
@@ -85,9 +45,9 @@ def load_nodes(text: str | bytes, *, pods: bool = False) -> NodesAndPods:
     Raises:
         InputError: not JSON, or something else than nodes and pods; the message names the place.
     """
-    kinds: dict[str, type[Any] | None] = {"Node": InventoryNode, "Pod": None}
+    kinds: dict[str, type[Any] | None] = {"Node": Node, "Pod": None}
     if pods:
-        kinds.update({"Pod": PodLite, "ResourceClaim": ClaimObject})
+        kinds.update({"Pod": Pod, "ResourceClaim": ClaimObject})
     allowed = ALL_ALLOWED if pods else NODES_ALLOWED
     found = read_items(text, kinds, content="nodes", allowed=allowed, single=True)
     if not pods:
@@ -99,7 +59,7 @@ def load_nodes(text: str | bytes, *, pods: bool = False) -> NodesAndPods:
     return NodesAndPods(found["Node"], found["Pod"], None if lacks_claims else claims)
 
 
-def _holds_claims(node: InventoryNode) -> bool:
+def _holds_claims(node: Node) -> bool:
     """Tell whether a node's words contain pods that have their cards by claims."""
     annotations = node.metadata.annotations or {}
     if annotations.get(NODE_SERVES) != SERVES_CLAIMS:

@@ -18,9 +18,9 @@ from allocator.podcards import (
 from allocator.records import Holds, load_allocation
 from gpupack.inventory.records import CardRow, PodRow, Share
 from kubeapi.errors import make_printable
+from kubeapi.objects import Pod
 from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
 from scheduler_plugin.cache.claim_charges import AllocatedClaim, read_claim
-from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.published_nodes import read_accounted_units
 
@@ -31,13 +31,13 @@ _RULES: Final = ChargeRules()
 class PodsByNode:
     """Pods by the name of their node, and claims."""
 
-    by_node: Mapping[str, Sequence[PodLite]]
+    by_node: Mapping[str, Sequence[Pod]]
     claims: Mapping[str, Sequence[ClaimObject]] = field(default_factory=dict)
 
     @classmethod
-    def from_pods(cls, pods: Iterable[PodLite], claims: Sequence[ClaimObject] = ()) -> "PodsByNode":
+    def from_pods(cls, pods: Iterable[Pod], claims: Sequence[ClaimObject] = ()) -> "PodsByNode":
         """Sort pods by node; those that wait for one are left out."""
-        by_node: dict[str, list[PodLite]] = {}
+        by_node: dict[str, list[Pod]] = {}
         for pod in pods:
             if pod.spec.node_name:
                 by_node.setdefault(pod.spec.node_name, []).append(pod)
@@ -47,7 +47,7 @@ class PodsByNode:
                 claims_by_node.setdefault(node, []).append(claim)
         return cls(by_node, claims_by_node)
 
-    def get_pods(self, node: str) -> Sequence[PodLite]:
+    def get_pods(self, node: str) -> Sequence[Pod]:
         return self.by_node.get(node, ())
 
     def get_claims(self, node: str, unit_mib: int) -> Sequence[AllocatedClaim]:
@@ -58,7 +58,7 @@ class PodsByNode:
 def join_pods(
     cards: Sequence[CardRow],
     holds: Holds | None,
-    pods: Iterable[PodLite],
+    pods: Iterable[Pod],
     resource: str,
     claims: Iterable[AllocatedClaim] = (),
 ) -> tuple[tuple[CardRow, ...], tuple[PodRow, ...]]:
@@ -129,7 +129,7 @@ def _order(pod: PodRow) -> tuple[str, str, str]:
     return pod.namespace, pod.name, pod.uid
 
 
-def _memory(pod: PodLite) -> dict[str, tuple[int | None, str]]:
+def _memory(pod: Pod) -> dict[str, tuple[int | None, str]]:
     """MiB used and what limits it, by card, from `allocation`; None if it lacks one container."""
     memory: dict[str, tuple[int | None, str]] = {}
     with suppress(AllocatorError):

@@ -30,10 +30,11 @@ from allocator.records import (
     load_holds,
 )
 from deviceplugin.gpus.foreign_resources import count_foreign_gpus
-from gpupack.inventory.objects import InventoryNode, NodesAndPods, load_nodes, make_unknown_node_error
+from gpupack.inventory.objects import NodesAndPods, load_nodes, make_unknown_node_error
 from gpupack.inventory.pod_cards import PodsByNode, join_pods
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
 from kubeapi.errors import make_printable
+from kubeapi.objects import Node
 
 _NO_WORDS = "publishes no words: no daemon has run here"
 
@@ -66,7 +67,7 @@ def build_rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
     return sorted((row for row in decoded if row is not None), key=lambda row: row.node)
 
 
-def _build_row(node: InventoryNode, pods_by_node: PodsByNode | None, *, named: bool) -> NodeRow | None:
+def _build_row(node: Node, pods_by_node: PodsByNode | None, *, named: bool) -> NodeRow | None:
     """Decode one node, None when it has nothing to show."""
     bare = NodeRow(
         make_printable(node.metadata.name),
@@ -167,7 +168,7 @@ def _with_held(cards: Sequence[CardRow], holds: Holds) -> tuple[CardRow, ...]:
     return tuple(replace(card, held_units=held[position]) for position, card in enumerate(cards))
 
 
-def _ready(node: InventoryNode) -> bool | None:
+def _ready(node: Node) -> bool | None:
     """Whether the kubelet is alive, None if the Node has no condition Ready."""
     for condition in node.status.conditions or ():
         if condition.type == "Ready":

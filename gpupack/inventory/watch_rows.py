@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from gpupack.daemon_pods import DAEMON_NAMESPACE
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, serves_claims
-from gpupack.inventory.objects import CLAIMS_NOT_READ, InventoryNode, NodesAndPods
+from gpupack.inventory.objects import CLAIMS_NOT_READ, NodesAndPods
 from gpupack.inventory.records import NodeRow
 from gpupack.inventory.rendering import RenderOptions, format_lines
 from gpupack.inventory.rows import build_rows
@@ -20,9 +20,9 @@ from gpupack.inventory.telemetry import TelemetryByNode, add_telemetry, fetch_te
 from gpupack.inventory.watched_kind import WatchedKind
 from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
-from scheduler_plugin.cache.objects import PodLite
+from kubeapi.objects import Node, Pod
 
-T = TypeVar("T", bound=InventoryNode | PodLite | ClaimObject)
+T = TypeVar("T", bound=Node | Pod | ClaimObject)
 
 GAP_S: Final = 0.2
 """Changes seldom come alone, and nobody reads faster."""
@@ -61,7 +61,7 @@ class WatchedObjects(WatchedKind[T]):
             self.objects.pop(_key(item), None)
 
 
-def _key(item: InventoryNode | PodLite | ClaimObject) -> tuple[str, str]:
+def _key(item: Node | Pod | ClaimObject) -> tuple[str, str]:
     return getattr(item.metadata, "namespace", ""), item.metadata.name
 
 
@@ -94,8 +94,8 @@ async def watch(
     with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
         asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, changed.set)
     async with await connect(kubeconfig, context) as client:
-        nodes = WatchedObjects(client, NODES_PATH, InventoryNode, changed.set)
-        pods = WatchedObjects(client, PODS_PATH, PodLite, changed.set) if options.pods else None
+        nodes = WatchedObjects(client, NODES_PATH, Node, changed.set)
+        pods = WatchedObjects(client, PODS_PATH, Pod, changed.set) if options.pods else None
         claims = WatchedObjects(client, CLAIMS_PATH, ClaimObject, changed.set)
         tasks = [asyncio.create_task(view.run()) for view in (nodes, pods) if view is not None]
         screen = _Screen(nodes, pods, claims, names, options)
@@ -145,8 +145,8 @@ class _Screen:
 
     def __init__(
         self,
-        nodes: WatchedObjects[InventoryNode],
-        pods: WatchedObjects[PodLite] | None,
+        nodes: WatchedObjects[Node],
+        pods: WatchedObjects[Pod] | None,
         claims: WatchedObjects[ClaimObject],
         names: Sequence[str],
         options: RenderOptions,
@@ -170,7 +170,7 @@ class _Screen:
             InputError: a name that no node has, at the first time.
             KubeApiError: there is nothing to show, and this is why.
         """
-        views: list[WatchedObjects[InventoryNode] | WatchedObjects[PodLite]] = [self._nodes]
+        views: list[WatchedObjects[Node] | WatchedObjects[Pod]] = [self._nodes]
         if self._pods is not None:
             views.append(self._pods)
         error = next((view.error for view in views if view.error is not None), None)

@@ -16,10 +16,11 @@ from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.rebalance.queue_rehearsal import QueueRefusal, QueueRehearsal
 from gpupack.whatif.answers import Advice, JsonAnswer, Move
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import KubePod, waits_in_queue
+from gpupack.whatif.objects import waits_in_queue
 from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
 from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests
 from kubeapi.eviction import evict_pod
+from kubeapi.objects import Pod
 
 if TYPE_CHECKING:
     from gpupack.rebalance.planning import SearchLimits
@@ -102,7 +103,7 @@ class MoveApplier:
 
     api: "EvictionApi"
     read: Callable[[], Awaitable[Cluster]]
-    list_pods: Callable[[str], Awaitable[Sequence[KubePod]]]
+    list_pods: Callable[[str], Awaitable[Sequence[Pod]]]
     cordon: "Callable[[str, CordonRequest], Awaitable[tuple[CordonOutcome, ...]]]"
     limits: "SearchLimits"
     options: ApplyOptions
@@ -267,11 +268,11 @@ def _uid_of(cluster: Cluster, move: Move) -> str:
     return cluster.find_pod(move.namespace, move.pod).metadata.uid
 
 
-def _owners(pod: KubePod) -> Iterable[str]:
+def _owners(pod: Pod) -> Iterable[str]:
     return [owner.uid for owner in pod.metadata.owner_references or () if owner.controller]
 
 
-def _late(name: str, *, gone: bool, new: Sequence[KubePod]) -> str:
+def _late(name: str, *, gone: bool, new: Sequence[Pod]) -> str:
     if not gone:
         return f"pod {name} has not ended in time"
     if not new:
@@ -280,7 +281,7 @@ def _late(name: str, *, gone: bool, new: Sequence[KubePod]) -> str:
     return f"pod {name} has ended, and {successors} in its place has no node in time: gpupack why says more"
 
 
-def _describe_successor(pod: KubePod) -> str:
+def _describe_successor(pod: Pod) -> str:
     if not waits_in_queue(pod):
         return pod.metadata.name
     queue = (pod.metadata.labels or {}).get(QUEUE_NAME, "")

@@ -11,8 +11,8 @@ from allocator.names import POD_PLANNED
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
-from gpupack.whatif.objects import KubePod, OwnerReference
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
+from kubeapi.objects import OwnerReference, Pod
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
 from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.pods import PodRecord
@@ -42,7 +42,7 @@ class MovablePod:
         owner: Its controller.
     """
 
-    pod: KubePod
+    pod: Pod
     record: PodRecord
     units: Mapping[int, int]
     owner: OwnerReference
@@ -102,7 +102,7 @@ class MovablePods:
         if owner is not None:
             yield MovablePod(_unpin(pod), record, self._held.get_units(record), owner)
 
-    def explain_why_fixed(self, pod: KubePod, record: PodRecord) -> str:
+    def explain_why_fixed(self, pod: Pod, record: PodRecord) -> str:
         """Say why a pod may not be moved, empty: it may."""
         fixed = self.explain_protection(pod, record) or self._explain_fixed_place(pod, record)
         return (
@@ -128,7 +128,7 @@ class MovablePods:
         )
         return [f"pods of queues stay: the queue {rules}"] if of_queues else []
 
-    def _explain_fixed_place(self, pod: KubePod, record: PodRecord) -> str:
+    def _explain_fixed_place(self, pod: Pod, record: PodRecord) -> str:
         """Say why a pod could not start elsewhere; empty: it could."""
         units = self._held.get_units(record)
         if record.request is None:
@@ -138,7 +138,7 @@ class MovablePods:
         unseen = list_unchecked_rules(pod)
         return f"{unseen[0]} could keep it where it is" if unseen else ""
 
-    def explain_protection(self, pod: KubePod, record: PodRecord) -> str:
+    def explain_protection(self, pod: Pod, record: PodRecord) -> str:
         """Say why a pod must not be disturbed; empty: it may be.
 
         That is for what it belongs to, for what people said of it, and for budgets.
@@ -150,7 +150,7 @@ class MovablePods:
             return f"queue {shown(queue)} would have to admit its successor, and the queue {rules}"
         return self._explain_wish(pod, record)
 
-    def _explain_wish(self, pod: KubePod, record: PodRecord) -> str:
+    def _explain_wish(self, pod: Pod, record: PodRecord) -> str:
         """Say which annotation or rule protects a pod from being moved now; empty: none."""
         annotations = pod.metadata.annotations or {}
         kept = [f"annotation {name}: {value}" for name, value in _KEEP if annotations.get(name) == value]
@@ -167,7 +167,7 @@ class MovablePods:
         return ""
 
 
-def _explain_not_replaced(pod: KubePod, record: PodRecord) -> str:
+def _explain_not_replaced(pod: Pod, record: PodRecord) -> str:
     """Say why a pod would not be created again, or not alone; empty: it would."""
     owner, gang = _controller(pod), read_gang_key(pod.metadata)
     if record.is_mirror or owner is None:
@@ -179,7 +179,7 @@ def _explain_not_replaced(pod: KubePod, record: PodRecord) -> str:
     return "" if gang is None else f"it runs together with the other pods of gang {shown(gang[1])}"
 
 
-def _unpin(pod: KubePod) -> KubePod:
+def _unpin(pod: Pod) -> Pod:
     """Make a pod that may run on any node that its owner allows: the queue adds one to each term, as last."""
     affinity = pod.spec.affinity
     nodes = None if affinity is None else affinity.node_affinity
@@ -202,6 +202,6 @@ def _unpin(pod: KubePod) -> KubePod:
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, affinity=affinity))
 
 
-def _controller(pod: KubePod) -> OwnerReference | None:
+def _controller(pod: Pod) -> OwnerReference | None:
     """Return the controller of a pod; None if it has none, so that it would not be created again."""
     return next((owner for owner in pod.metadata.owner_references or () if owner.controller), None)

@@ -11,7 +11,7 @@ from allocator.records import Holds, dump_assigned, dump_holds, load_holds
 from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.rebalance.plan_state import Destination
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import KubeNode, KubePod
+from kubeapi.objects import Node, Pod
 
 
 def apply_moves(cluster: Cluster, moves: Sequence[tuple[MovablePod, Destination]]) -> Cluster:
@@ -29,7 +29,7 @@ def apply_moves(cluster: Cluster, moves: Sequence[tuple[MovablePod, Destination]
     )
 
 
-def remove_from_words(node: KubeNode, uid: str, units: Mapping[int, int]) -> KubeNode:
+def remove_from_words(node: Node, uid: str, units: Mapping[int, int]) -> Node:
     """Return a node without a pod in its words; unchanged if they did not contain it."""
     annotations = node.metadata.annotations or {}
     try:
@@ -57,7 +57,7 @@ def remove_from_words(node: KubeNode, uid: str, units: Mapping[int, int]) -> Kub
     )
 
 
-def bind_pod(cluster: Cluster, pod: KubePod, destination: Destination) -> KubePod:
+def bind_pod(cluster: Cluster, pod: Pod, destination: Destination) -> Pod:
     """A pod that bind has just put somewhere."""
     nodes = cluster.state.nodes
     uuids = nodes.uuids[nodes.rows[destination.node]]

@@ -25,11 +25,10 @@ from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.rebalance.moved_cluster import bind_pod, remove_from_words
 from gpupack.rebalance.plan_state import Card, Destination
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import KubeNode, KubePod, KubePodStatus
 from gpupack.whatif.queue_rules import QueueRules
 from gpupack.whatif.unknown_requests import drop_unknown_policies
+from kubeapi.objects import Node, Pod, PodSchedulingGate, PodStatus
 from scheduler_plugin.cache.charges import TOMBSTONE_S
-from scheduler_plugin.cache.objects import SchedulingGate
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.jobs import PodMaker
 from scheduler_plugin.queue.cache.pods import read_node_facts, read_queue_info
@@ -181,21 +180,21 @@ class QueueRehearsal:
                 metadata = msgspec.structs.replace(node.metadata, annotations={**annotations, **set_to})
                 self._set_node(msgspec.structs.replace(node, metadata=metadata))
 
-    def _set_node(self, node: KubeNode) -> None:
+    def _set_node(self, node: Node) -> None:
         version = self._state.node_records[node.name].version + 1
         metadata = msgspec.structs.replace(node.metadata, resource_version=str(version))
         node = self._nodes[node.name] = msgspec.structs.replace(node, metadata=metadata)
         self._state.apply_node(node, _NOW_S)
         self._queue.set_node(node.name, read_node_facts(node))
 
-    def _make_successor(self, movable: MovablePod) -> KubePod:
+    def _make_successor(self, movable: MovablePod) -> Pod:
         """Make the pod that a controller makes in place of one: younger than all, and behind the gate."""
         pod = movable.pod
         written = {POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED, POD_REQUEUED}
         annotations = {
             name: value for name, value in (pod.metadata.annotations or {}).items() if name not in written
         }
-        gates = [] if pod.spec.scheduler_name == BATCH_SCHEDULER else [SchedulingGate(QUEUE_GATE)]
+        gates = [] if pod.spec.scheduler_name == BATCH_SCHEDULER else [PodSchedulingGate(QUEUE_GATE)]
         return msgspec.structs.replace(
             pod,
             metadata=msgspec.structs.replace(
@@ -208,10 +207,10 @@ class QueueRehearsal:
                 deletion_timestamp=None,
             ),
             spec=msgspec.structs.replace(pod.spec, node_name="", scheduling_gates=gates),
-            status=KubePodStatus(phase="Pending"),
+            status=PodStatus(phase="Pending"),
         )
 
-    def _add_to_queue(self, pod: KubePod) -> None:
+    def _add_to_queue(self, pod: Pod) -> None:
         if pod.spec.scheduler_name == BATCH_SCHEDULER:
             self._queue.set_batch_spec(pod.metadata.uid, {})
         self._queue.apply_pod(pod, _NOW_S)
@@ -225,7 +224,7 @@ class QueueRehearsal:
         self._state.expire_tombstones(_NOW_S + TOMBSTONE_S)
 
 
-def _assume_complete_jobs(pods: Collection[KubePod]) -> list[PodMaker]:
+def _assume_complete_jobs(pods: Collection[Pod]) -> list[PodMaker]:
     """List the Jobs that made pods of jobs, as if they made no more."""
     infos = ((pod.metadata.namespace, read_queue_info(pod)) for pod in pods)
     return [

@@ -12,7 +12,7 @@ from allocator.records import CardRecord, dump_cards
 from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster, read_requested_unit
-from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePodMetadata
+from kubeapi.objects import Node, NodeStatus, ObjectMeta
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 from scheduler_plugin.scheduling.reasons import format_memory
@@ -101,7 +101,7 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def make_nodes(cluster: Cluster, profile: str, count: int) -> list[KubeNode]:
+def make_nodes(cluster: Cluster, profile: str, count: int) -> list[Node]:
     """Make empty nodes with the cards of a profile, with names that no node has.
 
     Raises:
@@ -118,7 +118,7 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[KubeNode]:
     if not any(sizes):
         raise InputError(f"profile {profile}: no card has {cluster.unit_mib} MiB or more")
     arrays, records_by_name = cluster.state.nodes, cluster.state.node_records.values()
-    made: list[KubeNode] = []
+    made: list[Node] = []
     number = 0
     while len(made) < count:
         number += 1
@@ -139,15 +139,15 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[KubeNode]:
             **{key: str(value) for key, value in node_resources(words).items()},
         }
         made.append(
-            KubeNode(
-                metadata=KubePodMetadata(name=name, annotations={NODE_CARDS: dump_cards(records)}),
-                status=KubeNodeStatus(allocatable=amounts, capacity=amounts),
+            Node(
+                metadata=ObjectMeta(name=name, annotations={NODE_CARDS: dump_cards(records)}),
+                status=NodeStatus(allocatable=amounts, capacity=amounts),
             )
         )
     return made
 
 
-def _describe_added(cluster: Cluster, node: KubeNode, profile: str, count: int) -> str:
+def _describe_added(cluster: Cluster, node: Node, profile: str, count: int) -> str:
     row = Cluster({node.name: node}, {}, cluster.unit_mib).state.nodes
     sizes = row.size[row.rows[node.name], : int(row.cards[row.rows[node.name]])].tolist()
     nodes = "1 node" if count == 1 else f"{count} nodes"

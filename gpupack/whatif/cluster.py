@@ -19,13 +19,14 @@ from allocator.request import PodRequest
 from gpupack.errors import InputError
 from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.whatif.kube_checks import KubeSchedulerChecks
-from gpupack.whatif.objects import KubeNode, KubePod, is_placeholder, load_objects
+from gpupack.whatif.objects import is_placeholder, load_objects
 from gpupack.whatif.queue_rules import QueueRules
 from gpupack.whatif.unknown_requests import drop_unknown_policies
+from kubeapi.objects import Node, Pod, PodDisruptionBudget
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.charges import TOMBSTONE_S
-from scheduler_plugin.cache.disruption_budgets import DisruptionBudget, DisruptionBudgets
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.pods import parse_pod_request
@@ -82,8 +83,8 @@ class Cluster:
         derived: Each `DerivedValue` that was asked for since the last change, by name.
     """
 
-    nodes: dict[str, KubeNode]
-    pods: dict[str, KubePod]
+    nodes: dict[str, Node]
+    pods: dict[str, Pod]
     unit_mib: int
     budgets: DisruptionBudgets | None = None
     source: str = "the cluster"
@@ -110,11 +111,11 @@ class Cluster:
     @classmethod
     def from_objects(
         cls,
-        nodes: Iterable[KubeNode],
-        pods: Iterable[KubePod],
+        nodes: Iterable[Node],
+        pods: Iterable[Pod],
         *,
         unit_mib: int | None = None,
-        budgets: Sequence[DisruptionBudget] | None = None,
+        budgets: Sequence[PodDisruptionBudget] | None = None,
         source: str = "the cluster",
         claims: Sequence[ClaimObject] = (),
     ) -> "Cluster":
@@ -127,7 +128,7 @@ class Cluster:
             claims: All ResourceClaims of all namespaces.
         """
         by_name = {node.metadata.name: node for node in nodes}
-        by_uid: dict[str, KubePod] = {}
+        by_uid: dict[str, Pod] = {}
         for pod in pods:
             pod.metadata.uid = pod.metadata.uid or pod.full_name
             by_uid[pod.metadata.uid] = pod
@@ -191,7 +192,7 @@ class Cluster:
 
     # Changes, for those who watch; `now` is in seconds of a clock that only grows, None: the machine's.
 
-    def put_node(self, node: KubeNode, now: float | None = None) -> None:
+    def put_node(self, node: Node, now: float | None = None) -> None:
         self.nodes[node.metadata.name] = node
         self.state.apply_node(node, _at(now))
         self._expire_and_forget(now)
@@ -201,12 +202,12 @@ class Cluster:
         self.state.delete_node(name, resource_version, _at(now))
         self._expire_and_forget(now)
 
-    def put_pod(self, pod: KubePod, now: float | None = None) -> None:
+    def put_pod(self, pod: Pod, now: float | None = None) -> None:
         self.pods[pod.metadata.uid] = pod
         self.state.apply_pod(drop_unknown_policies(pod), _at(now))
         self._expire_and_forget(now)
 
-    def drop_pod(self, pod: KubePod, resource_version: str, now: float | None = None) -> None:
+    def drop_pod(self, pod: Pod, resource_version: str, now: float | None = None) -> None:
         self.pods.pop(pod.metadata.uid, None)
         self.state.delete_pod(pod, resource_version, _at(now))
         self._expire_and_forget(now)
@@ -238,9 +239,9 @@ class Cluster:
         return KubeSchedulerChecks(self.nodes, self.pods, self.state)
 
     @DerivedValue
-    def pods_by_gang(self) -> Mapping[tuple[str, str], Sequence[KubePod]]:
+    def pods_by_gang(self) -> Mapping[tuple[str, str], Sequence[Pod]]:
         """Pods of gangs, by `read_gang_key`."""
-        found: dict[tuple[str, str], list[KubePod]] = {}
+        found: dict[tuple[str, str], list[Pod]] = {}
         for pod in self.pods.values():
             key = read_gang_key(pod.metadata)
             if key is not None:
@@ -263,7 +264,7 @@ class Cluster:
         from gpupack.inventory.rows import build_rows  # noqa: PLC0415
 
         name = self.unreadable_nodes[0]
-        error = build_rows(NodesAndPods([self.nodes[name]], []), [name])[0].error  # type: ignore[list-item]
+        error = build_rows(NodesAndPods([self.nodes[name]], []), [name])[0].error
         return f"{name}: {error or 'see gpupack top'}"
 
     def list_omissions(self, *, named: bool = True) -> tuple[str, ...]:
@@ -303,7 +304,7 @@ class Cluster:
         nodes = self.state.nodes
         return tuple(nodes.names[row] for row in self.rows[nodes.exclusion[self.rows] == reason].tolist())
 
-    def find_pod(self, namespace: str, name: str) -> KubePod:
+    def find_pod(self, namespace: str, name: str) -> Pod:
         """Find a pod.
 
         Raises:
@@ -330,12 +331,12 @@ class Cluster:
             more = f"; did you mean {', '.join(map(shown, near))}?" if near else ""
         raise InputError(where + more)
 
-    def find_queue(self, pod: KubePod) -> str:
+    def find_queue(self, pod: Pod) -> str:
         """Find the queue that has to admit a pod, or one in its place; empty: none."""
         label = (pod.metadata.labels or {}).get(QUEUE_NAME, "")
         return label if isinstance(self.queue, str) else self.queue.find_queue(pod.metadata.namespace, label)
 
-    def read_request(self, pod: KubePod) -> PodRequest | None:
+    def read_request(self, pod: Pod) -> PodRequest | None:
         """Read what a pod asks of cards, None: nothing.
 
         Raises:
@@ -346,7 +347,7 @@ class Cluster:
             raise RequestError(found.error)
         return found.request
 
-    def list_waiting_pods(self) -> list[KubePod]:
+    def list_waiting_pods(self) -> list[Pod]:
         """Pods that ask for cards, in whatever unit, and have no node, by namespace and name."""
         found = [
             pod
@@ -379,13 +380,13 @@ def _at(now: float | None) -> float:
 class UnitCounter:
     """Counts the nodes that publish their words in each unit."""
 
-    def __init__(self, nodes: Iterable[KubeNode] = ()) -> None:
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._unit_by_node: dict[str, int] = {}
         self._counts: Counter[int] = Counter()
         for node in nodes:
             self.put(node)
 
-    def put(self, node: KubeNode) -> None:
+    def put(self, node: Node) -> None:
         self.drop(node.metadata.name)
         text = (node.status.allocatable or {}).get(PACKED_LAYOUT)
         if text is not None:
@@ -411,7 +412,7 @@ class UnitCounter:
         return max(counts, key=lambda unit: (counts[unit], unit == MIB_PER_GIB, unit), default=None)
 
 
-def read_requested_unit(pod: KubePod) -> int | None:
+def read_requested_unit(pod: Pod) -> int | None:
     """MiB of the unit that a pod asks in; 0: in percent; None: it asks for no GPU memory."""
     percent = False
     for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ())):

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from kubeapi.metadata import parse_time
-from scheduler_plugin.cache.objects import KubeStruct
+from kubeapi.objects import KubeStruct
 
 MOST_EVENTS: Final = 8
 """Events that are told, the newest."""

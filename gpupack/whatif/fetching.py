@@ -14,11 +14,11 @@ from gpupack.errors import InputError
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, list_all, list_claims
 from gpupack.whatif.cluster import QUEUE_NOT_READ, Cluster
 from gpupack.whatif.events import PodEvent, PodEvents, format_events
-from gpupack.whatif.objects import KubeNode, KubePod, waits_in_queue
+from gpupack.whatif.objects import waits_in_queue
 from gpupack.whatif.queue_rules import QueueRules, read_rules
-from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBudget
-from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroup, PodGroupSizes, needs_group
-from scheduler_plugin.queue.cache.pods import NamespaceLite
+from kubeapi.objects import Namespace, Node, Pod, PodDisruptionBudget, PodGroup
+from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH
+from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroupSizes, needs_group
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -132,7 +132,7 @@ async def read_own_events(source: ClusterSource, namespace: str, name: str) -> t
 
     async with await connect(source.kubeconfig, source.context) as client:
         try:
-            pod = msgspec.json.decode(await client.get(make_pod_path(namespace, name)), type=KubePod)
+            pod = msgspec.json.decode(await client.get(make_pod_path(namespace, name)), type=Pod)
         except (KubeApiError, msgspec.MsgspecError):
             return ()
         return format_events(await _events(client, namespace, name), {pod.metadata.uid})
@@ -141,11 +141,11 @@ async def read_own_events(source: ClusterSource, namespace: str, name: str) -> t
 async def list_cluster(client: "KubeClient", source: ClusterSource, *, moves: bool = False) -> Cluster:
     """Read all nodes and pods by a client; see `read_cluster`."""
     others = asyncio.gather(
-        list_all(client, PODS_PATH, KubePod, "pods"), _budgets(client) if moves else _nothing()
+        list_all(client, PODS_PATH, Pod, "pods"), _budgets(client) if moves else _nothing()
     )
     try:
         # Where both lists are refused the error names the nodes, whichever answer comes first.
-        nodes = await list_all(client, NODES_PATH, KubeNode, "nodes")
+        nodes = await list_all(client, NODES_PATH, Node, "nodes")
     except BaseException:
         others.cancel()
         await asyncio.gather(others, return_exceptions=True)
@@ -161,7 +161,7 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, moves: bo
     return cluster
 
 
-async def _complete_gangs(client: "KubeClient", pods: Sequence[KubePod]) -> None:
+async def _complete_gangs(client: "KubeClient", pods: Sequence[Pod]) -> None:
     """Give pods the sizes of their gangs that PodGroups know, or why these cannot be read."""
     from kubeapi.errors import KubeApiError, NotFound  # noqa: PLC0415
 
@@ -183,12 +183,12 @@ async def _nothing() -> None:
     """Read nothing."""
 
 
-async def _budgets(client: "KubeClient") -> Sequence[DisruptionBudget] | None:
+async def _budgets(client: "KubeClient") -> Sequence[PodDisruptionBudget] | None:
     """List PodDisruptionBudgets, None if they may not be listed: the answer says so then."""
     from kubeapi.errors import Forbidden, NotFound  # noqa: PLC0415
 
     try:
-        return await list_all(client, BUDGETS_PATH, DisruptionBudget, "PodDisruptionBudgets")
+        return await list_all(client, BUDGETS_PATH, PodDisruptionBudget, "PodDisruptionBudgets")
     except (Forbidden, NotFound):
         return None
 
@@ -220,7 +220,7 @@ async def _queued(client: "KubeClient") -> "tuple[QueueWhy, ...] | None":
         return None
 
 
-async def _read_queue(client: "KubeClient", pods: Iterable[KubePod]) -> QueueRules | str:
+async def _read_queue(client: "KubeClient", pods: Iterable[Pod]) -> QueueRules | str:
     """Ask the queue's leader by what it decides, where any pod is of a queue; else say why not."""
     from kubeapi.errors import KubeApiError  # noqa: PLC0415
     from scheduler_plugin.queue.controller.settings import DecisionSettings  # noqa: PLC0415
@@ -230,7 +230,7 @@ async def _read_queue(client: "KubeClient", pods: Iterable[KubePod]) -> QueueRul
     try:
         raw = await client.get(f"{_QUEUE_PATH}/configuration")
         served = msgspec.json.decode(raw, type=DecisionSettings)
-        found = await list_all(client, "/api/v1/namespaces", NamespaceLite, "namespaces")
+        found = await list_all(client, "/api/v1/namespaces", Namespace, "namespaces")
         return read_rules(served, {each.metadata.name: each.metadata.labels or {} for each in found})
     except (KubeApiError, InputError, msgspec.MsgspecError) as error:
         return f"cannot be asked: {error}"

@@ -12,13 +12,13 @@ from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import count_fit_by_node
 from gpupack.whatif.kube_checks import HostRequirements
-from gpupack.whatif.objects import KubePod
+from kubeapi.objects import Pod
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.gang_names import read_gang_key, read_gang_name
 from scheduler_plugin.cache.pods import sum_host_requests
-from scheduler_plugin.queue.cache.pods import read_gang, read_pod_node_rules
+from scheduler_plugin.queue.cache.pods import read_gang
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_pods
 from scheduler_plugin.scheduling.placing import score_nodes
@@ -63,14 +63,14 @@ class WaitingGang:
     refused: str = ""
 
 
-def find_gang(cluster: Cluster, pod: KubePod) -> WaitingGang | None:
+def find_gang(cluster: Cluster, pod: Pod) -> WaitingGang | None:
     """Find the gang of a pod that waits; None if it starts alone."""
     name, size, fault = _read_gang(pod)
     if fault or not name or size <= 1:
         return None
     members = list_gang(cluster, pod)
     waiting = [each for each in members if not each.spec.node_name]
-    kinds: dict[object, list[KubePod]] = {}
+    kinds: dict[object, list[Pod]] = {}
     for each in waiting:
         kinds.setdefault(_key_pod(cluster, each), []).append(each)
     alike = len(kinds.pop(_key_pod(cluster, pod), ()))
@@ -88,7 +88,7 @@ def find_gang(cluster: Cluster, pod: KubePod) -> WaitingGang | None:
     return WaitingGang(name, size, alike + missing, tuple(others), refused)
 
 
-def list_gang(cluster: Cluster, pod: KubePod) -> list[KubePod]:
+def list_gang(cluster: Cluster, pod: Pod) -> list[Pod]:
     """List the pods that start, move and end together with a pod, itself among them; none that has ended."""
     key = read_gang_key(pod.metadata)
     if key is None:
@@ -96,18 +96,18 @@ def list_gang(cluster: Cluster, pod: KubePod) -> list[KubePod]:
     return [pod for pod in cluster.pods_by_gang[key] if not is_terminal(pod.status.phase)]
 
 
-def format_gang(pod: KubePod) -> str:
+def format_gang(pod: Pod) -> str:
     """Write the name of a pod's gang and, in brackets, its size; empty if the pod starts alone."""
     name, size, _ = _read_gang(pod)
     return f"{name} ({size})" if name and size > 1 else ""
 
 
-def _read_gang(pod: KubePod) -> tuple[str, int, str]:
+def _read_gang(pod: Pod) -> tuple[str, int, str]:
     meta = pod.metadata
     return read_gang(meta.annotations or {}, meta.labels, meta.pod_group_size)
 
 
-def explain_unknown_gang(pod: KubePod) -> str:
+def explain_unknown_gang(pod: Pod) -> str:
     """Say that a pod is treated as single because PodGroups cannot be read; empty if they can."""
     fault = pod.metadata.pod_groups_fault
     if not fault or pod.metadata.pod_group_size is not None:
@@ -120,13 +120,13 @@ def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirem
     return cluster.policies.make_request(cluster.state.nodes, request, requirements.amounts)
 
 
-def _key_pod(cluster: Cluster, pod: KubePod) -> object:
+def _key_pod(cluster: Cluster, pod: Pod) -> object:
     """Make a key of everything that decides where a pod may go."""
     try:
         request = cluster.read_request(pod)
     except RequestError as error:
         return str(error)
-    return request, sum_host_requests(pod), read_pod_node_rules(pod)
+    return request, sum_host_requests(pod), pod.spec.node_rules
 
 
 def find_rows(
@@ -287,7 +287,7 @@ def _one_a_node(requirements: HostRequirements) -> bool:
     return bool(requirements.ports) or _are_apart(requirements.pod, requirements.pod)
 
 
-def _are_apart(owner: KubePod | None, other: KubePod | None) -> bool:
+def _are_apart(owner: Pod | None, other: Pod | None) -> bool:
     """Tell whether a pod wants no such other one on its node."""
     if owner is None or other is None:
         return False

@@ -12,13 +12,12 @@ from typing import Final
 import numpy as np
 
 from allocator.request import PodRequest
-from gpupack.whatif.objects import KubeNode, KubePod
+from kubeapi.objects import Node, Pod
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules, NodeTraits, Taint, list_repelling_taints
 from scheduler_plugin.cache.amounts import ONE_POD, PERCENT, UNITS, Amounts, sum_amounts
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.pods import PodRecord, sum_host_requests, sum_other_requests
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pods import read_pod_node_rules
 from scheduler_plugin.scheduling.node_fit import (
     HostPort,
     NodeRoom,
@@ -61,11 +60,11 @@ class HostRequirements:
     rules: NodeRules = field(default_factory=NodeRules)
     amounts: Amounts = field(default=ONE_POD)
     ports: frozenset[HostPort] = frozenset()
-    pod: KubePod | None = None
+    pod: Pod | None = None
 
     @classmethod
-    def from_pod(cls, pod: KubePod) -> "HostRequirements":
-        rules = read_pod_node_rules(pod)
+    def from_pod(cls, pod: Pod) -> "HostRequirements":
+        rules = pod.spec.node_rules
         amounts = Amounts(1, *sum_host_requests(pod), others=sum_other_requests(pod))
         return cls(
             rules.tolerates,
@@ -95,9 +94,7 @@ class KubeSchedulerChecks:
         state: What filter knows of both, likewise.
     """
 
-    def __init__(
-        self, nodes: Mapping[str, KubeNode], pods: Mapping[str, KubePod], state: ClusterState
-    ) -> None:
+    def __init__(self, nodes: Mapping[str, Node], pods: Mapping[str, Pod], state: ClusterState) -> None:
         self._nodes = nodes
         self._pods = pods
         self._state = state
@@ -205,7 +202,7 @@ class KubeSchedulerChecks:
             and not all(self._state.node_records[name].capacity.get_other(resource) for name in self._nodes)
         ]
 
-    def is_wanted_near(self, pod: KubePod) -> bool:
+    def is_wanted_near(self, pod: Pod) -> bool:
         """Tell whether any other running pod wants this one near."""
         return any(
             term.matches(each, pod)
@@ -256,7 +253,7 @@ class KubeSchedulerChecks:
         return frozenset(name for name in names if is_short[nodes.rows[name]])
 
     @cached_property
-    def _running_pods(self) -> list[KubePod]:
+    def _running_pods(self) -> list[Pod]:
         """Pods that have a node and are not over."""
         return [pod for uid, pod in self._pods.items() if pod.spec.node_name and self._counts(uid)]
 
@@ -279,7 +276,7 @@ class KubeSchedulerChecks:
         return [each for each in self._neighbours if each.shuns]
 
     @cached_property
-    def _pods_with_affinity(self) -> list[tuple[KubePod, list[AffinityTerm]]]:
+    def _pods_with_affinity(self) -> list[tuple[Pod, list[AffinityTerm]]]:
         """Pods that want others near."""
         return [(pod, found) for pod in self._running_pods if (found := read_affinity(pod))]
 
@@ -305,7 +302,7 @@ class KubeSchedulerChecks:
         return mask
 
 
-def list_unchecked_rules(pod: KubePod) -> list[str]:
+def list_unchecked_rules(pod: Pod) -> list[str]:
     """List what kube-scheduler checks for a pod on any node that nodes and pods do not show."""
     rules = []
     for volume in pod.spec.volumes or ():
@@ -322,7 +319,7 @@ def list_unchecked_rules(pod: KubePod) -> list[str]:
     return rules
 
 
-def list_host_ports(pod: KubePod) -> frozenset[HostPort]:
+def list_host_ports(pod: Pod) -> frozenset[HostPort]:
     """List the ports of the host that a pod wants; of its init containers those of sidecars count."""
     sidecars = (each for each in pod.spec.init_containers or () if each.restart_policy == "Always")
     return frozenset(

@@ -7,9 +7,9 @@ from typing import Final
 from allocator.claims import ClaimObject
 from gpupack.inventory.objects import NodesAndPods
 from gpupack.whatif.cluster import Cluster, UnitCounter
-from gpupack.whatif.objects import KubeNode, KubePod
+from kubeapi.objects import Node, Pod, PodGroup
 from scheduler_plugin.cache.published_nodes import serves_claims
-from scheduler_plugin.queue.cache.pod_groups import GroupedPods, PodGroup
+from scheduler_plugin.queue.cache.pod_groups import GroupedPods
 
 PodKey = tuple[str, str]
 """Namespace and name."""
@@ -32,11 +32,11 @@ class LiveCluster:
     """
 
     def __init__(self, unit_mib: int | None = None) -> None:
-        self.nodes: dict[str, KubeNode] | None = None
-        self.pods: dict[PodKey, KubePod] | None = None
+        self.nodes: dict[str, Node] | None = None
+        self.pods: dict[PodKey, Pod] | None = None
         self.serves_claims = False
         self.names_groups = False
-        self._on_node: dict[str, dict[PodKey, KubePod]] = {}
+        self._on_node: dict[str, dict[PodKey, Pod]] = {}
         self._claims: dict[str, ClaimObject] = {}
         self._claims_on_node: dict[str, dict[str, ClaimObject]] = {}
         self._dirty: set[str] = set()
@@ -48,7 +48,7 @@ class LiveCluster:
         self._is_unit_fixed = unit_mib is not None
         self._unit_mib = unit_mib
 
-    def replace_nodes(self, nodes: Iterable[KubeNode]) -> None:
+    def replace_nodes(self, nodes: Iterable[Node]) -> None:
         before = self.nodes or {}
         self.nodes = {node.metadata.name: node for node in nodes}
         self._dirty |= before.keys() | self.nodes.keys()
@@ -57,7 +57,7 @@ class LiveCluster:
         self.serves_claims = self.serves_claims or any(map(serves_claims, self.nodes.values()))
         self._follow_unit()
 
-    def put_node(self, node: KubeNode) -> None:
+    def put_node(self, node: Node) -> None:
         self.nodes = self.nodes if self.nodes is not None else {}
         self.nodes[node.metadata.name] = node
         self.serves_claims = self.serves_claims or serves_claims(node)
@@ -66,7 +66,7 @@ class LiveCluster:
         self._follow_unit()
         self._note_change(lambda cluster, now: cluster.put_node(node, now))
 
-    def drop_node(self, node: KubeNode) -> None:
+    def drop_node(self, node: Node) -> None:
         name = node.metadata.name
         (self.nodes or {}).pop(name, None)
         self._dirty.add(name)
@@ -81,7 +81,7 @@ class LiveCluster:
             self._unit_mib = unit_mib
             self._make_stale()
 
-    def replace_pods(self, pods: Iterable[KubePod]) -> None:
+    def replace_pods(self, pods: Iterable[Pod]) -> None:
         self._dirty |= self._on_node.keys()
         self.pods, self._on_node = {}, {}
         self._make_stale()
@@ -92,7 +92,7 @@ class LiveCluster:
         for uid in self._grouped.uids - listed:
             self._grouped.remove_pod(uid)
 
-    def put_pod(self, pod: KubePod) -> None:
+    def put_pod(self, pod: Pod) -> None:
         self.pods = self.pods if self.pods is not None else {}
         key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key, keep=pod.spec.node_name)
@@ -105,7 +105,7 @@ class LiveCluster:
             self._dirty.add(pod.spec.node_name)
         self._note_change(lambda cluster, now: cluster.put_pod(pod, now))
 
-    def drop_pod(self, pod: KubePod) -> None:
+    def drop_pod(self, pod: Pod) -> None:
         key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key)
         (self.pods or {}).pop(key, None)
@@ -149,7 +149,7 @@ class LiveCluster:
         """Set why PodGroups cannot be read; empty if they can, or if there are none."""
         self._complete(self._grouped.set_fault(fault))
 
-    def _complete(self, pods: Iterable[KubePod]) -> None:
+    def _complete(self, pods: Iterable[Pod]) -> None:
         for pod in pods:
             self._grouped.complete(pod.metadata)
 
@@ -176,12 +176,12 @@ class LiveCluster:
         changed, self._dirty = self._dirty, set()
         return changed
 
-    def list_node_objects(self, node: KubeNode) -> NodesAndPods:
+    def list_node_objects(self, node: Node) -> NodesAndPods:
         """List a node, its pods and its claims; the pods are None before their first list."""
         name = node.metadata.name
         pods = None if self.pods is None else list(self._on_node.get(name, {}).values())
         claims = list(self._claims_on_node.get(name, {}).values())
-        return NodesAndPods([node], pods, claims)  # type: ignore[list-item]
+        return NodesAndPods([node], pods, claims)
 
     def get_cluster(self) -> Cluster:
         """Return the cluster as it is now, for questions; built once for each unit, then kept current.

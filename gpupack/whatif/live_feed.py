@@ -8,12 +8,12 @@ from allocator.claims import CLAIMS_PATH, ClaimObject, make_claims_path
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH
 from gpupack.inventory.watched_kind import WatchedKind
 from gpupack.whatif.live_cluster import LiveCluster
-from gpupack.whatif.objects import KubeNode, KubePod
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
+from kubeapi.objects import Node, Pod, PodGroup
 from kubeapi.paths import quote_segment
 from kubeapi.reflect import Kind, Sink
-from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroup, make_pod_groups_path
+from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, make_pod_groups_path
 from scheduler_plugin.queue.controller.watching import watch_pod_groups
 
 WATCH_S: Final = 120
@@ -69,7 +69,7 @@ class LiveFeed:
         self._nodes = WatchedKind(
             client,
             NODES_PATH,
-            KubeNode,
+            Node,
             live.replace_nodes,
             live.put_node,
             live.drop_node,
@@ -77,7 +77,7 @@ class LiveFeed:
             WATCH_S,
         )
         self._pods = WatchedKind(
-            client, pods, KubePod, live.replace_pods, live.put_pod, live.drop_pod, self._pods_changed, WATCH_S
+            client, pods, Pod, live.replace_pods, live.put_pod, live.drop_pod, self._pods_changed, WATCH_S
         )
         self._claims = WatchedKind(
             client,

@@ -14,9 +14,9 @@ from allocator.names import QUEUE_NAME
 from allocator.request import WHOLE, ContainerRequest, PodRequest
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster, read_requested_unit
-from gpupack.whatif.objects import KubePod
 from gpupack.whatif.unknown_requests import drop_unknown_policies
 from kubeapi.metadata import parse_time
+from kubeapi.objects import Pod
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.charges import NodeRecord
 from scheduler_plugin.cache.claim_charges import read_claim, sum_shares
@@ -276,7 +276,7 @@ def _free_beside_pods_with_cards(
 
 def _pod(
     cluster: Cluster,
-    pod: KubePod,
+    pod: Pod,
     claimed: PodRequest | None,
     name_of: Callable[[str, str], str],
     scale: _Scale,
@@ -334,7 +334,7 @@ def _cards(request: PodRequest, scale: _Scale, usual: int) -> tuple[int, str | i
     return cards, amounts, min(CARD, max(1, total * CARD // usual // cards))
 
 
-def _ended(pod: KubePod) -> int:
+def _ended(pod: Pod) -> int:
     """Return when a pod ended, in seconds; 0 if it runs or that is unknown."""
     if not is_terminal(pod.status.phase):
         return 0

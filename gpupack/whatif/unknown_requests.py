@@ -23,7 +23,7 @@ from allocator.names import (
 )
 from allocator.policies import CARD_POLICIES
 from allocator.registry import Registry, is_name
-from gpupack.whatif.objects import KubePod
+from kubeapi.objects import Pod
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 
 _KINDS: Final[tuple[tuple[str, Registry[Any]], ...]] = (
@@ -47,7 +47,7 @@ class UnknownPolicy(NamedTuple):
         return f"{self.registry.kind} {shown(self.name)}"
 
 
-def find_unknown_policies(pod: KubePod) -> tuple[UnknownPolicy, ...]:
+def find_unknown_policies(pod: Pod) -> tuple[UnknownPolicy, ...]:
     """Find the policies of a pod that are not known here; a name that none can have is a mistake instead."""
     annotations = pod.metadata.annotations
     if not annotations:
@@ -59,7 +59,7 @@ def find_unknown_policies(pod: KubePod) -> tuple[UnknownPolicy, ...]:
     )
 
 
-def drop_unknown_policies(pod: KubePod) -> KubePod:
+def drop_unknown_policies(pod: Pod) -> Pod:
     """The pod, without policies that are not known here."""
     unknown = {policy.annotation for policy in find_unknown_policies(pod)}
     if not unknown:
@@ -72,7 +72,7 @@ def drop_unknown_policies(pod: KubePod) -> KubePod:
     )
 
 
-def find_policy_refusal(pod: KubePod, said: str) -> str:
+def find_policy_refusal(pod: Pod, said: str) -> str:
     """Find the extender's refusal of a policy in what kube-scheduler says of a pod; empty: none."""
     for policy in find_unknown_policies(pod):
         begin = re.escape(f"annotation {policy.annotation} is {shown(policy.name)}; allowed: ")
@@ -82,7 +82,7 @@ def find_policy_refusal(pod: KubePod, said: str) -> str:
     return ""
 
 
-def describe_unknowns(pod: KubePod) -> tuple[str, ...]:
+def describe_unknowns(pod: Pod) -> tuple[str, ...]:
     """List a pod's policies and annotations that are unknown here, a sentence for each."""
     strange = sorted(
         name

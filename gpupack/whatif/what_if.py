@@ -13,7 +13,7 @@ from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import GangMembers, can_fit_together, count_at_once, find_rows, make_query
 from gpupack.whatif.kube_checks import HostRequirements
-from gpupack.whatif.objects import KubePod
+from kubeapi.objects import Pod
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.claim_charges import sum_shares
@@ -158,7 +158,7 @@ class PodCardUsage:
         )
         return sorted(found, key=lambda pod: (pod.namespace, pod.name))
 
-    def list_claim_pods(self, node: str) -> list[tuple[KubePod, ByPosition]]:
+    def list_claim_pods(self, node: str) -> list[tuple[Pod, ByPosition]]:
         """The pods of a node that have cards there by claims, with the units of these, by namespace and name.
 
         A card that another pod of the claim has stands with 0 units.

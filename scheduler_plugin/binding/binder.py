@@ -13,16 +13,16 @@ from allocator.names import POD_ASSIGNED
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
 from kubeapi.events import BUSY_S
 from kubeapi.lease import LeaderStatus
+from kubeapi.objects import Pod
 from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer, PendingBinding
 from scheduler_plugin.binding.pod_claims import BoundPodClaim
-from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.errors import CommitError
 
 log = structlog.get_logger(__name__)
 
-_decode_pod = msgspec.json.Decoder(PodLite).decode
+_decode_pod = msgspec.json.Decoder(Pod).decode
 
 
 class BindingApi(Protocol):

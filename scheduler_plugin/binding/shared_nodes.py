@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from allocator.names import BATCH_POOL, BATCH_SCHEDULER
+from kubeapi.objects import Node, Pod
 from kubeapi.podstate import is_terminal
-from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.signals import Signal
 
 STOPPED_S: Final = 600.0
@@ -50,7 +50,7 @@ class SharedNodes:
 
     # What comes in.
 
-    def apply_node(self, node: HostNode) -> None:
+    def apply_node(self, node: Node) -> None:
         own = any(taint.key == BATCH_POOL and taint.effect in KEEPS_OUT for taint in node.spec.taints or ())
         (self._own.add if own else self._own.discard)(node.metadata.name)
 
@@ -59,14 +59,14 @@ class SharedNodes:
         self._batch_bound_at.pop(name, None)
         self._stopped.pop(name, None)
 
-    def replace_nodes(self, nodes: Sequence[HostNode]) -> None:
+    def replace_nodes(self, nodes: Sequence[Node]) -> None:
         listed = {node.metadata.name for node in nodes}
         for name in (self._own | self._batch_bound_at.keys() | self._stopped.keys()) - listed:
             self.delete_node(name)
         for node in nodes:
             self.apply_node(node)
 
-    def apply_pod(self, pod: HostPod, now: float) -> None:
+    def apply_pod(self, pod: Pod, now: float) -> None:
         """Take a pod's newest version."""
         uid, node = pod.metadata.uid, pod.spec.node_name
         if not node:
@@ -91,7 +91,7 @@ class SharedNodes:
         self._unbound.discard(uid)
         self._bound_at.pop(uid, None)
 
-    def replace_pods(self, pods: Sequence[HostPod], now: float) -> None:
+    def replace_pods(self, pods: Sequence[Pod], now: float) -> None:
         """Take a complete list of pods."""
         for uid in (self._unbound | self._bound_at.keys()) - {pod.metadata.uid for pod in pods}:
             self.delete_pod(uid)
@@ -113,7 +113,7 @@ class SharedNodes:
         until, why = self._stopped.get(name, (float("-inf"), ""))
         return why if now < until and not self.is_own(name) else ""
 
-    def _record_lost_race(self, pod: HostPod, now: float) -> None:
+    def _record_lost_race(self, pod: Pod, now: float) -> None:
         node, resource = pod.spec.node_name, pod.status.reason.removeprefix(OUT_OF)
         self.failed[resource] += 1
         why = (

@@ -4,39 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from kubeapi.selectors import LabelSelector
-from scheduler_plugin.cache.objects import KubeStruct, LiteMetadata
+from kubeapi.objects import PodDisruptionBudget
 from scheduler_plugin.cache.pods import PodRecord
 
 BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
-
-
-class BudgetSpec(KubeStruct):
-    """`spec` of a PodDisruptionBudget."""
-
-    selector: LabelSelector | None = None
-
-
-class BudgetStatus(KubeStruct):
-    """`status` of a PodDisruptionBudget.
-
-    Attributes:
-        disruptions_allowed: Number of pods that may be evicted now.
-        disrupted_pods: Times of evictions whose end the controller has not seen yet, by pod name.
-    """
-
-    disruptions_allowed: int = 0
-    disrupted_pods: dict[str, str] | None = None
-
-
-class DisruptionBudget(KubeStruct):
-    """DisruptionBudget is a PodDisruptionBudget, as the API server sends it."""
-
-    metadata: LiteMetadata = msgspec.field(default_factory=LiteMetadata)
-    spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
-    status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +36,7 @@ class DisruptionBudgets:
 
     def __init__(self) -> None:
         self.synced = False
-        self._budgets: dict[str, dict[str, DisruptionBudget]] = {}
+        self._budgets: dict[str, dict[str, PodDisruptionBudget]] = {}
 
     def list_covering(self, pod: PodRecord) -> list[EvictionAllowance]:
         """List the budgets that cover a pod; the API server evicts no pod that more than one covers."""
@@ -80,13 +51,13 @@ class DisruptionBudgets:
             if budget.spec.selector is not None and budget.spec.selector.matches(pod.labels)
         ]
 
-    def replace(self, items: Sequence[DisruptionBudget], _resource_version: str) -> None:
+    def replace(self, items: Sequence[PodDisruptionBudget], _resource_version: str) -> None:
         self._budgets = {}
         for item in items:
             self._put(item)
         self.synced = True
 
-    def event(self, kind: str, item: DisruptionBudget, _resource_version: str) -> None:
+    def event(self, kind: str, item: PodDisruptionBudget, _resource_version: str) -> None:
         if kind == "DELETED":
             self._budgets.get(item.metadata.namespace, {}).pop(item.metadata.name, None)
         else:
@@ -98,7 +69,7 @@ class DisruptionBudgets:
     def disconnected(self, error: Exception) -> None:
         """Do nothing, because the API server checks each eviction itself."""
 
-    def _put(self, item: DisruptionBudget) -> None:
+    def _put(self, item: PodDisruptionBudget) -> None:
         self._budgets.setdefault(item.metadata.namespace, {})[item.metadata.name] = item
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from allocator.names import POD_GANG, POD_GANG_SIZE
-from scheduler_plugin.cache.objects import PodMetadata
+from kubeapi.objects import ObjectMeta
 
 GROUP_LABELS: Final = ("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io")
 """Labels that name a pod's PodGroup; the first one counts where a pod has both."""
@@ -31,7 +31,7 @@ def read_worker_group(labels: Mapping[str, str] | None) -> str:
     return f"{of_set}-{index}" if of_set and index else ""
 
 
-def read_gang_name(metadata: PodMetadata) -> str:
+def read_gang_name(metadata: ObjectMeta) -> str:
     """Read the name of a pod's gang: of its annotation, else of labels; empty if it has none."""
     annotations = metadata.annotations or {}
     name = annotations.get(POD_GANG) or read_group_label(metadata.labels)[1]
@@ -39,7 +39,7 @@ def read_gang_name(metadata: PodMetadata) -> str:
     return name or (read_worker_group(metadata.labels) if POD_GANG_SIZE in annotations else "")
 
 
-def read_gang_key(metadata: PodMetadata) -> tuple[str, str] | None:
+def read_gang_key(metadata: ObjectMeta) -> tuple[str, str] | None:
     """Read the key shared by pods that start, move and end together; None for a pod on its own.
 
     Returns:

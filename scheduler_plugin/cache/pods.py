@@ -5,23 +5,26 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+import msgspec
+
 from allocator.errors import QuantityError, RequestError
-from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED, POD_REQUEUED
+from allocator.names import (
+    PERCENT_RESOURCE,
+    POD_ALLOCATION,
+    POD_ASSIGNED,
+    POD_NODE_POLICY,
+    POD_PLANNED,
+    POD_REQUEUED,
+)
 from allocator.packing import MAX_CARDS
 from allocator.quantity import recall_bytes, recall_milli
 from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_admitted
 from kubeapi.metadata import parse_resource_version, parse_time
-from kubeapi.podstate import MIRROR_ANNOTATION, is_terminal
+from kubeapi.objects import MIRROR_ANNOTATION, Container, Pod, ResourceList, ResourceRequirements
+from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts
 from scheduler_plugin.cache.gang_names import read_gang_key
-from scheduler_plugin.cache.objects import (
-    ContainerLite,
-    PodLite,
-    ResourceList,
-    Resources,
-    build_container_mappings,
-)
 
 _OWN_PREFIX: Final = "gpupack.io/"
 _STATUS_ANNOTATIONS: Final = frozenset({POD_ASSIGNED, POD_ALLOCATION, POD_PLANNED, POD_REQUEUED})
@@ -96,7 +99,7 @@ class PodRecord:
         return parse_time(self.start_time) or 0.0
 
 
-def requests_cards(pod: PodLite, resource: str) -> bool:
+def requests_cards(pod: Pod, resource: str) -> bool:
     """Return True if any container names the resource, or percent of cards, at all; cheap."""
     for containers in (pod.spec.containers, pod.spec.init_containers):
         for container in containers or ():
@@ -127,7 +130,7 @@ _parsed_requests: dict[Hashable, ParsedRequest] = {}
 """Parsed requests by all that they follow from: pods of a Deployment have the same, and are read often."""
 
 
-def parse_pod_request(pod: PodLite, resource: str) -> ParsedRequest:
+def parse_pod_request(pod: Pod, resource: str) -> ParsedRequest:
     """Parse what a pod requests; a fault becomes the attribute `error`."""
     key = _make_request_key(pod, resource)
     parsed = _parsed_requests.get(key) if key is not None else None
@@ -141,14 +144,14 @@ def parse_pod_request(pod: PodLite, resource: str) -> ParsedRequest:
     return parsed
 
 
-def _parse_pod_request(pod: PodLite, resource: str) -> ParsedRequest:
+def _parse_pod_request(pod: Pod, resource: str) -> ParsedRequest:
     charged: PodRequest | None = None
     problem: RequestError | None = None
     if requests_cards(pod, resource):
         charged, problem = parse_admitted(
             pod.metadata.annotations or {},
-            build_container_mappings(pod.spec.init_containers),
-            build_container_mappings(pod.spec.containers),
+            msgspec.to_builtins(pod.spec.init_containers or ()),
+            msgspec.to_builtins(pod.spec.containers or ()),
             resource,
         )
     amounts = Amounts(1, *sum_host_requests(pod), others=sum_other_requests(pod))
@@ -159,7 +162,7 @@ def _parse_pod_request(pod: PodLite, resource: str) -> ParsedRequest:
     return ParsedRequest(None, str(problem), charged, amounts)
 
 
-def _make_request_key(pod: PodLite, resource: str) -> Hashable | None:
+def _make_request_key(pod: Pod, resource: str) -> Hashable | None:
     """Build a key of everything that the functions above read; None if it would be too large."""
     spec = pod.spec
     containers = [*(spec.init_containers or ()), None, *(spec.containers or ())]
@@ -187,11 +190,11 @@ def _make_request_key(pod: PodLite, resource: str) -> Hashable | None:
     )
 
 
-def _list_amounts(resources: ResourceList | None) -> tuple[Resources | None, Resources | None]:
+def _list_amounts(resources: ResourceRequirements | None) -> tuple[ResourceList | None, ResourceList | None]:
     return (None, None) if resources is None else (resources.limits, resources.requests)
 
 
-def read_pod(pod: PodLite, resource: str) -> PodRecord:
+def read_pod(pod: Pod, resource: str) -> PodRecord:
     """Build the record of a pod; a fault in the request becomes the attribute `error`."""
     assigned: Assignment | None = None
     allocated: Assignment | None = None
@@ -232,7 +235,12 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
     )
 
 
-def is_requeued(pod: PodLite) -> bool:
+def ranks_nodes_itself(pod: Pod) -> bool:
+    """Return True if the pod states preferences and names no policy, so its preferences rank the nodes."""
+    return pod.spec.has_preferences and POD_NODE_POLICY not in (pod.metadata.annotations or {})
+
+
+def is_requeued(pod: Pod) -> bool:
     """Return True if the queue requeued a pod after an admission: no node may take it until its turn comes.
 
     A scheduling gate cannot be added to a pod again. The annotation is the gate that can.
@@ -240,7 +248,7 @@ def is_requeued(pod: PodLite) -> bool:
     return not pod.spec.node_name and POD_REQUEUED in (pod.metadata.annotations or ())
 
 
-def sum_host_requests(pod: PodLite) -> tuple[int, int]:
+def sum_host_requests(pod: Pod) -> tuple[int, int]:
     """Add up a pod's cpu (thousandths of a core) and memory (bytes) requests by the rule of Kubernetes.
 
     Main containers and sidecars add up; an ordinary init container adds to the sidecars started before it.
@@ -249,7 +257,7 @@ def sum_host_requests(pod: PodLite) -> tuple[int, int]:
     return sum_requests(pod, "cpu", recall_milli), sum_requests(pod, "memory", recall_bytes)
 
 
-def sum_other_requests(pod: PodLite) -> ResourceAmounts:
+def sum_other_requests(pod: Pod) -> ResourceAmounts:
     """Add up what a pod requests of each further resource, as `sum_host_requests` does. No amount is 0."""
     spec = pod.spec
     lists = [spec.overhead, *_list_amounts(spec.resources)]
@@ -268,7 +276,7 @@ def is_other_resource(name: str) -> bool:
     return name not in STANDARD_RESOURCES and not name.startswith(_OWN_PREFIX)
 
 
-def sum_requests(pod: PodLite, resource: str, parse: Callable[[str | int], int]) -> int:
+def sum_requests(pod: Pod, resource: str, parse: Callable[[str | int], int]) -> int:
     """Add up a pod's requests of one resource, as `sum_host_requests` does; unreadable is 0."""
     overhead = _read_amount(pod.spec.overhead, resource, parse)
     whole = _read_amount(_merge_requests(pod.spec.resources), resource, parse)
@@ -277,7 +285,7 @@ def sum_requests(pod: PodLite, resource: str, parse: Callable[[str | int], int])
     return _sum_containers(pod, lambda container: _read_container(container, resource, parse)) + overhead
 
 
-def _sum_containers(pod: PodLite, read: Callable[[ContainerLite], int]) -> int:
+def _sum_containers(pod: Pod, read: Callable[[Container], int]) -> int:
     """Add up the amounts of containers: those that run beside each other; an init container by itself."""
     sidecars = peak = 0
     for container in pod.spec.init_containers or ():
@@ -289,7 +297,7 @@ def _sum_containers(pod: PodLite, read: Callable[[ContainerLite], int]) -> int:
     return max(peak, sum(map(read, pod.spec.containers or ())) + sidecars)
 
 
-def is_resized(pod: PodLite) -> bool:
+def is_resized(pod: Pod) -> bool:
     """Tell whether the kubelet says other amounts of a pod than its spec; then `sum_held_requests` counts."""
     status = pod.status
     if status.allocated_resources is not None or status.resources is not None:
@@ -310,7 +318,7 @@ def is_resized(pod: PodLite) -> bool:
     )
 
 
-def sum_held_requests(pod: PodLite) -> tuple[int, int]:
+def sum_held_requests(pod: Pod) -> tuple[int, int]:
     """Add up what a pod on a node holds of cpu (thousandths of a core) and memory (bytes).
 
     While a pod is being resized kube-scheduler counts the largest of three sums: what its spec asks for, what
@@ -320,7 +328,7 @@ def sum_held_requests(pod: PodLite) -> tuple[int, int]:
     return _sum_held(pod, "cpu", recall_milli), _sum_held(pod, "memory", recall_bytes)
 
 
-def _sum_held(pod: PodLite, resource: str, parse: Callable[[str | int], int]) -> int:
+def _sum_held(pod: Pod, resource: str, parse: Callable[[str | int], int]) -> int:
     status, is_infeasible = pod.status, _is_resize_infeasible(pod)
     spec = _merge_requests(pod.spec.resources)
     actual = status.resources.requests if status.resources is not None else None
@@ -342,19 +350,19 @@ def _sum_held(pod: PodLite, resource: str, parse: Callable[[str | int], int]) ->
 
 
 def _sum_told(
-    pod: PodLite, resource: str, parse: Callable[[str | int], int], *, is_infeasible: bool
+    pod: Pod, resource: str, parse: Callable[[str | int], int], *, is_infeasible: bool
 ) -> tuple[int, int]:
     """Add up what the kubelet has allocated to containers, and what they have; else their spec."""
     told = {each.name: each for each in pod.status.init_container_statuses or ()}
     told |= {each.name: each for each in pod.status.container_statuses or ()}
 
-    def read_allocated(container: ContainerLite) -> int:
+    def read_allocated(container: Container) -> int:
         each = told.get(container.name)
         if each is not None and each.allocated_resources is not None:
             return _read_amount(each.allocated_resources, resource, parse)
         return 0 if is_infeasible else _read_container(container, resource, parse)
 
-    def read_actual(container: ContainerLite) -> int:
+    def read_actual(container: Container) -> int:
         each = told.get(container.name)
         if each is None or each.resources is None or each.resources.requests is None:
             return read_allocated(container)
@@ -363,18 +371,18 @@ def _sum_told(
     return _sum_containers(pod, read_allocated), _sum_containers(pod, read_actual)
 
 
-def _is_resize_infeasible(pod: PodLite) -> bool:
+def _is_resize_infeasible(pod: Pod) -> bool:
     return any(
         each.type == "PodResizePending" and each.reason == "Infeasible"
         for each in pod.status.conditions or ()
     )
 
 
-def _read_container(container: ContainerLite, resource: str, parse: Callable[[str | int], int]) -> int:
+def _read_container(container: Container, resource: str, parse: Callable[[str | int], int]) -> int:
     return _read_amount(_merge_requests(container.resources), resource, parse)
 
 
-def _merge_requests(resources: ResourceList | None) -> dict[str, str | int] | None:
+def _merge_requests(resources: ResourceRequirements | None) -> dict[str, str | int] | None:
     if resources is None:
         return None
     if resources.limits and resources.requests:

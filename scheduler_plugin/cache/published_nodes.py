@@ -29,8 +29,8 @@ from allocator.podcards import ByPosition
 from allocator.quantity import recall_integer
 from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds, read_links
 from allocator.request import MAX_UNITS
+from kubeapi.objects import Node
 from scheduler_plugin.cache.node_arrays import Exclusion
-from scheduler_plugin.cache.objects import NodeLite
 
 _MAX_ACCOUNTED: Final = 8 * MAX_UNITS
 """Units of pods on one card that are counted at most: anybody may have written `holds`."""
@@ -75,7 +75,7 @@ class PublishedNode:
     serves_claims: bool = False
 
 
-def read_published(node: NodeLite, unit_mib: int) -> PublishedNode:
+def read_published(node: Node, unit_mib: int) -> PublishedNode:
     """Read a node.
 
     Args:
@@ -115,7 +115,7 @@ def read_published(node: NodeLite, unit_mib: int) -> PublishedNode:
     )
 
 
-def serves_claims(node: NodeLite) -> bool:
+def serves_claims(node: Node) -> bool:
     """Tell whether pods get their cards by claims on a node, not by the device plugin."""
     return (node.metadata.annotations or {}).get(NODE_SERVES) == SERVES_CLAIMS
 
@@ -150,7 +150,7 @@ def _share_units(units: tuple[tuple[int, int], ...]) -> ByPosition:
     return MappingProxyType(dict(units))
 
 
-def _offers_none(node: NodeLite, resource: str) -> bool:
+def _offers_none(node: Node, resource: str) -> bool:
     """Return True if the kubelet says that it has nothing of a resource to give."""
     allocatable = (node.status.allocatable or {}).get(resource)
     try:

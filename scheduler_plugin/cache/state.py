@@ -6,12 +6,12 @@ from dataclasses import replace
 from allocator.names import resource_name
 from allocator.records import Assignment
 from kubeapi.metadata import parse_resource_version
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.amounts import NOTHING
 from scheduler_plugin.cache.charges import TOMBSTONE_S, AssumedPod, Charge, ChargeRules, NodeRecord, Tombstone
 from scheduler_plugin.cache.claims import ClaimCache
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.node_records import NodeRecords, read_capacity
-from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.published_nodes import read_accounted_units, read_published, serves_claims
 from scheduler_plugin.cache.reservations import Reservations
@@ -84,7 +84,7 @@ class ClusterState:
 
     # Nodes.
 
-    def apply_node(self, node: NodeLite, now: float) -> None:
+    def apply_node(self, node: Node, now: float) -> None:
         """Apply a node's newest version; ignore one that is older than the known one."""
         self._apply_node(node)
         self._records.update_arrays(now)
@@ -95,7 +95,7 @@ class ClusterState:
         self._records.update_arrays(now)
 
     def replace_nodes(
-        self, nodes: Sequence[NodeLite], resource_version: str, now: float, *, restored: bool = False
+        self, nodes: Sequence[Node], resource_version: str, now: float, *, restored: bool = False
     ) -> bool:
         """Apply a complete list made at a resourceVersion; known nodes that it lacks are gone.
 
@@ -123,7 +123,7 @@ class ClusterState:
         self._records.update_arrays(now)
         return restored
 
-    def _pair_node_versions(self, nodes: Iterable[NodeLite]) -> Iterator[tuple[int, int]]:
+    def _pair_node_versions(self, nodes: Iterable[Node]) -> Iterator[tuple[int, int]]:
         if not self.nodes.rows:
             return  # each loop decodes a first list anew, see `kubeapi.lists.CompactList`
         for node in nodes:
@@ -131,7 +131,7 @@ class ClusterState:
             if record is not None and record.row >= 0:
                 yield parse_resource_version(node.metadata.resource_version), record.version
 
-    def _apply_node(self, node: NodeLite) -> None:
+    def _apply_node(self, node: Node) -> None:
         name = node.metadata.name
         version = parse_resource_version(node.metadata.resource_version)
         record = self.node_records.get(name)
@@ -153,7 +153,7 @@ class ClusterState:
         except Exception as error:  # noqa: BLE001  (whatever it is, no other node may suffer)
             self._records.exclude_failed(record, error)
 
-    def _read_cards(self, record: NodeRecord, node: NodeLite) -> None:
+    def _read_cards(self, record: NodeRecord, node: Node) -> None:
         """Read a node's words, inventory and accounted pods, or exclude its row with a reason."""
         published = read_published(node, self.unit_mib)
         record.revision = published.revision
@@ -200,12 +200,12 @@ class ClusterState:
 
     # Pods.
 
-    def apply_pod(self, pod: PodLite, now: float) -> None:
+    def apply_pod(self, pod: Pod, now: float) -> None:
         """Apply a pod's newest version; ignore one that is older than the known one."""
         self._read_pod(pod, now)
         self._records.update_arrays(now)
 
-    def delete_pod(self, pod: PodLite, resource_version: str, now: float) -> None:
+    def delete_pod(self, pod: Pod, resource_version: str, now: float) -> None:
         """Forget a pod.
 
         Args:
@@ -219,7 +219,7 @@ class ClusterState:
         self._records.update_arrays(now)
 
     def replace_pods(
-        self, pods: Sequence[PodLite], resource_version: str, now: float, *, restored: bool = False
+        self, pods: Sequence[Pod], resource_version: str, now: float, *, restored: bool = False
     ) -> bool:
         """Apply a complete list made at a resourceVersion; known pods that it lacks vanished by then.
 
@@ -246,7 +246,7 @@ class ClusterState:
         self._records.update_arrays(now)
         return restored
 
-    def _pair_pod_versions(self, pods: Iterable[PodLite]) -> Iterator[tuple[int, int]]:
+    def _pair_pod_versions(self, pods: Iterable[Pod]) -> Iterator[tuple[int, int]]:
         if not self.pods:
             return
         for pod in pods:
@@ -265,7 +265,7 @@ class ClusterState:
             self._drop_assumed(assumed)
             self._add_tombstone(assumed.pod, assumed.node, assumed.assigned, version, now)
 
-    def _read_pod(self, pod: PodLite, now: float) -> None:
+    def _read_pod(self, pod: Pod, now: float) -> None:
         """Apply a pod, unless this very version of it is known."""
         old = self.pods.get(pod.metadata.uid)
         if old is None or not old.version or old.resource_version != pod.metadata.resource_version:

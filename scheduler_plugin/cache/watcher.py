@@ -9,8 +9,8 @@ import structlog
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import KubeApiError
+from kubeapi.objects import Node, Pod
 from kubeapi.reflect import Kind, Reflector, Sink, has_gone_back
-from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
 
@@ -69,26 +69,26 @@ class _CacheSink(Sink[T]):
         raise NotImplementedError
 
 
-class NodeSink(_CacheSink[NodeLite]):
+class NodeSink(_CacheSink[Node]):
     """NodeSink applies what the node reflector brings to the state."""
 
-    def _apply_list(self, items: Sequence[NodeLite], resource_version: str, restored: bool) -> bool:
+    def _apply_list(self, items: Sequence[Node], resource_version: str, restored: bool) -> bool:
         return self._state.replace_nodes(items, resource_version, self._clock(), restored=restored)
 
-    def _apply_change(self, kind: Kind, item: NodeLite, resource_version: str) -> None:
+    def _apply_change(self, kind: Kind, item: Node, resource_version: str) -> None:
         if kind == "DELETED":
             self._state.delete_node(item.metadata.name, resource_version, self._clock())
         else:
             self._state.apply_node(item, self._clock())
 
 
-class PodSink(_CacheSink[PodLite]):
+class PodSink(_CacheSink[Pod]):
     """PodSink applies what the pod reflector brings to the state; arguments are those of NodeSink."""
 
-    def _apply_list(self, items: Sequence[PodLite], resource_version: str, restored: bool) -> bool:
+    def _apply_list(self, items: Sequence[Pod], resource_version: str, restored: bool) -> bool:
         return self._state.replace_pods(items, resource_version, self._clock(), restored=restored)
 
-    def _apply_change(self, kind: Kind, item: PodLite, resource_version: str) -> None:
+    def _apply_change(self, kind: Kind, item: Pod, resource_version: str) -> None:
         if kind == "DELETED":
             self._state.delete_pod(item, resource_version, self._clock())
         else:
@@ -132,8 +132,6 @@ class Watcher:
     Args:
         stale_s: Age from which the view is stale. On a quiet cluster a view gets as old as a watch lasts, so
             watches last two thirds of this at most.
-        node: The class to read nodes as; a subclass of `NodeLite` for those who listen to `node_sink`.
-        pod: The class to read pods as, for those who listen to `pod_sink`.
 
     Attributes:
         node_sink: The sink of nodes.
@@ -149,9 +147,6 @@ class Watcher:
         state: ClusterState,
         clock: Callable[[], float],
         stale_s: float,
-        *,
-        node: type[NodeLite] = NodeLite,
-        pod: type[PodLite] = PodLite,
     ) -> None:
         watch_s = int(min(WATCH_TIMEOUT_S, stale_s * 2 / 3))
         self.changed: Signal[[]] = Signal()
@@ -163,8 +158,8 @@ class Watcher:
         self._pods_listed, self._nodes_listed = asyncio.Event(), asyncio.Event()
         state.node_failed.connect(_log_node_failure)
         self.node_sink, self.pod_sink = NodeSink(state, clock), PodSink(state, clock)
-        self.nodes = Reflector(client, "/api/v1/nodes", node, self.node_sink, clock=clock, watch_s=watch_s)
-        self.pods = Reflector(client, "/api/v1/pods", pod, self.pod_sink, clock=clock, watch_s=watch_s)
+        self.nodes = Reflector(client, "/api/v1/nodes", Node, self.node_sink, clock=clock, watch_s=watch_s)
+        self.pods = Reflector(client, "/api/v1/pods", Pod, self.pod_sink, clock=clock, watch_s=watch_s)
         self.claim_sink = ClaimSink(state, clock)
         self.claims = Reflector(
             client, CLAIMS_PATH, ClaimObject, self.claim_sink, clock=clock, watch_s=watch_s

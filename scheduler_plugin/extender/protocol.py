@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from allocator.errors import shown
+from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import IntArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender.name_index import CutNames, NameIndex, cut_names
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class _Args(msgspec.Struct):
-    pod: PodLite | None = msgspec.field(name="Pod", default=None)
+    pod: Pod | None = msgspec.field(name="Pod", default=None)
     nodes: "_ArgsNodeList | None" = msgspec.field(name="Nodes", default=None)
     node_names: list[str] | None = msgspec.field(name="NodeNames", default=None)
 
@@ -75,14 +75,14 @@ class MetaVictims(msgspec.Struct):
 class Victims(msgspec.Struct):
     """Victims on one node, whole pods."""
 
-    pods: list[PodLite] | None = msgspec.field(name="Pods", default=None)
+    pods: list[Pod] | None = msgspec.field(name="Pods", default=None)
     pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
 
 
 class PreemptArgs(msgspec.Struct):
     """Body of the preempt verb; one of the two maps is filled."""
 
-    pod: PodLite | None = msgspec.field(name="Pod", default=None)
+    pod: Pod | None = msgspec.field(name="Pod", default=None)
     victims: dict[str, Victims] | None = msgspec.field(name="NodeNameToVictims", default=None)
     meta_victims: dict[str, MetaVictims] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
 
@@ -189,7 +189,7 @@ class CallDecoder:
         self._index = NameIndex()
         self.kept: list[tuple[bytes, Candidates]] = []
 
-    def decode(self, body: bytes) -> tuple[PodLite, Candidates]:
+    def decode(self, body: bytes) -> tuple[Pod, Candidates]:
         """Read a filter or prioritize call.
 
         Raises:
@@ -229,7 +229,7 @@ class CallDecoder:
                 return
 
 
-def _pod_before(body: bytes, end: int) -> PodLite | None:
+def _pod_before(body: bytes, end: int) -> Pod | None:
     """Read a call up to its last field NodeNames; None if it has another form.
 
     If the part before it plus `}` is a JSON object, and the rest is a list and `}`, then the whole is that
@@ -253,7 +253,7 @@ def _few_names(raw: bytes) -> list[str] | None:
         return None
 
 
-def _whole(body: bytes) -> tuple[PodLite, Candidates]:
+def _whole(body: bytes) -> tuple[Pod, Candidates]:
     args = _decode(_args_decoder, body, "ExtenderArgs")
     if args.pod is None:
         raise ProtocolError("ExtenderArgs without Pod; allowed: an object with Pod and NodeNames or Nodes")

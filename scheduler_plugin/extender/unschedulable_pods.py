@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from allocator.names import PLACEHOLDER_LABEL
+from kubeapi.objects import ObjectMeta
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.objects import LiteMetadata
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
@@ -48,7 +48,7 @@ class UnschedulablePod:
         problem: What is wrong with the request, in words.
     """
 
-    metadata: LiteMetadata
+    metadata: ObjectMeta
     counts: Mapping[FilterReason, int] = field(default_factory=dict)
     request: SchedulingRequest | None = None
     rows: RowArray | None = None

@@ -9,11 +9,17 @@ from allocator.errors import RequestError
 from allocator.names import POD_PLANNED
 from allocator.request import PodRequest
 from kubeapi.bounded import BoundedDict
+from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, IntArray, RowArray
 from scheduler_plugin.cache.cards import has_card
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
-from scheduler_plugin.cache.objects import PodLite, can_preempt, ranks_nodes_itself
-from scheduler_plugin.cache.pods import PodRecord, is_requeued, parse_pod_request, requests_cards
+from scheduler_plugin.cache.pods import (
+    PodRecord,
+    is_requeued,
+    parse_pod_request,
+    ranks_nodes_itself,
+    requests_cards,
+)
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.failed_bindings import FailedBindings
@@ -151,7 +157,7 @@ class Extender:
         return bool((scores < np.inf).any())
 
     def _filter_cards(
-        self, pod: PodLite, candidates: Candidates, query: SchedulingRequest, now: float
+        self, pod: Pod, candidates: Candidates, query: SchedulingRequest, now: float
     ) -> FilterReply:
         rows, at = self._find_rows(candidates)
         fits = self._failed_bindings.mask_untried(
@@ -245,7 +251,7 @@ class Extender:
         result[positions if at is None else at[positions]] = ranked
         return encode_scores(candidates, self.state.nodes, result)
 
-    def _rank_for_plain_pod(self, pod: PodLite, rows: RowArray) -> IntArray:
+    def _rank_for_plain_pod(self, pod: Pod, rows: RowArray) -> IntArray:
         """Rank nodes for a pod that asks for no card: int32[m], by the cluster's policy."""
         nodes = self.state.nodes
         asked = parse_pod_request(pod, self.state.resource)
@@ -341,7 +347,7 @@ class Extender:
             return None
         return [places[name] for name in asked]
 
-    def _make_request(self, pod: PodLite) -> SchedulingRequest | None:
+    def _make_request(self, pod: Pod) -> SchedulingRequest | None:
         """Read what the pod asks for; None when it asks for nothing."""
         parsed = parse_pod_request(pod, self.state.resource)
         if parsed.error:
@@ -360,7 +366,7 @@ class Extender:
 
     def _refuse(
         self,
-        pod: PodLite,
+        pod: Pod,
         candidates: Candidates,
         query: SchedulingRequest,
         rows: RowArray,
@@ -402,7 +408,7 @@ class Extender:
         answer = encode_refused(candidates, self.state.nodes, groups)
         evictable: tuple[str, ...] = ()
         # A node that is held back has the cards, and takes the pod soon: nobody need be evicted for it.
-        if can_preempt(pod) and not held.any():
+        if pod.spec.can_preempt and not held.any():
             evictable = self._list_evictable(rows[known_codes == FilterReason.NOT_FREE])
         refusal = UnschedulablePod(pod.metadata, counts, query, rows)
         among = NodeSet.from_rows(self.state.nodes, rows)
@@ -410,7 +416,7 @@ class Extender:
             answer, pod.metadata.uid, unschedulable=refusal, evictable=evictable, asked_nodes=among
         )
 
-    def _find_reserved_row(self, pod: PodLite) -> int:
+    def _find_reserved_row(self, pod: Pod) -> int:
         """Find the row of the node that is reserved for a pod; the row count where there is none."""
         nodes = self.state.nodes
         reservation = self.state.reservations.get_reservation(pod.metadata.uid)
@@ -423,7 +429,7 @@ class Extender:
         names = self.state.nodes.names
         return tuple(names[row] for row in np.roll(rows, -first)[:MAX_EVICTABLE].tolist())
 
-    def _cache_result(self, pod: PodLite, query: SchedulingRequest, rows: RowArray) -> None:
+    def _cache_result(self, pod: Pod, query: SchedulingRequest, rows: RowArray) -> None:
         nodes = self.state.nodes
         policy = self.policies.get_policy(query.request)
         names = [nodes.names[row] for row in rows.tolist()]
@@ -431,7 +437,7 @@ class Extender:
         self.filter_results[pod.metadata.uid] = FilterResult(policy, policy.epoch, versions)
 
     def _add_nominated(
-        self, pod: PodLite, candidates: Candidates, chosen: list[int], fitting_rows: RowArray
+        self, pod: Pod, candidates: Candidates, chosen: list[int], fitting_rows: RowArray
     ) -> list[int]:
         """Add the node that preemption has freed for the pod, if it fits and the shortlist cut it off."""
         row = self.state.nodes.rows.get(pod.status.nominated_node_name)

@@ -14,7 +14,7 @@ import structlog
 
 from kubeapi.errors import UNREADABLE, KubeApiError
 from kubeapi.eviction import EvictionApi, nominate_node
-from scheduler_plugin.cache.objects import PodLite
+from kubeapi.objects import Pod
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan
@@ -33,7 +33,7 @@ FOREIGN_NOMINATION_S: Final = 30.0
 
 log = structlog.get_logger(__name__)
 
-_decode_pod = msgspec.json.Decoder(PodLite).decode
+_decode_pod = msgspec.json.Decoder(Pod).decode
 
 
 @dataclass(slots=True, eq=False)

@@ -18,11 +18,10 @@ import numpy as np
 
 from allocator.names import BATCH_SCHEDULER
 from allocator.request import PodRequest
+from kubeapi.objects import Node, Pod
 from kubeapi.podstate import is_terminal
 from kubeapi.selectors import NodeRules, NodeTraits
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
-from scheduler_plugin.cache.host_objects import HostNode, HostPod, read_node_rules
-from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.filtering import SelectorMasks, filter_nodes
@@ -98,7 +97,7 @@ class _Pod:
     shuns: Sequence[AffinityTerm]
     untried_since: float | None
     kind: _PodKind | None
-    lite: PodLite
+    lite: Pod
     scheduler: str
     gated: bool
 
@@ -138,7 +137,7 @@ class KubernetesChecks:
 
     # What comes in.
 
-    def apply_node(self, node: HostNode) -> None:
+    def apply_node(self, node: Node) -> None:
         spec, metadata = node.spec, node.metadata
         self._nodes[metadata.name] = NodeTraits(
             metadata.name, spec.unschedulable, metadata.labels or {}, spec.taints or ()
@@ -147,7 +146,7 @@ class KubernetesChecks:
     def delete_node(self, name: str) -> None:
         self._nodes.pop(name, None)
 
-    def apply_pod(self, pod: HostPod, now: float) -> None:
+    def apply_pod(self, pod: Pod, now: float) -> None:
         """Take a pod's newest version."""
         uid = pod.metadata.uid
         before = self._pods.get(uid)
@@ -156,7 +155,7 @@ class KubernetesChecks:
             return
         if _was_tried(pod) or (pod.spec.node_name and before is not None and not before.node):
             self._schedulers.add(pod.spec.scheduler_name)
-        rules, record = read_node_rules(pod.spec), self._state.pods.get(uid)
+        rules, record = pod.spec.node_rules, self._state.pods.get(uid)
         kind = None if record is None or not _waits_untried(pod) else _get_kind(record, rules)
         since = before.untried_since if before is not None else None
         known = self._pods[uid] = _Pod(
@@ -195,7 +194,7 @@ class KubernetesChecks:
             if not nominated:
                 del self._nominated[known.nominated]
 
-    def replace(self, nodes: Sequence[HostNode] | None, pods: Sequence[HostPod] | None, now: float) -> None:
+    def replace(self, nodes: Sequence[Node] | None, pods: Sequence[Pod] | None, now: float) -> None:
         """Take complete lists; None: of that kind nothing is new."""
         if nodes is not None:
             self._nodes.clear()
@@ -368,7 +367,7 @@ def _get_shunning_key(pod: _Pod) -> tuple[str, bytes]:
     return pod.lite.metadata.namespace, msgspec.json.encode(pod.shuns)
 
 
-def _waits_untried(pod: HostPod) -> bool:
+def _waits_untried(pod: Pod) -> bool:
     """Return True if a pod waits for another scheduler, which has not reported on it yet."""
     if pod.spec.node_name or pod.spec.scheduling_gates or is_requeued(pod):
         return False
@@ -377,7 +376,7 @@ def _waits_untried(pod: HostPod) -> bool:
     return not any(each.type == "PodScheduled" for each in pod.status.conditions or ())
 
 
-def _was_tried(pod: HostPod) -> bool:
+def _was_tried(pod: Pod) -> bool:
     """Return True if a scheduler has reported that it found no node for a pod."""
     conditions = pod.status.conditions or ()
     return any(each.type == "PodScheduled" and each.reason == "Unschedulable" for each in conditions)

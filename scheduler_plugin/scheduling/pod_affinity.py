@@ -5,8 +5,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from kubeapi.objects import KubeStruct, Pod
 from kubeapi.selectors import Labels, LabelSelector
-from scheduler_plugin.cache.objects import KubeStruct, PodLite
 
 AFFINITY: Final = "affinity"
 ANTI_AFFINITY: Final = "anti-affinity"
@@ -32,7 +32,7 @@ class AffinityTerm(KubeStruct):
         """Whether nodes and pods suffice to tell: of a namespace's labels only its name is at hand."""
         return self.namespace_selector is None or self.namespace_selector.keys <= {NAMESPACE_LABEL}
 
-    def matches(self, owner: PodLite, pod: PodLite) -> bool | None:
+    def matches(self, owner: Pod, pod: Pod) -> bool | None:
         """Tell whether the owner's term means a pod; None: labels of its namespace decide."""
         if self.label_selector is None or not self.label_selector.matches(pod.metadata.labels or {}):
             return False
@@ -57,7 +57,7 @@ def read_terms(raw: Sequence[msgspec.Raw] | None) -> list[AffinityTerm]:
     return found
 
 
-def read_affinity(pod: PodLite) -> list[AffinityTerm]:
+def read_affinity(pod: Pod) -> list[AffinityTerm]:
     """The terms of a pod that wants others near."""
     affinity = pod.spec.affinity.pod_affinity if pod.spec.affinity is not None else None
     return (
@@ -67,7 +67,7 @@ def read_affinity(pod: PodLite) -> list[AffinityTerm]:
     )
 
 
-def read_anti_affinity(pod: PodLite) -> list[AffinityTerm]:
+def read_anti_affinity(pod: Pod) -> list[AffinityTerm]:
     """The terms of a pod that wants others far."""
     affinity = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
     return (
@@ -86,7 +86,7 @@ class Neighbour(NamedTuple):
         shuns: Its required anti-affinity terms.
     """
 
-    pod: PodLite
+    pod: Pod
     labels: Labels
     shuns: Sequence[AffinityTerm] = ()
 
@@ -105,7 +105,7 @@ class PodAffinityFilter:
         matters: Whether any term of anybody could keep the pod off a node.
     """
 
-    def __init__(self, pod: PodLite, neighbours: Iterable[Neighbour], shunning: Iterable[Neighbour]) -> None:
+    def __init__(self, pod: Pod, neighbours: Iterable[Neighbour], shunning: Iterable[Neighbour]) -> None:
         self.is_undecided = False
         self._near = read_affinity(pod)
         if not all(term.is_readable for term in self._near):

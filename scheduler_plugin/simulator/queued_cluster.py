@@ -20,15 +20,19 @@ from allocator.names import (
 )
 from allocator.packing import NodeWords, node_resources
 from allocator.records import Assignment, CardRecord, dump_assigned, dump_cards
-from scheduler_plugin.cache.charges import NodeRecord
-from scheduler_plugin.cache.objects import (
-    ContainerLite,
-    NodeLiteStatus,
+from kubeapi.objects import (
+    Container,
+    Node,
+    NodeStatus,
+    ObjectMeta,
+    Pod,
+    PodSchedulingGate,
+    PodSpec,
+    PodStatus,
     ResourceList,
-    Resources,
-    SchedulingGate,
+    ResourceRequirements,
 )
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, QueuePodMetadata, QueueSpec, QueueStatus
+from scheduler_plugin.cache.charges import NodeRecord
 from scheduler_plugin.queue.config.queues import LocalityForm
 from scheduler_plugin.queue.scheduler.queue import QueueChargeRules
 from scheduler_plugin.simulator.cluster import SimulatedPodKind
@@ -50,7 +54,7 @@ class ReplayChargeRules(QueueChargeRules):
         return False
 
 
-def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm) -> QueueNode:
+def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm) -> Node:
     """Make the Node of a trace's node.
 
     Args:
@@ -58,7 +62,7 @@ def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm
         locality: Labels that say which data it has, and its rack.
     """
     # A trace says neither how many pods a node takes nor what its kubelet offers: the cards decide.
-    resources: Resources = {
+    resources: ResourceList = {
         "cpu": f"{node.cpu_milli}m",
         "memory": f"{node.memory_mib}Mi",
         "pods": _MANY,
@@ -78,10 +82,10 @@ def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm
     labels = {f"{locality.label_prefix}{data}": "" for data in node.data}
     if node.rack:
         labels[locality.rack_label] = node.rack
-    metadata = QueuePodMetadata(
+    metadata = ObjectMeta(
         name=node.name, resource_version=str(row + 1), annotations=annotations, labels=labels
     )
-    return QueueNode(metadata, NodeLiteStatus(allocatable=resources))
+    return Node(metadata, status=NodeStatus(allocatable=resources))
 
 
 class PodObjects:
@@ -97,7 +101,7 @@ class PodObjects:
         self._arrivals = arrivals
         self._queues = queues
         self._version = len(arrivals)
-        self._containers: dict[SimulatedPodKind, list[ContainerLite]] = {}
+        self._containers: dict[SimulatedPodKind, list[Container]] = {}
         self._first_stages = Counter(
             (queues[number], arrivals[number].pod.job) for number in able if arrivals[number].pod.data
         )
@@ -115,7 +119,7 @@ class PodObjects:
         node: str = "",
         assigned: Assignment | None = None,
         phase: str = "Pending",
-    ) -> QueuePod:
+    ) -> Pod:
         """Make the next version of a pod.
 
         Args:
@@ -131,9 +135,9 @@ class PodObjects:
         containers = self._containers.get(kind)
         if containers is None:
             containers = self._containers[kind] = _make_containers(pod, kind)
-        gates = None if node or kind.query is None else [SchedulingGate(QUEUE_GATE)]
-        return QueuePod(
-            QueuePodMetadata(
+        gates = None if node or kind.query is None else [PodSchedulingGate(QUEUE_GATE)]
+        return Pod(
+            ObjectMeta(
                 name=uid,
                 namespace=queue,
                 uid=uid,
@@ -141,8 +145,8 @@ class PodObjects:
                 annotations=annotations,
                 labels={QUEUE_NAME: queue} if kind.query is not None else None,
             ),
-            QueueSpec(node_name=node, containers=containers, scheduling_gates=gates),
-            QueueStatus(phase=phase),
+            PodSpec(node_name=node, containers=containers, scheduling_gates=gates),
+            PodStatus(phase=phase),
         )
 
     def _annotate(self, pod: TracePod, queue: str) -> dict[str, str]:
@@ -157,14 +161,14 @@ class PodObjects:
         return {name: value for name, value in annotations.items() if value}
 
 
-def _make_containers(pod: TracePod, kind: SimulatedPodKind) -> list[ContainerLite]:
+def _make_containers(pod: TracePod, kind: SimulatedPodKind) -> list[Container]:
     """Make the containers of a pod; the first one asks for what it needs beside cards."""
-    host: Resources = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
+    host: ResourceList = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
     host |= {name: str(amount) for name, amount in pod.others}
     requested = kind.query.request.containers if kind.query is not None else ()
     resource = PERCENT_RESOURCE if pod.percent else resource_name(UNIT_MIB)
-    found: list[ContainerLite] = []
+    found: list[Container] = []
     for container in requested:
-        amounts: Resources = {resource: str(container.units), **({} if found else host)}
-        found.append(ContainerLite(container.name, resources=ResourceList(amounts, amounts)))
-    return found or [ContainerLite("c0", resources=ResourceList(host, host))]
+        amounts: ResourceList = {resource: str(container.units), **({} if found else host)}
+        found.append(Container(container.name, resources=ResourceRequirements(amounts, amounts)))
+    return found or [Container("c0", resources=ResourceRequirements(host, host))]

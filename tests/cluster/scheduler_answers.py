@@ -11,8 +11,7 @@ import msgspec
 from allocator.names import BATCH_SCHEDULER
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import NAMESPACE_LABELS, HostRequirements
-from gpupack.whatif.objects import KubeNode, KubePod
-from scheduler_plugin.cache.host_objects import HostNode, HostPod
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.pods import sum_requests
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling import pod_affinity
@@ -87,13 +86,13 @@ class Answers:
         of_nodes, of_pods = msgspec.json.encode(nodes), msgspec.json.encode(pods)
         self._names = [node["metadata"]["name"] for node in nodes]
         self._cluster = Cluster.from_objects(
-            msgspec.json.decode(of_nodes, type=list[KubeNode]),
-            msgspec.json.decode(of_pods, type=list[KubePod]),
+            msgspec.json.decode(of_nodes, type=list[Node]),
+            msgspec.json.decode(of_pods, type=list[Pod]),
         )
         state = ClusterState()
         self._batch = KubernetesChecks(state)
-        host_nodes = msgspec.json.decode(of_nodes, type=list[HostNode])
-        host_pods = msgspec.json.decode(of_pods, type=list[HostPod])
+        host_nodes = msgspec.json.decode(of_nodes, type=list[Node])
+        host_pods = msgspec.json.decode(of_pods, type=list[Pod])
         state.replace_nodes(host_nodes, "1000000000", 0)
         state.replace_pods(host_pods, "1000000000", 0)
         self._batch.replace(host_nodes, host_pods, 0)

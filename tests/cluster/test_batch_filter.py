@@ -19,7 +19,7 @@ import pytest
 from allocator.names import BATCH_SCHEDULER
 from allocator.packing import Layout, NodeWords, node_resources, width
 from benchmarks.throughput import fake_node, in_parallel
-from scheduler_plugin.cache.host_objects import HostNode, HostPod
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.controller.writer import make_node_affinity
 from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
@@ -174,8 +174,8 @@ def read_cluster(fleet: Cluster) -> tuple[ClusterState, KubernetesChecks]:
     """The cluster as the scheduler's process sees it now."""
     state = ClusterState()
     checks = KubernetesChecks(state)
-    nodes = msgspec.json.decode(json.dumps(fleet.api.get(NODES)["items"]), type=list[HostNode])
-    pods = msgspec.json.decode(json.dumps(fleet.api.get("/api/v1/pods")["items"]), type=list[HostPod])
+    nodes = msgspec.json.decode(json.dumps(fleet.api.get(NODES)["items"]), type=list[Node])
+    pods = msgspec.json.decode(json.dumps(fleet.api.get("/api/v1/pods")["items"]), type=list[Pod])
     state.replace_nodes(nodes, "1000000000", 0)
     state.replace_pods(pods, "1000000000", 0)
     checks.replace(nodes, pods, 0)
@@ -220,7 +220,7 @@ class Comparison:
             probe = make_probe(self.number, node, self.rng)
             name = probe["metadata"]["name"]
             local = {**probe, "metadata": {**probe["metadata"], "uid": name, "namespace": "default"}}
-            found = msgspec.json.decode(json.dumps(local), type=HostPod)
+            found = msgspec.json.decode(json.dumps(local), type=Pod)
             state.apply_pod(found, 0)
             checks.apply_pod(found, 0)
             asked.append((name, checks.find_rejection(name, node, 0), probe))

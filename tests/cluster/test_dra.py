@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from allocator.names import CLAIM_LABEL
+from kubeapi.objects import Pod
 from scheduler_plugin.binding.pod_claims import claim_of
-from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.preemption.preemptor import REFUSAL_REST_S
 from tests.cluster.harness import Cluster, workload
@@ -254,7 +254,7 @@ def failed(cluster: Cluster, name: str) -> bool:
 
 def leave_behind(cluster: Cluster, name: str, writes: int) -> str:
     """Write what an extender that was killed after so many writes leaves; returns the claim's name."""
-    pod = msgspec.json.decode(json.dumps(cluster.pod(name)), type=PodLite)
+    pod = msgspec.json.decode(json.dumps(cluster.pod(name)), type=Pod)
     record = read_pod(pod, RESOURCE)
     sizes = {SMALL: 16, LARGE: 32}
     left = claim_of(record, cluster.node_name, sizes, {"main": ((SMALL, 16),)}, 1024)

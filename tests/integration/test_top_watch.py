@@ -15,10 +15,11 @@ import pytest
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.packing import NodeWords, node_resources
 from gpupack.errors import InputError
-from gpupack.inventory.objects import CLAIMS_NOT_READ, InventoryNode, NodeMetadata
+from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.inventory.rendering import RenderOptions
 from gpupack.inventory.watch_rows import WatchedObjects, _Screen, watch
 from kubeapi.errors import Forbidden, Unreachable
+from kubeapi.objects import Node, ObjectMeta
 from standins.apiserver.server import ApiServer
 
 GIB = "gpupack.io/gpu-memory-gib"
@@ -156,24 +157,22 @@ async def test_it_says_when_what_it_shows_is_old(api):
 
 
 def test_what_has_not_changed_is_not_written_again(capsys):
-    view = WatchedObjects(None, "/api/v1/nodes", InventoryNode, list)
-    view.replace([InventoryNode(NodeMetadata("n", labels={"gpupack.io/node": "true"}))], "1")
+    view = WatchedObjects(None, "/api/v1/nodes", Node, list)
+    view.replace([Node(ObjectMeta("n", labels={"gpupack.io/node": "true"}))], "1")
     claims = WatchedObjects(None, CLAIMS_PATH, ClaimObject, list)
     screen = _Screen(view, None, claims, [], RenderOptions("table"))
     for labels in ({}, {"new": "label"}):
-        view.event(
-            "MODIFIED", InventoryNode(NodeMetadata("n", labels={"gpupack.io/node": "true", **labels})), "2"
-        )
+        view.event("MODIFIED", Node(ObjectMeta("n", labels={"gpupack.io/node": "true", **labels})), "2")
         screen.draw()
     assert len(capsys.readouterr().out.splitlines()) == 2
-    view.event("DELETED", InventoryNode(NodeMetadata("n")), "3")
+    view.event("DELETED", Node(ObjectMeta("n")), "3")
     screen.draw()
     assert capsys.readouterr().out == "\nNo node publishes GPU cards.\n"
 
 
 def test_claims_that_may_not_be_listed_are_said_not_to_count(capsys):
-    view = WatchedObjects(None, "/api/v1/nodes", InventoryNode, list)
-    view.replace([InventoryNode(NodeMetadata("n", labels={"gpupack.io/node": "true"}))], "1")
+    view = WatchedObjects(None, "/api/v1/nodes", Node, list)
+    view.replace([Node(ObjectMeta("n", labels={"gpupack.io/node": "true"}))], "1")
     claims = WatchedObjects(None, CLAIMS_PATH, ClaimObject, list)
     screen = _Screen(view, None, claims, [], RenderOptions("table"))
     screen.draw()

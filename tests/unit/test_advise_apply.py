@@ -16,8 +16,8 @@ from gpupack.rebalance.planning import SearchLimits
 from gpupack.whatif.answers import Advice
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion
-from gpupack.whatif.objects import KubePod
 from gpupack.whatif.queue_rules import read_rules
+from kubeapi import objects
 from kubeapi.errors import TooManyRequests
 from scheduler_plugin.queue.controller.settings import DecisionSettings
 from tests.ask_world import Node, Pod, World
@@ -58,7 +58,7 @@ class FakeCluster:
     async def read(self) -> Cluster:
         return self.cluster()
 
-    async def list_pods(self, namespace: str) -> list[KubePod]:
+    async def list_pods(self, namespace: str) -> list[objects.Pod]:
         return [pod for pod in self.cluster().pods.values() if pod.metadata.namespace == namespace]
 
     async def cordon(self, node: str, wish: CordonRequest) -> tuple[CordonOutcome, ...]:

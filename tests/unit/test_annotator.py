@@ -7,9 +7,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from allocator.names import POD_ALLOCATION
-from deviceplugin.allocation.objects import ObjectMetadata, PodObject
+from deviceplugin.allocation.objects import PodObject
 from deviceplugin.publishing.annotator import REPAIR_S, AllocationAnnotator
 from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
+from kubeapi.objects import ObjectMeta
 from tests.ledger_world import ids, pod
 from tests.publisher_world import Bench
 from tests.waiting import until
@@ -17,7 +18,7 @@ from tests.waiting import until
 
 def pod_object(name: str, allocation: str | None) -> PodObject:
     return PodObject(
-        ObjectMetadata(name, namespace="ns", annotations=allocation and {POD_ALLOCATION: allocation})
+        ObjectMeta(name, namespace="ns", annotations=allocation and {POD_ALLOCATION: allocation})
     )
 
 

@@ -10,10 +10,14 @@ from gpupack.rebalance import verified_moves
 from gpupack.rebalance.advise import advise_empty, advise_start
 from gpupack.rebalance.planning import NEAR_NODES, SearchLimits
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
-from gpupack.whatif.objects import KubeBudget
 from gpupack.whatif.rendering import format_advice, format_why
-from scheduler_plugin.cache.disruption_budgets import BudgetSpec, BudgetStatus, LabelSelector
-from scheduler_plugin.cache.objects import LiteMetadata
+from kubeapi.objects import (
+    ObjectMeta,
+    PodDisruptionBudget,
+    PodDisruptionBudgetSpec,
+    PodDisruptionBudgetStatus,
+)
+from kubeapi.selectors import LabelSelector
 from tests.ask_world import Node, Pod, World
 
 # One move lets a whole card become free, that of the pod `small` or of the pod `large`.
@@ -127,10 +131,10 @@ def test_a_pod_that_must_not_be_moved_stays(change, why_not):
 
 
 def budget(allowed, name="pdb"):
-    return KubeBudget(
-        metadata=LiteMetadata(name=name, namespace="default"),
-        spec=BudgetSpec(LabelSelector({"app": "x"})),
-        status=BudgetStatus(allowed),
+    return PodDisruptionBudget(
+        metadata=ObjectMeta(name=name, namespace="default"),
+        spec=PodDisruptionBudgetSpec(LabelSelector({"app": "x"})),
+        status=PodDisruptionBudgetStatus(allowed),
     )
 
 

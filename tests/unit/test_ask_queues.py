@@ -15,8 +15,8 @@ from gpupack.whatif.answers import Advice
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fetching import ClusterSource, list_cluster
 from gpupack.whatif.fit import FitQuestion
-from gpupack.whatif.objects import KubePod
 from gpupack.whatif.queue_rules import QueueRules, read_rules
+from kubeapi import objects
 from kubeapi.errors import Forbidden
 from scheduler_plugin.queue.controller.settings import DecisionSettings
 from scheduler_plugin.queue.controller.writer import make_node_affinity
@@ -116,7 +116,7 @@ def change(cluster: Cluster, name: str, annotations: dict[str, str], **parts: An
     raw["metadata"] |= {"annotations": notes} | parts.get("metadata", {})
     raw["spec"] |= parts.get("spec", {})
     raw["status"] |= parts.get("status", {})
-    cluster.pods[pod.metadata.uid] = msgspec.convert(raw, KubePod)
+    cluster.pods[pod.metadata.uid] = msgspec.convert(raw, objects.Pod)
     cluster.state.apply_pod(cluster.pods[pod.metadata.uid], 0.0)
 
 

@@ -8,7 +8,7 @@ import msgspec
 from gpupack.autoscale.placeholders import MESSAGE, condition_patch, find_changes
 from gpupack.dashboard.advice import explain_pending_pod, list_waiting_pods
 from gpupack.diagnose.why import explain_pod
-from gpupack.whatif.objects import KubePod
+from kubeapi.objects import Pod
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePods
 from tests.autoscale_world import fragments, grown, plan_of, waits
 
@@ -26,7 +26,7 @@ def there(placeholder, number, *, namespace=NAMESPACE, marked=True, **meta):
     made["metadata"] |= {"uid": f"uid-{number}", **meta}
     if marked:
         made |= condition_patch("2027-01-15T08:00:00Z")
-    return msgspec.json.decode(json.dumps(made), type=KubePod)
+    return msgspec.json.decode(json.dumps(made), type=Pod)
 
 
 def test_what_is_missing_is_created_under_names_of_its_own():

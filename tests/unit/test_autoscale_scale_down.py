@@ -17,7 +17,7 @@ from gpupack.autoscale.scale_down import (
     find_nodes_to_empty,
     find_nodes_to_keep,
 )
-from gpupack.whatif.objects import KubeNode
+from kubeapi import objects
 from tests.autoscale_world import Node, Pod, grown
 
 
@@ -85,7 +85,7 @@ def test_so_many_nodes_may_go_at_one_time():
 
 def node(**annotations):
     made = {"kind": "Node", "metadata": {"name": "n1", "annotations": annotations}}
-    return msgspec.json.decode(json.dumps(made), type=KubeNode)
+    return msgspec.json.decode(json.dumps(made), type=objects.Node)
 
 
 KEPT = {"n1": KeptNode(KeepReason.NO_CARDS, "default/a")}

@@ -6,23 +6,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler_plugin.cache.disruption_budgets import (
-    DisruptionBudget,
-    DisruptionBudgets,
-    EvictionAllowance,
-    keeps_budgets,
-)
+from kubeapi.objects import PodDisruptionBudget
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, EvictionAllowance, keeps_budgets
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from tests.cluster_builders import MEMORY, pod
 
 
-def budget(name: str, selector: Any, allowed: int = 1, namespace: str = "default") -> DisruptionBudget:
+def budget(name: str, selector: Any, allowed: int = 1, namespace: str = "default") -> PodDisruptionBudget:
     body = {
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"selector": selector},
         "status": {"disruptionsAllowed": allowed},
     }
-    return msgspec.json.decode(json.dumps(body), type=DisruptionBudget)
+    return msgspec.json.decode(json.dumps(body), type=PodDisruptionBudget)
 
 
 def labelled(name: str = "p", **labels: str) -> PodRecord:

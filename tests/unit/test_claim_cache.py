@@ -4,8 +4,8 @@ import pytest
 
 from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS
 from allocator.records import Holds, dump_holds
+from kubeapi.objects import Node
 from scheduler_plugin.cache.charges import TOMBSTONE_S
-from scheduler_plugin.cache.objects import NodeLite
 from scheduler_plugin.cache.pod_cards import read_pod_cards
 from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import claim, node, pod
@@ -14,7 +14,7 @@ from tests.state_world import assumed, free
 SERVES = {NODE_SERVES: SERVES_CLAIMS}
 
 
-def of_claims(version: int = 1, *used: int, **options: object) -> NodeLite:
+def of_claims(version: int = 1, *used: int, **options: object) -> Node:
     return node("n", (16, 16), used or (0, 0), version=version, extra=SERVES, **options)
 
 

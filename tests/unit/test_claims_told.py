@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import gpupack
+from allocator.claims import ClaimObject
 from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS
 from allocator.records import Holds, dump_holds
 from gpupack.cli.app import cli
@@ -20,9 +21,9 @@ from gpupack.rebalance.moved_cluster import remove_from_words
 from gpupack.whatif.changes import apply_changes
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion, answer_fit
-from gpupack.whatif.objects import KubeClaim, KubeNode, KubePod
 from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER, make_snapshot
 from gpupack.whatif.what_if import PodCardUsage
+from kubeapi.objects import Node, Pod
 from tests.cluster_builders import claim, claim_object, container, node_object, pod_object
 from tests.unit.test_claim_cache import state_of_claims
 
@@ -109,11 +110,11 @@ def test_a_shared_claim_is_of_those_that_run_on_once_its_first_pod_is_gone() -> 
         assert explain_pod(found, "default", "shares").notes[0].startswith("card 0 by its ResourceClaims")
 
 
-def _sharing_pod() -> KubePod:
+def _sharing_pod() -> Pod:
     """A pod that shares the claim of the pod held."""
     spec = {"resourceClaims": [{"name": "card", "resourceClaimName": "one"}]}
     made = pod_object("shares", containers=[{"name": "main"}], node="n", spec=spec, phase="Running")
-    return msgspec.convert(made, KubePod)
+    return msgspec.convert(made, Pod)
 
 
 def with_claims_on_two_cards() -> str:
@@ -179,13 +180,13 @@ def test_the_board_follows_claims_as_they_come_and_go() -> None:
     assert free() == [16, 16]
 
 
-def _decoded(item: dict[str, object]) -> KubeNode:
+def _decoded(item: dict[str, object]) -> Node:
     (node,) = Cluster.from_json(json.dumps({"items": [item]})).nodes.values()
     return node
 
 
 def test_claims_of_a_file_are_read_by_their_kind() -> None:
-    assert all(isinstance(each, KubeClaim) for each in Cluster.from_json(items()).claims.values())
+    assert all(isinstance(each, ClaimObject) for each in Cluster.from_json(items()).claims.values())
 
 
 ONE_LEFT_OUT = "1 ResourceClaim is left out: of no pod, or of one that also asks by limits"

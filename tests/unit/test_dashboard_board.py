@@ -12,7 +12,7 @@ from gpupack.dashboard.page_hub import PageHub
 from gpupack.dashboard.records import STATES, make_node_tile
 from gpupack.dashboard.trend import COARSE, COARSE_S, EVERY_S, FINE, Trend, TrendPoint
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
-from gpupack.whatif.objects import KubePod
+from kubeapi.objects import Pod
 
 GIB = 1024
 
@@ -96,7 +96,7 @@ def test_a_pod_that_moves_is_on_one_node_only():
     board.drop_pod(moved)
     del one.pods[name]
     two.pods[name] = {card: 1}
-    board.put_pod(msgspec.convert(fleet.pod_object(name, 1, two), KubePod))
+    board.put_pod(msgspec.convert(fleet.pod_object(name, 1, two), Pod))
     for each in (one, two):
         board.put_node(node(fleet.node_object(each)))
     assert board.refresh() == {one.name, two.name}

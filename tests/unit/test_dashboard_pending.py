@@ -8,9 +8,9 @@ import pytest
 from allocator.names import QUEUE_GATE
 from gpupack.dashboard import advice
 from gpupack.dashboard.board import ClusterBoard
-from gpupack.whatif.objects import KubeNode, KubePod
+from kubeapi import objects
+from kubeapi.objects import PodGroup
 from scheduler_plugin.cache.gang_names import GROUP_LABELS
-from scheduler_plugin.queue.cache.pod_groups import PodGroup
 from scheduler_plugin.queue.controller.status import WaitExplanation, WaitReason
 from tests.ask_world import Node, Pod, World
 
@@ -21,11 +21,11 @@ NOBODY = WaitExplanation(
 
 def board_of(world, gates=(QUEUE_GATE,)):
     board = ClusterBoard()
-    board.replace_nodes([msgspec.convert(node.object(world.pods), KubeNode) for node in world.nodes])
+    board.replace_nodes([msgspec.convert(node.object(world.pods), objects.Node) for node in world.nodes])
     for pod in world.pods:
         made = json.loads(json.dumps(pod.object()))
         made["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
-        board.put_pod(msgspec.convert(made, KubePod))
+        board.put_pod(msgspec.convert(made, objects.Pod))
     return board
 
 
@@ -112,5 +112,5 @@ def test_a_list_of_pods_forgets_the_groups_of_those_that_are_gone():
     board.replace_groups([pod_group(2)])
     board.replace_pods([])
     board.drop_group(pod_group(2))
-    board.put_pod(msgspec.convert({**grouped("g1").object()}, KubePod))
+    board.put_pod(msgspec.convert({**grouped("g1").object()}, objects.Pod))
     assert [pod.gang for pod in explained(board)] == [""]

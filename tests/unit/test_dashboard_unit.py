@@ -6,7 +6,7 @@ import pytest
 from allocator.names import resource_name
 from gpupack.dashboard import advice
 from gpupack.dashboard.board import ClusterBoard
-from gpupack.whatif.objects import KubeNode, KubePod
+from kubeapi.objects import Node, Pod
 from tests.cluster_builders import node_object, pod_object
 
 
@@ -20,13 +20,13 @@ def node(name, unit_mib=None, version=1):
         version=version,
         allocatable_units=sum(sizes) if sizes else None,
     )
-    return msgspec.convert(made, KubeNode)
+    return msgspec.convert(made, Node)
 
 
 def waiting(unit_mib, units):
     amounts = {resource_name(unit_mib): str(units)}
     containers = [{"name": "main", "image": "x", "resources": {"limits": amounts, "requests": amounts}}]
-    return msgspec.convert(pod_object("p", containers=containers), KubePod)
+    return msgspec.convert(pod_object("p", containers=containers), Pod)
 
 
 def board_of(*nodes, pods=()):

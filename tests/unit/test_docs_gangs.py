@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gpupack.diagnose.listing import parse_workload
-from gpupack.whatif.objects import KubePod
+from kubeapi.objects import Pod
 from scheduler_plugin.queue.cache.pods import read_gang
 from scheduler_plugin.queue.controller.status import explain_waiting
 from tests.queue_world import QueueWorld
@@ -177,5 +177,5 @@ def test_why_finds_the_pods_of_each_kind(document: Any) -> None:
     names = make_pods(document, world)
     workload = parse_workload(f"{kind.lower()}/{'serve' if kind == 'LeaderWorkerSet' else 'train'}")
     assert workload is not None
-    pods = [msgspec.convert(raw, KubePod) for raw in world.objects.values()]
+    pods = [msgspec.convert(raw, Pod) for raw in world.objects.values()]
     assert [pod.metadata.name for pod in pods if workload.owns(pod)] == names

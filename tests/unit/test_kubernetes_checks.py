@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from allocator.names import BATCH_SCHEDULER, POD_GPU_MODEL
-from scheduler_plugin.cache.host_objects import HostNode, HostPod
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.kubernetes_checks import MOST_UNTRIED, UNTRIED_S, KubernetesChecks
 from tests.cluster_builders import container, node_object, pod_object
@@ -58,7 +58,7 @@ class World:
         raw["metadata"]["labels"] = {"kubernetes.io/hostname": name, **(labels or {})}
         raw["spec"] = dict(spec or {})
         raw["status"]["conditions"] = READY if conditions is None else conditions
-        found = msgspec.convert(raw, HostNode)
+        found = msgspec.convert(raw, Node)
         self.state.apply_node(found, 0)
         self.checks.apply_node(found)
 
@@ -66,7 +66,7 @@ class World:
         self.version += 1
         raw: dict[str, Any] = pod_object(name, units, version=self.version, **more)
         raw["spec"].setdefault("schedulerName", scheduler)
-        found = msgspec.json.decode(msgspec.json.encode(raw), type=HostPod)
+        found = msgspec.json.decode(msgspec.json.encode(raw), type=Pod)
         self.state.apply_pod(found, self.now)
         self.checks.apply_pod(found, self.now)
 
@@ -385,7 +385,7 @@ def test_a_complete_list_replaces_what_was_known() -> None:
     world = World()
     world.pod("bound", 1, node="n", cpu="4")
     assert world.rejection() == "insufficient cpu"
-    kept = msgspec.convert(pod_object("p", 1, version=9), HostPod)
+    kept = msgspec.convert(pod_object("p", 1, version=9), Pod)
     world.state.replace_pods([kept], "20", 0)
     world.checks.replace(None, [kept], 0)
     assert world.rejection() == ""

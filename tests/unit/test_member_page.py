@@ -11,8 +11,8 @@ from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.member import KEPT_S, MemberDashboard, MemberPage, MemberPages
 from gpupack.errors import InputError
 from gpupack.teams.answers import HIDDEN
-from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.questions import WorkBudget
+from kubeapi import objects
 from kubeapi.errors import TimedOut
 from tests.ask_world import Node, Pod, World
 
@@ -34,8 +34,8 @@ class InCluster:
     ) -> None:
         world = World(nodes, pods)
         self.board = ClusterBoard()
-        self.board.replace_nodes([msgspec.convert(node.object(pods), KubeNode) for node in world.nodes])
-        self.board.replace_pods([msgspec.convert(pod.object(), KubePod) for pod in pods])
+        self.board.replace_nodes([msgspec.convert(node.object(pods), objects.Node) for node in world.nodes])
+        self.board.replace_pods([msgspec.convert(pod.object(), objects.Pod) for pod in pods])
         self.board.refresh()
         self.clock = Clock()
         self.pages = MemberPages(self.board, self.clock)
@@ -109,7 +109,7 @@ async def test_members_of_a_namespace_are_told_the_same_for_some_seconds(cluster
 async def test_names_of_others_are_hidden_in_what_pods_are_told(cluster: InCluster) -> None:
     pod = Pod("evictor", 16, namespace=OTHER).object()
     pod["status"] |= {"nominatedNodeName": "n1"}
-    cluster.board.put_pod(msgspec.convert(pod, KubePod))
+    cluster.board.put_pod(msgspec.convert(pod, objects.Pod))
     (waits,) = (await cluster.page()).pending
     assert any(
         f"cards are kept for pods that others are evicted for: {HIDDEN}" in note for note in waits.notes
@@ -119,7 +119,7 @@ async def test_names_of_others_are_hidden_in_what_pods_are_told(cluster: InClust
 async def test_names_of_others_that_end_meanwhile_are_hidden_too(cluster: InCluster) -> None:
     pod = Pod("evictor", 16, namespace="team-d").object()
     pod["status"] |= {"nominatedNodeName": "n1"}
-    evictor = msgspec.convert(pod, KubePod)
+    evictor = msgspec.convert(pod, objects.Pod)
     cluster.board.put_pod(evictor)
     before = cluster.board.get_cluster()
     cluster.board.drop_pod(evictor)  # not known to those who ask yet
@@ -155,7 +155,7 @@ async def test_the_page_beside_the_member_shows_what_it_is_told(
     assert dashboard.find_nodes_with_pod("theirs") == []
 
     with dashboard.hub.open_page() as page:
-        cluster.board.drop_node(msgspec.convert(Node("n2", (8,)).object(()), KubeNode))
+        cluster.board.drop_node(msgspec.convert(Node("n2", (8,)).object(()), objects.Node))
         cluster.board.refresh()
         cluster.clock.now += KEPT_S
         await dashboard.refresh()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from deviceplugin.allocation.objects import ObjectMetadata, OwnPodStatus, PodObject, RuntimeStatus
+from deviceplugin.allocation.objects import PodObject
 from deviceplugin.container_memory_metrics import ContainerMemoryMetrics
 from deviceplugin.enforcement.granted_memory import GrantedMemory
 from deviceplugin.gpus.api.memory_limits import Enforcement, LimitSupport
@@ -20,6 +20,7 @@ from deviceplugin.monitoring.container_use import ContainerUse, ContainerUseRead
 from deviceplugin.monitoring.overuse import OverUseWatcher, PodIdentity
 from deviceplugin.publishing.published_use import PublishedUse
 from kubeapi.errors import Conflict, TooManyRequests
+from kubeapi.objects import ContainerState, ContainerStateTerminated, ContainerStatus, ObjectMeta, PodStatus
 from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier
 from tests.waiting import until
 
@@ -71,11 +72,15 @@ class Node:
 
     def runs(self, uid: str, names: dict[str, str], ended: frozenset[str] = frozenset()) -> None:
         statuses = [
-            RuntimeStatus(name, identifier(letter), {"terminated" if name in ended else "running": {}})
+            ContainerStatus(
+                name,
+                identifier(letter),
+                ContainerState(ContainerStateTerminated() if name in ended else None),
+            )
             for letter, name in names.items()
         ]
-        metadata = ObjectMetadata("web", uid, "default")
-        self.view.pods[uid] = PodObject(metadata, status=OwnPodStatus(container_statuses=statuses))
+        metadata = ObjectMeta("web", "default", uid)
+        self.view.pods[uid] = PodObject(metadata, status=PodStatus(container_statuses=statuses))
 
     def used(self) -> dict[tuple[str, str, str], int | None]:
         return {(row.uid, row.container, row.uuid): row.used_mib for row in self.memory.read_rows()}

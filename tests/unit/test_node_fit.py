@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from allocator.names import PERCENT_RESOURCE
+from kubeapi.objects import Pod
 from kubeapi.selectors import (
     UNSCHEDULABLE,
     Expression,
@@ -17,7 +18,6 @@ from kubeapi.selectors import (
     parse_int64,
 )
 from scheduler_plugin.cache.amounts import Amounts
-from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import is_resized, read_pod, sum_held_requests
 from scheduler_plugin.scheduling.node_fit import (
     CORDONED,
@@ -49,8 +49,8 @@ HOSTNAME = "kubernetes.io/hostname"
 GIB = 1 << 30
 
 
-def make_pod(name: str = "p", **more: Any) -> PodLite:
-    return msgspec.json.decode(msgspec.json.encode(pod_object(name, 0, **more)), type=PodLite)
+def make_pod(name: str = "p", **more: Any) -> Pod:
+    return msgspec.json.decode(msgspec.json.encode(pod_object(name, 0, **more)), type=Pod)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def near(kind: str, key: str = "zone", **term: Any) -> dict[str, Any]:
     return {"affinity": {kind: {REQUIRED: [term]}}}
 
 
-def refusal(pod: PodLite, others: list[tuple[PodLite, dict[str, str]]], labels: dict[str, str]) -> str:
+def refusal(pod: Pod, others: list[tuple[Pod, dict[str, str]]], labels: dict[str, str]) -> str:
     there = [Neighbour(other, of_node, read_anti_affinity(other)) for other, of_node in others]
     return PodAffinityFilter(pod, there, there).find_refusal(labels)
 

@@ -10,7 +10,7 @@ from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import charge, dump_assigned
 from deviceplugin.allocation.objects import NodeObject, PodObject
 from kubeapi.metadata import parse_resource_version
-from kubeapi.podstate import MIRROR_ANNOTATION
+from kubeapi.objects import MIRROR_ANNOTATION
 
 GIB = "gpupack.io/gpu-memory-gib"
 
@@ -165,7 +165,7 @@ def test_the_kubelet_runs_a_static_pod_under_another_uid():
 def test_a_nodes_words_and_annotations():
     notes = {NODE_HOLDS: '{"seen":"7","uids":["u1"]}', NODE_CARDS: "[]", NODE_CORDON: "c0, c1"}
     told = node(notes, {"cpu": "4", **words()})
-    assert told.version == 9
+    assert told.metadata.version == 9
     read, holds = told.read_words(), told.read_accounted_pods()
     assert read is not None
     assert holds is not None

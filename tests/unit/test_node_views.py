@@ -19,7 +19,7 @@ from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
 from deviceplugin.publishing.annotator import list_allocations
 from kubeapi.errors import Unreachable
-from kubeapi.podstate import MIRROR_ANNOTATION
+from kubeapi.objects import MIRROR_ANNOTATION
 from tests.checkpoint_world import FakeCheckpoint
 from tests.ledger_world import RESOURCE as GIB
 from tests.ledger_world import cards, ids
@@ -307,7 +307,7 @@ def test_an_older_state_of_the_node_is_ignored():
     view.apply_node(node(9))
     view.apply_node(node(8))
     assert view.node is not None
-    assert view.node.version == 9
+    assert view.node.metadata.version == 9
 
 
 def test_the_cordon_is_followed_and_stays_when_it_cannot_be_read():

@@ -14,12 +14,13 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import ORDER
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
+from kubeapi import objects
+from kubeapi.objects import ObjectMeta
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.amounts import ONE_POD
-from scheduler_plugin.cache.objects import LiteMetadata
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
 from scheduler_plugin.preemption.node_victims import read_node
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts, read_pod_node_rules
+from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.ask_world import Node, Pod, World
 from tests.cluster_builders import node_object, pod_object, uuid
@@ -27,8 +28,8 @@ from tests.queue_world import QueueWorld
 
 
 def allowed_by_queue(world, node, pod):
-    facts = read_node_facts(msgspec.convert(world.node(node).object(world.pods), QueueNode))
-    rules = read_pod_node_rules(msgspec.convert(world.pod(pod).object(), QueuePod))
+    facts = read_node_facts(msgspec.convert(world.node(node).object(world.pods), objects.Node))
+    rules = msgspec.convert(world.pod(pod).object(), objects.Pod).spec.node_rules
     return rules.allows_node(node, facts.labels, facts.taints, unschedulable=facts.unschedulable)
 
 
@@ -61,7 +62,7 @@ def test_a_cordon_is_one_for_why_as_for_the_queue(node, found, tolerates):
 
 def test_the_metric_of_waiting_pods_names_the_reason_that_stands_first_in_why():
     for pair in itertools.permutations(FilterReason, 2):
-        label = UnschedulablePod(LiteMetadata("p"), dict.fromkeys(pair, 1), None, np.zeros(0, np.intp)).label
+        label = UnschedulablePod(ObjectMeta("p"), dict.fromkeys(pair, 1), None, np.zeros(0, np.intp)).label
         first = min(pair, key=lambda reason: ORDER.index(reason.json_name))
         assert label == first.metric_label
 
@@ -104,18 +105,18 @@ def test_the_queue_counts_a_nodes_sum_as_kube_scheduler_and_why_do(offered, fits
     world.node("n", (8, 8), (8, 0), **about)
     shares = {POD_ASSIGNED: dump_assigned({"main": ((uuid("n", 0), 6),)})}
     sick = pod_object("sick", 6, node="n", annotations=shares, version=5)
-    world.state.apply_pod(msgspec.convert(sick, QueuePod), 0.0)
+    world.state.apply_pod(msgspec.convert(sick, objects.Pod), 0.0)
     waiting = world.pod("w", 5)
 
     entry = world.queue.queued_pods[waiting]
     assert world.queue.capacity.mask_fits(entry.requirements).any() == fits
     assert (world.admitted() == ["w"]) == fits
-    objects = [
+    items = [
         sick | {"kind": "Pod"},
         Pod("w", 5).object(),
         node_object("n", (8, 8), (8, 0), **about) | {"kind": "Node"},
     ]
-    answer = explain_pod(Cluster.from_json(msgspec.json.encode({"items": objects})), "default", "w")
+    answer = explain_pod(Cluster.from_json(msgspec.json.encode({"items": items})), "default", "w")
     assert answer.fits == (("n",) if fits else ())
 
 

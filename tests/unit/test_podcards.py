@@ -19,8 +19,8 @@ from gpupack.dashboard.board import ClusterBoard
 from gpupack.inventory.objects import load_nodes
 from gpupack.inventory.rows import build_rows
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.what_if import PodCardUsage
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.preemption.node_victims import read_node
 from tests.cluster_builders import container, in_percent, node_object, pod_object, uuid
@@ -133,8 +133,8 @@ def by_top(made, pods):
 
 
 def cluster_of(made, pods):
-    nodes = [msgspec.convert({**made, "kind": "Node"}, KubeNode)]
-    return Cluster.from_objects(nodes, [msgspec.convert({**pod, "kind": "Pod"}, KubePod) for pod in pods])
+    nodes = [msgspec.convert({**made, "kind": "Node"}, Node)]
+    return Cluster.from_objects(nodes, [msgspec.convert({**pod, "kind": "Pod"}, Pod) for pod in pods])
 
 
 def by_why(cluster):
@@ -212,8 +212,8 @@ def test_a_pods_cards_are_the_same_for_top_why_and_preemption(world, expected):
 def test_what_is_promised_to_a_pod(world, mib):
     made, pods = world
     board = ClusterBoard()
-    board.replace_nodes([msgspec.convert({**made, "kind": "Node"}, KubeNode)])
-    board.replace_pods([msgspec.convert({**pod, "kind": "Pod"}, KubePod) for pod in pods])
+    board.replace_nodes([msgspec.convert({**made, "kind": "Node"}, Node)])
+    board.replace_pods([msgspec.convert({**pod, "kind": "Pod"}, Pod) for pod in pods])
     board.refresh()
     assert sum(seat.promised for seat in board.pod_memory["n"] if seat.uid == "uid-p") == mib
 

@@ -20,6 +20,7 @@ from deviceplugin.publishing.node_publication import (
     next_revision,
     publish_reason,
 )
+from kubeapi.objects import ObjectMeta
 
 
 def inventory(*, healthy: bool = True) -> tuple[CardRecord, ...]:
@@ -43,7 +44,7 @@ def node_saying(said: NodePublication, revision: int = 5, **extra: int) -> NodeO
 
 
 def metadata():
-    return msgspec.json.decode('{"name":"n1"}', type=NodeObject.__annotations__["metadata"])
+    return msgspec.json.decode('{"name":"n1"}', type=ObjectMeta)
 
 
 def test_a_node_that_says_it_all_needs_nothing():

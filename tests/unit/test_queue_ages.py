@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import pytest
 
-from scheduler_plugin.cache.objects import SchedulingGate
+from kubeapi.objects import Pod, PodSchedulingGate
 from scheduler_plugin.cache.signals import Signal
-from scheduler_plugin.queue.cache.pods import QueuePod
 from scheduler_plugin.queue.cache.queue_clock import QueueClock
 from scheduler_plugin.queue.controller.status import report_queues
 from scheduler_plugin.queue.controller.watching import QueueFeed
@@ -77,15 +76,15 @@ def test_a_pod_of_a_later_list_does_not_overtake_one_that_came_before() -> None:
     world.now = 2.0
     world.pod("early", 16, created=100, live=True)
     world.now = 60.0
-    late = msgspec.convert(pod_object("late", 16), QueuePod)
+    late = msgspec.convert(pod_object("late", 16), Pod)
     late.metadata.labels = {"gpupack.io/queue-name": "a"}
     late.metadata.creation_timestamp = "2026-01-01T00:02:40Z"
-    late.spec.scheduling_gates = [SchedulingGate("gpupack.io/queue")]
+    late.spec.scheduling_gates = [PodSchedulingGate("gpupack.io/queue")]
     world.state.apply_pod(late, world.now)
     sinks.pod_sink.replaced([late, *_listed(world)])
     order = sorted(world.queue.queued_pods.values(), key=lambda pod: pod.waiting_since)
     assert [pod.record.name for pod in order] == ["running", "ahead", "early", "late"]
 
 
-def _listed(world: QueueWorld) -> list[QueuePod]:
-    return [msgspec.convert(raw, QueuePod) for raw in world.objects.values()]
+def _listed(world: QueueWorld) -> list[Pod]:
+    return [msgspec.convert(raw, Pod) for raw in world.objects.values()]

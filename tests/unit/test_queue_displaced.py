@@ -2,7 +2,7 @@
 
 import msgspec
 
-from scheduler_plugin.queue.cache.pods import QueuePod
+from kubeapi.objects import Pod
 from tests.queue_world import QueueWorld
 
 
@@ -74,7 +74,7 @@ def test_a_pod_that_vanished_is_counted_for_a_while_only() -> None:
     world.decide()
     world.bind(uid)
     raw = world.objects.pop(uid)
-    world.queue.state.delete_pod(msgspec.convert(raw, QueuePod), str(world.version + 1), world.now)
+    world.queue.state.delete_pod(msgspec.convert(raw, Pod), str(world.version + 1), world.now)
     world.queue.delete_pod(uid, world.now)
     world.pod("two", 16)
     assert world.admitted() == []

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler_plugin.queue.cache.pods import QueuePod, read_queue_info
+from kubeapi.objects import Pod
+from scheduler_plugin.queue.cache.pods import read_queue_info
 from tests.cluster_builders import container, in_percent, pod_object
 from tests.queue_world import ONE_QUEUE, QueueWorld
 
@@ -26,10 +27,10 @@ def test_a_pod_without_requests_takes_a_place_and_gives_it_back() -> None:
     world = QueueWorld(ONE_QUEUE)
     world.node("n1", (16, 16), resources={"pods": "1"})
     other: dict[str, Any] = pod_object("other", 0, node="n1", containers=[{"name": "main"}], version=5)
-    world.state.apply_pod(msgspec.convert(other, QueuePod), 0.0)
+    world.state.apply_pod(msgspec.convert(other, Pod), 0.0)
     world.pod("waiting", 4)
     assert world.admitted() == []
-    world.state.delete_pod(msgspec.convert(other, QueuePod), "6", 0.0)
+    world.state.delete_pod(msgspec.convert(other, Pod), "6", 0.0)
     assert world.admitted() == ["waiting"]
 
 
@@ -57,7 +58,7 @@ def test_a_condition_without_a_time_is_read() -> None:
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "full"}
         | {"lastTransitionTime": None}
     ]
-    assert read_queue_info(msgspec.convert(raw, QueuePod)).unschedulable == " full"
+    assert read_queue_info(msgspec.convert(raw, Pod)).unschedulable == " full"
 
 
 @pytest.mark.parametrize("asks", [container(units=4), in_percent(50)], ids=["units", "percent"])

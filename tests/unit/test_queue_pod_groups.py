@@ -11,12 +11,14 @@ from structlog.testing import capture_logs
 from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_NAME
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import find_gang
+from kubeapi import objects
 from kubeapi.errors import Forbidden, KubeApiError, NotFound, TimedOut
+from kubeapi.objects import ObjectMeta, PodGroup
 from scheduler_plugin.cache.gang_names import GROUP_LABELS, WORKER_GROUP_LABELS
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache import pod_groups
-from scheduler_plugin.queue.cache.pod_groups import GroupedMetadata, PodGroup, PodGroupSizes, read_group_key
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_gang, read_queue_info
+from scheduler_plugin.queue.cache.pod_groups import PodGroupSizes, read_group_key
+from scheduler_plugin.queue.cache.pods import read_gang, read_queue_info
 from scheduler_plugin.queue.controller import watching
 from scheduler_plugin.queue.controller.status import explain_waiting
 from scheduler_plugin.queue.controller.watching import PodGroupSink, QueueFeed, watch_pod_groups
@@ -68,7 +70,7 @@ def test_a_size_of_a_group_that_is_none_is_told_as_its_own() -> None:
 
 def test_a_pod_of_a_group_is_not_taken_for_one_with_annotations() -> None:
     """The write that takes its gate away must not add to annotations that are not there."""
-    pod = msgspec.convert(pod_object("g0", 4), QueuePod)
+    pod = msgspec.convert(pod_object("g0", 4), objects.Pod)
     pod.metadata.labels, pod.metadata.annotations = {NEW: "train"}, None
     PodGroupSizes([group("train", 2)]).complete(pod.metadata)
     found = read_queue_info(pod)
@@ -85,14 +87,14 @@ class FeedWorld(QueueWorld):
 
     def __init__(self, config: str = "queues: [{name: a}]") -> None:
         super().__init__(config)
-        watcher = Watcher(None, self.state, lambda: self.now, 60.0, node=QueueNode, pod=QueuePod)  # type: ignore[arg-type]
+        watcher = Watcher(None, self.state, lambda: self.now, 60.0)  # type: ignore[arg-type]
         self.feed = QueueFeed(self.queue, watcher, lambda: self.now)
         self.groups = PodGroupSink(self.feed, lambda: None)
 
     def _send(self, raw: dict[str, Any], *, live: bool = False) -> None:
         self.version += 1
         raw["metadata"]["resourceVersion"] = str(self.version)
-        pod = msgspec.convert(raw, QueuePod)
+        pod = msgspec.convert(raw, objects.Pod)
         self.state.apply_pod(pod, self.now)
         self.feed._set_pod("ADDED" if live else "MODIFIED", pod)
 
@@ -105,7 +107,7 @@ class FeedWorld(QueueWorld):
         )
 
     def delete(self, uid: str) -> None:
-        self.feed._set_pod("DELETED", msgspec.convert(self.objects[uid], QueuePod))
+        self.feed._set_pod("DELETED", msgspec.convert(self.objects[uid], objects.Pod))
         super().delete(uid)
 
 
@@ -202,7 +204,7 @@ def test_a_group_looks_at_its_own_pods_only(world: FeedWorld, monkeypatch: pytes
         world.labelled(name, {NEW: name})
     looked: list[str] = []
 
-    def read(metadata: GroupedMetadata) -> tuple[str, str]:
+    def read(metadata: ObjectMeta) -> tuple[str, str]:
         looked.append(metadata.name)
         return read_group_key(metadata)
 

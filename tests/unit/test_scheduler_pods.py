@@ -9,7 +9,6 @@ import pytest
 
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
 from kubeapi.metadata import parse_resource_version
-from scheduler_plugin.cache.objects import can_preempt, has_preferences
 from scheduler_plugin.cache.pods import read_pod, requests_cards, sum_host_requests
 from tests.cluster_builders import GIB, MEMORY, container, pod
 
@@ -139,7 +138,7 @@ def test_times_that_cannot_be_read_are_long_ago() -> None:
     ids=repr,
 )
 def test_may_preempt(spec: dict[str, Any], expected: bool) -> None:
-    assert can_preempt(pod("p", 4, spec=spec)) is expected
+    assert pod("p", 4, spec=spec).spec.can_preempt is expected
 
 
 @pytest.mark.parametrize(("text", "number"), [("12", 12), ("", 0), ("-1", 0), ("abc", 0), ("٣", 0)], ids=repr)
@@ -193,7 +192,7 @@ def test_host_requests_that_cannot_be_read_count_as_none() -> None:
     ids=json.dumps,
 )
 def test_has_preferences(spec: dict[str, Any], expected: bool) -> None:
-    assert has_preferences(pod("a", spec=spec)) is expected
+    assert pod("a", spec=spec).spec.has_preferences is expected
 
 
 @pytest.fixture

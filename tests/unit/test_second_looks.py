@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kubeapi.errors import KubeApiError, NotFound, TimedOut
-from scheduler_plugin.cache.objects import SchedulingGate
+from kubeapi.objects import PodSchedulingGate
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.retry import (
@@ -191,7 +191,7 @@ async def test_pods_that_a_predecessor_refused_are_looked_at(setup: Setup) -> No
     setup.world.state.apply_pod(pod("too-large", 17, version=51), 0)
     setup.world.state.apply_pod(pod("bound", 8, node="n", version=52), 0)
     gated = pod("gated", 8, version=53)
-    gated.spec.scheduling_gates = [SchedulingGate("held")]
+    gated.spec.scheduling_gates = [PodSchedulingGate("held")]
     setup.world.state.apply_pod(gated, 0)
     setup.use(0)
     # Whatever kube-scheduler asks in the first second counts more.

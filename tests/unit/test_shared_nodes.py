@@ -6,9 +6,9 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from allocator.names import BATCH_POOL, BATCH_SCHEDULER
+from kubeapi.objects import Pod
 from scheduler_plugin.binding.batch_protocol import CommitOutcome
 from scheduler_plugin.binding.shared_nodes import RACE_S, STOPPED_S, SharedNodes
-from scheduler_plugin.cache.host_objects import HostPod
 from scheduler_plugin.extender.metrics import Metrics
 from tests.batch_world import BatchWorld
 from tests.cluster_builders import pod_object
@@ -25,7 +25,7 @@ def show(
     raw = pod_object(
         name, 1, node=node, phase=phase, status={"reason": reason}, spec={"schedulerName": scheduler}
     )
-    shared.apply_pod(msgspec.convert(raw, HostPod), now)
+    shared.apply_pod(msgspec.convert(raw, Pod), now)
 
 
 def bind_other(world: BatchWorld, name: str, node: str) -> None:
@@ -110,7 +110,7 @@ async def test_who_is_no_loser_of_a_race_with_batch_mode_does_not_count() -> Non
     fail(world, "late", "n", "OutOfcpu")
     show(world.shared, "admitted", world.now, scheduler=BATCH_SCHEDULER)
     world.shared.apply_pod(
-        msgspec.convert(pod_object("admitted", 1, node="m", phase="Running"), HostPod), world.now
+        msgspec.convert(pod_object("admitted", 1, node="m", phase="Running"), Pod), world.now
     )
     show(world.shared, "admitted", world.now, "m", "OutOfcpu", BATCH_SCHEDULER)
     assert not world.shared.failed

@@ -121,7 +121,7 @@ def test_a_single_node_can_be_loaded():
         ("null", "the input does not hold nodes"),
         ("{}", "the input does not hold nodes (Object missing required field `items`)"),
         ('{"items": {}}', "the input does not hold nodes (Expected `array`, got `object` - at `$.items`)"),
-        ('{"items": [{}]}', "missing required field `metadata` - at `$.items[0]`"),
+        ('{"items": [{}]}', "the input holds a node without a name"),
         ('{"items": [{"metadata": {"name": 5}}]}', "`$.items[0].metadata.name`"),
         ('{"items": [{"kind": "Pod", "metadata": {"name": "p"}}]}', 'the input holds a "Pod", "p"'),
         ('{"kind": "Pod", "metadata": {"name": "p"}}', 'the input holds a "Pod", "p"'),

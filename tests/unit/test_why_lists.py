@@ -11,8 +11,8 @@ from gpupack.diagnose import explain_pod
 from gpupack.diagnose.listing import format_pods, list_waiting, list_workload, parse_workload
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import KubePod
 from gpupack.whatif.rendering import format_why
+from kubeapi import objects
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 from tests.ask_world import Node, Pod, World
@@ -125,7 +125,7 @@ def test_the_queue_says_why_where_it_holds_a_pod() -> None:
     assert unasked.text.startswith("is held by scheduling gate gpupack.io/queue")
 
 
-def pod(owner: tuple[str, str] | None = None, **labels: str) -> KubePod:
+def pod(owner: tuple[str, str] | None = None, **labels: str) -> objects.Pod:
     meta: dict[str, object] = {
         "name": "p",
         "namespace": "default",
@@ -133,7 +133,7 @@ def pod(owner: tuple[str, str] | None = None, **labels: str) -> KubePod:
     }
     if owner is not None:
         meta["ownerReferences"] = [{"kind": owner[0], "name": owner[1], "uid": "u", "controller": True}]
-    return msgspec.json.decode(json.dumps({"kind": "Pod", "metadata": meta}), type=KubePod)
+    return msgspec.json.decode(json.dumps({"kind": "Pod", "metadata": meta}), type=objects.Pod)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def pod(owner: tuple[str, str] | None = None, **labels: str) -> KubePod:
         ("lws/llm", pod(None, **{"leaderworkerset.sigs.k8s.io__name": "llm"}), pod(("StatefulSet", "llm"))),
     ],
 )
-def test_whose_pods_are_meant(text: str, theirs: KubePod, not_theirs: KubePod) -> None:
+def test_whose_pods_are_meant(text: str, theirs: objects.Pod, not_theirs: objects.Pod) -> None:
     workload = parse_workload(text)
     assert workload is not None
     assert workload.owns(theirs)

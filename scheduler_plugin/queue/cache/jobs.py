@@ -2,60 +2,8 @@
 
 from dataclasses import dataclass
 
-import msgspec
-
 from allocator.names import POD_DATA, POD_JOB
-from scheduler_plugin.cache.objects import KubeStruct
-
-
-class JobMetadata(KubeStruct):
-    """`metadata` of a Job."""
-
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-
-
-class TemplateMetadata(KubeStruct):
-    """`spec.template.metadata` of a Job."""
-
-    annotations: dict[str, str] | None = None
-
-
-class PodTemplate(KubeStruct):
-    """`spec.template` of a Job."""
-
-    metadata: TemplateMetadata = msgspec.field(default_factory=TemplateMetadata)
-
-
-class JobSpec(KubeStruct):
-    """`spec` of a Job."""
-
-    completions: int | None = None
-    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
-
-
-class JobCondition(KubeStruct):
-    """JobCondition is an item of a Job's `status.conditions`."""
-
-    type: str = ""
-    status: str = ""
-
-
-class JobStatus(KubeStruct):
-    """`status` of a Job."""
-
-    succeeded: int = 0
-    conditions: list[JobCondition] | None = None
-
-
-class QueueJob(KubeStruct):
-    """A Job of the API group `batch`."""
-
-    metadata: JobMetadata = msgspec.field(default_factory=JobMetadata)
-    spec: JobSpec = msgspec.field(default_factory=JobSpec)
-    status: JobStatus = msgspec.field(default_factory=JobStatus)
+from kubeapi.objects import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +45,7 @@ class PodMaker:
         return f"Job {self.name} has {pods} that succeeded"
 
 
-def read_job(job: QueueJob) -> PodMaker:
+def read_job(job: Job) -> PodMaker:
     meta, notes = job.metadata, job.spec.template.metadata.annotations or {}
     name = notes.get(POD_JOB, "")
     states = {each.type for each in job.status.conditions or () if each.status == "True"}

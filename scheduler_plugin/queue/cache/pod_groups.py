@@ -4,13 +4,11 @@ Source: https://github.com/kubernetes-sigs/scheduler-plugins, pkg/coscheduling.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from allocator.names import POD_GANG, POD_GANG_SIZE
+from kubeapi.objects import ObjectMeta, Pod, PodGroup
 from scheduler_plugin.cache.gang_names import read_group_label
-from scheduler_plugin.cache.objects import KubeStruct, PodMetadata
 
 _API: Final = "/apis/scheduling.x-k8s.io/v1alpha1"
 POD_GROUPS_PATH: Final = f"{_API}/podgroups"
@@ -21,40 +19,7 @@ def make_pod_groups_path(namespace: str) -> str:
     return f"{_API}/namespaces/{namespace}/podgroups"
 
 
-class PodGroupMetadata(KubeStruct):
-    """`metadata` of a PodGroup."""
-
-    name: str = ""
-    namespace: str = ""
-    resource_version: str = ""
-
-
-class PodGroupSpec(KubeStruct):
-    """`spec` of a PodGroup."""
-
-    min_member: int = 0
-
-
-class PodGroup(KubeStruct):
-    """A PodGroup of the API group `scheduling.x-k8s.io`."""
-
-    metadata: PodGroupMetadata = msgspec.field(default_factory=PodGroupMetadata)
-    spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
-
-
-class GroupedMetadata(PodMetadata):
-    """`metadata` of a pod that may belong to a PodGroup.
-
-    Attributes:
-        pod_group_size: `minMember` of its PodGroup, written by `PodGroupSizes`; no field of the API.
-        pod_groups_fault: Why PodGroups cannot be read, also set by `PodGroupSizes`; empty if they can.
-    """
-
-    pod_group_size: int | None = None
-    pod_groups_fault: str = ""
-
-
-def needs_group(metadata: PodMetadata) -> bool:
+def needs_group(metadata: ObjectMeta) -> bool:
     """Return True if the size of the pod's gang comes from a PodGroup."""
     annotations = metadata.annotations or {}
     return (
@@ -64,7 +29,7 @@ def needs_group(metadata: PodMetadata) -> bool:
     )
 
 
-def read_group_key(metadata: PodMetadata) -> tuple[str, str]:
+def read_group_key(metadata: ObjectMeta) -> tuple[str, str]:
     return metadata.namespace, read_group_label(metadata.labels)[1]
 
 
@@ -109,7 +74,7 @@ class PodGroupSizes:
             self._deleted.remove(key)
             del self._sizes[key]
 
-    def complete(self, metadata: GroupedMetadata) -> None:
+    def complete(self, metadata: ObjectMeta) -> None:
         """Fill in the size of a pod's gang from its PodGroup, unless the pod states one itself."""
         if needs_group(metadata):
             metadata.pod_group_size = self._sizes.get(read_group_key(metadata))
@@ -121,18 +86,18 @@ class GroupedPods:
 
     def __init__(self) -> None:
         self._sizes = PodGroupSizes()
-        self._pods: dict[tuple[str, str], dict[str, Any]] = {}
+        self._pods: dict[tuple[str, str], dict[str, Pod]] = {}
         self._keys: dict[str, tuple[str, str]] = {}
 
     @property
     def uids(self) -> set[str]:
         return set(self._keys)
 
-    def complete(self, metadata: GroupedMetadata) -> None:
+    def complete(self, metadata: ObjectMeta) -> None:
         """Write the size of a pod's gang, as `PodGroupSizes.complete`."""
         self._sizes.complete(metadata)
 
-    def put_pod(self, pod: Any) -> bool:
+    def put_pod(self, pod: Pod) -> bool:
         """Add or update a pod; return True if a PodGroup gives its gang's size."""
         if not needs_group(pod.metadata):
             self.remove_pod(pod.metadata.uid)
@@ -155,7 +120,7 @@ class GroupedPods:
             del self._pods[key]
             self._sizes.forget_deleted(key)
 
-    def put_group(self, group: PodGroup) -> list[Any]:
+    def put_group(self, group: PodGroup) -> list[Pod]:
         """Add or update a PodGroup; return its pods if its size has changed."""
         key = group.metadata.namespace, group.metadata.name
         return list(self._pods.get(key, {}).values()) if self._sizes.put(group) else []
@@ -166,7 +131,7 @@ class GroupedPods:
         if key not in self._pods:
             self._sizes.forget_deleted(key)
 
-    def replace_groups(self, groups: Iterable[PodGroup]) -> list[Any]:
+    def replace_groups(self, groups: Iterable[PodGroup]) -> list[Pod]:
         """Replace all PodGroups; return the pods of those whose size has changed."""
         changed, listed = [], set()
         for group in groups:
@@ -176,7 +141,7 @@ class GroupedPods:
             self.delete_group(key)
         return changed
 
-    def set_fault(self, fault: str) -> list[Any]:
+    def set_fault(self, fault: str) -> list[Pod]:
         """Set why PodGroups cannot be read, empty if they can; return all pods if that has changed."""
         if fault == self._sizes.fault:
             return []

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from allocator.errors import shown
 from allocator.names import (
@@ -22,18 +20,15 @@ from allocator.names import (
     QUEUE_NAME,
 )
 from kubeapi.metadata import parse_time
-from kubeapi.selectors import NodeRules, NodeTerm
-from scheduler_plugin.cache.gang_names import read_group_label, read_worker_group
-from scheduler_plugin.cache.host_objects import HostNodeSpec, RulesSpec, read_node_rules
-from scheduler_plugin.cache.objects import (
+from kubeapi.objects import (
     Condition,
-    KubeStruct,
-    NodeLite,
-    PodLite,
-    PodLiteStatus,
+    Node,
+    OwnerReference,
+    Pod,
 )
+from kubeapi.selectors import NodeTerm
+from scheduler_plugin.cache.gang_names import read_group_label, read_worker_group
 from scheduler_plugin.cache.pods import is_requeued
-from scheduler_plugin.queue.cache.pod_groups import GroupedMetadata
 from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
 from scheduler_plugin.scheduling.reasons import REQUEUED
 
@@ -43,64 +38,6 @@ MAX_DATA: Final = 64
 MAX_FIRST_STAGE: Final = 999_999
 _SIZE: Final = re.compile(r"[1-9][0-9]{0,3}")
 _FIRST_STAGE: Final = re.compile(r"[0-9]{1,6}")
-
-
-class PodOwner(KubeStruct):
-    """PodOwner is an item of `metadata.ownerReferences`."""
-
-    api_version: str = ""
-    kind: str = ""
-    uid: str = ""
-    controller: bool = False
-
-
-class QueuePodMetadata(GroupedMetadata):
-    """`metadata` with what the queue needs."""
-
-    creation_timestamp: str = ""
-    deletion_grace_period_seconds: int | None = None
-    owner_references: list[PodOwner] | None = None
-
-
-class QueueSpec(RulesSpec):
-    """`spec` with what the queue needs."""
-
-    scheduler_name: str = ""
-    resource_claims: list[dict[str, Any]] | None = None
-
-
-class QueuePodCondition(Condition):
-    """QueuePodCondition is an item of `status.conditions`."""
-
-    message: str = ""
-    last_transition_time: str | None = None
-
-
-class QueueStatus(PodLiteStatus):
-    """`status` with what the queue needs."""
-
-    conditions: list[QueuePodCondition] | None = None  # type: ignore[assignment]
-
-
-class QueuePod(PodLite):
-    """A pod."""
-
-    metadata: QueuePodMetadata = msgspec.field(default_factory=QueuePodMetadata)
-    spec: QueueSpec = msgspec.field(default_factory=QueueSpec)
-    status: QueueStatus = msgspec.field(default_factory=QueueStatus)
-
-
-class QueueNode(NodeLite):
-    """A node."""
-
-    metadata: QueuePodMetadata = msgspec.field(default_factory=QueuePodMetadata)
-    spec: HostNodeSpec = msgspec.field(default_factory=HostNodeSpec)
-
-
-class NamespaceLite(KubeStruct):
-    """A namespace."""
-
-    metadata: QueuePodMetadata = msgspec.field(default_factory=QueuePodMetadata)
 
 
 class Affinities(IntEnum):
@@ -174,20 +111,20 @@ class PodQueueInfo:
         return bool(self.owner)
 
 
-def read_queue_info(pod: QueuePod) -> PodQueueInfo:
+def read_queue_info(pod: Pod) -> PodQueueInfo:
     """Read what the queue needs of a pod; a mistake in it becomes `fault`, not an exception."""
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
     requeued = is_requeued(pod)
     is_batch = pod.spec.scheduler_name == BATCH_SCHEDULER and not gates
     condition = next(
-        (each for each in pod.status.conditions or () if each.type == "PodScheduled"), QueuePodCondition()
+        (each for each in pod.status.conditions or () if each.type == "PodScheduled"), Condition()
     )
     gang, size, fault = read_gang(annotations, meta.labels, meta.pod_group_size, meta.pod_groups_fault)
     job, wrong = _read_name(annotations, POD_JOB)
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
     fault = fault or wrong or wrong_size
-    owner = next((owner for owner in meta.owner_references or () if owner.controller), PodOwner())
+    owner = next((owner for owner in meta.owner_references or () if owner.controller), OwnerReference())
     label = (meta.labels or {}).get(QUEUE_NAME, "")
     data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
     if len(data) > MAX_DATA:
@@ -215,17 +152,13 @@ def read_queue_info(pod: QueuePod) -> PodQueueInfo:
         if condition.status == "True"
         else 0.0,
         affinity=_read_affinities(pod),
-        pinned_nodes=_list_named_nodes(read_pod_node_rules(pod).terms) if POD_PLANNED in annotations else (),
+        pinned_nodes=_list_named_nodes(pod.spec.node_terms) if POD_PLANNED in annotations else (),
         annotated=bool(meta.annotations),
         fault=fault,
     )
 
 
-def read_pod_node_rules(pod: QueuePod) -> NodeRules:
-    return read_node_rules(pod.spec)
-
-
-def read_node_facts(node: QueueNode) -> NodeFacts:
+def read_node_facts(node: Node) -> NodeFacts:
     return NodeFacts(
         labels=node.metadata.labels or {},
         taints=node.spec.taints or (),
@@ -233,7 +166,7 @@ def read_node_facts(node: QueueNode) -> NodeFacts:
     )
 
 
-def _read_affinities(pod: QueuePod) -> Affinities:
+def _read_affinities(pod: Pod) -> Affinities:
     affinity = pod.spec.affinity
     nodes = affinity.node_affinity if affinity is not None else None
     required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
@@ -313,7 +246,7 @@ def _read_name(annotations: Mapping[str, str], key: str) -> tuple[str, str]:
     )
 
 
-def _read_unschedulable(condition: QueuePodCondition) -> str:
+def _read_unschedulable(condition: Condition) -> str:
     if condition.status != "False" or condition.reason != "Unschedulable" or REQUEUED in condition.message:
         return ""
     return f"{condition.last_transition_time or ''} {condition.message}"

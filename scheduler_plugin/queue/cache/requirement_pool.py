@@ -2,8 +2,9 @@
 
 from allocator.names import POD_NODE_POLICY
 from allocator.request import unknown_policy
+from kubeapi.objects import Pod
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.queue.cache.pods import PodQueueInfo, QueuePod, read_pod_node_rules
+from scheduler_plugin.queue.cache.pods import PodQueueInfo
 from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 
@@ -18,14 +19,14 @@ class RequirementPool:
         return len(self._known)
 
     def get_requirements(
-        self, record: PodRecord, queue_info: PodQueueInfo, pod: QueuePod
+        self, record: PodRecord, queue_info: PodQueueInfo, pod: Pod
     ) -> tuple[PodRequirements | None, str]:
         """Return a pod's requirements, None if they cannot be read, and what is wrong with them."""
         if record.charged is None:
             return None, record.error
         if record.request is None:
             return PodRequirements(record.charged, record.amounts), record.error
-        requirements = PodRequirements(record.request, record.amounts, read_pod_node_rules(pod))
+        requirements = PodRequirements(record.request, record.amounts, pod.spec.node_rules)
         policy = record.request.node_policy
         if policy is not None and policy not in NODE_POLICIES:
             return requirements, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES))

@@ -20,7 +20,6 @@ from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
 from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_leader_label
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.controller.batch_client import open_committer_client
 from scheduler_plugin.queue.controller.batch_conditions import BatchConditions
 from scheduler_plugin.queue.controller.config_file import ConfigFile
@@ -76,7 +75,7 @@ async def run(
         policies = settings.make_policies()
         policies.slow_policy_found.connect(lambda line: log.warning("slow card policy", what=line))
         queue = Queue(config, state, policies, wall=time.time() - clock())
-        watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)
+        watcher = Watcher(client, state, clock, settings.stale_s)
         watcher.filled.connect(freeze_caches)
         watcher.call_after_each_list(trim_memory)
         feed = QueueFeed(queue, watcher, clock)

@@ -11,12 +11,12 @@ import structlog
 from allocator.names import BATCH_SCHEDULER
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError, NotFound
+from kubeapi.objects import Job, KubeStruct, Namespace, Node, ObjectMeta, Pod, PodGroup
 from kubeapi.reflect import Kind, Reflector, Sink
-from scheduler_plugin.cache.objects import KubeStruct, LiteMetadata
 from scheduler_plugin.cache.watcher import Watcher
-from scheduler_plugin.queue.cache.jobs import QueueJob, read_job
-from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, GroupedPods, PodGroup
-from scheduler_plugin.queue.cache.pods import NamespaceLite, read_node_facts
+from scheduler_plugin.queue.cache.jobs import read_job
+from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, GroupedPods
+from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 log = structlog.get_logger(__name__)
@@ -29,11 +29,7 @@ BATCH_PODS: Final = f"spec.schedulerName={BATCH_SCHEDULER},spec.nodeName="
 
 
 class QueueFeed:
-    """Connects a queue with a watcher of nodes, pods and claims.
-
-    Args:
-        watcher: Must read `QueueNode` and `QueuePod` into the queue's state.
-    """
+    """Connects a queue with a watcher of nodes, pods and claims."""
 
     def __init__(self, queue: Queue, watcher: Watcher, clock: Callable[[], float]) -> None:
         self._queue = queue
@@ -47,24 +43,24 @@ class QueueFeed:
         watcher.claim_sink.applied.connect(lambda _, claim: queue.claimed.update_claim(claim.metadata.uid))
         watcher.claim_sink.replaced.connect(lambda _: queue.claimed.update_all())
 
-    def _set_node(self, kind: Kind, node: Any) -> None:
+    def _set_node(self, kind: Kind, node: Node) -> None:
         self._queue.set_node(node.metadata.name, None if kind == "DELETED" else read_node_facts(node))
 
-    def _replace_nodes(self, nodes: Sequence[Any]) -> None:
+    def _replace_nodes(self, nodes: Sequence[Node]) -> None:
         listed = {node.metadata.name for node in nodes}
         for name in [name for name in self._queue.capacity.facts if name not in listed]:
             self._queue.set_node(name, None)
         for node in nodes:
             self._set_node("MODIFIED", node)
 
-    def _set_pod(self, kind: Kind, pod: Any) -> None:
+    def _set_pod(self, kind: Kind, pod: Pod) -> None:
         if kind == "DELETED":
             self._grouped.remove_pod(pod.metadata.uid)
             self._queue.delete_pod(pod.metadata.uid, self._clock())
         else:
             self._apply_pod(pod, live=kind == "ADDED")
 
-    def _apply_pod(self, pod: Any, *, live: bool) -> None:
+    def _apply_pod(self, pod: Pod, *, live: bool) -> None:
         if self._grouped.put_pod(pod):
             pod = copy(pod)
             pod.metadata = copy(pod.metadata)
@@ -86,11 +82,11 @@ class QueueFeed:
         """Replace all PodGroups; those missing from the list were deleted."""
         self._apply_again(self._grouped.replace_groups(groups))
 
-    def _apply_again(self, pods: Sequence[Any]) -> None:
+    def _apply_again(self, pods: Sequence[Pod]) -> None:
         for pod in pods:
             self._apply_pod(pod, live=False)
 
-    def _replace_pods(self, pods: Sequence[Any]) -> None:
+    def _replace_pods(self, pods: Sequence[Pod]) -> None:
         listed = {pod.metadata.uid for pod in pods}
         for uid in self._grouped.uids - listed:
             self._grouped.remove_pod(uid)
@@ -104,7 +100,7 @@ class QueueFeed:
         self._listed = True
 
 
-class NamespaceSink(Sink[NamespaceLite]):
+class NamespaceSink(Sink[Namespace]):
     """Writes namespaces into the queue.
 
     Args:
@@ -120,7 +116,7 @@ class NamespaceSink(Sink[NamespaceLite]):
         self._changed = changed
         self._known: set[str] = set()
 
-    def replace(self, items: Sequence[NamespaceLite], resource_version: str) -> None:
+    def replace(self, items: Sequence[Namespace], resource_version: str) -> None:
         del resource_version
         names = {item.metadata.name for item in items}
         self._queue.set_namespaces(
@@ -133,7 +129,7 @@ class NamespaceSink(Sink[NamespaceLite]):
         self.synced = True
         self._changed()
 
-    def event(self, kind: Kind, item: NamespaceLite, resource_version: str) -> None:
+    def event(self, kind: Kind, item: Namespace, resource_version: str) -> None:
         del resource_version
         gone = kind == "DELETED"
         self._queue.set_namespaces({item.metadata.name: None if gone else item.metadata.labels or {}})
@@ -141,7 +137,7 @@ class NamespaceSink(Sink[NamespaceLite]):
         self._changed()
 
 
-class JobSink(Sink[QueueJob]):
+class JobSink(Sink[Job]):
     """Writes Jobs into the stages of a queue.
 
     Args:
@@ -152,12 +148,12 @@ class JobSink(Sink[QueueJob]):
         self._job_stages = queue.job_stages
         self._changed = changed
 
-    def replace(self, items: Sequence[QueueJob], resource_version: str) -> None:
+    def replace(self, items: Sequence[Job], resource_version: str) -> None:
         del resource_version
         self._job_stages.set_jobs(read_job(item) for item in items)
         self._changed()
 
-    def event(self, kind: Kind, item: QueueJob, resource_version: str) -> None:
+    def event(self, kind: Kind, item: Job, resource_version: str) -> None:
         del resource_version
         gone = kind == "DELETED"
         if (
@@ -233,21 +229,21 @@ async def _find_pod_groups_error(client: KubeClient, path: str) -> KubeApiError 
     return None
 
 
-def watch_jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) -> Reflector[QueueJob]:
+def watch_jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) -> Reflector[Job]:
     """Watch Jobs, which say how many pods a first stage has in the end."""
-    return Reflector(client, "/apis/batch/v1/jobs", QueueJob, sink, clock=clock)
+    return Reflector(client, "/apis/batch/v1/jobs", Job, sink, clock=clock)
 
 
 def watch_namespaces(
     client: KubeClient, sink: NamespaceSink, clock: Callable[[], float]
-) -> Reflector[NamespaceLite]:
-    return Reflector(client, "/api/v1/namespaces", NamespaceLite, sink, clock=clock)
+) -> Reflector[Namespace]:
+    return Reflector(client, "/api/v1/namespaces", Namespace, sink, clock=clock)
 
 
 class WholePod(KubeStruct):
     """A pod with its whole spec, also fields that are unknown to gpupack."""
 
-    metadata: LiteMetadata
+    metadata: ObjectMeta
     spec: dict[str, Any]
 
 

@@ -24,10 +24,11 @@ from kubeapi.errors import (
     TooManyRequests,
 )
 from kubeapi.eviction import evict_pod
+from kubeapi.objects import Pod
 from kubeapi.paths import make_pod_path
 from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
-from scheduler_plugin.queue.cache.pods import Affinities, QueuePod
+from scheduler_plugin.queue.cache.pods import Affinities
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 
 JSON_PATCH: Final = "application/json-patch+json"
@@ -36,7 +37,7 @@ TRIES: Final = 4
 """Patches of one pod before others have its turn: what fails for one pod may be done for others."""
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
-_decode_pod = msgspec.json.Decoder(QueuePod).decode
+_decode_pod = msgspec.json.Decoder(Pod).decode
 
 
 class QueueApi(Protocol):

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from allocator.names import PLACEHOLDER_SCHEDULER
 from kubeapi.backoff import KeyedBackoff
+from kubeapi.objects import Pod
 from scheduler_plugin.cache.charges import AssumedPod, ChargeRules, NodeRecord
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
@@ -19,7 +20,7 @@ from scheduler_plugin.queue.cache.claimed_units import ClaimedUnits
 from scheduler_plugin.queue.cache.ended_pods import EndedPods
 from scheduler_plugin.queue.cache.job_stages import JobStages
 from scheduler_plugin.queue.cache.membership import QueueMembership
-from scheduler_plugin.queue.cache.pods import PodQueueInfo, QueuePod, read_queue_info
+from scheduler_plugin.queue.cache.pods import PodQueueInfo, read_queue_info
 from scheduler_plugin.queue.cache.queue_clock import QueueClock
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue, make_gang_uid
 from scheduler_plugin.queue.cache.queues import Queues
@@ -89,7 +90,7 @@ class Queue:
         self.ended_pods = EndedPods(state)
         self.seen_bound = float("-inf")
         self._membership = QueueMembership(config)
-        self._outside: dict[str, tuple[QueuePod, float]] = {}
+        self._outside: dict[str, tuple[Pod, float]] = {}
         self.claimed = ClaimedUnits(state, self.queues, self._membership)
         self.unplaced: set[str] = set()
         self.equivalence_backoff: EquivalenceBackoff[QueuedPod] = EquivalenceBackoff()
@@ -144,7 +145,7 @@ class Queue:
         if changed:
             self._find_queues_again(changed)
 
-    def apply_pod(self, pod: QueuePod, now: float, *, live: bool = False) -> None:
+    def apply_pod(self, pod: Pod, now: float, *, live: bool = False) -> None:
         """Apply a pod's newest version; call it after the state has that.
 
         Args:

@@ -11,7 +11,8 @@ from allocator.names import POD_CARD_POLICY, POD_NODE_POLICY
 from allocator.policies import CARD_POLICIES
 from allocator.registry import is_name
 from allocator.request import MAX_UNITS, parse_pod
-from scheduler_plugin.queue.cache.pods import QueuePod, read_queue_info
+from kubeapi.objects import Pod
+from scheduler_plugin.queue.cache.pods import read_queue_info
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import RESOURCE
@@ -41,7 +42,7 @@ def python_refuses(pod: dict[str, Any]) -> bool:
         parse_pod(annotations, spec["initContainers"], spec["containers"], RESOURCE)
     except RequestError:
         return True
-    fault = read_queue_info(msgspec.convert(pod, QueuePod)).fault
+    fault = read_queue_info(msgspec.convert(pod, Pod)).fault
     return bool(fault) or not all(map(is_name, policies))
 
 

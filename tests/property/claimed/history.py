@@ -17,9 +17,9 @@ from allocator.ids import device_names
 from allocator.names import CLAIM_LABEL, POD_ASSIGNED
 from allocator.records import load_assigned
 from deviceplugin.errors import AllocationRefusedError
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.binding.committer import Committer, PendingBinding
 from scheduler_plugin.cache.charges import TOMBSTONE_S
-from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -62,8 +62,8 @@ class Extender:
             pod = self.api.pods.get(owner)
             if claim.get("status") and pod is not None and not pod["spec"].get("nodeName"):
                 self.api.change("claims", claim["metadata"]["uid"], status={})
-        pods = [msgspec.convert(pod, type=PodLite) for pod in self.api.pods.values()]
-        nodes = [msgspec.convert(node, type=NodeLite) for node in self.api.objects["nodes"].values()]
+        pods = [msgspec.convert(pod, type=Pod) for pod in self.api.pods.values()]
+        nodes = [msgspec.convert(node, type=Node) for node in self.api.objects["nodes"].values()]
         claims = [msgspec.convert(claim, type=ClaimObject) for claim in self.api.claims.values()]
         self.state.replace_pods(pods, version, now)
         self.state.replace_nodes(nodes, version, now)
@@ -82,9 +82,9 @@ class Extender:
     def _take(self, what: str, kind: str, item: Json, version: str) -> None:
         now, gone, state = self.api.now, kind == "DELETED", self.state
         if what == "nodes":
-            state.apply_node(msgspec.convert(item, type=NodeLite), now)
+            state.apply_node(msgspec.convert(item, type=Node), now)
         elif what == "pods":
-            pod = msgspec.convert(item, type=PodLite)
+            pod = msgspec.convert(item, type=Pod)
             if gone:
                 self.gone.setdefault(pod.metadata.uid, now)
                 state.delete_pod(pod, version, now)

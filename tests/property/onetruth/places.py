@@ -21,18 +21,17 @@ from gpupack.rebalance.movable_pods import MovablePods
 from gpupack.rebalance.plan_state import PlanState
 from gpupack.whatif import Cluster
 from gpupack.whatif.answers import PodExplanation
-from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.what_if import PodCardUsage
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.charges import TOMBSTONE_S
-from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, read_node
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts
+from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
@@ -68,8 +67,8 @@ class Places:
         nodes, pods = self._items
         pods = [released(pod) if pod["metadata"]["name"] in self.scene.asking else pod for pod in pods]
         state = ClusterState()
-        state.replace_nodes([msgspec.convert(each, NodeLite) for each in nodes], "", 0.0)
-        state.replace_pods([msgspec.convert(each, PodLite) for each in pods], "", 0.0)
+        state.replace_nodes([msgspec.convert(each, Node) for each in nodes], "", 0.0)
+        state.replace_pods([msgspec.convert(each, Pod) for each in pods], "", 0.0)
         state.claims.replace(self._claims, "", 0.0)
         state.expire_tombstones(LATER_S)
         return Extender(state, ClusterPolicies(), 0)
@@ -90,14 +89,14 @@ class Places:
         """The queue."""
         nodes, pods = self._items
         state = ClusterState(rules=QueueChargeRules())
-        state.replace_nodes([msgspec.convert(each, QueueNode) for each in nodes], "", 0.0)
-        lites = [msgspec.convert(each, QueuePod) for each in pods]
+        state.replace_nodes([msgspec.convert(each, Node) for each in nodes], "", 0.0)
+        lites = [msgspec.convert(each, Pod) for each in pods]
         state.replace_pods(lites, "", 0.0)
         state.claims.replace(self._claims, "", 0.0)
         state.expire_tombstones(LATER_S)
         queue = Queue(parse_config("queues.yaml", "queues: [{name: a}]"), state, ClusterPolicies())
         for each in nodes:
-            queue.set_node(each["metadata"]["name"], read_node_facts(msgspec.convert(each, QueueNode)))
+            queue.set_node(each["metadata"]["name"], read_node_facts(msgspec.convert(each, Node)))
         for lite in lites:
             queue.apply_pod(lite, 0.0)
         return queue
@@ -112,14 +111,14 @@ class Places:
         """The dashboard; it hears of the last node, pod and claim later than of the others."""
         nodes, pods = self._items
         board = ClusterBoard()
-        board.replace_nodes([msgspec.convert(each, KubeNode) for each in nodes[:-1]])
-        board.replace_pods([msgspec.convert(each, KubePod) for each in pods[:-1]])
+        board.replace_nodes([msgspec.convert(each, Node) for each in nodes[:-1]])
+        board.replace_pods([msgspec.convert(each, Pod) for each in pods[:-1]])
         board.replace_claims(self._claims[:-1])
         board.get_cluster()
         for each in nodes[-1:]:
-            board.put_node(msgspec.convert(each, KubeNode))
+            board.put_node(msgspec.convert(each, Node))
         for each in pods[-1:]:
-            board.put_pod(msgspec.convert(each, KubePod))
+            board.put_pod(msgspec.convert(each, Pod))
         for claim in self._claims[-1:]:
             board.put_claim(claim)
         board.refresh()

@@ -32,10 +32,10 @@ from allocator.names import (
     QUEUE_NAME,
 )
 from allocator.records import Assignment, dump_allocation, dump_assigned
+from kubeapi.objects import Node, Pod
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.binding.pod_claims import BoundPodClaim
-from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -143,13 +143,13 @@ class Scene:
         made["metadata"]["annotations"].pop(NODE_CORDON, None)
         if host.cordoned:
             made["metadata"]["annotations"][NODE_CORDON] = ",".join(sorted(host.cordoned))
-        self.scheduler.apply_node(msgspec.convert(made, NodeLite), 0.0)
+        self.scheduler.apply_node(msgspec.convert(made, Node), 0.0)
 
     def send(self, pod: dict[str, Any]) -> None:
         """The API server has a pod, or another version of it."""
         pod["metadata"]["resourceVersion"] = str(self._next())
         self.pods[pod["metadata"]["name"]] = pod
-        self.scheduler.apply_pod(msgspec.convert(pod, PodLite), 0.0)
+        self.scheduler.apply_pod(msgspec.convert(pod, Pod), 0.0)
 
     def send_claim(self, claim: dict[str, Any]) -> None:
         """The API server has a claim, or another version of it."""
@@ -239,7 +239,7 @@ class Scene:
                 )
             except CommitError:
                 self._drop_claims(made)
-                self.scheduler.delete_pod(msgspec.convert(made, PodLite), str(self._next()), 0.0)
+                self.scheduler.delete_pod(msgspec.convert(made, Pod), str(self._next()), 0.0)
                 del self.pods[made["metadata"]["name"]]
                 return
             made["spec"]["nodeName"] = name
@@ -346,7 +346,7 @@ class Scene:
         """All pods are deleted by force, and the node comes back with the device plugin; claims are there."""
         for pod in self.on(host.name):
             del self.pods[pod["metadata"]["name"]]
-            self.scheduler.delete_pod(msgspec.convert(pod, PodLite), str(self._next()), 0.0)
+            self.scheduler.delete_pod(msgspec.convert(pod, Pod), str(self._next()), 0.0)
         plain = Host(host.name, host.cards)
         plain.cpu, plain.spec, plain.ready = host.cpu, host.spec, host.ready
         self.hosts[host.name] = plain
@@ -473,7 +473,7 @@ class Scene:
             self.publish(host.name)
         elif what == "gone":
             del self.pods[pod["metadata"]["name"]]
-            self.scheduler.delete_pod(msgspec.convert(pod, PodLite), str(self._next()), 0.0)
+            self.scheduler.delete_pod(msgspec.convert(pod, Pod), str(self._next()), 0.0)
         if what in ("over", "gone") and Random(uid).random() < 0.7:
             self._drop_claims(pod)
         if what == "moved" and POD_ALLOCATION not in pod["metadata"]["annotations"]:

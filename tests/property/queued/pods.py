@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from allocator.names import POD_GANG, POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
-from scheduler_plugin.cache.objects import NodeLite
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.queue.controller.writer import make_node_affinity
 from tests.property.kernel.api import named_node, patch_json
 from tests.property.undercount.world import ModelPod, World
@@ -36,7 +35,7 @@ class GatedPod(ModelPod):
     label: str | None = None
 
     @cached_property
-    def lite(self) -> QueuePod:
+    def lite(self) -> Pod:
         """What extender and queue decode; the extender looks at less of it."""
         raw = msgspec.to_builtins(super().lite)
         number = int(self.created)
@@ -52,7 +51,7 @@ class GatedPod(ModelPod):
         if self.unschedulable and not self.node:
             failed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             raw["status"]["conditions"] = [failed]
-        return msgspec.convert(raw, QueuePod)
+        return msgspec.convert(raw, Pod)
 
     @property
     def queue_label(self) -> str:
@@ -74,9 +73,9 @@ class GatedPod(ModelPod):
         return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
 
 
-def queue_node(node: NodeLite) -> QueueNode:
+def queue_node(node: Node) -> Node:
     """A node as the queue decodes it."""
-    return msgspec.convert(msgspec.to_builtins(node), QueueNode)
+    return msgspec.convert(msgspec.to_builtins(node), Node)
 
 
 def take_patch(world: World, pod: GatedPod | None, patch: Sequence[Mapping[str, Any]]) -> bool:

@@ -12,7 +12,6 @@ from allocator.names import QUEUE_NAME
 from kubeapi.errors import Invalid, NotFound, Unreachable
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.controller.watching import QueueFeed
@@ -81,7 +80,7 @@ class Replica:
         self.state = ClusterState(UNIT_MIB, rules=QueueChargeRules())
         self.queue = Queue(self.config, self.state, ClusterPolicies(self.policy))
         client: Any = None
-        self.watcher = Watcher(client, self.state, lambda: self.now, 180.0, node=QueueNode, pod=QueuePod)
+        self.watcher = Watcher(client, self.state, lambda: self.now, 180.0)
         QueueFeed(self.queue, self.watcher, lambda: self.now)
         self.reclaimer = Reclaimer(self.queue)
         self.writer = PodWriter(self, lambda: self.leads_since is not None, WRITE_S, self._sleep)

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from kubeapi import objects
+from kubeapi.objects import Node
 from scheduler_plugin.app import connect_checks
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.batch_protocol import (
@@ -20,7 +22,6 @@ from scheduler_plugin.binding.batch_protocol import (
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.binding.shared_nodes import SharedNodes
-from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.controller.batch_client import SLACK_S, CommitFailedError
@@ -72,7 +73,7 @@ class Scheduler:
         self.api.cut()
         self.state = ClusterState()
         client: Any = None
-        self._watcher = Watcher(client, self.state, loop.time, 180.0, node=HostNode, pod=HostPod)
+        self._watcher = Watcher(client, self.state, loop.time, 180.0)
         shared = SharedNodes()
         checks = connect_checks(self._watcher, self.state, loop.time, shared)
         self._binder = Binder(
@@ -91,7 +92,7 @@ class Scheduler:
         self._watcher.node_sink.replace(list(world.host_nodes.values()), str(world.version))
         newest: dict[str, Any] = {}
         for event in world.events:
-            if isinstance(event.host, HostPod):
+            if isinstance(event.host, objects.Pod):
                 newest[event.host.metadata.uid] = None if event.kind == "DELETED" else event.host
         pods = [pod for pod in newest.values() if pod is not None]
         self._watcher.pod_sink.replace(pods, str(world.version))
@@ -106,7 +107,7 @@ class Scheduler:
     def hear(self, until: float) -> None:
         """Take all news of what happened by then."""
         for event in self._watch.read_until(until):
-            is_node = isinstance(event.host, HostNode)
+            is_node = isinstance(event.host, Node)
             sink: Any = self._watcher.node_sink if is_node else self._watcher.pod_sink
             sink.event(event.kind, event.host, str(event.version))
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from allocator.claims import ClaimObject
 from allocator.names import BATCH_SCHEDULER
+from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.watching import BatchPodSink, QueueFeed, WholePod
@@ -99,11 +99,11 @@ class Process:
         self.queue = Queue(self.config, self.state, ClusterPolicies(self.policy), wall=NEW_YEAR.timestamp())
         self.queue.job_stages.set_jobs([])
         client: Any = None
-        self.watcher = Watcher(client, self.state, loop.time, 180.0, node=QueueNode, pod=QueuePod)
+        self.watcher = Watcher(client, self.state, loop.time, 180.0)
         watcher = self.watcher
         self._sinks: dict[type, Any] = {
-            QueueNode: watcher.node_sink,
-            QueuePod: watcher.pod_sink,
+            Node: watcher.node_sink,
+            Pod: watcher.pod_sink,
             ClaimObject: watcher.claim_sink,
         }
         QueueFeed(self.queue, watcher, loop.time)
@@ -142,7 +142,7 @@ class Process:
         """Take all news of what happened by then."""
         for event in self.watch.read_until(until):
             self._sinks[type(event.item)].event(event.kind, event.item, str(event.version))
-            if isinstance(event.item, QueuePod) and event.item.spec.scheduler_name == BATCH_SCHEDULER:
+            if isinstance(event.item, Pod) and event.item.spec.scheduler_name == BATCH_SCHEDULER:
                 gone = event.kind == "DELETED" or event.item.spec.node_name
                 self.specs.event("DELETED" if gone else "MODIFIED", _whole(event.item), "")
 
@@ -208,7 +208,7 @@ class Process:
         return count
 
 
-def _whole(pod: QueuePod) -> WholePod:
+def _whole(pod: Pod) -> WholePod:
     """A pod as the watch of those that wait for batch mode brings it."""
     return WholePod(
         metadata=pod.metadata, spec={"schedulerName": BATCH_SCHEDULER, "containers": [{"name": "main"}]}

@@ -20,8 +20,8 @@ from allocator.names import (
     QUEUE_NAME,
     resource_name,
 )
-from scheduler_plugin.cache.host_objects import HostNode, HostPod
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
+from kubeapi import objects
+from kubeapi.objects import Node
 from tests.cluster_builders import claim, node_object, uuid
 from tests.property.kernel.api import Event, Watch, patch_json
 
@@ -92,7 +92,7 @@ class Pod:
 
     spec: Spec
     raw: dict[str, Any]
-    lite: QueuePod
+    lite: objects.Pod
     created: float
     card: int = -1
     ends: float = float("inf")
@@ -178,7 +178,7 @@ class Change(Event[Any]):
 
     at: float
     waits: bool = False
-    host: HostNode | HostPod | None = None
+    host: Node | objects.Pod | None = None
 
 
 class LateWatch(Watch[Change]):
@@ -234,8 +234,8 @@ class World:
         self.events: list[Change] = []
         self.nodes = dict(nodes)
         self.models = dict.fromkeys(nodes, "NVIDIA A100")
-        self.node_items: dict[str, QueueNode] = {}
-        self.host_nodes: dict[str, HostNode] = {}
+        self.node_items: dict[str, Node] = {}
+        self.host_nodes: dict[str, Node] = {}
         self.cordoned: set[str] = set()
         self.budgets: set[str] = set()
         self.blocked: set[str] = set()
@@ -277,10 +277,10 @@ class World:
         if name in self.labels:
             metadata: Any = raw["metadata"]
             metadata["labels"] = dict(self.labels[name])
-        item = msgspec.convert(raw, QueueNode)
+        item = msgspec.convert(raw, Node)
         kind = "MODIFIED" if name in self.node_items else "ADDED"
         self.node_items[name] = item
-        host = msgspec.convert(raw, HostNode) if self.binds else None
+        host = msgspec.convert(raw, Node) if self.binds else None
         if host is not None:
             self.host_nodes[name] = host
         self.events.append(Change(self.version, kind, item, self.now, host=host))
@@ -329,7 +329,7 @@ class World:
             },
             "status": {"phase": "Pending"},
         }
-        pod = Pod(spec, raw, msgspec.convert(raw, QueuePod), self.now)
+        pod = Pod(spec, raw, msgspec.convert(raw, objects.Pod), self.now)
         pod.loose = pod.loose if spec.gated else self.now
         self.pods[name] = pod
         self._tell("ADDED", pod)
@@ -398,8 +398,8 @@ class World:
     def _tell(self, kind: str, pod: Pod) -> None:
         self.version += 1
         pod.raw["metadata"]["resourceVersion"] = str(self.version)
-        pod.lite = msgspec.convert(pod.raw, QueuePod)
-        host = msgspec.convert(pod.raw, HostPod) if self.binds else None
+        pod.lite = msgspec.convert(pod.raw, objects.Pod)
+        host = msgspec.convert(pod.raw, objects.Pod) if self.binds else None
         self.events.append(Change(self.version, kind, pod.lite, self.now, pod.waits, host))
 
 

@@ -9,7 +9,7 @@ from allocator.ledger import AllocationRequest, Ledger, PodAccount, charges
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
 from deviceplugin.allocation.ledger_service import LedgerService
-from deviceplugin.allocation.objects import NodeObject, ObjectMetadata, OwnNodeStatus, PodObject
+from deviceplugin.allocation.objects import NodeObject, PodObject
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.errors import TornCheckpointError
@@ -22,6 +22,7 @@ from deviceplugin.publishing.node_publication import (
     publish_reason,
 )
 from kubeapi.errors import Unreachable
+from kubeapi.objects import NodeStatus, ObjectMeta
 from tests.property.kernel.api import Watch
 
 from .kubelet import ModelKubelet
@@ -312,13 +313,14 @@ class ModelDaemon(Plugin):
     def _node(self) -> NodeObject:
         """The own Node as the API server has it."""
         node = self.world.nodes[self.node]
-        metadata = ObjectMetadata(
+        metadata = ObjectMeta(
             name=self.node,
             resource_version=node.metadata.resource_version,
             annotations=node.metadata.annotations,
         )
         return NodeObject(
-            metadata=metadata, status=OwnNodeStatus(node.status.allocatable, node.status.allocatable)
+            metadata=metadata,
+            status=NodeStatus(capacity=node.status.allocatable, allocatable=node.status.allocatable),
         )
 
     def _send(self, body: dict[str, Any]) -> None:

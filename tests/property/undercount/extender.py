@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from kubeapi.objects import Node
 from scheduler_plugin.binding.committer import Committer, PendingBinding
-from scheduler_plugin.cache.objects import NodeLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -103,7 +103,7 @@ class ModelExtender:
             take(watch.log[self.random.randrange(watch.cursor)])
         return True
 
-    def _take_node(self, event: Event[NodeLite]) -> None:
+    def _take_node(self, event: Event[Node]) -> None:
         if event.kind == "DELETED":
             self.state.delete_node(event.item.metadata.name, str(event.version), self.now)
         else:

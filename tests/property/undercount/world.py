@@ -9,24 +9,18 @@ from allocator.names import NODE_CORDON, PERCENT_RESOURCE, POD_ASSIGNED, resourc
 from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
 from deviceplugin.allocation.objects import (
-    ContainerResources,
-    ObjectMetadata,
-    OwnPodCondition,
-    OwnPodSpec,
-    OwnPodStatus,
-    PodContainer,
     PodObject,
 )
-from scheduler_plugin.cache.objects import (
-    ContainerLite,
-    LiteMetadata,
-    NodeLite,
-    NodeLiteStatus,
-    PodLite,
-    PodLiteStatus,
-    PodMetadata,
+from kubeapi.objects import (
+    Condition,
+    Container,
+    Node,
+    NodeStatus,
+    ObjectMeta,
+    Pod,
     PodSpec,
-    ResourceList,
+    PodStatus,
+    ResourceRequirements,
 )
 from tests.property.kernel.api import Event
 
@@ -62,19 +56,19 @@ class ModelPod:
         return self.phase in {"Succeeded", "Failed"}
 
     @cached_property
-    def lite(self) -> PodLite:
+    def lite(self) -> Pod:
         """What the extender decodes."""
 
-        def container(name: str, units: int, kind: str) -> ContainerLite:
+        def container(name: str, units: int, kind: str) -> Container:
             amount: dict[str, str | int] = {self.resource: str(units)}
-            return ContainerLite(
+            return Container(
                 name=name,
                 restart_policy="Always" if kind == "sidecar" else None,
-                resources=ResourceList(limits=amount, requests=amount),
+                resources=ResourceRequirements(limits=amount, requests=amount),
             )
 
-        return PodLite(
-            metadata=PodMetadata(
+        return Pod(
+            metadata=ObjectMeta(
                 name=self.name,
                 namespace="default",
                 uid=self.uid,
@@ -86,7 +80,7 @@ class ModelPod:
                 containers=[container(*c) for c in self.containers if c[2] == "main"],
                 init_containers=[container(*c) for c in self.containers if c[2] != "main"],
             ),
-            status=PodLiteStatus(phase=self.phase),
+            status=PodStatus(phase=self.phase),
         )
 
     @cached_property
@@ -111,30 +105,30 @@ class ModelPod:
     def object(self) -> PodObject:
         """What the node daemon decodes."""
 
-        def container(name: str, units: int, kind: str) -> PodContainer:
-            return PodContainer(
+        def container(name: str, units: int, kind: str) -> Container:
+            return Container(
                 name=name,
                 restart_policy="Always" if kind == "sidecar" else None,
-                resources=ContainerResources(limits={self.resource: str(units)}),
+                resources=ResourceRequirements(limits={self.resource: str(units)}),
             )
 
         return PodObject(
-            metadata=ObjectMetadata(
+            metadata=ObjectMeta(
                 name=self.name,
                 uid=self.uid,
                 namespace="default",
                 resource_version=str(self.version),
                 annotations=dict(self.annotations),
             ),
-            spec=OwnPodSpec(
+            spec=PodSpec(
                 node_name=self.node,
                 containers=[container(*c) for c in self.containers if c[2] == "main"],
                 init_containers=[container(*c) for c in self.containers if c[2] != "main"],
             ),
-            status=OwnPodStatus(
+            status=PodStatus(
                 phase=self.phase,
                 start_time="then" if self.started else None,
-                conditions=[OwnPodCondition("Ready")] if self.started else None,
+                conditions=[Condition("Ready")] if self.started else None,
             ),
         )
 
@@ -148,10 +142,10 @@ class World:
     deleted_at: dict[str, float] = field(default_factory=dict)
     gone: str = ""
     pods: dict[str, ModelPod] = field(default_factory=dict)
-    nodes: dict[str, NodeLite] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)
     pod_events: list[Event[ModelPod]] = field(default_factory=list)
-    node_events: list[Event[NodeLite]] = field(default_factory=list)
-    _words: dict[str, tuple[NodeLite | None, NodeWords | None]] = field(default_factory=dict)
+    node_events: list[Event[Node]] = field(default_factory=list)
+    _words: dict[str, tuple[Node | None, NodeWords | None]] = field(default_factory=dict)
 
     def create(self, pod: ModelPod) -> None:
         self.version += 1
@@ -198,9 +192,9 @@ class World:
         kind = "MODIFIED" if name in self.nodes else "ADDED"
         # kube-scheduler's sums over a node never decide here: its kubelet offers more than the cards have.
         allocatable = {"pods": "1000", RESOURCE: "1000000", PERCENT_RESOURCE: "1000000", **allocatable}
-        node = NodeLite(
-            metadata=LiteMetadata(name=name, resource_version=str(self.version), annotations=annotations),
-            status=NodeLiteStatus(allocatable=allocatable),
+        node = Node(
+            metadata=ObjectMeta(name=name, resource_version=str(self.version), annotations=annotations),
+            status=NodeStatus(allocatable=allocatable),
         )
         self.nodes[name] = node
         self.node_events.append(Event(self.version, kind, node))

@@ -1,0 +1,458 @@
+"""What gpupack reads of the objects of the Kubernetes API: Pod, Node, and the smaller ones. Pure.
+
+Names are those of the API: what is `restartPolicy` there is `restart_policy` here. msgspec skips every other
+field while it decodes. A Pod with all its parts is decoded as fast as a smaller one would be, because the
+structs are left out of garbage collection: JSON has no cycles, so never put one into these objects.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from kubeapi.metadata import parse_resource_version, parse_time
+from kubeapi.selectors import LabelSelector, NodeRules, NodeTerm, Taint, Toleration
+
+MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
+"""Annotation of a mirror pod, the API's image of a static pod. Its value is the UID that the kubelet uses."""
+
+TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
+
+ResourceList = dict[str, str | int]
+"""Quantities by the name of the resource, as they are written."""
+
+
+class KubeStruct(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
+    """Base of the objects of the API and of their parts: lower camel case on the wire."""
+
+
+class OwnerReference(KubeStruct):
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+class ObjectMeta(KubeStruct):
+    """`metadata` of any object.
+
+    Attributes:
+        deletion_timestamp: When the grace period of an object that is being deleted ends.
+        pod_group_size: `minMember` of the PodGroup of a pod, written by `PodGroupSizes`; no field of the API.
+        pod_groups_fault: Why PodGroups cannot be read, also set by `PodGroupSizes`; empty if they can.
+    """
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
+    owner_references: list[OwnerReference] | None = None
+    pod_group_size: int | None = None
+    pod_groups_fault: str = ""
+
+    @property
+    def version(self) -> int:
+        return parse_resource_version(self.resource_version)
+
+    @property
+    def created_at(self) -> float:
+        """Seconds since the epoch; 0 if the API server does not say."""
+        return parse_time(self.creation_timestamp) or 0.0
+
+    @property
+    def is_terminating(self) -> bool:
+        return self.deletion_timestamp is not None
+
+    @property
+    def controller(self) -> OwnerReference | None:
+        """The owner that would create the object again."""
+        return next((owner for owner in self.owner_references or () if owner.controller), None)
+
+    def get_annotation(self, name: str) -> str | None:
+        return (self.annotations or {}).get(name)
+
+
+class Condition(KubeStruct):
+    """A condition of any object."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+
+    @property
+    def is_true(self) -> bool:
+        return self.status == "True"
+
+    @property
+    def changed_at(self) -> float:
+        """When its status changed last, seconds since the epoch; 0 if it does not say."""
+        return parse_time(self.last_transition_time) or 0.0
+
+
+class ConditionedStatus(KubeStruct):
+    """`status` of an object that has conditions."""
+
+    conditions: list[Condition] | None = None
+
+    def get_condition(self, kind: str) -> Condition | None:
+        """Get the condition of a type; a type occurs once at most."""
+        return next((each for each in self.conditions or () if each.type == kind), None)
+
+
+class ContainerClaim(KubeStruct):
+    """A claim of the pod that a container uses; no request means all of the claim's."""
+
+    name: str = ""
+    request: str = ""
+
+
+class ResourceRequests(KubeStruct):
+    """What a running container or pod has been given; its limits are not read."""
+
+    requests: ResourceList | None = None
+
+
+class ResourceRequirements(KubeStruct):
+    """`resources` in the spec of a container or a pod."""
+
+    limits: ResourceList | None = None
+    requests: ResourceList | None = None
+    claims: list[ContainerClaim] | None = None
+
+
+class ContainerPort(KubeStruct):
+    host_port: int = 0
+    host_ip: str = msgspec.field(default="", name="hostIP")
+    protocol: str = ""
+
+
+class Container(KubeStruct):
+    """A container or init container."""
+
+    name: str = ""
+    restart_policy: str | None = None
+    resources: ResourceRequirements | None = None
+    ports: list[ContainerPort] | None = None
+
+    @property
+    def is_sidecar(self) -> bool:
+        """Whether an init container goes on running beside the main containers."""
+        return self.restart_policy == "Always"
+
+
+class PodAffinity(KubeStruct):
+    """`podAffinity` or `podAntiAffinity`; few pods have one, so `scheduling.pod_affinity` reads the terms."""
+
+    required_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
+    preferred_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
+
+
+class NodeSelector(KubeStruct):
+    """The required half of a node affinity: one of the terms must hold."""
+
+    node_selector_terms: tuple[NodeTerm, ...] = ()
+
+
+class NodeAffinity(KubeStruct):
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
+
+
+class Affinity(KubeStruct):
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: PodAffinity | None = None
+    pod_anti_affinity: PodAffinity | None = None
+
+
+class TopologySpreadConstraint(KubeStruct):
+    when_unsatisfiable: str = ""
+
+
+class PodSchedulingGate(KubeStruct):
+    name: str = ""
+
+
+class PersistentVolumeClaimSource(KubeStruct):
+    claim_name: str = ""
+
+
+class Volume(KubeStruct):
+    persistent_volume_claim: PersistentVolumeClaimSource | None = None
+    ephemeral: dict[str, Any] | None = None
+
+
+class PodResourceClaim(KubeStruct):
+    """A ResourceClaim of a pod, by the pod's own name for it; one from a template is named in the status."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class PodSpec(KubeStruct):
+    node_name: str = ""
+    scheduler_name: str = ""
+    priority: int | None = None
+    preemption_policy: str | None = None
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    resources: ResourceRequirements | None = None
+    overhead: ResourceList | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] | None = None
+    topology_spread_constraints: list[TopologySpreadConstraint] | None = None
+    scheduling_gates: list[PodSchedulingGate] | None = None
+    resource_claims: list[PodResourceClaim] | None = None
+    volumes: list[Volume] | None = None
+
+    @property
+    def node_terms(self) -> tuple[NodeTerm, ...] | None:
+        """Terms of the required node affinity, one of which must hold; None: no such affinity."""
+        affinity = self.affinity.node_affinity if self.affinity is not None else None
+        required = affinity.required_during_scheduling_ignored_during_execution if affinity else None
+        return required.node_selector_terms if required is not None else None
+
+    @property
+    def node_rules(self) -> NodeRules:
+        """What the nodes have to be like that it may run on."""
+        return NodeRules(
+            selector=tuple(sorted((self.node_selector or {}).items())),
+            terms=self.node_terms,
+            tolerations=tuple(sorted(set(self.tolerations or ()), key=_toleration_key)),
+        )
+
+    @property
+    def has_preferences(self) -> bool:
+        """Whether it prefers some nodes, so that kube-scheduler must score all that fit."""
+        affinity = self.affinity
+        if affinity is not None:
+            kinds = (affinity.node_affinity, affinity.pod_affinity, affinity.pod_anti_affinity)
+            if any(kind and kind.preferred_during_scheduling_ignored_during_execution for kind in kinds):
+                return True
+        spreads = self.topology_spread_constraints or ()
+        return any(spread.when_unsatisfiable == "ScheduleAnyway" for spread in spreads)
+
+    @property
+    def can_preempt(self) -> bool:
+        """Whether pods of smaller priority may be evicted for it.
+
+        Not if it has affinity to other pods, because those could be among the victims.
+        """
+        near = self.affinity.pod_affinity if self.affinity is not None else None
+        required = near is not None and near.required_during_scheduling_ignored_during_execution
+        return self.preemption_policy != "Never" and not required
+
+
+def _toleration_key(toleration: Toleration) -> tuple[str, str, str, str]:
+    return (toleration.key, toleration.operator, toleration.value, toleration.effect)
+
+
+class ContainerStateTerminated(KubeStruct):
+    finished_at: str | None = None
+
+
+class ContainerState(KubeStruct):
+    terminated: ContainerStateTerminated | None = None
+
+
+class ContainerStatus(KubeStruct):
+    """What the kubelet says of a container.
+
+    Attributes:
+        container_id: The runtime's ID, after `containerd://` or the like.
+        allocated_resources: What the kubelet has promised the container, while it is being resized.
+        resources: What the container has now.
+    """
+
+    name: str = ""
+    container_id: str = msgspec.field(default="", name="containerID")
+    state: ContainerState | None = None
+    allocated_resources: ResourceList | None = None
+    resources: ResourceRequests | None = None
+
+
+class ContainerExtendedResourceRequest(KubeStruct):
+    """Names the request of a claim that a container's limit became."""
+
+    container_name: str = ""
+    request_name: str = ""
+
+
+class PodExtendedResourceClaimStatus(KubeStruct):
+    """The claim that the scheduler made for a pod that asks by its containers' limits."""
+
+    resource_claim_name: str = ""
+    request_mappings: list[ContainerExtendedResourceRequest] | None = None
+
+
+class PodStatus(ConditionedStatus):
+    """`status` of a pod.
+
+    Attributes:
+        allocated_resources: What the kubelet has allocated to the pod as a whole, from Kubernetes 1.36 on.
+        resources: What the pod as a whole has, likewise.
+    """
+
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    nominated_node_name: str = ""
+    start_time: str | None = None
+    pod_ip: str = msgspec.field(default="", name="podIP")
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+    ephemeral_container_statuses: list[ContainerStatus] | None = None
+    allocated_resources: ResourceList | None = None
+    resources: ResourceRequests | None = None
+    resource_claim_statuses: list[PodResourceClaim] | None = None
+    extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
+
+    def list_containers(self) -> Iterator[ContainerStatus]:
+        yield from self.init_container_statuses or ()
+        yield from self.container_statuses or ()
+        yield from self.ephemeral_container_statuses or ()
+
+
+class Pod(KubeStruct):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has succeeded or failed for good: no container of it starts again."""
+        return self.status.phase in TERMINAL_PHASES
+
+    @property
+    def priority(self) -> int:
+        return self.spec.priority or 0
+
+    @property
+    def is_gated(self) -> bool:
+        return bool(self.spec.scheduling_gates)
+
+    @property
+    def runtime_uid(self) -> str:
+        """The UID under which the kubelet runs the pod: of a static pod another than that of its mirror."""
+        return self.metadata.get_annotation(MIRROR_ANNOTATION) or self.metadata.uid
+
+    @property
+    def is_mirror(self) -> bool:
+        """Whether it is the image of a static pod of the kubelet, which no eviction ends."""
+        return MIRROR_ANNOTATION in (self.metadata.annotations or ())
+
+    @property
+    def is_of_daemon_set(self) -> bool:
+        owner = self.metadata.controller
+        return owner is not None and owner.kind == "DaemonSet"
+
+
+class NodeSpec(KubeStruct):
+    taints: tuple[Taint, ...] | None = None
+    unschedulable: bool = False
+
+
+class NodeSystemInfo(KubeStruct):
+    """`status.nodeInfo`: the machine as the kubelet describes it."""
+
+    boot_id: str = msgspec.field(default="", name="bootID")
+
+
+class NodeStatus(ConditionedStatus):
+    allocatable: ResourceList | None = None
+    capacity: ResourceList | None = None
+    node_info: NodeSystemInfo | None = None
+
+
+class Node(KubeStruct):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def ready(self) -> bool | None:
+        """Whether the condition Ready is True; None if there is none."""
+        condition = self.status.get_condition("Ready")
+        return None if condition is None else condition.is_true
+
+
+class Namespace(KubeStruct):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+
+
+class PodTemplate(KubeStruct):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+
+
+class JobSpec(KubeStruct):
+    completions: int | None = None
+    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
+
+
+class JobStatus(ConditionedStatus):
+    succeeded: int = 0
+
+
+class Job(KubeStruct):
+    """A Job of the API group `batch`."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: JobSpec = msgspec.field(default_factory=JobSpec)
+    status: JobStatus = msgspec.field(default_factory=JobStatus)
+
+
+class PodGroupSpec(KubeStruct):
+    min_member: int = 0
+
+
+class PodGroup(KubeStruct):
+    """A PodGroup of the API group `scheduling.x-k8s.io`, of the coscheduling plugin."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
+
+
+class PodDisruptionBudgetSpec(KubeStruct):
+    selector: LabelSelector | None = None
+
+
+class PodDisruptionBudgetStatus(KubeStruct):
+    """`status` of a PodDisruptionBudget.
+
+    Attributes:
+        disruptions_allowed: Number of pods that may be evicted now.
+        disrupted_pods: Times of evictions whose end the controller has not seen yet, by pod name.
+    """
+
+    disruptions_allowed: int = 0
+    disrupted_pods: dict[str, str] | None = None
+
+
+class PodDisruptionBudget(KubeStruct):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: PodDisruptionBudgetSpec = msgspec.field(default_factory=PodDisruptionBudgetSpec)
+    status: PodDisruptionBudgetStatus = msgspec.field(default_factory=PodDisruptionBudgetStatus)
+
+
+class LeaseSpec(KubeStruct):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
