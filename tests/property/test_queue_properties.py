@@ -219,7 +219,8 @@ class History(QueueWorld):
             others = self.queue.capacity.reservations.sum_others(
                 workload.uid, name, self.state.nodes.uuids[row]
             )
-            if self.slots and others.pods and self.queue.slots.count_left(name) <= others.pods:
+            kept = others.amounts.pods
+            if self.slots and kept and self.queue.slots.count_left(name) <= kept:
                 continue
             cards = [
                 replace(card, used_units=card.size_units) if card.index in others.cards else card
