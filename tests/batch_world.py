@@ -19,13 +19,14 @@ from scheduler_plugin.binding.shared_nodes import SharedNodes
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
+from tests.api_requests import ApiRequests, Binding
 from tests.binding_world import Leader
 from tests.cluster_builders import node_object, pod_object
 
 T = 4.0
 
 
-class BatchApi:
+class BatchApi(ApiRequests):
     """An API server with the pods of the world; `answer` may raise before or after a Binding is done.
 
     Attributes:
@@ -37,6 +38,7 @@ class BatchApi:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.objects: dict[str, dict[str, Any]] = {}
         self.bound: dict[str, str] = {}
         self.sent: list[tuple[str, str]] = []
@@ -44,34 +46,26 @@ class BatchApi:
         self.after: Callable[[str], None] = lambda _name: None
         self.read: Callable[[], None] = lambda: None
 
-    async def bind(
-        self,
-        namespace: str,
-        name: str,
-        uid: str,
-        node: str,
-        annotations: Mapping[str, str],
-        resource_version: str | None = None,
-        timeout_s: float = 0,
-    ) -> None:
-        del namespace, resource_version, timeout_s
-        self.sent.append((uid, node))
-        self.before(name)
-        assert uid not in self.bound, f"{uid} is bound twice"
-        self.bound[uid] = node
-        raw = self.objects[name]
-        raw["spec"]["nodeName"] = node
-        raw["metadata"]["annotations"][POD_ASSIGNED] = annotations[POD_ASSIGNED]
-        raw["metadata"]["resourceVersion"] = str(int(raw["metadata"]["resourceVersion"]) + 1000)
-        self.after(name)
-
-    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
-        del timeout_s
+    def answer(self, verb: str, path: str, body: Any) -> Any:
+        if verb == "bind":
+            return self._bind(body)
         self.read()
         raw = self.objects.get(path.rpartition("/")[2])
         if raw is None:
             raise NotFound("gone", status=404)
-        return json.dumps(raw).encode()
+        return raw
+
+    def _bind(self, binding: Binding) -> None:
+        uid = binding.uid
+        self.sent.append((uid, binding.node))
+        self.before(binding.name)
+        assert uid not in self.bound, f"{uid} is bound twice"
+        self.bound[uid] = binding.node
+        raw = self.objects[binding.name]
+        raw["spec"]["nodeName"] = binding.node
+        raw["metadata"]["annotations"][POD_ASSIGNED] = binding.annotations[POD_ASSIGNED]
+        raw["metadata"]["resourceVersion"] = str(int(raw["metadata"]["resourceVersion"]) + 1000)
+        self.after(binding.name)
 
 
 class BatchWorld:

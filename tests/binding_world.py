@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import KubeApiError
@@ -11,7 +11,11 @@ from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from tests.api_requests import ApiRequests, Binding
 from tests.cluster_builders import node, pod, pod_object, uuid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ARGS = ("default", "p", "uid-p", "n")
 
@@ -19,34 +23,26 @@ ARGS = ("default", "p", "uid-p", "n")
 T = 4.0
 
 
-class Api:
-    """Answers as told, and notes what it was asked."""
+class Api(ApiRequests):
+    """Answers as told, and notes the Bindings."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.binding: Callable[[], None] = lambda: None
         self.pod: dict[str, object] | KubeApiError = pod_object("p", 8, version=3)
-        self.calls: list[tuple[object, ...]] = []
+        self.calls: list[Binding] = []
         self.during: Callable[[], None] = lambda: None
 
-    async def bind(
-        self,
-        namespace: str,
-        name: str,
-        uid: str,
-        node: str,
-        annotations: Mapping[str, str],
-        resource_version: str | None = None,
-        timeout_s: float = 0,
-    ) -> None:
-        self.calls.append((namespace, name, uid, node, dict(annotations), resource_version, timeout_s))
-        self.during()
-        self.binding()
-
-    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
+    def answer(self, verb: str, path: str, body: Any) -> Any:
+        if verb == "bind":
+            self.calls.append(body)
+            self.during()
+            self.binding()
+            return {}
         assert path == "/api/v1/namespaces/default/pods/p"
         if isinstance(self.pod, KubeApiError):
             raise self.pod
-        return json.dumps(self.pod).encode()
+        return self.pod
 
 
 class Leader:

@@ -4,53 +4,34 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-from kubeapi.errors import Forbidden, NotFound, TimedOut, Unreachable
+from kubeapi.errors import NotFound
 from kubeapi.events import EventRecorder
+from tests.api_requests import ApiRequests
 
 
-class EventsApi:
+class EventsApi(ApiRequests):
     """What a recorder asks of an API server.
 
     Attributes:
         now: seconds, for everybody; sleeping moves it.
         objects: Events by path.
-        requests: method and path of each request that arrived.
-        fault: of every request: "", "away", "forbidden"; "late" for the next: it is done, its answer is lost.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.now = 1000.0
         self.objects: dict[str, dict] = {}
-        self.requests: list[str] = []
         self.sleeps: list[float] = []
-        self.fault = ""
 
-    async def post(self, path, body, *, timeout_s) -> bytes:
-        self._arrive("POST")
-        name = f"{path}/{body['metadata']['name']}"
-        assert name not in self.objects
-        self.objects[name] = json.loads(json.dumps(body))
-        return self._leave()
-
-    async def patch(self, path, body, *, timeout_s) -> bytes:
-        self._arrive("PATCH")
-        if path not in self.objects:
+    def answer(self, verb, path, body) -> dict:
+        if verb == "post":
+            path = f"{path}/{body['metadata']['name']}"
+            assert path not in self.objects
+            self.objects[path] = {}
+        elif path not in self.objects:
             raise NotFound("no such event", status=404)
         self.objects[path] |= json.loads(json.dumps(body))
-        return self._leave()
-
-    def _arrive(self, method) -> None:
-        self.requests.append(method)
-        if self.fault == "away":
-            raise Unreachable("refused")
-        if self.fault == "forbidden":
-            raise Forbidden("may not create events", status=403)
-
-    def _leave(self) -> bytes:
-        if self.fault == "late":
-            self.fault = ""
-            raise TimedOut("no answer")
-        return b"{}"
+        return {}
 
     async def sleep(self, seconds) -> None:
         self.sleeps.append(seconds)

@@ -16,13 +16,14 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.preemption.preemptor import REFUSAL_REST_S, Preemptor
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from tests.api_requests import ApiRequests
 from tests.cluster_builders import node, pod_object, uuid
 
 EPOCH_S = 1_800_000_000.0
 """Wall clock at the beginning."""
 
 
-class PreemptionApi:
+class PreemptionApi(ApiRequests):
     """What a preemptor asks of an API server; the watch brings what it does, unless `silent`.
 
     Attributes:
@@ -35,6 +36,7 @@ class PreemptionApi:
     """
 
     def __init__(self, world: "PreemptionWorld") -> None:
+        super().__init__()
         self.world = world
         self.pods: dict[str, dict[str, Any]] = {}
         self.evicted: list[str] = []
@@ -43,37 +45,31 @@ class PreemptionApi:
         self.silent = False
         self.grace_s = 30.0
 
-    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
-        raise NotImplementedError
+    def answer(self, verb: str, path: str, body: Any) -> Any:
+        for end, errors in self.faults.items():
+            if path.endswith(end) and errors:
+                raise errors.pop(0)
+        pod = self.pods.get(path.removesuffix("/eviction").removesuffix("/status"))
+        if pod is None:
+            raise NotFound("no such pod", status=404)
+        return self._evict(pod, body) if verb == "post" else self._nominate(pod, body)
 
-    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float = 0) -> bytes:
+    def _evict(self, pod: dict[str, Any], body: Mapping[str, Any]) -> bytes:
         assert body["kind"] == "Eviction"
-        pod = self._pod(path, "/eviction")
-        uid = body["deleteOptions"]["preconditions"]["uid"]
-        if uid != pod["metadata"]["uid"]:
+        if body["deleteOptions"]["preconditions"]["uid"] != pod["metadata"]["uid"]:
             raise Conflict("the UID in the precondition (x) does not match the UID in record (y)")
         self.evicted.append(pod["metadata"]["name"])
         ends = datetime.fromtimestamp(self.world.wall_s + self.grace_s, UTC)
         pod["metadata"]["deletionTimestamp"] = ends.strftime("%Y-%m-%dT%H:%M:%SZ")
         return self._changed(pod)
 
-    async def patch(self, path: str, body: Mapping[str, Any], *, timeout_s: float = 0) -> bytes:
-        pod = self._pod(path, "/status")
+    def _nominate(self, pod: dict[str, Any], body: Mapping[str, Any]) -> bytes:
         if body["metadata"]["uid"] != pod["metadata"]["uid"]:
             raise Conflict("metadata.uid", cause="uid")
-        node = body["status"]["nominatedNodeName"]
-        self.nominated.append((pod["metadata"]["name"], node or ""))
-        pod["status"] = {**pod["status"], "nominatedNodeName": node or ""}
+        node = body["status"]["nominatedNodeName"] or ""
+        self.nominated.append((pod["metadata"]["name"], node))
+        pod["status"] = {**pod["status"], "nominatedNodeName": node}
         return self._changed(pod)
-
-    def _pod(self, path: str, verb: str) -> dict[str, Any]:
-        for end, errors in self.faults.items():
-            if path.endswith(end) and errors:
-                raise errors.pop(0)
-        found = self.pods.get(path.removesuffix(verb))
-        if found is None:
-            raise NotFound("no such pod", status=404)
-        return found
 
     def _changed(self, pod: dict[str, Any]) -> bytes:
         self.world.version += 1

@@ -11,6 +11,7 @@ from kubeapi.errors import NotFound
 from scheduler_plugin.queue.cache.queued_pods import Phase
 from scheduler_plugin.queue.controller.batch_conditions import BatchConditions, make_condition_patch
 from scheduler_plugin.queue.controller.status import WaitReason
+from tests.api_requests import ApiRequests
 from tests.queue_world import QueueWorld
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -39,22 +40,19 @@ async def test_the_newest_reason_is_written_for_pods_of_batch_mode_that_still_wa
     spec = {"schedulerName": BATCH_SCHEDULER}
     uids = [world.pod(name, gates=(), spec=spec) for name in ("gone", "p", "leaving")]
     gated = world.pod("gated")
-    paths: list[str] = []
-    reasons: list[str] = []
 
-    class Api:
-        async def patch(self, path: str, body: Any, content_type: str = "", *, timeout_s: float = 0) -> bytes:
-            del content_type, timeout_s
-            paths.append(path)
-            reasons.append(body["status"]["conditions"][0]["reason"])
+    class Api(ApiRequests):
+        def answer(self, verb: str, path: str, body: Any) -> Any:
             if "gone" in path:
                 raise NotFound("gone", status=404)
-            return b""
+            return {}
+
+    api = Api()
 
     async def sleep(_seconds: float) -> None:
         await asyncio.sleep(0)
 
-    conditions = BatchConditions(Api(), lambda: True, lambda: False, 1.0, sleep=sleep)
+    conditions = BatchConditions(api, lambda: True, lambda: False, 1.0, sleep=sleep)
     queued_pods = world.queue.queued_pods
     for uid in (*uids, gated):
         conditions.record_reason(queued_pods[uid], WaitReason.ROOM, "first")
@@ -64,5 +62,7 @@ async def test_the_newest_reason_is_written_for_pods_of_batch_mode_that_still_wa
     for _ in range(20):
         await asyncio.sleep(0)
     running.cancel()
-    assert paths == [f"/api/v1/namespaces/default/pods/{name}/status" for name in ("gone", "p")]
+    pods = "/api/v1/namespaces/default/pods"
+    assert api.asked == [("patch", f"{pods}/{name}/status") for name in ("gone", "p")]
+    reasons = [body["status"]["conditions"][0]["reason"] for body in api.bodies]
     assert reasons == ["Unschedulable", "Quota"]

@@ -1,7 +1,6 @@
 """The writer of claims' status, where the API server refuses one claim or does not answer."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -12,30 +11,30 @@ from deviceplugin.dra.claim_status import ClaimStatusWriter
 from deviceplugin.dra.claims import ClaimShare
 from deviceplugin.dra.prepared_claims import PreparedClaim
 from kubeapi.errors import Invalid, KubeApiError, Unreachable
+from tests.api_requests import ApiRequests
 from tests.waiting import until
 
 
-class FakeApi:
+class FakeApi(ApiRequests):
     """Answers every claim that is asked for; writes of some fail."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.failing: dict[str, KubeApiError] = {}
-        self.asked: list[str] = []
+        self.tried: list[str] = []
         self.written: list[str] = []
 
-    async def get(self, path: str, *, timeout_s: float) -> bytes:
-        name = path.rpartition("/")[2]
-        return json.dumps(
-            {"metadata": {"uid": f"uid-{name}"}, "status": {"allocation": {"devices": {}}}}
-        ).encode()
-
-    async def put(self, path: str, body: Any, *, timeout_s: float) -> None:
+    def answer(self, verb: str, path: str, body: Any) -> Any:
+        if verb == "get":
+            name = path.rpartition("/")[2]
+            return {"metadata": {"uid": f"uid-{name}"}, "status": {"allocation": {"devices": {}}}}
         name = path.split("/")[-2]
-        self.asked.append(name)
+        self.tried.append(name)
         if name in self.failing:
             raise self.failing[name]
         assert body["status"]["devices"]
         self.written.append(name)
+        return {}
 
 
 class World:
@@ -84,16 +83,16 @@ REFUSED = Invalid("an admission webhook says no", status=422)
 async def test_a_claim_that_is_refused_keeps_no_other_waiting() -> None:
     async with running("bad", "good", failing={"bad": REFUSED}) as world:
         await until(lambda: world.api.written == ["good"], "the other claim written")
-        assert world.api.asked[:2] == ["bad", "good"]
+        assert world.api.tried[:2] == ["bad", "good"]
 
 
 async def test_what_is_prepared_later_does_not_wait_for_one_that_is_refused() -> None:
     async with running("bad", "good", failing={"bad": REFUSED}) as world:
-        await until(lambda: world.api.asked.count("bad") == 4, "the refused claim asked about again")
+        await until(lambda: world.api.tried.count("bad") == 4, "the refused claim asked about again")
         world.claims.append(make_claim("later"))
         world.wake()
         await until(lambda: world.api.written == ["good", "later"], "the later claim written")
-        assert world.api.asked.count("bad") <= 5
+        assert world.api.tried.count("bad") <= 5
 
 
 async def test_a_refused_claim_is_written_once_it_is_allowed() -> None:
@@ -106,5 +105,5 @@ async def test_a_refused_claim_is_written_once_it_is_allowed() -> None:
 async def test_an_api_server_that_does_not_answer_is_asked_about_one_claim_at_a_time() -> None:
     failing = {name: Unreachable("refused") for name in ("bad", "good")}
     async with running("bad", "good", failing=failing) as world:
-        await until(lambda: len(world.api.asked) == 3, "asked again")
-        assert world.api.asked == ["bad"] * 3
+        await until(lambda: len(world.api.tried) == 3, "asked again")
+        assert world.api.tried == ["bad"] * 3

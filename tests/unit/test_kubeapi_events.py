@@ -2,6 +2,7 @@ import pytest
 import structlog.testing
 
 from kubeapi.correlation import BURST, COMBINED, REFILL_S, REMEMBERED, SIMILAR, SIMILAR_S, EventCorrelator
+from kubeapi.errors import Forbidden, Unreachable
 from kubeapi.events import BUSY_S, QUEUE, TRIES, WRITE_EACH_S, WRITES, make_node_ref, make_pod_ref
 from kubeapi.ratelimit import TokenBucket
 from tests.events_world import EventsApi, recording
@@ -66,7 +67,7 @@ async def test_a_repeated_event_raises_the_count_of_the_one_there_is(api) -> Non
         "1970-01-01T00:16:40Z",
         "1970-01-01T00:18:40Z",
     )
-    assert api.requests == ["POST", "PATCH", "PATCH"]
+    assert api.verbs == ["post", "patch", "patch"]
 
 
 async def test_what_comes_while_a_write_waits_goes_with_it(api) -> None:
@@ -74,7 +75,7 @@ async def test_what_comes_while_a_write_waits_goes_with_it(api) -> None:
         for _ in range(500):
             recorder.event(POD, "Warning", "Waiting", "no card")
         assert await recorder.drain(5)
-    assert (api.shown, api.requests) == ([("train", "no card", 500)], ["POST"])
+    assert (api.shown, api.verbs) == ([("train", "no card", 500)], ["post"])
 
 
 async def test_an_event_that_the_api_server_has_forgotten_is_created_again(api) -> None:
@@ -109,7 +110,7 @@ async def test_one_object_gets_a_burst_of_writes_then_one_every_five_minutes(api
         for _ in range(BURST + 20):
             recorder.event(POD, "Warning", "Waiting", "no card")
             assert await recorder.drain(5)
-        assert (len(api.requests), recorder.limited) == (BURST, 20)
+        assert (len(api.verbs), recorder.limited) == (BURST, 20)
         recorder.event(NODE, "Warning", "XID", "48")
         api.now += REFILL_S
         recorder.event(POD, "Warning", "Waiting", "no card")
@@ -139,12 +140,12 @@ async def test_a_full_queue_drops_events_and_says_so_once_a_minute(api) -> None:
 
 
 async def test_an_api_server_that_is_back_in_time_loses_nothing(api) -> None:
-    api.fault = "away"
+    api.away = Unreachable("refused")
 
     async def sleep(seconds: float) -> None:
         await EventsApi.sleep(api, seconds)
-        if len(api.requests) == TRIES - 1:
-            api.fault = ""
+        if len(api.verbs) == TRIES - 1:
+            api.away = None
 
     api.sleep = sleep
     async with recording(api) as recorder:
@@ -154,25 +155,25 @@ async def test_an_api_server_that_is_back_in_time_loses_nothing(api) -> None:
 
 
 async def test_an_api_server_that_stays_away_costs_the_event_not_the_recorder(api) -> None:
-    api.fault = "away"
+    api.away = Unreachable("refused")
     async with recording(api) as recorder:
         recorder.event(POD, "Warning", "Waiting", "no card")
         assert await recorder.drain(5)
-        assert (len(api.requests), recorder.dropped, max(api.sleeps)) == (TRIES, 1, 10.0)
-        api.fault = ""
+        assert (len(api.verbs), recorder.dropped, max(api.sleeps)) == (TRIES, 1, 10.0)
+        api.away = None
         recorder.event(POD, "Warning", "Waiting", "no card")
         assert await recorder.drain(5)
     assert api.shown == [("train", "no card", 2)]
 
 
 async def test_missing_rights_cost_one_request_each_and_one_line_of_log(api) -> None:
-    api.fault = "forbidden"
+    api.away = Forbidden("may not create events", status=403)
     with structlog.testing.capture_logs() as said:
         async with recording(api) as recorder:
             for number in range(5):
                 recorder.event(make_pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
             assert await recorder.drain(5)
-    assert (len(api.requests), recorder.dropped) == (5, 5)
+    assert (len(api.verbs), recorder.dropped) == (5, 5)
     assert [line["why"] for line in said] == ["may not create events"]
 
 

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from kubeapi.errors import Unreachable
 from tests.lease_world import LeaseApi, candidate
 
 
@@ -80,12 +81,12 @@ async def test_leadership_lapses_a_third_of_the_lease_before_anybody_can_take_it
 async def test_an_outage_ends_leadership_and_it_begins_anew(api) -> None:
     first = candidate(api, "a")
     await first._round()
-    api.refuse = True
+    api.away = Unreachable("refused")
     for _ in range(5):
         api.now += 2
         await first._round()
     assert not first.is_leader
-    api.refuse = False
+    api.away = None
     await first._round()
     assert (first.is_leader, first.since, api.spec["leaseTransitions"]) == (True, 1010.0, 0)
 
@@ -192,7 +193,7 @@ async def test_a_stop_does_not_release_what_another_holds(api) -> None:
 async def test_a_stop_while_the_api_server_is_away(api) -> None:
     first = candidate(api, "a")
     await first._round()
-    api.refuse = True
+    api.away = Unreachable("refused")
     await first._release()
     assert not first.is_leader
 

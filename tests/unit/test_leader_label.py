@@ -3,17 +3,19 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from kubeapi.errors import Conflict, Forbidden, KubeApiError, NotFound, Unreachable
 from kubeapi.leaderlabel import DELETION_COST, LONGEST_RETRY_S, LOOK_S, WRITE_AGAIN_S, LeaderLabel
+from tests.api_requests import ApiRequests
 
 LABEL, VALUE = "gpupack.io/leader", "lease"
 PODS = "/api/v1/namespaces/ns/pods"
 
 
-class World:
+class World(ApiRequests):
     """Pods of a namespace with their labels, and who leads.
 
     Attributes:
@@ -21,16 +23,15 @@ class World:
         labels: By pod.
         costs: What it costs to delete a pod, by pod.
         failures: Raised by the next requests, one each.
-        requests: How many there were.
         lists: In place of a list of pods.
     """
 
     def __init__(self, *pods: str) -> None:
+        super().__init__()
         self.leader = ""
         self.labels: dict[str, dict[str, str]] = {pod: {"app": "a"} for pod in pods}
         self.costs: dict[str, str] = {}
         self.failures: list[KubeApiError] = []
-        self.requests = 0
         self.lists: bytes | None = None
         self.now = 100.0
 
@@ -43,30 +44,27 @@ class World:
     def labelled(self) -> list[str]:
         return sorted(pod for pod, labels in self.labels.items() if labels.get(LABEL) == VALUE)
 
-    async def get(self, path: str, *, timeout_s: float = 0, **params: str | int) -> bytes:
-        self._begin(timeout_s)
-        assert (path, params) == (PODS, {"labelSelector": f"{LABEL}={VALUE}"})
-        items = [{"metadata": {"name": pod, "uid": f"uid-{pod}", "labels": {}}} for pod in self.labelled]
-        return json.dumps({"items": items}).encode() if self.lists is None else self.lists
+    async def ask(self, verb: str, path: str, body: Any, timeout_s: float) -> bytes:
+        assert timeout_s == 4.0
+        return await super().ask(verb, path, body, timeout_s)
 
-    async def patch(self, path: str, body: bytes, *, timeout_s: float = 0) -> bytes:
-        self._begin(timeout_s)
+    def answer(self, verb: str, path: str, body: Any) -> Any:
+        if self.failures:
+            raise self.failures.pop(0)
+        if verb == "get":
+            assert (path, body) == (PODS, {"labelSelector": f"{LABEL}={VALUE}"})
+            items = [{"metadata": {"name": pod, "uid": f"uid-{pod}", "labels": {}}} for pod in self.labelled]
+            return {"items": items} if self.lists is None else self.lists
         pod, part = path.removeprefix(f"{PODS}/").split("/")
         assert part == "status"
-        metadata = json.loads(body)["metadata"]
         if pod not in self.labels:
             raise NotFound("no pod", status=404)
+        metadata = body["metadata"]
         if metadata.get("uid", f"uid-{pod}") != f"uid-{pod}":
             raise Conflict("another pod")
         merge(self.labels[pod], metadata["labels"])
         merge(self.costs, {pod: metadata["annotations"][DELETION_COST]})
-        return b"{}"
-
-    def _begin(self, timeout_s: float) -> None:
-        assert timeout_s == 4.0
-        self.requests += 1
-        if self.failures:
-            raise self.failures.pop(0)
+        return {}
 
 
 def merge(old: dict[str, str], patch: Mapping[str, str | None]) -> None:
@@ -111,9 +109,9 @@ async def test_a_pod_that_ends_meanwhile_is_no_failure() -> None:
     world.lists = json.dumps({"items": [{"metadata": {"name": "gone", "uid": "uid-gone"}}]}).encode()
     label = world.label("b")
     await label._write_if_due()
-    requests = world.requests
+    requests = len(world.asked)
     await label._write_if_due()
-    assert (world.labelled, world.requests) == (["b"], requests)
+    assert (world.labelled, len(world.asked)) == (["b"], requests)
 
 
 async def test_who_led_until_a_moment_ago_takes_no_label_away() -> None:
@@ -140,11 +138,11 @@ async def test_nothing_is_written_while_nothing_changes_but_a_lost_label_comes_b
     world.leader = "a"
     label = world.label("a")
     await label._write_if_due()
-    requests = world.requests
+    requests = len(world.asked)
     del world.labels["a"][LABEL]
     world.now += WRITE_AGAIN_S - 0.1
     await label._write_if_due()
-    assert (world.requests, world.labelled) == (requests, [])
+    assert (len(world.asked), world.labelled) == (requests, [])
     world.now += 0.1
     await label._write_if_due()
     assert world.labelled == ["a"]
@@ -177,7 +175,7 @@ async def test_an_api_server_that_goes_on_refusing_is_asked_less_often(leads: bo
         world.failures = [Forbidden("no")]
         await label._write_if_due()
         world.now += LOOK_S
-    assert 60 / LONGEST_RETRY_S <= world.requests <= 2 * 60 / LONGEST_RETRY_S + 10
+    assert 60 / LONGEST_RETRY_S <= len(world.asked) <= 2 * 60 / LONGEST_RETRY_S + 10
 
 
 async def test_a_change_of_the_leader_waits_for_no_pause() -> None:

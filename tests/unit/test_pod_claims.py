@@ -118,43 +118,46 @@ class Claims(Api):
             raise self.fail_at[1]
         self.version += 1
 
-    async def bind(self, *args: Any, **options: Any) -> None:
-        self._write("binding")
-        assert args[5] == str(self.version - 1), "the version after the status"
-        await super().bind(*args, **options)
+    def answer(self, verb: str, path: str, body: Any) -> Any:
+        match verb:
+            case "bind":
+                self._write("binding")
+                assert body.resource_version == str(self.version - 1), "the version after the status"
+                return super().answer(verb, path, body)
+            case "patch":
+                assert path == "/api/v1/namespaces/default/pods/p/status"
+                self._write("status")
+                self.status = body["status"]
+                self.on_status()
+                return {"metadata": {"resourceVersion": str(self.version)}}
+            case "post":
+                return self._create(body)
+            case "put":
+                return self._allocate(path.split("/")[-2], body)
+        return super().answer(verb, path, body) if path.endswith("/pods/p") else self._read(path)
 
-    async def get(self, path: str, *, timeout_s: float = 0, **params: Any) -> bytes:
-        if path.endswith("/pods/p"):
-            return await super().get(path, timeout_s=timeout_s)
+    def _read(self, path: str) -> dict[str, Any]:
         if path.endswith("/resourceclaims"):
-            return json.dumps({"items": list(self.claims.values())}).encode()
+            return {"items": list(self.claims.values())}
         if (name := path.rpartition("/")[2]) not in self.claims:
             raise NotFound(path, status=404)
-        return json.dumps(self.claims[name]).encode()
+        return self.claims[name]
 
-    async def post(self, path: str, body: Any, *, timeout_s: float = 0, **params: Any) -> bytes:
-        name = body["metadata"]["name"]
+    def _create(self, claim: dict[str, Any]) -> dict[str, Any]:
+        name = claim["metadata"]["name"]
         if name in self.claims:
             raise Conflict("there is one", reason="AlreadyExists")
         self._write("create")
-        self.claims[name] = json.loads(json.dumps(body))
-        return json.dumps(self.claims[name]).encode()
+        self.claims[name] = json.loads(json.dumps(claim))
+        return self.claims[name]
 
-    async def put(self, path: str, body: Any, *, timeout_s: float = 0, **params: Any) -> bytes:
-        name = path.split("/")[-2]
+    def _allocate(self, name: str, claim: dict[str, Any]) -> dict[str, Any]:
         before = self.claims[name].get("status", {}).get("allocation")
-        after = body["status"].get("allocation")
+        after = claim["status"].get("allocation")
         assert before is None or after is None or before == after, "an allocation cannot be changed"
         self._write("allocate" if after else "deallocate")
-        self.claims[name] = json.loads(json.dumps(body))
-        return json.dumps(self.claims[name]).encode()
-
-    async def patch(self, path: str, body: Any, *, timeout_s: float = 0) -> bytes:
-        assert path == "/api/v1/namespaces/default/pods/p/status"
-        self._write("status")
-        self.status = body["status"]
-        self.on_status()
-        return json.dumps({"metadata": {"resourceVersion": str(self.version)}}).encode()
+        self.claims[name] = json.loads(json.dumps(claim))
+        return self.claims[name]
 
     @property
     def allocated(self) -> list[str]:

@@ -1,7 +1,6 @@
 """Pods without a gate that name `gpupack-batch`: they wait, and go to the committer with a list."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +20,7 @@ from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.queue.controller.status import WaitReason
 from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome
+from tests.api_requests import ApiRequests
 from tests.batch_world import BatchWorld
 from tests.queue_world import QueueWorld
 from tests.waiting import until
@@ -339,20 +339,17 @@ async def test_an_event_and_the_status_name_the_field_of_a_pod_that_slipped_thro
     assert "hostNetwork" in condition["message"]
 
 
-class ReadApi:
-    """Has one pod, which is bound or not."""
+class ReadApi(ApiRequests):
+    """Has one pod, which is bound or not, and is away at first."""
 
     def __init__(self, uid: str, *, bound: bool) -> None:
-        spec = {"nodeName": "n"} if bound else {}
-        self.body = json.dumps({"metadata": {"name": "p", "uid": uid}, "spec": spec}).encode()
-        self.fails = 1
+        super().__init__()
+        self.pod = {"metadata": {"name": "p", "uid": uid}, "spec": {"nodeName": "n"} if bound else {}}
 
-    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
-        del path, timeout_s
-        self.fails -= 1
-        if self.fails >= 0:
+    def answer(self, verb: str, path: str, body: Any) -> Any:
+        if len(self.asked) == 1:
             raise Unreachable("away")
-        return self.body
+        return self.pod
 
 
 @pytest.mark.parametrize("bound", [True, False])

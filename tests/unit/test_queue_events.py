@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
 
 from allocator.names import POD_REQUEUED
@@ -16,50 +15,44 @@ from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.controller.controller import UNDER_WAY, Controller
 from scheduler_plugin.queue.controller.explainer import AGAIN_S
 from scheduler_plugin.queue.controller.writer import PodWriter
+from tests.api_requests import ApiRequests
 from tests.queue_world import UNSCHEDULABLE, QueueWorld
 
 TWO = "queues: [{name: a}, {name: b}]"
 
 
-class Running:
+class Running(ApiRequests):
     """A controller on a world that takes its patches as an API server does."""
 
     def __init__(self, config: str = TWO) -> None:
+        super().__init__()
         self.world = QueueWorld(config)
         self.world.node("n1", (16, 16), cpu="100000", memory="100000Gi")
         self.events: list[tuple[str, str]] = []
         self.patches: dict[str, int] = {}
         self.refuses: KubeApiError = Forbidden("denied by policy x")
-        api: Any = self
         self.leads = True
-        self.asked_to_remove = 0
-        writer = PodWriter(api, lambda: self.leads, 1.0)
+        writer = PodWriter(self, lambda: self.leads, 1.0)
         self.controller = Controller(self.world.queue, writer, self, lambda: self.world.now, lambda: True)
 
-    async def patch(self, path: str, body: Any, content_type: str, *, timeout_s: float) -> bytes:
-        del content_type, timeout_s
+    def answer(self, verb: str, path: str, body: Any) -> Any:
         name = path.rpartition("/")[2]
+        if verb == "get":
+            return self.world.objects[f"uid-{name}"]
+        if verb == "post":
+            raise TooManyRequests("budget keeps it")
         if body[-1]["op"] == "add" and "requeued" in str(body[-1]):
             if name.startswith("kept"):
                 raise self.refuses
             self.world.requeue(f"uid-{name}")
-            return b""
+            return {}
         assert any(step["op"] == "remove" for step in body)
         self.patches[name] = self.patches.get(name, 0) + 1
         if name.startswith("bad"):
             raise self.refuses
         self.world.objects[f"uid-{name}"]["metadata"]["annotations"].pop(POD_REQUEUED, None)
         self.world.change(f"uid-{name}", spec={"schedulingGates": []})
-        return b""
-
-    async def post(self, path: str, body: Any, *, timeout_s: float) -> bytes:
-        del path, body, timeout_s
-        self.asked_to_remove += 1
-        raise TooManyRequests("budget keeps it")
-
-    async def get(self, path: str, *, timeout_s: float) -> bytes:
-        del timeout_s
-        return msgspec.json.encode(self.world.objects[f"uid-{path.rpartition('/')[2]}"])
+        return {}
 
     def event(self, ref: Any, type_: str, reason: str, message: str) -> None:
         self.events.append((ref.name, f"{type_} {reason} {message}"))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from kubeapi.errors import (
@@ -24,33 +23,25 @@ from scheduler_plugin.queue.controller.writer import (
     WriteResult,
     make_admission_patch,
 )
+from tests.api_requests import ApiRequests
 from tests.queue_world import QueueWorld
 
 
-class Api:
+class Api(ApiRequests):
     """An API server that answers as it is told, one answer for each request."""
 
     def __init__(self, *answers: KubeApiError | dict[str, Any]) -> None:
+        super().__init__()
         self.answers = list(answers)
-        self.asked: list[str] = []
 
-    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
-        return self._answer("get", path)
-
-    async def patch(self, path: str, body: Any, content_type: str = "", *, timeout_s: float = 0) -> bytes:
-        return self._answer("patch", path)
-
-    async def post(self, path: str, body: Any, *, timeout_s: float = 0) -> bytes:
-        assert body["deleteOptions"] == {"preconditions": {"uid": "uid-p"}}, "the pod's own grace holds"
-        return self._answer("post", path)
-
-    def _answer(self, verb: str, path: str) -> bytes:
+    def answer(self, verb: str, path: str, body: Any) -> Any:
         assert path.startswith("/api/v1/namespaces/default/pods/p")
-        self.asked.append(verb)
+        if verb == "post":
+            assert body["deleteOptions"] == {"preconditions": {"uid": "uid-p"}}, "the pod's own grace holds"
         answer = self.answers.pop(0)
         if isinstance(answer, KubeApiError):
             raise answer
-        return msgspec.json.encode(answer)
+        return answer
 
 
 def entry() -> tuple[QueuedPod, dict[str, Any]]:
@@ -75,14 +66,14 @@ async def test_a_patch_without_an_answer_is_sent_again_and_looked_at() -> None:
     """It had been done: the second one finds no gate."""
     api = Api(Unreachable("x"), Invalid("test failed"), entry()[1])
     assert await admit(api) == WriteResult(WriteOutcome.DONE)
-    assert api.asked == ["patch", "patch", "get"]
+    assert api.verbs == ["patch", "patch", "get"]
 
 
 async def test_without_an_answer_to_the_look_it_is_looked_again() -> None:
     """Who took the pod for not admitted would give its room away."""
     api = Api(Unreachable("x"), Invalid("test failed"), Unreachable("x"), Unreachable("x"), entry()[1])
     assert await admit(api) == WriteResult(WriteOutcome.DONE)
-    assert api.asked == ["patch", "patch", "get", "get", "get"]
+    assert api.verbs == ["patch", "patch", "get", "get", "get"]
 
 
 @pytest.mark.parametrize(
@@ -106,10 +97,10 @@ async def test_what_became_of_a_refused_patch(answers: tuple[Any, ...], written:
 async def test_nothing_is_sent_once_the_lease_is_lost() -> None:
     api = Api(Unreachable("x"))
     assert await admit(api, terms=1) == WriteResult(WriteOutcome.REFUSED)
-    assert api.asked == ["patch"]
+    assert api.verbs == ["patch"]
     api = Api(Unreachable("x"), Invalid("x"), Unreachable("x"))
     assert await admit(api, terms=3) == WriteResult(WriteOutcome.REFUSED)
-    assert api.asked == ["patch", "patch", "get"]
+    assert api.verbs == ["patch", "patch", "get"]
 
 
 @pytest.mark.parametrize("error", [Forbidden("no"), Invalid("no")])
@@ -161,7 +152,7 @@ async def test_what_became_of_an_eviction(
     """Who was not evicted is passed over for another one; who may have been is waited for."""
     api = Api(answer)
     found = await PodWriter(api, lambda: True, 1.0).evict_pod(entry()[0])
-    assert (found.written, api.asked) == (written, ["post"])
+    assert (found.written, api.verbs) == (written, ["post"])
 
 
 def seen(**metadata: Any) -> dict[str, Any]:
@@ -210,7 +201,7 @@ async def test_who_leads_no_more_sends_nothing() -> None:
     writer = PodWriter(api, lambda: False, 1.0)
     pod = entry()[0]
     answers = [await writer.admit_pod(pod), await writer.requeue_pod(pod), await writer.evict_pod(pod)]
-    assert (answers, api.asked) == ([WriteResult(WriteOutcome.REFUSED)] * 3, [])
+    assert (answers, api.verbs) == ([WriteResult(WriteOutcome.REFUSED)] * 3, [])
 
 
 async def test_a_release_of_a_requeued_pod_is_done_when_the_mark_is_gone() -> None:

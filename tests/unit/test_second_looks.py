@@ -1,8 +1,6 @@
 """A second look at refused pods: kube-scheduler may not ask again for one that fits by now."""
 
-import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,36 +17,37 @@ from scheduler_plugin.extender.retry import (
     RefusedPodRetrier,
 )
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
+from tests.api_requests import ApiRequests
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
 from tests.other_policies import offered
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
-class Api:
+
+class Api(ApiRequests):
     """Takes what is patched."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.patched: list[str] = []
         self.body: Mapping[str, object] = {}
-        self.content_type = ""
         self.error: KubeApiError | None = None
         self.meanwhile: Callable[[], None] = lambda: None
         self.scheduled = "False"
 
-    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
+    def answer(self, verb: str, path: str, body: Any) -> Any:
         assert path.startswith("/api/v1/namespaces/default/pods/")
-        condition = {"type": "PodScheduled", "status": self.scheduled}
-        return json.dumps({"status": {"conditions": [condition] if self.scheduled else None}}).encode()
-
-    async def patch(
-        self, path: str, body: Mapping[str, object], content_type: str = "", *, timeout_s: float = 0
-    ) -> bytes:
+        if verb == "get":
+            condition = {"type": "PodScheduled", "status": self.scheduled}
+            return {"status": {"conditions": [condition] if self.scheduled else None}}
         self.patched.append(path)
-        self.body, self.content_type = body, content_type
+        self.body = body
         self.meanwhile()
         if self.error is not None:
             raise self.error
-        return b"{}"
+        return {}
 
 
 class Setup:

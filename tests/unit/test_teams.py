@@ -5,6 +5,7 @@ import base64
 import json
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,6 +31,7 @@ from gpupack.whatif.cluster import UnitCounter
 from gpupack.whatif.questions import MOST_WAITING, Questions, WorkBudget
 from gpupack.whatif.rendering import format_why
 from kubeapi.errors import Unreachable
+from tests.api_requests import ApiRequests
 from tests.ask_world import Node, Pod
 
 NOW = 1_767_225_600.0
@@ -178,18 +180,14 @@ def test_what_is_no_question_is_refused(query: dict) -> None:
         read_fit_question(query)
 
 
-class ReviewApi:
+class ReviewApi(ApiRequests):
     """The reviews of an API server: who is known, and where they may list pods."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.audiences = [AUDIENCE]
-        self.asked: list[tuple[str, dict]] = []
-        self.is_away = False
 
-    async def post(self, path: str, body: dict) -> bytes:
-        self.asked.append((path, body))
-        if self.is_away:
-            raise Unreachable("nobody answers")
+    def answer(self, verb: str, path: str, body: Any) -> Any:
         if path.endswith("tokenreviews"):
             known = body["spec"]["token"].startswith("good") and AUDIENCE in body["spec"]["audiences"]
             user = {"username": "alice", "groups": ["team-a"], "uid": "u1", "extra": {"k": ["v"]}}
@@ -201,7 +199,7 @@ class ReviewApi:
             assert body["spec"]["groups"] == ["team-a"]
             assert body["spec"]["extra"] == {"k": ["v"]}
             status = {"allowed": attributes["namespace"] == TEAM}
-        return json.dumps({"status": status}).encode()
+        return {"status": status}
 
 
 def make_token(text: str, namespace: str = TEAM, **claims: object) -> str:
@@ -240,7 +238,7 @@ async def test_both_reviews_say_yes_or_it_is_no(reviewer: MemberReviewer, api: R
     assert await reviewer.is_member(GOOD, TEAM)
     assert not await reviewer.is_member(make_token("good", OTHER), OTHER)
     assert not await reviewer.is_member(BAD, TEAM)
-    assert api.asked[0][1]["spec"]["audiences"] == [AUDIENCE]
+    assert api.bodies[0]["spec"]["audiences"] == [AUDIENCE]
 
 
 async def test_an_authenticator_without_audiences_is_not_believed(
@@ -400,10 +398,10 @@ async def test_a_namespace_asks_so_often_and_no_oftener(handlers: MemberHandlers
 async def test_what_is_wrong_here_is_no_denial(
     handlers: MemberHandlers, api: ReviewApi, reviewer: MemberReviewer
 ) -> None:
-    api.is_away = True
+    api.away = Unreachable("nobody answers")
     status, body = await ask(handlers, f"/fit?namespace={TEAM}&units=4")
     assert (status, "API server" in body["message"]) == (503, True)
-    api.is_away = False
+    api.away = None
     unread = MemberHandlers(reviewer, Questions(lambda: lambda: None), lambda: False, lambda *_: None)
     assert (await ask(unread, f"/fit?namespace={TEAM}&units=4"))[0] == 503
 
