@@ -9,18 +9,8 @@ from deviceplugin.allocation.allocation_service import AllocationService, MakeGr
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from tests.checkpoint_world import FakeCheckpoint
+from tests.clock import Clock
 from tests.ledger_world import RESOURCE, cards, pod
-
-
-class SteppingClock:
-    """Seconds that pass only when asked for: every look at the clock costs one step."""
-
-    def __init__(self, step_s: float = 0.0) -> None:
-        self.now_s, self.step_s = 100.0, step_s
-
-    def __call__(self) -> float:
-        self.now_s += self.step_s
-        return self.now_s
 
 
 async def nobody_says() -> None:
@@ -47,7 +37,7 @@ class Node:
     """
 
     def __init__(self, *sizes: int, step_s: float = 0.0, **options) -> None:
-        self.checkpoint, self.clock = FakeCheckpoint(), SteppingClock(step_s)
+        self.checkpoint, self.clock = FakeCheckpoint(), Clock(step_s=step_s)
         self.ledger = Ledger(cards(*sizes))
         self.account = LedgerService(self.ledger, self.checkpoint.read, RESOURCE, clock=self.clock)
         self.asked = self.lists = 0
@@ -95,7 +85,7 @@ class Node:
         self.account.notify_subscribers()
 
     def list_pods(self, *listed) -> None:
-        self.clock.now_s += 0.001
+        self.clock.now += 0.001
         self.ledger.apply_pod_list(listed, self.account.now_s(), self.account.now_s())
         self.account.notify_subscribers()
 

@@ -9,14 +9,6 @@ import pytest
 from kubernetes.aio.config import incluster_config
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def write(path, cluster, user) -> str:
     config = {
         "apiVersion": "v1",

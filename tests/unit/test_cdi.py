@@ -29,6 +29,7 @@ from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.kubelet.plugin_service import _granted
 from deviceplugin.settings import Settings
+from tests.clock import Clock
 from tests.responses_world import container_responses_of
 
 CARDS = [simulated.card for simulated in load_profile("2xt4").cards]
@@ -70,14 +71,6 @@ def names(folders: tuple[Path, ...], *, devices: Path = Path("/nowhere"), vendor
     found = CdiNames(vendor, folders, devices, wait_s=0)
     found.refresh(CARDS)
     return found
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def toolkit(folder: Path, *devices: str, kind: str = KIND, suffix: str = "yaml") -> None:
@@ -273,7 +266,7 @@ def test_a_specification_that_is_torn_or_away_for_a_moment_changes_no_names(
         path.unlink()
     else:
         path.write_text(text)
-    clock.now_s += 59
+    clock.now += 59
     found.refresh(CARDS)
     assert found.name_cards(UUIDS) == tuple(f"{KIND}={uuid}" for uuid in UUIDS)
     assert list(folders[1].iterdir()) == []
@@ -288,7 +281,7 @@ def test_a_specification_that_stays_away_is_gone(folders: tuple[Path, Path]) -> 
     found = CdiNames(NVIDIA, folders, Path("/nowhere"), clock=clock)
     found.refresh(CARDS)
     (folders[0] / "nvidia.yaml").unlink()
-    clock.now_s += 60
+    clock.now += 60
     found.refresh(CARDS)
     assert found.name_cards(UUIDS) == tuple(f"gpupack.io/gpu={uuid}" for uuid in UUIDS)
 
@@ -304,7 +297,7 @@ def test_names_wait_for_the_toolkit_once_after_each_start_of_the_machine(folders
     assert not found.is_waiting
     (folders[1] / "nvidia.yaml").unlink()
     without = CdiNames(NVIDIA, folders, Path("/nowhere"), clock=clock)
-    clock.now_s += 60
+    clock.now += 60
     without.refresh(CARDS)
     assert not without.is_waiting
     assert without.name_cards(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
@@ -321,7 +314,7 @@ def test_nobody_waits_longer_for_a_folder_that_goes(folders: tuple[Path, Path]) 
         folder.rmdir()
     found.refresh(CARDS)
     assert found.is_waiting
-    clock.now_s += 60
+    clock.now += 60
     found.refresh(CARDS)
     assert not found.is_waiting
 

@@ -8,7 +8,8 @@ import pytest
 from kubeapi import errors
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
 from kubeapi.posting import make_post_client
-from tests.credentials_world import Clock, outside_a_cluster, plugin, service_account, write
+from tests.clock import Clock
+from tests.credentials_world import outside_a_cluster, plugin, service_account, write
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from aiohttp import web
 from kubeapi import errors
 from kubeapi.client import KubeClient
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
-from tests.credentials_world import Clock, certificate, outside_a_cluster, plugin, service_account, write
+from tests.clock import Clock
+from tests.credentials_world import certificate, outside_a_cluster, plugin, service_account, write
 
 
 @pytest.fixture(autouse=True)

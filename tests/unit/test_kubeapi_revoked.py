@@ -13,7 +13,8 @@ from kubeapi import errors
 from kubeapi.client import KubeClient
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
 from kubeapi.posting import make_post_client
-from tests.credentials_world import Clock, certificate, outside_a_cluster, plugin, service_account, write
+from tests.clock import Clock
+from tests.credentials_world import certificate, outside_a_cluster, plugin, service_account, write
 
 MANY = 16
 BOUND = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}

@@ -15,15 +15,9 @@ from gpupack.whatif.questions import WorkBudget
 from kubeapi import objects
 from kubeapi.errors import TimedOut
 from tests.ask_world import Node, Pod, World
+from tests.clock import Clock
 
 TEAM, OTHER = "team-a", "team-b"
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class InCluster:

@@ -15,14 +15,7 @@ from scheduler_plugin.extender.stale_refusals import (
     StaleRefusalWait,
     WatchActivity,
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from gpupack.whatif.rendering import format_why
 from kubeapi.errors import Unreachable
 from tests.api_requests import ApiRequests
 from tests.ask_world import Node, Pod
+from tests.clock import Clock
 
 NOW = 1_767_225_600.0
 TEAM, OTHER = "team-a", "team-b"
@@ -210,13 +211,6 @@ def make_token(text: str, namespace: str = TEAM, **claims: object) -> str:
 
 
 GOOD, BAD = make_token("good"), make_token("bad")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

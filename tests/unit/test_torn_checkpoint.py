@@ -12,6 +12,7 @@ from deviceplugin.errors import AllocationRefusedError, CheckpointError, TornChe
 from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME, MOST_BYTES, CheckpointReader
 from tests.account_world import allocation_service
 from tests.checkpoint_world import FakeCheckpoint
+from tests.clock import Clock
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
 
@@ -19,17 +20,13 @@ class Node:
     """An account that found a torn checkpoint; every look at the clock costs `step_s`."""
 
     def __init__(self, step_s: float = 0.0) -> None:
-        self.checkpoint, self.now_s, self.step_s = FakeCheckpoint(), 100.0, step_s
+        self.checkpoint, self.clock = FakeCheckpoint(), Clock(step_s=step_s)
         self.checkpoint.problem, self.checkpoint.torn = "torn", True
         self.ledger = Ledger(cards(8))
         self.account = LedgerService(self.ledger, self.checkpoint.read, RESOURCE, clock=self.clock)
         self.answers = allocation_service(self.account, view_wait_s=0.0)
         self.ledger.apply_pod(pod("x", 3, "c0"), self.clock())
         self.free = sorted(ids("c0", *range(3, 8)))
-
-    def clock(self) -> float:
-        self.now_s += self.step_s
-        return self.now_s
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from deviceplugin.publishing.node_publication import (
     publish_reason,
 )
 from kubeapi.errors import KubeApiError, NotFound
+from tests.api_requests import ApiRequests
 from tests.property.kernel.api import Watch
 from tests.property.kernel.loop import new_inline_loop, run_ready
 
@@ -102,14 +103,14 @@ class SlowApi:
         return True
 
 
-class AtOnce:
+class AtOnce(ApiRequests):
     """Answers what the daemon reads at once."""
 
     def __init__(self, api: ModelApi) -> None:
+        super().__init__()
         self.api = api
 
-    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
-        del timeout_s
+    def answer(self, verb: str, path: str, body: Any) -> bytes:
         return self.api.read(path)
 
 

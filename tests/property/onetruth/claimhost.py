@@ -15,6 +15,7 @@ from deviceplugin.dra.claim_service import ClaimService
 from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.publishing.node_publication import place_claims
+from tests.api_requests import ApiRequests
 from tests.cluster_builders import MEMORY
 from tests.property.claimed.node import DiskCdi, DiskClaims
 from tests.property.kernel.loop import new_inline_loop
@@ -95,15 +96,15 @@ class ClaimHost(Host):
         return other
 
 
-class _Objects:
+class _Objects(ApiRequests):
     """The API server, as far as the service asks it."""
 
     def __init__(self, claim: Json, pod: Json) -> None:
+        super().__init__()
         self._claim, self._pod = claim, pod
 
-    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
-        del timeout_s
-        return json.dumps(self._claim if "/resourceclaims/" in path else self._pod).encode()
+    def answer(self, verb: str, path: str, body: Any) -> Json:
+        return self._claim if "/resourceclaims/" in path else self._pod
 
 
 _shared_loop = cache(new_inline_loop)

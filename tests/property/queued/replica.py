@@ -19,6 +19,7 @@ from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome, Wr
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from tests.api_requests import ApiRequests
 from tests.property.kernel.api import Watch
 from tests.property.undercount.world import UNIT_MIB, World
 
@@ -56,7 +57,7 @@ class Write:
     releases: bool = True
 
 
-class Replica:
+class Replica(ApiRequests):
     """A process.
 
     Attributes:
@@ -65,6 +66,7 @@ class Replica:
     """
 
     def __init__(self, world: World, random: Random, config: QueueConfig, policy: str) -> None:
+        super().__init__()
         self.world, self.random, self.config, self.policy = world, random, config, policy
         self.node_watch, self.pod_watch = Watch(world.node_events), Watch(world.pod_events)
         self.now = 0.0
@@ -172,17 +174,8 @@ class Replica:
 
     # The API server, as the writer sees it.
 
-    async def get(self, path: str, *, timeout_s: float = WRITE_S) -> bytes:
-        return bytes(await _wait(Request("get", path, until=self.now + timeout_s)))
-
-    async def patch(
-        self, path: str, body: Any, content_type: str = "", *, timeout_s: float = WRITE_S
-    ) -> bytes:
-        del content_type
-        return bytes(await _wait(Request("patch", path, body, self.now + timeout_s)))
-
-    async def post(self, path: str, body: Any, *, timeout_s: float = WRITE_S) -> bytes:
-        return bytes(await _wait(Request("post", path, body, self.now + timeout_s)))
+    async def ask(self, verb: str, path: str, body: Any, timeout_s: float) -> bytes:
+        return bytes(await _wait(Request(verb, path, body, self.now + timeout_s)))
 
     async def _sleep(self, seconds: float) -> None:
         await _wait(Request("sleep", until=self.now + seconds))

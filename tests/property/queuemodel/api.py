@@ -1,7 +1,7 @@
 """Requests of the controller to the API server of the model: late, refused, lost or without an answer."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -11,6 +11,7 @@ import msgspec
 from allocator.names import POD_ASSIGNED
 from allocator.records import load_assigned
 from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, TooManyRequests, Unreachable
+from tests.api_requests import ApiRequests, Binding
 
 from .world import Pod, World, card_uuid
 
@@ -42,7 +43,7 @@ class _Request:
     lost: bool
 
 
-class Api:
+class Api(ApiRequests):
     """What the writer takes for a client.
 
     Args:
@@ -54,7 +55,7 @@ class Api:
 
     Attributes:
         troubles: How it is.
-        asked: Requests that were sent.
+        sent: How many requests were.
         dies_after: Writes that are carried out before the process that sends them dies; 0: it does not.
         die: Ends that process, and begins another one.
     """
@@ -67,8 +68,9 @@ class Api:
         evict: Callable[[Pod], None],
         run: Callable[[Pod, str, int], None] = lambda _pod, _node, _card: None,
     ) -> None:
+        super().__init__()
         self.troubles = Troubles()
-        self.asked = 0
+        self.sent = 0
         self.dies_after = 0
         self.die: Callable[[], None] = lambda: None
         self._sent: dict[_Request, None] = {}
@@ -86,34 +88,11 @@ class Api:
         for each in self._sent:
             each.lost = each.lost or self._random.random() < 0.5
 
-    async def get(self, path: str, *, timeout_s: float = WRITE_S) -> bytes:
-        return await self._ask("get", path, None)
-
-    async def patch(
-        self, path: str, body: Any, content_type: str = "", *, timeout_s: float = WRITE_S
-    ) -> bytes:
-        return await self._ask("patch", path, body)
-
-    async def post(self, path: str, body: Any, *, timeout_s: float = WRITE_S) -> bytes:
-        return await self._ask("post", path, body)
-
-    async def bind(
-        self,
-        namespace: str,
-        name: str,
-        uid: str,
-        node: str,
-        annotations: Mapping[str, str],
-        resource_version: str | None = None,
-        timeout_s: float = WRITE_S,
-    ) -> None:
-        del namespace
-        await self._ask("bind", name, (uid, node, annotations[POD_ASSIGNED], resource_version))
-
-    async def _ask(self, verb: str, path: str, body: Any) -> bytes:
+    async def ask(self, verb: str, path: str, body: Any, timeout_s: float) -> bytes:
         """Send a request; whoever asked may be gone when it takes effect."""
+        del timeout_s
         loop, random, troubles = asyncio.get_running_loop(), self._random, self.troubles
-        self.asked += 1
+        self.sent += 1
         takes = random.uniform(0.5, 4.0) if random.random() < troubles.slow else random.uniform(0.001, 0.1)
         answer: asyncio.Future[bytes] = loop.create_future()
         chance = random.random()
@@ -148,7 +127,7 @@ class Api:
         if verb == "get":
             return bytes(msgspec.json.encode(pod.lite))
         if verb == "bind":
-            return self._carry_out_binding(pod, *body)
+            return self._carry_out_binding(pod, body)
         if path.endswith("/eviction"):
             return self._carry_out_eviction(pod, body)
         return self._carry_out_patch(verb, pod, body)
@@ -169,18 +148,18 @@ class Api:
         self._evict(pod)
         return b""
 
-    def _carry_out_binding(
-        self, pod: Pod, uid: str, node: str, assigned: str, version: str
-    ) -> bytes | Exception:
+    def _carry_out_binding(self, pod: Pod, binding: Binding) -> bytes | Exception:
+        version = pod.raw["metadata"]["resourceVersion"]
         if pod.uid in self._world.forbidden:
             return _forbidden()
-        if pod.uid != uid or pod.node or pod.ending or pod.raw["metadata"]["resourceVersion"] != version:
+        if pod.uid != binding.uid or pod.node or pod.ending or version != binding.resource_version:
             return Conflict("the pod is another one by now", status=409)
+        assigned = binding.annotations[POD_ASSIGNED]
         ((uuid, units),) = load_assigned(assigned)["main"]
-        cards = [card_uuid(node, card) for card in range(len(self._world.nodes[node]))]
+        cards = [card_uuid(binding.node, card) for card in range(len(self._world.nodes[binding.node]))]
         assert units == pod.spec.units
         pod.raw["metadata"]["annotations"][POD_ASSIGNED] = assigned
-        self._run(pod, node, cards.index(uuid))
+        self._run(pod, binding.node, cards.index(uuid))
         self._wrote("bind", pod)
         return b""
 

@@ -166,8 +166,8 @@ class Simulation(History):
                 return
 
     def _counted(self) -> dict[str, int]:
-        bindings = self.scheduler.api.asked if self.scheduler is not None else 0
-        return {**self.process.counted, "asked": self.api.asked + bindings}
+        bindings = self.scheduler.api.sent if self.scheduler is not None else 0
+        return {**self.process.counted, "asked": self.api.sent + bindings}
 
     def _judge(self, before: dict[str, int]) -> None:
         did = {name: count - before.get(name, 0) for name, count in self._counted().items()}
