@@ -15,8 +15,9 @@ from allocator.names import QUEUE_GATE, QUEUE_NAME
 from kubeapi.client import KubeClient
 from kubeapi.paths import make_pod_path
 from kubeapi.posting import make_post_client
+from scheduler_plugin.queue.cache.node_pins import make_node_affinity
 from scheduler_plugin.queue.controller.controller import UNDER_WAY
-from scheduler_plugin.queue.controller.writer import JSON_PATCH, make_node_affinity
+from scheduler_plugin.queue.controller.writer import JSON_PATCH
 
 
 class BareClient:
@@ -70,5 +71,5 @@ def release(uid: str, queue: str, node: str) -> Any:
         {"op": "test", "path": f"/metadata/labels/{QUEUE_NAME.replace('/', '~1')}", "value": queue},
         {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
         {"op": "remove", "path": "/spec/schedulingGates"},
-        {"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": make_node_affinity(node)}},
+        {"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": make_node_affinity([node])}},
     ]

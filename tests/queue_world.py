@@ -22,7 +22,7 @@ from kubeapi.objects import Job, Node, Pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.jobs import read_job
 from scheduler_plugin.queue.cache.pods import read_node_facts
-from scheduler_plugin.queue.cache.queued_pods import Requeue
+from scheduler_plugin.queue.cache.queued_pods import Requeue, RequeueWrite
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
@@ -167,7 +167,7 @@ class QueueWorld:
         """Let the queue end admissions; what is requeued waits again when this returns."""
         ended = self.queue.find_requeues(self.now)
         for each in ended:
-            if each.requeue:
+            if each.write is RequeueWrite.MARK:
                 self.requeue(each.queued_pod.uid)
         return ended
 

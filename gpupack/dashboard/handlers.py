@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ import msgspec
 from aiohttp import web
 
 from allocator.errors import shown
-from allocator.request import MAX_CARDS, MAX_UNITS
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.page_hub import PageHub, PageState, TooManyPagesError
 from gpupack.dashboard.settings import host_is_allowed
 from gpupack.dashboard.telemetry import NodeCourse
 from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
-from gpupack.whatif import FitQuestion, answer_fit
+from gpupack.teams.handlers import read_fit_question
+from gpupack.whatif import answer_fit
 from gpupack.whatif.questions import Questions, TooManyQuestionsError
 from kubeapi.errors import KubeApiError
 from kubeapi.serving import serve_health, serve_shared
@@ -141,7 +140,7 @@ class BoardAnswers:
         )
 
     async def count_fit(self, query: Mapping[str, str]) -> bytes:
-        question = _read_fit_question(query)
+        question = read_fit_question({"units": "1", **query})
         return await self._questions.ask(lambda cluster: msgspec.json.encode(answer_fit(cluster, question)))
 
 
@@ -336,22 +335,6 @@ async def _answer(asked: Awaitable[bytes], status: int) -> web.Response:
         return web.json_response({"error": str(error)}, status=429, headers={"Retry-After": "5"})
     except KubeApiError as error:
         return web.json_response({"error": str(error)}, status=502)
-
-
-def _read_fit_question(query: Mapping[str, str]) -> FitQuestion:
-    """Read what is asked about.
-
-    Raises:
-        InputError: a number is none, or too large.
-    """
-    numbers = {}
-    for name, most in (("units", MAX_UNITS), ("cards", MAX_CARDS)):
-        text = query.get(name, "1")
-        if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
-            raise InputError(f"{name} {shown(text)}; allowed: 1 to {most}")
-        numbers[name] = int(text)
-    percent = query.get("percent", "") not in {"", "0"}
-    return FitQuestion(numbers["units"], numbers["cards"], query.get("model", ""), percent)
 
 
 async def _send(answer: web.StreamResponse, message: bytes) -> None:

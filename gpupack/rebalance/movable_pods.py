@@ -16,6 +16,7 @@ from kubeapi.objects import OwnerReference, Pod
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
 from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.queue.cache.node_pins import remove_pins
 from scheduler_plugin.scheduling.pod_affinity import read_affinity
 
 CRITICAL: Final = 2_000_000_000
@@ -180,7 +181,7 @@ def _explain_not_replaced(pod: Pod, record: PodRecord) -> str:
 
 
 def _unpin(pod: Pod) -> Pod:
-    """Make a pod that may run on any node that its owner allows: the queue adds one to each term, as last."""
+    """Make a pod that may run on any node that its owner allows."""
     affinity = pod.spec.affinity
     nodes = None if affinity is None else affinity.node_affinity
     required = None if nodes is None else nodes.required_during_scheduling_ignored_during_execution
@@ -188,15 +189,8 @@ def _unpin(pod: Pod) -> Pod:
         return pod
     if POD_PLANNED not in (pod.metadata.annotations or {}):
         return pod
-    terms = tuple(
-        msgspec.structs.replace(term, match_fields=(term.match_fields or ())[:-1])
-        for term in required.node_selector_terms or ()
-        if term.match_fields
-    )
-    if not terms:
-        return pod
-    own = all(term.match_fields or term.match_expressions for term in terms)
-    rest = msgspec.structs.replace(required, node_selector_terms=terms) if own else None
+    terms = remove_pins(required.node_selector_terms or ())
+    rest = msgspec.structs.replace(required, node_selector_terms=terms) if terms else None
     nodes = msgspec.structs.replace(nodes, required_during_scheduling_ignored_during_execution=rest)
     affinity = msgspec.structs.replace(affinity, node_affinity=nodes)
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, affinity=affinity))

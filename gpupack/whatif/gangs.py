@@ -112,7 +112,7 @@ def explain_unknown_gang(pod: Pod) -> str:
     fault = pod.metadata.pod_groups_fault
     if not fault or pod.metadata.pod_group_size is not None:
         return ""
-    name = shown(read_gang_name(pod.metadata))
+    name = shown(read_gang_name(pod.metadata.annotations, pod.metadata.labels))
     return f"PodGroups cannot be read ({fault}): how many pods of gang {name} start together is not known"
 
 

@@ -31,12 +31,12 @@ def read_worker_group(labels: Mapping[str, str] | None) -> str:
     return f"{of_set}-{index}" if of_set and index else ""
 
 
-def read_gang_name(metadata: ObjectMeta) -> str:
+def read_gang_name(annotations: Mapping[str, str] | None, labels: Mapping[str, str] | None) -> str:
     """Read the name of a pod's gang: of its annotation, else of labels; empty if it has none."""
-    annotations = metadata.annotations or {}
-    name = annotations.get(POD_GANG) or read_group_label(metadata.labels)[1]
-    # Its groups are gangs for those who ask for it.
-    return name or (read_worker_group(metadata.labels) if POD_GANG_SIZE in annotations else "")
+    noted = annotations or {}
+    name = noted.get(POD_GANG) or read_group_label(labels)[1]
+    # The groups of a LeaderWorkerSet are gangs for those who ask for it.
+    return name or (read_worker_group(labels) if POD_GANG_SIZE in noted else "")
 
 
 def read_gang_key(metadata: ObjectMeta) -> tuple[str, str] | None:
@@ -46,5 +46,5 @@ def read_gang_key(metadata: ObjectMeta) -> tuple[str, str] | None:
         The namespace, and the name of the gang or of the group of a LeaderWorkerSet, which recreates all pods
         of a group when one of them is gone.
     """
-    name = read_gang_name(metadata) or read_worker_group(metadata.labels)
+    name = read_gang_name(metadata.annotations, metadata.labels) or read_worker_group(metadata.labels)
     return (metadata.namespace, name) if name else None

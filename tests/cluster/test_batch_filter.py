@@ -21,7 +21,7 @@ from allocator.packing import Layout, NodeWords, node_resources, width
 from benchmarks.throughput import fake_node, in_parallel
 from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.controller.writer import make_node_affinity
+from scheduler_plugin.queue.cache.node_pins import make_node_affinity
 from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 from tests.cluster.batch_builders import RESTARTS_ALL
@@ -159,7 +159,7 @@ def nominate(fleet: Cluster, names: list[str], rng: random.Random) -> None:
 def make_probe(number: int, node: str, rng: random.Random) -> dict[str, Any]:
     """A pod that may run on one node only, by a field, and by its own rules."""
     pod = make_pod(f"probe-{number:04d}", rng)
-    affinity = make_node_affinity(node)
+    affinity = make_node_affinity([node])
     if rng.random() < 0.4:
         for term in affinity[REQUIRED]["nodeSelectorTerms"]:
             operator = rng.choice(("In", "NotIn"))

@@ -18,8 +18,8 @@ from gpupack.whatif.fit import FitQuestion
 from gpupack.whatif.queue_rules import QueueRules, read_rules
 from kubeapi import objects
 from kubeapi.errors import Forbidden
+from scheduler_plugin.queue.cache.node_pins import make_node_affinity
 from scheduler_plugin.queue.controller.settings import DecisionSettings
-from scheduler_plugin.queue.controller.writer import make_node_affinity
 from tests.ask_world import Node, Pod, World
 
 NODES = (Node("a", (16,)), Node("b", (16,)))
@@ -124,7 +124,7 @@ def change(cluster: Cluster, name: str, annotations: dict[str, str], **parts: An
 def test_a_pod_moves_off_the_node_that_its_queue_named(own: bool) -> None:
     """Its controller makes the successor without that node. In batch mode the queue names one for all."""
     cluster = ask(f"{FULL}\nmode: batch")
-    affinity = make_node_affinity("a")
+    affinity = make_node_affinity(["a"])
     if own:
         terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         terms[0]["matchExpressions"] = [{"key": "pool", "operator": "DoesNotExist"}]

@@ -32,7 +32,7 @@ def _pass_time(world: QueueWorld, seconds: float) -> None:
 
 
 def _list_requeued(world: QueueWorld) -> list[tuple[str, bool]]:
-    return sorted((world.name(back.queued_pod.uid), back.remove) for back in world.requeue_pods())
+    return sorted((world.name(back.queued_pod.uid), back.removes) for back in world.requeue_pods())
 
 
 def test_a_gang_is_released_whole_or_not_at_all() -> None:
@@ -78,7 +78,7 @@ def test_a_gang_that_is_half_bound_is_taken_back(world: QueueWorld) -> None:
     assert world.queue.find_requeues(world.now) == []
     world.now = 300
     back = world.queue.find_requeues(world.now)
-    assert {(each.queued_pod.uid, each.remove) for each in back} == {(uid, True) for uid in uids}
+    assert {(each.queued_pod.uid, each.removes) for each in back} == {(uid, True) for uid in uids}
     assert "1 of 2 pods of its gang are bound" in back[0].why
 
 

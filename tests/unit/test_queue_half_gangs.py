@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_REQUEUED
-from scheduler_plugin.queue.cache.queued_pods import GangState, Phase, QueuedPod
+from scheduler_plugin.queue.cache.queued_pods import GangState, Phase, QueuedPod, RequeueWrite
 from scheduler_plugin.queue.controller.controller import Controller, format_decision
 from scheduler_plugin.queue.controller.writer import WriteOutcome, WriteResult
 from tests.queue_world import QueueWorld, world
@@ -104,7 +104,7 @@ def test_what_stays_refused_takes_the_gang_back_in_time(world: QueueWorld) -> No
         assert world.requeue_pods() == []
         world.now += 1
     back = world.requeue_pods()
-    assert sorted((each.queued_pod.uid, each.remove) for each in back) == [(uid, True) for uid in others]
+    assert sorted((each.queued_pod.uid, each.removes) for each in back) == [(uid, True) for uid in others]
     assert back[0].why == "3 of 4 pods of its gang are bound after 300 s"
     for uid in others:
         world.delete(uid)
@@ -150,7 +150,7 @@ def test_one_that_finds_no_room_for_the_rest_is_taken_back_in_time(world: QueueW
         assert world.requeue_pods() == []
     world.now = WITHIN_S
     back = world.requeue_pods()
-    assert sorted((each.queued_pod.uid, each.remove) for each in back) == [(uid, True) for uid in uids[:2]]
+    assert sorted((each.queued_pod.uid, each.removes) for each in back) == [(uid, True) for uid in uids[:2]]
 
 
 def test_a_gang_that_lost_a_pod_is_in_part_for_the_next_process_too(world: QueueWorld) -> None:
@@ -242,7 +242,9 @@ def test_of_a_half_bound_gang_of_bare_pods_the_rest_waits_again_and_joins(world:
     assert release(world) == ["g0", "g1"]
     bind(world, uids[0])
     world.now = WITHIN_S
-    assert [(back.queued_pod.uid, back.requeue) for back in world.requeue_pods()] == [(uids[1], True)]
+    assert [(back.queued_pod.uid, back.write is RequeueWrite.MARK) for back in world.requeue_pods()] == [
+        (uids[1], True)
+    ]
     assert world.queue.queues["a"].units == 16
     world.pod("small", 8, created=1)
     assert release(world) == ["g1"]
@@ -358,4 +360,4 @@ async def test_a_process_that_begins_amid_the_removal_of_a_gang_goes_on_with_it(
         if pod.phase is not Phase.GATED and not pod.queue_info.ending
     }
     assert len(stays) == 4 - done
-    assert {each.queued_pod.uid for each in world.requeue_pods() if each.remove} == stays
+    assert {each.queued_pod.uid for each in world.requeue_pods() if each.removes} == stays

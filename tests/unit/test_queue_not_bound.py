@@ -15,7 +15,11 @@ def test_a_release_that_finds_no_card_gives_its_room_back_at_once(world: QueueWo
     world.change(uid, status=UNSCHEDULABLE)
     assert world.admitted() == ["three"]
     (back,) = world.requeue_pods()
-    assert (back.queued_pod.uid, back.why, back.remove) == (uid, "kube-scheduler found no node for it", False)
+    assert (back.queued_pod.uid, back.why, back.removes) == (
+        uid,
+        "kube-scheduler found no node for it",
+        False,
+    )
     assert world.queue.find_requeues(world.now) == []
     world.now = 120
     assert [back.why for back in world.queue.find_requeues(world.now)] == [
@@ -78,7 +82,9 @@ def test_in_batch_mode_what_kube_scheduler_refused_is_removed_too() -> None:
     world.change(uid, status=UNSCHEDULABLE)
     found = []
     for world.now in range(140):
-        found += [(world.now, back.remove, back.is_repeated) for back in world.queue.find_requeues(world.now)]
+        found += [
+            (world.now, back.removes, back.is_repeated) for back in world.queue.find_requeues(world.now)
+        ]
     assert found == [(0, False, False), (120, True, False), (125, True, True), (135, True, True)]
     world.delete(uid)
     assert world.queue.find_requeues(500) == []
@@ -92,7 +98,7 @@ def test_a_release_that_is_not_bound_in_time_gives_its_room_back(world: QueueWor
     assert world.queue.find_requeues(world.now) == []
     world.now = 120
     (back,) = world.queue.find_requeues(world.now)
-    assert (back.queued_pod.uid, back.remove) == (uid, False)
+    assert (back.queued_pod.uid, back.removes) == (uid, False)
     assert world.state.get_assumed(uid) is None
     assert world.queue.find_requeues(world.now) == []
 
@@ -143,7 +149,7 @@ def test_a_drained_queue_removes_its_pods_until_they_are_gone(world: QueueWorld)
     world.queue.find_requeues(0)
     world.configure(drain)
     assert sorted(
-        (back.queued_pod.uid, back.remove, back.is_repeated) for back in world.queue.find_requeues(0)
+        (back.queued_pod.uid, back.removes, back.is_repeated) for back in world.queue.find_requeues(0)
     ) == [
         (uids[0], True, False),
         (uids[1], True, False),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_REQUEUED, QUEUE_GATE
-from scheduler_plugin.queue.cache.queued_pods import Phase
+from scheduler_plugin.queue.cache.queued_pods import Phase, RequeueWrite
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.controller.status import WaitReason
 from scheduler_plugin.queue.controller.writer import make_admission_patch, make_requeue_patch
@@ -32,7 +32,7 @@ def test_what_kube_scheduler_cannot_place_gives_its_quota_back() -> None:
     for uid in lost:
         world.change(uid, status=refused())
     assert world.admitted() == [], "kube-scheduler may bind them yet: their quota is their own"
-    assert {(back.queued_pod.uid, back.requeue) for back in world.requeue_pods()} == {
+    assert {(back.queued_pod.uid, back.write is RequeueWrite.MARK) for back in world.requeue_pods()} == {
         (uid, True) for uid in lost
     }
     assert [world.queue.queues[name].units for name in "ab"] == [0, 0]
@@ -49,7 +49,7 @@ def test_what_is_not_bound_in_time_gives_its_quota_back(world: QueueWorld) -> No
     uid = world.pod("p", 16)
     world.decide()
     world.now = 120
-    assert [back.requeue for back in world.requeue_pods()] == [True]
+    assert [back.write is RequeueWrite.MARK for back in world.requeue_pods()] == [True]
     assert world.queue.queues["a"].units == 0
     assert world.queue.queued_pods[uid].phase is Phase.GATED
 
@@ -122,7 +122,7 @@ def test_the_same_words_are_new_after_other_ones(world: QueueWorld) -> None:
     world.now = 10
     assert world.admitted() == ["p"]
     world.change(uid, status=refused("no card"))
-    assert [back.requeue for back in world.requeue_pods()] == [True]
+    assert [back.write is RequeueWrite.MARK for back in world.requeue_pods()] == [True]
 
 
 def test_a_pod_that_is_bound_after_all_is_not_requeued(world: QueueWorld) -> None:
@@ -134,7 +134,7 @@ def test_a_pod_that_is_bound_after_all_is_not_requeued(world: QueueWorld) -> Non
     assert world.queue.queued_pods[uid].phase is Phase.BOUND
     assert world.queue.queues["a"].units == 16
     world.now = 500
-    assert back.requeue
+    assert back.write is RequeueWrite.MARK
     assert world.queue.find_requeues(world.now) == []
 
 
@@ -195,7 +195,7 @@ def test_in_batch_mode_a_bare_pod_waits_for_the_node_that_it_is_pinned_to() -> N
     pinned = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [pinned]}}
     world.change(uid, spec={"affinity": {"nodeAffinity": required}}, status=refused())
-    assert [(back.remove, back.requeue) for back in world.requeue_pods()] == [(False, True)]
+    assert [back.write for back in world.requeue_pods()] == [RequeueWrite.MARK]
     assert world.admitted() == [], "like others it is tried again after a pause"
     world.now = 10
     (again,) = world.decide()
@@ -218,7 +218,7 @@ def test_a_pod_that_no_quota_counts_is_let_alone(mode: str, gang: dict[str, Any]
     backs = []
     for world.now in range(0, 2000, 100):
         backs += world.requeue_pods()
-    assert [back.queued_pod.uid for back in backs if back.remove or back.requeue] == []
+    assert [back.queued_pod.uid for back in backs if back.write is not RequeueWrite.NOTHING] == []
     assert world.queue.queued_pods["uid-owned"].phase is Phase.ADMITTED
 
 
@@ -235,7 +235,9 @@ def test_a_pod_for_which_others_are_being_evicted_has_its_time(world: QueueWorld
     world.decide()
     world.change(late, status={**refused(), "nominatedNodeName": "n1"})
     world.now = 180
-    assert [(back.queued_pod.uid, back.requeue) for back in world.requeue_pods()] == [(late, True)]
+    assert [(back.queued_pod.uid, back.write is RequeueWrite.MARK) for back in world.requeue_pods()] == [
+        (late, True)
+    ]
     world.now = 200
     assert world.admitted() == ["late"]
     world.change(late, status={**refused("another"), "nominatedNodeName": ""})

@@ -6,6 +6,7 @@ import pytest
 
 from allocator.names import POD_NODE_POLICY, POD_PLANNED
 from scheduler_plugin.queue.cache.lending import SlotMatch
+from scheduler_plugin.queue.cache.queued_pods import RequeueWrite
 from scheduler_plugin.queue.controller.status import explain_waiting
 from tests.cluster_builders import in_percent
 from tests.queue_world import ONE_QUEUE, UNSCHEDULABLE, QueueWorld
@@ -164,11 +165,8 @@ def test_a_pod_whose_node_was_named_is_made_again_where_a_controller_does_that()
         world.objects[uid]["metadata"]["annotations"][POD_PLANNED] = "GPU-1"
         world.change(uid, spec={"schedulingGates": [], "affinity": {"nodeAffinity": required}})
     world.now = 121.0
-    backs = {
-        world.name(back.queued_pod.uid): (back.remove, back.requeue)
-        for back in world.queue.find_requeues(world.now)
-    }
-    assert backs == {"owned": (True, False), "bare": (False, True)}
+    backs = {world.name(back.queued_pod.uid): back.write for back in world.queue.find_requeues(world.now)}
+    assert backs == {"owned": RequeueWrite.REMOVE, "bare": RequeueWrite.MARK}
 
 
 def test_a_slot_stays_with_a_release_until_that_is_taken_back() -> None:

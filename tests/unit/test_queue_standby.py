@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kubeapi.errors import Forbidden, KubeApiError, ServerError, TooManyRequests
+from scheduler_plugin.queue.cache.queued_pods import RequeueWrite
 from scheduler_plugin.queue.controller.controller import UNDER_WAY
 from tests.queue_world import UNSCHEDULABLE, QueueWorld
 from tests.unit.test_queue_events import Running, running
@@ -46,8 +47,8 @@ def test_a_standby_that_begins_to_lead_takes_back_what_was_refused_before() -> N
     uid = world.pod("last", 8)
     world.change(uid, spec={"schedulingGates": []})
     world.change(uid, status=UNSCHEDULABLE)
-    assert [(back.queued_pod.uid, back.why, back.requeue) for back in world.requeue_pods()] == [
-        (uid, "kube-scheduler found no node for it", True)
+    assert [(back.queued_pod.uid, back.why, back.write) for back in world.requeue_pods()] == [
+        (uid, "kube-scheduler found no node for it", RequeueWrite.MARK)
     ]
 
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import chain
 from typing import Final
 
 from allocator.errors import shown
@@ -26,9 +25,9 @@ from kubeapi.objects import (
     OwnerReference,
     Pod,
 )
-from kubeapi.selectors import NodeTerm
-from scheduler_plugin.cache.gang_names import read_group_label, read_worker_group
+from scheduler_plugin.cache.gang_names import read_gang_name, read_group_label
 from scheduler_plugin.cache.pods import is_requeued
+from scheduler_plugin.queue.cache.node_pins import list_pinned_nodes
 from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
 from scheduler_plugin.scheduling.reasons import REQUEUED
 
@@ -152,7 +151,7 @@ def read_queue_info(pod: Pod) -> PodQueueInfo:
         if condition.status == "True"
         else 0.0,
         affinity=_read_affinities(pod),
-        pinned_nodes=_list_named_nodes(pod.spec.node_terms) if POD_PLANNED in annotations else (),
+        pinned_nodes=list_pinned_nodes(pod.spec.node_terms) if POD_PLANNED in annotations else (),
         annotated=bool(meta.annotations),
         fault=fault,
     )
@@ -173,15 +172,6 @@ def _read_affinities(pod: Pod) -> Affinities:
     return Affinities(sum(each is not None for each in (affinity, nodes, required)))
 
 
-def _list_named_nodes(terms: tuple[NodeTerm, ...] | None) -> tuple[str, ...]:
-    """List the nodes that the terms name; empty unless every term that can match names some."""
-    able = [term for term in terms or () if term.match_expressions or term.match_fields]
-    if not all(term.match_fields for term in able):
-        return ()
-    values = (field.values or () for term in able for field in term.match_fields or ())
-    return tuple(dict.fromkeys(chain.from_iterable(values)))
-
-
 def read_gang(
     annotations: Mapping[str, str],
     labels: Mapping[str, str] | None = None,
@@ -196,24 +186,21 @@ def read_gang(
         group_size: `minMember` of that PodGroup, which counts where no annotation says a size.
         groups_fault: Why PodGroups cannot be read, empty if they can be.
     """
-    (gang, fault), text = _read_name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
+    (noted, fault), text = _read_name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
     if fault:
         return "", 1, fault
-    label, group = read_group_label(labels)
-    if not (gang or group) and text is not None:
-        gang = read_worker_group(labels)
-    if not (gang or group):
+    gang = read_gang_name(annotations, labels)
+    if not gang:
         alone = f"annotation {POD_GANG_SIZE} without {POD_GANG}; allowed: both or none"
         return "", 1, alone if text is not None else ""
     where = f"annotation {POD_GANG_SIZE}"
-    if not gang:
-        gang = group
-        if text is None and group_size is None:
-            how = f"allowed: a PodGroup {shown(group)} with minMember, or annotation {POD_GANG_SIZE}"
+    if text is None and not noted:  # a label of a PodGroup names it
+        if group_size is None:
+            how = f"allowed: a PodGroup {shown(gang)} with minMember, or annotation {POD_GANG_SIZE}"
             why = f": PodGroups cannot be read ({groups_fault})" if groups_fault else ""
+            label = read_group_label(labels)[0]
             return gang, 0, f"label {label} names a gang whose size is not known{why}; {how}"
-        if text is None:
-            text, where = str(group_size), f"minMember of PodGroup {shown(group)}"
+        text, where = str(group_size), f"minMember of PodGroup {shown(gang)}"
     size = int(text) if text is not None and _SIZE.fullmatch(text) else 0
     if not 1 <= size <= MAX_GANG:
         seen = "missing" if text is None else shown(text)

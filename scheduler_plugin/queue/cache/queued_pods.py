@@ -218,15 +218,15 @@ class Gang:
         members: UIDs of its pods that exist and have not ended, in the order in which they were first seen.
         ready_uids: UIDs of its pods that have no fault and can be queued.
         state: What they are as a whole.
-        behind_since: Since when it is being removed, or part of it has been waiting for its Binding, in
-            seconds; None: neither.
+        countdown_since: Start of the time `gangWithin` in which it must be bound whole, or be gone, in
+            seconds; None: it need not.
         waiting_since: When the first of the pods that are admitted together began to wait.
         template: What it has in common with other gangs, see `EquivalenceBackoff`.
         binding: The gang was admitted, and not all of its pods have been bound since; for
             `EquivalenceBackoff`.
         succeeded: Pods of this run that have succeeded.
-        kept: Pods that have succeeded and still exist: the controller of each, by UID. They are of this run
-            if that controller makes pods of it, and of an earlier one of the same name if not.
+        succeeded_owners: Controllers of the pods that have succeeded and still exist, by the pods' UIDs. Such
+            a pod is of this run if its controller makes pods of it, and of an earlier run if not.
         unbound: UIDs of the pods that were admitted together and have not been bound since.
         waiting_queue: Queue in which its workload waits, empty for none.
         wait_start: When its first waiting pod began to wait, in seconds, see `QueuedPod.wait_start`.
@@ -238,12 +238,12 @@ class Gang:
     ready_uids: set[str] = field(default_factory=set)
     unbound: set[str] = field(default_factory=set)
     state: GangState = GangState.WAITING
-    behind_since: float | None = None
+    countdown_since: float | None = None
     waiting_since: float = 0.0
     template: Hashable = None
     binding: bool = False
     succeeded: int = 0
-    kept: dict[str, str] = field(default_factory=dict)
+    succeeded_owners: dict[str, str] = field(default_factory=dict)
     waiting_queue: str = ""
     wait_start: float = 0.0
     fault: str = ""
@@ -294,21 +294,33 @@ class FailedStagePod:
     name: str
 
 
+class RequeueWrite(Enum):
+    """What is written about an admitted pod whose room is given to others again."""
+
+    NOTHING = auto()
+    """Its quota and slot are charged until kube-scheduler binds it, or its turn to be requeued comes."""
+    MARK = auto()
+    """It gets the annotation that keeps it from being placed, and returns to its queue."""
+    REMOVE = auto()
+    """It is deleted; its controller creates it again, with its gate."""
+
+
 @dataclass(frozen=True, slots=True)
 class Requeue:
     """An admitted pod whose room is given to others again.
 
     Attributes:
         why: In words.
-        remove: The pod is deleted; its controller creates it again, with its gate.
-        requeue: The pod returns to its queue.
         is_repeated: This was asked for before, and the pod is still there.
         is_first: It is the first requeue of this admission.
     """
 
     queued_pod: QueuedPod
     why: str
-    remove: bool
-    requeue: bool = False
+    write: RequeueWrite = RequeueWrite.NOTHING
     is_repeated: bool = False
     is_first: bool = True
+
+    @property
+    def removes(self) -> bool:
+        return self.write is RequeueWrite.REMOVE

@@ -10,7 +10,7 @@ import structlog
 from kubeapi.correlation import EventType, make_pod_ref
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue.cache.lending import sort_by_launch_order
-from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue, RequeueWrite
 from scheduler_plugin.queue.config.queues import QueueConfig, explain_overcommit
 from scheduler_plugin.queue.controller.batch_client import BatchCommitClient
 from scheduler_plugin.queue.controller.batch_handover import Handed, Handover
@@ -33,6 +33,12 @@ TICK_S: Final = 1.0
 
 CHECK_EVERY_S: Final = 5.0
 """So often it is looked at what follows from time alone, while nothing changes and nothing is under way."""
+
+_REQUEUED: Final = {
+    RequeueWrite.NOTHING: "its room is given to others",
+    RequeueWrite.MARK: "it waits in its queue again",
+    RequeueWrite.REMOVE: "it is removed and waits again",
+}
 
 T = TypeVar("T")
 
@@ -301,9 +307,9 @@ class Controller:
             pod = requeue.queued_pod
             if not requeue.is_repeated:
                 self._report_requeue(requeue)
-            if requeue.remove:
+            if requeue.removes:
                 self._begin_removing(pod)
-            elif requeue.requeue:
+            elif requeue.write is RequeueWrite.MARK:
                 self._begin_write(self._write_requeue(pod))
 
     def _report_requeue(self, requeue: Requeue) -> None:
@@ -311,11 +317,8 @@ class Controller:
         queue = pod.queue_info.queue
         if requeue.is_first:
             self.counts.requeued[queue] = self.counts.requeued.get(queue, 0) + 1
-        end = "its room is given to others"
-        if requeue.remove or requeue.requeue:
-            end = "it is removed and waits again" if requeue.remove else "it waits in its queue again"
-        self._send_event(pod, "Warning", "Requeued", f"{requeue.why}: {end}")
-        log.warning("requeued", pod=_describe_pod(pod), queue=queue, why=requeue.why, removed=requeue.remove)
+        self._send_event(pod, "Warning", "Requeued", f"{requeue.why}: {_REQUEUED[requeue.write]}")
+        log.warning("requeued", pod=_describe_pod(pod), queue=queue, why=requeue.why, removed=requeue.removes)
 
     def _begin_removing(self, pod: QueuedPod, lender: str = "") -> asyncio.Task[WriteOutcome]:
         return self._begin_write(self._write_eviction(pod, lender))

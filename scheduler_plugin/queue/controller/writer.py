@@ -26,8 +26,8 @@ from kubeapi.errors import (
 from kubeapi.eviction import evict_pod
 from kubeapi.objects import Pod
 from kubeapi.paths import make_pod_path
-from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
+from scheduler_plugin.queue.cache.node_pins import REQUIRED, add_pins, make_node_affinity
 from scheduler_plugin.queue.cache.pods import Affinities
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 
@@ -36,7 +36,6 @@ JSON_PATCH: Final = "application/json-patch+json"
 TRIES: Final = 4
 """Patches of one pod before others have its turn: what fails for one pod may be done for others."""
 
-_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _decode_pod = msgspec.json.Decoder(Pod).decode
 
 
@@ -292,44 +291,19 @@ def _patch_planned_cards(pod: QueuedPod, cards: Sequence[str]) -> list[dict[str,
     ]
 
 
-def make_node_affinity(node: str, *others: str) -> dict[str, Any]:
-    """Make a node affinity for some nodes: one term each, because a field selector takes one name."""
-    return {
-        _REQUIRED: {
-            "nodeSelectorTerms": [{"matchFields": [_make_field_term(name)]} for name in (node, *others)]
-        }
-    }
-
-
 def _patch_node_affinity(pod: QueuedPod, node: str, others: Sequence[str]) -> list[dict[str, Any]]:
-    affinity = make_node_affinity(node, *others)
+    affinity = make_node_affinity([node, *others])
     match pod.queue_info.affinity:
         case Affinities.NONE:
             return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": affinity}}]
         case Affinities.SOME:
             return [{"op": "add", "path": "/spec/affinity/nodeAffinity", "value": affinity}]
         case Affinities.NODES:
-            path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
-            return [{"op": "add", "path": path, "value": affinity[_REQUIRED]}]
+            path = f"/spec/affinity/nodeAffinity/{REQUIRED}"
+            return [{"op": "add", "path": path, "value": affinity[REQUIRED]}]
     own = pod.requirements.rules.terms if pod.requirements is not None else None
-    path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms"
+    path = f"/spec/affinity/nodeAffinity/{REQUIRED}/nodeSelectorTerms"
     return [
-        {
-            "op": "add",
-            "path": f"{path}/{at}/matchFields",
-            "value": [*_read_match_fields(term), _make_field_term(node)],
-        }
-        for at, term in enumerate(own or ())
-        if term.match_expressions or term.match_fields
-    ]
-
-
-def _make_field_term(node: str) -> dict[str, Any]:
-    return {"key": "metadata.name", "operator": "In", "values": [node]}
-
-
-def _read_match_fields(term: NodeTerm) -> list[dict[str, Any]]:
-    return [
-        {"key": each.key, "operator": each.operator, "values": list(each.values or ())}
-        for each in term.match_fields or ()
+        {"op": "add", "path": f"{path}/{place}/matchFields", "value": fields}
+        for place, fields in add_pins(own or (), node).items()
     ]

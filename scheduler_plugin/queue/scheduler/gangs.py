@@ -24,7 +24,7 @@ class Gangs:
         self._queued_pods = pods
         self._queues = queues
         self._known: dict[str, Gang] = {}
-        self._succeeded: dict[str, str] = {}
+        self._gangs_by_succeeded: dict[str, str] = {}
         self.equivalence_backoff: EquivalenceBackoff[Gang] = EquivalenceBackoff()
 
     def get(self, uid: str) -> Gang | None:
@@ -80,35 +80,35 @@ class Gangs:
             gang_uid: See `make_gang_uid`.
             owner: UID of its controller; empty for none.
         """
-        if uid not in self._succeeded:
-            self._succeeded[uid] = gang_uid
+        if uid not in self._gangs_by_succeeded:
+            self._gangs_by_succeeded[uid] = gang_uid
             gang = self._known.setdefault(gang_uid, Gang(gang_uid))
-            gang.kept[uid] = owner
+            gang.succeeded_owners[uid] = owner
             self._update_waiting(gang)
 
     def forget_success(self, uid: str) -> None:
         """Forget a deleted pod that had succeeded; it counts as long as other pods of its run exist."""
-        gang = self._known.get(self._succeeded.pop(uid, ""))
+        gang = self._known.get(self._gangs_by_succeeded.pop(uid, ""))
         if gang is not None:
-            del gang.kept[uid]
+            del gang.succeeded_owners[uid]
             self._update_waiting(gang)
             self._forget_if_unused(gang)
 
     def _forget_if_unused(self, gang: Gang) -> None:
-        if not gang.members and not gang.kept:
+        if not gang.members and not gang.succeeded_owners:
             del self._known[gang.uid]
 
     @property
     def succeeded_uids(self) -> Collection[str]:
         """UIDs of the pods that have succeeded and still exist."""
-        return self._succeeded.keys()
+        return self._gangs_by_succeeded.keys()
 
     def record_admission(self, uid: str, now: float) -> None:
         """Record that a workload was admitted, which may be a gang's."""
         gang = self._known.get(uid)
         if gang is not None:
             # The rest of a gang has the time that the gang had.
-            gang.behind_since = now if gang.behind_since is None else gang.behind_since
+            gang.countdown_since = now if gang.countdown_since is None else gang.countdown_since
             gang.waiting_queue = ""
             gang.unbound |= gang.ready_uids
             gang.ready_uids = {uid for uid in gang.ready_uids if self._queued_pods[uid].phase is Phase.GATED}
@@ -122,8 +122,8 @@ class Gangs:
     def find_again(self, now: float) -> None:
         """Rebuild the state of gangs as after a restart: unbound pods have `gangWithin` from now."""
         for gang in self._known.values():
-            if gang.behind_since is not None:
-                gang.behind_since = now
+            if gang.countdown_since is not None:
+                gang.countdown_since = now
                 self._record_stay(gang)
 
     def retry_due(self, now: float) -> None:
@@ -151,12 +151,12 @@ class Gangs:
         removal.
         """
         for gang in list(self._known.values()):
-            if gang.behind_since is None or now - gang.behind_since < within_s:
+            if gang.countdown_since is None or now - gang.countdown_since < within_s:
                 continue
             self._record_stay(gang)
-            if gang.behind_since is None:
+            if gang.countdown_since is None:
                 continue
-            gang.behind_since = now
+            gang.countdown_since = now
             pods = [self._queued_pods[uid] for uid in gang.members]
             late = [pod for pod in pods if pod.phase is Phase.ADMITTED]
             admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
@@ -178,7 +178,7 @@ class Gangs:
         """Record that the bound pods of a gang are being removed; no pod joins it until they are gone."""
         gang = self._known.get(uid)
         if gang is not None:
-            gang.state, gang.behind_since = GangState.LEAVING, now
+            gang.state, gang.countdown_since = GangState.LEAVING, now
             self._update_waiting(gang)
 
     def record_refused_removal(self, pod: QueuedPod) -> None:
@@ -200,11 +200,11 @@ class Gangs:
                     self._update_waiting(other)
 
     def _update_state(self, gang: Gang, pods: Sequence[QueuedPod]) -> None:
-        """Compute a gang's state, how many of its pods have succeeded, and since when it has been behind."""
+        """Compute a gang's state, how many of its pods have succeeded, and whether a countdown runs."""
         owners = {pod.queue_info.owner for pod in pods if pod.queue_info.has_controller}
-        kept = sum(owner in owners for owner in gang.kept.values())
+        kept = sum(owner in owners for owner in gang.succeeded_owners.values())
         if all(pod.phase is Phase.GATED for pod in pods):
-            gang.state, gang.behind_since = GangState.WAITING, None
+            gang.state, gang.countdown_since = GangState.WAITING, None
             gang.unbound.clear()
             gang.succeeded = kept
         elif gang.state is not GangState.LEAVING:
@@ -217,9 +217,9 @@ class Gangs:
                 gang.state = GangState.WHOLE
                 behind = [pod for pod in behind if pod.phase is Phase.ADMITTED]
             if not behind:
-                gang.behind_since = None
-            elif gang.behind_since is None:
-                gang.behind_since = min(pod.admitted_at for pod in behind)
+                gang.countdown_since = None
+            elif gang.countdown_since is None:
+                gang.countdown_since = min(pod.admitted_at for pod in behind)
 
     def _update_waiting(self, gang: Gang) -> None:
         """Queue a gang as one workload once all of its pods are ready, and its rest once all of that is."""

@@ -320,7 +320,7 @@ class Queue:
         again = [pod for pod in self.queued_pods.values() if pod.is_gated_again(now)]
         for pod in again:
             self.record_refused_admission(pod.uid, now)
-        gated = [Requeue(each, "its scheduling gate is there again", remove=False) for each in again]
+        gated = [Requeue(each, "its scheduling gate is there again") for each in again]
         return gated + self._requeue_finder.find_requeues(self.config, now)
 
     def update_reservations(self, now: float) -> list[tuple[QueuedPod, str]]:

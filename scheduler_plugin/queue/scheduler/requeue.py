@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from kubeapi.backoff import KeyedBackoff
-from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue, RequeueWrite
 from scheduler_plugin.queue.cache.queues import Queues
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.scheduler.gangs import Gangs
@@ -49,8 +49,7 @@ class RequeueFinder:
     def record_unschedulable(self, pod: QueuedPod, now: float) -> None:
         """Record that kube-scheduler found no node for an admitted pod."""
         self._free_capacity(pod, now)
-        why = "kube-scheduler found no node for it"
-        self._refused[pod.uid] = Requeue(pod, why, remove=False)
+        self._refused[pod.uid] = Requeue(pod, "kube-scheduler found no node for it")
 
     def forget_pod(self, uid: str) -> None:
         """Forget a deleted pod; a standby calls this too, although it requeues nothing."""
@@ -88,7 +87,7 @@ class RequeueFinder:
                 if pod.phase is Phase.ADMITTED and not pod.capacity_freed:
                     self._free_capacity(pod, now)
             whys |= {pod.uid: why for pod in pods}
-            requeues += [Requeue(pod, why, remove=True) for pod in pods if _can_be_removed(pod)]
+            requeues += [Requeue(pod, why, RequeueWrite.REMOVE) for pod in pods if _can_be_removed(pod)]
         requeues += self._find_lost([pod for pod in admitted if pod.uid not in must_go], whys, config, now)
         return [_mark_first(requeue) for requeue in requeues]
 
@@ -111,7 +110,7 @@ class RequeueFinder:
                 again = self._requeues.count_failures(pod.uid) > 0
                 self._requeues.failed(pod.uid, now)
                 why = whys.get(pod.uid, "it could not be bound")
-                requeues.append(Requeue(pod, why, remove=False, requeue=True, is_repeated=again))
+                requeues.append(Requeue(pod, why, RequeueWrite.MARK, is_repeated=again))
         return requeues
 
     def _find_removals(self, must_go: Mapping[str, tuple[QueuedPod, str]], now: float) -> list[Requeue]:
@@ -122,7 +121,7 @@ class RequeueFinder:
             if not pod.queue_info.ending and not self._removals.is_paused(uid):
                 again = self._removals.count_failures(uid) > 0
                 self._removals.failed(uid, now)
-                requeues.append(Requeue(pod, why, remove=True, is_repeated=again))
+                requeues.append(Requeue(pod, why, RequeueWrite.REMOVE, is_repeated=again))
         return requeues
 
 

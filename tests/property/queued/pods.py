@@ -9,7 +9,7 @@ import msgspec
 
 from allocator.names import POD_GANG, POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
 from kubeapi.objects import Node, Pod
-from scheduler_plugin.queue.controller.writer import make_node_affinity
+from scheduler_plugin.queue.cache.node_pins import make_node_affinity
 from tests.property.kernel.api import named_node, patch_json
 from tests.property.undercount.world import ModelPod, World
 
@@ -47,7 +47,7 @@ class GatedPod(ModelPod):
         if self.gated:
             raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
         if self.only_node:
-            raw["spec"]["affinity"] = {"nodeAffinity": make_node_affinity(self.only_node)}
+            raw["spec"]["affinity"] = {"nodeAffinity": make_node_affinity([self.only_node])}
         if self.unschedulable and not self.node:
             failed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             raw["status"]["conditions"] = [failed]

@@ -12,7 +12,7 @@ from allocator.names import QUEUE_NAME
 from kubeapi.errors import Invalid, NotFound, Unreachable
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
-from scheduler_plugin.queue.cache.queued_pods import QueuedPod
+from scheduler_plugin.queue.cache.queued_pods import QueuedPod, RequeueWrite
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.controller.watching import QueueFeed
 from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome, WriteResult
@@ -147,9 +147,9 @@ class Replica(ApiRequests):
             return
         backs = self.queue.find_requeues(self.now)
         for back in backs:
-            if back.requeue:
+            if back.write is RequeueWrite.MARK:
                 self._begin(self.writer.requeue_pod(back.queued_pod), back.queued_pod.uid, releases=False)
-        gone = [back.queued_pod for back in backs if back.remove]
+        gone = [back.queued_pod for back in backs if back.removes]
         gone += [victim for each in self.reclaimer.find_plans(self.now) for victim in each.victims]
         for pod in gone:
             self._begin(self.writer.evict_pod(pod), pod.uid, releases=False)
