@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from allocator.cards import Card
-from allocator.place import place
-from gpupack.autoscale.shapes import HOSTNAME, Shape, Shapes, describe_card_set
+from gpupack.autoscale.shapes import Shape, Shapes, describe_card_set
 from gpupack.autoscale.waiting_pods import SENTENCES, EquivalentPods, Outcome, WaitingPod
 from gpupack.whatif.gangs import make_query
+from gpupack.whatif.kube_checks import must_be_apart
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import NodeTerm
-from scheduler_plugin.cache.amounts import Amounts
-from scheduler_plugin.scheduling.pod_affinity import read_anti_affinity
+from scheduler_plugin.scheduling.scratch_node import ScratchNode
 
 CARD_POLICY: Final = "most-used"
 """Packs tightest; kube-scheduler may need a further node where another policy spreads pods."""
@@ -29,42 +27,34 @@ class NewNode:
 
     Attributes:
         shape: What it is like.
-        cards: Its cards, with what the pods take.
-        left: What is left besides cards.
+        node: What the pods leave of it.
         pods: The pods, with their kinds.
         terms: The required node affinity of all of them together; None: there is none.
     """
 
     shape: Shape
-    cards: list[Card]
-    left: Amounts
+    node: ScratchNode
     pods: list[tuple[WaitingPod, EquivalentPods]] = field(default_factory=list)
     terms: tuple[NodeTerm, ...] | None = None
 
     @property
     def units(self) -> int:
-        return sum(card.used_units for card in self.cards)
+        return sum(card.used_units for card in self.node.cards)
 
     @property
     def size(self) -> int:
-        return sum(card.size_units for card in self.cards)
+        return sum(card.size_units for card in self.node.cards)
 
     def take(self, pod: WaitingPod, kind: EquivalentPods) -> bool:
         """Put a pod on the node if everything that it asks for is left; return True if it was put there."""
         requirements = kind.requirements
-        if not requirements.amounts.fits_in(self.left):
-            return False
         if any(_must_be_apart(pod, kind, other, its) for other, its in self.pods):
             return False
         terms = join_terms(self.terms, requirements.rules.terms)
         if terms is not None and len(terms) > MOST_TERMS and self.pods:
             return False
-        placement = place(self.cards, kind.request, CARD_POLICY)
-        if placement is None:
+        if self.node.put_pod(kind.request, CARD_POLICY, requirements.amounts) is None:
             return False
-        for at, units in placement.charge.items():
-            self.cards[at] = replace(self.cards[at], used_units=self.cards[at].used_units + units)
-        self.left = self.left.subtract(requirements.amounts)
         self.pods.append((pod, kind))
         self.terms = terms
         return True
@@ -89,15 +79,10 @@ def join_terms(
 
 
 def _must_be_apart(pod: WaitingPod, kind: EquivalentPods, other: WaitingPod, its: EquivalentPods) -> bool:
-    if kind.requirements.ports & its.requirements.ports:
-        return True
-    if not (kind.has_terms or its.has_terms):
+    one, two = kind.requirements, its.requirements
+    if not (one.ports and two.ports) and not (kind.has_terms or its.has_terms):
         return False
-    return any(
-        term.is_readable and term.topology_key == HOSTNAME and term.matches(owner.pod, one.pod)
-        for owner, one in ((pod, other), (other, pod))
-        for term in read_anti_affinity(owner.pod)
-    )
+    return must_be_apart(replace(one, pod=pod.pod), replace(two, pod=other.pod))
 
 
 class Packer:
@@ -181,7 +166,7 @@ class Packer:
     def empty(self, name: str) -> NewNode:
         """Make an empty node of a shape."""
         shapes = self._shapes
-        return NewNode(shapes.by_name[name], list(shapes.cards(name)), shapes.amounts(name))
+        return NewNode(shapes.by_name[name], ScratchNode(shapes.cards(name), shapes.amounts(name)))
 
     def _fill(self, name: str, kinds: Sequence[EquivalentPods], left: dict[int, list[WaitingPod]]) -> NewNode:
         node = self.empty(name)

@@ -4,7 +4,7 @@ A plan state knows what filter and kube-scheduler would say after some pods have
 What it finds is asked of them again before anybody sees it (`moved_cluster`).
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -17,8 +17,9 @@ from gpupack.rebalance.card_choices import list_card_choices
 from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.cache.amounts import Amounts
-from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.cards import build_charged_cards
 from scheduler_plugin.scheduling.request import SchedulingRequest
+from scheduler_plugin.scheduling.scratch_node import ScratchNode, Undo
 
 if TYPE_CHECKING:
     from allocator.request import PodRequest
@@ -84,11 +85,10 @@ class PlanState:
         self.all_choices = True
         self._names: dict[str, tuple[bool, ...]] = {}
         self.closed_cards = closed
-        self._used: dict[str, list[int]] = {}
-        self._left: dict[str, Amounts] = {}
+        self._nodes: dict[str, ScratchNode] = {}
+        self._undos: list[tuple[str, Undo]] = []
         self._moved_pods: dict[str, _MovedPod] = {}
         self.stamps: dict[str, int] = {}
-        self._sizes: dict[str, list[int]] = {}
         self._free: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._kinds: dict[tuple[PodRequest, str], int] = {}
         self._offered: dict[tuple[int, NodeRules], dict[str, bool]] = {}
@@ -109,59 +109,55 @@ class PlanState:
         stamp = self.stamps.get(node, 0)
         known = self._free.get(node)
         if known is None or known[0] != stamp:
-            taken = self._get_used_units(node)
-            found = tuple(
-                max(0, size - units) for size, units in zip(self.get_sizes(node), taken, strict=True)
-            )
+            found = tuple([card.free_units for card in self._get_node(node).cards])
             known = self._free[node] = stamp, found
         return known[1]
 
     def get_sizes(self, node: str) -> list[int]:
         """Units of a node's cards, by position."""
-        known = self._sizes.get(node)
-        if known is None:
-            nodes = self.cluster.state.nodes
-            row = nodes.rows[node]
-            known = self._sizes[node] = nodes.size[row, : int(nodes.cards[row])].tolist()
-        return known
-
-    def _get_used_units(self, node: str) -> list[int]:
-        """Units taken by card; more than a card's size may be."""
-        known = self._used.get(node)
-        if known is None:
-            nodes = self.cluster.state.nodes
-            row = nodes.rows[node]
-            known = (nodes.used[row] + nodes.assumed[row])[: int(nodes.cards[row])].tolist()
-            self._used[node] = known
-        return known
+        return [card.size_units for card in self._get_node(node).cards]
 
     def get_left(self, node: str) -> Amounts:
         """Return what a node has left besides cards."""
-        known = self._left.get(node)
+        return self._get_node(node).left
+
+    def _get_node(self, node: str) -> ScratchNode:
+        known = self._nodes.get(node)
         if known is None:
-            known = self._left[node] = self.cluster.kube_checks.get_left(node)
+            nodes = self.cluster.state.nodes
+            row = nodes.rows[node]
+            left = self.cluster.kube_checks.get_left(node)
+            known = self._nodes[node] = ScratchNode(build_charged_cards(nodes, row), left)
         return known
 
     # Pods that go and come.
 
     def remove_pod(self, movable: MovablePod) -> None:
-        self._shift_units(movable.node, movable.units, movable, -1)
-
-    def restore_pod(self, movable: MovablePod) -> None:
-        self._shift_units(movable.node, movable.units, movable, 1)
+        change = self._get_node(movable.node).remove_pod
+        self._keep_undo(movable.node, change(self._get_moved_pod(movable).amounts, movable.units))
 
     def place_pod(self, movable: MovablePod, destination: Destination) -> None:
-        self._shift_units(destination.node, destination.placement.charge, movable, 1)
+        change, charge = self._get_node(destination.node).add_pod, destination.placement.charge
+        self._keep_undo(destination.node, change(self._get_moved_pod(movable).amounts, charge))
 
-    def unplace_pod(self, movable: MovablePod, destination: Destination) -> None:
-        self._shift_units(destination.node, destination.placement.charge, movable, -1)
+    def _keep_undo(self, node: str, undo: Undo) -> None:
+        self._count_change(node)
+        self._undos.append((node, undo))
 
-    def _shift_units(self, node: str, units: Mapping[int, int], movable: MovablePod, sign: int) -> None:
-        taken = self._get_used_units(node)
-        for card, count in units.items():
-            taken[card] += sign * count
+    def _count_change(self, node: str) -> None:
         self.stamps[node] = self.stamps.get(node, 0) + 1
-        self._left[node] = self.get_left(node).add(self._get_moved_pod(movable).amounts, -sign)
+
+    @property
+    def changes(self) -> int:
+        """How many changes there are, for `undo_to`."""
+        return len(self._undos)
+
+    def undo_to(self, changes: int) -> None:
+        """Take back all but the first changes."""
+        while len(self._undos) > changes:
+            node, undo = self._undos.pop()
+            undo()
+            self._count_change(node)
 
     def _get_moved_pod(self, movable: MovablePod) -> _MovedPod:
         known = self._moved_pods.get(movable.uid)
@@ -214,12 +210,9 @@ class PlanState:
         by the card policy. Cards of a node that do not differ are one place.
         """
         query = self.get_query(movable)
-        arrays = self.cluster.state.nodes
-        row = arrays.rows[node]
-        free = self.get_free_units(node)
         cards = tuple(
-            replace(card, used_units=card.size_units - (free[at] if self._is_open(node, at) else 0))
-            for at, card in enumerate(build_cards(arrays, row))
+            card if self._is_open(node, at) else replace(card, used_units=card.size_units)
+            for at, card in enumerate(self._get_node(node).cards)
         )
         request = query.request
         own = movable.units if node == movable.node else {}

@@ -94,14 +94,14 @@ class MovePlanner:
         everyone = [movable for name in self._names for movable in places.list_movable(name)]
         if len(everyone) > MOST_MOVERS:
             built, reached = self._build_list(goal, places, now, wanted)
-            self._undo_moves(built)
+            self._plan_state.undo_to(0)
             least = self._compute_least(places, reached - now)
             return self._make_plan(built, least)
         for destination in range(min(wanted, self._compute_most(goal, everyone)), now, -1):
             goal.wanted = destination
             least = self._compute_least(places, destination - now)
             built, reached = self._build_list(goal, places, now, destination)
-            self._undo_moves(built)
+            self._plan_state.undo_to(0)
             most = len(everyone)
             if reached >= destination:
                 most = len(built) - 1
@@ -119,8 +119,7 @@ class MovePlanner:
         for movable in everyone:
             self._plan_state.remove_pod(movable)
         most = goal.count_total(final=False)
-        for movable in everyone:
-            self._plan_state.restore_pod(movable)
+        self._plan_state.undo_to(0)
         return most
 
     def plan_empty(self, there: Sequence[MovablePod]) -> MovePlan:
@@ -139,7 +138,7 @@ class MovePlanner:
                     continue
                 found = self._search.find_destinations([*there, *more])
                 if found is not None:
-                    self._undo_moves(found)
+                    self._plan_state.undo_to(0)
                     return self._make_plan(found, least=len(there))
                 if self._search.gave_up:
                     return MovePlan([], len(there), [])
@@ -155,7 +154,7 @@ class MovePlanner:
                     continue
                 found = self._search.find_destinations(group)
                 if found is not None:
-                    self._undo_moves(found)
+                    self._plan_state.undo_to(0)
                     return found
                 if self._search.gave_up:
                     return None
@@ -195,15 +194,9 @@ class MovePlanner:
         budgets = self._cluster.budgets
         return budgets is None or keeps_budgets(budgets, [movable.record for movable in movable_pods])
 
-    def _undo_moves(self, moves: Moves | None) -> None:
-        for movable, destination in reversed(moves or []):
-            self._plan_state.unplace_pod(movable, destination)
-        for movable, _ in moves or []:
-            self._plan_state.restore_pod(movable)
-
     def _make_plan(self, moves: Moves, least: int) -> MovePlan:
         ordered, singly = order_moves(self._plan_state, moves)
-        self._undo_moves(ordered)
+        self._plan_state.undo_to(0)
         return MovePlan(ordered, least, [] if singly else [TOGETHER])
 
     def _iterate_nodes(self, movable: MovablePod) -> Iterator[str]:

@@ -50,13 +50,13 @@ class DestinationSearch:
         On success the plan state is left with the pods in their places.
         """
         self.steps -= 1
+        before = self.plan_state.changes
         for movable in movable_pods:
             self.plan_state.remove_pod(movable)
         ordered = sorted(movable_pods, key=lambda movable: (-movable.total_units, movable.uid))
         found = self._place_next(ordered, [])
         if found is None:
-            for movable in movable_pods:
-                self.plan_state.restore_pod(movable)
+            self.plan_state.undo_to(before)
         return found
 
     def _place_next(
@@ -71,13 +71,14 @@ class DestinationSearch:
             self.steps -= 1
             if self.steps <= 0:
                 return None
+            before = self.plan_state.changes
             self.plan_state.place_pod(movable, destination)
             chosen.append((movable, destination))
             found = self._place_next(movable_pods[1:], chosen)
             if found is not None:
                 return found
             chosen.pop()
-            self.plan_state.unplace_pod(movable, destination)
+            self.plan_state.undo_to(before)
         return None
 
     def _rank_destinations(self, movable: MovablePod) -> list[Ranked]:
@@ -120,6 +121,7 @@ def order_moves(
     waiting, ordered, singly = list(planned_moves), [], True
     while waiting:
         for number, (movable, destination) in enumerate(waiting):
+            before = plan_state.changes
             plan_state.remove_pod(movable)
             free = plan_state.get_free_units(destination.node)
             if all(
@@ -128,7 +130,7 @@ def order_moves(
                 plan_state.place_pod(movable, destination)
                 ordered.append(waiting.pop(number))
                 break
-            plan_state.restore_pod(movable)
+            plan_state.undo_to(before)
         else:
             singly = False
             for movable, destination in waiting:

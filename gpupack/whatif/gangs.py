@@ -1,17 +1,15 @@
 """Pods of a gang, which start together or not at all: how many of them fit at once."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
 
 import numpy as np
 
 from allocator.errors import RequestError, shown
-from allocator.place import place
 from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import count_fit_by_node
-from gpupack.whatif.kube_checks import HostRequirements
+from gpupack.whatif.kube_checks import HostRequirements, must_be_apart
 from kubeapi.objects import Pod
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
@@ -22,11 +20,9 @@ from scheduler_plugin.queue.cache.pods import read_gang
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_pods
 from scheduler_plugin.scheduling.placing import score_nodes
-from scheduler_plugin.scheduling.pod_affinity import read_anti_affinity
 from scheduler_plugin.scheduling.ranking import rank_best
 from scheduler_plugin.scheduling.request import SchedulingRequest
-
-_HOSTNAME: Final = "kubernetes.io/hostname"
+from scheduler_plugin.scheduling.scratch_node import ScratchNode
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,34 +190,20 @@ class _Host:
     """
 
     def __init__(self, cluster: Cluster, name: str, leaving: Collection[str]) -> None:
-        row = cluster.state.nodes.rows[name]
-        self._cards = list(build_cards(cluster.state.nodes, row))
-        self._left = cluster.kube_checks.get_left(name, leaving)
+        nodes = cluster.state.nodes
+        left = cluster.kube_checks.get_left(name, leaving)
+        self._node = ScratchNode(build_cards(nodes, nodes.rows[name]), left)
         self._there: set[GangMembers] = set()
 
     def try_place(self, kind: GangMembers) -> bool:
-        request = kind.query.request
+        if any(must_be_apart(kind.requirements, other.requirements) for other in self._there):
+            return False
+        request, policy = kind.query.request, kind.query.policy_request.card_policy
         asked = kind.requirements.amounts.with_sums(request)
-        if not asked.fits_in(self._left) or self._is_kept_off(kind):
+        if self._node.put_pod(request, policy, asked) is None:
             return False
-        placement = place(self._cards, request, kind.query.policy_request.card_policy)
-        if placement is None:
-            return False
-        self._left = self._left.subtract(asked)
-        for at, units in placement.charge.items():
-            card = self._cards[at]
-            self._cards[at] = replace(card, used_units=card.used_units + units)
         self._there.add(kind)
         return True
-
-    def _is_kept_off(self, kind: GangMembers) -> bool:
-        """Tell whether a pod that was put there and this one want a port, or to be on different nodes."""
-        return any(
-            bool(kind.requirements.ports & other.requirements.ports)
-            or _are_apart(kind.requirements.pod, other.requirements.pod)
-            or _are_apart(other.requirements.pod, kind.requirements.pod)
-            for other in self._there
-        )
 
 
 def count_at_once(
@@ -258,7 +240,7 @@ def count_on_empty_cluster(
     pods = count_most_pods(nodes, query, rows, emptied=True)
     for column, asked in nodes.list_asked(requirements.amounts):
         pods = np.minimum(pods, nodes.capacity[column, rows] // asked)
-    if _one_a_node(requirements):
+    if must_be_apart(requirements, requirements):
         pods = np.minimum(pods, 1)
     return min(most, int(pods.sum()))
 
@@ -279,19 +261,4 @@ def bound_by_host_resources(
     """
     left = cluster.kube_checks.get_left(name, leaving)
     most = requirements.amounts.with_sums(request).count_in(left)
-    return min(most, 1) if _one_a_node(requirements) else most
-
-
-def _one_a_node(requirements: HostRequirements) -> bool:
-    """Tell whether two such pods cannot run on one node: they want its port, or to be apart."""
-    return bool(requirements.ports) or _are_apart(requirements.pod, requirements.pod)
-
-
-def _are_apart(owner: Pod | None, other: Pod | None) -> bool:
-    """Tell whether a pod wants no such other one on its node."""
-    if owner is None or other is None:
-        return False
-    return any(
-        term.is_readable and term.topology_key == _HOSTNAME and term.matches(owner, other)
-        for term in read_anti_affinity(owner)
-    )
+    return min(most, 1) if must_be_apart(requirements, requirements) else most

@@ -36,6 +36,7 @@ from scheduler_plugin.scheduling.pod_affinity import (
     read_anti_affinity,
 )
 
+HOSTNAME: Final = "kubernetes.io/hostname"
 SYSTEM: Final = "node.kubernetes.io/"
 """How the keys of the taints begin that Kubernetes sets on nodes in trouble."""
 
@@ -83,6 +84,16 @@ def require_of_any_pod() -> HostRequirements:
 def require_of_plain_pod() -> HostRequirements:
     """Rules of an unknown pod that tolerates no taint."""
     return HostRequirements(lambda _taint: False)
+
+
+def must_be_apart(one: HostRequirements, other: HostRequirements) -> bool:
+    """Tell whether two pods cannot run on one node: a port conflicts, or one wants the other elsewhere."""
+    return have_conflict(one.ports, other.ports) or any(
+        term.is_readable and term.topology_key == HOSTNAME and term.matches(owner.pod, guest.pod)
+        for owner, guest in ((one, other), (other, one))
+        if owner.pod is not None and guest.pod is not None
+        for term in read_anti_affinity(owner.pod)
+    )
 
 
 class KubeSchedulerChecks:

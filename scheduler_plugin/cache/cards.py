@@ -1,11 +1,13 @@
 """Cards of one node, from its row of the arrays: for code that looks at one node at a time."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from allocator.cards import Card
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, RowArray
+from scheduler_plugin.cache.node_arrays import NodeArrays
 
 
 def build_cards(view: ClusterView, row: int) -> tuple[Card, ...]:
@@ -33,6 +35,12 @@ def build_cards(view: ClusterView, row: int) -> tuple[Card, ...]:
             )
         )
     )
+
+
+def build_charged_cards(nodes: NodeArrays, row: int) -> tuple[Card, ...]:
+    """Build a row's cards with all that is charged to them, also beyond their size."""
+    taken = (nodes.used[row] + nodes.assumed[row]).tolist()
+    return tuple(replace(card, used_units=taken[card.index]) for card in build_cards(nodes, row))
 
 
 def has_card(view: ClusterView, rows: RowArray, uuid: str) -> BoolArray:

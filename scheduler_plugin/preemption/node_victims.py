@@ -1,19 +1,24 @@
 """A node under preemption: the units that each of its pods would free, and the order of victim sets."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, SupportsInt
+from typing import Final, TypeVar
 
 from allocator.cards import Card
 from allocator.place import place
-from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.amounts import Amounts, sum_amounts
+from scheduler_plugin.cache.cards import build_charged_cards
 from scheduler_plugin.cache.pod_cards import read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.scheduling.node_fit import leave_out_undecided
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
 LIFT: Final = 1 << 31
 """Added to priorities before they are summed, as kube-scheduler does: fewer victims are a smaller sum."""
+
+
+Victim = TypeVar("Victim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +27,21 @@ class NodeUnderPreemption:
 
     Attributes:
         cards: Its cards now, in word order.
+        left: What it has left besides now.
+        asked: What the preempting pod asks for besides cards. The sum of GPU memory is left out, and what the
+            node does not offer but a DeviceClass may serve.
         open_units: Units by card that pods can use at all: 0 if the card is unhealthy or cordoned.
         pods: Pods that can be named as victims, by UID.
         freed: Units that each of them would certainly free, by card.
-        cpu_short: Missing cpu without any eviction, in thousandths of a core.
-        memory_short: Missing memory without any eviction, in bytes.
         gangs: All running pods by gang: without one of them the others have run in vain.
     """
 
     cards: tuple[Card, ...]
+    left: Amounts
+    asked: Amounts
     open_units: tuple[int, ...]
     pods: Mapping[str, PodRecord]
     freed: Mapping[str, Mapping[int, int]]
-    cpu_short: int
-    memory_short: int
     gangs: Mapping[tuple[str, str], Mapping[str, PodRecord]] = field(default_factory=dict)
 
     def list_gang(self, pod: PodRecord) -> Collection[PodRecord]:
@@ -89,12 +95,12 @@ class NodeUnderPreemption:
         return sum(max(0, card.size_units - card.used_units) for card in cards) >= asked
 
     def has_host_without(self, victims: Collection[str]) -> bool:
-        """Return True if cpu and memory suffice once the victims are gone."""
-        gone = [self.pods[uid] for uid in victims if uid in self.pods]
-        return (
-            sum(pod.amounts.cpu_milli for pod in gone) >= self.cpu_short
-            and sum(pod.amounts.memory_bytes for pod in gone) >= self.memory_short
-        )
+        """Return True if cpu, memory and the rest suffice once the victims are gone."""
+        return self.asked.fits_in(self.get_left_without(victims))
+
+    def get_left_without(self, victims: Iterable[str]) -> Amounts:
+        """Return what is left besides cards once the victims are gone."""
+        return sum_amounts((self.pods[uid].amounts for uid in victims if uid in self.pods), self.left)
 
 
 def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeUnderPreemption | None:
@@ -106,24 +112,28 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
     nodes, asked = state.nodes, query.policy_request
     if query.request.percent and not nodes.percent[row]:
         return None
-    taken = (nodes.used[row] + nodes.assumed[row]).tolist()
     open_units = tuple(nodes.evictable[row, : int(nodes.cards[row])].tolist())
     pod_cards = read_pod_cards(record, open_units)
     return NodeUnderPreemption(
         # More than a card's size may be taken; all of it must go before anything is free.
-        cards=tuple(replace(card, used_units=taken[i]) for i, card in enumerate(build_cards(nodes, row))),
+        cards=build_charged_cards(nodes, row),
+        left=record.left,
+        asked=leave_out_undecided(asked.amounts, record.capacity).without_sums(),
         open_units=open_units,
         pods=record.pods,
         freed={uid: pod_cards.get_freed_units(uid) for uid in record.pods},
-        cpu_short=_compute_short(asked.cpu_milli, nodes.cpu_capacity[row], nodes.cpu_used[row]),
-        memory_short=_compute_short(asked.memory_bytes, nodes.memory_capacity[row], nodes.memory_used[row]),
         gangs=state.gangs,
     )
 
 
-def _compute_short(asked: int, capacity: SupportsInt, used: SupportsInt) -> int:
-    """Compute how much is missing; 0 for a request of nothing, even on an overcommitted node."""
-    return asked + int(used) - int(capacity) if asked else 0
+def drop_needless(victims: Sequence[Victim], is_enough: Callable[[Sequence[Victim]], bool]) -> list[Victim]:
+    """Drop victims that need not go, the last one first."""
+    kept = list(victims)
+    for victim in reversed(victims):
+        fewer = [other for other in kept if other is not victim]
+        if is_enough(fewer):
+            kept = fewer
+    return kept
 
 
 def make_eviction_key(pod: PodRecord) -> tuple[int, float, str]:

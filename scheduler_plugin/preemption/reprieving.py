@@ -16,6 +16,7 @@ if it names such a victim, other victims are searched too.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from scheduler_plugin.cache.amounts import sum_amounts
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, find_violations
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, make_eviction_key
@@ -42,7 +43,8 @@ class _FixedVictims:
 
     Attributes:
         foreign: Victims that ask for no cards, or are unknown.
-        unexplained: Victims needed neither for units nor for cpu or memory, so by a rule that we do not know.
+        unexplained: Victims needed neither for units nor for what else the pod asks for, so by a rule that we
+            do not know.
         violations: How many of the foreign ones violate a budget.
     """
 
@@ -79,11 +81,7 @@ def choose_victims(
     fixed = _find_fixed(room, query, proposed, named, budgets)
     records = [pods[uid] for uid in fixed.foreign if uid in pods]
     # The foreign ones go in any case.
-    room = replace(
-        room,
-        cpu_short=room.cpu_short - sum(pod.amounts.cpu_milli for pod in records),
-        memory_short=room.memory_short - sum(pod.amounts.memory_bytes for pod in records),
-    )
+    room = replace(room, left=sum_amounts((pod.amounts for pod in records), room.left))
     stay_victims = {pod.uid for pod in fixed.unexplained}
     lower = [
         pod for pod in room.pods.values() if room.get_priority(pod) < priority and pod.uid not in stay_victims
@@ -91,7 +89,7 @@ def choose_victims(
     trusted = {pod.uid for pod in named}
 
     def suffices(gone: Collection[str]) -> bool:
-        # kube-scheduler has found that cpu and memory suffice without the victims that it named.
+        # kube-scheduler has found that all but cards suffices without the victims that it named.
         has_host = room.has_host_without(gone) or trusted.issubset(gone)
         return has_host and room.fits_without(query, gone)
 

@@ -26,6 +26,7 @@ from scheduler_plugin.preemption.node_victims import (
     LIFT,
     NodeUnderPreemption,
     compute_cost,
+    drop_needless,
     read_node,
 )
 from scheduler_plugin.scheduling.request import SchedulingRequest
@@ -147,7 +148,7 @@ def _find_cheapest(
     for choose in choices:
         group = choose()
         if group is not None and keeps_budgets(budgets, group) and fits(group):
-            return _drop_needless(room, group, fits)
+            return drop_needless(sorted(group, key=room.make_eviction_key), fits)
     return None
 
 
@@ -169,18 +170,6 @@ def _list_up_to_priority(
         if fits(group):
             return group
     return None
-
-
-def _drop_needless(
-    room: NodeUnderPreemption, victims: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], bool]
-) -> list[PodRecord]:
-    """Drop victims that need not go, the most important first."""
-    kept = sorted(victims, key=room.make_eviction_key)
-    for pod in reversed(kept.copy()):
-        rest = [each for each in kept if each is not pod]
-        if fits(rest):
-            kept = rest
-    return kept
 
 
 def _find_cheapest_by_card(

@@ -202,6 +202,16 @@ def list_shortages(asked: Amounts, used: Amounts, capacity: Amounts) -> Iterator
             yield Rejection(RESOURCE, resource, Shortage(resource, amount, in_use, has))
 
 
+def leave_out_undecided(asked: Amounts, capacity: Amounts) -> Amounts:
+    """Leave out what a node does not offer but a DeviceClass may serve, see `can_be_served_by_claim`."""
+    if not asked.others:
+        return asked
+    decided = (
+        item for item in asked.others if capacity.get_other(item[0]) or not can_be_served_by_claim(item[0])
+    )
+    return asked._replace(others=tuple(decided))
+
+
 def can_be_served_by_claim(resource: str) -> bool:
     """Tell whether a DeviceClass may serve a resource on nodes that do not offer it.
 

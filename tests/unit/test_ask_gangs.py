@@ -215,14 +215,17 @@ def test_pods_of_a_gang_that_ask_for_different_things_have_to_fit_together(name,
         ({}, True),
         ({"cpu": 4}, False),
         ({"ports": [{"hostPort": 80}]}, False),
+        ({"ports": [{"hostPort": 80}], "first": {"hostIP": "10.0.0.1"}}, False),
+        ({"ports": [{"hostPort": 80}], "first": {"protocol": "UDP"}}, True),
         ({"apart": True}, False),
     ],
-    ids=["cards", "processor", "port", "apart"],
+    ids=["cards", "processor", "port", "port-of-all-addresses", "port-of-another-protocol", "apart"],
 )
 def test_pods_of_a_gang_that_ask_for_different_things_share_what_else_a_node_has(change, fits):
     def odd(made):
         if "ports" in change:
-            made["spec"]["containers"][0]["ports"] = change["ports"]
+            more = change.get("first", {}) if made["metadata"]["name"] == "g0" else {}
+            made["spec"]["containers"][0]["ports"] = [{**port, **more} for port in change["ports"]]
         if change.get("apart") and made["metadata"]["name"] == "g1":
             terms = [
                 {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "g"}}}

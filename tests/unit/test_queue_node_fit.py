@@ -70,3 +70,18 @@ def test_a_pod_is_admitted_as_soon_as_the_kubelet_offers_the_sum(asks: dict[str,
     assert world.admitted() == []
     world.node("n1", (16, 16))
     assert world.admitted() == ["waiting"]
+
+
+@pytest.mark.parametrize(("resource", "many"), [("pods", 2), (NIC, 4)])
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_a_gang_needs_what_all_of_its_pods_ask_for(resource: str, many: int, *, is_enough: bool) -> None:
+    world = QueueWorld(ONE_QUEUE)
+    world.node("n1", (16, 16), resources={resource: str(many if is_enough else many - 1)})
+    for name in ("p", "q"):
+        world.pod(
+            name,
+            containers=[container(units=4, resources={NIC: "2"} if resource == NIC else {})],
+            gang="g",
+            size=2,
+        )
+    assert world.admitted() == (["p", "q"] if is_enough else [])

@@ -12,7 +12,7 @@ from allocator.cards import Card
 from allocator.place import Placement, place
 from kubeapi.bounded import BoundedDict
 from kubeapi.selectors import NodeRules, Taint
-from scheduler_plugin.cache.amounts import NOTHING, Amounts
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.state import ClusterState
@@ -21,7 +21,7 @@ from scheduler_plugin.queue.capacity.reservations import NodeReservations, Queue
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_pods
-from scheduler_plugin.scheduling.node_fit import list_shortages
+from scheduler_plugin.scheduling.node_fit import leave_out_undecided
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy, score_nodes
 from scheduler_plugin.scheduling.policies.registry import Picker, is_scored_by_row
 from scheduler_plugin.scheduling.ranking import rank_best
@@ -416,9 +416,8 @@ class FreeCapacity:
     def _has_others(self, requirements: PodRequirements, name: str) -> bool:
         """Tell whether enough of further resources is left; what a DeviceClass may serve counts as enough."""
         record = self.state.node_records[name]
-        asked = NOTHING._replace(others=requirements.amounts.others)
-        short = list_shortages(asked, record.in_use, record.capacity)
-        return not any(each.shortage is not None and each.shortage.is_decided for each in short)
+        asked = leave_out_undecided(Amounts(others=requirements.amounts.others), record.capacity)
+        return asked.fits_in(record.left)
 
     def make_query(self, requirements: PodRequirements) -> SchedulingRequest:
         return self._get_fit_mask(requirements).query

@@ -10,16 +10,14 @@ from typing import Final
 
 import numpy as np
 
-from allocator.cards import Card
-from allocator.place import place
-from scheduler_plugin.cache.amounts import sum_amounts
 from scheduler_plugin.cache.arrays import BoolArray
-from scheduler_plugin.preemption.node_victims import NodeUnderPreemption as NodeRoom
-from scheduler_plugin.preemption.node_victims import read_node
+from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, drop_needless, read_node
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.queue.capacity.reservations import NodeReservations, QueueReservation
+from scheduler_plugin.scheduling.node_fit import leave_out_undecided
+from scheduler_plugin.scheduling.scratch_node import ScratchNode
 
 Pod = tuple[str, PodRequirements]
 """UID and needs of one pod of the gang."""
@@ -63,7 +61,7 @@ class GangPlacer:
         for pod in leaving:
             self._leaving.setdefault(pod.record.node, []).append(pod)
         self._allowed: dict[PodRequirements, BoolArray] = {}
-        self._views: dict[str, NodeRoom | None] = {}
+        self._views: dict[str, NodeUnderPreemption | None] = {}
         self._placed: dict[str, list[Pod]] = {}
         self._cleared: dict[str, str] = {}
         self.rest = self._place_now(pods)
@@ -177,7 +175,7 @@ class GangPlacer:
         of_cards = self._find_card_victims(node, pods, _list_on_node(node, list_pods(gone)), left)
         if is_enough(of_cards):
             found.append(of_cards)
-        return min((_drop_needless(each, is_enough) for each in found), key=count_pods)
+        return min((drop_needless(each, is_enough) for each in found), key=count_pods)
 
     def _find_card_victims(
         self, node: str, pods: Sequence[Pod], gone: Iterable[QueuedPod], candidates: Sequence[VictimGroup]
@@ -188,8 +186,10 @@ class GangPlacer:
         """
         requirements, row = pods[-1][1], self._capacity.state.nodes.rows[node]
         view = self._read_node(node, requirements)
-        cards = [] if view is None else self._get_cards_without(node, view, self._list_gone(node, gone))
-        if view is None or self._place_on_cards(cards, pods[:-1]) is None:
+        if view is None:
+            return []
+        scratch = self._make_scratch(node, view, self._list_gone(node, gone))
+        if self._put_pods(node, scratch, pods[:-1]) is None:
             return []
         admits, closed = (
             self._capacity.make_query(requirements).policy_request.admits,
@@ -198,7 +198,7 @@ class GangPlacer:
         found: set[VictimGroup] = set()
         for demand in requirements.request.demands:
             able: list[tuple[int, int, list[VictimGroup]]] = []
-            for at, card in enumerate(cards):
+            for at, card in enumerate(scratch.cards):
                 if at in closed or (admits is not None and not admits[row, at]):
                     continue
                 lacks = card.used_units + demand.units_on(card.size_units) - card.size_units
@@ -237,7 +237,7 @@ class GangPlacer:
         self, node: str, gone: Iterable[QueuedPod], pods: Sequence[Pod]
     ) -> dict[str, tuple[int, ...]] | None:
         """Place pods on one node as if some others were gone: cards by UID; None if not all of them fit."""
-        nodes, row = self._capacity.state.nodes, self._capacity.state.nodes.rows.get(node)
+        row = self._capacity.state.nodes.rows.get(node)
         if row is None or not self._is_allowed(node, row, pods[-1][1]):
             # Those before it were let on to the node when they were the last.
             return None
@@ -251,15 +251,9 @@ class GangPlacer:
             and self._places_left(node) + len(uids) < len(pods) + reserved.amounts.pods
         ):
             return None
-        freed = sum_amounts(view.pods[uid].amounts for uid in uids if uid in view.pods)
-        needs = sum_amounts((requirements.amounts for _, requirements in pods), reserved.amounts)
-        return (
-            self._place_on_cards(self._get_cards_without(node, view, uids), pods)
-            if nodes.fits(needs.without_sums(), row, freed)
-            else None
-        )
+        return self._put_pods(node, self._make_scratch(node, view, uids), pods)
 
-    def _read_node(self, node: str, requirements: PodRequirements) -> NodeRoom | None:
+    def _read_node(self, node: str, requirements: PodRequirements) -> NodeUnderPreemption | None:
         """Return a node as preemption sees it, cached; None if its cards cannot be used."""
         if node not in self._views:
             self._views[node] = read_node(self._capacity.state, node, self._capacity.make_query(requirements))
@@ -273,32 +267,34 @@ class GangPlacer:
         nodes = self._capacity.state.nodes
         return self._capacity.reservations.sum_others(self._workload_uid, node, nodes.uuids[nodes.rows[node]])
 
-    def _get_cards_without(self, node: str, view: NodeRoom, uids: Iterable[str]) -> list[Card]:
-        """Return the cards of a node as if these pods, and those that have ended, were gone.
+    def _make_scratch(self, node: str, view: NodeUnderPreemption, uids: Collection[str]) -> ScratchNode:
+        """Make a node as if these pods, and those that have ended, were gone.
 
-        Cards that are reserved for others are full.
+        Cards that are reserved for others are full, and what else is reserved there is not left.
         """
-        reservation, ended = self._sum_reserved(node).cards, self._ended.get(node, {})
+        reserved, ended = self._sum_reserved(node), self._ended.get(node, {})
         cards = list(view.get_cards_without(uids))
         for at, card in enumerate(cards):
-            if at in reservation:
+            if at in reserved.cards:
                 cards[at] = replace(card, used_units=card.size_units)
             elif at in ended and view.open_units[at]:
                 cards[at] = replace(card, used_units=max(0, card.used_units - ended[at]))
-        return cards
+        return ScratchNode(cards, view.get_left_without(uids).subtract(reserved.amounts))
 
-    def _place_on_cards(self, cards: list[Card], pods: Iterable[Pod]) -> dict[str, tuple[int, ...]] | None:
-        """Place pods on cards one after the other; None if not all of them fit."""
+    def _put_pods(
+        self, node: str, scratch: ScratchNode, pods: Iterable[Pod]
+    ) -> dict[str, tuple[int, ...]] | None:
+        """Put pods on a node one after the other: cards by UID; None if not all of them fit."""
+        capacity = self._capacity.state.node_records[node].capacity
         found: dict[str, tuple[int, ...]] = {}
         for uid, requirements in pods:
             query = self._capacity.make_query(requirements)
-            find = partial(place, cards, query.request, query.policy_request.card_policy)
-            placement = self._capacity.call_policy(requirements, find, None)
-            if placement is None:
+            asked = leave_out_undecided(requirements.amounts, capacity).without_sums()
+            put = partial(scratch.put_pod, query.request, query.policy_request.card_policy, asked)
+            done = self._capacity.call_policy(requirements, put, None)
+            if done is None:
                 return None
-            for at, units in placement.charge.items():
-                cards[at] = replace(cards[at], used_units=cards[at].used_units + units)
-            found[uid] = tuple(sorted(placement.charge))
+            found[uid] = tuple(sorted(done.placement.charge))
         return found
 
 
@@ -308,18 +304,6 @@ def count_pods(victims: Collection[VictimGroup]) -> int:
 
 def list_pods(victims: Iterable[VictimGroup]) -> list[QueuedPod]:
     return [pod for group in victims for pod in group.pods]
-
-
-def _drop_needless(
-    found: Sequence[VictimGroup], is_enough: Callable[[Sequence[VictimGroup]], bool]
-) -> list[VictimGroup]:
-    """Drop victims that need not go, the last one first."""
-    more = list(found)
-    for victims in reversed(found):
-        fewer = [other for other in more if other is not victims]
-        if is_enough(fewer):
-            more = fewer
-    return more
 
 
 def _list_on_node(node: str, victims: Iterable[QueuedPod]) -> list[QueuedPod]:

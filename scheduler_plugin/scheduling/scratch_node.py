@@ -1,0 +1,65 @@
+"""A node on paper, for questions about pods that are not there yet or would be gone. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from allocator.cards import Card
+from allocator.place import Placement, place
+from allocator.request import PodRequest
+from scheduler_plugin.cache.amounts import Amounts
+
+Undo = Callable[[], None]
+"""Takes a change back; changes may be taken back in any order, each once."""
+
+
+class PutPod(NamedTuple):
+    """A pod that was put on a node."""
+
+    placement: Placement
+    undo: Undo
+
+
+class ScratchNode:
+    """What is left of a node as pods are put on it and taken off.
+
+    Attributes:
+        cards: Its cards by position, with what the pods take; more than a card's size may be taken.
+        left: What is left besides; less than 0 where pods ask for more than there is.
+    """
+
+    def __init__(self, cards: Iterable[Card], left: Amounts) -> None:
+        self.cards = list(cards)
+        self.left = left
+
+    def put_pod(self, request: PodRequest, card_policy: str, asked: Amounts) -> PutPod | None:
+        """Put a pod on the cards that its card policy chooses; None if not everything is left for it.
+
+        Args:
+            request: What it asks of cards.
+            card_policy: Where the request names none.
+            asked: What it asks for besides.
+
+        Raises:
+            PolicyError: the card policy gives no valid costs.
+        """
+        if not asked.fits_in(self.left):
+            return None
+        placement = place(self.cards, request, card_policy)
+        return None if placement is None else PutPod(placement, self.add_pod(asked, placement.charge))
+
+    def add_pod(self, asked: Amounts, units_by_card: Mapping[int, int]) -> Undo:
+        """Put a pod on given cards, whatever is left there."""
+        self._change(asked, units_by_card, 1)
+        return partial(self._change, asked, units_by_card, -1)
+
+    def remove_pod(self, asked: Amounts, units_by_card: Mapping[int, int]) -> Undo:
+        self._change(asked, units_by_card, -1)
+        return partial(self._change, asked, units_by_card, 1)
+
+    def _change(self, asked: Amounts, units_by_card: Mapping[int, int], times: int) -> None:
+        for at, units in units_by_card.items():
+            card = self.cards[at]
+            self.cards[at] = replace(card, used_units=card.used_units + times * units)
+        self.left = self.left.add(asked, -times)
