@@ -22,7 +22,15 @@ from tests.cluster.harness.admission import scheduler_of, told, warnings_of
 from tests.cluster.harness.asks import TABLE, annotated, python_refuses
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import NODE_TOKEN, PERCENT, RESOURCE
-from tests.cluster.harness.manifests import MANIFESTS, apply_all, build, build_for, path_of
+from tests.cluster.harness.manifests import (
+    COMPONENTS,
+    MANIFESTS,
+    apply_all,
+    build,
+    build_for,
+    has_mutating_policies,
+    path_of,
+)
 from tests.cluster.harness.rest import MERGE_PATCH, Api
 
 pytestmark = pytest.mark.telling
@@ -290,6 +298,37 @@ def test_no_pod_names_cards_past_our_account(cluster: Cluster) -> None:
             if one["kind"] != "ConfigMap":
                 cluster.api.delete(path_of(cluster.api, one))
         until(lambda: naming("all") == "", "the component no longer in force")
+
+
+def test_pods_tolerate_the_taint_of_gpu_nodes(cluster: Cluster) -> None:
+    """The component for nodes with the taint nvidia.com/gpu, which nothing else lets our pods tolerate."""
+
+    def tolerated(pod: dict[str, Any]) -> list[dict[str, Any]]:
+        found = cluster.api.post(PODS, pod, dryRun="All")["spec"].get("tolerations", [])
+        return [each for each in found if not each.get("key", "").startswith("node.kubernetes.io/")]
+
+    version = [] if has_mutating_policies(cluster.api) else [COMPONENTS / "scheduler-name-v1beta1"]
+    component = build(MANIFESTS / "base", COMPONENTS / "gpu-taint", *version)
+    added = [one for one in component if one["metadata"]["name"] == "gpupack-gpu-taint"]
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    other = {"key": "example.com/a", "operator": "Exists"}
+    narrow = {**taint, "effect": "NoExecute"}
+    asking = w.container(gib=1)
+    assert tolerated(w.pod("p", asking)) == []
+    apply_all(cluster.api, added)
+    try:
+        until(lambda: tolerated(w.pod("p", asking)) == [taint], "the component in force")
+        assert tolerated(w.pod("p", w.container(limits={PERCENT: 50}))) == [taint]
+        assert tolerated(w.pod("p", w.container(), init=[w.container("i", gib=1)])) == [taint]
+        assert tolerated(w.pod("p", asking, tolerations=[other])) == [other, taint]
+        assert tolerated(w.pod("p", asking, tolerations=[narrow])) == [narrow, taint]
+        for enough in (taint, {"operator": "Exists"}):
+            assert tolerated(w.pod("p", asking, tolerations=[enough])) == [enough]
+        assert tolerated(w.pod("p", w.container())) == []
+    finally:
+        for one in added:
+            cluster.api.delete(path_of(cluster.api, one))
+        until(lambda: tolerated(w.pod("p", asking)) == [], "the component no longer in force")
 
 
 MEMBERS = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings"

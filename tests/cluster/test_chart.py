@@ -37,6 +37,7 @@ COMPONENTS = {
     "dashboard-teams": ["dashboard.enabled=true", "dashboard.teams=true"],
     "dra": ["dra.enabled=true"],
     "evict-over-use": ["evictOverUse.enabled=true"],
+    "gpu-taint": ["gpuTaint.enabled=true"],
     "memory-limits": ["memoryLimits.enabled=true"],
     "mig": ["mig.enabled=true"],
     "mps": ["mps.enabled=true"],

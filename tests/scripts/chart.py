@@ -137,6 +137,7 @@ def schema() -> dict[str, Any]:
             "ValidatingAdmissionPolicies.",
         ),
         "visibleDevices": closed({"enabled": _BOOL}, "Keeps pods from naming cards themselves."),
+        "gpuTaint": closed({"enabled": _BOOL}, "Pods that ask tolerate the taint nvidia.com/gpu."),
         "cdi": closed({"enabled": _BOOL}, "Names the cards as CDI devices."),
         "dra": closed(
             {"enabled": _BOOL},
