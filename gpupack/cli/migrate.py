@@ -1,4 +1,4 @@
-"""`gpupack migrate`: manifests of HAMi, gpushare and NVIDIA's plugin for gpupack."""
+"""`gpupack migrate`: manifests for other ways to share GPUs, for gpupack."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,8 @@ import click
 
 from gpupack.cli.common import FAILED, exit_with_faults, print_lines, version_option
 
-MIGRATE_HELP = """Rewrite manifests that ask for GPUs as HAMi, gpushare or NVIDIA's device plugin read them.
+MIGRATE_HELP = """Rewrite manifests that ask for GPUs as HAMi, Volcano, KAI, Run:ai, gpushare or NVIDIA's
+plugin read them.
 
 Pods and pod templates come out on standard output with gpupack's resources, annotations and scheduler,
 wherever they stand in a document. Everything else stays as it is, with its order and comments. What could not
@@ -15,13 +16,13 @@ be translated, and what will work otherwise, is said on standard error.
 
 \b
   gpupack migrate -f deployment.yaml > for-gpupack.yaml
-  kubectl get deployment -o yaml | gpupack migrate -f - --strict | kubectl apply -f -
+  kubectl get deployment -o yaml | gpupack migrate -f - --strict | kubectl replace -f -
 
 docs/migration has tables of what becomes what.
 """
 
 
-@click.command(help=MIGRATE_HELP, short_help="Rewrite manifests of HAMi, gpushare or NVIDIA's plugin.")
+@click.command(help=MIGRATE_HELP, short_help="Rewrite manifests for other ways to share GPUs.")
 @click.option("-f", "--filename", required=True, metavar="FILE|-", help="YAML or JSON; - is standard input.")
 @click.option(
     "--gpu-gib",

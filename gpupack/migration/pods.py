@@ -19,6 +19,9 @@ from allocator.names import (
 from allocator.request import MAX_CARDS
 from gpupack.migration.requests import (
     GPUSHARE_MEMORY,
+    KAI_AMOUNTS,
+    KAI_CARDS,
+    KAI_CONTAINER,
     CardRequest,
     MigrationOptions,
     UntranslatableError,
@@ -29,6 +32,8 @@ from gpupack.migration.requests import (
 from gpupack.migration.yamltext import Scalar, remove_key, rename_key
 
 PEER_SCHEDULERS: Final = frozenset({"", "default-scheduler", "hami-scheduler"})
+QUEUEING_SCHEDULERS: Final = frozenset({"volcano", "kai-scheduler", "runai-scheduler"})
+"""Schedulers that cannot call our extender: they choose cards themselves, and have queues and gangs."""
 
 USE_TYPE: Final = "nvidia.com/use-gputype"
 NO_TYPE: Final = "nvidia.com/nouse-gputype"
@@ -36,13 +41,22 @@ USE_UUID: Final = "nvidia.com/use-gpuuuid"
 NO_UUID: Final = "nvidia.com/nouse-gpuuuid"
 NODE_POLICY: Final = "hami.io/node-scheduler-policy"
 CARD_POLICY: Final = "hami.io/gpu-scheduler-policy"
-NODE_POLICIES: Final = {"binpack": "best-fit", "spread": "least-requested"}
-CARD_POLICIES: Final = {"binpack": "most-used", "spread": "least-used"}
+NODE_POLICIES: Final = {"binpack": "fragmentation", "spread": "least-requested"}
+CARD_POLICIES: Final = {"binpack": "fragmentation", "spread": "least-used"}
 WITHOUT_PEER: Final = {
     "nvidia.com/vgpu-mode": "how memory is limited is not the pod's choice",
     "nvidia.com/numa-bind": "of equally good cards those of one NUMA node are taken, it is not required",
+    "volcano.sh/vgpu-mode": "how memory is limited is not the pod's choice",
+    "gpu-fraction.limit": "a container gets what it asks for and no more",
+    "gpu-memory.limit": "a container gets what it asks for and no more",
+    "gpu-sm-percentage": "gpupack shares memory and limits no cores",
+    "gpu-sm-cores": "gpupack shares memory and limits no cores",
+    "mps": "MPS is chosen for a node (docs/mps.md)",
 }
-_TRANSLATED: Final = {USE_TYPE, NO_TYPE, USE_UUID, NO_UUID, NODE_POLICY, CARD_POLICY, *WITHOUT_PEER}
+_TRANSLATED: Final = {
+    *(USE_TYPE, NO_TYPE, USE_UUID, NO_UUID, NODE_POLICY, CARD_POLICY),
+    *(*WITHOUT_PEER, *KAI_AMOUNTS, KAI_CONTAINER),
+}
 _RENAMED: Final = (
     (USE_TYPE, POD_GPU_MODEL),
     (NO_TYPE, POD_GPU_MODEL),
@@ -58,9 +72,12 @@ WRITTEN_BY_PEERS: Final = (
     "hami.io/vgpu-",
     "ALIYUN_COM_GPU_MEM_",
     "scheduler.framework.gpushare.allocation",
+    "received-resource-type",
+    "runai-allocated-",
 )
 """Beginnings of annotations that the peers' schedulers write; they mean nothing elsewhere."""
 OVERRIDING: Final = "NVIDIA_VISIBLE_DEVICES"
+PRODUCT: Final = "nvidia.com/gpu.product"
 PEER_VARIABLES: Final = ("ALIYUN_COM_GPU_MEM", "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")
 
 _FIELDS: Final = ("initContainers", "containers")
@@ -68,12 +85,20 @@ _FIELDS: Final = ("initContainers", "containers")
 Say = Callable[[str], None]
 
 
-def rewrite_pod(metadata: dict[str, Any], spec: dict[str, Any], options: MigrationOptions, say: Say) -> bool:
+def rewrite_pod(
+    metadata: dict[str, Any] | None,
+    spec: dict[str, Any],
+    options: MigrationOptions,
+    say: Say,
+    *,
+    takes_scheduler: bool = True,
+) -> bool:
     """Rewrite a pod for gpupack; one with something untranslatable stays as it was.
 
     Args:
-        metadata: metadata of the pod or of its template.
+        metadata: metadata of the pod or of its template; None where the document has no place for them.
         say: takes what a person has to know, a sentence each.
+        takes_scheduler: whether a `schedulerName` may be added.
 
     Returns:
         False if something could not be translated.
@@ -83,35 +108,64 @@ def rewrite_pod(metadata: dict[str, Any], spec: dict[str, Any], options: Migrati
             say(f"left as it is: spec.{field} is {shown(str(spec[field]))}; allowed: a list")
             return False
     containers = list(_containers(spec))
-    amounts = [(container, read_amounts(container)) for container in containers]
-    if not any(found for _, found in amounts):
-        return True
     try:
+        amounts = [(container, read_amounts(container)) for container in containers]
+        _read_annotations(metadata or {}, spec, amounts)
+        if not any(found for _, found in amounts):
+            return True
         requests = [(container, _wanted(container, found, options)) for container, found in amounts]
         cards = _cards(requests, _init_asks(spec, requests))
+        pairs = zip(amounts, requests, strict=True)
+        gpushare = sum(GPUSHARE_MEMORY in found and request is not None for (_, found), (_, request) in pairs)
+        same_card = gpushare > 1
+        _check_place(metadata, cards, same_card=same_card)
     except UntranslatableError as error:
         say(f"left as it is: {error}")
         return False
-    pairs = zip(amounts, requests, strict=True)
-    gpushare = sum(GPUSHARE_MEMORY in found and request is not None for (_, found), (_, request) in pairs)
-    same_card = gpushare > 1
-    _rewrite_annotations(metadata, cards, say, same_card=same_card)
+    if metadata is not None:
+        _rewrite_annotations(metadata, cards, say, same_card=same_card)
     resource = resource_name(options.unit_mib)
     for container, request in requests:
         _replace(container, request, resource)
         for note in request.notes if request is not None else ():
             say(f"container {container.get('name', '')}: {note}")
     if any(request is not None for _, request in requests):
-        _name_scheduler(spec, options.scheduler_name, say)
+        _name_scheduler(spec, options.scheduler_name, say, takes_it=takes_scheduler)
     _warn(spec, requests, say, same_card=same_card)
     return True
 
 
 def _containers(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """List the containers; a workflow has one under a name of its own, as `container` or `model`."""
     for field in _FIELDS:
         found = spec.get(field)
         if isinstance(found, list):
             yield from (each for each in found if isinstance(each, dict))
+    yield from (each for each in spec.values() if isinstance(each, dict) and "resources" in each)
+
+
+def _read_annotations(
+    metadata: dict[str, Any], spec: dict[str, Any], amounts: list[tuple[dict[str, Any], dict[str, Any]]]
+) -> None:
+    """Add what the pod asks for by annotations to the container that it names, else to the first one."""
+    found = metadata.get("annotations")
+    annotations = found if isinstance(found, dict) else {}
+    asked = {key: annotations[key] for key in KAI_AMOUNTS if key in annotations}
+    if not asked or set(asked) == {KAI_CARDS}:
+        return
+    named = annotations.get(KAI_CONTAINER)
+    init = spec.get("initContainers") or []
+    for container, amount in amounts:
+        if container.get("name") == named if named is not None else container not in init:
+            amount.update(asked)
+            return
+    raise UntranslatableError(f"annotation {KAI_CONTAINER}: {named}; there is no such container")
+
+
+def _check_place(metadata: dict[str, Any] | None, cards: int, *, same_card: bool) -> None:
+    if metadata is None and (same_card or cards > 1):
+        needed = f"{POD_CONTAINERS}: same-card" if same_card else f"{POD_CARDS}: {cards}"
+        raise UntranslatableError(f"its pods need the annotation {needed}, which has no place here")
 
 
 def _init_asks(spec: dict[str, Any], requests: list[tuple[dict[str, Any], CardRequest | None]]) -> bool:
@@ -217,14 +271,13 @@ def _models(text: Any, sign: str) -> Iterator[str]:
 
 def _replace(container: dict[str, Any], request: CardRequest | None, resource: str) -> None:
     """Put our resource where the first of theirs stood."""
-    resources = container.get("resources")
-    if not isinstance(resources, dict):
-        return
-    name, amount = (
-        (resource, request.units) if request is not None and request.units else (PERCENT_RESOURCE, 0)
-    )
-    if request is not None and request.percent:
-        amount = request.percent
+    if not isinstance(container.get("resources"), dict):
+        if request is None:
+            return
+        container["resources"] = CommentedMap()
+    resources = container["resources"]
+    units, percent = (request.units, request.percent) if request is not None else (0, 0)
+    name, amount = (resource, units) if units else (PERCENT_RESOURCE, percent)
     for field in ("limits", "requests"):
         part = resources.get(field)
         if not isinstance(part, dict) or not any(is_peer_resource(key) for key in part):
@@ -239,18 +292,21 @@ def _replace(container: dict[str, Any], request: CardRequest | None, resource: s
         if not part:
             remove_key(resources, field)
     # Kubernetes takes no request of an extended resource without its limit.
-    if request is not None and name not in (resources.get("limits") or {}):
-        limits = resources.get("limits")
-        if isinstance(limits, dict):
-            limits[name] = amount
-        else:
-            resources["limits"] = CommentedMap({name: amount})
+    if request is not None:
+        if not isinstance(resources.get("limits"), dict):
+            resources["limits"] = CommentedMap()
+        resources["limits"].setdefault(name, amount)
 
 
-def _name_scheduler(spec: dict[str, Any], ours: str, say: Say) -> None:
+def _name_scheduler(spec: dict[str, Any], ours: str, say: Say, *, takes_it: bool) -> None:
     named = spec.get("schedulerName", "")
-    if str(named) in PEER_SCHEDULERS or (isinstance(named, Scalar) and named.is_null):
+    if not takes_it and "schedulerName" not in spec:
+        say("no schedulerName is written, the kind refuses it: policy gpupack-scheduler-name sets it")
+    elif str(named) in PEER_SCHEDULERS or (isinstance(named, Scalar) and named.is_null):
         spec["schedulerName"] = ours
+    elif str(named) in QUEUEING_SCHEDULERS:
+        spec["schedulerName"] = ours
+        say(f"schedulerName {named} becomes {ours}: its queues and gangs do not hold (docs/howto/gangs.md)")
     elif named != ours:
         say(f"schedulerName {named} is kept: it has to call gpupack's extender, else write {ours}")
 
@@ -277,10 +333,11 @@ def _warn(
         for peer in PEER_VARIABLES:
             if any(peer in text for text in _texts([container.get(k) for k in ("env", "command", "args")])):
                 say(f"container {name} uses {peer}*; gpupack sets GPUPACK_MEMORY_MIB and GPUPACK_CARDS")
-    for key, value in _selected(spec):
+    for where, key, value in _selected(spec):
+        model = f"; the annotation {POD_GPU_MODEL} chooses cards by model" if key == PRODUCT else ""
         say(
-            f"nodeSelector {key}: {value} is kept: no pod starts where nodes lack that label; "
-            "gpupack's nodes have gpupack.io/node=true"
+            f"{where} {key}: {value} is kept: no pod starts where nodes lack that label; "
+            f"gpupack's nodes have gpupack.io/node=true{model}"
         )
 
 
@@ -294,11 +351,25 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
 
 
-def _selected(spec: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _selected(spec: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """List the labels of others that the pod's node must have: where it says so, key, value."""
     selector = spec.get("nodeSelector")
-    if isinstance(selector, dict):
-        yield from (
-            (key, value)
-            for key, value in selector.items()
-            if key in {"gpushare", "gpu"} or key.startswith(("nvidia.com/", "aliyun.com/"))
-        )
+    found = [("nodeSelector", *item) for item in selector.items()] if isinstance(selector, dict) else []
+    affinity = spec.get("affinity")
+    for each in _mappings(affinity.get("nodeAffinity") if isinstance(affinity, dict) else None):
+        if isinstance(each.get("key"), str):
+            values = each.get("values")
+            said = ", ".join(map(str, values)) if isinstance(values, list) else each.get("operator")
+            found.append(("nodeAffinity", each["key"], said))
+    for where, key, value in found:
+        if key in {"gpushare", "gpu"} or key.startswith(("nvidia.com/", "aliyun.com/")):
+            yield where, key, value
+
+
+def _mappings(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _mappings(each)

@@ -1,7 +1,9 @@
-"""Reads what one container asks of HAMi, gpushare or NVIDIA's device plugin."""
+"""Reads what one container asks of HAMi, Volcano, gpushare, KAI, Run:ai or NVIDIA's device plugin."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from math import ceil
 from typing import Any, Final
 
 from allocator.errors import QuantityError, shown
@@ -17,8 +19,29 @@ HAMI_PRIORITY: Final = "nvidia.com/priority"
 GPUSHARE_MEMORY: Final = "aliyun.com/gpu-mem"
 GPUSHARE_COUNT: Final = "aliyun.com/gpu-count"
 
+KAI_FRACTION: Final = "gpu-fraction"
+KAI_MIB: Final = "gpu-memory"
+KAI_CARDS: Final = "gpu-fraction-num-devices"
+KAI_CONTAINER: Final = "gpu-fraction-container-name"
+KAI_AMOUNTS: Final = (KAI_FRACTION, KAI_MIB, KAI_CARDS)
+"""Annotations of a pod, by which one container of it asks; Run:ai's are the same."""
+
+_LIKE_HAMI: Final = {
+    "volcano.sh/vgpu-number": GPU,
+    "volcano.sh/vgpu-memory": HAMI_MIB,
+    "volcano.sh/vgpu-memory-percentage": HAMI_PERCENT,
+    "volcano.sh/vgpu-cores": HAMI_CORES,
+    "volcano.sh/gpu-number": GPU,
+    "volcano.sh/gpu-memory": HAMI_MIB,
+    KAI_MIB: HAMI_MIB,
+    KAI_FRACTION: HAMI_PERCENT,
+    KAI_CARDS: GPU,
+}
+"""Names of Volcano, KAI and Run:ai for what HAMi's mean; a fraction of a card is read as percent of it."""
+
 RESOURCES: Final = frozenset(
     {GPU, SHARED_GPU, HAMI_MIB, HAMI_PERCENT, HAMI_CORES, HAMI_PRIORITY, GPUSHARE_MEMORY, GPUSHARE_COUNT}
+    | {name for name in _LIKE_HAMI if name not in KAI_AMOUNTS}
 )
 _EXCLUSIVE: Final = (
     (GPUSHARE_MEMORY, GPU),
@@ -29,6 +52,9 @@ _EXCLUSIVE: Final = (
     (HAMI_MIB, HAMI_PERCENT),
 )
 WHOLE_PERCENT: Final = 100
+_MEMORY: Final = frozenset(
+    {GPUSHARE_MEMORY, HAMI_MIB, *(name for name, like in _LIKE_HAMI.items() if like == HAMI_MIB)}
+)
 _MIB_PER_GIB: Final = 1024
 
 
@@ -75,7 +101,7 @@ def is_peer_resource(resource: str) -> bool:
 
 
 def read_amounts(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the amounts of the three's resources; the limit counts, as with every extended resource."""
+    """Read the amounts of the others' resources; the limit counts, as with every extended resource."""
     found: dict[str, Any] = {}
     resources = container.get("resources")
     for field in ("requests", "limits"):
@@ -96,40 +122,46 @@ def translate_amounts(amounts: Mapping[str, Any], options: MigrationOptions) -> 
     """
     if not amounts:
         return None
-    _refuse_without_peer(amounts)
-    numbers = {name: _number(name, amount) for name, amount in amounts.items()}
+    names = {_LIKE_HAMI.get(name, name): name for name in amounts}
+    annotated = [name for name in amounts if name in KAI_AMOUNTS]
+    if len(names) < len(amounts) or 0 < len(annotated) < len(amounts):
+        raise UntranslatableError(f"{' and '.join(amounts)} for one container: keep the names of one")
+    _refuse_without_peer(names)
+    numbers = {like: _number(name, amounts[name]) for like, name in names.items()}
     if GPUSHARE_MEMORY in numbers:
         return _memory(1, numbers[GPUSHARE_MEMORY] * options.gpushare_unit_mib, options, ())
     # HAMi's webhook sets 1 where only memory or cores are asked for.
     cards = numbers.get(GPU, numbers.get(SHARED_GPU, 1))
-    notes = _left_out(numbers)
+    notes = _left_out(numbers, names)
+    if names.get(HAMI_PERCENT) == KAI_FRACTION:
+        notes += _rounded(amounts[KAI_FRACTION], numbers[HAMI_PERCENT])
     if not cards:
         return None
     if numbers.get(HAMI_MIB):
         return _memory(cards, numbers[HAMI_MIB], options, notes)
     if numbers.get(HAMI_PERCENT):
-        return _percent(cards, numbers[HAMI_PERCENT], notes)
+        return _percent(cards, numbers[HAMI_PERCENT], notes, names[HAMI_PERCENT])
     return _without_memory(cards, options, notes, shared=SHARED_GPU in numbers)
 
 
-def _refuse_without_peer(amounts: Mapping[str, Any]) -> None:
-    for name in amounts:
+def _refuse_without_peer(names: Mapping[str, str]) -> None:
+    for name in names:
         if name.startswith(MIG_PREFIX):
             raise UntranslatableError(
                 f"{name} is a MIG instance: gpupack lists a card in MIG mode as its instances; ask for the "
                 "instance's memory in gpupack.io/gpu-memory-gib"
             )
-    if GPUSHARE_COUNT in amounts:
+    if GPUSHARE_COUNT in names:
         raise UntranslatableError(
             f"{GPUSHARE_COUNT}: write the sum of all cards in gpupack.io/gpu-memory-gib and their number in "
             "the annotation gpupack.io/cards"
         )
     for one, other in _EXCLUSIVE:
-        if one in amounts and other in amounts:
-            raise UntranslatableError(f"{one} and {other} in one container: keep one of them")
+        if one in names and other in names:
+            raise UntranslatableError(f"{names[one]} and {names[other]} for one container: keep one of them")
 
 
-def _left_out(numbers: Mapping[str, int]) -> tuple[str, ...]:
+def _left_out(numbers: Mapping[str, int], names: Mapping[str, str]) -> tuple[str, ...]:
     """Say what gpupack has not."""
     notes = []
     if HAMI_PRIORITY in numbers:
@@ -137,7 +169,9 @@ def _left_out(numbers: Mapping[str, int]) -> tuple[str, ...]:
     cores = numbers.get(HAMI_CORES, 0)
     if cores:
         alone = "; for a card alone ask for gpupack.io/gpu-percent: 100" if cores == WHOLE_PERCENT else ""
-        notes.append(f"{HAMI_CORES}: {cores} is left out: gpupack shares memory and limits no cores{alone}")
+        notes.append(
+            f"{names[HAMI_CORES]}: {cores} is left out: gpupack shares memory and limits no cores{alone}"
+        )
     return tuple(notes)
 
 
@@ -173,18 +207,38 @@ def _memory(
     return CardRequest(cards, units=cards * units, notes=notes)
 
 
-def _percent(cards: int, percent: int, notes: tuple[str, ...]) -> CardRequest:
+def _percent(cards: int, percent: int, notes: tuple[str, ...], name: str = HAMI_PERCENT) -> CardRequest:
     if not 1 <= percent <= WHOLE_PERCENT:
-        raise UntranslatableError(f"{HAMI_PERCENT}: {percent}; allowed: 1 to {WHOLE_PERCENT}")
+        raise UntranslatableError(f"{name}: {percent}; allowed: 1 to {WHOLE_PERCENT}")
     return CardRequest(cards, percent=cards * percent, notes=notes)
 
 
 def _number(name: str, amount: Any) -> int:
+    if name == KAI_FRACTION:
+        return _percent_of_fraction(str(amount))
     try:
         number = parse_integer(str(amount))
     except QuantityError as error:
         raise UntranslatableError(f"{name}: {error}") from error
-    if number < 0 or (name in {HAMI_MIB, GPUSHARE_MEMORY} and not str(amount).isdigit()):
+    if number < 0 or (name in _MEMORY and not str(amount).isdigit()):
         # `8Gi` would be 8 589 934 592 MiB.
         raise UntranslatableError(f"{name}: {shown(str(amount))}; allowed: a whole number without a suffix")
     return number
+
+
+def _percent_of_fraction(text: str) -> int:
+    """Read a fraction of a card as percent of it, rounded up."""
+    try:
+        percent = Decimal(text) * WHOLE_PERCENT
+        is_share = 0 < percent <= WHOLE_PERCENT
+    except ArithmeticError:
+        is_share = False
+    if not is_share:
+        raise UntranslatableError(f"{KAI_FRACTION}: {shown(text)}; allowed: a number above 0, up to 1")
+    return ceil(percent)
+
+
+def _rounded(fraction: Any, percent: int) -> tuple[str, ...]:
+    if Decimal(str(fraction)) * WHOLE_PERCENT == percent:
+        return ()
+    return (f"{KAI_FRACTION}: {fraction} rounded up to {percent} percent",)

@@ -397,7 +397,7 @@ MIGRATED = re.compile(
 )
 
 
-@pytest.mark.parametrize("project", ["gpushare", "hami", "nvidia"])
+@pytest.mark.parametrize("project", ["gpushare", "hami", "kai", "nvidia"])
 def test_the_example_of_a_migration_prints_what_its_page_shows(project: str) -> None:
     (example,) = MIGRATED.findall((DOCS / "migration" / f"{project}.md").read_text(encoding="utf-8"))
     result = CliRunner().invoke(cli, ["migrate", *example[0].split(), "-f", "-"], input=example[1])

@@ -1,4 +1,4 @@
-"""`gpupack migrate`: what becomes of manifests of HAMi, gpushare and NVIDIA's plugin."""
+"""`gpupack migrate`: what becomes of manifests for other ways to share GPUs."""
 
 import re
 from pathlib import Path
@@ -71,6 +71,13 @@ def limits_of(found):
             {"aliyun.com/gpu-mem": 3000}, {"gpushare_unit_mib": 1}, {GIB: 3}, None, id="gpushare, MiB"
         ),
         pytest.param({"nvidia.com/gpu": 1}, {}, {PERCENT: 100}, None, id="NVIDIA, a whole card"),
+        pytest.param(
+            {"volcano.sh/vgpu-number": 2, "volcano.sh/vgpu-memory": 3000}, {}, {GIB: 6}, "2", id="Volcano"
+        ),
+        pytest.param({"volcano.sh/gpu-memory": 2048}, {}, {GIB: 2}, None, id="Volcano, the older name"),
+        pytest.param(
+            {"volcano.sh/vgpu-memory-percentage": 30}, {}, {PERCENT: 30}, None, id="Volcano, percent"
+        ),
         pytest.param({"nvidia.com/gpu": "4"}, {}, {PERCENT: 400}, "4", id="NVIDIA, four"),
         pytest.param(
             {"nvidia.com/gpu": 1}, {"gpu_gib": 8}, {GIB: 8}, None, id="replicas under the same name"
@@ -171,15 +178,21 @@ def test_only_gpushare_has_all_containers_on_one_card(first, second, annotations
                 "metadata": {"name": "p"},
                 "spec": {"hard": {"requests.nvidia.com/gpu": 4}},
             },
-            "in no pod",
+            "nvidia.com/gpu at spec.hard: write requests.gpupack.io/gpu-memory-gib",
         ),
         (
-            {
-                "kind": "Workflow",
-                "metadata": {"name": "p"},
-                "spec": {"templates": [{"container": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}]},
-            },
-            "nvidia.com/gpu in no pod and no pod template",
+            pod({"volcano.sh/vgpu-number": 1, "nvidia.com/gpu": 1}),
+            "volcano.sh/vgpu-number and nvidia.com/gpu",
+        ),
+        (pod({"nvidia.com/gpu": 1}, {"gpu-fraction": "0.5"}), "nvidia.com/gpu and gpu-fraction for one"),
+        (pod({}, {"gpu-fraction": "1.5"}), 'gpu-fraction: "1.5"; allowed: a number above 0, up to 1'),
+        (pod({}, {"gpu-fraction": "1e999999999"}), "allowed: a number above 0, up to 1"),
+        (pod({}, {"gpu-fraction": "half"}), 'gpu-fraction: "half"; allowed: a number above 0, up to 1'),
+        (pod({}, {"gpu-fraction": "nan"}), "allowed: a number above 0, up to 1"),
+        (pod({}, {"gpu-memory": "4Gi"}), 'gpu-memory: "4Gi"; allowed: a whole number without a suffix'),
+        (
+            pod({}, {"gpu-fraction": "0.5", "gpu-fraction-container-name": "x"}),
+            "gpu-fraction-container-name: x; there is no such container",
         ),
     ],
 )
@@ -217,7 +230,7 @@ def test_annotations():
         "team": "a",
         "gpupack.io/gpu-model": "*A100*,*Tesla V100*,!*T4*",
         "gpupack.io/gpu-uuid": "GPU-a,GPU-b",
-        "gpupack.io/node-policy": "best-fit",
+        "gpupack.io/node-policy": "fragmentation",
         "gpupack.io/card-policy": "least-used",
     }
     request = parse_pod(found["metadata"]["annotations"], [], found["spec"]["containers"], GIB)
@@ -238,7 +251,7 @@ def test_cores_and_priority_and_other_things_are_said():
             },
             {"nvidia.com/vgpu-mode": "mig", "hami.io/gpu-scheduler-policy": "topology-aware"},
             nodeName="n1",
-            schedulerName="volcano",
+            schedulerName="yunikorn",
             nodeSelector={"gpushare": "true", "zone": "a"},
         )
     )
@@ -251,7 +264,7 @@ def test_cores_and_priority_and_other_things_are_said():
         "vgpu-mode: mig is left out",
         "topology-aware is left out",
         "nodeName n1 is kept",
-        "schedulerName volcano is kept",
+        "schedulerName yunikorn is kept",
         "nodeSelector gpushare: true is kept",
     ):
         assert said in text
@@ -301,6 +314,206 @@ def test_a_request_without_a_limit_gets_one():
     document["spec"]["containers"][0]["resources"] = {"requests": {"nvidia.com/gpumem": 1024, "cpu": 1}}
     found, _ = one(document)
     assert found["spec"]["containers"][0]["resources"] == {"requests": {GIB: 1, "cpu": 1}, "limits": {GIB: 1}}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "limits", "cards"),
+    [
+        ({"gpu-fraction": "0.5"}, {PERCENT: 50}, None),
+        ({"gpu-fraction": 1}, {PERCENT: 100}, None),
+        ({"gpu-fraction": "0.333", "gpu-fraction-num-devices": "2"}, {PERCENT: 68}, "2"),
+        ({"gpu-memory": "3000", "gpu-fraction-num-devices": "2"}, {GIB: 6}, "2"),
+        ({"gpu-memory": "2048", "gpu-memory.limit": "4096", "runai-allocated-gpus": "1"}, {GIB: 2}, None),
+    ],
+)
+def test_annotations_of_kai_ask_for_the_first_container(annotations, limits, cards):
+    document = pod({}, annotations, schedulerName="kai-scheduler")
+    document["spec"]["containers"] = [{"name": "c"}, {"name": "d"}]
+    document["spec"]["initContainers"] = [{"name": "i"}]
+    found, done = one(document)
+    assert done.complete
+    assert [container.get("resources") for container in found["spec"]["containers"]] == [
+        {"limits": limits},
+        None,
+    ]
+    assert found["metadata"].get("annotations", {}) == ({"gpupack.io/cards": cards} if cards else {})
+    assert found["spec"]["schedulerName"] == "gpupack-scheduler"
+    assert "schedulerName kai-scheduler becomes gpupack-scheduler: its queues and gangs" in done.notes[-1]
+
+
+def test_annotations_of_kai_may_name_the_container():
+    document = pod({}, {"gpu-fraction": "0.5", "gpu-fraction-container-name": "i"})
+    document["spec"]["initContainers"] = [{"name": "i"}]
+    found, done = one(document)
+    assert done.complete
+    assert found["spec"]["initContainers"] == [{"name": "i", "resources": {"limits": {PERCENT: 50}}}]
+    assert "annotations" not in found["metadata"]
+
+
+TEMPLATE_OF_A_CARD = {"spec": pod({"nvidia.com/gpu": 2})["spec"]}
+
+
+def named(kind, api="v1", **rest):
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": "p"}, **rest}
+
+
+PATCH = '{"containers":[{"name":"main","resources":{"limits":{"nvidia.com/gpumem":4096}}}]}'
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (
+            named("Workflow", spec={"templates": [{"name": "t", "podSpecPatch": PATCH}]}),
+            "nvidia.com/gpumem at spec.templates[0].podSpecPatch",
+        ),
+        (
+            named("ConfigMap", data={"a.yaml": "limits:\n  limitsKey: nvidia.com/gpu\n"}),
+            "nvidia.com/gpu at data.a.yaml",
+        ),
+        (
+            named("HelmRelease", spec={"values": {"gpu": {"nvidiaResource": "nvidia.com/gpu.shared"}}}),
+            "by hand",
+        ),
+        (
+            named("Kustomization", patches=[{"patch": "path: /spec/limits/nvidia.com~1gpu"}]),
+            "nvidia.com~1gpu at patches[0].patch",
+        ),
+        (
+            named(
+                "ClusterQueue",
+                "kueue.x-k8s.io/v1beta2",
+                spec={"resources": [{"name": "nvidia.com/total-gpumem"}]},
+            ),
+            "docs/howto/kueue.md",
+        ),
+        (
+            named(
+                "ResourceClaimTemplate",
+                spec={"requests": [{"exactly": {"deviceClassName": "gpu.nvidia.com"}}]},
+            ),
+            "docs/dra.md",
+        ),
+        (named("Queue", "scheduling.run.ai/v2", spec={"resources": {"gpu": {"quota": 4}}}), "docs/queue.md"),
+        (
+            named("RayCluster", metadata={"name": "p", "annotations": {"gpu-fraction": "0.5"}}),
+            "gpu-fraction at metadata.annotations",
+        ),
+        (
+            named("TrainJob", spec={"resourcesPerNode": {"limits": {"nvidia.com/gpu": 1}}}),
+            "resourcesPerNode.limits",
+        ),
+        (
+            pod({}, containers=[{"name": "c", "args": ["--resource=nvidia.com/gpu"]}]),
+            "nvidia.com/gpu at spec.containers[0].args[0]",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["kind"],
+)
+def test_whatever_names_a_gpu_outside_of_limits_is_said(document, said):
+    found, done = one(document)
+    assert (found, done.complete) == (document, False)
+    (note,) = done.notes
+    assert f"{document['kind']} p: left as it is: " in note
+    assert said in note
+
+
+def test_memory_in_an_annotation_is_said():
+    _, done = one(pod({"nvidia.com/gpu": 1}, {"nvidia.com/gpumem": "4096"}))
+    assert not done.complete
+    assert "nvidia.com/gpumem at metadata.annotations: write the amount into the limits" in done.notes[-1]
+
+
+def test_labels_taints_and_records_ask_for_nothing():
+    document = pod(
+        {"nvidia.com/gpumem": 1024},
+        {"kubectl.kubernetes.io/last-applied-configuration": "nvidia.com/gpu"},
+        tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}],
+    )
+    document["metadata"]["managedFields"] = [{"fieldsV1": {"f:nvidia.com/gpu": {}}}]
+    document["status"] = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}
+    _, done = one(document)
+    assert (done.complete, done.notes) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("api", "document", "path"),
+    [
+        ("serving.knative.dev/v1", {"template": TEMPLATE_OF_A_CARD}, ("template", "spec")),
+        (
+            "serving.kserve.io/v1beta1",
+            {"predictor": {"model": {"resources": {"limits": {"nvidia.com/gpu": 2}}}}},
+            ("predictor",),
+        ),
+        (
+            "serving.kserve.io/v1beta1",
+            {"predictor": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 2}}}]}},
+            ("predictor",),
+        ),
+    ],
+)
+def test_a_scheduler_is_written_into_no_kind_that_refuses_it(api, document, path):
+    kind = "Service" if "knative" in api else "InferenceService"
+    found, done = one(named(kind, api, spec=document))
+    assert done.complete
+    holder = found["spec"]
+    for step in path:
+        holder = holder[step]
+    assert "schedulerName" not in holder
+    annotated = found["spec"]["template"]["metadata"] if kind == "Service" else holder
+    assert annotated["annotations"] == {"gpupack.io/cards": "2"}
+    assert f"{PERCENT}: 200" in done.text
+    assert any("the kind refuses it: policy gpupack-scheduler-name sets it" in note for note in done.notes)
+
+
+def test_a_template_of_a_workflow_is_a_pod():
+    limits = {"limits": {"nvidia.com/gpu": 2}}
+    found, done = one(
+        named("Workflow", spec={"templates": [{"name": "t", "container": {"resources": limits}}]})
+    )
+    assert done.complete
+    (template,) = found["spec"]["templates"]
+    assert template["metadata"]["annotations"] == {"gpupack.io/cards": "2"}
+    assert template["container"]["resources"] == {"limits": {PERCENT: 200}}
+    assert template["schedulerName"] == "gpupack-scheduler"
+
+
+def test_pods_without_a_place_for_annotations_are_left_where_they_need_one():
+    def grove(gpus):
+        limits = {"limits": {"nvidia.com/gpu": gpus}}
+        return named("PodCliqueSet", spec={"podSpec": {"containers": [{"name": "c", "resources": limits}]}})
+
+    found, done = one(grove(1))
+    assert done.complete
+    assert found["spec"]["podSpec"]["schedulerName"] == "gpupack-scheduler"
+    found, done = one(grove(2))
+    assert (found, done.complete) == (grove(2), False)
+    assert "its pods need the annotation gpupack.io/cards: 2, which has no place here" in done.notes[0]
+
+
+def test_a_label_of_a_model_is_said_in_selector_and_affinity():
+    term = {
+        "matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": ["L40S", "T4"]}]
+    }
+    affinity = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    }
+    _, done = one(
+        pod({"nvidia.com/gpumem": 1024}, affinity=affinity, nodeSelector={"nvidia.com/gpu.product": "L40S"})
+    )
+    assert done.complete
+    selector, required = done.notes
+    assert "nodeSelector nvidia.com/gpu.product: L40S is kept" in selector
+    assert "nodeAffinity nvidia.com/gpu.product: L40S, T4 is kept" in required
+    assert all("the annotation gpupack.io/gpu-model chooses cards by model" in note for note in done.notes)
+
+
+def test_who_will_write_an_object_again_is_said_of_those_of_a_cluster():
+    document = pod({"nvidia.com/gpumem": 1024}, {"meta.helm.sh/release-name": "chat"})
+    assert one(document)[1].notes == []
+    document["metadata"] |= {"resourceVersion": "5", "ownerReferences": [{"kind": "Model", "name": "m"}]}
+    (note,) = one(document)[1].notes
+    assert note == "Pod p: Model m and Helm's release chat will write it again: change that, too"
 
 
 def test_two_times_is_as_good_as_once():
