@@ -24,6 +24,7 @@ from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, NotFound
+from kubeapi.objects import Node
 from kubeapi.paths import quote_segment
 
 MAX_REASON: Final = 256
@@ -31,15 +32,6 @@ MAX_REASON: Final = 256
 
 _TRIES: Final = 5
 """A Node is written by its kubelet every few seconds: so many times it may change between read and write."""
-
-
-class _CordonedMetadata(msgspec.Struct):
-    resourceVersion: str = ""  # noqa: N815 (as Kubernetes writes it)
-    annotations: dict[str, str] | None = None
-
-
-class _Node(msgspec.Struct):
-    metadata: _CordonedMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +215,10 @@ class Cordoner:
         path = f"/api/v1/nodes/{quote_segment(node)}"
         for left in reversed(range(_TRIES)):
             try:
-                metadata = msgspec.json.decode(await self._client.get(path), type=_Node).metadata
+                metadata = msgspec.json.decode(await self._client.get(path), type=Node).metadata
                 wanted = decide_change(node, metadata.annotations or {}, request)
                 if wanted.annotations and not self._dry_run:
-                    await self._client.patch(path, _patch(metadata.resourceVersion, wanted.annotations))
+                    await self._client.patch(path, _patch(metadata.resource_version, wanted.annotations))
             except NotFound as error:
                 raise make_unknown_node_error([node]) from error
             except (msgspec.DecodeError, UnicodeError) as error:

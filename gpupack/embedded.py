@@ -20,8 +20,8 @@ from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.host.cgroups import CgroupProbe, ProcessPlace
 from deviceplugin.publishing.shutdown import ShutdownTimeouts
 from deviceplugin.settings import Settings as NodeSettings
-from gpupack.daemon_pods import DAEMON_NAMES, DAEMON_NAMESPACE
 from gpupack.errors import GpupackError
+from gpupack.own_pods import DAEMON_NAMES, DAEMON_NAMESPACE
 from scheduler_plugin.app import run as run_extender
 from scheduler_plugin.settings import Settings as SchedulerSettings
 from standins.apiserver.server import ApiServer

@@ -8,7 +8,7 @@ written, and the command can be stopped and started again at any Node.
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -19,133 +19,52 @@ from allocator.names import (
     GPU_PREFIX,
     NODE_KEPT,
     NODE_SERVES,
-    PLACEHOLDER_LABEL,
-    PLACEHOLDER_SCHEDULER,
     QUEUE_GATE,
     STARTUP_TAINT,
 )
 from gpupack.errors import InputError
+from gpupack.own_pods import DAEMON_NAMES, is_placeholder
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, Forbidden, NotFound
+from kubeapi.objects import Pod, WritableNode, make_list_decoder
 from kubeapi.paths import make_pod_path, quote_segment
-from kubeapi.podstate import is_terminal
+
+T = TypeVar("T")
 
 PREFIX: Final = f"{DOMAIN}/"
 
-DAEMON: Final = "gpupack-node"
-DAEMONS: Final = frozenset({DAEMON, "gpupack-node-dra"})
 _NAME_LABEL: Final = "app.kubernetes.io/name"
 _TRIES: Final = 5
 """A Node is written by its kubelet every few seconds: so many times it may change between read and write."""
 
 
-class _CleanedMetadata(msgspec.Struct):
-    name: str
-    uid: str = ""
-    namespace: str = ""
-    resourceVersion: str = ""  # noqa: N815 (as Kubernetes writes it)
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
+class InstalledPod(Pod):
+    """InstalledPod is a pod, and whether a claim of it has or wants our cards."""
 
-
-class _CleanedStatus(msgspec.Struct):
-    capacity: dict[str, Any] | None = None
-    allocatable: dict[str, Any] | None = None
-
-
-class _Taint(msgspec.Struct):
-    key: str = ""
-    value: str | None = None
-    effect: str = ""
-    timeAdded: str | None = None  # noqa: N815 (as Kubernetes writes it)
-
-
-class _NodeSpec(msgspec.Struct):
-    taints: list[_Taint] | None = None
-
-
-class CleanedNode(msgspec.Struct):
-    """CleanedNode is a Node as far as uninstalling reads it."""
-
-    metadata: _CleanedMetadata
-    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-    status: _CleanedStatus = msgspec.field(default_factory=_CleanedStatus)
-
-
-class _Resources(msgspec.Struct):
-    limits: dict[str, Any] | None = None
-
-
-class _Container(msgspec.Struct):
-    resources: _Resources = msgspec.field(default_factory=_Resources)
-
-
-class _Gate(msgspec.Struct):
-    name: str
-
-
-class _NamedClaim(msgspec.Struct):
-    resourceClaimName: str | None = None  # noqa: N815 (as Kubernetes writes it)
-
-
-class _CleanedPodSpec(msgspec.Struct):
-    containers: list[_Container] | None = None
-    initContainers: list[_Container] | None = None  # noqa: N815 (as Kubernetes writes it)
-    nodeName: str = ""  # noqa: N815 (as Kubernetes writes it)
-    schedulerName: str = ""  # noqa: N815 (as Kubernetes writes it)
-    schedulingGates: list[_Gate] | None = None  # noqa: N815 (as Kubernetes writes it)
-    resourceClaims: list[_NamedClaim] | None = None  # noqa: N815 (as Kubernetes writes it)
-
-
-class _CleanedPodStatus(msgspec.Struct):
-    phase: str = ""
-    resourceClaimStatuses: list[_NamedClaim] | None = None  # noqa: N815 (as Kubernetes writes it)
-
-
-class InstalledPod(msgspec.Struct):
-    """InstalledPod is a pod as far as uninstalling reads it, and whether its claim has or wants our cards."""
-
-    metadata: _CleanedMetadata
-    spec: _CleanedPodSpec = msgspec.field(default_factory=_CleanedPodSpec)
-    status: _CleanedPodStatus = msgspec.field(default_factory=_CleanedPodStatus)
     has_claim: bool = False
 
     @property
     def claims(self) -> set[str]:
         """Names of its ResourceClaims, those from templates among them."""
-        named = (*(self.spec.resourceClaims or ()), *(self.status.resourceClaimStatuses or ()))
-        return {each.resourceClaimName for each in named if each.resourceClaimName}
-
-    @property
-    def text(self) -> str:
-        return f"{self.metadata.namespace}/{self.metadata.name}"
-
-    @property
-    def has_ended(self) -> bool:
-        return is_terminal(self.status.phase)
+        named = (*(self.spec.resource_claims or ()), *(self.status.resource_claim_statuses or ()))
+        return {each.resource_claim_name for each in named if each.resource_claim_name}
 
     @property
     def asks_for_memory(self) -> bool:
         """Tell whether a container asks for GPU memory, or has or wants it by a claim."""
         if self.has_claim:
             return True
-        containers = [*(self.spec.containers or ()), *(self.spec.initContainers or ())]
-        return any(key.startswith(GPU_PREFIX) for each in containers for key in each.resources.limits or ())
+        containers = [*(self.spec.containers or ()), *(self.spec.init_containers or ())]
+        limits = [each.resources.limits or {} for each in containers if each.resources is not None]
+        return any(key.startswith(GPU_PREFIX) for each in limits for key in each)
 
     @property
-    def is_gated(self) -> bool:
-        """Whether it waits for gpupack's queue."""
-        return any(gate.name == QUEUE_GATE for gate in self.spec.schedulingGates or ())
-
-    @property
-    def is_placeholder(self) -> bool:
-        """Whether it asks a cluster autoscaler for a node, and never runs."""
-        labels = self.metadata.labels or {}
-        return PLACEHOLDER_LABEL in labels and self.spec.schedulerName == PLACEHOLDER_SCHEDULER
+    def waits_in_queue(self) -> bool:
+        return QUEUE_GATE in self.gates
 
     @property
     def is_daemon(self) -> bool:
-        return (self.metadata.labels or {}).get(_NAME_LABEL) in DAEMONS
+        return (self.metadata.labels or {}).get(_NAME_LABEL) in DAEMON_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +112,7 @@ class Traces:
         }
 
 
-def find_traces(node: CleanedNode) -> Traces:
+def find_traces(node: WritableNode) -> Traces:
     capacity, allocatable = node.status.capacity or {}, node.status.allocatable or {}
     return Traces(
         resources=_ours({**capacity, **allocatable}),
@@ -204,9 +123,9 @@ def find_traces(node: CleanedNode) -> Traces:
         ),
         taints=tuple(
             dict.fromkeys(
-                taint.key
-                for taint in node.spec.taints or ()
-                if taint.key == STARTUP_TAINT or taint.key.startswith(PREFIX)
+                key
+                for key in (taint.get("key", "") for taint in node.spec.taints or ())
+                if key == STARTUP_TAINT or key.startswith(PREFIX)
             )
         ),
     )
@@ -225,10 +144,10 @@ def explain_kept_node(pods: Collection[InstalledPod], *, force: bool) -> str:
         force: clean it although pods there hold GPU memory.
     """
     here = [pod for pod in pods if not pod.has_ended]
-    daemons = [pod.text for pod in here if pod.is_daemon]
+    daemons = [pod.full_name for pod in here if pod.is_daemon]
     if daemons:
         return f"its daemon runs and would write again: pod {daemons[0]}"
-    holding = sorted(pod.text for pod in here if pod.asks_for_memory)
+    holding = sorted(pod.full_name for pod in here if pod.asks_for_memory)
     if holding and not force:
         return f"{_count(holding, 'pod')} there {_verb(holding, 'hold')} GPU memory: {_some(holding)}"
     return ""
@@ -236,12 +155,14 @@ def explain_kept_node(pods: Collection[InstalledPod], *, force: bool) -> str:
 
 def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
     """Say which pods still need gpupack, whatever becomes of the Nodes."""
-    living = [pod for pod in pods if not (pod.has_ended or pod.is_placeholder)]
-    gated = sorted(pod.text for pod in living if pod.is_gated)
+    living = [pod for pod in pods if not (pod.has_ended or is_placeholder(pod))]
+    gated = sorted(pod.full_name for pod in living if pod.waits_in_queue)
     waiting = sorted(
-        pod.text for pod in living if pod.asks_for_memory and not pod.spec.nodeName and not pod.is_gated
+        pod.full_name
+        for pod in living
+        if pod.asks_for_memory and not pod.spec.node_name and not pod.waits_in_queue
     )
-    holding = sorted(pod.text for pod in living if pod.asks_for_memory and pod.spec.nodeName)
+    holding = sorted(pod.full_name for pod in living if pod.asks_for_memory and pod.spec.node_name)
     warnings = []
     if holding:
         warnings.append(f"{_count(holding, 'pod')} {_verb(holding, 'hold')} GPU memory: {_some(holding)}")
@@ -333,7 +254,7 @@ class Uninstaller:
         found = {
             node.metadata.name: find_traces(node)
             async for page in self._client.pages("/api/v1/nodes")
-            for node in _items(page, CleanedNode, self._client.server)
+            for node in _items(page, WritableNode, self._client.server)
         }
         unknown = sorted(set(names) - set(found))
         if unknown:
@@ -346,7 +267,7 @@ class Uninstaller:
         Raises:
             KubeApiError: the API server refused.
         """
-        placeholders = [pod for pod in pods if pod.is_placeholder]
+        placeholders = [pod for pod in pods if is_placeholder(pod)]
         for pod in [] if self._dry_run else placeholders:
             options = {
                 "apiVersion": "v1",
@@ -356,7 +277,7 @@ class Uninstaller:
             }
             with suppress(NotFound, Conflict):
                 await self._client.delete(make_pod_path(pod.metadata.namespace, pod.metadata.name), options)
-        return sorted(pod.text for pod in placeholders)
+        return sorted(pod.full_name for pod in placeholders)
 
     async def clean_nodes(
         self, names: Sequence[str], pods: Collection[InstalledPod]
@@ -368,7 +289,7 @@ class Uninstaller:
         """
         there: dict[str, list[InstalledPod]] = {}
         for pod in pods:
-            there.setdefault(pod.spec.nodeName, []).append(pod)
+            there.setdefault(pod.spec.node_name, []).append(pod)
         for name in names:
             outcome = await self._clean_node(name, explain_kept_node(there.get(name, ()), force=self._force))
             if outcome is not None:
@@ -378,7 +299,7 @@ class Uninstaller:
         for left in reversed(range(_TRIES)):
             try:
                 node = msgspec.json.decode(
-                    await self._client.get(f"/api/v1/nodes/{quote_segment(name)}"), type=CleanedNode
+                    await self._client.get(f"/api/v1/nodes/{quote_segment(name)}"), type=WritableNode
                 )
             except NotFound:
                 return None
@@ -402,35 +323,23 @@ class Uninstaller:
                 return CleanOutcome(name, traces, cleaned=True)
         return None
 
-    async def _remove_traces(self, node: CleanedNode, traces: Traces) -> None:
+    async def _remove_traces(self, node: WritableNode, traces: Traces) -> None:
         """Remove what was found, the taint before all else."""
-        name, version = node.metadata.name, node.metadata.resourceVersion
+        name, version = node.metadata.name, node.metadata.resource_version
         if traces.taints:
-            left = [
-                {key: value for key, value in msgspec.to_builtins(taint).items() if value}
-                for taint in node.spec.taints or ()
-                if taint.key not in traces.taints
-            ]
+            left = [taint for taint in node.spec.taints or () if taint.get("key") not in traces.taints]
             body = {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}
             answer = await self._client.patch(f"/api/v1/nodes/{quote_segment(name)}", body)
-            version = msgspec.json.decode(answer, type=CleanedNode).metadata.resourceVersion
+            version = msgspec.json.decode(answer, type=WritableNode).metadata.resource_version
         if traces.resources or traces.annotations or traces.labels:
             await self._client.patch_node_status(name, traces.patch(version))
 
 
-def _items(page: bytes, kind: Any, server: str) -> list[Any]:
+def _items(page: bytes, kind: type[T], server: str) -> list[T]:
     try:
-        return list(msgspec.json.decode(page, type=_LISTS[kind]).items)
+        return make_list_decoder(kind)(page).items or []
     except msgspec.ValidationError as error:
         raise InputError(f"{server} lists something else than {kind.__name__}s: {error}") from error
-
-
-class _CleanedNodeList(msgspec.Struct):
-    items: list[CleanedNode]
-
-
-class _CleanedPodList(msgspec.Struct):
-    items: list[InstalledPod]
 
 
 class _ClassName(msgspec.Struct):
@@ -461,17 +370,6 @@ class _Claim(ClaimObject):
             for request in self.spec.devices.requests or ()
             for each in (request.exactly, *(request.firstAvailable or ()))
         )
-
-
-class _ClaimList(msgspec.Struct):
-    items: list[_Claim]
-
-
-_LISTS: Final[Mapping[type, Any]] = {
-    CleanedNode: _CleanedNodeList,
-    InstalledPod: _CleanedPodList,
-    _Claim: _ClaimList,
-}
 
 
 def _ours(keys: Mapping[str, Any]) -> tuple[str, ...]:

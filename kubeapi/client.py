@@ -8,7 +8,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 import msgspec
@@ -28,7 +28,7 @@ from kubeapi.errors import (
     describe_unreachable,
     make_error,
 )
-from kubeapi.lists import decode_list
+from kubeapi.objects import KubeStruct, ListMeta
 from kubeapi.paths import add_query, make_pod_path, quote_segment
 from kubeapi.streams import make_keepalive_socket, read_at_most, split_lines
 
@@ -47,6 +47,13 @@ WATCH_GRACE_S = 15.0
 """A watch that is silent for this much longer than it may last is dead."""
 
 Body = bytes | Mapping[str, object]
+
+
+class _Page(KubeStruct):
+    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
+
+
+_decode_page: Final = msgspec.json.Decoder(_Page).decode
 
 
 class KubeClient:
@@ -252,7 +259,7 @@ class KubeClient:
             more = {"continue": token} if token else {}
             page = await self.get(path, timeout_s=timeout_s, limit=limit, **more, **params)
             try:
-                token = decode_list(page).metadata.next
+                token = _decode_page(page).metadata.next
             except UNREADABLE as error:
                 raise Malformed(f"GET {path}: not a list: {error}") from error
             yield page

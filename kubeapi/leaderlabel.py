@@ -15,6 +15,7 @@ import structlog
 
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.errors import UNREADABLE, KubeApiError, Malformed, NotFound
+from kubeapi.objects import Pod, make_list_decoder
 from kubeapi.paths import make_pod_path, quote_segment
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
@@ -44,17 +45,7 @@ class LabelApi(Protocol):
         ...
 
 
-class _LeaderPodMetadata(msgspec.Struct):
-    name: str
-    uid: str = ""
-
-
-class _LeaderPod(msgspec.Struct):
-    metadata: _LeaderPodMetadata
-
-
-class _LeaderPodList(msgspec.Struct):
-    items: list[_LeaderPod]
+_decode_pods: Final = make_list_decoder(Pod)
 
 
 class LeaderLabel:
@@ -146,10 +137,10 @@ class LeaderLabel:
         selector = f"{self._label}={self._value}"
         body = await self._client.get(path, timeout_s=self._timeout_s, labelSelector=selector)
         try:
-            found = msgspec.json.decode(body, type=_LeaderPodList)
+            found = _decode_pods(body)
         except UNREADABLE as error:
             raise Malformed(f"a list of pods that cannot be read: {error}") from error
-        for other in found.items:
+        for other in found.items or ():
             if other.metadata.name == self._pod or not self._leads():
                 continue
             try:

@@ -16,31 +16,19 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 import structlog
 
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, Malformed, NotFound
+from kubeapi.objects import Lease, LeaseSpec
 from kubeapi.paths import quote_segment
 
 RELEASE_TIMEOUT_S = 2.0
 
 log = structlog.get_logger(__name__)
-
-
-class _LeaseSpec(msgspec.Struct, rename="camel"):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    acquire_time: str | None = None
-    renew_time: str | None = None
-    lease_transitions: int | None = None
-
-
-class _Lease(msgspec.Struct):
-    metadata: dict[str, Any]
-    spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
 
 
 class LeaderStatus(Protocol):
@@ -135,7 +123,7 @@ class LeaseElector:
         self._deadline_s = lease_s - self.gap_s
         self._renewed_at: float | None = None
         self._since: float | None = None
-        self._seen: _Lease | None = None
+        self._seen: Lease | None = None
         self._seen_at = 0.0
 
     @property
@@ -196,7 +184,7 @@ class LeaseElector:
             lease = _read_lease(await self._client.get(self._path, timeout_s=self._deadline_s))
         except NotFound:
             metadata = {"name": self._name, "namespace": self._namespace}
-            await self._write(_Lease(metadata=metadata), create=True)
+            await self._write(Lease(metadata=metadata), create=True)
             return
         self._observe(lease)
         if self.holder in {"", self.identity} or self._expired() or self._has_stopped(self.holder):
@@ -211,7 +199,7 @@ class LeaseElector:
         with suppress(NotFound):
             self._observe(_read_lease(await self._client.get(self._path, timeout_s=self._deadline_s)))
 
-    def _observe(self, lease: _Lease) -> None:
+    def _observe(self, lease: Lease) -> None:
         """Restart the wait whenever the record has changed."""
         if self._seen is None or self._seen.spec != lease.spec:
             self._seen_at = self._clock()
@@ -221,12 +209,12 @@ class LeaseElector:
         duration_s = self._seen.spec.lease_duration_seconds if self._seen else None
         return self._clock() >= self._seen_at + (duration_s or self._lease_s)
 
-    async def _write(self, old: _Lease, *, create: bool = False) -> None:
+    async def _write(self, old: Lease, *, create: bool = False) -> None:
         """Compare and swap; leadership counts from before the request was sent."""
         now = _format_micro_time(self._wall())
         ours = old.spec.holder_identity == self.identity
         taken = 0 if create or ours else 1
-        spec = _LeaseSpec(
+        spec = LeaseSpec(
             holder_identity=self.identity,
             lease_duration_seconds=self._lease_s,
             acquire_time=old.spec.acquire_time if ours else now,
@@ -239,7 +227,7 @@ class LeaseElector:
             self._since = self._clock()
         self._renewed_at = sent_at
 
-    async def _send(self, old: _Lease, spec: _LeaseSpec, *, create: bool, timeout_s: float) -> _Lease:
+    async def _send(self, old: Lease, spec: LeaseSpec, *, create: bool, timeout_s: float) -> Lease:
         body = msgspec.json.encode(
             {
                 "apiVersion": "coordination.k8s.io/v1",
@@ -271,7 +259,7 @@ class LeaseElector:
             if lease.spec.holder_identity != self.identity:
                 return
             now = _format_micro_time(self._wall())
-            spec = _LeaseSpec(
+            spec = LeaseSpec(
                 holder_identity="",
                 lease_duration_seconds=1,
                 acquire_time=now,
@@ -286,9 +274,9 @@ class LeaseElector:
             log.warning("lease not released", lease=self._name, error=str(error))
 
 
-def _read_lease(body: bytes) -> _Lease:
+def _read_lease(body: bytes) -> Lease:
     try:
-        return msgspec.json.decode(body, type=_Lease)
+        return msgspec.json.decode(body, type=Lease)
     except UNREADABLE as error:
         raise Malformed(f"a Lease that cannot be read: {error}") from error
 

@@ -16,22 +16,13 @@ import structlog
 
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, KubeApiError
+from kubeapi.objects import Lease, LeaseSpec
 from kubeapi.paths import quote_segment
 
 log = structlog.get_logger(__name__)
 
 
-class _LeaseSpec(msgspec.Struct, rename="camel"):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    renew_time: str | None = None
-
-
-class _Lease(msgspec.Struct):
-    spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
-
-
-_decode = msgspec.json.Decoder(_Lease).decode
+_decode = msgspec.json.Decoder(Lease).decode
 
 
 class LeaseFollower:
@@ -72,7 +63,7 @@ class LeaseFollower:
         self._read_s = read_s
         self._clock = clock
         self._sleep = sleep
-        self._seen: _LeaseSpec | None = None
+        self._seen: LeaseSpec | None = None
         self._seen_at = clock()
         self._until: float | None = None
         self._since: float | None = None
@@ -103,7 +94,7 @@ class LeaseFollower:
                 self._apply_lease(spec, began)
             await self._sleep(self._read_s)
 
-    def _apply_lease(self, spec: _LeaseSpec, began: float) -> None:
+    def _apply_lease(self, spec: LeaseSpec, began: float) -> None:
         """Apply a Lease read that began at `began`."""
         before, self._seen = self._seen, spec
         seen_at, self._seen_at = self._seen_at, began

@@ -8,17 +8,6 @@ import msgspec
 T = TypeVar("T")
 
 
-class _ListMetadata(msgspec.Struct, rename={"next": "continue"}):
-    next: str = ""
-
-
-class _ListPage(msgspec.Struct):
-    metadata: _ListMetadata = msgspec.field(default_factory=_ListMetadata)
-
-
-decode_list = msgspec.json.Decoder(_ListPage).decode
-
-
 class CompactList(Sequence[T], Generic[T]):
     """A CompactList is a list whose pages are JSON of the fields that are read; each loop decodes them anew.
 

@@ -5,8 +5,8 @@ field while it decodes. A Pod with all its parts is decoded as fast as a smaller
 structs are left out of garbage collection: JSON has no cycles, so never put one into these objects.
 """
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -24,6 +24,27 @@ ResourceList = dict[str, str | int]
 
 class KubeStruct(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
     """Base of the objects of the API and of their parts: lower camel case on the wire."""
+
+
+T = TypeVar("T")
+
+
+class ListMeta(KubeStruct):
+    """`metadata` of a list; `next` is where the next page goes on, empty for the last one."""
+
+    resource_version: str = ""
+    next: str = msgspec.field(default="", name="continue")
+
+
+class ObjectList(KubeStruct, Generic[T]):
+    """A page of a list; the API server writes null for no items."""
+
+    items: list[T] | None
+    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
+
+
+def make_list_decoder(kind: type[T]) -> Callable[[bytes], ObjectList[T]]:
+    return msgspec.json.Decoder(ObjectList[kind]).decode  # type: ignore[valid-type]
 
 
 class OwnerReference(KubeStruct):
@@ -73,6 +94,10 @@ class ObjectMeta(KubeStruct):
     def controller(self) -> OwnerReference | None:
         """The owner that would create the object again."""
         return next((owner for owner in self.owner_references or () if owner.controller), None)
+
+    def is_controlled_by(self, uid: str) -> bool:
+        controller = self.controller
+        return controller is not None and controller.uid == uid
 
     def get_annotation(self, name: str) -> str | None:
         return (self.annotations or {}).get(name)
@@ -315,6 +340,17 @@ class PodStatus(ConditionedStatus):
     resource_claim_statuses: list[PodResourceClaim] | None = None
     extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
 
+    @property
+    def scheduled(self) -> Condition | None:
+        """The condition PodScheduled; None before a scheduler has said anything."""
+        return self.get_condition("PodScheduled")
+
+    @property
+    def is_unschedulable(self) -> bool:
+        """Whether its condition says so, by which a cluster autoscaler counts it."""
+        found = self.scheduled
+        return found is not None and found.status == "False" and found.reason == "Unschedulable"
+
     def list_containers(self) -> Iterator[ContainerStatus]:
         yield from self.init_container_statuses or ()
         yield from self.container_statuses or ()
@@ -342,6 +378,10 @@ class Pod(KubeStruct):
     @property
     def is_gated(self) -> bool:
         return bool(self.spec.scheduling_gates)
+
+    @property
+    def gates(self) -> list[str]:
+        return [gate.name for gate in self.spec.scheduling_gates or ()]
 
     @property
     def runtime_uid(self) -> str:
@@ -390,6 +430,18 @@ class Node(KubeStruct):
         """Whether the condition Ready is True; None if there is none."""
         condition = self.status.get_condition("Ready")
         return None if condition is None else condition.is_true
+
+
+class WritableNodeSpec(KubeStruct):
+    """`spec` of a Node whose taints are written again: they stay as they are, with all their fields."""
+
+    taints: list[dict[str, Any]] | None = None
+
+
+class WritableNode(KubeStruct):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: WritableNodeSpec = msgspec.field(default_factory=WritableNodeSpec)
+    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
 
 
 class Namespace(KubeStruct):
@@ -456,3 +508,10 @@ class LeaseSpec(KubeStruct):
     acquire_time: str | None = None
     renew_time: str | None = None
     lease_transitions: int | None = None
+
+
+class Lease(KubeStruct):
+    """A Lease; its metadata stays as it is, to be written again."""
+
+    metadata: dict[str, Any] = {}
+    spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Generic, Literal, Protocol, TypeVar, cast
+from typing import Final, Generic, Literal, Protocol, TypeVar, cast
 
 import msgspec
 import structlog
@@ -21,6 +21,7 @@ from kubeapi.backoff import Backoff
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import UNREADABLE, ApiStatus, Gone, KubeApiError, Malformed, make_error, shorten
 from kubeapi.lists import CompactList
+from kubeapi.objects import ListMeta, make_list_decoder
 
 T = TypeVar("T")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -57,22 +58,11 @@ class Sink(Protocol[S_contra]):
         del error
 
 
-class _PageMetadata(msgspec.Struct, rename={"resource_version": "resourceVersion"}):
-    resource_version: str = ""
-
-
 class _Object(msgspec.Struct):
-    metadata: _PageMetadata
+    metadata: ListMeta
 
 
-class _RawPage(msgspec.Struct):
-    metadata: _PageMetadata
-    items: list[msgspec.Raw] | None = None
-
-
-class _Page(msgspec.Struct, Generic[T]):
-    metadata: _PageMetadata
-    items: list[T] | None = None
+_decode_raw_page: Final = make_list_decoder(msgspec.Raw)
 
 
 class _WatchEvent(msgspec.Struct):
@@ -141,7 +131,7 @@ class Reflector(Generic[T]):
         self._idle_s = idle_s
         self._item = item
         self._decode_item = msgspec.json.Decoder(item).decode
-        self._decode_page = msgspec.json.Decoder(_Page[item]).decode  # type: ignore[valid-type]
+        self._decode_page = make_list_decoder(item)
         self._list_due = True
         self._interrupted = False
         self._wanted = relist_wanted or asyncio.Event()
@@ -228,7 +218,7 @@ class Reflector(Generic[T]):
     def _read_page(self, page: bytes) -> tuple[str, list[T]]:
         """Read a page's version and items; an item that does not decode is logged and skipped."""
         try:
-            typed = cast("_Page[T]", self._decode_page(page))
+            typed = self._decode_page(page)
         except UNREADABLE:
             return self._read_page_one_by_one(page)
         return typed.metadata.resource_version, typed.items or []
@@ -236,7 +226,7 @@ class Reflector(Generic[T]):
     def _read_page_one_by_one(self, page: bytes) -> tuple[str, list[T]]:
         items: list[T] = []
         try:
-            raw = msgspec.json.decode(page, type=_RawPage)
+            raw = _decode_raw_page(page)
         except UNREADABLE as error:
             raise Malformed(f"{self._path}: a list page that cannot be read: {error}") from error
         for each in raw.items or ():

@@ -26,7 +26,7 @@ from allocator.records import (
     load_holds,
 )
 from allocator.request import PodRequest, parse_admitted
-from kubeapi.objects import KubeStruct, NodeStatus, ObjectMeta, Pod
+from kubeapi.objects import Pod, WritableNode
 
 SCHEDULED: Final = "PodScheduled"
 """The only condition of a pod that is not the kubelet's."""
@@ -112,18 +112,8 @@ class PodObject(Pod):
             return None, error
 
 
-class OwnNodeSpec(KubeStruct):
-    """Spec of a Node; its taints stay as they are, to be written again."""
-
-    taints: list[dict[str, Any]] | None = None
-
-
-class NodeObject(KubeStruct):
+class NodeObject(WritableNode):
     """The Node of the daemon."""
-
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
-    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
-    spec: OwnNodeSpec = msgspec.field(default_factory=OwnNodeSpec)
 
     @property
     def taints(self) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.cdi_files import KIND, CdiFiles, device_of, named_devices, specification
-from deviceplugin.dra.claims import ClaimPod, ClaimShare, PreparedDevice, read_shares, shares_by_container
+from deviceplugin.dra.claims import ClaimShare, PreparedDevice, read_shares, shares_by_container
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
 from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
@@ -191,8 +191,8 @@ class ClaimService:
             known = self._prepared.get(uid)
             if known is None:
                 return
-            _, shares, pod, item = await self._read_all(known.namespace, known.name, uid)
-            if item.runtime_uid == known.pod_uid or self._pods.has_seen_end(item):
+            _, shares, pod = await self._read_all(known.namespace, known.name, uid)
+            if pod.runtime_uid == known.pod_uid or self._pods.has_seen_end(pod):
                 return
             if _units(shares) != known.units:
                 return
@@ -201,8 +201,8 @@ class ClaimService:
             ids = _divide(known, shares)
             moved = msgspec.structs.replace(
                 known,
-                pod_uid=item.runtime_uid,
-                pod_name=item.metadata.name,
+                pod_uid=pod.runtime_uid,
+                pod_name=pod.metadata.name,
                 ids={
                     container: [text for share in mine for text in ids[share]]
                     for container, mine in containers.items()
@@ -267,39 +267,39 @@ class ClaimService:
         }
 
     async def _take(self, namespace: str, name: str, uid: str) -> PreparedClaim:
-        claim, shares, pod, item = await self._read_all(namespace, name, uid)
+        claim, shares, pod = await self._read_all(namespace, name, uid)
         self._refuse_beside_unread(f"claim {namespace}/{name}", uid)
         known = self._prepared.get(uid)
         if known is not None:
             return known  # its file could be read meanwhile
         # A claim whose file cannot be read has its shares, room or no room.
         has_shares = uid in self._prepared.unread_uids
-        problem = None if has_shares else self._problem(item, shares)
+        problem = None if has_shares else self._problem(pod, shares)
         until_s = self._account.now_s() + self._room_wait_s
         while problem is not None:
             left_s = until_s - self._account.now_s()
-            await self._account.wait_until(partial(self._has_room_or_never, item, shares), left_s)
-            problem = self._problem(item, shares)
+            await self._account.wait_until(partial(self._has_room_or_never, pod, shares), left_s)
+            problem = self._problem(pod, shares)
             if problem is not None:
                 raise AllocationRefusedError("no-room", f"claim {namespace}/{name}: {problem}")
             # Meanwhile it may be allocated other cards, or be gone with its pod.
-            claim, shares, pod, item = await self._read_all(namespace, name, uid)
-            problem = self._problem(item, shares)
-        if self._pods.has_seen_end(item):
+            claim, shares, pod = await self._read_all(namespace, name, uid)
+            problem = self._problem(pod, shares)
+        if self._pods.has_seen_end(pod):
             raise AllocationRefusedError(
-                "not-ready", f"claim {namespace}/{name}: pod {item.metadata.name} ended"
+                "not-ready", f"claim {namespace}/{name}: pod {pod.metadata.name} ended"
             )
         # No await from here on until the shares count.
-        prepared = self._make(claim, pod, item, shares)
+        prepared = self._make(claim, pod, shares)
         self._prepared.add(prepared)
         account = self._account
         account.read_checkpoint()
-        self._pods.claims_changed(item.runtime_uid)
+        self._pods.claims_changed(pod.runtime_uid)
         account.notify_subscribers()
         log.info(
             "claim prepared",
             claim=f"{namespace}/{name}",
-            pod=item.metadata.name,
+            pod=pod.metadata.name,
             cards=[f"{share.uuid}:{share.units}" for share in shares],
         )
         return prepared
@@ -313,7 +313,7 @@ class ClaimService:
 
     async def _read_all(
         self, namespace: str, name: str, uid: str
-    ) -> tuple[ClaimObject, tuple[ClaimShare, ...], ClaimPod, PodObject]:
+    ) -> tuple[ClaimObject, tuple[ClaimShare, ...], PodObject]:
         """Read a claim with its shares, and the pod for which it is prepared."""
         claim = await self._claim(namespace, name, uid)
         cards = self._account.ledger.accounts.cards
@@ -324,7 +324,7 @@ class ClaimService:
             {device: card for card, device in device_names(cards).items()},
             self._unit_mib,
         )
-        return claim, shares, *await self._pod(claim)
+        return claim, shares, await self._pod(claim)
 
     async def _claim(self, namespace: str, name: str, uid: str) -> ClaimObject:
         path = f"{make_claims_path(quote_segment(namespace))}/{quote_segment(name)}"
@@ -335,7 +335,7 @@ class ClaimService:
             )
         return claim
 
-    async def _pod(self, claim: ClaimObject) -> tuple[ClaimPod, PodObject]:
+    async def _pod(self, claim: ClaimObject) -> PodObject:
         """Read the pod for which a claim is prepared: of several the first on this node."""
         what = f"claim {claim.metadata.namespace}/{claim.metadata.name}"
         for uid, name in claim.pods.items():
@@ -348,9 +348,9 @@ class ClaimService:
                 raise AllocationRefusedError(
                     "not-ready", f"{what}: pod {name} cannot be read: {error}"
                 ) from error
-            item, pod = msgspec.json.decode(body, type=PodObject), msgspec.json.decode(body, type=ClaimPod)
-            if item.metadata.uid == uid and item.spec.node_name == self._node_name:
-                return pod, item
+            pod = msgspec.json.decode(body, type=PodObject)
+            if pod.metadata.uid == uid and pod.spec.node_name == self._node_name:
+                return pod
         raise AllocationRefusedError("not-ready", f"{what} is reserved for no pod of node {self._node_name}")
 
     async def _read(self, path: str, kind: type[ClaimObject], what: str) -> ClaimObject:
@@ -359,20 +359,20 @@ class ClaimService:
         except (KubeApiError, msgspec.MsgspecError) as error:
             raise AllocationRefusedError("not-ready", f"{what} cannot be read: {error}") from error
 
-    def _has_room_or_never(self, item: PodObject, shares: Sequence[ClaimShare]) -> bool:
+    def _has_room_or_never(self, pod: PodObject, shares: Sequence[ClaimShare]) -> bool:
         """Tell whether there is no more to wait for: the shares can be had, or their card is gone."""
-        return bool(self._away(shares)) or self._problem(item, shares) is None
+        return bool(self._away(shares)) or self._problem(pod, shares) is None
 
     def _away(self, shares: Sequence[ClaimShare]) -> list[str]:
         """List the UUIDs of cards that are not on this node now."""
         cards = self._account.ledger.accounts.cards
         return [uuid for uuid in _units(shares) if uuid not in cards or not cards[uuid].size_units]
 
-    def _problem(self, item: PodObject, shares: Sequence[ClaimShare]) -> str | None:
+    def _problem(self, pod: PodObject, shares: Sequence[ClaimShare]) -> str | None:
         """Say why shares cannot be had now: a card is unhealthy, or others have what they need of it."""
         accounts = self._account.ledger.accounts
         charged = charge_cards(accounts)
-        own = accounts.pods.get(item.runtime_uid)
+        own = accounts.pods.get(pod.runtime_uid)
         mine = charge_pod(accounts, own) if own is not None else {}
         # What it had by claims that the kubelet has let go it may have again.
         kept = own.checkpoint_ids.values() if own is not None else ()
@@ -394,17 +394,15 @@ class ClaimService:
                 )
         return None
 
-    def _make(
-        self, claim: ClaimObject, pod: ClaimPod, item: PodObject, shares: Sequence[ClaimShare]
-    ) -> PreparedClaim:
-        ids = self._ids(item.runtime_uid, shares)
+    def _make(self, claim: ClaimObject, pod: PodObject, shares: Sequence[ClaimShare]) -> PreparedClaim:
+        ids = self._ids(pod.runtime_uid, shares)
         containers = shares_by_container(pod, claim.metadata.name, shares)
         return PreparedClaim(
             uid=claim.metadata.uid,
             namespace=claim.metadata.namespace,
             name=claim.metadata.name,
-            pod_uid=item.runtime_uid,
-            pod_name=item.metadata.name,
+            pod_uid=pod.runtime_uid,
+            pod_name=pod.metadata.name,
             ids={
                 container: [text for share in mine for text in ids[share]]
                 for container, mine in containers.items()

@@ -9,6 +9,7 @@ from allocator.claims import ClaimObject
 from allocator.errors import QuantityError, shown
 from allocator.names import DRA_MEMORY
 from deviceplugin.errors import AllocationRefusedError
+from kubeapi.objects import Pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,102 +83,39 @@ def read_shares(
     return tuple(found)
 
 
-class ContainerClaim(msgspec.Struct):
-    """A claim that a container uses; no request means all of the claim's."""
-
-    name: str
-    request: str = ""
-
-
-class ContainerClaims(msgspec.Struct):
-    """Resources of a container, as far as claims go."""
-
-    claims: list[ContainerClaim] | None = None
-
-
-class ClaimContainer(msgspec.Struct):
-    """A container of a pod, as far as claims go."""
-
-    name: str
-    resources: ContainerClaims | None = None
-
-
-class PodClaimName(msgspec.Struct, rename="camel"):
-    """A claim of a pod, by the pod's own name for it."""
-
-    name: str
-    resource_claim_name: str | None = None
-
-
-class ClaimPodSpec(msgspec.Struct, rename="camel"):
-    """Spec of a pod, as far as claims go."""
-
-    node_name: str = ""
-    resource_claims: list[PodClaimName] | None = None
-    containers: list[ClaimContainer] = []
-    init_containers: list[ClaimContainer] | None = None
-
-
-class RequestMapping(msgspec.Struct, rename="camel"):
-    """RequestMapping names the request of a claim that a container's limit became."""
-
-    container_name: str
-    request_name: str
-
-
-class ScheduledClaim(msgspec.Struct, rename="camel"):
-    """The claim that the scheduler made for a pod that asks by its containers' limits."""
-
-    resource_claim_name: str = ""
-    request_mappings: list[RequestMapping] | None = None
-
-
-class ClaimPodStatus(msgspec.Struct, rename="camel"):
-    """Claims that were made for a pod, from templates and by the scheduler."""
-
-    resource_claim_statuses: list[PodClaimName] | None = None
-    extended_resource_claim_status: ScheduledClaim | None = None
-
-
-class ClaimPod(msgspec.Struct):
-    """A pod, as far as claims go."""
-
-    spec: ClaimPodSpec
-    status: ClaimPodStatus = msgspec.field(default_factory=ClaimPodStatus)
-
-    def users(self, claim: str) -> Iterator[tuple[str, str]]:
-        """List the containers that use a claim of this name, with the request, empty for all."""
-        made = self.status.extended_resource_claim_status
-        if made is not None and made.resource_claim_name == claim:
-            for mapping in made.request_mappings or ():
-                yield mapping.container_name, mapping.request_name
-        generated = self.status.resource_claim_statuses or ()
-        names = {entry.name: entry.resource_claim_name for entry in generated}
-        mine = {
-            entry.name
-            for entry in self.spec.resource_claims or ()
-            if (entry.resource_claim_name or names.get(entry.name)) == claim
-        }
-        for container in (*(self.spec.init_containers or ()), *self.spec.containers):
-            for use in (container.resources or ContainerClaims()).claims or ():
-                if use.name in mine:
-                    yield container.name, use.request
+def list_claim_users(pod: Pod, claim: str) -> Iterator[tuple[str, str]]:
+    """List the containers of a pod that use a claim of this name, with the request, empty for all."""
+    made = pod.status.extended_resource_claim_status
+    if made is not None and made.resource_claim_name == claim:
+        for mapping in made.request_mappings or ():
+            yield mapping.container_name, mapping.request_name
+    generated = pod.status.resource_claim_statuses or ()
+    names = {entry.name: entry.resource_claim_name for entry in generated}
+    mine = {
+        entry.name
+        for entry in pod.spec.resource_claims or ()
+        if (entry.resource_claim_name or names.get(entry.name)) == claim
+    }
+    for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
+        for use in (container.resources.claims if container.resources is not None else None) or ():
+            if use.name in mine:
+                yield container.name, use.request
 
 
 def shares_by_container(
-    pod: ClaimPod, claim: str, shares: Sequence[ClaimShare]
+    pod: Pod, claim: str, shares: Sequence[ClaimShare]
 ) -> dict[str, tuple[ClaimShare, ...]]:
     """Tell which container of a pod has which shares of a claim.
 
     A claim that no container uses is the first container's: the pod has it all the same.
     """
     found: dict[str, list[ClaimShare]] = {}
-    for container, request in pod.users(claim):
+    for container, request in list_claim_users(pod, claim):
         mine = [share for share in shares if request in {"", share.request.partition("/")[0]}]
         known = found.setdefault(container, [])
         known += [share for share in mine if share not in known]
     used = {share for mine in found.values() for share in mine}
     rest = [share for share in shares if share not in used]
-    if rest:
+    if rest and pod.spec.containers:
         found.setdefault(pod.spec.containers[0].name, []).extend(rest)
     return {container: tuple(mine) for container, mine in found.items()}

@@ -25,6 +25,7 @@ from deviceplugin.gpus.api.source import GpuCard
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.objects import ObjectMeta
 from kubeapi.paths import quote_segment
 from kubeapi.reflect import Kind, Reflector, Sink
 from kubeapi.stepper import Stepper
@@ -40,17 +41,10 @@ TOO_OLD: Final = (
 TOO_OLD_AGAIN_S: Final = 30.0
 
 
-class SliceMetadata(msgspec.Struct, rename="camel"):
-    """Metadata of a ResourceSlice."""
-
-    name: str
-    resource_version: str = ""
-
-
 class SliceObject(msgspec.Struct):
     """A ResourceSlice; its spec as it is."""
 
-    metadata: SliceMetadata
+    metadata: ObjectMeta
     spec: dict[str, Any] = {}
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
 from gpupack.autoscale.packing import NewNode
-from gpupack.whatif.objects import is_placeholder
+from gpupack.own_pods import is_placeholder
 from kubeapi.objects import Pod
 from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.amounts import Amounts
@@ -201,26 +201,19 @@ def find_changes(wanted: Iterable[Placeholder], pods: Iterable[Pod], namespace: 
     there = {
         pod.metadata.name: pod for pod in pods if pod.metadata.namespace == namespace and is_placeholder(pod)
     }
-    living = {name: pod for name, pod in there.items() if not pod.metadata.deletion_timestamp}
+    living = {name: pod for name, pod in there.items() if not pod.metadata.is_terminating}
     return Changes(
         delete=tuple(pod for name, pod in sorted(living.items()) if name not in named),
         # The name of one that is ending is free once it is gone.
         create={name: each for name, each in named.items() if name not in there},
-        mark=tuple(name for name, pod in sorted(living.items()) if name in named and not _is_marked(pod)),
+        mark=tuple(
+            name for name, pod in sorted(living.items()) if name in named and not pod.status.is_unschedulable
+        ),
         rename={
             name: each.named
             for name, each in named.items()
             if name in living and (living[name].metadata.annotations or {}).get(PLACEHOLDER_FOR) != each.named
         },
-    )
-
-
-def _is_marked(pod: Pod) -> bool:
-    return any(
-        condition.type == "PodScheduled"
-        and condition.status == "False"
-        and condition.reason == "Unschedulable"
-        for condition in pod.status.conditions or ()
     )
 
 

@@ -37,11 +37,10 @@ from gpupack.autoscale.waiting_pods import (
     group_by_kind,
     list_waiting_pods,
 )
+from gpupack.own_pods import is_placeholder
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
-from gpupack.whatif.objects import is_placeholder
 from gpupack.whatif.what_if import WhatIf
-from kubeapi.metadata import parse_time
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.arrays import BoolArray
 
@@ -270,7 +269,7 @@ def find_asked_before(cluster: Cluster, pods: Mapping[str, WaitingPod]) -> set[s
     annotations = [
         (pod.metadata.annotations or {}).get(PLACEHOLDER_FOR, "")
         for pod in cluster.pods.values()
-        if is_placeholder(pod) and not pod.metadata.deletion_timestamp
+        if is_placeholder(pod) and not pod.metadata.is_terminating
     ]
     if any(stands_for_more(annotation) for annotation in annotations):
         return set(pods)
@@ -298,7 +297,7 @@ def find_starting_nodes(
         usable = bool(nodes.usable[nodes.rows[name]])
         if usable and node.ready is not False and not has_startup_taint(node):
             continue
-        if wall_s - (parse_time(node.metadata.creation_timestamp) or 0.0) >= STARTING_S:
+        if wall_s - node.metadata.created_at >= STARTING_S:
             continue
         if usable:
             starting[name] = card_sets[name]

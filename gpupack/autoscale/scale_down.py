@@ -131,7 +131,7 @@ def _list_evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[Pod
         pod = cluster.pods.get(uid)
         if pod is None or record.charged is None or record.is_mirror or record.grace_ends_at is not None:
             continue
-        if not _is_of_daemon_set(pod):
+        if not pod.is_of_daemon_set:
             found.append(record)
     return sorted(found, key=lambda each: (-_units(each), each.namespace, each.name))
 
@@ -142,12 +142,6 @@ def _units(record: PodRecord) -> int:
 
 def _is_of_gang(pod: Pod) -> bool:
     return read_gang_key(pod.metadata) is not None
-
-
-def _is_of_daemon_set(pod: Pod) -> bool:
-    return any(
-        owner.controller and owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or ()
-    )
 
 
 def _move_all(

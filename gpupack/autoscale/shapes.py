@@ -242,9 +242,7 @@ def _daemons(cluster: Cluster) -> dict[str, list[Pod]]:
     """List the DaemonSet pods of each node: a new node runs such pods too."""
     found: dict[str, list[Pod]] = {}
     for pod in cluster.pods.values():
-        if pod.spec.node_name and any(
-            owner.controller and owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or ()
-        ):
+        if pod.spec.node_name and pod.is_of_daemon_set:
             found.setdefault(pod.spec.node_name, []).append(pod)
     return found
 

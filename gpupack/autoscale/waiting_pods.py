@@ -6,9 +6,9 @@ from enum import StrEnum
 from functools import cached_property
 
 from allocator.request import PodRequest
+from gpupack.own_pods import is_placeholder
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
-from gpupack.whatif.objects import is_placeholder
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.pods import PodRecord
@@ -74,12 +74,7 @@ class WaitingPod:
     @property
     def is_unschedulable(self) -> bool:
         """Whether its condition says so, by which a cluster autoscaler counts it."""
-        return any(
-            condition.type == "PodScheduled"
-            and condition.status == "False"
-            and condition.reason == "Unschedulable"
-            for condition in self.pod.status.conditions or ()
-        )
+        return self.pod.status.is_unschedulable
 
 
 @dataclass(eq=False)
@@ -129,7 +124,7 @@ def list_waiting_pods(cluster: Cluster) -> list[WaitingPod]:
         if record.node or record.ended or record.request is None:
             continue
         pod = cluster.pods.get(uid)
-        if pod is None or is_placeholder(pod) or pod.metadata.deletion_timestamp:
+        if pod is None or is_placeholder(pod) or pod.metadata.is_terminating:
             continue
         found.append(WaitingPod(pod, record, record.request))
     return sorted(found, key=lambda waiting: waiting.order)

@@ -78,7 +78,7 @@ class SizeFit(msgspec.Struct, frozen=True):
 def list_waiting_pods(cluster: Cluster) -> list[Pod]:
     """Pods that wait for cards, longest first."""
     return sorted(
-        (pod for pod in cluster.list_waiting_pods() if pod.metadata.deletion_timestamp is None),
+        (pod for pod in cluster.list_waiting_pods() if not pod.metadata.is_terminating),
         key=lambda pod: (pod.metadata.creation_timestamp, pod.full_name),
     )
 

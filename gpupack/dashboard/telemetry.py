@@ -9,12 +9,13 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from gpupack.daemon_pods import DAEMON_NAMESPACE
 from gpupack.errors import InputError
-from gpupack.inventory.telemetry import MAX_BYTES, DaemonPod, ask_daemon, find_daemons, is_possible
+from gpupack.inventory.telemetry import MAX_BYTES, ask_daemon, find_daemons, is_possible
+from gpupack.own_pods import DAEMON_NAMESPACE
 from kubeapi.bounded import BoundedDict
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, KubeApiError, describe_unreachable, shorten
+from kubeapi.objects import Pod
 from kubeapi.streams import read_at_most
 
 ANSWER_S: Final = 4.0
@@ -76,7 +77,7 @@ class TelemetrySource:
         self._port = port
         self._namespace = namespace
         self._now_s = now_s
-        self._pods: BoundedDict[str, tuple[float, DaemonPod]] = BoundedDict(MAX_KEPT)
+        self._pods: BoundedDict[str, tuple[float, Pod]] = BoundedDict(MAX_KEPT)
         self._answers: BoundedDict[str, tuple[float, NodeCourse]] = BoundedDict(MAX_KEPT)
         self._asking: dict[str, asyncio.Task[NodeCourse]] = {}
         self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
@@ -112,7 +113,7 @@ class TelemetrySource:
         self._pods.pop(node, None)
         return NodeCourse(error=shorten(why))
 
-    async def _find_pod(self, node: str) -> DaemonPod | None:
+    async def _find_pod(self, node: str) -> Pod | None:
         kept = self._pods.get(node)
         if kept is not None and self._now_s() - kept[0] < POD_S:
             return kept[1]
@@ -121,7 +122,7 @@ class TelemetrySource:
             self._pods[node] = self._now_s(), pod
         return pod
 
-    async def _read(self, pod: DaemonPod) -> bytes:
+    async def _read(self, pod: Pod) -> bytes:
         if self._session is None:
             return await ask_daemon(self._client, pod, history=True)
         host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip

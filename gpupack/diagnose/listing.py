@@ -280,14 +280,14 @@ def parse_workload(text: str) -> Workload | None:
 
 def _belongs(pod: Pod, kind: str, name: str) -> bool:
     labels = pod.metadata.labels or {}
-    owners = [owner for owner in pod.metadata.owner_references or () if owner.controller]
-    if any((owner.kind, owner.name) == (kind, name) for owner in owners):
+    controller = pod.metadata.controller
+    owner = ("", "") if controller is None else (controller.kind, controller.name)
+    if owner == (kind, name):
         return True
     if kind == "Deployment":
-        of = f"{name}-{labels.get('pod-template-hash', '')}"
-        return any((owner.kind, owner.name) == ("ReplicaSet", of) for owner in owners)
+        return owner == ("ReplicaSet", f"{name}-{labels.get('pod-template-hash', '')}")
     if kind == "CronJob":
         # A CronJob names its Jobs by itself and the scheduled minute.
-        parts = [owner.name.rpartition("-") for owner in owners if owner.kind == "Job"]
-        return any(before == name and minute.isdigit() for before, _, minute in parts)
+        before, _, minute = owner[1].rpartition("-")
+        return owner[0] == "Job" and before == name and minute.isdigit()
     return labels.get(_LABELS.get(kind, "")) == name

@@ -20,6 +20,7 @@ from allocator.request import MAX_UNITS
 from gpupack.diagnose.running import list_pod_cards
 from gpupack.diagnose.ways_out import find_ways_out
 from gpupack.inventory.objects import CLAIMS_NOT_READ
+from gpupack.own_pods import is_placeholder
 from gpupack.rebalance.verified_moves import explain_skipped_search
 from gpupack.whatif.answers import PodExplanation, State, WayOut
 from gpupack.whatif.cluster import Cluster, read_requested_unit
@@ -32,11 +33,10 @@ from gpupack.whatif.gangs import (
 )
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import NodeResults, collect_node_results
-from gpupack.whatif.objects import is_of_batch_mode, is_placeholder, list_gates, waits_in_queue
+from gpupack.whatif.objects import is_of_batch_mode, list_gates, waits_in_queue
 from gpupack.whatif.unknown_requests import describe_unknowns, find_policy_refusal
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.objects import Pod
-from kubeapi.podstate import is_terminal
 from scheduler_plugin.scheduling.fit_counts import can_ever_hold_all
 from scheduler_plugin.scheduling.reasons import format_demands
 
@@ -74,9 +74,9 @@ def explain_pod(
     about = _PodExplainer(cluster, pod, tuple(events), queued)
     if unit is None and not about.has_cards_by_claims:
         return about.explain_no_cards()
-    if is_terminal(pod.status.phase):
+    if pod.has_ended:
         return about.explain_ended()
-    if pod.metadata.deletion_timestamp:
+    if pod.metadata.is_terminating:
         return about.explain_deletion()
     if pod.spec.node_name:
         return about.explain_running()
@@ -129,10 +129,10 @@ class _PodExplainer:
 
     @property
     def _scheduler_message(self) -> str:
-        for condition in self._pod.status.conditions or ():
-            if condition.type == "PodScheduled" and condition.status == "False":
-                return condition.message or condition.reason
-        return ""
+        condition = self._pod.status.scheduled
+        if condition is None or condition.status != "False":
+            return ""
+        return condition.message or condition.reason
 
     @property
     def has_cards_by_claims(self) -> bool:
@@ -148,7 +148,7 @@ class _PodExplainer:
         others = sorted({name for each in limits for name in each if name.startswith(f"{DOMAIN}/")})
         if others:
             text += f"; {', '.join(others)} is no resource of this cluster's nodes"
-        if self._pod.spec.resource_claims and not is_terminal(self._pod.status.phase):
+        if self._pod.spec.resource_claims and not self._pod.has_ended:
             text += "; of its ResourceClaims the Events of kube-scheduler tell"
         return self._make_answer("no-cards", text)
 

@@ -9,7 +9,7 @@ from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from gpupack.errors import InputError
 from gpupack.inventory.objects import NodesAndPods, make_unknown_node_error
-from kubeapi.objects import Node, Pod
+from kubeapi.objects import Node, Pod, make_list_decoder
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -128,14 +128,11 @@ async def list_all(client: "KubeClient", path: str, kind: type[T], what: str, **
 async def _pages(
     client: "KubeClient", path: str, kind: type[T], what: str, params: dict[str, Any]
 ) -> list[T]:
-    class ListPage(msgspec.Struct):
-        items: list[kind]  # type: ignore[valid-type]
-
-    decode = msgspec.json.Decoder(ListPage).decode
+    decode = make_list_decoder(kind)
     items: list[T] = []
     try:
         async for page in client.pages(path, **params):
-            items += decode(page).items
+            items += decode(page).items or ()
     except msgspec.ValidationError as error:
         raise InputError(f"{client.server} lists something else than {what}: {error}") from error
     return items

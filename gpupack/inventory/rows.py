@@ -74,7 +74,7 @@ def _build_row(node: Node, pods_by_node: PodsByNode | None, *, named: bool) -> N
         (),
         None,
         None,
-        _ready(node),
+        node.ready,
         node.spec.unschedulable,
         foreign_gpus=count_foreign_gpus(node.status.capacity, node.status.allocatable),
     )
@@ -166,14 +166,6 @@ def _with_held(cards: Sequence[CardRow], holds: Holds) -> tuple[CardRow, ...]:
     for share in holds.units.values():
         held.update(share)
     return tuple(replace(card, held_units=held[position]) for position, card in enumerate(cards))
-
-
-def _ready(node: Node) -> bool | None:
-    """Whether the kubelet is alive, None if the Node has no condition Ready."""
-    for condition in node.status.conditions or ():
-        if condition.type == "Ready":
-            return condition.status == "True"
-    return None
 
 
 def _units(resources: Mapping[str, Any], resource: str) -> int:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from deviceplugin.gpus.api.telemetry import CardTelemetry
-from gpupack.daemon_pods import DAEMON_NAMES, DAEMON_NAMESPACE
 from gpupack.inventory.fetching import list_all
 from gpupack.inventory.records import NodeRow
+from gpupack.own_pods import DAEMON_NAMES, DAEMON_NAMESPACE
+from kubeapi.objects import Pod
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -25,36 +26,6 @@ MAX_BYTES: Final = 4 * 2**20
 """Bytes of an answer that are read, by far more than a node's cards need."""
 MOST: Final = 1e6
 """The largest value of a card that is believed, whatever its unit; those below 0 are not believed either."""
-
-
-class _DaemonOwner(msgspec.Struct, frozen=True, rename="camel"):
-    kind: str = ""
-    controller: bool | None = None
-
-
-class _DaemonMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    namespace: str = "default"
-    creation_timestamp: str = ""
-    deletion_timestamp: str | None = None
-    owner_references: tuple[_DaemonOwner, ...] | None = None
-
-
-class _DaemonSpec(msgspec.Struct, frozen=True, rename="camel"):
-    node_name: str = ""
-
-
-class _DaemonStatus(msgspec.Struct, frozen=True, rename="camel"):
-    phase: str = ""
-    pod_ip: str = msgspec.field(default="", name="podIP")
-
-
-class DaemonPod(msgspec.Struct, frozen=True, rename="camel"):
-    """DaemonPod is the pod of a node daemon."""
-
-    metadata: _DaemonMetadata
-    spec: _DaemonSpec = _DaemonSpec()
-    status: _DaemonStatus = _DaemonStatus()
 
 
 class _DaemonCard(msgspec.Struct):
@@ -81,7 +52,7 @@ class TelemetryByNode:
 
 async def find_daemons(
     client: "KubeClient", node: str = "", namespace: str = DAEMON_NAMESPACE
-) -> dict[str, DaemonPod]:
+) -> dict[str, Pod]:
     """Find the running pods of node daemons, by node.
 
     A user who may create a pod may give it any label and owner. So only pods of a DaemonSet in the namespace
@@ -100,26 +71,24 @@ async def find_daemons(
     if node:
         params["fieldSelector"] = f"spec.nodeName={node}"
     path = f"/api/v1/namespaces/{quote_segment(namespace)}/pods"
-    pods = await list_all(client, path, DaemonPod, "pods", **params)
-    found: dict[str, DaemonPod] = {}
+    pods = await list_all(client, path, Pod, "pods", **params)
+    found: dict[str, Pod] = {}
     for pod in sorted(pods, key=_rank_pod):
         if pod.spec.node_name and _is_believed(pod, namespace):
             found.setdefault(pod.spec.node_name, pod)
     return found
 
 
-def _is_believed(pod: DaemonPod, namespace: str) -> bool:
-    owners = pod.metadata.owner_references or ()
-    of_daemon_set = any(owner.controller and owner.kind == "DaemonSet" for owner in owners)
-    return of_daemon_set and pod.metadata.namespace == namespace and pod.status.phase == "Running"
+def _is_believed(pod: Pod, namespace: str) -> bool:
+    return pod.is_of_daemon_set and pod.metadata.namespace == namespace and pod.status.phase == "Running"
 
 
-def _rank_pod(pod: DaemonPod) -> tuple[bool, str, str]:
+def _rank_pod(pod: Pod) -> tuple[bool, str, str]:
     metadata = pod.metadata
-    return metadata.deletion_timestamp is not None, metadata.creation_timestamp, metadata.name
+    return metadata.is_terminating, metadata.creation_timestamp, metadata.name
 
 
-async def ask_daemon(client: "KubeClient", pod: DaemonPod, *, history: bool) -> bytes:
+async def ask_daemon(client: "KubeClient", pod: Pod, *, history: bool) -> bytes:
     """Ask a node daemon what its cards do, which needs the right to `get` pods/proxy.
 
     The API server chooses the first port of the pod, which is the daemon's only one.

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
-from gpupack.daemon_pods import DAEMON_NAMESPACE
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, serves_claims
 from gpupack.inventory.objects import CLAIMS_NOT_READ, NodesAndPods
 from gpupack.inventory.records import NodeRow
@@ -18,6 +17,7 @@ from gpupack.inventory.rendering import RenderOptions, format_lines
 from gpupack.inventory.rows import build_rows
 from gpupack.inventory.telemetry import TelemetryByNode, add_telemetry, fetch_telemetry
 from gpupack.inventory.watched_kind import WatchedKind
+from gpupack.own_pods import DAEMON_NAMESPACE
 from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
 from kubeapi.objects import Node, Pod

@@ -5,7 +5,7 @@ are to become empty are cordoned first, so that neither the new pod nor anybody 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -192,7 +192,7 @@ class MoveApplier:
         before = {
             pod.metadata.uid
             for pod in await self.list_pods(move.namespace)
-            if movable.owner.uid in _owners(pod)
+            if pod.metadata.is_controlled_by(movable.owner.uid)
         }
         await self._evict(move, uid, ends_s)
         if self.options.dry_run:
@@ -201,7 +201,9 @@ class MoveApplier:
             pods = await self.list_pods(move.namespace)
             old = next((pod for pod in pods if pod.metadata.uid == uid), None)
             new = [
-                pod for pod in pods if movable.owner.uid in _owners(pod) and pod.metadata.uid not in before
+                pod
+                for pod in pods
+                if pod.metadata.is_controlled_by(movable.owner.uid) and pod.metadata.uid not in before
             ]
             bound = next((pod for pod in new if pod.spec.node_name), None)
             if old is None and bound is not None:
@@ -266,10 +268,6 @@ class MoveApplier:
 
 def _uid_of(cluster: Cluster, move: Move) -> str:
     return cluster.find_pod(move.namespace, move.pod).metadata.uid
-
-
-def _owners(pod: Pod) -> Iterable[str]:
-    return [owner.uid for owner in pod.metadata.owner_references or () if owner.controller]
 
 
 def _late(name: str, *, gone: bool, new: Sequence[Pod]) -> str:

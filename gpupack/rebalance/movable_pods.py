@@ -90,7 +90,7 @@ class MovablePods:
     def find(self, uid: str) -> MovablePod | None:
         """Return a pod by UID, wherever it may go; None if it does not exist, or has no controller."""
         pod, record = self._cluster.pods.get(uid), self._cluster.state.pods.get(uid)
-        owner = None if pod is None else _controller(pod)
+        owner = None if pod is None else pod.metadata.controller
         if pod is None or record is None or record.request is None or owner is None:
             return None
         return MovablePod(_unpin(pod), record, self._held.get_units(record), owner)
@@ -99,7 +99,7 @@ class MovablePods:
         pod = self._cluster.pods.get(record.uid)
         if pod is None or self.explain_why_fixed(pod, record):
             return
-        owner = _controller(pod)
+        owner = pod.metadata.controller
         if owner is not None:
             yield MovablePod(_unpin(pod), record, self._held.get_units(record), owner)
 
@@ -170,7 +170,7 @@ class MovablePods:
 
 def _explain_not_replaced(pod: Pod, record: PodRecord) -> str:
     """Say why a pod would not be created again, or not alone; empty: it would."""
-    owner, gang = _controller(pod), read_gang_key(pod.metadata)
+    owner, gang = pod.metadata.controller, read_gang_key(pod.metadata)
     if record.is_mirror or owner is None:
         return "no controller replaces it"
     if owner.kind == "DaemonSet":
@@ -194,8 +194,3 @@ def _unpin(pod: Pod) -> Pod:
     nodes = msgspec.structs.replace(nodes, required_during_scheduling_ignored_during_execution=rest)
     affinity = msgspec.structs.replace(affinity, node_affinity=nodes)
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, affinity=affinity))
-
-
-def _controller(pod: Pod) -> OwnerReference | None:
-    """Return the controller of a pod; None if it has none, so that it would not be created again."""
-    return next((owner for owner in pod.metadata.owner_references or () if owner.controller), None)

@@ -13,7 +13,6 @@ from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster, read_requested_unit
 from kubeapi.objects import Node, NodeStatus, ObjectMeta
-from kubeapi.podstate import is_terminal
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 from scheduler_plugin.scheduling.reasons import format_memory
 
@@ -52,7 +51,7 @@ def apply_changes(
             pod
             for uid, pod in cluster.pods.items()
             if pod.spec.node_name == name
-            and not is_terminal(pod.status.phase)
+            and not pod.has_ended
             and (read_requested_unit(pod) is not None or uid in with_claims)
         ]
         if there:

@@ -18,12 +18,12 @@ from allocator.quantity import parse_integer
 from allocator.request import PodRequest
 from gpupack.errors import InputError
 from gpupack.inventory.objects import CLAIMS_NOT_READ
+from gpupack.own_pods import is_placeholder
 from gpupack.whatif.kube_checks import KubeSchedulerChecks
-from gpupack.whatif.objects import is_placeholder, load_objects
+from gpupack.whatif.objects import load_objects
 from gpupack.whatif.queue_rules import QueueRules
 from gpupack.whatif.unknown_requests import drop_unknown_policies
 from kubeapi.objects import Node, Pod, PodDisruptionBudget
-from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
@@ -296,7 +296,7 @@ class Cluster:
         serving = {name for name, record in records.items() if record.serves_claims}
         # A pod that asks by its limits has one there, too.
         return any(records[name].holds or records[name].pods for name in serving) or any(
-            pod.spec.resource_claims and pod.spec.node_name in serving and not is_terminal(pod.status.phase)
+            pod.spec.resource_claims and pod.spec.node_name in serving and not pod.has_ended
             for pod in self.pods.values()
         )
 

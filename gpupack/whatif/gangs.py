@@ -11,7 +11,6 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import count_fit_by_node
 from gpupack.whatif.kube_checks import HostRequirements, must_be_apart
 from kubeapi.objects import Pod
-from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.gang_names import read_gang_key, read_gang_name
@@ -89,7 +88,7 @@ def list_gang(cluster: Cluster, pod: Pod) -> list[Pod]:
     key = read_gang_key(pod.metadata)
     if key is None:
         return [pod]
-    return [pod for pod in cluster.pods_by_gang[key] if not is_terminal(pod.status.phase)]
+    return [pod for pod in cluster.pods_by_gang[key] if not pod.has_ended]
 
 
 def format_gang(pod: Pod) -> str:

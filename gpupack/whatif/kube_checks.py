@@ -332,7 +332,7 @@ def list_unchecked_rules(pod: Pod) -> list[str]:
 
 def list_host_ports(pod: Pod) -> frozenset[HostPort]:
     """List the ports of the host that a pod wants; of its init containers those of sidecars count."""
-    sidecars = (each for each in pod.spec.init_containers or () if each.restart_policy == "Always")
+    sidecars = (each for each in pod.spec.init_containers or () if each.is_sidecar)
     return frozenset(
         HostPort.read(port.host_port, port.protocol, port.host_ip)
         for container in (*sidecars, *(pod.spec.containers or ()))

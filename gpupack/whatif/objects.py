@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from allocator.claims import ClaimObject
 from allocator.names import (
     BATCH_SCHEDULER,
-    PLACEHOLDER_LABEL,
-    PLACEHOLDER_SCHEDULER,
     POD_REQUEUED,
     QUEUE_GATE,
 )
@@ -51,17 +49,9 @@ def load_objects(text: str | bytes) -> KubeObjects:
     return KubeObjects(*(found[kind] for kind in kinds))
 
 
-def is_placeholder(pod: Pod) -> bool:
-    """Tell whether a pod is one of ours that asks a cluster autoscaler for a node, and never runs."""
-    return (
-        PLACEHOLDER_LABEL in (pod.metadata.labels or {}) and pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER
-    )
-
-
 def list_gates(pod: Pod) -> list[str]:
     """Names of a pod's scheduling gates, and of the queue's annotation where it was requeued."""
-    gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
-    return [*gates, POD_REQUEUED] if is_requeued(pod) else gates
+    return [*pod.gates, POD_REQUEUED] if is_requeued(pod) else pod.gates
 
 
 def is_of_batch_mode(pod: Pod) -> bool:

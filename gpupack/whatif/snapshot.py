@@ -17,7 +17,6 @@ from gpupack.whatif.cluster import Cluster, read_requested_unit
 from gpupack.whatif.unknown_requests import drop_unknown_policies
 from kubeapi.metadata import parse_time
 from kubeapi.objects import Pod
-from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.charges import NodeRecord
 from scheduler_plugin.cache.claim_charges import read_claim, sum_shares
 from scheduler_plugin.cache.pods import parse_pod_request, sum_host_requests, sum_other_requests
@@ -336,7 +335,7 @@ def _cards(request: PodRequest, scale: _Scale, usual: int) -> tuple[int, str | i
 
 def _ended(pod: Pod) -> int:
     """Return when a pod ended, in seconds; 0 if it runs or that is unknown."""
-    if not is_terminal(pod.status.phase):
+    if not pod.has_ended:
         return 0
     times = [
         _whole_seconds(each.state.terminated.finished_at)

@@ -14,7 +14,6 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import GangMembers, can_fit_together, count_at_once, find_rows, make_query
 from gpupack.whatif.kube_checks import HostRequirements
 from kubeapi.objects import Pod
-from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.claim_charges import sum_shares
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
@@ -186,7 +185,7 @@ class PodCardUsage:
     def _is_on(self, uid: str, node: str) -> bool:
         """Tell whether a pod is on a node and has not ended."""
         pod = self._cluster.pods.get(uid)
-        return pod is not None and pod.spec.node_name == node and not is_terminal(pod.status.phase)
+        return pod is not None and pod.spec.node_name == node and not pod.has_ended
 
     def _get_pod_cards(self, node: str) -> PodCards:
         known = self._by_node.get(node)

@@ -11,7 +11,6 @@ from typing import Final
 
 from allocator.names import BATCH_POOL, BATCH_SCHEDULER
 from kubeapi.objects import Node, Pod
-from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.signals import Signal
 
 STOPPED_S: Final = 600.0
@@ -83,7 +82,7 @@ class SharedNodes:
             batch_bound_at = self._batch_bound_at.get(node, float("-inf"))
             if node not in self._own and (of_batch or abs(bound_at - batch_bound_at) <= RACE_S):
                 self._record_lost_race(pod, now)
-        if is_terminal(pod.status.phase) or pod.status.phase == "Running":
+        if pod.has_ended or pod.status.phase == "Running":
             # The kubelet has decided.
             self._bound_at.pop(uid, None)
 

@@ -21,8 +21,7 @@ from allocator.quantity import recall_bytes, recall_milli
 from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_admitted
 from kubeapi.metadata import parse_resource_version, parse_time
-from kubeapi.objects import MIRROR_ANNOTATION, Container, Pod, ResourceList, ResourceRequirements
-from kubeapi.podstate import is_terminal
+from kubeapi.objects import Container, Pod, ResourceList, ResourceRequirements
 from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts
 from scheduler_plugin.cache.gang_names import read_gang_key
 
@@ -215,8 +214,8 @@ def read_pod(pod: Pod, resource: str) -> PodRecord:
         name=meta.name,
         resource_version=meta.resource_version,
         node=pod.spec.node_name,
-        ended=is_terminal(pod.status.phase),
-        priority=pod.spec.priority or 0,
+        ended=pod.has_ended,
+        priority=pod.priority,
         amounts=amounts,
         request=parsed.request,
         error=parsed.error,
@@ -228,8 +227,8 @@ def read_pod(pod: Pod, resource: str) -> PodRecord:
         start_time=(pod.status.start_time or "") if asked else "",
         labels=(meta.labels or {}) if asked else {},
         gang=read_gang_key(meta) if asked else None,
-        is_mirror=asked and MIRROR_ANNOTATION in (meta.annotations or {}),
-        is_gated=bool(pod.spec.scheduling_gates) or requeued,
+        is_mirror=asked and pod.is_mirror,
+        is_gated=pod.is_gated or requeued,
         planned_uuids=_read_planned(meta.annotations),
         is_requeued=requeued,
     )
@@ -290,7 +289,7 @@ def _sum_containers(pod: Pod, read: Callable[[Container], int]) -> int:
     sidecars = peak = 0
     for container in pod.spec.init_containers or ():
         amount = read(container)
-        if container.restart_policy == "Always":
+        if container.is_sidecar:
             sidecars += amount
         else:
             peak = max(peak, amount + sidecars)
@@ -372,10 +371,8 @@ def _sum_told(
 
 
 def _is_resize_infeasible(pod: Pod) -> bool:
-    return any(
-        each.type == "PodResizePending" and each.reason == "Infeasible"
-        for each in pod.status.conditions or ()
-    )
+    pending = pod.status.get_condition("PodResizePending")
+    return pending is not None and pending.reason == "Infeasible"
 
 
 def _read_container(container: Container, resource: str, parse: Callable[[str | int], int]) -> int:

@@ -26,6 +26,7 @@ import structlog
 from kubeapi.bounded import BoundedDict
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
+from kubeapi.objects import Pod
 from kubeapi.paths import make_pod_path
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
@@ -55,20 +56,7 @@ STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 log = structlog.get_logger(__name__)
 
 
-class _Condition(msgspec.Struct):
-    type: str = ""
-    status: str = ""
-
-
-class _ConditionedStatus(msgspec.Struct):
-    conditions: list[_Condition] | None = None
-
-
-class _ConditionedPod(msgspec.Struct):
-    status: _ConditionedStatus = msgspec.field(default_factory=_ConditionedStatus)
-
-
-_decode = msgspec.json.Decoder(_ConditionedPod).decode
+_decode = msgspec.json.Decoder(Pod).decode
 
 
 class PatchApi(Protocol):
@@ -224,5 +212,5 @@ class RefusedPodRetrier:
 
 def _was_refused(body: bytes) -> bool:
     """Return True if a pod's status says that it could not be scheduled."""
-    conditions = _decode(body).status.conditions or ()
-    return any(each.type == "PodScheduled" and each.status == "False" for each in conditions)
+    condition = _decode(body).status.scheduled
+    return condition is not None and condition.status == "False"

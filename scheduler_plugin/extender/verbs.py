@@ -127,9 +127,7 @@ class Extender:
             return FilterReply(self._refuse_everywhere(candidates, str(error)), unschedulable=refusal)
         if query is None:
             return self._pass_all(candidates)
-        with self.state.reservations.charged_against(
-            self.state.nodes, pod.metadata.uid, pod.spec.priority or 0
-        ):
+        with self.state.reservations.charged_against(self.state.nodes, pod.metadata.uid, pod.priority):
             return self._filter_cards(pod, candidates, query, now)
 
     def would_pass(self, pod: PodRecord, among: NodeSet, now: float, *, held: bool = False) -> bool:
@@ -239,9 +237,7 @@ class Extender:
             if self._rank_all_pods:
                 result[slice(None) if at is None else at] = self._rank_for_plain_pod(pod, rows)
             return encode_scores(candidates, self.state.nodes, result)
-        with self.state.reservations.charged_against(
-            self.state.nodes, pod.metadata.uid, pod.spec.priority or 0
-        ):
+        with self.state.reservations.charged_against(self.state.nodes, pod.metadata.uid, pod.priority):
             positions = np.flatnonzero(filter_nodes(self.state.nodes, query, rows))
             fitting_rows = rows[positions]
             scores = score_nodes(
@@ -284,7 +280,7 @@ class Extender:
             return encode_preempt(proposed)
         if stale:
             return encode_preempt({})
-        uid, priority = args.pod.metadata.uid, args.pod.spec.priority or 0
+        uid, priority = args.pod.metadata.uid, args.pod.priority
         if self.state.reservations.get_reservation(uid) is not None:
             return encode_preempt({})
         answer: dict[str, MetaVictims] = {}

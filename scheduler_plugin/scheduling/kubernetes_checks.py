@@ -19,7 +19,6 @@ import numpy as np
 from allocator.names import BATCH_SCHEDULER
 from allocator.request import PodRequest
 from kubeapi.objects import Node, Pod
-from kubeapi.podstate import is_terminal
 from kubeapi.selectors import NodeRules, NodeTraits
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
@@ -151,7 +150,7 @@ class KubernetesChecks:
         uid = pod.metadata.uid
         before = self._pods.get(uid)
         self.delete_pod(uid)
-        if is_terminal(pod.status.phase):
+        if pod.has_ended:
             return
         if _was_tried(pod) or (pod.spec.node_name and before is not None and not before.node):
             self._schedulers.add(pod.spec.scheduler_name)
@@ -167,7 +166,7 @@ class KubernetesChecks:
             kind=kind,
             lite=pod,
             scheduler=pod.spec.scheduler_name,
-            gated=bool(pod.spec.scheduling_gates),
+            gated=pod.is_gated,
         )
         if known.nominated:
             self._nominated.setdefault(known.nominated, set()).add(uid)
@@ -369,14 +368,14 @@ def _get_shunning_key(pod: _Pod) -> tuple[str, bytes]:
 
 def _waits_untried(pod: Pod) -> bool:
     """Return True if a pod waits for another scheduler, which has not reported on it yet."""
-    if pod.spec.node_name or pod.spec.scheduling_gates or is_requeued(pod):
+    if pod.spec.node_name or pod.is_gated or is_requeued(pod):
         return False
-    if pod.spec.scheduler_name == BATCH_SCHEDULER or pod.metadata.deletion_timestamp is not None:
+    if pod.spec.scheduler_name == BATCH_SCHEDULER or pod.metadata.is_terminating:
         return False
-    return not any(each.type == "PodScheduled" for each in pod.status.conditions or ())
+    return pod.status.scheduled is None
 
 
 def _was_tried(pod: Pod) -> bool:
     """Return True if a scheduler has reported that it found no node for a pod."""
-    conditions = pod.status.conditions or ()
-    return any(each.type == "PodScheduled" and each.reason == "Unschedulable" for each in conditions)
+    condition = pod.status.scheduled
+    return condition is not None and condition.reason == "Unschedulable"

@@ -136,7 +136,7 @@ class Cluster:
             Metrics(), list, dict, telemetry=lambda history: self.histories[name].explain(history=history)
         )
         async with contextlib.AsyncExitStack() as stack:
-            host, port = await server.start(stack, "127.0.0.1:0")
+            host, port = (await server.start(stack, "127.0.0.1:0"))[:2]
             reader, writer = await asyncio.open_connection(host, port)
             asked = f"GET /telemetry?{request.query_string} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
             writer.write(asked.encode())

@@ -48,7 +48,7 @@ class PodMaker:
 def read_job(job: Job) -> PodMaker:
     meta, notes = job.metadata, job.spec.template.metadata.annotations or {}
     name = notes.get(POD_JOB, "")
-    states = {each.type for each in job.status.conditions or () if each.status == "True"}
+    states = {each.type for each in job.status.conditions or () if each.is_true}
     return PodMaker(
         uid=meta.uid,
         name=f"{meta.namespace}/{meta.name}",

@@ -18,7 +18,6 @@ from allocator.names import (
     QUEUE_GATE,
     QUEUE_NAME,
 )
-from kubeapi.metadata import parse_time
 from kubeapi.objects import (
     Condition,
     Node,
@@ -113,17 +112,15 @@ class PodQueueInfo:
 def read_queue_info(pod: Pod) -> PodQueueInfo:
     """Read what the queue needs of a pod; a mistake in it becomes `fault`, not an exception."""
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
-    gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
+    gates = pod.gates
     requeued = is_requeued(pod)
     is_batch = pod.spec.scheduler_name == BATCH_SCHEDULER and not gates
-    condition = next(
-        (each for each in pod.status.conditions or () if each.type == "PodScheduled"), Condition()
-    )
+    condition = pod.status.scheduled or Condition()
     gang, size, fault = read_gang(annotations, meta.labels, meta.pod_group_size, meta.pod_groups_fault)
     job, wrong = _read_name(annotations, POD_JOB)
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
     fault = fault or wrong or wrong_size
-    owner = next((owner for owner in meta.owner_references or () if owner.controller), OwnerReference())
+    owner = meta.controller or OwnerReference()
     label = (meta.labels or {}).get(QUEUE_NAME, "")
     data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
     if len(data) > MAX_DATA:
@@ -131,7 +128,7 @@ def read_queue_info(pod: Pod) -> PodQueueInfo:
     return PodQueueInfo(
         queue=label,
         label=label,
-        created=(parse_time(meta.creation_timestamp) or 0.0),
+        created=meta.created_at,
         gated=QUEUE_GATE in gates or requeued or (is_batch and not pod.spec.node_name),
         has_gate=QUEUE_GATE in gates,
         is_batch=is_batch,
@@ -144,12 +141,10 @@ def read_queue_info(pod: Pod) -> PodQueueInfo:
         owner=owner.uid,
         maker=owner.uid if owner.kind == "Job" and owner.api_version.startswith("batch/") else "",
         first_stage_size=stage_size,
-        ending=meta.deletion_timestamp is not None,
+        ending=meta.is_terminating,
         grace_s=float(meta.deletion_grace_period_seconds or 0),
         unschedulable=_read_unschedulable(condition),
-        scheduled=(parse_time(condition.last_transition_time or "") or 0.0)
-        if condition.status == "True"
-        else 0.0,
+        scheduled=condition.changed_at if condition.is_true else 0.0,
         affinity=_read_affinities(pod),
         pinned_nodes=list_pinned_nodes(pod.spec.node_terms) if POD_PLANNED in annotations else (),
         annotated=bool(meta.annotations),
@@ -168,8 +163,7 @@ def read_node_facts(node: Node) -> NodeFacts:
 def _read_affinities(pod: Pod) -> Affinities:
     affinity = pod.spec.affinity
     nodes = affinity.node_affinity if affinity is not None else None
-    required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
-    return Affinities(sum(each is not None for each in (affinity, nodes, required)))
+    return Affinities(sum(each is not None for each in (affinity, nodes, pod.spec.node_terms)))
 
 
 def read_gang(

@@ -215,7 +215,7 @@ class PodWriter:
                 continue
             if now.metadata.uid != record.uid:
                 return WriteResult(WriteOutcome.GONE)
-            if is_requeued(now) if requeued else not (now.spec.scheduling_gates or is_requeued(now)):
+            if is_requeued(now) if requeued else not (now.is_gated or is_requeued(now)):
                 return WriteResult(WriteOutcome.DONE)
             changed = now.metadata.resource_version != record.resource_version
             return WriteResult(WriteOutcome.REFUSED, "" if changed else why)
