@@ -32,7 +32,6 @@ from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -133,7 +132,7 @@ class QueueBench:
             raw: Any = node_object(f"n{number:05}", (80,) * 8, used, version=1, cpu="128", memory="1024Gi")
             node = msgspec.convert(raw, Node)
             self.queue.state.apply_node(node, 0.0)
-            self.queue.set_node(f"n{number:05}", read_node_facts(node))
+            self.queue.set_node(f"n{number:05}", node.traits)
         policy: Any = self.queue.capacity.policies.get_policy(PodRequest(()))
         self._pick, self._score = policy.pick, policy.score
         policy.pick, policy.score = self.pick, self.score

@@ -25,7 +25,6 @@ from allocator.names import QUEUE_GATE, QUEUE_NAME
 from benchmarks.machine import machine
 from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.status import explain_waiting
@@ -61,7 +60,7 @@ def full_queue(queues: int, waiting_pods: int, nodes: int) -> Queue:
         raw: Any = node_object(f"n{number:05}", full, full, version=number + 1, cpu="512", memory="4000Gi")
         node = msgspec.convert(raw, Node)
         state.apply_node(node, 0.0)
-        queue.set_node(node.metadata.name, read_node_facts(node))
+        queue.set_node(node.metadata.name, node.traits)
     for number in range(waiting_pods):
         units = SHAPES[number % len(SHAPES)]
         raw = pod_object(f"p{number}", units, version=nodes + number + 1, namespace=names[number % queues])

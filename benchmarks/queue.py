@@ -27,7 +27,6 @@ from allocator.names import POD_DATA, POD_JOB, QUEUE_GATE, QUEUE_NAME
 from benchmarks.machine import machine, percentile, resident_mib
 from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -70,7 +69,7 @@ class Bench:
         raw["metadata"]["labels"] = {"data.gpupack.io/d0": ""} if self.random.random() < 0.2 else {}
         node = msgspec.convert(raw, Node)
         self.state.apply_node(node, 0.0)
-        self.queue.set_node(name, read_node_facts(node))
+        self.queue.set_node(name, node.traits)
 
     def pod(self, number: int) -> None:
         """Let one more pod wait."""

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from kubeapi.metadata import parse_resource_version, parse_time
-from kubeapi.selectors import LabelSelector, NodeRules, NodeTerm, Taint, Toleration
+from kubeapi.selectors import LabelSelector, NodeRules, NodeTerm, NodeTraits, Taint, Toleration
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 """Annotation of a mirror pod, the API's image of a static pod. Its value is the UID that the kubelet uses."""
@@ -424,6 +424,11 @@ class Node(KubeStruct):
     @property
     def name(self) -> str:
         return self.metadata.name
+
+    @property
+    def traits(self) -> NodeTraits:
+        meta, spec = self.metadata, self.spec
+        return NodeTraits(meta.name, spec.unschedulable, meta.labels or {}, spec.taints or ())
 
     @property
     def ready(self) -> bool | None:

@@ -158,12 +158,6 @@ class NodeRules(msgspec.Struct, frozen=True, gc=False):
     terms: tuple[NodeTerm, ...] | None = None
     tolerations: tuple[Toleration, ...] = ()
 
-    def allows_node(self, name: str, labels: Labels, taints: Sequence[Taint], *, unschedulable: bool) -> bool:
-        """Whether NodeAffinity, TaintToleration and NodeUnschedulable of kube-scheduler allow a node."""
-        if not self.selects_node(name, labels):
-            return False
-        return all(map(self.tolerates, list_repelling_taints(taints, unschedulable=unschedulable)))
-
     def tolerates(self, taint: Taint) -> bool:
         return any(each.tolerates(taint) for each in self.tolerations)
 

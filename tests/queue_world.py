@@ -21,7 +21,6 @@ from allocator.records import dump_assigned
 from kubeapi.objects import Job, Node, Pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.jobs import read_job
-from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.cache.queued_pods import Requeue, RequeueWrite
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
@@ -77,7 +76,7 @@ class QueueWorld:
         raw["spec"] = dict(spec or {})
         node = msgspec.convert(raw, Node)
         self.state.apply_node(node, self.now)
-        self.queue.set_node(name, read_node_facts(node))
+        self.queue.set_node(name, node.traits)
 
     def lose_node(self, name: str) -> None:
         """Delete a node."""

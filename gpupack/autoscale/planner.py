@@ -43,6 +43,7 @@ from gpupack.whatif.gangs import make_query
 from gpupack.whatif.what_if import WhatIf
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.scheduling.node_fit import can_run_on
 
 STARTING_S: Final = 900.0
 """A node that is younger and does not take pods yet is starting; a cluster autoscaler waits as long."""
@@ -467,5 +468,4 @@ def _list_label_keys(shapes: Sequence[Shape]) -> list[str]:
 
 def _allows_shape(shape: Shape, kind: EquivalentPods) -> bool:
     """Tell whether the rules of pods, not their cards, allow a shape."""
-    rules = kind.requirements.rules
-    return rules.allows_node(shape.name, shape.labels, shape.taints, unschedulable=False)
+    return can_run_on(shape.node.traits, kind.requirements.rules)

@@ -7,17 +7,20 @@ adds nodes for the rest.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from gpupack.autoscale.waiting_pods import EquivalentPods, WaitingPod
 from gpupack.whatif.cluster import Cluster
 from kubeapi.bounded import BoundedDict
-from kubeapi.objects import Node
 from kubeapi.selectors import NodeRules
 from scheduler_plugin.cache.amounts import FIXED, NOT_COUNTED, PERCENT, UNITS, Amounts
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
+from scheduler_plugin.scheduling.node_fit import can_run_on, have_conflict
+
+if TYPE_CHECKING:
+    from kubeapi.objects import Node
 
 _RULES_KNOWN: Final = 256
 
@@ -34,7 +37,7 @@ class NodeVerdicts:
         self._known: BoundedDict[NodeRules, dict[str, tuple[Node, bool]]] = BoundedDict(_RULES_KNOWN)
 
     def allowed(self, cluster: Cluster, rules: NodeRules) -> BoolArray:
-        """Tell which of `cluster.rows` are Ready, selected and without a taint that keeps the pod off."""
+        """Tell which of `cluster.rows` are selected and without a taint that keeps the pod off."""
         known = self._known.recall(rules, dict)
         if len(known) > 2 * len(cluster.nodes):
             known.clear()
@@ -46,17 +49,9 @@ class NodeVerdicts:
             node = nodes[name]
             before = known.get(name)
             if before is None or before[0] is not node:
-                before = known[name] = (node, _allows(node, rules))
+                before = known[name] = (node, can_run_on(node.traits, rules))
             result[at] = before[1]
         return result
-
-
-def _allows(node: Node, rules: NodeRules) -> bool:
-    if node.ready is False:
-        return False
-    return rules.allows_node(
-        node.name, node.metadata.labels or {}, node.spec.taints or (), unschedulable=node.spec.unschedulable
-    )
 
 
 class SumView:
@@ -103,7 +98,11 @@ class SumView:
         requirements = kind.requirements
         for resource, amount in requirements.amounts.others:
             rows = rows[self._left_of(resource)[rows] >= amount]
-        affinity = self._cluster.kube_checks.make_affinity_filter(requirements)
+        checks = self._cluster.kube_checks
+        if requirements.ports:
+            ports = ((at, checks.list_ports(self._names[at])) for at in rows.tolist())
+            rows = np.array([at for at, used in ports if not have_conflict(requirements.ports, used)])
+        affinity = checks.make_affinity_filter(requirements)
         if affinity is not None:
             nodes = self._cluster.nodes
             rows = np.array(

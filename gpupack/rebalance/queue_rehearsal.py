@@ -31,7 +31,7 @@ from kubeapi.objects import Node, Pod, PodSchedulingGate, PodStatus
 from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.jobs import PodMaker
-from scheduler_plugin.queue.cache.pods import read_node_facts, read_queue_info
+from scheduler_plugin.queue.cache.pods import read_queue_info
 from scheduler_plugin.queue.controller.status import WaitReason, explain_pod
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 
@@ -82,7 +82,7 @@ class QueueRehearsal:
         self._queue.job_stages.set_jobs(_assume_complete_jobs(pods))
         self._queue.set_namespaces(rules.namespaces)
         for node in self._nodes.values():
-            self._queue.set_node(node.name, read_node_facts(node))
+            self._queue.set_node(node.name, node.traits)
         for pod in sorted(pods, key=lambda pod: pod.metadata.creation_timestamp):
             self._add_to_queue(pod)
         self._queue.claimed.update_all()
@@ -185,7 +185,7 @@ class QueueRehearsal:
         metadata = msgspec.structs.replace(node.metadata, resource_version=str(version))
         node = self._nodes[node.name] = msgspec.structs.replace(node, metadata=metadata)
         self._state.apply_node(node, _NOW_S)
-        self._queue.set_node(node.name, read_node_facts(node))
+        self._queue.set_node(node.name, node.traits)
 
     def _make_successor(self, movable: MovablePod) -> Pod:
         """Make the pod that a controller makes in place of one: younger than all, and behind the gate."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from allocator.request import PodRequest
 from kubeapi.objects import Node, Pod
-from kubeapi.selectors import UNSCHEDULABLE, NodeRules, NodeTraits, Taint, list_repelling_taints
+from kubeapi.selectors import UNSCHEDULABLE, NodeRules, Taint, list_repelling_taints
 from scheduler_plugin.cache.amounts import ONE_POD, PERCENT, UNITS, Amounts, sum_amounts
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.pods import PodRecord, sum_host_requests, sum_other_requests
@@ -140,14 +140,14 @@ class KubeSchedulerChecks:
     def find_lasting_rejections(self, requirements: HostRequirements) -> dict[str, Rejection]:
         """Say of every node that a pod may not run on why not, whatever runs there."""
         rejections = (
-            (name, find_node_rejection(self._read_traits(name), requirements.rules, requirements.tolerates))
+            (name, find_node_rejection(self._nodes[name].traits, requirements.rules, requirements.tolerates))
             for name in self._nodes
         )
         return {name: rejection for name, rejection in rejections if rejection is not None}
 
     def is_open(self, requirements: HostRequirements, name: str, gone: frozenset[str]) -> bool:
         """Tell whether kube-scheduler would offer a node on which enough of everything is left."""
-        traits = self._read_traits(name)
+        traits = self._nodes[name].traits
         if find_node_rejection(traits, requirements.rules, requirements.tolerates) is not None:
             return False
         return not (requirements.ports and have_conflict(requirements.ports, self.list_ports(name, gone)))
@@ -182,7 +182,7 @@ class KubeSchedulerChecks:
             capacity = self._state.node_records[name].capacity
             ports = partial(self.list_ports, name, gone)
             room = NodeRoom(self.get_used(name, gone), capacity, ports)
-            yield name, list_rejections(requirements, self._read_traits(name), room, affinity)
+            yield name, list_rejections(requirements, self._nodes[name].traits, room, affinity)
 
     def make_affinity_filter(
         self, requirements: HostRequirements, gone: Collection[str] = ()
@@ -221,10 +221,6 @@ class KubeSchedulerChecks:
             if each.metadata.uid != pod.metadata.uid
             for term in found
         )
-
-    def _read_traits(self, name: str) -> NodeTraits:
-        spec, metadata = self._nodes[name].spec, self._nodes[name].metadata
-        return NodeTraits(name, spec.unschedulable, metadata.labels or {}, spec.taints or ())
 
     def list_repelling_taints(self, name: str, requirements: HostRequirements) -> list[str]:
         """The taints of a node that keep a pod off, as kubectl writes them; also of an ended cordon."""

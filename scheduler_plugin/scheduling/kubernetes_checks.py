@@ -137,10 +137,7 @@ class KubernetesChecks:
     # What comes in.
 
     def apply_node(self, node: Node) -> None:
-        spec, metadata = node.spec, node.metadata
-        self._nodes[metadata.name] = NodeTraits(
-            metadata.name, spec.unschedulable, metadata.labels or {}, spec.taints or ()
-        )
+        self._nodes[node.name] = node.traits
 
     def delete_node(self, name: str) -> None:
         self._nodes.pop(name, None)

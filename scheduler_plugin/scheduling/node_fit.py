@@ -187,6 +187,11 @@ def find_node_rejection(
     return None if rules.selects_node(node.name, node.labels) else Rejection(SELECTOR)
 
 
+def can_run_on(node: NodeTraits, rules: NodeRules) -> bool:
+    """Tell whether a pod with these rules, tolerations among them, may run on a node at all."""
+    return find_node_rejection(node, rules, rules.tolerates) is None
+
+
 def list_shortages(asked: Amounts, used: Amounts, capacity: Amounts) -> Iterator[Rejection]:
     """List the resources of which a node has not enough left. What is not asked for may be used up.
 

@@ -18,7 +18,6 @@ import msgspec
 from allocator.names import DEFAULT_NODE_POLICY
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import SettingsError, StateError
-from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
@@ -103,7 +102,7 @@ class QueuedReplayState(ReplayState):
         for row, each in enumerate(replay.nodes):
             node = make_node(each, row, each.card_units or card_units, config.locality)
             self._state.apply_node(node, 0.0)
-            self.queue.set_node(each.name, read_node_facts(node))
+            self.queue.set_node(each.name, node.traits)
         cluster = SimulatedCluster(replay.nodes, card_units, policies.other_resources, self._state.nodes)
         super().__init__(cluster, Placer(cluster, policies.cluster_policy), replay.arrivals)
         self.cluster = cluster

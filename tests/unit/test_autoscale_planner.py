@@ -451,3 +451,29 @@ def test_many_nodes_that_look_free_are_kept_out_by_a_label_where_there_is_one():
     names = [node.name for node in large]
     assert expressions(20) == [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": names[:20]}]
     assert expressions(30) == [{"key": "pool", "operator": "In", "values": ["small"]}]
+
+
+@pytest.mark.parametrize(
+    ("ready", "port", "outcome"),
+    [
+        pytest.param(True, None, "asked", id="sums-fit"),
+        pytest.param(False, None, "asked", id="not-ready-and-not-tainted"),
+        pytest.param(True, {"hostPort": 80}, "sum_short", id="the-port-is-used"),
+        pytest.param(True, {"hostPort": 80, "protocol": "UDP"}, "asked", id="of-another-protocol"),
+    ],
+)
+def test_an_autoscaler_finds_room_by_sums_where_kube_scheduler_s_rules_do(ready, port, outcome):
+    (there,), pods = fragments(1)
+
+    def use_port(item):
+        item["spec"]["containers"][0]["ports"] = [{"hostPort": 80}]
+
+    def want_port(item):
+        item["spec"]["containers"][0]["ports"] = [port] if port else []
+
+    def take_no_taint(item):
+        item["spec"]["taints"] = []
+
+    changes = {pods[0].name: use_port, "w": want_port, there.name: take_no_taint}
+    world = grown([replace(there, ready=ready)], [*pods, waits("w", 30)], **changes)
+    assert outcomes(plan_of(world)) == {"w": outcome}

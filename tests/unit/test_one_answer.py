@@ -20,7 +20,7 @@ from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
 from scheduler_plugin.preemption.node_victims import read_node
-from scheduler_plugin.queue.cache.pods import read_node_facts
+from scheduler_plugin.scheduling.node_fit import can_run_on
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.ask_world import Node, Pod, World
 from tests.cluster_builders import node_object, pod_object, uuid
@@ -28,9 +28,9 @@ from tests.queue_world import QueueWorld
 
 
 def allowed_by_queue(world, node, pod):
-    facts = read_node_facts(msgspec.convert(world.node(node).object(world.pods), objects.Node))
+    facts = msgspec.convert(world.node(node).object(world.pods), objects.Node).traits
     rules = msgspec.convert(world.pod(pod).object(), objects.Pod).spec.node_rules
-    return rules.allows_node(node, facts.labels, facts.taints, unschedulable=facts.unschedulable)
+    return can_run_on(facts, rules)
 
 
 @pytest.mark.parametrize("tolerates", [(), (UNSCHEDULABLE.key,)], ids=["no-toleration", "toleration"])

@@ -20,14 +20,12 @@ from allocator.names import (
 )
 from kubeapi.objects import (
     Condition,
-    Node,
     OwnerReference,
     Pod,
 )
 from scheduler_plugin.cache.gang_names import read_gang_name, read_group_label
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.cache.node_pins import list_pinned_nodes
-from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
 from scheduler_plugin.scheduling.reasons import REQUEUED
 
 MAX_GANG: Final = 1024
@@ -149,14 +147,6 @@ def read_queue_info(pod: Pod) -> PodQueueInfo:
         pinned_nodes=list_pinned_nodes(pod.spec.node_terms) if POD_PLANNED in annotations else (),
         annotated=bool(meta.annotations),
         fault=fault,
-    )
-
-
-def read_node_facts(node: Node) -> NodeFacts:
-    return NodeFacts(
-        labels=node.metadata.labels or {},
-        taints=node.spec.taints or (),
-        unschedulable=node.spec.unschedulable,
     )
 
 

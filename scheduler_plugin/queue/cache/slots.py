@@ -8,8 +8,8 @@ free.
 
 from dataclasses import dataclass, field
 
+from kubeapi.selectors import NodeTraits
 from scheduler_plugin.queue.cache.waiting import SlotType
-from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
 from scheduler_plugin.queue.config.queues import SlotForm, SlotsForm
 
 
@@ -47,7 +47,7 @@ class ClusterSlots:
         self.changed: set[str] = set()
         self._where: dict[str, tuple[str, SlotType]] = {}
 
-    def set_node(self, name: str, facts: NodeFacts | None, cards: int) -> None:
+    def set_node(self, name: str, facts: NodeTraits | None, cards: int) -> None:
         """Set the slots of a node from its labels and its number of cards; None: the node is deleted."""
         self.changed.add(name)
         node = self.nodes.setdefault(name, NodeSlots())
@@ -86,7 +86,7 @@ class ClusterSlots:
         return known.count_idle(kind) if known is not None else 0
 
 
-def _count_slots(form: SlotsForm, kind: SlotType, facts: NodeFacts, cards: int) -> int:
+def _count_slots(form: SlotsForm, kind: SlotType, facts: NodeTraits, cards: int) -> int:
     slot: SlotForm = form.local if kind is SlotType.LOCAL else form.free
     if slot.node_selector is not None and not slot.node_selector.matches(facts.labels):
         return 0

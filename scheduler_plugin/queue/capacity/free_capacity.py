@@ -1,7 +1,7 @@
 """Free and total capacity for pods of the queue: cards, cpu, host memory, labels, taints. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -11,7 +11,7 @@ import numpy as np
 from allocator.cards import Card
 from allocator.place import Placement, place
 from kubeapi.bounded import BoundedDict
-from kubeapi.selectors import NodeRules, Taint
+from kubeapi.selectors import NodeRules, NodeTraits
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
@@ -21,7 +21,7 @@ from scheduler_plugin.queue.capacity.reservations import NodeReservations, Queue
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_pods
-from scheduler_plugin.scheduling.node_fit import leave_out_undecided
+from scheduler_plugin.scheduling.node_fit import can_run_on, leave_out_undecided
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy, score_nodes
 from scheduler_plugin.scheduling.policies.registry import Picker, is_scored_by_row
 from scheduler_plugin.scheduling.ranking import rank_best
@@ -44,19 +44,6 @@ ROUND_S: Final = 1.0
 
 REMEMBERED_ROUNDS: Final = 4096
 """Pods that are held back, and when each had its last round."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """Labels, taints and other facts of a node that placing needs besides its cards.
-
-    Attributes:
-        unschedulable: The node is cordoned.
-    """
-
-    labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Taint, ...] = ()
-    unschedulable: bool = False
 
 
 @dataclass(slots=True)
@@ -95,7 +82,7 @@ class FreeCapacity:
     def __init__(self, state: ClusterState, policies: ClusterPolicies) -> None:
         self.state = state
         self.policies = policies
-        self.facts: dict[str, NodeFacts] = {}
+        self.facts: dict[str, NodeTraits] = {}
         self.facts_version = 0
         self._masks: dict[PodRequirements, _FitMask] = {}
         self._rounds: BoundedDict[str, float] = BoundedDict(REMEMBERED_ROUNDS)
@@ -118,7 +105,7 @@ class FreeCapacity:
             memory_bytes=int(nodes.memory_capacity[nodes.usable].sum()),
         )
 
-    def set_facts(self, node: str, facts: NodeFacts | None) -> bool:
+    def set_facts(self, node: str, facts: NodeTraits | None) -> bool:
         """Set the facts of a node, None once it is deleted; return True if anything changed."""
         if self.facts.get(node) == facts:
             return False
@@ -425,11 +412,7 @@ class FreeCapacity:
     def is_allowed(self, requirements: PodRequirements, name: str) -> bool:
         """Return True if the labels and taints of a node allow a pod there."""
         facts = self.facts.get(name)
-        if facts is None:
-            return False
-        return requirements.rules.allows_node(
-            name, facts.labels, facts.taints, unschedulable=facts.unschedulable
-        )
+        return facts is not None and can_run_on(facts, requirements.rules)
 
     def mask_allowed(self, requirements: PodRequirements) -> BoolArray:
         """Find the rows whose labels and taints admit a pod: bool[R], cached until a node changes."""

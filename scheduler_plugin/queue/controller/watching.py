@@ -16,7 +16,6 @@ from kubeapi.reflect import Kind, Reflector, Sink
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.jobs import read_job
 from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, GroupedPods
-from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 log = structlog.get_logger(__name__)
@@ -44,7 +43,7 @@ class QueueFeed:
         watcher.claim_sink.replaced.connect(lambda _: queue.claimed.update_all())
 
     def _set_node(self, kind: Kind, node: Node) -> None:
-        self._queue.set_node(node.metadata.name, None if kind == "DELETED" else read_node_facts(node))
+        self._queue.set_node(node.metadata.name, None if kind == "DELETED" else node.traits)
 
     def _replace_nodes(self, nodes: Sequence[Node]) -> None:
         listed = {node.metadata.name for node in nodes}

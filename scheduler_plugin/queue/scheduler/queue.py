@@ -12,6 +12,7 @@ from typing import Any, Final
 from allocator.names import PLACEHOLDER_SCHEDULER
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.objects import Pod
+from kubeapi.selectors import NodeTraits
 from scheduler_plugin.cache.charges import AssumedPod, ChargeRules, NodeRecord
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
@@ -28,7 +29,7 @@ from scheduler_plugin.queue.cache.refusals import admits_namespace, explain_refu
 from scheduler_plugin.queue.cache.requirement_pool import RequirementPool
 from scheduler_plugin.queue.cache.slots import ClusterSlots
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload
-from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity, NodeFacts
+from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.locality import Locality
 from scheduler_plugin.queue.capacity.requirements import Needs
 from scheduler_plugin.queue.config.queues import QueueConfig
@@ -122,7 +123,7 @@ class Queue:
         self.claimed.update_all()
         self._find_queues_again()
 
-    def set_node(self, name: str, facts: NodeFacts | None) -> None:
+    def set_node(self, name: str, facts: NodeTraits | None) -> None:
         """Set the facts of a node, None once it is deleted; call it after the state has the change."""
         if facts is not None or name in self.capacity.facts:
             self.capacity.set_facts(name, facts)
@@ -530,7 +531,7 @@ class Queue:
         self.gangs.remove_pod(pod, succeeded=succeeded)
         self.queues.forget_if_unused(pod.queue_info.queue)
 
-    def _count_node(self, name: str, facts: NodeFacts | None) -> None:
+    def _count_node(self, name: str, facts: NodeTraits | None) -> None:
         row = self.state.nodes.rows.get(name)
         self.slots.set_node(name, facts, 0 if row is None else int(self.state.nodes.cards[row]))
         self.locality.set_node(name, None if facts is None else facts.labels)

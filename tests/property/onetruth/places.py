@@ -31,7 +31,6 @@ from scheduler_plugin.errors import CommitError
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, read_node
-from scheduler_plugin.queue.cache.pods import read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
@@ -96,7 +95,7 @@ class Places:
         state.expire_tombstones(LATER_S)
         queue = Queue(parse_config("queues.yaml", "queues: [{name: a}]"), state, ClusterPolicies())
         for each in nodes:
-            queue.set_node(each["metadata"]["name"], read_node_facts(msgspec.convert(each, Node)))
+            queue.set_node(each["metadata"]["name"], msgspec.convert(each, Node).traits)
         for lite in lites:
             queue.apply_pod(lite, 0.0)
         return queue
