@@ -263,3 +263,11 @@ EXAMPLE = World(
     ),
 )
 """The cluster of docs/ask.md."""
+
+
+def without_words(node):
+    """Take what its daemon published off a node."""
+    amounts = node["status"]["allocatable"]
+    for name in [name for name in amounts if name.startswith("gpupack.io/")]:
+        del amounts[name]
+    node["metadata"]["annotations"] = {}

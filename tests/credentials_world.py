@@ -1,12 +1,11 @@
 """A kubeconfig, plugins and certificates for tests."""
 
 import json
-import shutil
-import subprocess
 import sys
 
-import pytest
 from kubernetes.aio.config import incluster_config
+
+from tests.certificates import make_certificate
 
 
 def write(path, cluster, user) -> str:
@@ -48,30 +47,6 @@ def plugin(tmp_path, **status) -> dict:
     }
 
 
-def certificate(folder):
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
-    command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=api"]
-    command += ["-addext", "subjectAltName=DNS:api.test", "-addext", "basicConstraints=critical,CA:TRUE"]
-    subprocess.run(
-        [*command, "-addext", "keyUsage=critical,digitalSignature,keyCertSign"],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
-
-
 def outside_a_cluster(tmp_path, monkeypatch) -> None:
     for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -82,7 +57,7 @@ def service_account(tmp_path, monkeypatch):
     """A pod's token and authority; returns the token's file."""
     token, authority = tmp_path / "token", tmp_path / "ca.crt"
     token.write_text("sa-1\n")
-    authority.write_bytes(certificate(tmp_path)[0].read_bytes())
+    authority.write_bytes(make_certificate(tmp_path, "DNS:api.test")[0].read_bytes())
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")

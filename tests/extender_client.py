@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -118,9 +117,3 @@ async def two_nodes(tmp_path: Path, **options: Any) -> AsyncIterator[Client]:
         client.make_node("b", (16, 16), (4, 0))
         await until(client.ready)
         yield client
-
-
-def make_certificate(certificate: Path, key: Path) -> None:
-    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    options += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", "req", *options], check=True, capture_output=True)

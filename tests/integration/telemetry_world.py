@@ -15,7 +15,9 @@ from deviceplugin.gpus.api.telemetry import CardTelemetry
 from deviceplugin.http import HttpServer
 from deviceplugin.metrics import Metrics
 from deviceplugin.monitoring.telemetry import TelemetryHistory
-from tests.integration.top_world import CONFIG, node
+from tests.credentials_world import kubeconfig
+from tests.http_server import serving
+from tests.integration.top_world import node
 
 BUSY = CardTelemetry(
     utilization_percent=87.0,
@@ -147,18 +149,8 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def serve(self, tmp_path):
-        app = web.Application()
-        app.router.add_get("/{path:.*}", self.answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            config = tmp_path / "kubeconfig"
-            server = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            config.write_text(CONFIG.format(name="one", server=server, current="one"))
-            yield str(config)
-        finally:
-            await runner.cleanup()
+        async with serving(self.answer) as url:
+            yield kubeconfig(tmp_path / "kubeconfig", url)
 
     def run(self, run, tmp_path, *arguments: str) -> tuple[int, str, str]:
         async def ask() -> tuple[int, str, str]:

@@ -7,8 +7,10 @@ import json
 import pytest
 from aiohttp import web
 
+from tests.credentials_world import kubeconfig
+from tests.http_server import serving
 from tests.integration.cli_world import in_process
-from tests.integration.top_world import CLUSTER, CONFIG, RECORDS
+from tests.integration.top_world import CLUSTER, RECORDS
 
 
 @pytest.fixture
@@ -68,18 +70,8 @@ async def queue_service(tmp_path, status=200):
             return web.json_response({"kind": "Status", "message": "no endpoints"}, status=status)
         return web.json_response(found, status=200 if found else 404)
 
-    app = web.Application()
-    app.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        config = tmp_path / "kubeconfig"
-        server = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        config.write_text(CONFIG.format(name="one", server=server, current="one"))
-        yield str(config)
-    finally:
-        await runner.cleanup()
+    async with serving(answer) as url:
+        yield kubeconfig(tmp_path / "kubeconfig", url)
 
 
 def with_queue(tmp_path, look, **options):

@@ -16,6 +16,7 @@ from gpupack.cli.app import cli
 from gpupack.dashboard.app import Dashboard, serve_cluster
 from gpupack.dashboard.settings import Settings
 from standins.apiserver.server import ApiServer
+from tests.http_server import serving
 
 GIB = 2**30
 
@@ -106,17 +107,12 @@ async def prometheus():
         },
         {("red", "a"): {"label_team": "one"}, ("blue", "c"): {"label_team": "one"}, ("red", "b"): {}},
     )
-    app = web.Application()
-    app.add_routes(
-        [web.post("/api/v1/query_range", standin.query_range), web.post("/api/v1/query", standin.query)]
-    )
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    standin.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield standin
-    await runner.cleanup()
+
+    async def answer(request):
+        return await getattr(standin, request.path.removeprefix("/api/v1/"))(request)
+
+    async with serving(answer) as standin.url:
+        yield standin
 
 
 async def test_prometheus_is_asked_for_our_own_metrics(prometheus, tmp_path):

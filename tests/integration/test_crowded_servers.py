@@ -17,8 +17,8 @@ import pytest
 
 from allocator.names import RESOURCE_PREFIX
 from allocator.packing import read_node
+from tests.certificates import make_certificate
 from tests.cluster_builders import node_object, pod_object
-from tests.extender_client import make_certificate
 from tests.integration.daemon_processes import NODE, beside_kubelet, process, status_of, until_is
 from tests.waiting import DEADLINE_S
 
@@ -163,8 +163,7 @@ async def test_an_extender_answers_kube_scheduler(world, session):
 
 async def test_an_extender_answers_whom_it_knows_beside_strangers_over_tls(world, session, tmp_path):
     folder, api, _ = world
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    await asyncio.to_thread(make_certificate, certificate, key)
+    certificate, key = await asyncio.to_thread(make_certificate, tmp_path, "IP:127.0.0.1")
     tls = ("--tls-cert-file", certificate, "--tls-key-file", key, "--tls-client-ca-file", certificate)
     stranger, known = (ssl.create_default_context(cafile=str(certificate)) for _ in range(2))
     known.load_cert_chain(certificate, key)

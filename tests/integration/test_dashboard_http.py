@@ -16,6 +16,7 @@ from gpupack.dashboard.settings import Settings
 from scheduler_plugin.queue.controller import watching
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object
+from tests.http_server import serving
 
 
 @pytest.fixture
@@ -446,28 +447,22 @@ async def test_the_queues_tenants_are_shown_and_what_is_no_queue_is_said(api, se
     async def status(_request):
         return answers[0]
 
-    app = web.Application()
-    app.add_routes([web.get("/status", status)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
     said = []
-    for url, expected in (
-        (address, {"there": True, "more": 100}),
-        (address, {"there": False}),
-        (address, {"there": False}),
-        ("http://127.0.0.1:1", {"there": False}),
-    ):
-        async with following(api, queue_url=url) as page, session.get(f"{page}api/events") as answer:
-            _, message = await until(
-                messages(answer),
-                lambda message: "been asked" not in message.get("queues", {}).get("text", "been asked"),
-            )
-        assert expected.items() <= message["queues"].items()
-        said.append(message["queues"]["text"])
-        answers = answers[1:] or answers
-    await runner.cleanup()
+    async with serving(status) as address:
+        for url, expected in (
+            (address, {"there": True, "more": 100}),
+            (address, {"there": False}),
+            (address, {"there": False}),
+            ("http://127.0.0.1:1", {"there": False}),
+        ):
+            async with following(api, queue_url=url) as page, session.get(f"{page}api/events") as answer:
+                _, message = await until(
+                    messages(answer),
+                    lambda message: "been asked" not in message.get("queues", {}).get("text", "been asked"),
+                )
+            assert expected.items() <= message["queues"].items()
+            said.append(message["queues"]["text"])
+            answers = answers[1:] or answers
     assert said[0] == ""
     assert "the answer is not a queue's" in said[1]
     assert "503" in said[2]
@@ -485,11 +480,6 @@ async def test_pending_pods_are_told_what_the_queue_says(api, session):
     container = {"name": "c", "image": "i", "resources": {"limits": {"gpupack.io/gpu-memory-gib": "1"}}}
     spec = {"containers": [container], "schedulingGates": [{"name": "gpupack.io/queue"}]}
     api.add_pod({"metadata": {"name": "gated"}, "spec": spec})
-    app = web.Application()
-    app.add_routes([web.get("/status", status)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
 
     def texts(message):
         for pod in message.get("pending", {}).get("pods", ()):
@@ -501,12 +491,14 @@ async def test_pending_pods_are_told_what_the_queue_says(api, session):
                 )
         return [pod["text"] for pod in message.get("pending", {}).get("pods", ()) if pod["name"] == "gated"]
 
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with following(api, queue_url=url) as page, session.get(f"{page}api/events") as answer:
+    async with (
+        serving(status) as url,
+        following(api, queue_url=url) as page,
+        session.get(f"{page}api/events") as answer,
+    ):
         _, message = await until(messages(answer), lambda message: "queue says" in "".join(texts(message)))
         async with session.get(f"{page}api/why", params={"pod": "gated"}) as why:
             found = await why.json()
-    await runner.cleanup()
     assert texts(message)[0].endswith("; the queue says Refused: there is no such queue")
     assert found["ways_out"][0]["kind"] == "queue"
 

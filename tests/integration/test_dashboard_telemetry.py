@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from contextlib import AsyncExitStack
 
 import aiohttp
 import msgspec
@@ -21,6 +22,7 @@ from gpupack.dashboard.telemetry import (
 )
 from gpupack.inventory.fetching import connect
 from gpupack.inventory.telemetry import MAX_BYTES
+from tests.http_server import serving
 from tests.integration.telemetry_world import (
     BUSY,
     FOREIGN_PODS,
@@ -171,16 +173,13 @@ async def test_in_the_cluster_pods_are_asked_directly(cluster, tmp_path):
         return answers.pop() if answers else web.json_response(answer)
 
     answers = [web.Response(body=LONG)]
-    app = web.Application()
-    app.router.add_get("/telemetry", tell)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    port = runner.addresses[0][1]
+    daemon = AsyncExitStack()
+    port = int((await daemon.enter_async_context(serving(tell))).rpartition(":")[2])
     cluster.pods = [daemon_pod("a")]
     cluster.pods[0]["status"]["podIP"] = "127.0.0.1"
     cluster.forbidden = ("/telemetry",)
     async with (
+        daemon,
         aiohttp.ClientSession() as session,
         source_of(cluster, tmp_path, session=session, port=port) as (source, now_s),
     ):
@@ -188,7 +187,7 @@ async def test_in_the_cluster_pods_are_asked_directly(cluster, tmp_path):
         now_s[0] = ANSWER_S
         course = await source.fetch("a")
         assert (course.error, course.cards[0].now) == ("", {"power_w": 7.0})
-        await runner.cleanup()
+        await daemon.aclose()
         now_s[0] = 2 * ANSWER_S
         assert str(port) in (await source.fetch("a")).error
     assert asked(cluster, "/proxy/") == 0

@@ -7,13 +7,13 @@ import structlog
 
 from scheduler_plugin.errors import SettingsError
 from standins.apiserver.server import ApiServer
-from tests.extender_client import extender, make_certificate
+from tests.certificates import make_certificate
+from tests.extender_client import extender
 from tests.waiting import until
 
 
 async def test_a_second_listener_has_no_verbs_and_no_tls(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    make_certificate(certificate, key)
+    certificate, key = make_certificate(tmp_path, "IP:127.0.0.1")
     options = {"tls_cert": str(certificate), "tls_key": str(key), "metrics_http": "127.0.0.1:0"}
     with structlog.testing.capture_logs() as logs:
         async with ApiServer() as api, extender(tmp_path, api, **options) as client:

@@ -18,8 +18,9 @@ from scheduler_plugin.app import run
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
+from tests.certificates import make_certificate
 from tests.cluster_builders import pod_object
-from tests.extender_client import Client, extender, make_certificate, two_nodes
+from tests.extender_client import Client, extender, two_nodes
 from tests.waiting import until
 
 STANDBY = "this gpupack scheduler is not the leader; the leader answers\n"
@@ -102,8 +103,7 @@ async def test_a_standby_with_a_pod_is_ready_and_leads_kept_connections_to_the_l
 
 
 async def test_tls(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    await asyncio.to_thread(make_certificate, certificate, key)
+    certificate, key = await asyncio.to_thread(make_certificate, tmp_path, "IP:127.0.0.1")
     tls = {"tls_cert": str(certificate), "tls_key": str(key)}
     async with ApiServer() as api, extender(tmp_path, api, **tls) as client:
         assert client.url.startswith("https://")
@@ -115,13 +115,12 @@ async def test_a_renewed_certificate_needs_no_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduler_plugin.extender.tls.LOOK_S", 0.01)
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    await asyncio.to_thread(make_certificate, certificate, key)
+    certificate, key = await asyncio.to_thread(make_certificate, tmp_path, "IP:127.0.0.1")
     tls = {"tls_cert": str(certificate), "tls_key": str(key)}
     async with ApiServer() as api, extender(tmp_path, api, **tls) as client:
         client.tls = ssl.create_default_context(cafile=str(certificate))
         assert await client.get("/healthz") == (200, "ok\n")
-        await asyncio.to_thread(make_certificate, certificate, key)
+        await asyncio.to_thread(make_certificate, tmp_path, "IP:127.0.0.1")
 
         async def renewed() -> bool:
             client.tls = ssl.create_default_context(cafile=str(certificate))
@@ -134,8 +133,7 @@ async def test_a_renewed_certificate_needs_no_restart(
 
 
 async def test_verbs_are_for_clients_with_a_certificate(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    await asyncio.to_thread(make_certificate, certificate, key)
+    certificate, key = await asyncio.to_thread(make_certificate, tmp_path, "IP:127.0.0.1")
     tls = {"tls_cert": str(certificate), "tls_key": str(key), "tls_client_ca": str(certificate)}
     async with ApiServer() as api, extender(tmp_path, api, **tls) as client:
         client.tls = ssl.create_default_context(cafile=str(certificate))

@@ -18,7 +18,7 @@ from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.fetching import ClusterSource, list_cluster
 from gpupack.whatif.objects import load_objects
 from kubeapi.errors import Forbidden
-from tests.ask_world import EXAMPLE, Node, Pod, World
+from tests.ask_world import EXAMPLE, Node, Pod, World, without_words
 
 
 def run(*arguments, text=None):
@@ -107,13 +107,6 @@ async def test_who_may_list_neither_is_told_of_the_nodes():
     with pytest.raises(Forbidden, match=NODES_PATH):
         await list_cluster(RefusingApi(), ClusterSource())
     assert told == []
-
-
-def without_words(node):
-    amounts = node["status"]["allocatable"]
-    for name in [name for name in amounts if name.startswith("gpupack.io/")]:
-        del amounts[name]
-    node["metadata"]["annotations"] = {}
 
 
 def changed(change, names=("gpu-a", "gpu-b", "gpu-c", "gpu-d")):

@@ -12,7 +12,7 @@ from gpupack.rebalance.advise import advise_start
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.rendering import format_fit, format_why
 from gpupack.whatif.snapshot import make_snapshot
-from tests.ask_world import Node, Pod, World
+from tests.ask_world import Node, Pod, World, without_words
 
 GIB = resource_name(1024)
 
@@ -91,13 +91,6 @@ def test_no_card_of_any_node_is_not_at_most_0_cards():
 
 def corrupt(node):
     node["status"]["allocatable"][PACKED_LAYOUT] = "7"
-
-
-def without_words(node):
-    amounts = node["status"]["allocatable"]
-    for name in [name for name in amounts if name.startswith("gpupack.io/")]:
-        del amounts[name]
-    node["metadata"]["annotations"] = {}
 
 
 THREE = World((Node("a"), Node("b"), Node("c")), (Pod("p", 17), Pod("q", 4, "c", (0,))))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from kubeapi import errors
 from kubeapi.client import KubeClient
 from kubeapi.posting import make_post_client
 from tests.credentials_world import kubeconfig
+from tests.http_server import serving
 
 JSON_PATCH = "application/json-patch+json"
 BOUND = b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
@@ -40,16 +42,11 @@ class Server:
 @pytest.fixture
 async def server():
     server = Server()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", server.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    server.runner = runner
-    yield server
-    await runner.cleanup()
+    async with AsyncExitStack() as server.running:
+        server.url = await server.running.enter_async_context(
+            serving(server.handle, handler_cancellation=True)
+        )
+        yield server
 
 
 @pytest.fixture(params=[None, make_post_client], ids=["aiohttp", "posting"])
@@ -230,7 +227,7 @@ async def test_a_lost_connection_says_that_it_may_have_happened(server, client) 
 
 
 async def test_a_refused_connection_says_that_it_did_not_happen(server, client) -> None:
-    await server.runner.cleanup()
+    await server.running.aclose()
     with pytest.raises(errors.Unreachable) as caught:
         await client.post("/x", {})
     assert not caught.value.maybe_done

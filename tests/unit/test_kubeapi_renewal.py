@@ -10,8 +10,10 @@ from aiohttp import web
 from kubeapi import errors
 from kubeapi.client import KubeClient
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
+from tests.certificates import make_certificate
 from tests.clock import Clock
-from tests.credentials_world import certificate, outside_a_cluster, plugin, service_account, write
+from tests.credentials_world import outside_a_cluster, plugin, service_account, write
+from tests.http_server import server_context, serving
 
 
 @pytest.fixture(autouse=True)
@@ -27,22 +29,15 @@ def in_cluster(tmp_path, monkeypatch):
 @pytest.fixture
 async def tls_server(tmp_path):
     """An HTTPS server known as api.test that accepts the second token only."""
-    cert, key = certificate(tmp_path)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(cert, key)
+    cert, key = make_certificate(tmp_path, "DNS:api.test")
     seen = []
 
     async def handle(request: web.Request) -> web.Response:
         seen.append(request.headers.get("Authorization"))
         return web.json_response({}, status=200 if seen[-1] == "Bearer token-2" else 401)
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-    yield f"https://127.0.0.1:{runner.addresses[0][1]}", cert, seen
-    await runner.cleanup()
+    async with serving(handle, server_context(cert, key)) as url:
+        yield url, cert, seen
 
 
 async def test_tls_is_verified_and_a_401_renews_the_token_once(tls_server, tmp_path) -> None:
@@ -94,11 +89,7 @@ async def test_a_watch_refused_with_401_has_a_new_token_the_next_time(tls_server
 
 def certificates(tmp_path):
     """Two certificates with their keys, of the same name."""
-    pairs = []
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-        pairs.append(certificate(tmp_path / name))
-    return pairs
+    return [make_certificate(tmp_path / name, "DNS:api.test") for name in ("old", "new")]
 
 
 async def test_a_client_certificate_is_read_again(tmp_path) -> None:
@@ -149,8 +140,7 @@ def pem_plugin(tmp_path, cert, key) -> dict:
 async def client_world(tmp_path):
     """The two certificates, and an HTTPS server known as api.test that wants the second from its clients."""
     old, new = certificates(tmp_path)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*old)
+    context = server_context(*old)
     context.verify_mode = ssl.CERT_REQUIRED
     for cert, _ in (old, new):
         context.load_verify_locations(cert)
@@ -160,14 +150,8 @@ async def client_world(tmp_path):
         shown = request.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return web.json_response({}, status=200 if shown == wanted else 401)
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-    url = f"https://127.0.0.1:{runner.addresses[0][1]}"
-    yield old, new, {"server": url, "certificate-authority": str(old[0]), "tls-server-name": "api.test"}
-    await runner.cleanup()
+    async with serving(handle, context) as url:
+        yield old, new, {"server": url, "certificate-authority": str(old[0]), "tls-server-name": "api.test"}
 
 
 async def test_a_client_certificate_refused_with_401_is_fetched_anew(client_world, tmp_path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import ssl
 from collections import Counter
 from pathlib import Path
 
@@ -13,8 +12,10 @@ from kubeapi import errors
 from kubeapi.client import KubeClient
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
 from kubeapi.posting import make_post_client
+from tests.certificates import make_certificate
 from tests.clock import Clock
-from tests.credentials_world import certificate, outside_a_cluster, plugin, service_account, write
+from tests.credentials_world import outside_a_cluster, plugin, service_account, write
+from tests.http_server import server_context, serving
 
 MANY = 16
 BOUND = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
@@ -54,22 +55,12 @@ class Server:
 
 @pytest.fixture(params=["http", "https"])
 async def server(request, tmp_path):
-    server = Server()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", server.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    context = None
+    server, context = Server(), None
     if request.param == "https":
-        (tmp_path / "tls").mkdir()
-        server.cert, key = certificate(tmp_path / "tls")
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(server.cert, key)
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-    server.port = runner.addresses[0][1]
-    server.url = f"{request.param}://127.0.0.1:{server.port}"
-    yield server
-    await runner.cleanup()
+        server.cert, key = make_certificate(tmp_path / "tls", "DNS:api.test")
+        context = server_context(server.cert, key)
+    async with serving(server.handle, context) as server.url:
+        yield server
 
 
 only_http = pytest.mark.parametrize("server", ["http"], indirect=True)
@@ -134,7 +125,7 @@ async def test_a_service_account_is_read_for_all(server, tmp_path, monkeypatch, 
     clock, token = Clock(), service_account(tmp_path, monkeypatch)
     (tmp_path / "ca.crt").write_bytes(server.cert.read_bytes())
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.url.rpartition(":")[2])
     credentials = await Credentials.load(None, clock)
     credentials.tls_server_name = "api.test"
     async with KubeClient(credentials, posts=posts) as client:

@@ -23,7 +23,8 @@ async def test_a_slow_reader_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
 
     server = HttpServer(Metrics(), list, explain, telemetry=lambda _history: {})
     async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
-        _, writer = await asyncio.open_connection(*await server.start(stack, "127.0.0.1:0"), limit=1)
+        host, port, _ = await server.start(stack, "127.0.0.1:0")
+        _, writer = await asyncio.open_connection(host, port, limit=1)
         writer.write(b"GET /explain HTTP/1.1\r\nHost: x\r\n\r\n")
         await asked.wait()
     writer.close()
@@ -47,7 +48,7 @@ async def test_only_this_machine_s_processes_are_told_which_pods_there_are(
     server = HttpServer(Metrics(), list, lambda: {"pod": "team-a/secret"}, telemetry=lambda _history: {})
     mocker.patch("aiohttp.web.BaseRequest.remote", property(lambda _: remote))
     async with AsyncExitStack() as stack, aiohttp.ClientSession() as session:
-        host, port = await server.start(stack, "127.0.0.1:0")
+        host, port, _ = await server.start(stack, "127.0.0.1:0")
         for path in ("/healthz", "/readyz", "/metrics", "/telemetry"):
             async with session.get(f"http://{host}:{port}{path}") as answer:
                 assert answer.status == 200

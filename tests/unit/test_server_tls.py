@@ -3,34 +3,23 @@
 import asyncio
 import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
 import structlog
 
 from scheduler_plugin.extender.tls import LOOK_S, ServerTls
+from tests.certificates import make_certificate
 
-
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate that is its own authority, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
-    folder.mkdir()
-    certificate, key = folder / "tls.crt", folder / "tls.key"
-    options = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    options += ["-subj", "/CN=extender", "-addext", "subjectAltName=DNS:extender.test,IP:127.0.0.1"]
-    options += ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", "req", *options], check=True, capture_output=True)
-    return certificate, key
+NAMES = ("DNS:extender.test", "IP:127.0.0.1")
 
 
 class Files:
     """Certificate, key and client authority as a Secret is mounted, and two pairs to put there."""
 
     def __init__(self, folder: Path) -> None:
-        self.old = make_certificate(folder / "old")
-        self.new = make_certificate(folder / "new")
+        self.old = make_certificate(folder / "old", *NAMES)
+        self.new = make_certificate(folder / "new", *NAMES)
         self.certificate, self.key, self.authority = (folder / name for name in ("crt", "key", "ca"))
         self.put(self.old)
 
