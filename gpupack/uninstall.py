@@ -25,7 +25,7 @@ from allocator.names import (
 from gpupack.errors import InputError
 from gpupack.own_pods import DAEMON_NAMES, is_placeholder
 from kubeapi.client import KubeClient
-from kubeapi.errors import Conflict, Forbidden, NotFound
+from kubeapi.errors import UNREADABLE, Conflict, Forbidden, NotFound
 from kubeapi.objects import Pod, WritableNode, make_list_decoder
 from kubeapi.paths import make_pod_path, quote_segment
 
@@ -338,7 +338,7 @@ class Uninstaller:
 def _items(page: bytes, kind: type[T], server: str) -> list[T]:
     try:
         return make_list_decoder(kind)(page).items or []
-    except msgspec.ValidationError as error:
+    except UNREADABLE as error:
         raise InputError(f"{server} lists something else than {kind.__name__}s: {error}") from error
 
 

@@ -7,7 +7,7 @@ nothing here turns an answer into objects, callers decode the few fields they re
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
@@ -49,11 +49,26 @@ WATCH_GRACE_S = 15.0
 Body = bytes | Mapping[str, object]
 
 
-class _Page(KubeStruct):
-    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
+class _PageHead(KubeStruct):
+    metadata: ListMeta | None = None
 
 
-_decode_page: Final = msgspec.json.Decoder(_Page).decode
+_decode_head: Final = msgspec.json.Decoder(_PageHead).decode
+
+
+def _read_next(page: bytes) -> str:
+    """Read where the next page goes on, empty if nowhere.
+
+    An API server writes that before the items: to go through them for it would cost a fifth of decoding them.
+    """
+    end = page.find(b',"items":')
+    if end > 0:
+        with suppress(*UNREADABLE):
+            head = _decode_head(page[:end] + b"}").metadata
+            if head is not None:
+                return head.next
+    metadata = _decode_head(page).metadata
+    return metadata.next if metadata is not None else ""
 
 
 class KubeClient:
@@ -259,7 +274,7 @@ class KubeClient:
             more = {"continue": token} if token else {}
             page = await self.get(path, timeout_s=timeout_s, limit=limit, **more, **params)
             try:
-                token = _decode_page(page).metadata.next
+                token = _read_next(page)
             except UNREADABLE as error:
                 raise Malformed(f"GET {path}: not a list: {error}") from error
             yield page

@@ -128,11 +128,13 @@ async def list_all(client: "KubeClient", path: str, kind: type[T], what: str, **
 async def _pages(
     client: "KubeClient", path: str, kind: type[T], what: str, params: dict[str, Any]
 ) -> list[T]:
+    from kubeapi.errors import UNREADABLE  # noqa: PLC0415 - as above
+
     decode = make_list_decoder(kind)
     items: list[T] = []
     try:
         async for page in client.pages(path, **params):
             items += decode(page).items or ()
-    except msgspec.ValidationError as error:
+    except UNREADABLE as error:
         raise InputError(f"{client.server} lists something else than {what}: {error}") from error
     return items

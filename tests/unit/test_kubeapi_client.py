@@ -283,6 +283,27 @@ async def test_pages_follow_the_token(server, client) -> None:
     assert {request.query["fieldSelector"] for request in server.requests} == {"a=b"}
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        '{"kind":"PodList","metadata":{"continue":"%s"},"items":[{"a":{"b":1,"items":[2]}}]}',
+        '{"items":[{"a":{"b":1,"items":[2]}}],"metadata":{"continue":"%s"}}',
+        '{"kind":"PodList","items":[{"metadata":{"continue":"x"}}],"metadata":{"continue":"%s"}}',
+        '{\n  "metadata": {\n "continue": "%s"\n },\n "items": []\n}',
+        '{"metadata":{"continue":"%s"}}',
+    ],
+    ids=["as the API server writes it", "items first", "items before metadata", "indented", "no items"],
+)
+async def test_the_next_page_is_found_wherever_the_list_says_it(server, client, form) -> None:
+    async def answer(request) -> web.Response:
+        text = form % ("" if "continue" in request.query else 'more \\" ')
+        return web.Response(text=text, content_type="application/json")
+
+    server.answer = answer
+    assert len([page async for page in client.pages("/api/v1/pods")]) == 2
+    assert server.last.query["continue"] == 'more " '
+
+
 @pytest.mark.parametrize("body", [b"rubbish", b"[]", b'{"metadata":{"continue":5}}', b"\xff"])
 async def test_a_page_that_is_none(server, client, body) -> None:
     server.answer = answering(200, body)
