@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
@@ -11,8 +11,6 @@ import structlog
 
 from allocator.cards import Card
 from allocator.ledger import Ledger
-from allocator.names import PERCENT_RESOURCE
-from deviceplugin.allocation.allocation_service import AllocationService
 from deviceplugin.allocation.card_list import CardList
 from deviceplugin.allocation.foreign_plugins import ForeignPluginWatcher
 from deviceplugin.allocation.inventory import cards_in_units, check_units
@@ -24,9 +22,10 @@ from deviceplugin.allocation.reconciler import CgroupProber, Reconciler
 from deviceplugin.card_source import make_source
 from deviceplugin.container_memory import ContainerMemoryService
 from deviceplugin.container_responses import ContainerResponses
+from deviceplugin.device_plugin_serving import DevicePluginServing
 from deviceplugin.dra.node_kind import NodeKindMark
 from deviceplugin.dra.prepared_claims import PreparedClaims
-from deviceplugin.dra.serving import ClaimServing, check_no_claims, make_prepared_claims
+from deviceplugin.dra.serving import ClaimServing, make_prepared_claims
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.enforcement.mps_clients import MpsClients
@@ -40,11 +39,8 @@ from deviceplugin.host.driver import DriverThread
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.kubelet.folder_lock import FolderLock
-from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.pod_resources import PodResources
-from deviceplugin.kubelet.registrars import Registers, Registrars
-from deviceplugin.kubelet.registration import Registrar
-from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
+from deviceplugin.kubelet.registrars import Registers
 from deviceplugin.metrics import Metrics
 from deviceplugin.monitoring.sampling import (
     CLOSE_S,
@@ -202,10 +198,21 @@ class Daemon:
         await responses.prepare()
         self._pod_resources = PodResources(settings.pod_resources_socket)
         stack.push_async_callback(self._pod_resources.close)
-        self._plugin, percent = self._make_plugins(account, pods, responses, metrics)
         card_list = self._card_list(account, gpus, notices, nodes, limit_capability, enforcement)
-        claims = (
-            ClaimServing(
+        serving = self._serving = (
+            DevicePluginServing(
+                settings,
+                account,
+                pods,
+                checkpoint_reader,
+                self._pod_resources,
+                responses.make_grant,
+                metrics.count_call,
+                self._on_registered,
+                self._on_kubelet_restart,
+            )
+            if prepared is None
+            else ClaimServing(
                 settings,
                 client,
                 prepared,
@@ -214,20 +221,13 @@ class Daemon:
                 nodes,
                 card_list,
                 self._source,
+                checkpoint_reader,
                 responses.make_grant,
                 metrics.count_call,
                 self._on_registered,
             )
-            if prepared is not None
-            else None
         )
-        # The kubelet writes its whole checkpoint after the list of any resource.
-        purge = partial(self._pod_resources.purge_checkpoint, self._plugin.send_devices)
-        self._reconciler = (
-            Reconciler(account, pods, checkpoint_reader.watch_changes, self._cgroups, purge)
-            if claims is None
-            else Reconciler(account, pods, claims.watch_changes, self._cgroups, claims.purge)
-        )
+        self._reconciler = Reconciler(account, pods, serving.watch_changes, self._cgroups, serving.purge)
         self._sampler = CardSampler(
             account,
             HelperProcessFilter(self._source, responses.list_helper_pids),
@@ -283,16 +283,11 @@ class Daemon:
             owns=lambda: self._ownership.owns_node,
             claims=dict if prepared is None else lambda: prepared.published_units,
         )
-        self._registrar = (
-            self._device_plugins({settings.endpoint: self._plugin, settings.percent_endpoint: percent})
-            if claims is None
-            else Registrars([claims.registrar])
-        )
         status = DaemonStatus(
             settings=settings,
             account=account,
             reconciler=self._reconciler,
-            registrar=self._registrar,
+            serving=serving,
             pod_resources=self._pod_resources,
             sampler=self._sampler,
             nodes=nodes,
@@ -304,7 +299,6 @@ class Daemon:
             neighbours=ForeignPluginWatcher(account, nodes, notices),
             recorder=recorder,
             why_no_names=lambda: responses.waiting,
-            claims=claims,
         )
         self._fill(metrics, status)
         http = HttpServer(
@@ -325,12 +319,12 @@ class Daemon:
             return
         # First: claims that are prepared have their CDI files written again, limits and all.
         await limit_capability.start()
-        await self._prepare_folders(claims, checkpoint_reader)
+        await serving.begin(self._cgroups)
         await run_until(
             stop,
             self._reconciler,
             self._reconciler.follow_checkpoint(),
-            *(self._register(registrar) for registrar in self._registrar),
+            *(self._register(registrar) for registrar in serving.registrars),
             self._memory,
             self._sampler,
             self._sampler.follow_events(),
@@ -341,42 +335,13 @@ class Daemon:
             self._annotator,
             self._reflect(client, nodes, pods, relist_wanted),
             responses,
-            claims,
+            serving,
             drain=self._farewell,
         )
 
     def _log_start(self, cards: Sequence[Card]) -> None:
         log.info("gpupack node", **self._settings.shown())
         log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
-
-    def _device_plugins(self, plugins: Mapping[str, DevicePlugin]) -> Registrars:
-        """Keep the device plugins registered, one for each resource, by the name of their socket."""
-        settings = self._settings
-        resources = {settings.endpoint: settings.resource, settings.percent_endpoint: PERCENT_RESOURCE}
-        return Registrars(
-            [
-                Registrar(
-                    plugin,
-                    settings.device_plugin_dir,
-                    name_of_our_own(endpoint),
-                    resources[endpoint],
-                    on_registered=self._on_registered,
-                    on_kubelet_restart=self._reconciler.apply_kubelet_restart,
-                )
-                for endpoint, plugin in plugins.items()
-            ]
-        )
-
-    async def _prepare_folders(
-        self, claims: ClaimServing | None, checkpoint_reader: CheckpointReader
-    ) -> None:
-        """Take over from an earlier daemon; refuse where pods were served the other way."""
-        if claims is not None:
-            await claims.begin(checkpoint_reader, self._cgroups)
-            return
-        await asyncio.to_thread(check_no_claims, self._settings, self._cgroups)
-        for endpoint in (self._settings.endpoint, self._settings.percent_endpoint):
-            clear_left_over(self._settings.device_plugin_dir, endpoint)
 
     def _fill(self, metrics: Metrics, status: DaemonStatus) -> None:
         metrics.set_sources(
@@ -415,26 +380,6 @@ class Daemon:
             await recorder.drain(LAST_EVENTS_S)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-    def _make_plugins(
-        self, account: LedgerService, pods: OwnPods, responses: ContainerResponses, metrics: Metrics
-    ) -> tuple[DevicePlugin, DevicePlugin]:
-        """Make the device plugins of units and of percent; both hear of other devices."""
-
-        def make(*, percent: bool) -> DevicePlugin:
-            service = AllocationService(
-                account,
-                self._settings.unit_mib,
-                percent=percent,
-                request_list=pods.request_list,
-                list_admitted_pods=self._pod_resources.list_admitted_pods,
-                make_grant=responses.make_grant,
-            )
-            plugin = DevicePlugin(service, observe=metrics.count_call)
-            account.subscribe_devices(plugin.send_devices)
-            return plugin
-
-        return make(percent=False), make(percent=True)
 
     def _mps_clients(self, account: LedgerService, limit_capability: LimitCapability) -> MpsClients | None:
         settings = self._settings
@@ -533,14 +478,17 @@ class Daemon:
             account = self.account
             return (
                 account is not None
-                and self._registrar.is_registered
+                and self._serving.registrars.is_registered
                 and bool(account.ledger.unpublished_pods())
             )
 
         await drain_and_stop(self._publisher.publish_full, under_way, self._shutdown_timeouts)
 
+    def _on_kubelet_restart(self) -> None:
+        self._reconciler.apply_kubelet_restart()
+
     def _on_registered(self) -> None:
-        if self._registrar.is_registered:
+        if self._serving.registrars.is_registered:
             self.ready.set()
         if self.account is not None:
             self.account.notify_subscribers()

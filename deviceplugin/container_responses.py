@@ -111,4 +111,3 @@ class ContainerResponses:
                 group.create_task(refresh_repeatedly(self._cdi, self._source.cards))
             if self._mps_clients is not None:
                 group.create_task(self._mps_clients.run())
-            await asyncio.Event().wait()

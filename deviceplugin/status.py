@@ -10,9 +10,9 @@ from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.allocation.reconciler import Reconciler
 from deviceplugin.container_memory import ContainerMemoryService
+from deviceplugin.device_plugin_serving import DevicePluginServing
 from deviceplugin.dra.serving import ClaimServing
 from deviceplugin.kubelet.pod_resources import PodResources
-from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.metrics import CardState, Counts, NodeState
 from deviceplugin.monitoring.sampling import CardSampler
 from deviceplugin.publishing.annotator import AllocationAnnotator
@@ -35,7 +35,7 @@ class DaemonStatus:
     settings: Settings
     account: LedgerService
     reconciler: Reconciler
-    registrar: Registrars
+    serving: ClaimServing | DevicePluginServing
     pod_resources: PodResources
     sampler: CardSampler
     nodes: OwnNode
@@ -47,7 +47,6 @@ class DaemonStatus:
     neighbours: ForeignPluginWatcher
     recorder: EventRecorder
     why_no_names: Callable[[], str | None]
-    claims: ClaimServing | None = None
     waiting: str | None = None
 
     def explain_not_ready(self) -> list[str]:
@@ -56,10 +55,10 @@ class DaemonStatus:
             return [self.waiting]
         no_names = self.why_no_names()
         reasons = [] if no_names is None else [no_names]
-        if not self.registrar.is_registered:
+        if not self.serving.registrars.is_registered:
             reasons.append("not registered with the kubelet")
-        if self.claims is not None and self.claims.problem is not None:
-            reasons.append(self.claims.problem)
+        if self.serving.problem is not None:
+            reasons.append(self.serving.problem)
         if self.account.checkpoint_problem is not None:
             reasons.append(self.account.checkpoint_problem)
         reasons += [
@@ -100,7 +99,7 @@ class DaemonStatus:
 
     def describe_node(self) -> NodeState:
         return NodeState(
-            registered=self.registrar.is_registered,
+            registered=self.serving.registrars.is_registered,
             ready=not self.explain_not_ready(),
             other_daemon=self.waiting is not None or self.ownership.is_disputed,
             foreign_gpus=self.neighbours.foreign_gpus,
@@ -128,7 +127,7 @@ class DaemonStatus:
             "sample_errors": ("Failed measurements of all cards.", lambda: self.sampler.errors),
             "registrations": (
                 "Registrations of both resources.",
-                lambda: self.registrar.registrations,
+                lambda: self.serving.registrars.registrations,
             ),
             "events": ("Writes of Kubernetes Events.", lambda: self.recorder.written),
             "events_dropped": ("Kubernetes Events that were lost.", lambda: self.recorder.dropped),

@@ -26,6 +26,7 @@ from deviceplugin.errors import DevicePluginError, KindInUseError
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.host.cgroups import CgroupProbe
 from deviceplugin.kubelet.checkpoint import CheckpointReader
+from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.settings import Settings
 from kubeapi.client import KubeClient
 from kubeapi.errors import NotFound
@@ -45,7 +46,7 @@ class ClaimServing:
         on_registered: Called when the kubelet has registered the plugin.
 
     Attributes:
-        registrar: Keeps the plugin registered with the kubelet.
+        registrars: Keep the plugin registered with the kubelet.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class ClaimServing:
         nodes: OwnNode,
         card_list: CardList,
         source: GpuSource,
+        checkpoint_reader: CheckpointReader,
         make_grant: MakeGrant,
         observe: Observe,
         on_registered: Callable[[], None],
     ) -> None:
         self._settings = settings
+        self._checkpoint_reader = checkpoint_reader
         self._service = ClaimService(
             account,
             pods,
@@ -74,7 +77,8 @@ class ClaimServing:
             unit_mib=settings.unit_mib,
         )
         plugin = DraPlugin(self._service, settings.node_name, observe=observe)
-        registrar = self.registrar = DraRegistrar(plugin, settings.kubelet_dir, on_registered=on_registered)
+        registrar = DraRegistrar(plugin, settings.kubelet_dir, on_registered=on_registered)
+        self.registrars = Registrars([registrar])
         version: Callable[[], str | None] = getattr(source, "driver_version", lambda: None)
         self._publisher = SlicePublisher(
             client,
@@ -96,14 +100,14 @@ class ClaimServing:
         """Why the cards are not published, or containers of a claim cannot start; None if all is well."""
         return self._publisher.problem or self._service.problem
 
-    async def begin(self, checkpoint_reader: CheckpointReader, cgroups: CgroupProber) -> None:
+    async def begin(self, cgroups: CgroupProber) -> None:
         """Restore what is prepared.
 
         Raises:
             KindInUseError: containers run with devices of the device plugin.
             OSError: what is prepared cannot be read.
         """
-        await asyncio.to_thread(check_no_devices, self._settings, checkpoint_reader, cgroups)
+        await asyncio.to_thread(check_no_devices, self._settings, self._checkpoint_reader, cgroups)
         await self._service.restore()
 
     async def watch_changes(self) -> AsyncGenerator[None]:

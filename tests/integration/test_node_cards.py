@@ -62,7 +62,7 @@ async def test_a_card_is_partitioned_anew_while_pods_run():
         await world.settled(
             [0, 30, 20], {world.api.pod("default", n)["metadata"]["uid"] for n in ("stays", "goes")}
         )
-        registrations = world.daemon._registrar.registrations
+        registrations = world.daemon._serving.registrars.registrations
         world.source.partition(card(1), ["3g.40gb", "2g.20gb", "1g.10gb"])
         await until(lambda: sizes(world) == [80, 40, 20, 10])
         # The charge of what stays moved with its card; of what is gone nothing is charged, nor offered.
@@ -70,13 +70,13 @@ async def test_a_card_is_partitioned_anew_while_pods_run():
         assert uuids(world)[1] == stays
         assert goes not in uuids(world)
         await until(lambda: world.kubelet.allocatable()["gpupack.io/gpu-memory-gib"] == 150)
-        assert not any(goes in each for each in world.daemon._plugin._devices.list_devices())
+        assert not any(goes in each for each in world.daemon._serving.plugin._devices.list_devices())
         new = await on(world, "new", 20, uuids(world)[2])
         assert world.env(new)["NVIDIA_VISIBLE_DEVICES"] == uuids(world)[2]
         await until(lambda: "GPUGone" in told(world) and "GPUGone" in told(world, "Pod"))
         assert "pods on it: default/goes" in told(world)["GPUGone"]
         assert "GPUsChanged" in told(world)
-        assert (goner in world.holds, world.daemon._registrar.registrations) == (True, registrations)
+        assert (goner in world.holds, world.daemon._serving.registrars.registrations) == (True, registrations)
         # The same instances again: the old instance is back, with its pod's charge.
         world.source.partition(card(1), ["3g.40gb", "3g.40gb"])
         await until(lambda: sizes(world) == [80, 40, 40])
@@ -155,14 +155,14 @@ async def test_a_driver_that_hangs_holds_up_nothing_and_its_cards_recover():
         assert status == 503
         assert "the cards' driver has not answered for" in said
         assert (await metrics(world))["gpupack_node_driver_hangs_seconds"][()] > 0
-        assert not any(world.daemon._plugin._devices.list_devices().values())
+        assert not any(world.daemon._serving.plugin._devices.list_devices().values())
         # A driver that answers is not late again, however slow the machine.
         world.daemon._sampler._unmeasured_s = shipped_s
         world.source.resume()
         await until(lambda: world.used == [2, 0])
         await until(lambda: {"GPUDriverHangs", "GPUDriverAnswers", "GPURecovered"} <= told(world).keys())
         assert (await ready(world))[0] == 200
-        assert all(world.daemon._plugin._devices.list_devices().values())
+        assert all(world.daemon._serving.plugin._devices.list_devices().values())
 
 
 async def test_the_daemon_ends_while_the_driver_hangs():

@@ -73,8 +73,8 @@ async def test_words_are_not_restored_before_the_kubelet_has_the_devices():
         world.spawn_daemon()
         await until(lambda: world.daemon.account is not None and world.daemon.account.ledger.is_complete)
         await asyncio.sleep(0.3)  # several steps of the publisher
-        assert not world.daemon._registrar.is_registered
+        assert not world.daemon._serving.registrars.is_registered
         assert world.used == [8]
         away.rename(listens)
         await world.settled([0], set())
-        assert world.daemon._registrar.is_registered
+        assert world.daemon._serving.registrars.is_registered

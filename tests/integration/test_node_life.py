@@ -202,7 +202,7 @@ async def test_http_tells_probes_prometheus_and_people():
         async with session.post(f"{base}/healthz") as answer:
             assert (answer.status, await answer.text()) == (405, f'POST "/healthz"; {allowed}')
         await world.kubelet.kill()
-        await until(lambda: not world.daemon._registrar.is_registered)
+        await until(lambda: not world.daemon._serving.registrars.is_registered)
         async with session.get(f"{base}/readyz") as answer:
             assert (answer.status, await answer.text()) == (503, "not registered with the kubelet\n")
 

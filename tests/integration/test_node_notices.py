@@ -90,6 +90,6 @@ async def test_what_prometheus_expects_of_every_process_and_whether_the_node_is_
         assert told["gpupack_node_kubelet_request_duration_seconds_count"]["Allocate",] == 1
         assert [name for name in told if name.endswith("_created")] == []
         await world.kubelet.kill()
-        await until(lambda: not world.daemon._registrar.is_registered)
+        await until(lambda: not world.daemon._serving.registrars.is_registered)
         told = await metrics(world)
         assert told["gpupack_node_registered"] == told["gpupack_node_ready"] == {(): 0}

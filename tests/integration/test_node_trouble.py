@@ -139,7 +139,8 @@ async def test_a_restarted_kubelet_keeps_charges():
         await world.settled([0, 3], {uid})
         registrations = world.kubelet.registrations
         await world.kubelet.restart()
-        await until(lambda: world.kubelet.registrations >= 1 and world.daemon._registrar.is_registered)
+        registrars = world.daemon._serving.registrars
+        await until(lambda: world.kubelet.registrations >= 1 and registrars.is_registered)
         assert registrations >= 1
         await world.kubelet.synced()
         await world.daemon._reconciler._once()
@@ -154,7 +155,7 @@ async def test_a_kubelet_that_lost_its_checkpoint_keeps_charges():
         await world.settled([0, 3], {uid})
         await world.kubelet.restart(lose_checkpoint=True)
         await world.kubelet.synced()
-        await until(lambda: world.daemon._registrar.is_registered)
+        await until(lambda: world.daemon._serving.registrars.is_registered)
         await world.daemon._reconciler._once()
         assert world.daemon.account is not None
         assert world.daemon.account.ledger.used() == (0, 3)
@@ -167,7 +168,7 @@ async def test_a_kubelet_restart_with_the_api_away_keeps_charges():
         await world.settled([0, 3], {uid})
         await world.api.away(True)
         await world.kubelet.restart()
-        await until(lambda: world.daemon._registrar.is_registered)
+        await until(lambda: world.daemon._serving.registrars.is_registered)
         await world.daemon._reconciler._once()
         assert world.daemon.account is not None
         assert world.daemon.account.ledger.used() == (0, 3)
@@ -244,7 +245,7 @@ async def test_after_an_etcd_restore_the_node_goes_on():
         )
         # Kubelets are restarted after a restore: they would wait for the versions that they know.
         await world.kubelet.restart()
-        await until(lambda: world.daemon._registrar.is_registered)
+        await until(lambda: world.daemon._serving.registrars.is_registered)
         await until(lambda: world.kubelet.allocatable()[GIB] == 16)
         await world.kubelet.synced()
         other = await world.run("b", 4, on=1)
