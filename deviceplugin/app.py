@@ -42,14 +42,9 @@ from deviceplugin.kubelet.folder_lock import FolderLock
 from deviceplugin.kubelet.pod_resources import PodResources
 from deviceplugin.kubelet.registrars import Registers
 from deviceplugin.metrics import Metrics
-from deviceplugin.monitoring.sampling import (
-    CLOSE_S,
-    DETACH_AFTER_S,
-    HANGS_S,
-    SAMPLE_S,
-    CardSampler,
-    ProcessOwnerLookup,
-)
+from deviceplugin.monitoring.card_driver import DETACH_AFTER_S, HANGS_S, CardDriver
+from deviceplugin.monitoring.card_health import CardHealth
+from deviceplugin.monitoring.sampling import CLOSE_S, SAMPLE_S, CardSampler, ProcessOwnerLookup
 from deviceplugin.monitoring.telemetry import TelemetryCollector
 from deviceplugin.node_events import NodeEvents
 from deviceplugin.option_values import DRA, MPS
@@ -232,15 +227,20 @@ class Daemon:
             account,
             HelperProcessFilter(self._source, responses.list_helper_pids),
             self._owners,
-            HealthTracker(settings.quiet_s),
+            CardDriver(
+                account,
+                self._source,
+                notices,
+                self._driver,
+                is_unused=lambda: ledger.is_unavailable("cordoned") and ledger.is_empty,
+                detach_after_s=self._detach_after_s,
+                look_s=min(self._sample_s, 1.0),
+            ),
+            CardHealth(account, HealthTracker(settings.quiet_s), notices, account.notify_devices_changed),
             unit_mib=settings.unit_mib,
-            on_health=account.notify_devices_changed,
             on_cards=card_list.apply_gpus,
             notices=notices,
             every_s=self._sample_s,
-            may_detach=lambda: ledger.is_unavailable("cordoned") and ledger.is_empty,
-            detach_after_s=self._detach_after_s,
-            driver=self._driver,
         )
 
         def find_enforcement(uuid: str, units: int, cards: int) -> Enforcement:

@@ -92,7 +92,7 @@ class DaemonStatus:
                 "unreadable": self.reconciler.cgroup_problem,
                 "unwatched": self.memory.cgroup_problem,
             },
-            "driver": {"detached": self.sampler.is_detached, "gone": self.sampler.driver_gone_reason},
+            "driver": {"detached": self.sampler.driver.is_detached, "gone": self.sampler.driver_gone_reason},
             "memory": self.memory.explain(),
             "ledger": explain_node(self.account.ledger.accounts),
         }
@@ -104,10 +104,10 @@ class DaemonStatus:
             other_daemon=self.waiting is not None or self.ownership.is_disputed,
             foreign_gpus=self.neighbours.foreign_gpus,
             unknown_cordoned=len(self.nodes.unknown_cordoned),
-            faults=self.sampler.faults,
-            health_changes=self.sampler.health_changes,
-            driver_hangs_s=self.sampler.hangs_s,
-            driver_detached=self.sampler.is_detached,
+            faults=self.sampler.health.faults,
+            health_changes=self.sampler.health.changes,
+            driver_hangs_s=self.sampler.driver.hangs_s,
+            driver_detached=self.sampler.driver.is_detached,
             cgroups_unreadable=self.reconciler.cgroup_problem is not None,
             cgroups_unwatched=self.memory.cgroup_problem is not None,
         )

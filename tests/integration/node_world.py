@@ -18,7 +18,8 @@ from deviceplugin.app import Daemon
 from deviceplugin.gpus.simulated.profile import parse_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.host.cgroups import CgroupProbe, ProcessPlace
-from deviceplugin.monitoring.sampling import DETACH_AFTER_S, SAMPLE_S
+from deviceplugin.monitoring.card_driver import DETACH_AFTER_S
+from deviceplugin.monitoring.sampling import SAMPLE_S
 from deviceplugin.publishing.shutdown import ShutdownTimeouts
 from deviceplugin.settings import Settings
 from standins.apiserver.server import ApiServer

@@ -84,7 +84,7 @@ async def test_cordoned_empty_cards_are_let_go_partitioned_and_taken_up_again():
         await until(lambda: world.used == [80, 80])
         # A card that a pod has is needed.
         assert await reconfigure(world, ["3g.40gb", "3g.40gb"]) == "failed"
-        assert not world.daemon._sampler.is_detached
+        assert not world.daemon._sampler.driver.is_detached
         world.api.delete_pod("default", "last")
         await until(lambda: drivers(world) == ["detached", "detached"])
         assert "GPUDriverDetached" in told(world)
@@ -124,9 +124,9 @@ async def test_a_pod_that_comes_all_the_same_has_the_driver_taken_up():
     async with node_world(8) as world:
         await restarted(world)
         cordon(world, card(0))
-        await until(lambda: world.daemon._sampler.is_detached)
+        await until(lambda: world.daemon._sampler.driver.is_detached)
         await on(world, "by-hand", 3, card(0))
-        await until(lambda: not world.daemon._sampler.is_detached)
+        await until(lambda: not world.daemon._sampler.driver.is_detached)
         await until(lambda: drivers(world) == [None])
 
 
@@ -163,11 +163,11 @@ async def test_a_daemon_that_starts_meanwhile_keeps_new_instances_of_a_cordoned_
 async def test_a_card_is_reset_while_the_driver_is_let_go():
     async with node_world(8) as world:
         await restarted(world)
-        world.daemon._sampler._health._quiet_s = 0
+        world.daemon._sampler.health._tracker._quiet_s = 0
         world.source.fail(card(0))
         await until(lambda: "GPUUnhealthy" in told(world))
         cordon(world, card(0))
-        await until(lambda: world.daemon._sampler.is_detached)
+        await until(lambda: world.daemon._sampler.driver.is_detached)
         world.source.reset(card(0))
         cordon(world)
         await until(lambda: world.used == [0])

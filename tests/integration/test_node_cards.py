@@ -132,7 +132,7 @@ async def test_a_daemon_that_starts_after_the_change_says_the_same():
 async def test_a_card_that_vanishes_is_full_until_it_is_back():
     async with node_world(8, 8) as world:
         await on(world, "a", 3, card(1))
-        world.daemon._sampler._health._quiet_s = 0
+        world.daemon._sampler.health._tracker._quiet_s = 0
         world.source.vanish(card(1))
         await until(lambda: world.used == [0, 8])
         await until(lambda: "GPUUnhealthy" in told(world) and "GPUUnhealthy" in told(world, "Pod"))
@@ -149,7 +149,8 @@ async def test_a_driver_that_hangs_holds_up_nothing_and_its_cards_recover():
         world.source.hang()
         await until(lambda: world.daemon._driver.busy_s > 0)
         await on(world, "served", 2, card(0))
-        shipped_s, world.daemon._sampler._unmeasured_s = world.daemon._sampler._unmeasured_s, 0.3
+        sampler = world.daemon._sampler
+        shipped_s, sampler._unmeasured_s, sampler.driver.hangs_after_s = sampler._unmeasured_s, 0.3, 0.3
         await until(lambda: world.used == [8, 8])
         status, said = await ready(world)
         assert status == 503
@@ -157,7 +158,7 @@ async def test_a_driver_that_hangs_holds_up_nothing_and_its_cards_recover():
         assert (await metrics(world))["gpupack_node_driver_hangs_seconds"][()] > 0
         assert not any(world.daemon._serving.plugin._devices.list_devices().values())
         # A driver that answers is not late again, however slow the machine.
-        world.daemon._sampler._unmeasured_s = shipped_s
+        sampler._unmeasured_s = sampler.driver.hangs_after_s = shipped_s
         world.source.resume()
         await until(lambda: world.used == [2, 0])
         await until(lambda: {"GPUDriverHangs", "GPUDriverAnswers", "GPURecovered"} <= told(world).keys())

@@ -11,7 +11,11 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.host.cgroups import ProcessPlace
-from deviceplugin.monitoring.sampling import DETACH_AFTER_S, CardSampler
+from deviceplugin.host.driver import DriverThread
+from deviceplugin.monitoring.card_driver import DETACH_AFTER_S, CardDriver
+from deviceplugin.monitoring.card_health import CardHealth
+from deviceplugin.monitoring.sampling import CardSampler
+from deviceplugin.node_events import make_silent_events
 
 CARD = GpuCard(0, "GPU-a", "Card", 10240, 0, None, "", 0)
 
@@ -80,6 +84,7 @@ class World:
             notify_subscribers=lambda: None,
             subscribe=lambda _: None,
         )
+        notices = make_silent_events()
         self.sampler = CardSampler(
             account,
             self.source,
@@ -87,11 +92,12 @@ class World:
                 owners=lambda pids: {pid: "pod" if pid == 1 else None for pid in pids if pid != 404},
                 place=lambda pid: ProcessPlace("pod", "") if pid == 1 else None,
             ),
-            HealthTracker(quiet_s=60),
+            CardDriver(
+                account, self.source, notices, DriverThread("gpu-driver"), is_unused=lambda: not self.needed
+            ),
+            CardHealth(account, HealthTracker(quiet_s=60), notices, lambda: None),
             unit_mib=1024,
-            on_health=lambda: None,
             on_cards=self.take,
-            may_detach=lambda: not self.needed,
         )
 
     def take(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
@@ -164,10 +170,10 @@ async def test_a_driver_that_nobody_needs_for_a_while_is_let_go_until_somebody_d
     await world.sampler._once()
     world.now_s = 2 * DETACH_AFTER_S - 2
     await world.sampler._once()
-    assert (world.source.attached, world.sampler.is_detached) == (True, False)
+    assert (world.source.attached, world.sampler.driver.is_detached) == (True, False)
     world.now_s += 1
     await world.sampler._once()
-    assert (world.source.attached, world.sampler.is_detached) == (False, True)
+    assert (world.source.attached, world.sampler.driver.is_detached) == (False, True)
     assert world.ledger.out == {"detached": ["GPU-a"]}
     # However long it takes, the cards are not called unmeasured for that.
     world.now_s += 1000
@@ -178,5 +184,5 @@ async def test_a_driver_that_nobody_needs_for_a_while_is_let_go_until_somebody_d
     assert (world.ledger.out, world.ledger.health) == ({"detached": ["GPU-a"]}, {})
     world.source.broken = False
     await world.sampler._once()
-    assert (world.source.attached, world.sampler.is_detached) == (True, False)
+    assert (world.source.attached, world.sampler.driver.is_detached) == (True, False)
     assert (world.ledger.out, world.ledger.health) == ({"detached": []}, {})
