@@ -8,7 +8,7 @@ PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack ben
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint bytecode test-unit test-random mutants test-cluster test-hardware kube-version bench lock proto reference clean python
+.PHONY: help demo docs test lint test-unit test-in-process test-processes test-random mutants test-cluster test-hardware kube-version bench lock proto reference clean python
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -47,17 +47,24 @@ lint: $(VENV)/.dev ## Format check, lint, types, import rules, modules that noth
 	@$(BIN)/python -m tests.scripts.unimported
 	@$(BIN)/python -m tests.scripts.prose
 
-# Six on two cores: most of the time a test waits for something.
-test-unit: $(VENV)/.dev ## Unit, property and integration tests
-	@$(PYTEST) tests/unit tests/property tests/integration -n 6 --dist worksteal -q
+test-unit: ## Unit, property and integration tests
+	@$(MAKE) --no-print-directory -j 2 test-in-process test-processes
 
-# Beside lint, which mostly takes one core: else each of the six would rewrite the assertions of all tests.
-bytecode: $(VENV)/.dev
+# For two cores. Each worker imports and collects all tests of its run, which takes it several seconds of processor
+# time. Integration tests mostly wait for processes, so they fill the time that the others leave.
+test-in-process: $(VENV)/.bytecode
+	@$(PYTEST) tests/unit tests/property -n 3 --dist worksteal -q
+
+test-processes: $(VENV)/.bytecode
+	@$(PYTEST) tests/integration -n 3 --dist worksteal -q
+
+# Else each worker would rewrite the assertions of all its tests.
+$(VENV)/.bytecode: $(VENV)/.dev $(wildcard tests/*.py tests/*/*.py tests/*/*/*.py)
 	@$(PYTEST) tests/unit tests/property tests/integration --collect-only -qq >/dev/null || true
+	@touch $@
 
 test: ## Everything that needs no root and no cluster (under 4 minutes)
-	@$(MAKE) --no-print-directory -j 2 lint bytecode
-	@$(MAKE) --no-print-directory test-unit
+	@$(MAKE) --no-print-directory -j 3 lint test-in-process test-processes
 
 # Examples and histories that nobody has seen; SEED=N runs those of an earlier run again.
 test-random: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))

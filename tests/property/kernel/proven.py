@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -135,22 +135,24 @@ class Record:
 @cache  # many mutants change few modules
 def read_code(source: str) -> str:
     """Write what a module does, in a form that comments, docstrings, wrapping and folders do not change."""
-    return " ".join(_write(ast.parse(source)))
+    words: list[str] = []
+    _write(ast.parse(source), words)
+    return " ".join(words)
 
 
-def _write(node: object) -> Iterator[str]:
+def _write(node: object, words: list[str]) -> None:
     if isinstance(node, list):
         for each in node:
-            yield from _write(each)
+            _write(each, words)
     elif not isinstance(node, ast.AST):
-        yield repr(node)
+        words.append(repr(node))
     elif not (isinstance(node, ast.Expr) and _is_text(node.value)):
-        yield type(node).__name__
+        words.append(type(node).__name__)
         for name, value in ast.iter_fields(node):
             moves = isinstance(node, ast.ImportFrom) and name in {"module", "level"}
             # Newer versions of Python have more fields; empty ones say nothing.
             if not moves and (isinstance(node, ast.Constant) or value not in (None, [])):
-                yield from _write(value)
+                _write(value, words)
 
 
 def _is_text(node: ast.AST) -> bool:
