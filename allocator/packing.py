@@ -7,6 +7,7 @@ overflows int64, and 53 bits are exact in JSON. Whatever does not decode is reje
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Self
 
 from allocator.errors import PackingError, QuantityError, shown
@@ -196,18 +197,27 @@ def read_node(resources: Mapping[str, str | int]) -> NodeWords | None:
     ours = {name: value for name, value in resources.items() if name.startswith(PACKED_PREFIX)}
     if not ours:
         return None
-    layout = Layout.from_header(_integer(ours, PACKED_LAYOUT))
+    layout = _recall_layout(_integer(ours, PACKED_LAYOUT))
     sizes = _words(ours, PACKED_SIZE_PREFIX, layout)
     used = _words(ours, PACKED_USED_PREFIX, layout)
     return NodeWords(layout, sizes, used, _integer(ours, PACKED_REVISION))
 
 
+_recall_layout: Final = lru_cache(maxsize=64)(Layout.from_header)
+"""`Layout.from_header`, remembered: a cluster has few different layouts."""
+
+
+@lru_cache(maxsize=64)
+def _name_words(prefix: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{prefix}{index}" for index in range(count))
+
+
 def _words(resources: Mapping[str, str | int], prefix: str, layout: Layout) -> tuple[int, ...]:
-    expected = [f"{prefix}{index}" for index in range(layout.word_count)]
-    superfluous = sorted(name for name in resources if name.startswith(prefix) and name not in expected)
+    expected = _name_words(prefix, layout.word_count)
+    superfluous = [name for name in resources if name.startswith(prefix) and name not in expected]
     if superfluous:
         raise PackingError(
-            f"resource {shown(superfluous[0])} is not in the layout; allowed: {layout.word_count} words"
+            f"resource {shown(min(superfluous))} is not in the layout; allowed: {layout.word_count} words"
         )
     try:
         return decode([_integer(resources, name) for name in expected], layout)

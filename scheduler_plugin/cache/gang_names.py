@@ -19,15 +19,18 @@ WORKER_GROUP_LABELS: Final = ("leaderworkerset.sigs.k8s.io/name", "leaderworkers
 
 def read_group_label(labels: Mapping[str, str] | None) -> tuple[str, str]:
     """Read the label that names a pod's PodGroup: its key and value; both empty if there is none."""
-    for key in GROUP_LABELS:
-        if name := (labels or {}).get(key):
-            return key, name
+    if labels:
+        for key in GROUP_LABELS:
+            if name := labels.get(key):
+                return key, name
     return "", ""
 
 
 def read_worker_group(labels: Mapping[str, str] | None) -> str:
     """Read the group of a LeaderWorkerSet that a pod belongs to, as its leader is called; empty for none."""
-    of_set, index = ((labels or {}).get(key, "") for key in WORKER_GROUP_LABELS)
+    if not labels:
+        return ""
+    of_set, index = labels.get(WORKER_GROUP_LABELS[0]), labels.get(WORKER_GROUP_LABELS[1])
     return f"{of_set}-{index}" if of_set and index else ""
 
 

@@ -236,7 +236,8 @@ class NodeArrays:
         count = len(sizes)
         self._widen_cards(count)
         open_sizes = sizes if evictable is None else evictable
-        before = self._snapshot_published(row)
+        # A row that had no cards has changed in any case: of a first list that is every row.
+        before = self._snapshot_published(row) if self.usable[row] else None
         self.exclusion[row] = Exclusion.NONE
         self.usable[row] = True
         self.percent[row] = percent
@@ -251,7 +252,7 @@ class NodeArrays:
         self.assumed[row, count:] = 0
         self._set_inventory(row, tuple(uuids), models, numa)
         self.links[row] = tuple(links)
-        if before != self._snapshot_published(row):
+        if before is None or before != self._snapshot_published(row):
             self._update_derived(row)
 
     def set_assumed(self, row: int, units: Sequence[int]) -> None:

@@ -165,27 +165,29 @@ def _make_request_key(pod: Pod, resource: str) -> Hashable | None:
     """Build a key of everything that the functions above read; None if it would be too large."""
     spec = pod.spec
     containers = [*(spec.init_containers or ()), None, *(spec.containers or ())]
-    lists = [(None, spec.overhead), _list_amounts(spec.resources)]
-    lists += [_list_amounts(container.resources) for container in containers if container is not None]
-    if (
-        len(containers) > _MAX_CONTAINERS
-        or sum(len(amounts) for pair in lists for amounts in pair if amounts) > _MAX_AMOUNTS
-    ):
+    lists = [spec.overhead, *_list_amounts(spec.resources)]
+    for container in containers:
+        if container is not None:
+            lists += _list_amounts(container.resources)
+    amounts = [tuple(each.items()) if each else () for each in lists]
+    if len(containers) > _MAX_CONTAINERS or sum(map(len, amounts)) > _MAX_AMOUNTS:
         return None
     ours: tuple[tuple[str, str], ...] = ()
     if pod.metadata.annotations:
         ours = tuple(
-            (name, value)
-            for name, value in pod.metadata.annotations.items()
-            if name.startswith(_OWN_PREFIX) and name not in _STATUS_ANNOTATIONS
+            [
+                (name, value)
+                for name, value in pod.metadata.annotations.items()
+                if name not in _STATUS_ANNOTATIONS and name.startswith(_OWN_PREFIX)
+            ]
         )
-    if sum(len(name) + len(value) for name, value in ours) > _MAX_TEXT:
+    if ours and sum(len(name) + len(value) for name, value in ours) > _MAX_TEXT:
         return None
     return (
         resource,
         ours,
-        tuple(container and (container.name, container.restart_policy) for container in containers),
-        tuple([tuple(amounts.items()) if amounts else None for pair in lists for amounts in pair]),
+        tuple([container and (container.name, container.restart_policy) for container in containers]),
+        tuple(amounts),
     )
 
 
