@@ -115,3 +115,10 @@ def test_every_alert_says_what_it_means_with_labels_that_it_has() -> None:
         used = set(re.findall(r"\$labels\.(\w+)", texts["summary"] + texts["description"]))
         asked = re.findall(r"\bgpupack_\w+", rule["expr"])
         assert used <= set().union(*(there[name] for name in asked)) | TARGET_LABELS, rule["alert"]
+
+
+def test_samples_keep_their_own_labels() -> None:
+    """With a real Prometheus: tests/integration/test_monitoring.py."""
+    monitor = yaml.safe_load((MONITORING / "servicemonitor.yaml").read_text())
+    assert all(endpoint["honorLabels"] for endpoint in monitor["spec"]["endpoints"])
+    assert "honor_labels: true" in (ROOT / "docs" / "observability.md").read_text()
