@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.errors import DeviceIdError
-from allocator.ids import device_id, is_card_uuid, parse_device_id
+from allocator.ids import device_id, is_card_uuid, parse_device_id, percent_id
 
 UUID = "GPU-8f2c1c9e-0f53-4a6e-9a0b-1d2e3f405060"
 
@@ -71,3 +71,20 @@ def test_foreign_ids(text):
 def test_uuids():
     assert is_card_uuid(UUID)
     assert not is_card_uuid("a::b")
+
+
+def as_dcgm_exporter_reads(text):
+    """Which card or instance it looks up for an ID, and its label `vgpu`: docs/howto/gpu-operator.md."""
+    if text.startswith("MIG-"):
+        return text.partition("::")[0], text.split("::")[1]
+    if "/vgpu" in text:
+        return text.split("/vgpu")[0], text.split("/vgpu")[1]
+    return text.split("::")[0], text.split("::")[1]
+
+
+@pytest.mark.parametrize("uuid", [UUID, f"MIG-{UUID[4:]}"])
+@pytest.mark.parametrize("make", [device_id, percent_id])
+def test_dcgm_exporter_finds_the_card_and_tells_its_units_apart(uuid, make):
+    read = [as_dcgm_exporter_reads(make(uuid, number)) for number in range(80)]
+    assert {card for card, _ in read} == {uuid}
+    assert len({unit for _, unit in read}) == 80
