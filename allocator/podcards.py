@@ -85,8 +85,6 @@ def unheld_units(
     Args:
         assigned: The cards of its Binding, None if they are not known.
         allocated: The cards that the node wrote, None if they are not known.
-        uuids: As `assigned_units` takes them.
-        sizes: As `assigned_units` takes them.
     """
     due = None if assigned is None else charged_units(request, assigned, uuids, sizes)
     if due is not None:

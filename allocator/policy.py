@@ -102,13 +102,6 @@ def costs_of_fitting(
 ) -> dict[int, float]:
     """Ask a policy what the cards cost that have the units free and that the selector admits.
 
-    Args:
-        cards: as `choose` takes it.
-        units: as `choose` takes it.
-        policy: as `choose` takes it.
-        selector: as `choose` takes it.
-        count: as `choose` takes it.
-
     Returns:
         Costs by position in `cards`, ascending; empty if fewer than `count` cards fit.
 

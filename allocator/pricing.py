@@ -109,7 +109,6 @@ def improve(
         costs: float[n], cost of each basic column.
         entering_for: Finds a column that lowers the cost at the prices float[n] of the rows, and its cost.
             At the end it returns a column of zeros.
-        steps: Exchanges at most.
 
     Returns:
         float[n], the prices of the rows as of the last basis looked at.

@@ -31,7 +31,6 @@ class Entry(Generic[P_co]):
     Attributes:
         name: What settings and pod annotations say: lower case letters and digits, `-` between them.
         make: Builds the policy from its parameters; must work without any, for pods name policies so.
-        summary: A line for `--help`.
         parameters: Names that `make` takes; None: only `make` knows.
         package: Package that it comes from, with its version; empty: gpupack.
     """

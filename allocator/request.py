@@ -62,9 +62,7 @@ class Demand:
     """Demand is an amount on each of several different cards, for one or more containers.
 
     Attributes:
-        containers: their names.
         per_card: units on each card; with `percent`, percent of each card.
-        cards: how many.
         percent: the request is for shares of cards, whatever their size.
         least: with `percent`, the smallest share of a container on a card.
         shares: with `percent`, the share of each container on a card, each rounded down by itself. Set where
@@ -105,7 +103,6 @@ class PodRequest:
     Attributes:
         containers: those that ask, in the kubelet's order: init containers with sidecars, then mains.
         cards: number of cards over which each container's units are split evenly.
-        selector: the cards that the pod accepts.
         node_policy: the pod's own node policy, None for the cluster's. Any text: only the scheduler, which
             ranks nodes, knows which there are.
         card_policy: the pod's own card policy, None for the cluster's.
@@ -253,12 +250,6 @@ def parse_admitted(
     Node and scheduler must read it alike. A card policy that is not known is left out: its package may be
     installed on one of the two only. The pod has its cards as its other annotations say. A pod with any other
     mistake is taken as if it had no annotations.
-
-    Args:
-        metadata_annotations: as `parse_pod` takes it.
-        init_containers: as `parse_pod` takes it.
-        containers: as `parse_pod` takes it.
-        resource: as `parse_pod` takes it.
 
     Returns:
         The request, None if the pod does not ask for what can be given, and the first mistake.

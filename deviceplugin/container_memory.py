@@ -29,7 +29,6 @@ class ContainerMemoryService:
     Args:
         limit_capability: On which cards the driver sets limits.
         enforcement: What limits the containers of each card.
-        published_use: What is written of the pods' use.
         on_use_changed: Called when a pod's use is worth a write.
     """
 

@@ -19,7 +19,6 @@ class ContainerMemoryMetrics(Collector):
     """Reads the containers and the cards at the moment of asking.
 
     Attributes:
-        rows: what containers use.
         over: whether one uses more than is tolerated.
         held: how the cards are held, by UUID.
         forbidden: whether the driver would hold a card's containers and this daemon lacks the right, by UUID.

@@ -25,9 +25,6 @@ class DevicePluginServing:
 
     Args:
         make_grant: Says what a container is given, by its MiB on each card's UUID.
-        observe: See `DevicePlugin`.
-        on_registered: See `Registrar`.
-        on_kubelet_restart: See `Registrar`.
 
     Attributes:
         registrars: Keep a plugin of units and one of percent registered with the kubelet.

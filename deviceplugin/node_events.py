@@ -35,7 +35,6 @@ class NodeEvents:
     """NodeEvents writes Events about one Node.
 
     Args:
-        record: `EventRecorder.event`.
         models: names of the cards' models by UUID, to begin with.
         fault_event: reason of Events about the driver's numbered errors.
     """

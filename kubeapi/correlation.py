@@ -58,13 +58,11 @@ class EventSeries:
     """Events that share one object of the API server.
 
     Attributes:
-        ref: what they are about.
         type: Normal or Warning.
         reason: one word, as in "FailedScheduling".
         message: the newest.
         first_s: when the first came, in seconds of the wall clock.
         last_s: when the newest came.
-        count: how many there were.
         name: name of the Event object; empty until it is created.
         queued: a write is on its way, and will carry what comes until then.
     """

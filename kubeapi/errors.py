@@ -215,12 +215,7 @@ def shorten(text: str, limit: int = MESSAGE_LIMIT) -> str:
 
 
 def find_conflict_cause(reason: str, message: str) -> Cause:
-    """Find the cause of a 409, which the API server states only in words.
-
-    Args:
-        reason: `reason` of the Status.
-        message: `message` of the Status.
-    """
+    """Find the cause of a 409, which the API server states only in words."""
     text = message.lower()
     if reason == "AlreadyExists":
         return "exists"

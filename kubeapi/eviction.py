@@ -35,7 +35,6 @@ async def evict_pod(
 
     Args:
         dry_run: Only ask whether it were allowed.
-        timeout_s: Seconds for the request.
 
     Raises:
         NotFound: no such pod.

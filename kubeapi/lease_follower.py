@@ -29,7 +29,6 @@ class LeaseFollower:
     """Follows a Lease for as long as `run` runs.
 
     Attributes:
-        lease: The Lease, NAMESPACE/NAME.
         gap_s: Seconds between `is_leader` turning False by itself and the earliest next leader.
     """
 

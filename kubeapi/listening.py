@@ -167,7 +167,6 @@ class Connections:
 
     Args:
         make_protocol: Makes the protocol that reads a connection.
-        most: Connections at most.
         clock: Monotonic seconds; None: the loop's.
 
     Attributes:

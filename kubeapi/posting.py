@@ -30,8 +30,6 @@ class PostTarget:
     """PostTarget is where connections go to; one that differs in anything has connections of its own.
 
     Attributes:
-        host: Name or address.
-        port: TCP port.
         tls: For https, None for http.
         server_name: Expected in the server's certificate, None for the host's own name.
     """
@@ -47,7 +45,6 @@ class PostReply:
     """An answer.
 
     Attributes:
-        status: HTTP status.
         retry_after: Value of the header of that name, None if there is none.
     """
 
@@ -64,7 +61,6 @@ class PostClient:
     """Writes with a body to one API server.
 
     Args:
-        headers: Headers of every request.
         most: Requests under way at most.
         connect_s: Longest time for a new connection.
 

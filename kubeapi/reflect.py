@@ -113,7 +113,6 @@ class Reflector(Generic[T]):
             relist_wanted: Set by whoever wants a complete list now, as `relist` does.
             base_s: first back-off at most.
             cap_s: longest back-off.
-            page_size: objects a list page.
             watch_s: the server is asked to end a watch after 80 to 100 % of this; on a quiet cluster
                 `last_contact` gets as old as that.
             idle_s: a watch silent for so long is given up and resumed; None for watch_s and some grace.

@@ -151,7 +151,6 @@ class NodeRules(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         selector: Labels of `spec.nodeSelector`, sorted.
         terms: Terms of the required node affinity, one of which must hold; None: no such affinity.
-        tolerations: Tolerations of the pod.
     """
 
     selector: tuple[tuple[str, str], ...] = ()

@@ -186,9 +186,6 @@ class SharedAnswer:
     """Makes one answer for all concurrent requests, and pauses before it makes the next one.
 
     An answer is never older than its question.
-
-    Args:
-        sleep: Waits for seconds.
     """
 
     def __init__(

@@ -18,7 +18,6 @@ class AllocationRequest:
     """A request of the kubelet for one container. The request does not say for which one.
 
     Attributes:
-        accounts: everything that the ledger knows.
         offered: device IDs of this node's cards, all of units or all of percent.
         must_include: those of them that must be chosen.
         size: how many IDs are wanted.

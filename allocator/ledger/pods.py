@@ -35,7 +35,6 @@ class Pod:
 
     Attributes:
         uid: identity; a name may come again, a UID never does.
-        request: what it asks for.
         runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
         assigned: the `assigned` annotation, None if missing or unreadable.
         admitted: status says that the kubelet has admitted exactly this UID.

@@ -48,8 +48,6 @@ class AllocationService:
         list_admitted_pods: Asks the kubelet which pods it has begun to admit, by namespace and name; None
             where it does not say.
         make_grant: Says what a container is given, by its MiB on each card's UUID.
-        view_wait_s: see `VIEW_WAIT_S`.
-        room_wait_s: see `ROOM_WAIT_S`.
     """
 
     def __init__(

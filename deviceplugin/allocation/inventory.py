@@ -103,7 +103,6 @@ def card_records(
     """Describe the cards for people and selectors, in word order.
 
     Args:
-        gpus: as the source lists them.
         enforcement: how a card's memory is held, by UUID.
         driver: `CardRecord.driver` of every card.
     """

@@ -39,7 +39,6 @@ class LedgerService:
     Attributes:
         checkpoint_problem: Why the checkpoint cannot be read; None while it can.
         is_checkpoint_torn: The kubelet may mend that once we are registered.
-        other_unit_pods: Pods that have devices of another unit.
         not_enforced: why cards are given to no container, healthy as they may be, by UUID.
     """
 

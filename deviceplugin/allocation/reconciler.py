@@ -45,7 +45,6 @@ class Reconciler:
     Args:
         changes: yields after each write of the kubelet's checkpoint.
         clean: makes the kubelet clean its checkpoint and write it.
-        pace: waits.
 
     Attributes:
         can_register: set once the checkpoint has been read for the first time, or is torn. Then the kubelet,

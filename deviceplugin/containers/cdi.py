@@ -62,7 +62,6 @@ class CdiNames:
             one.
         devices: folder of the machine's device nodes; None for cards that are none of its, whose vendor has
             no toolkit here.
-        wait_s: see `WAIT_S`.
 
     Attributes:
         is_waiting: a card has no name yet, and the vendor's specification may still come.

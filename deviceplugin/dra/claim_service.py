@@ -57,7 +57,6 @@ class ClaimService:
         pods: the node's pods; those with prepared claims are read as if they asked for these.
         make_grant: Says what a container is given, by its MiB on each card's UUID.
         node_name: also the name of the node's pool.
-        room_wait_s: see `ROOM_WAIT_S`.
     """
 
     def __init__(

@@ -33,7 +33,6 @@ def device_statuses(claim: PreparedClaim, pool: str, now: str) -> list[dict[str,
     """Write the status of each share of a prepared claim.
 
     Args:
-        claim: that is prepared.
         pool: the node's.
         now: the time, as the API writes it.
     """

@@ -19,8 +19,6 @@ class ClaimShare:
     Attributes:
         request: name of the claim's request that it answers; `main/sub` of a prioritized list.
         device: name of the card in the ResourceSlice.
-        uuid: UUID of the card.
-        units: units of its memory.
         share_id: distinguishes it from other shares of the same card; empty for none.
     """
 

@@ -42,7 +42,6 @@ class ClaimServing:
     Args:
         prepared: Claims that are prepared, which the ledger reads in place of the kubelet's checkpoint.
         make_grant: Says what a container is given, by its MiB on each card's UUID.
-        observe: See `DraPlugin`.
         on_registered: Called when the kubelet has registered the plugin.
 
     Attributes:

@@ -65,7 +65,6 @@ class SlicePublisher(Sink[SliceObject]):
 
     Attributes:
         problem: why the slices cannot be written, None if they can.
-        writes: slices written so far.
     """
 
     def __init__(

@@ -50,14 +50,12 @@ class Enforcer:
     """Enforcer follows the checkpoint and the cgroups, and keeps limits in force.
 
     Args:
-        account: The ledger, which has the checkpoint.
         limit_capability: On which cards limits are held, and by whom.
         names: container names by ID, of the pod with that UID in cgroups, as far as they are known.
         cgroup_root: where the host's cgroups are mounted.
         container_logs: the kubelet's folder of links to containers' logs; need not exist.
         tell: called once for each fault, with the UID of the pod, the container and what is wrong with its
             limit.
-        rescan_s: see `RESCAN_S`.
 
     Attributes:
         faults: attempts that failed so far.

@@ -15,7 +15,6 @@ class ContainerLimit:
     Attributes:
         uid: UID of the pod, as the kubelet knows it.
         container: name of the cgroup's container, None while unknown.
-        uuid: UUID of the card.
         wanted: what is to stand there.
         outcome: outcome of the last attempt, None before the first.
         failures: attempts since it held last.
@@ -45,7 +44,6 @@ class LimitedPod:
     """A pod that was given memory.
 
     Attributes:
-        grants: what its containers were given.
         folder: its cgroup, None before it has one.
         cgroups: IDs of its containers by their cgroups, the sandbox's too.
         container_names: names of containers by their cgroups, as far as they are known.

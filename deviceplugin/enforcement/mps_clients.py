@@ -29,7 +29,6 @@ class MpsClients:
 
     Args:
         driver_holds: whether the driver holds containers on a card, by UUID.
-        look_s: see `LOOK_S`.
     """
 
     def __init__(

@@ -15,9 +15,7 @@ class GrpcSockets:
 
     Args:
         paths: in the order in which the sockets appear.
-        add_services: adds the services to a new server.
         grace_s: for calls in progress when the server stops.
-        options: gRPC's options of the server.
 
     Raises:
         RegistrationError: a path is too long.

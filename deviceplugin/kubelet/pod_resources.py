@@ -61,11 +61,7 @@ class PodResources:
         return frozenset((pod.namespace, pod.name) for pod in answer.pod_resources)
 
     async def purge_checkpoint(self, send_devices: Callable[[], None]) -> None:
-        """Have the checkpoint purged and written. The caller repeats it where the kubelet does not answer.
-
-        Args:
-            send_devices: Sends the list of devices again.
-        """
+        """Have the checkpoint purged and written. The caller repeats it where the kubelet does not answer."""
         if await self._call_list(0.0) is not None:
             send_devices()
 

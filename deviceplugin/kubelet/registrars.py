@@ -18,11 +18,7 @@ class Registers(Protocol):
 
 
 class Registrars:
-    """The node is served when each resource is registered.
-
-    Args:
-        registrars: one for each resource.
-    """
+    """The node is served when each resource is registered."""
 
     def __init__(self, registrars: Sequence[Registers]) -> None:
         self._registrars = tuple(registrars)

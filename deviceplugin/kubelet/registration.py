@@ -90,7 +90,6 @@ class Registrar:
         on_kubelet_restart: the kubelet restarted, or may have: what it says of its pods is not to be trusted
             until it has caught up. May come twice for one restart.
         backoff: delays after a failed registration.
-        timing: waits.
 
     Raises:
         RegistrationError: the path of our socket is too long.

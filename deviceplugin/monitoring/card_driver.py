@@ -27,8 +27,6 @@ class CardDriver:
 
     Args:
         is_unused: whether the cards are unused: all of them are cordoned, and no pod has any.
-        detach_after_s: see `DETACH_AFTER_S`.
-        hangs_after_s: see `HANGS_S`.
         look_s: seconds between two looks whether a call hangs.
 
     Attributes:
@@ -104,11 +102,7 @@ class CardDriver:
             self._notices.record_driver_answers()
 
     async def detach_if_unused(self, on_hang: Callable[[], None]) -> bool:
-        """Let the driver go once the cards are unused; return True if it is let go.
-
-        Args:
-            on_hang: see `call`.
-        """
+        """Let the driver go once the cards are unused; return True if it is let go."""
         now_s = self._account.now_s()
         if not self._is_unused():
             self._unused_since_s = None

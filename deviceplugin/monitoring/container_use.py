@@ -33,8 +33,6 @@ class ContainerUse:
         uid: UID of the pod, as the kubelet knows it.
         namespace: namespace of the pod; empty while the API server has not shown it.
         pod: its name; empty likewise.
-        container: its name.
-        uuid: UUID of the card.
         used_mib: what it uses; None if that cannot be measured.
         limit_mib: the limit that was read back; None if there is none.
         enforcement: what holds it to its promise.
@@ -82,8 +80,6 @@ class ContainerUseReader:
     Args:
         granted_memory: What containers were given; updated here.
         enforcement: What limits the containers of each card.
-        pods: the pods' names and containers.
-        clock: the ledger's.
     """
 
     def __init__(

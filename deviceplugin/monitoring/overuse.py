@@ -55,7 +55,6 @@ class OverUseWatcher:
 
     Args:
         find: a pod by the UID that the kubelet uses; None while the API server has not shown it.
-        record: `EventRecorder.event`.
         evict: evicts exactly the pod with a namespace, a name and a UID.
         tolerance_mib: MiB beyond its promise that a container may use.
         evict_after_s: seconds of over-use, from measurement to measurement, after which its pod is evicted;
@@ -63,7 +62,6 @@ class OverUseWatcher:
 
     Attributes:
         found: times that a container began to use too much.
-        evictions: pods evicted.
         errors: evictions that were refused.
     """
 

@@ -56,20 +56,16 @@ class CardSampler:
     """Turns measurements into unaccounted use, and trouble into unhealthy cards.
 
     Args:
-        owners: the processes' pods.
         on_cards: called with the source's list of cards after each measurement.
         notices: hear of a driver that is gone.
         every_s: seconds between two measurements.
-        unmeasured_s: see `UNMEASURED_S`.
 
     Attributes:
         driver: the way to the cards' driver.
         health: the cards' health.
-        samples: newest measurement of each card.
         sampled_s: when it was begun, by the ledger's clock.
         places: where its processes run, None for those of no pod; unknown ones are left out.
         uses: newest judgement of each card.
-        memory_errors: what each card counts of its memory's errors.
         telemetry: what the cards did during the last minutes.
         errors: measurements that failed as a whole.
         driver_gone_reason: why the driver does not come back to this process, which ends; None while it may.

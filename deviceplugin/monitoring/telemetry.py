@@ -61,11 +61,7 @@ class TelemetryHistory:
         self._listed: dict[str, list[GpuCard]] = {}
 
     def add(self, cards: Iterable[GpuCard], samples: Iterable[GpuSample]) -> None:
-        """Add one measurement of all cards; a card that failed has `NO_TELEMETRY` at this moment.
-
-        Args:
-            cards: as they are listed.
-        """
+        """Add one measurement of all cards; a card that failed has `NO_TELEMETRY` at this moment."""
         now_s = self._now_s()
         self._listed = {}
         for card in cards:
@@ -128,9 +124,6 @@ class TelemetryCollector(Collector):
     """TelemetryCollector makes metrics of each physical card's telemetry; missing values have no sample.
 
     A partitioned card has one sample under its own UUID, so that sums over cards are right.
-
-    Args:
-        activities: lists what each card does now.
     """
 
     def __init__(self, activities: Callable[[], Iterable[CardActivity]]) -> None:

@@ -37,7 +37,6 @@ class UnaccountedUse:
     """UnaccountedUse is the use of one card, and the part of it that no pod was allocated.
 
     Attributes:
-        uuid: the card.
         measured_mib: MiB in use.
         foreign_mib: MiB used by processes that belong to no pod of ours, after the dead band.
         beyond_mib: MiB that our pods use beyond their promises, after the dead band.

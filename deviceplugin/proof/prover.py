@@ -40,9 +40,7 @@ class CardProof(msgspec.Struct, frozen=True):
     """CardProof is a thing that was tried.
 
     Attributes:
-        card: its UUID.
         what: was tried.
-        result: see `Result`.
         means: for gpupack; or why it was not found out.
     """
 
@@ -77,7 +75,6 @@ class Prover:
 
     Args:
         source: the cards, open.
-        options: what may be done.
         scratch: the cgroup in which limits are tried.
         mps: says whether a card's MPS control daemon answers.
         clock: seconds, for what is timed.

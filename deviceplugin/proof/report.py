@@ -33,13 +33,9 @@ class ProofReport(msgspec.Struct, frozen=True):
     """ProofReport is the findings of one run.
 
     Attributes:
-        gpupack: its version.
         at: when it began, UTC.
-        kernel: the node's.
-        driver: its version.
         simulated: the cards were none.
         interrupted: it was interrupted before it was complete; everything was undone.
-        cards: those that were tried.
         findings: findings of `gpupack node --check`.
         proofs: proofs of what was tried.
     """
@@ -65,8 +61,6 @@ def prove_node(settings: Settings, version: str, *, busy: bool, instances: bool)
 
     Args:
         settings: settings of the daemon that would run here.
-        busy: see `ProofOptions`.
-        instances: see `ProofOptions`.
 
     Raises:
         ProfileError: the profile of simulated cards cannot be used.
@@ -110,8 +104,6 @@ def make_prover(
 
     Args:
         source: the cards, open.
-        busy: see `ProofOptions`.
-        instances: see `ProofOptions`.
     """
     root = settings.cgroup_root
     options = ProofOptions(

@@ -66,9 +66,6 @@ class AllocationAnnotator:
     Args:
         pod_view: the pods and what their annotations say.
         use: what the pods use, as far as it is worth a write; None: nothing is written.
-
-    Attributes:
-        errors: failed writes so far.
     """
 
     def __init__(

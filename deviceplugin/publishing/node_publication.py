@@ -29,10 +29,7 @@ class NodePublication:
 
     Attributes:
         unit_mib: MiB a unit.
-        sizes: units of each card.
-        used: used units of each card.
         accounted_pods: units by the card's position, by UID, of the pods that the words contain.
-        inventory: the cards.
         seen_version: resourceVersion that the words take into account.
         claims: prepared claims that the words contain, see `Holds`.
     """
@@ -162,7 +159,6 @@ def place_claims(claims: Mapping[str, Mapping[str, int]], uuids: Sequence[str]) 
 
     Args:
         claims: units by UUID of the card, by UID of the claim.
-        uuids: UUIDs of the cards in the words.
     """
     position = {uuid: number for number, uuid in enumerate(uuids)}
     return {

@@ -101,9 +101,6 @@ class NodeOwnership:
     Args:
         account: its followers are told when the Node changes.
         on_conflict: called with a message when another daemon owns the Node, or wants to.
-
-    Attributes:
-        errors: failed writes so far.
     """
 
     def __init__(

@@ -67,9 +67,7 @@ class NodePublisher:
         claims: units by card of prepared claims, see `allocator.records.Holds`.
 
     Attributes:
-        patches: successful patches so far.
         errors: failed ones.
-        revision: revision of the last patch.
     """
 
     def __init__(

@@ -30,11 +30,8 @@ class ContainerGrant:
     """ContainerGrant is what a container gets with its devices.
 
     Attributes:
-        envs: environment variables.
         annotations: for the container runtime.
         cdi_devices: fully qualified CDI names, `example.com/gpu=UUID`.
-        mounts: folders and files.
-        devices: device nodes.
     """
 
     envs: Mapping[str, str] = field(default_factory=dict)

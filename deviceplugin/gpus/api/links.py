@@ -16,7 +16,6 @@ def count_links(
     has there. Where only one end tells of a direct link it counts all the same.
 
     Args:
-        cards: UUIDs.
         direct: by card, the card at the other end of each of its links.
         switched: by card, links that end at a switch.
     """

@@ -84,7 +84,6 @@ class GpuSample:
     """GpuSample is a measurement of one card.
 
     Attributes:
-        uuid: the card.
         used_mib: MiB in use, without the reserved part where the driver tells it apart.
         processes: who uses it, one entry a pid; None when processes cannot be told.
         error: why the card could not be measured, None when it could; then used_mib means nothing.
@@ -108,7 +107,6 @@ class HealthEvent:
     """News of a card.
 
     Attributes:
-        uuid: the card.
         healthy: False with the reason, or True when its source knows that it is mended. None for a fault
             that says nothing of the card (the application's).
         reason: for people.

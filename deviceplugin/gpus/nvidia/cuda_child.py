@@ -81,8 +81,6 @@ def serve(lines: Iterable[str], answer: Callable[[str], None], load: Callable[[s
     """Do what the lines say until there are no more.
 
     Args:
-        lines: see the module.
-        answer: takes each answer.
         load: loads the driver's library by its name.
     """
     cuda: Cuda | None = None

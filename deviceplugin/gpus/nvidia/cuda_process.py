@@ -27,7 +27,6 @@ class CudaProcess:
 
     Args:
         command: the program; it speaks like `cuda_child`.
-        answer_s: see `ANSWER_S`.
 
     Raises:
         GpuError: it cannot be begun there.

@@ -20,7 +20,6 @@ class NvmlEvents:
     """NvmlEvents is a thread that waits from `start` to `stop`. A driver without events has none.
 
     Args:
-        on_xid: called in that thread with each XID event.
         on_mig: called in that thread when instances of a card came or went.
     """
 

@@ -187,7 +187,6 @@ def find_memory_node(handle: Any, nodes: Path) -> int | None:
     that, the card's addressing mode decides.
 
     Args:
-        handle: handle of the whole card.
         nodes: where the kernel shows NUMA nodes.
     """
     node = call_optional(lambda: pynvml.nvmlDeviceGetNumaNodeId(handle))

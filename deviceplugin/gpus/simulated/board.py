@@ -40,7 +40,6 @@ class SimulatedBoard:
         instances: instances of the card, None without MIG mode.
         used_has_reserved: what its driver calls used has the reserved part in it.
         residue_mib: MiB of pages that no process uses and the operating system keeps.
-        calls: samples so far.
         tripped: its failure has come.
         shown: the driver shows it.
         accessible: UUIDs of its instances that are not refused, None for all.

@@ -185,7 +185,6 @@ class SimulatedLimits:
 
         Args:
             pid: in the host's pid namespace.
-            used_mib: MiB.
             cgroup: that the process is in, None for one in no limited cgroup.
 
         Raises:

@@ -33,7 +33,6 @@ class ControlDaemon:
     Args:
         clients: processes that it takes at once.
         program: the control daemon, and what speaks to it.
-        ask_s: see `ASK_S`.
     """
 
     def __init__(

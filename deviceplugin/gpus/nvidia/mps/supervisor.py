@@ -89,10 +89,8 @@ class MpsSupervisor:
     """Runs control daemons for the cards there are.
 
     Args:
-        settings: Checked ones.
         source: the cards, open.
         make: makes a card's control daemon.
-        look_s: see `LOOK_S`.
     """
 
     def __init__(
