@@ -408,7 +408,7 @@ class KubeClient:
                 headers=sent,
                 timeout=_make_timeout(within_s, ends),
                 allow_redirects=False,
-                # Another context means other connections: those there are have shown the old certificate.
+                # A new TLS context needs new connections: the existing ones presented the old certificate.
                 ssl=proof.tls or True,
                 server_hostname=self._credentials.tls_server_name,
                 proxy=self._credentials.proxy,

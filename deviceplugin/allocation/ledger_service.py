@@ -134,11 +134,11 @@ class LedgerService:
             self.notify_subscribers()
 
     def set_not_enforced(self, reasons: Mapping[str, str]) -> None:
-        """Give no container these cards, and no others, by UUID; they count as full."""
+        """Set which cards, by UUID, no container is given; they count as full."""
         self.not_enforced = dict(reasons)
         self.ledger.set_unavailable("not_enforced", reasons)
 
     def set_client_limit(self, uuids: Iterable[str]) -> None:
-        """Keep these cards, and no others, free of new pods: they have all clients that they can."""
+        """Set which cards get no new pods because they have as many clients as they can."""
         if self.ledger.set_unavailable("client_limit", uuids):
             self.notify_subscribers()

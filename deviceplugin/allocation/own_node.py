@@ -101,7 +101,7 @@ class OwnNode(Sink[NodeObject]):
         self._cordon_problem = problem
 
     def _tell_missing(self) -> None:
-        """Say once that there is no Node to write to: most likely its name is another."""
+        """Log once that there is no Node of this name: most likely --node-name is wrong."""
         if self.is_missing and not self._told_missing:
             log.warning("no Node has this name, nothing is published until one has", node_name=self._name)
         self._told_missing = self.is_missing

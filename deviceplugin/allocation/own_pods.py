@@ -85,13 +85,13 @@ class OwnPods:
         return self._living
 
     def has_seen_end(self, item: PodObject) -> bool:
-        """Tell whether what is known of the pods is newer than this version of one, and shows its end."""
+        """Return True if the view is newer than this version of a pod, and shows that the pod has ended."""
         version = parse_resource_version(item.metadata.resource_version)
         ended = self._living is not None and item.runtime_uid not in self._living
         return ended and self.seen_version >= version
 
     def request_list(self) -> None:
-        """Ask for a complete list that begins now; where one is on its way, after that."""
+        """Ask for a complete list that begins now, or after the one that is under way."""
         self._again = self._relisting
         if not self._relisting:
             self._relisting = True

@@ -99,7 +99,7 @@ class Reconciler:
             except TimeoutError:
                 continue
             delay_s = self._pace.soon_s
-            # Several events make one look, and no burst makes more than a few a second.
+            # Several events cause one pass, and a burst of them a few passes a second at most.
             await asyncio.sleep(self._pace.soon_s)
 
     async def follow_checkpoint(self) -> None:
@@ -122,7 +122,7 @@ class Reconciler:
         if uids:
             began_s = self._account.now_s()
             probe = await self._probe(uids)
-            # What was written before a container ran must be known before it is said to run.
+            # Entries that were written before a container started must be known before it counts as running.
             self._refresh()
             before = self._account.change_key()
             # While the checkpoint cannot be read, what else it has is unknown: nothing is released.

@@ -117,7 +117,7 @@ class ClaimStatusWriter:
                 )
                 continue
             except KubeApiError as error:
-                # What changes meanwhile is seen after the wait: the API server is not asked more often.
+                # Changes in the meantime wait too: a server that is down is not asked more often for them.
                 await asyncio.sleep(self._backoff.log_failure(log, _NOT_WRITTEN, error, claim=claim.name))
                 return 0.0
             self._written.add((claim.uid, claim.pod_uid))
@@ -143,6 +143,6 @@ class ClaimStatusWriter:
 
 
 def _says_all(before: list[dict[str, Any]], mine: list[dict[str, Any]]) -> bool:
-    """Whether the entries of this driver say it already."""
+    """Return True if the driver's entries already say the same."""
     said = [one.get("data") for one in before if one.get("driver") == DRA_DRIVER]
     return said == [one["data"] for one in mine]

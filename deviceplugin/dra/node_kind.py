@@ -74,7 +74,7 @@ class NodeKindMark:
         mark = node.metadata.get_annotation(NODE_SERVES)
         if not self._serves_claims:
             return None if mark is None else {"metadata": {"annotations": {NODE_SERVES: None}}}
-        # Of a device plugin that has stopped the kubelet writes the old capacity for five minutes more.
+        # After a device plugin has stopped the kubelet writes its old capacity for another five minutes.
         amounts = [(node.status.allocatable or {}).get(name) for name in self._resources]
         if mark == SERVES_CLAIMS and all(str(amount) == "0" for amount in amounts):
             return None

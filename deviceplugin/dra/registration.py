@@ -46,7 +46,7 @@ class DraRegistrar:
         self._plugin = plugin
         self._socket = plugin_folder(kubelet_dir) / "dra.sock"
         self._registry = kubelet_dir / "plugins_registry" / f"{DRA_DRIVER}-reg.sock"
-        # The kubelet must find the first one when it has found the second.
+        # In this order: a kubelet that finds the registry's socket calls the plugin's socket at once.
         self._sockets = GrpcSockets([self._socket, self._registry], self._add_services, grace_s=GRACE_S)
         self._on_registered = on_registered
         self._backoff = Backoff(0.1, 5.0)

@@ -58,7 +58,7 @@ def device_of(
     """
     # As the API server writes them.
     whole, unit = canonical(f"{card.size_units * unit_mib}Mi"), canonical(f"{unit_mib}Mi")
-    # A range needs room for one step above its least.
+    # The API requires that a range has room for one step above its minimum.
     policy: dict[str, Any] = {"default": whole}
     if card.size_units > 1:
         policy["validRange"] = {"min": unit, "max": whole, "step": unit}
@@ -84,7 +84,7 @@ def device_of(
         "capacity": {DRA_MEMORY: {"value": whole, "requestPolicy": policy}},
         "allowMultipleAllocations": True,
     }
-    # Of several reasons that which lasts longest is told.
+    # Where there are several reasons, the one that lasts longest is shown.
     reasons = {UNHEALTHY: not card.healthy, CORDONED: card.cordoned, OVERUSED: overused}
     key = next((key for key, holds in reasons.items() if holds), None)
     if key is not None:
@@ -118,7 +118,7 @@ def slices(node: str, devices: Sequence[Mapping[str, Any]], owner: Mapping[str, 
 
 
 def is_shared(spec: Mapping[str, Any]) -> bool:
-    """Tell whether the API server kept that claims may share each device, as Kubernetes 1.36 does."""
+    """Return True if the API server has kept the field by which claims share a device (Kubernetes 1.36)."""
     return all(device.get("allowMultipleAllocations") for device in spec.get("devices") or ())
 
 

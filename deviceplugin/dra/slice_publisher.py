@@ -183,7 +183,7 @@ class SlicePublisher(Sink[SliceObject]):
                 await self._client.delete(f"{SLICES}/{quote_segment(name)}", timeout_s=WRITE_TIMEOUT_S)
                 found.pop(name, None)
         except (Conflict, NotFound):
-            # The watch brings what it is now.
+            # The watch will show its new version.
             return self._gap_s or 1.0
         except (KubeApiError, msgspec.MsgspecError) as error:
             delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
@@ -198,7 +198,7 @@ class SlicePublisher(Sink[SliceObject]):
         return None
 
     async def _withdraw(self, found: dict[str, SliceObject]) -> float:
-        """Take slices back of an API server that would give each card to one claim alone.
+        """Remove the slices again where the API server would give each card to one claim only.
 
         Returns:
             Seconds after which to try again.

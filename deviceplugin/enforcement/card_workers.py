@@ -31,7 +31,7 @@ class PerCardWorkers:
         self._threads: dict[str, DriverThread] = {}
 
     def submit(self, uuid: str, job: LimitJob, *, urgent: bool) -> None:
-        """Have a job done; it takes the place of one for the same cgroup that has not begun."""
+        """Queue a job; it replaces one for the same cgroup that has not begun."""
         self._routine[uuid].pop(job.cgroup, None)
         if urgent or job.cgroup in self._urgent[uuid]:
             self._urgent[uuid][job.cgroup] = job
@@ -45,7 +45,7 @@ class PerCardWorkers:
         self._routine[uuid].pop(cgroup, None)
 
     async def stop(self) -> None:
-        """Begin nothing more; a call that hangs is not waited for."""
+        """Begin no further job, and do not wait for a call that hangs."""
         for jobs in (*self._urgent.values(), *self._routine.values()):
             jobs.clear()
         tasks = list(self._busy.values())

@@ -102,7 +102,7 @@ class CgroupWatch:
             self._open = True
 
     def record_read(self, error: OSError | None) -> None:
-        """Take whether all folders could be read at the last look."""
+        """Record whether all folders could be read at the last look."""
         before, self._unread = self._unread, None if error is None else str(error)
         if before is None and self._unread is not None:
             log.warning("cgroups cannot be read, their limits stay as they are", error=self._unread)

@@ -109,8 +109,6 @@ class Enforcer:
     async def run(self) -> None:
         driver = self._limit_capability.driver
         if driver is None:
-            # To return would end the daemon.
-            await asyncio.Event().wait()
             return
         self._workers = PerCardWorkers(driver, self._on_outcome)
         self._watch.retry()
@@ -186,7 +184,7 @@ class Enforcer:
             try:
                 self._plan_pod(uid, self._pods[uid])
             except OSError as error:
-                # What was known of its cgroups stays; the next look at everything finds what differs.
+                # Keep what is known of its cgroups; the next full rescan finds the differences.
                 self._watch.record_read(error)
                 asyncio.get_running_loop().call_later(BLIND_RESCAN_S, self._rescan_due.set)
         for uid in set(self._unnamed.values()) - dirty if changed else ():
@@ -368,7 +366,7 @@ class Enforcer:
         hard_mib = reading.hard_mib if reading is not None else None
         limit.failures = 0
         if not limit.is_in_force:
-            # It was planned anew while the driver worked; the next job is on its way.
+            # The limit was planned again while the driver worked; a job for the new plan is queued.
             return
         if before is None or before.fault is not None or before.reading is None:
             log.info("memory limit in force", **limit.log_fields, mib=hard_mib)

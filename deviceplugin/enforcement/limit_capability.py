@@ -126,7 +126,7 @@ class LimitCapability:
             self._on_offer()
 
     def _log_support(self, cards: Sequence[str], support: LimitSupport) -> None:
-        """Say once what is true of several cards, with what it takes for more."""
+        """Log whether the driver limits the memory of these cards and, if not, why."""
         if support.can_limit:
             log.info("memory limits are held by the driver", cards=cards)
         elif self._mode != REQUIRE and support.is_forbidden:

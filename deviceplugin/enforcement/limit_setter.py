@@ -53,7 +53,7 @@ def _hold(limits: MemoryLimits, uuid: str, job: LimitJob) -> LimitOutcome:
     was_mib: int | None = None
     at_s = time.monotonic()
     try:
-        # What holds already, by a daemon before this one or by the vendor's toolkit, is not written again.
+        # A limit that an earlier daemon or the vendor's toolkit has set already is not written again.
         reading = _read(limits, uuid, job.cgroup)
         was_mib = reading.hard_mib
         stays_mib = was_mib if was_mib in job.wanted.accepted else None
@@ -66,7 +66,7 @@ def _hold(limits: MemoryLimits, uuid: str, job: LimitJob) -> LimitOutcome:
     except LimitError as error:
         return LimitOutcome(job.cgroup, reading, was_mib, error.kind, str(error), at_s)
     except Exception as error:
-        # A driver may answer what nobody expects; that is this job's trouble, and is tried again.
+        # Whatever a driver raises concerns this job only, which is tried again.
         log.exception("a call for a memory limit failed", card=uuid, cgroup=str(job.cgroup))
         problem = f"limit on card {uuid} for cgroup {job.cgroup}: {type(error).__name__}: {error}"
         return LimitOutcome(job.cgroup, reading, was_mib, "failed", problem, at_s)
@@ -78,7 +78,7 @@ def _hold(limits: MemoryLimits, uuid: str, job: LimitJob) -> LimitOutcome:
 
 
 def _is_like_above(limits: MemoryLimits, uuid: str, cgroup: Path, reading: LimitReading) -> bool:
-    """Tell whether what was read may be the limit of a cgroup above, which all below it share.
+    """Return True if the limit that was read may be that of a parent cgroup, which its children share.
 
     A read of a cgroup without a limit of its own tells that of the nearest limited one above: see the
     sources of `gpus/simulated_limits.py`. To set the limit once more than needed does no harm.
@@ -90,7 +90,7 @@ def _is_like_above(limits: MemoryLimits, uuid: str, cgroup: Path, reading: Limit
 
 
 def _read(limits: MemoryLimits, uuid: str, cgroup: Path) -> LimitReading:
-    """Read a limit; a holder that finds none has none there, which is no trouble but what there is to do.
+    """Read a limit; `UNSET` if none is set, which is no fault: one is about to be set.
 
     Raises:
         LimitError: it cannot be read.

@@ -120,7 +120,7 @@ class PodCgroups:
         self._root = root
 
     def probe(self, uids: Collection[str]) -> CgroupProbe:
-        """Look which of `uids` have a container cgroup left; where in doubt, it is left.
+        """Find which of `uids` still have a container's cgroup; where in doubt, they have.
 
         A cgroup directory that the runtime forgot to remove does not count once nothing runs in it.
         """
@@ -192,7 +192,7 @@ def list_directories(path: Path) -> list[Path]:
 
 
 def _find_kubepods(path: Path) -> Iterator[Path]:
-    # No recursion: who has a cgroup of his own may nest more than Python's stack holds.
+    # No recursion: the owner of a cgroup may nest more of them than Python's stack can follow.
     left = [path]
     while left:
         path = left.pop()
@@ -210,7 +210,7 @@ def _find_kubepods(path: Path) -> Iterator[Path]:
 
 
 def _is_no_place_for_pods(folder: Path, error: OSError) -> bool:
-    """Tell whether a folder that cannot be read is a user's, who must not keep all charges from ending.
+    """Return True if an unreadable folder belongs to a user, who must not keep all charges from ending.
 
     He may close a cgroup of his own to all others, or nest so many that no path reaches them.
     """

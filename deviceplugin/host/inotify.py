@@ -113,7 +113,7 @@ class Inotify:
 
 
 def probe_watch(folder: Path) -> None:
-    """Try whether one more folder can be watched; nothing stays.
+    """Test whether one more folder can be watched; it is not watched afterwards.
 
     Raises:
         OSError: it cannot, see `Inotify.open` and `Inotify.watch`.

@@ -24,7 +24,7 @@ from deviceplugin.errors import CheckpointError, TornCheckpointError
 from deviceplugin.kubelet.sockets import FolderWatch
 
 CHECKPOINT_NAME: Final = "kubelet_internal_checkpoint"
-# File times come from a clock that ticks every 1 to 10 ms: a younger file may be replaced without showing it.
+# The clock of file times ticks every 1 to 10 ms: a file that is replaced within that time looks unchanged.
 _SETTLED_NS: Final = 50_000_000
 _FORMAT: Final = "allowed: the checkpoint of Kubernetes 1.22 to 1.37"
 _MESSAGE_CHARS: Final = 256

@@ -185,7 +185,7 @@ class Registrar:
             self._on_kubelet_restart()
             self._registration = None
         self._known_kubelet = kubelet
-        # A new kubelet owes nothing to the failures of the last one.
+        # Failures with the previous kubelet say nothing about this one.
         self._backoff.reset()
         self._not_before = 0.0
 
@@ -230,14 +230,14 @@ class Registrar:
     # --- what we do ---------------------------------------------------------------------------------
 
     async def _end_streams(self) -> None:
-        """See to it that no stream is open; a kubelet that is alive gets time to notice the end of one."""
+        """End all open streams, and give a kubelet that is alive time to notice."""
         if self._plugin.open_streams:
             self._not_before = max(self._not_before, self._clock() + self._timing.settle_s)
             try:
                 async with asyncio.timeout(self._timing.grace_s):
                     await self._plugin.end_streams()
             except TimeoutError:
-                # A kubelet that does not read: only the end of the server ends that stream.
+                # The kubelet does not read from a stream: only stopping the server ends it.
                 await self._sockets.stop()
 
     def _add_services(self, server: Any) -> None:
@@ -249,7 +249,7 @@ class Registrar:
         await self._sockets.stop()
 
     async def _register(self) -> float | None:
-        """Ask the kubelet to register us, for as long as the sockets are those that it is about."""
+        """Ask the kubelet to register us; give up when its socket or ours is replaced meanwhile."""
         streams_before = self._plugin.streams_opened
         asking = asyncio.create_task(self._call_register())
         asking.add_done_callback(lambda _: self._stepper.wake())
@@ -282,8 +282,8 @@ class Registrar:
             f"unix:{self._kubelet_path}", options=_CHANNEL_OPTIONS
         ) as channel:
             await self._connect(channel)
-            # A kubelet deletes every socket before it listens: from now on this one leaves ours alone.
-            # It would look for a socket that is gone for 10 s.
+            # A kubelet deletes every socket before it listens, so it will not delete ours from now on. If
+            # ours is gone already, it would try to connect for 10 s.
             if not self._sockets.are_ours:
                 return "own socket is gone"
             try:

@@ -17,7 +17,7 @@ _TICK_S: Final = 1.0
 
 
 class SocketId(NamedTuple):
-    """Tells one socket file from the next at the same path; inode numbers are used again, times are not."""
+    """Identifies a socket file: the next one at its path may have its inode number, but not its time."""
 
     inode: int
     modified_ns: int
@@ -117,7 +117,7 @@ class FolderWatch:
             if not self._open:
                 self._inotify.open()
                 self._open = True
-            # Of a folder that was made again the kernel tells only who asks again.
+            # A watch ends when its folder is removed: a folder that was made again must be watched anew.
             self._inotify.watch(self._folder, written=True)
 
     def _look_again(self) -> None:

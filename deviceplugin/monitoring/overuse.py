@@ -133,7 +133,7 @@ class OverUseWatcher:
             return
         pod = self._find(row.uid)
         if pod is None:
-            # Its people are told once the API server has shown it.
+            # Reported once the API server has shown the pod.
             return
         if before:
             self._reported.remove(key)
@@ -159,7 +159,7 @@ class OverUseWatcher:
         try:
             await self._evict(pod.namespace, pod.name, pod.uid)
         except (NotFound, Conflict):
-            # Another pod has the name by now, or none.
+            # The pod is gone, and perhaps another one has its name.
             self._evicted.add(uid)
         except KubeApiError as error:
             self.errors += 1

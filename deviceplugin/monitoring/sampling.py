@@ -115,7 +115,7 @@ class CardSampler:
 
     @property
     def residue_mib(self) -> dict[str, int]:
-        """MiB that no process uses and that do not count, of cards that may have such."""
+        """MiB by card that no process uses and that do not count, for cards whose driver keeps such pages."""
         return {
             sample.uuid: self.uses[sample.uuid].residue_mib
             for sample in self.samples
@@ -242,7 +242,7 @@ class CardSampler:
 def _larger(
     first: Mapping[str, Mapping[str, int]], second: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """The larger promise of two moments: the measurement lies between them."""
+    """Take the larger of the promises before and after a measurement, which lies between them."""
     return {
         card: {
             uid: max(first.get(card, {}).get(uid, 0), second.get(card, {}).get(uid, 0))

@@ -127,7 +127,7 @@ class AllocationAnnotator:
             return None
         if done is None or done.text != text:
             return self._account.now_s()
-        # No newer version of the pod is known than before that write: its news are on their way.
+        # The watch has not shown the pod since that write: its new version is on the way.
         return None if done.before is pod else done.at_s + REPAIR_S
 
     def _text(self, uid: str, pod: PodObject | None, assignment: Assignment) -> str:
@@ -153,7 +153,7 @@ class AllocationAnnotator:
                     uid, self._account.now_s(), log, "allocation not written", error, pod=pod
                 )
                 return False
-            # Another pod has the name by now, or none: nothing to tell anybody.
+            # The pod is gone, and perhaps another one has its name: there is nothing to write.
             log.debug("allocation not written", pod=pod, error=str(error))
             written = False
         else:
@@ -164,7 +164,7 @@ class AllocationAnnotator:
 
 
 def _is_gone(error: KubeApiError) -> bool:
-    """Whether the pod that was meant is no more; every other refusal may end."""
+    """Return True if the pod is gone, so that another try is useless; any other refusal may end."""
     return isinstance(error, NotFound) or (isinstance(error, Conflict) and error.cause == "uid")
 
 

@@ -96,7 +96,7 @@ def read_record(text: str | None) -> OwnershipRecord | None:
 
 
 class NodeOwnership:
-    """NodeOwnership keeps this daemon the Node's only writer, or quiet.
+    """NodeOwnership lets one daemon write to the Node: this one, or another one while this one is silent.
 
     Args:
         account: its followers are told when the Node changes.
@@ -236,7 +236,7 @@ class NodeOwnership:
             answer = await self._client.patch_node_status(self._node_name, body, timeout_s=WRITE_TIMEOUT_S)
             written = msgspec.json.decode(answer, type=NodeObject)
         except Conflict:
-            # Somebody wrote to the Node meanwhile; the watch shows what in a moment, and that wakes us.
+            # Somebody else has changed the Node; the watch will show the change and wake this step.
             return self._backoff.failed()
         except (KubeApiError, msgspec.MsgspecError) as error:
             return await self._failed(error)

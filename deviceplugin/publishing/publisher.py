@@ -130,10 +130,10 @@ class NodePublisher:
         return None if self._proven else f"no patch of the status of Node {self._node_name} went through yet"
 
     async def run(self) -> None:
-        """Publish until cancelled, or until `leave` has had its way."""
+        """Publish until cancelled, or until `publish_full` is done."""
         while not self._leaving.is_set():
             await self._stepper.run_once()
-        # Here, after the last ordinary patch: it must not arrive behind the last one, of the shutdown.
+        # Only once no ordinary patch is under way: one that came after the shutdown's patch would undo it.
         while not await self._say_full():
             continue
         self._left.set()
@@ -173,7 +173,7 @@ class NodePublisher:
         """
         node = self._node_view.node
         if node is None or not (self._account.ledger.is_complete and self._offers() and self._owns()):
-            # A Node that comes again has lost what was written to it, and nobody undid it.
+            # A Node that was deleted and created again has lost our words; nobody has reverted them.
             self._since_s = self._written = None
             return None
         wanted, owed = self._wanted(), self._pod_view.owed_version

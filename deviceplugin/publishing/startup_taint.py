@@ -85,7 +85,7 @@ class StartupTaint:
                 timeout_s=WRITE_TIMEOUT_S,
             )
         except (Conflict, NotFound):
-            # The Node has changed: the watch brings what it is now.
+            # The Node has changed; the watch will show its new version.
             return LOOK_AGAIN_S
         except KubeApiError as error:
             await asyncio.sleep(self._backoff.log_failure(log, "startup taint not removed", error))
