@@ -103,6 +103,12 @@ class ObjectMeta(KubeStruct):
         return (self.annotations or {}).get(name)
 
 
+class KubeObject(KubeStruct):
+    """What an object of any kind has."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+
+
 class Condition(KubeStruct):
     """A condition of any object."""
 
@@ -357,8 +363,7 @@ class PodStatus(ConditionedStatus):
         yield from self.ephemeral_container_statuses or ()
 
 
-class Pod(KubeStruct):
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+class Pod(KubeObject):
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
@@ -416,8 +421,7 @@ class NodeStatus(ConditionedStatus):
     node_info: NodeSystemInfo | None = None
 
 
-class Node(KubeStruct):
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+class Node(KubeObject):
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
 
@@ -443,18 +447,17 @@ class WritableNodeSpec(KubeStruct):
     taints: list[dict[str, Any]] | None = None
 
 
-class WritableNode(KubeStruct):
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+class WritableNode(KubeObject):
     spec: WritableNodeSpec = msgspec.field(default_factory=WritableNodeSpec)
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
 
 
-class Namespace(KubeStruct):
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+class Namespace(KubeObject):
+    """Its labels choose queues."""
 
 
-class PodTemplate(KubeStruct):
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+class PodTemplate(KubeObject):
+    """Its annotations are those of the pods that a Job makes."""
 
 
 class JobSpec(KubeStruct):
@@ -466,10 +469,9 @@ class JobStatus(ConditionedStatus):
     succeeded: int = 0
 
 
-class Job(KubeStruct):
+class Job(KubeObject):
     """A Job of the API group `batch`."""
 
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: JobSpec = msgspec.field(default_factory=JobSpec)
     status: JobStatus = msgspec.field(default_factory=JobStatus)
 
@@ -478,10 +480,9 @@ class PodGroupSpec(KubeStruct):
     min_member: int = 0
 
 
-class PodGroup(KubeStruct):
+class PodGroup(KubeObject):
     """A PodGroup of the API group `scheduling.x-k8s.io`, of the coscheduling plugin."""
 
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
 
 
@@ -501,8 +502,7 @@ class PodDisruptionBudgetStatus(KubeStruct):
     disrupted_pods: dict[str, str] | None = None
 
 
-class PodDisruptionBudget(KubeStruct):
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+class PodDisruptionBudget(KubeObject):
     spec: PodDisruptionBudgetSpec = msgspec.field(default_factory=PodDisruptionBudgetSpec)
     status: PodDisruptionBudgetStatus = msgspec.field(default_factory=PodDisruptionBudgetStatus)
 

@@ -25,7 +25,7 @@ from deviceplugin.gpus.api.source import GpuCard
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound
-from kubeapi.objects import ObjectMeta
+from kubeapi.objects import KubeObject
 from kubeapi.paths import quote_segment
 from kubeapi.reflect import Kind, Reflector, Sink
 from kubeapi.stepper import Stepper
@@ -41,11 +41,10 @@ TOO_OLD: Final = (
 TOO_OLD_AGAIN_S: Final = 30.0
 
 
-class SliceObject(msgspec.Struct):
+class SliceObject(KubeObject):
     """A ResourceSlice; its spec as it is."""
 
-    metadata: ObjectMeta
-    spec: dict[str, Any] = {}
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class SlicePublisher(Sink[SliceObject]):

@@ -83,16 +83,7 @@ def _ask_cluster(
 
 
 async def _names(client: "KubeClient", path: str) -> list[str]:
-    import msgspec
-
-    class Meta(msgspec.Struct):
-        name: str
-
-    class Item(msgspec.Struct):
-        metadata: Meta
-
-    class Items(msgspec.Struct):
-        items: list[Item]
+    from kubeapi.objects import KubeObject, make_list_decoder
 
     raw = await client.get(path, limit=str(MOST))
-    return [item.metadata.name for item in msgspec.json.decode(raw, type=Items).items]
+    return [item.metadata.name for item in make_list_decoder(KubeObject)(raw).items or ()]

@@ -89,7 +89,9 @@ def require_of_plain_pod() -> HostRequirements:
 def must_be_apart(one: HostRequirements, other: HostRequirements) -> bool:
     """Tell whether two pods cannot run on one node: a port conflicts, or one wants the other elsewhere."""
     return have_conflict(one.ports, other.ports) or any(
-        term.is_readable and term.topology_key == HOSTNAME and term.matches(owner.pod, guest.pod)
+        term.is_readable
+        and term.topology_key == HOSTNAME
+        and term.matches(owner.pod.metadata, guest.pod.metadata)
         for owner, guest in ((one, other), (other, one))
         if owner.pod is not None and guest.pod is not None
         for term in read_anti_affinity(owner.pod)
@@ -216,7 +218,7 @@ class KubeSchedulerChecks:
     def is_wanted_near(self, pod: Pod) -> bool:
         """Tell whether any other running pod wants this one near."""
         return any(
-            term.matches(each, pod)
+            term.matches(each.metadata, pod.metadata)
             for each, found in self._pods_with_affinity
             if each.metadata.uid != pod.metadata.uid
             for term in found

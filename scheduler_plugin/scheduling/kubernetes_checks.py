@@ -18,7 +18,7 @@ import numpy as np
 
 from allocator.names import BATCH_SCHEDULER
 from allocator.request import PodRequest
-from kubeapi.objects import Node, Pod
+from kubeapi.objects import Node, ObjectMeta, Pod
 from kubeapi.selectors import NodeRules, NodeTraits
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
@@ -85,7 +85,7 @@ class _Pod:
         untried_since: When a pod that waits for another scheduler was first seen, in seconds; None: it does
             not wait, or was tried.
         kind: Its kind, if `untried_since` is set.
-        lite: The pod, to match it with terms of others.
+        metadata: To match the pod with terms of others; the pod itself is not kept, there may be thousands.
         scheduler: `spec.schedulerName`.
         gated: The pod has scheduling gates.
     """
@@ -96,7 +96,7 @@ class _Pod:
     shuns: Sequence[AffinityTerm]
     untried_since: float | None
     kind: _PodKind | None
-    lite: Pod
+    metadata: ObjectMeta
     scheduler: str
     gated: bool
 
@@ -161,7 +161,7 @@ class KubernetesChecks:
             shuns=read_anti_affinity(pod),
             untried_since=None if kind is None else now if since is None else since,
             kind=kind,
-            lite=pod,
+            metadata=pod.metadata,
             scheduler=pod.spec.scheduler_name,
             gated=pod.is_gated,
         )
@@ -264,7 +264,7 @@ class KubernetesChecks:
         """
         for alike in self._shunning.values():
             owner = alike.owner
-            terms = [term for term in owner.shuns if term.matches(owner.lite, pod.lite) is not False]
+            terms = [term for term in owner.shuns if term.matches(owner.metadata, pod.metadata) is not False]
             if not terms:
                 continue
             others = alike.unbound - {uid}
@@ -360,7 +360,7 @@ def _get_kind(record: PodRecord, rules: NodeRules) -> _PodKind:
 
 
 def _get_shunning_key(pod: _Pod) -> tuple[str, bytes]:
-    return pod.lite.metadata.namespace, msgspec.json.encode(pod.shuns)
+    return pod.metadata.namespace, msgspec.json.encode(pod.shuns)
 
 
 def _waits_untried(pod: Pod) -> bool:

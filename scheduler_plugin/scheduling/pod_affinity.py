@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kubeapi.objects import KubeStruct, Pod
+from kubeapi.objects import KubeStruct, ObjectMeta, Pod
 from kubeapi.selectors import Labels, LabelSelector
 
 AFFINITY: Final = "affinity"
@@ -32,13 +32,13 @@ class AffinityTerm(KubeStruct):
         """Whether nodes and pods suffice to tell: of a namespace's labels only its name is at hand."""
         return self.namespace_selector is None or self.namespace_selector.keys <= {NAMESPACE_LABEL}
 
-    def matches(self, owner: Pod, pod: Pod) -> bool | None:
+    def matches(self, owner: ObjectMeta, pod: ObjectMeta) -> bool | None:
         """Tell whether the owner's term means a pod; None: labels of its namespace decide."""
-        if self.label_selector is None or not self.label_selector.matches(pod.metadata.labels or {}):
+        if self.label_selector is None or not self.label_selector.matches(pod.labels or {}):
             return False
-        namespace, selector = pod.metadata.namespace, self.namespace_selector
+        namespace, selector = pod.namespace, self.namespace_selector
         if selector is None and not self.namespaces:
-            return namespace == owner.metadata.namespace
+            return namespace == owner.namespace
         if namespace in (self.namespaces or ()):
             return True
         if selector is None:
@@ -116,17 +116,21 @@ class PodAffinityFilter:
         self._far_from: set[tuple[str, str]] = set()
         self._shunned_at: set[tuple[str, str]] = set()
         for other, labels, _ in neighbours if self._near or far else ():
-            if self._near and all(term.matches(pod, other) for term in self._near):
+            if self._near and all(term.matches(pod.metadata, other.metadata) for term in self._near):
                 self._near_at |= _list_topology(self._near, labels)
-            self._far_from |= _list_topology([term for term in far if term.matches(pod, other)], labels)
+            self._far_from |= _list_topology(
+                [term for term in far if term.matches(pod.metadata, other.metadata)], labels
+            )
         for other, labels, shuns in shunning:
             for term in shuns:
-                found = term.matches(other, pod)
+                found = term.matches(other.metadata, pod.metadata)
                 self.is_undecided |= found is None
                 if found:
                     self._shunned_at |= _list_topology([term], labels)
         # The first of a group whose pods want to be near each other may begin anywhere.
-        self._begins = not self._near_at and all(term.matches(pod, pod) for term in self._near)
+        self._begins = not self._near_at and all(
+            term.matches(pod.metadata, pod.metadata) for term in self._near
+        )
         self.matters = bool(self._near or self._far_from or self._shunned_at)
 
     def find_refusal(self, labels: Labels) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Final, Protocol
 
+import msgspec
 import structlog
 
 from allocator.names import BATCH_SCHEDULER
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError, NotFound
-from kubeapi.objects import Job, KubeStruct, Namespace, Node, ObjectMeta, Pod, PodGroup
+from kubeapi.objects import Job, KubeObject, Namespace, Node, Pod, PodGroup
 from kubeapi.reflect import Kind, Reflector, Sink
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.jobs import read_job
@@ -239,11 +240,10 @@ def watch_namespaces(
     return Reflector(client, "/api/v1/namespaces", Namespace, sink, clock=clock)
 
 
-class WholePod(KubeStruct):
+class WholePod(KubeObject):
     """A pod with its whole spec, also fields that are unknown to gpupack."""
 
-    metadata: ObjectMeta
-    spec: dict[str, Any]
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class BatchPodSink(Sink[WholePod]):
