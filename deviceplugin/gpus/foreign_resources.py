@@ -20,9 +20,12 @@ def count_foreign_gpus(*resources: Mapping[str, Any] | None) -> dict[str, int]:
         Only resources of which there is at least one.
     """
     patterns = [(f"{vendor.domain}/", vendor.foreign_resources) for vendor in list_vendors()]
+    prefixes = tuple([prefix for prefix, _ in patterns])
     counts: dict[str, int] = {}
     for part in resources:
         for name, value in (part or {}).items():
+            if not name.startswith(prefixes):
+                continue
             if not any(name.startswith(prefix) and re.fullmatch(form, name) for prefix, form in patterns):
                 continue
             try:

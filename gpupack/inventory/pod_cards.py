@@ -87,13 +87,7 @@ def join_pods(
     for pod in pods:
         meta = pod.metadata
         record = read_pod(pod, resource)
-        row = PodRow(
-            make_printable(meta.namespace),
-            make_printable(meta.name),
-            meta.uid,
-            0,
-            "unknown",
-        )
+        namespace, name = make_printable(meta.namespace), make_printable(meta.name)
         published = held.pop(meta.uid, None)
         if record.ended or record.charged is None:
             share: Share = "ending" if record.ended else "allocated"
@@ -104,12 +98,12 @@ def join_pods(
             if not units:
                 lost = published is not None
                 whole = 0 if lost else units_of_pod(record.charged, node.sizes)
-                nowhere.append(replace(row, units=whole))
+                nowhere.append(PodRow(namespace, name, meta.uid, whole, "unknown"))
         memory = _memory(pod)
         for position, count in units.items():
             used_mib, by = memory.get(cards[position].uuid or "", (None, ""))
-            row = replace(row, used_mib=used_mib, held=by)
-            on_card.setdefault(position, []).append(replace(row, units=count, share=share))
+            row = PodRow(namespace, name, meta.uid, count, share, used_mib, by)
+            on_card.setdefault(position, []).append(row)
     for uid, units in held.items():
         for position, count in published_units(units, node.sizes).items():
             on_card.setdefault(position, []).append(PodRow("", "", make_printable(uid), count, "ending"))
@@ -120,6 +114,8 @@ def join_pods(
             pods=tuple(sorted(on_card.get(position, ()), key=_order)),
             assumed_units=assumed[position],
         )
+        if position in on_card or assumed[position]
+        else card
         for position, card in enumerate(cards)
     )
     return with_pods, tuple(sorted(nowhere, key=_order))

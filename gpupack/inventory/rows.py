@@ -115,9 +115,10 @@ def _build_cards(
     problems = []
     cordoned: frozenset[str] = frozenset()
     reasons: Mapping[str, str] = {}
-    holds = None
+    holds, fault = _read_holds(annotations)
+    held = _count_held(holds)
     cards = tuple(
-        CardRow(position, None, None, size, used)
+        CardRow(position, None, None, size, used, held_units=None if held is None else held[position])
         for position, (size, used) in enumerate(zip(words.sizes, words.used, strict=True))
     )
     try:
@@ -145,27 +146,34 @@ def _build_cards(
                     held=make_printable(record.held),
                     memory_mode=make_printable(record.memory_mode),
                     detached=record.driver == DETACHED,
+                    held_units=None if held is None else held[position],
                 )
-                for card, record in zip(joined, inventory, strict=True)
+                for position, (card, record) in enumerate(zip(joined, inventory, strict=True))
             )
-    if NODE_HOLDS in annotations:
-        try:
-            holds = load_holds(annotations[NODE_HOLDS])
-        except AllocatorError as error:
-            problems.append(str(error))
-        else:
-            cards = _with_held(cards, holds)
+    if fault:
+        problems.append(fault)
     return cards, holds, problems
 
 
-def _with_held(cards: Sequence[CardRow], holds: Holds) -> tuple[CardRow, ...]:
-    """Add the units of accounted pods by card; a daemon of an older version did not write them by card."""
-    if holds.uids and not holds.units:
-        return tuple(cards)
+def _read_holds(annotations: Mapping[str, str]) -> tuple[Holds | None, str]:
+    """Read the accounted pods, None where the node does not say; and what is wrong with them."""
+    if NODE_HOLDS not in annotations:
+        return None, ""
+    try:
+        return load_holds(annotations[NODE_HOLDS]), ""
+    except AllocatorError as error:
+        return None, str(error)
+
+
+def _count_held(holds: Holds | None) -> Counter[int] | None:
+    """Count the units of accounted pods by card; None: a daemon of an older version does not write them."""
+    if holds is None or (holds.uids and not holds.units):
+        return None
     held: Counter[int] = Counter()
     for share in holds.units.values():
-        held.update(share)
-    return tuple(replace(card, held_units=held[position]) for position, card in enumerate(cards))
+        for position, units in share.items():
+            held[position] += units
+    return held
 
 
 def _units(resources: Mapping[str, Any], resource: str) -> int:
