@@ -1,6 +1,11 @@
 """`gpupack migrate` on objects that a real API server has, whoever made them."""
 
 import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +13,10 @@ import yaml
 from click.testing import CliRunner
 
 from gpupack.cli.app import cli
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import Cluster, binaries
+from tests.cluster.harness.daemons import REPOSITORY
 
+PAGE = REPOSITORY / "docs" / "migration" / "README.md"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 GIB = "gpupack.io/gpu-memory-gib"
@@ -89,3 +96,40 @@ def test_replace_leaves_nothing_of_the_old_requests_whoever_made_the_object(clus
             "gpupack.io/gpu-model": "*L40S*",
         }
         assert template["spec"]["schedulerName"] == "gpupack-scheduler"
+
+
+def test_helm_deletes_the_old_requests_where_the_command_is_its_post_renderer(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """With the plugin that docs/migration/README.md shows."""
+    (plugin,) = re.findall(
+        r"```yaml\n(apiVersion: v1\ntype: postrenderer.*?)```", PAGE.read_text(), re.DOTALL
+    )
+    for name, text in {
+        "plugins/gpupack/plugin.yaml": plugin,
+        "chart/Chart.yaml": "apiVersion: v2\nname: chat\nversion: 0.1.0\n",
+        "chart/templates/chat.yaml": yaml.safe_dump(deployment("released")),
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "HELM_PLUGINS": str(tmp_path / "plugins"),
+        "KUBECONFIG": str(cluster.control.admin_config),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+
+    def helm(*arguments: str) -> dict[str, Any]:
+        command = [str(binaries.tool("helm")), *arguments, "chat", str(tmp_path / "chart")]
+        done = subprocess.run(
+            command, env=environment, check=False, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        spec = cluster.api.get(f"{DEPLOYMENTS}/released")["spec"]["template"]["spec"]
+        found: dict[str, Any] = spec["containers"][0]["resources"]
+        return found
+
+    assert helm("install") == {"limits": ASKS}
+    assert helm("upgrade", "--post-renderer=gpupack") == {"limits": {"cpu": "2", GIB: "16"}}
