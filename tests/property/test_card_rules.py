@@ -1,8 +1,5 @@
 """Cards of one model, and cards of their own for each container, against trying everything out."""
 
-from collections.abc import Sequence
-from itertools import combinations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +10,7 @@ from allocator.place import choose_each
 from allocator.policies import CARD_POLICIES
 from allocator.selector import ANY_CARD
 from tests.examples import examples
+from tests.placements import fits
 
 nodes = st.lists(
     st.tuples(st.sampled_from(("A100", "L40S", "T4")), st.integers(0, 8), st.integers(0, 8)),
@@ -27,30 +25,17 @@ demand_lists = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_siz
 card_rules = st.builds(CardRules, same_model=st.booleans(), apart=st.booleans())
 
 
-def can_place(
-    cards: Sequence[Card], free: Sequence[int], demands: Sequence[tuple[int, int]], rules: CardRules
-) -> bool:
-    """Whether any choice of cards keeps the rules."""
-    if not demands:
-        return True
-    (units, count), *rest = demands
-    for chosen in combinations([at for at, left in enumerate(free) if left >= units], count):
-        if rules.same_model and len({cards[at].model for at in chosen}) > 1:
-            continue
-        left = [
-            (0 if rules.apart else each - units) if at in chosen else each for at, each in enumerate(free)
-        ]
-        if can_place(cards, left, rest, rules):
-            return True
-    return False
-
-
 @examples(300)
 @given(nodes, demand_lists, card_rules, st.sampled_from(sorted(CARD_POLICIES.names())))
 def test_cards_are_found_by_the_rules_wherever_there_are_any(
     cards: list[Card], demands: list[tuple[int, int]], rules: CardRules, policy: str
 ) -> None:
-    possible = can_place(cards, [card.free_units for card in cards], demands, rules)
+    possible = fits(
+        [card.free_units for card in cards],
+        [([units] * len(cards), count) for units, count in demands],
+        models=[card.model for card in cards] if rules.same_model else None,
+        apart=rules.apart,
+    )
     for chosen in (
         choose_each(cards, demands, policy, ANY_CARD, rules),
         place_exactly(cards, demands, policy, ANY_CARD, rules),

@@ -1,7 +1,6 @@
 """Placement: never over a card, never a card out of play, and the policy's order against a plain sort."""
 
 from collections import Counter
-from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -24,6 +23,7 @@ from allocator.records import (
 )
 from allocator.request import MAX_UNITS, ContainerRequest, PodRequest, parse_pod
 from allocator.selector import Selector
+from tests.placements import fits
 
 GIB = "gpupack.io/gpu-memory-gib"
 NUMA = st.none() | st.integers(0, 2)
@@ -117,18 +117,6 @@ def test_one_container_is_placed_whenever_enough_cards_fit(cards, request, polic
     assert (place(cards, request, policy) is not None) == (max(alike.values(), default=0) >= demand.cards)
 
 
-def anyhow(free, needs):
-    """Whether demands fit in any way, tried out: for each its units by card, and how many cards."""
-    if not needs:
-        return True
-    (units, count), *rest = needs
-    for chosen in combinations(range(len(free)), count):
-        left = [each - (units[at] if at in chosen else 0) for at, each in enumerate(free)]
-        if min(left) >= 0 and anyhow(left, rest):
-            return True
-    return False
-
-
 @st.composite
 def crowded(draw):
     """A few cards, and a pod of several containers that hardly fits on them."""
@@ -148,7 +136,7 @@ def test_several_containers_are_placed_whenever_there_is_a_way(drawn, policy):
         ([demand.units_on(card.size_units) for card in cards], demand.cards) for demand in request.demands
     ]
     placement = place(cards, request, policy)
-    assert (placement is not None) == anyhow([card.free_units for card in cards], needs)
+    assert (placement is not None) == fits([card.free_units for card in cards], needs)
     if placement is None:
         return
     left = [card.free_units - placement.charge.get(at, 0) for at, card in enumerate(cards)]

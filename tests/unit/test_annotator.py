@@ -22,16 +22,26 @@ def pod_object(name: str, allocation: str | None) -> PodObject:
     )
 
 
+def admitted() -> Bench:
+    """Pod `a` runs, and no annotation says so yet."""
+    bench = Bench()
+    bench.complete()
+    bench.admit()
+    return bench
+
+
+def annotator_of(bench: Bench) -> AllocationAnnotator:
+    return AllocationAnnotator(bench.api, bench.account, bench.pods)
+
+
 async def annotated(bench: Bench, annotator: AllocationAnnotator) -> list:
     await annotator._step()
     return [(name, json.loads(notes[POD_ALLOCATION])) for _, name, _, notes in bench.api.notes]
 
 
 async def test_an_allocation_is_written_once():
-    bench = Bench()
-    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
-    bench.complete()
-    bench.admit()
+    bench = admitted()
+    annotator = annotator_of(bench)
     assert await annotated(bench, annotator) == []
     bench.pods.pods_by_uid["a"] = pod_object("pod-a", None)
     told = [("pod-a", {"uid": "a", "containers": {"main": [["c0", 3]]}})]
@@ -40,28 +50,22 @@ async def test_an_allocation_is_written_once():
 
 
 async def test_an_allocation_that_is_there_already_is_left_alone():
-    bench = Bench()
-    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
-    bench.complete()
-    bench.admit()
+    bench = admitted()
+    annotator = annotator_of(bench)
     bench.pods.pods_by_uid["a"] = pod_object("pod-a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
     assert await annotated(bench, annotator) == []
 
 
 async def test_a_copied_allocation_is_overwritten():
-    bench = Bench()
-    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
-    bench.complete()
-    bench.admit()
+    bench = admitted()
+    annotator = annotator_of(bench)
     bench.pods.pods_by_uid["a"] = pod_object("pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
     assert len(await annotated(bench, annotator)) == 1
 
 
 async def test_an_allocation_that_somebody_changed_is_written_again_once_a_minute():
-    bench = Bench()
-    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
-    bench.complete()
-    bench.admit()
+    bench = admitted()
+    annotator = annotator_of(bench)
     ours = '{"uid":"a","containers":{"main":[["c0",3]]}}'
     lie = ours.replace("c0", "c1")
     bench.pods.pods_by_uid["a"] = pod_object("pod-a", ours)
@@ -87,9 +91,7 @@ async def test_an_allocation_that_somebody_changed_is_written_again_once_a_minut
 
 def admitted_pair() -> Bench:
     """Pods `a` and `b` run, and no annotation says so yet."""
-    bench = Bench()
-    bench.complete()
-    bench.admit()
+    bench = admitted()
     bench.ledger.apply_pod(pod("b", 2, "c1"), bench.now_s)
     bench.checkpoint(a=ids("c0", 0, 1, 2), b=ids("c1", 0, 1))
     bench.pods.pods_by_uid |= {uid: pod_object(f"pod-{uid}", None) for uid in "ab"}
@@ -98,10 +100,8 @@ def admitted_pair() -> Bench:
 
 @pytest.mark.parametrize("failure", [Conflict("another uid", cause="uid"), NotFound("gone")])
 async def test_a_pod_that_is_gone_is_not_tried_again(failure):
-    bench = Bench()
-    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
-    bench.complete()
-    bench.admit()
+    bench = admitted()
+    annotator = annotator_of(bench)
     bench.pods.pods_by_uid["a"] = pod_object("pod-a", None)
     bench.api.failures = [failure]
     assert await annotated(bench, annotator) == []
@@ -122,7 +122,7 @@ async def test_a_pod_that_is_gone_is_not_tried_again(failure):
 )
 async def test_a_refused_annotation_is_tried_again_and_holds_up_no_other(failure):
     bench = admitted_pair()
-    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
+    annotator = annotator_of(bench)
     bench.api.failures = [failure]
     wait_s = await annotator._step()
     assert [name for _, name, _, _ in bench.api.notes] == ["pod-b"]
@@ -136,10 +136,8 @@ async def test_a_refused_annotation_is_tried_again_and_holds_up_no_other(failure
 
 
 async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_with_one_warning():
-    bench = Bench()
-    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
-    bench.complete()
-    bench.admit()
+    bench = admitted()
+    annotator = annotator_of(bench)
     bench.pods.pods_by_uid["a"] = pod_object("pod-a", None)
     bench.api.failures = [Forbidden("webhook denied", status=403)] * 10
     waits_s = []
@@ -158,7 +156,7 @@ async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_wi
 
 async def test_a_pod_that_is_gone_is_not_waited_for():
     bench = admitted_pair()
-    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
+    annotator = annotator_of(bench)
     bench.api.failures = [Forbidden("webhook denied", status=403)]
     assert await annotator._step() is not None
     bench.end(b=ids("c1", 0, 1))
@@ -167,7 +165,7 @@ async def test_a_pod_that_is_gone_is_not_waited_for():
 
 async def test_the_annotator_wakes_up_for_what_is_due_again():
     bench = admitted_pair()
-    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
+    annotator = annotator_of(bench)
     bench.api.failures = [Unreachable("away")]
     task = asyncio.create_task(annotator.run())
     await until(lambda: len(bench.api.notes) > 0, "the other pod's annotation")
@@ -182,7 +180,7 @@ async def test_the_annotator_wakes_up_for_what_is_due_again():
 
 async def test_an_allocate_gets_its_turn_between_two_annotations(mocker):
     bench = admitted_pair()
-    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
+    annotator = annotator_of(bench)
     pauses: list[tuple[float, int]] = []
 
     async def sleep(seconds: float) -> None:

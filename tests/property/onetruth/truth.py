@@ -1,7 +1,6 @@
 """What is true of a scene, worked out anew from the objects: slowly, and by trying everything."""
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from typing import Any
 
 from allocator.cards import Card
@@ -9,8 +8,9 @@ from allocator.ids import device_names
 from allocator.names import DRA_MEMORY, NODE_CARDS, NODE_HOLDS, PERCENT_RESOURCE
 from allocator.packing import read_node
 from allocator.records import load_cards, load_holds
-from allocator.request import Demand, PodRequest
+from allocator.request import PodRequest
 from kubeapi.selectors import UNSCHEDULABLE
+from tests import placements
 from tests.cluster_builders import MEMORY
 
 from .host import assigned_to, find_request, request_of
@@ -133,38 +133,12 @@ def unheld_claims(scene: Scene, name: str) -> Iterator[tuple[str, int]]:
 
 def fits(cards: Sequence[Card], request: PodRequest) -> bool:
     """Whether there is any choice of cards for all of a pod's demands."""
-    return next(placements(cards, request.demands, request), None) is not None
-
-
-def placements(
-    cards: Sequence[Card], demands: Sequence[Demand], request: PodRequest
-) -> Iterator[list[tuple[int, ...]]]:
-    """Give every choice of cards."""
-    left = [card.size_units - card.used_units for card in cards]
-    yield from _placements(cards, left, demands, request)
-
-
-def _placements(
-    cards: Sequence[Card], left: list[int], demands: Sequence[Demand], request: PodRequest
-) -> Iterator[list[tuple[int, ...]]]:
-    if not demands:
-        yield []
-        return
-    demand, *rest = demands
-    able = [
-        at
-        for at, card in enumerate(cards)
-        if request.selector.admits(card) and left[at] >= demand.units_on(card.size_units)
-    ]
-    for chosen in combinations(able, demand.cards):
-        if not request.mixed_models and len({cards[at].model for at in chosen}) > 1:
-            continue
-        then = list(left)
-        for at in chosen:
-            # A card of its own for each container: nothing is left of it for the others.
-            then[at] = 0 if request.places == "apart" else then[at] - demand.units_on(cards[at].size_units)
-        for more in _placements(cards, then, rest, request):
-            yield [chosen, *more]
+    return placements.fits(
+        [card.size_units - card.used_units if request.selector.admits(card) else -1 for card in cards],
+        [([demand.units_on(card.size_units) for card in cards], demand.cards) for demand in request.demands],
+        models=None if request.mixed_models else [card.model for card in cards],
+        apart=request.places == "apart",
+    )
 
 
 def closed_to(scene: Scene, name: str, tolerates: bool) -> bool:

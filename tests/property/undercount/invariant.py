@@ -1,10 +1,10 @@
 """What must hold at every moment."""
 
 from allocator.ledger import charges
+from tests.placements import fits
 
 from .deviceids import units_of
 from .node import Node
-from .room import fit
 from .scene import Scene
 from .world import ModelPod
 
@@ -119,7 +119,7 @@ class Invariant(Scene):
             for pod in pods
             for d in pod.request.demands
         ]
-        return fit(self._free(node), tuple(sorted(demands, reverse=True)))
+        return fits(self._free(node), tuple(sorted(demands, reverse=True)))
 
     def _beside_late(self, node: Node, pod: ModelPod) -> bool:
         """Whether a pod has no room only because of one that nobody could wait for.

@@ -6,12 +6,12 @@ from dataclasses import replace
 from allocator.errors import AllocatorError
 from allocator.names import POD_ASSIGNED, POD_GPU_MODEL
 from scheduler_plugin.binding.committer import PendingBinding
+from tests.placements import fits
 
 from .deviceids import card_of
 from .node import Node
 from .peace import Peace
 from .plugin import Admission
-from .room import fit
 from .scene import UNSAID
 from .world import ModelPod
 
@@ -292,7 +292,7 @@ class Trouble(Peace):
         sizes = [card.size_units for card in node.daemon.cards]
         free = tuple(int(units) for units in self.extender.state.nodes.free[row][: len(sizes)])
         demands = [(tuple(d.units_on(size) for size in sizes), d.cards) for d in pod.request.demands]
-        if fit(free, tuple(sorted(demands, reverse=True))):
+        if fits(free, tuple(sorted(demands, reverse=True))):
             self._say(f"foreign scheduler binds {pod.name} {pod.uid} to {node.name}")
             self.world.bind(pod.name, pod.uid, pod.version, node.name, None, ours=False)
             while self.extender.deliver_pod():
