@@ -1,8 +1,6 @@
 """A node that serves claims, for tests: the kubelet's side of DRA as a few calls, and claims to prepare."""
 
 import json
-import shutil
-import tempfile
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +18,7 @@ from deviceplugin.kubelet.wire import dra_pb2 as pb
 from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
 from deviceplugin.kubelet.wire import pluginregistration_pb2 as registration_pb
 from deviceplugin.kubelet.wire import pluginregistration_pb2_grpc as registration_rpc
-from tests.integration.node_world import NODE, NodeWorld, card
+from tests.integration.node_world import NODE, NodeWorld, card, running
 from tests.waiting import until
 
 DRIVER = "gpu.gpupack.io"
@@ -192,18 +190,15 @@ async def dra_world(
 
     `changes` are settings of its daemons.
     """
-    # Short: a socket's path has at most 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="gp"))
-    world = DraWorld(folder, sizes_gib or (8, 8))
-    world.source = source or world.source
-    world.changes = changes
-    try:
-        if start:
-            await world.start()
+
+    def make(folder: Path) -> DraWorld:
+        world = DraWorld(folder, sizes_gib or (8, 8))
+        world.source = source or world.source
+        world.changes = changes
+        return world
+
+    async with running(make, start=start) as world:
         yield world
-    finally:
-        await world.end()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _NoKubelet:

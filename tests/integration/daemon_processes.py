@@ -2,17 +2,15 @@
 
 import asyncio
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
+from tests.kubelet_world import short_folder
 from tests.waiting import DEADLINE_S
 
 NODE = "n1"
@@ -21,8 +19,7 @@ NODE = "n1"
 @asynccontextmanager
 async def beside_kubelet():
     """A folder, an API server with one node, and the node's kubelet."""
-    folder = Path(tempfile.mkdtemp(prefix="gp-"))
-    async with ApiServer() as api:
+    async with short_folder() as folder, ApiServer() as api:
         api.add_node(NODE)
         kubelet = Kubelet(folder, NODE, api.url)
         await kubelet.start()
@@ -31,7 +28,6 @@ async def beside_kubelet():
             yield folder, api, kubelet
         finally:
             await kubelet.stop()
-            shutil.rmtree(folder)
 
 
 def free_port():

@@ -2,12 +2,10 @@
 
 import asyncio
 import json
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,6 +23,7 @@ from deviceplugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
 from standins.kubelet.process import Delays
+from tests.kubelet_world import short_folder
 from tests.waiting import until
 
 GIB = RESOURCE_PREFIX + "gib"
@@ -56,6 +55,9 @@ def profile_text(*sizes_gib: int) -> str:
 def card(index: int) -> str:
     """UUID of a card."""
     return f"GPU-0000000{index}-0000-0000-0000-000000000000"
+
+
+World = TypeVar("World", bound="NodeWorld")
 
 
 class KubeletCgroups:
@@ -238,17 +240,23 @@ def container(name: str, units: int, **more: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
+async def running(make: Callable[[Path], World], *, start: bool = True) -> AsyncIterator[World]:
+    """A node in a folder of its own that runs, unless `start` says no, torn down afterwards."""
+    async with short_folder() as folder:
+        world = make(folder)
+        try:
+            if start:
+                await world.start()
+            yield world
+        finally:
+            await world.end()
+
+
+@asynccontextmanager
 async def node_world(*sizes_gib: int, **kubelet: Any) -> AsyncIterator[NodeWorld]:
     """A running node, torn down afterwards."""
-    # Short: a socket's path has at most 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="gp"))
-    world = NodeWorld(folder, sizes_gib or (8, 8), **kubelet)
-    try:
-        await world.start()
+    async with running(lambda folder: NodeWorld(folder, sizes_gib or (8, 8), **kubelet)) as world:
         yield world
-    finally:
-        await world.end()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 __all__ = ["Delays", "NodeWorld", "card", "container", "node_world", "until"]

@@ -1,8 +1,6 @@
 """A third vendor, added in one place: the daemon, its settings and `--check` take it from its provider."""
 
 import queue
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -19,7 +17,7 @@ from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.sources import SOURCES
 from deviceplugin.proof.report import prove_node
 from deviceplugin.settings import Settings
-from tests.integration.node_world import NODE, NodeWorld, card, events, metrics
+from tests.integration.node_world import NODE, NodeWorld, card, events, metrics, running
 from tests.waiting import until
 
 GIB = 1024
@@ -89,17 +87,15 @@ def toy_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def toy_world() -> AsyncIterator[NodeWorld]:
-    folder = Path(tempfile.mkdtemp(prefix="gp"))
-    world = NodeWorld(folder, (8, 8))
-    # The daemon makes its source from the registry.
-    world.source = None  # type: ignore[assignment]
-    world.changes = {"gpus": "toy", "profile": None}
-    try:
-        await world.start()
+    def make(folder: Path) -> NodeWorld:
+        world = NodeWorld(folder, (8, 8))
+        # The daemon makes its source from the registry.
+        world.source = None  # type: ignore[assignment]
+        world.changes = {"gpus": "toy", "profile": None}
+        return world
+
+    async with running(make) as world:
         yield world
-    finally:
-        await world.end()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def test_a_vendor_added_in_one_place_serves_pods_and_is_told_by_its_own_words():

@@ -11,7 +11,7 @@ import yaml
 
 from allocator import names
 from gpupack.cli.app import cli
-from tests.cluster.harness.manifests import MANIFESTS, build
+from tests.cluster.harness.manifests import CLUSTER_WIDE, MANIFESTS, build
 from tests.manifest_objects import (
     BUILDS,
     NAMESPACE,
@@ -26,17 +26,6 @@ from tests.manifest_objects import (
 
 WRITTEN = {names.LEADER_LABEL}
 """Labels that pods write on themselves."""
-
-CLUSTER_WIDE = {
-    "Namespace",
-    "ClusterRole",
-    "ClusterRoleBinding",
-    "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionPolicyBinding",
-    "MutatingAdmissionPolicy",
-    "MutatingAdmissionPolicyBinding",
-    "DeviceClass",
-}
 
 
 def referenced(folder: Path) -> set[Path]:

@@ -16,6 +16,20 @@ from tests.cluster.harness.rest import Api, Json
 MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
 COMPONENTS = MANIFESTS / "components"
 OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kustomization.yaml"))
+CLUSTER_WIDE = {
+    "Namespace",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+    "MutatingAdmissionPolicy",
+    "MutatingAdmissionPolicyBinding",
+    "DeviceClass",
+    "PriorityClass",
+    "RuntimeClass",
+}
+"""Kinds of objects that are in no namespace."""
+
 UNDERSTOOD = {
     "apiVersion",
     "kind",
@@ -185,18 +199,7 @@ def _merge(old: Any, new: Any) -> Any:
 
 
 def _move(one: Json, namespace: str) -> None:
-    cluster_wide = {
-        "Namespace",
-        "ClusterRole",
-        "ClusterRoleBinding",
-        "ValidatingAdmissionPolicy",
-        "ValidatingAdmissionPolicyBinding",
-        "MutatingAdmissionPolicy",
-        "MutatingAdmissionPolicyBinding",
-        "PriorityClass",
-        "RuntimeClass",
-    }
-    if one["kind"] not in cluster_wide:
+    if one["kind"] not in CLUSTER_WIDE:
         one["metadata"]["namespace"] = namespace
     for subject in one.get("subjects", []):
         if subject["kind"] == "ServiceAccount":
