@@ -36,18 +36,19 @@ class Amounts(NamedTuple):
 
     def add(self, other: "Amounts", times: int = 1) -> "Amounts":
         """Add `times` times other amounts; -1 subtracts them."""
-        others = self.others
-        if other.others:
+        pods, cpu, memory, units, percent, others = self
+        more_pods, more_cpu, more_memory, more_units, more_percent, more_others = other
+        if more_others:
             sums = dict(others)
-            for name, amount in other.others:
+            for name, amount in more_others:
                 sums[name] = sums.get(name, 0) + times * amount
             others = tuple(sorted(item for item in sums.items() if item[1]))
         return Amounts(
-            self.pods + times * other.pods,
-            self.cpu_milli + times * other.cpu_milli,
-            self.memory_bytes + times * other.memory_bytes,
-            self.units + times * other.units,
-            self.percent + times * other.percent,
+            pods + times * more_pods,
+            cpu + times * more_cpu,
+            memory + times * more_memory,
+            units + times * more_units,
+            percent + times * more_percent,
             others,
         )
 
@@ -56,7 +57,7 @@ class Amounts(NamedTuple):
 
     def without_sums(self) -> "Amounts":
         """Leave out GPU memory, for where only the cards themselves are looked at."""
-        return self._replace(units=0, percent=0)
+        return Amounts(self.pods, self.cpu_milli, self.memory_bytes, others=self.others)
 
     def with_sums(self, request: PodRequest) -> "Amounts":
         """Count the GPU memory of a request."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MAX_RECENT_CHANGES: Final = 256
 """Changes of rows that are remembered one by one."""
 
+_FEW_ROWS: Final = 8
+"""Rows of which each by itself is faster than arithmetic on arrays: most often one has changed."""
+
 _RANK_GAP: Final = 1 << 32
 _ROW_ARRAYS: Final = (
     "name_rank",
@@ -302,11 +305,10 @@ class NodeArrays:
             self._count_change(row)
 
     def _list_columns(self, amounts: Amounts) -> list[int]:
-        columns = [min(amount, NOT_COUNTED) for amount in amounts[:FIXED]]
+        columns = list(amounts[:FIXED])
         if self.other_resources:
-            others = dict(amounts.others)
-            columns += [min(others.get(name, 0), NOT_COUNTED) for name in self.other_resources]
-        return columns
+            columns += [amounts.get_other(name) for name in self.other_resources]
+        return columns if max(columns) <= NOT_COUNTED else [min(each, NOT_COUNTED) for each in columns]
 
     def set_other_resources(self, names: Sequence[str]) -> None:
         """Keep columns for these further resources and no others; nodes have nothing of them so far."""
@@ -337,6 +339,9 @@ class NodeArrays:
             rows: intp[m].
             emptied: As if no pod were there.
         """
+        if len(rows) <= _FEW_ROWS:
+            fit = [self.fits(asked, row, emptied=emptied) for row in rows.tolist()]
+            return np.array(fit, dtype=np.bool_)
         fits: BoolArray = np.ones(len(rows), dtype=np.bool_)
         for column, amount in self.list_asked(asked):
             left = self.capacity[column][rows]
@@ -345,19 +350,14 @@ class NodeArrays:
             fits &= left >= amount
         return fits
 
-    def fits(self, asked: Amounts, row: int, freed: Amounts = NOTHING, *, emptied: bool = False) -> bool:
-        """Tell whether a row has enough left.
-
-        Args:
-            freed: What pods that are to go give back.
-            emptied: As if no pod were there.
-        """
-        back = self._list_columns(freed)
-        for column, amount in self.list_asked(asked):
-            used = 0 if emptied else int(self.requested[column, row]) - back[column]
-            if used + amount > self.capacity[column, row]:
-                return False
-        return True
+    def fits(self, asked: Amounts, row: int, *, emptied: bool = False) -> bool:
+        """Tell whether a row has enough left; `emptied`: as if no pod were there."""
+        has = self.capacity[:, row].tolist()
+        used = None if emptied else self.requested[:, row].tolist()
+        return all(
+            amount <= (has[column] if used is None else has[column] - used[column])
+            for column, amount in self.list_asked(asked)
+        )
 
     def list_changed_rows(self, changes: int) -> "RowArray | None":
         """List the rows that have changed since `self.changes` had this value, each once.

@@ -248,9 +248,9 @@ def amounts(draw: st.DrawFn) -> Amounts:
     return Amounts(*numbers, others)
 
 
-@given(st.lists(st.tuples(amounts(), amounts()), min_size=1, max_size=5), amounts(), amounts())
+@given(st.lists(st.tuples(amounts(), amounts()), min_size=1, max_size=20), amounts())
 def test_arrays_say_of_amounts_what_kube_scheduler_s_rule_says(
-    there: list[tuple[Amounts, Amounts]], asked: Amounts, freed: Amounts
+    there: list[tuple[Amounts, Amounts]], asked: Amounts
 ) -> None:
     nodes = NodeArrays(1, 1)
     nodes.set_other_resources(RESOURCES)
@@ -267,8 +267,6 @@ def test_arrays_say_of_amounts_what_kube_scheduler_s_rule_says(
     emptied = [not list(list_shortages(asked, NOTHING, capacity)) for capacity, _ in there]
     assert nodes.mask_fits(asked, rows, emptied=True).tolist() == emptied
     assert [nodes.fits(asked, row, emptied=True) for row in rows.tolist()] == emptied
-    after = [not list(list_shortages(asked, used.subtract(freed), capacity)) for capacity, used in there]
-    assert [nodes.fits(asked, row, freed) for row in rows.tolist()] == after
 
 
 @given(amounts(), amounts(), amounts(), st.integers(1, 4))

@@ -348,7 +348,7 @@ class FreeCapacity:
         if rows.size:
             mask.fits[rows] = self.call_policy(
                 requirements,
-                partial(self._compute_fit, requirements, query, rows),
+                partial(self._compute_fit, requirements, query, requirements.amounts, rows),
                 np.zeros(len(rows), dtype=np.bool_),
             )
             mask.made[rows] = nodes.version[rows]
@@ -366,27 +366,17 @@ class FreeCapacity:
 
     def lacks_sum(self, requirements: PodRequirements, rows: RowArray) -> bool:
         """Return True if only kube-scheduler's sum of the node keeps a pod off some of these rows."""
-        rows = rows[self._mask_able(requirements, self.make_query(requirements), rows)]
-        return bool(len(rows)) and not self._has_sum(requirements, rows).any()
+        query, asked = self.make_query(requirements), requirements.amounts
+        if not self._compute_fit(requirements, query, asked.without_sums(), rows).any():
+            return False
+        return not self._compute_fit(requirements, query, asked, rows).any()
 
     def _compute_fit(
-        self, requirements: PodRequirements, query: SchedulingRequest, rows: RowArray
+        self, requirements: PodRequirements, query: SchedulingRequest, asked: Amounts, rows: RowArray
     ) -> BoolArray:
-        fits = self._mask_able(requirements, query, rows)
-        fits[fits] = self._has_sum(requirements, rows[fits])
-        return fits
-
-    def _has_sum(self, requirements: PodRequirements, rows: RowArray) -> BoolArray:
-        asked = requirements.amounts
-        return self.state.nodes.mask_fits(Amounts(units=asked.units, percent=asked.percent), rows)
-
-    def _mask_able(
-        self, requirements: PodRequirements, query: SchedulingRequest, rows: RowArray
-    ) -> BoolArray:
-        """Find the rows where a pod fits, ignoring kube-scheduler's sum of the node."""
+        """Find the rows where a pod fits that asks for so much besides the choice of cards."""
         nodes = self.state.nodes
-        fits = filter_nodes(nodes, query, rows)
-        fits &= nodes.mask_fits(requirements.amounts.without_sums(), rows)
+        fits = filter_nodes(nodes, query, rows) & nodes.mask_fits(asked, rows)
         if requirements.amounts.others:
             fits[fits] = [self._has_others(requirements, nodes.names[row]) for row in rows[fits]]
         able = rows[fits]
