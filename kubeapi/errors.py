@@ -19,11 +19,14 @@ KubeApiError
 import os
 import socket
 import ssl
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
 Cause = Literal["stale", "uid", "bound", "gated", "terminating", "exists", "other"]
+
+T = TypeVar("T")
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """What decoding foreign bytes raises; msgspec lets the last two through."""
@@ -152,6 +155,22 @@ class Malformed(KubeApiError):
     def __init__(self, message: str, *, maybe_done: bool = False) -> None:
         super().__init__(message)
         self.maybe_done = maybe_done  # type: ignore[misc]
+
+
+def decode_answer(body: bytes, decode: Callable[[bytes], T], what: str) -> T:
+    """Decode an answer of the API server.
+
+    Args:
+        decode: of a `msgspec.json.Decoder`.
+        what: names the answer in the error, with its article.
+
+    Raises:
+        Malformed: it cannot be read, be it for its JSON, its UTF-8 or its depth.
+    """
+    try:
+        return decode(body)
+    except UNREADABLE as error:
+        raise Malformed(f"{what} that cannot be read: {error}") from error
 
 
 def describe_unreachable(error: BaseException) -> str:

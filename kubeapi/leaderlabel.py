@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from kubeapi.backoff import KeyedBackoff
-from kubeapi.errors import UNREADABLE, KubeApiError, Malformed, NotFound
+from kubeapi.errors import KubeApiError, NotFound, decode_answer
 from kubeapi.objects import Pod, make_list_decoder
 from kubeapi.paths import make_pod_path, quote_segment
 
@@ -136,11 +136,7 @@ class LeaderLabel:
         path = f"/api/v1/namespaces/{quote_segment(self._namespace)}/pods"
         selector = f"{self._label}={self._value}"
         body = await self._client.get(path, timeout_s=self._timeout_s, labelSelector=selector)
-        try:
-            found = _decode_pods(body)
-        except UNREADABLE as error:
-            raise Malformed(f"a list of pods that cannot be read: {error}") from error
-        for other in found.items or ():
+        for other in decode_answer(body, _decode_pods, "a list of pods").items or ():
             if other.metadata.name == self._pod or not self._leads():
                 continue
             try:

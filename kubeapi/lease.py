@@ -22,13 +22,15 @@ import msgspec
 import structlog
 
 from kubeapi.client import KubeClient
-from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, Malformed, NotFound
+from kubeapi.errors import Conflict, KubeApiError, NotFound, decode_answer
 from kubeapi.objects import Lease, LeaseSpec
 from kubeapi.paths import quote_segment
 
 RELEASE_TIMEOUT_S = 2.0
 
 log = structlog.get_logger(__name__)
+
+_decode_lease: Final = msgspec.json.Decoder(Lease).decode
 
 
 class LeaderStatus(Protocol):
@@ -275,10 +277,7 @@ class LeaseElector:
 
 
 def _read_lease(body: bytes) -> Lease:
-    try:
-        return msgspec.json.decode(body, type=Lease)
-    except UNREADABLE as error:
-        raise Malformed(f"a Lease that cannot be read: {error}") from error
+    return decode_answer(body, _decode_lease, "a Lease")
 
 
 def _format_micro_time(when: datetime) -> str:

@@ -19,7 +19,16 @@ import structlog
 
 from kubeapi.backoff import Backoff
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
-from kubeapi.errors import UNREADABLE, ApiStatus, Gone, KubeApiError, Malformed, make_error, shorten
+from kubeapi.errors import (
+    UNREADABLE,
+    ApiStatus,
+    Gone,
+    KubeApiError,
+    Malformed,
+    decode_answer,
+    make_error,
+    shorten,
+)
 from kubeapi.lists import CompactList
 from kubeapi.objects import ListMeta, make_list_decoder
 
@@ -62,6 +71,7 @@ class _Object(msgspec.Struct):
     metadata: ListMeta
 
 
+_decode_object: Final = msgspec.json.Decoder(_Object).decode
 _decode_raw_page: Final = make_list_decoder(msgspec.Raw)
 
 
@@ -224,10 +234,7 @@ class Reflector(Generic[T]):
 
     def _read_page_one_by_one(self, page: bytes) -> tuple[str, list[T]]:
         items: list[T] = []
-        try:
-            raw = _decode_raw_page(page)
-        except UNREADABLE as error:
-            raise Malformed(f"{self._path}: a list page that cannot be read: {error}") from error
+        raw = decode_answer(page, _decode_raw_page, f"{self._path}: a list page")
         for each in raw.items or ():
             try:
                 items.append(self._decode_item(each))
@@ -252,10 +259,7 @@ class Reflector(Generic[T]):
         async with aclosing(listing) as pages:
             page = await anext(pages)
         self.last_contact = self._clock()
-        try:
-            return msgspec.json.decode(page, type=_Object).metadata.resource_version
-        except UNREADABLE as error:
-            raise Malformed(f"{self._path}: a list page that cannot be read: {error}") from error
+        return decode_answer(page, _decode_object, f"{self._path}: a list page").metadata.resource_version
 
     async def _watch(self) -> None:
         """Run a watch, from the last version delivered to its end."""

@@ -171,3 +171,7 @@ class NodeObject(WritableNode):
     @staticmethod
     def _packed(resources: Mapping[str, Any] | None) -> dict[str, Any]:
         return {name: value for name, value in (resources or {}).items() if name.startswith(PACKED_PREFIX)}
+
+
+decode_node: Final = msgspec.json.Decoder(NodeObject).decode
+decode_pod: Final = msgspec.json.Decoder(PodObject).decode

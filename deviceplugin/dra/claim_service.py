@@ -15,14 +15,14 @@ from allocator.ids import device_id, device_names, parse_device_id
 from allocator.ledger.charges import charge_cards, charge_pod
 from deviceplugin.allocation.allocation_service import MakeGrant, container_grant
 from deviceplugin.allocation.ledger_service import LedgerService
-from deviceplugin.allocation.objects import PodObject
+from deviceplugin.allocation.objects import PodObject, decode_pod
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.cdi_files import KIND, CdiFiles, device_of, named_devices, specification
 from deviceplugin.dra.claims import ClaimShare, PreparedDevice, read_shares, shares_by_container
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
 from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
-from kubeapi.errors import KubeApiError, NotFound
+from kubeapi.errors import KubeApiError, NotFound, decode_answer
 from kubeapi.paths import make_pod_path, quote_segment
 
 log = structlog.get_logger(__name__)
@@ -340,22 +340,22 @@ class ClaimService:
         for uid, name in claim.pods.items():
             path = make_pod_path(claim.metadata.namespace, name)
             try:
-                body = await self._api.get(path, timeout_s=READ_TIMEOUT_S)
+                pod = decode_answer(await self._api.get(path, timeout_s=READ_TIMEOUT_S), decode_pod, "a Pod")
             except NotFound:
                 continue
             except KubeApiError as error:
                 raise AllocationRefusedError(
                     "not-ready", f"{what}: pod {name} cannot be read: {error}"
                 ) from error
-            pod = msgspec.json.decode(body, type=PodObject)
             if pod.metadata.uid == uid and pod.spec.node_name == self._node_name:
                 return pod
         raise AllocationRefusedError("not-ready", f"{what} is reserved for no pod of node {self._node_name}")
 
     async def _read(self, path: str, kind: type[ClaimObject], what: str) -> ClaimObject:
         try:
-            return msgspec.json.decode(await self._api.get(path, timeout_s=READ_TIMEOUT_S), type=kind)
-        except (KubeApiError, msgspec.MsgspecError) as error:
+            body = await self._api.get(path, timeout_s=READ_TIMEOUT_S)
+            return decode_answer(body, msgspec.json.Decoder(kind).decode, "an object")
+        except KubeApiError as error:
             raise AllocationRefusedError("not-ready", f"{what} cannot be read: {error}") from error
 
     def _has_room_or_never(self, pod: PodObject, shares: Sequence[ClaimShare]) -> bool:

@@ -16,9 +16,19 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
 from kubeapi.backoff import Backoff, KeyedBackoff
 from kubeapi.client import KubeClient
-from kubeapi.errors import Conflict, Forbidden, Invalid, KubeApiError, Malformed, NotFound
+from kubeapi.errors import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    KubeApiError,
+    Malformed,
+    NotFound,
+    decode_answer,
+)
 from kubeapi.paths import quote_segment
 from kubeapi.stepper import Stepper
+
+_decode_claim: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +121,7 @@ class ClaimStatusWriter:
                 await self._write(claim)
             except NotFound:
                 pass  # deleted by force: nobody is left to be told
-            except (Conflict, Forbidden, Invalid, Malformed, msgspec.MsgspecError) as error:
+            except (Conflict, Forbidden, Invalid, Malformed) as error:
                 self._refused.log_failure(
                     claim.uid, self._clock(), log, _NOT_WRITTEN, error, claim=claim.name
                 )
@@ -128,7 +138,9 @@ class ClaimStatusWriter:
     async def _write(self, claim: PreparedClaim) -> None:
         namespace, name = quote_segment(claim.namespace), quote_segment(claim.name)
         path = f"{DRA_API}/namespaces/{namespace}/resourceclaims/{name}"
-        found = msgspec.json.decode(await self._client.get(path, timeout_s=WRITE_TIMEOUT_S))
+        found = decode_answer(
+            await self._client.get(path, timeout_s=WRITE_TIMEOUT_S), _decode_claim, "a ResourceClaim"
+        )
         status = found.get("status") or {}
         if found["metadata"].get("uid") != claim.uid or not status.get("allocation"):
             return

@@ -24,7 +24,7 @@ from deviceplugin.dra.resource_slices import (
 from deviceplugin.gpus.api.source import GpuCard
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
-from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.errors import Conflict, KubeApiError, NotFound, decode_answer
 from kubeapi.objects import KubeObject
 from kubeapi.paths import quote_segment
 from kubeapi.reflect import Kind, Reflector, Sink
@@ -45,6 +45,9 @@ class SliceObject(KubeObject):
     """A ResourceSlice; its spec as it is."""
 
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+_decode_slice: Final = msgspec.json.Decoder(SliceObject).decode
 
 
 class SlicePublisher(Sink[SliceObject]):
@@ -184,7 +187,7 @@ class SlicePublisher(Sink[SliceObject]):
         except (Conflict, NotFound):
             # The watch will show its new version.
             return self._gap_s or 1.0
-        except (KubeApiError, msgspec.MsgspecError) as error:
+        except KubeApiError as error:
             delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
             if self.problem is None:
                 log.warning("slices not published", error=str(error), retry_s=round(delay_s, 2))
@@ -232,7 +235,7 @@ class SlicePublisher(Sink[SliceObject]):
             answer = await self._client.put(
                 f"{SLICES}/{quote_segment(name)}", body, timeout_s=WRITE_TIMEOUT_S
             )
-        written = msgspec.json.decode(answer, type=SliceObject)
+        written = decode_answer(answer, _decode_slice, "a ResourceSlice")
         self._written[name] = wanted, written.metadata.resource_version
         self.writes += 1
         return written

@@ -29,12 +29,12 @@ import structlog
 
 from allocator.names import NODE_DAEMON
 from deviceplugin.allocation.ledger_service import LedgerService
-from deviceplugin.allocation.objects import NodeObject
+from deviceplugin.allocation.objects import NodeObject, decode_node
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
-from kubeapi.errors import Conflict, KubeApiError
+from kubeapi.errors import Conflict, KubeApiError, decode_answer
 from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
@@ -234,11 +234,11 @@ class NodeOwnership:
         }
         try:
             answer = await self._client.patch_node_status(self._node_name, body, timeout_s=WRITE_TIMEOUT_S)
-            written = msgspec.json.decode(answer, type=NodeObject)
+            written = decode_answer(answer, decode_node, "a Node")
         except Conflict:
             # Somebody else has changed the Node; the watch will show the change and wake this step.
             return self._backoff.failed()
-        except (KubeApiError, msgspec.MsgspecError) as error:
+        except KubeApiError as error:
             return await self._failed(error)
         if self._record(written) != record:
             self._node_view.apply_node(written)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-import msgspec
 import structlog
 
 from allocator.records import CardRecord
 from deviceplugin.allocation.ledger_service import LedgerService
-from deviceplugin.allocation.objects import NodeObject
+from deviceplugin.allocation.objects import NodeObject, decode_node
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.option_values import PUBLISH_GAP_S
@@ -28,7 +27,7 @@ from deviceplugin.publishing.node_publication import (
 )
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
-from kubeapi.errors import KubeApiError
+from kubeapi.errors import KubeApiError, decode_answer
 from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
@@ -46,8 +45,6 @@ BURST_S: Final = 0.05
 
 CALM_S: Final = 60.0
 """A Node that kept what was written for so long is not disputed any more."""
-
-_decode_node = msgspec.json.Decoder(NodeObject).decode
 
 
 def read_wall_ms() -> int:
@@ -197,8 +194,8 @@ class NodePublisher:
             answer = await self._client.patch_node_status(
                 self._node_name, make_status_patch(wanted, node, revision), timeout_s=WRITE_TIMEOUT_S
             )
-            patched = _decode_node(answer)
-        except (KubeApiError, msgspec.MsgspecError) as error:
+            patched = decode_answer(answer, decode_node, "a Node")
+        except KubeApiError as error:
             return await self._failed(error)
         self._succeeded()
         self.revision = revision

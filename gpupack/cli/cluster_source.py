@@ -98,7 +98,7 @@ async def ask_where_forbidden(
     from gpupack.inventory.fetching import connect
     from gpupack.teams.asking import ask_as_member, make_member_token
     from gpupack.whatif.fetching import DEFAULT
-    from kubeapi.errors import Forbidden, NotFound
+    from kubeapi.errors import UNREADABLE, Forbidden, NotFound
 
     async with await connect(source.kubeconfig, source.context) as client:
         namespace = namespace or client.namespace or DEFAULT
@@ -110,7 +110,7 @@ async def ask_where_forbidden(
         raw = await ask_as_member(client, token, namespace, question, query)
     try:
         answer = msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise InputError(f"the answer is not that of this version of gpupack: {error}") from error
     print_lines(
         f"gpupack: you may not list nodes: answered by gpupack in the cluster, for namespace {namespace}",

@@ -27,7 +27,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.questions import WorkBudget
 from kubeapi.bounded import BoundedDict
 from kubeapi.client import KubeClient
-from kubeapi.errors import KubeApiError
+from kubeapi.errors import UNREADABLE, KubeApiError
 
 KEPT_S: Final = 5.0
 """A page counts so long: all members of a namespace are told the same."""
@@ -251,7 +251,7 @@ class MemberDashboard:
         )
         try:
             page = msgspec.json.decode(await self._ask("page", {}), type=MemberPage)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             self.hub.set_part("problems", [f"The answer is not that of this version of gpupack: {error}"])
             return
         except (KubeApiError, InputError) as error:

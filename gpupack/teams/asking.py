@@ -11,7 +11,7 @@ import msgspec
 from gpupack.errors import InputError
 from gpupack.teams import AUDIENCE, MEMBER, PORT, SERVICE, SYSTEM_NAMESPACE, TOKEN_HEADER
 from kubeapi.client import KubeClient
-from kubeapi.errors import Forbidden, Invalid, KubeApiError, NotFound, ServerError
+from kubeapi.errors import UNREADABLE, Forbidden, Invalid, KubeApiError, NotFound, ServerError
 from kubeapi.paths import quote_segment
 
 TOKEN_S: Final = 600
@@ -94,7 +94,7 @@ async def make_member_token(client: KubeClient, namespace: str) -> str:
     }
     try:
         return msgspec.json.decode(await client.post(path, body), type=_TokenRequest).status.token
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise InputError(f"{client.server} answers a TokenRequest with something else: {error}") from error
 
 

@@ -13,7 +13,7 @@ import msgspec
 from gpupack.teams import AUDIENCE, MEMBER
 from kubeapi.bounded import BoundedDict
 from kubeapi.client import KubeClient
-from kubeapi.errors import Malformed
+from kubeapi.errors import UNREADABLE, Malformed
 from kubeapi.ratelimit import TokenBucket
 
 TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
@@ -140,7 +140,7 @@ def _names_member(token: str, namespace: str) -> bool:
     try:
         raw = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
         claims = msgspec.json.decode(raw, type=_Claims)
-    except (ValueError, msgspec.MsgspecError):
+    except (ValueError, *UNREADABLE):
         return False
     audiences = [claims.aud] if isinstance(claims.aud, str) else claims.aud
     return AUDIENCE in audiences and claims.sub == f"system:serviceaccount:{namespace}:{MEMBER}"
@@ -149,5 +149,5 @@ def _names_member(token: str, namespace: str) -> bool:
 def _read(raw: bytes, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise Malformed("the API server answers a review with something else") from error

@@ -127,13 +127,13 @@ async def read_waiting(source: ClusterSource) -> tuple[Cluster, PodContext]:
 
 async def read_own_events(source: ClusterSource, namespace: str, name: str) -> tuple[str, ...]:
     """Read what was reported of a pod of a namespace where all pods may not be listed; none if not that."""
-    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+    from kubeapi.errors import UNREADABLE, KubeApiError  # noqa: PLC0415
     from kubeapi.paths import make_pod_path  # noqa: PLC0415
 
     async with await connect(source.kubeconfig, source.context) as client:
         try:
             pod = msgspec.json.decode(await client.get(make_pod_path(namespace, name)), type=Pod)
-        except (KubeApiError, msgspec.MsgspecError):
+        except (KubeApiError, *UNREADABLE):
             return ()
         return format_events(await _events(client, namespace, name), {pod.metadata.uid})
 
@@ -195,7 +195,7 @@ async def _budgets(client: "KubeClient") -> Sequence[PodDisruptionBudget] | None
 
 async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[PodEvent, ...]:
     """Events of all pods of a name, none if they may not be read."""
-    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+    from kubeapi.errors import UNREADABLE, KubeApiError  # noqa: PLC0415
     from kubeapi.paths import quote_segment  # noqa: PLC0415
 
     try:
@@ -204,7 +204,7 @@ async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[PodE
             fieldSelector=f"involvedObject.kind=Pod,involvedObject.name={name}",
         )
         return msgspec.json.decode(raw, type=PodEvents).items
-    except (KubeApiError, msgspec.MsgspecError):
+    except (KubeApiError, *UNREADABLE):
         return ()
 
 
@@ -222,7 +222,7 @@ async def _queued(client: "KubeClient") -> "tuple[QueueWhy, ...] | None":
 
 async def _read_queue(client: "KubeClient", pods: Iterable[Pod]) -> QueueRules | str:
     """Ask the queue's leader by what it decides, where any pod is of a queue; else say why not."""
-    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+    from kubeapi.errors import UNREADABLE, KubeApiError  # noqa: PLC0415
     from scheduler_plugin.queue.controller.settings import DecisionSettings  # noqa: PLC0415
 
     if not any(QUEUE_NAME in (pod.metadata.labels or {}) for pod in pods):
@@ -232,5 +232,5 @@ async def _read_queue(client: "KubeClient", pods: Iterable[Pod]) -> QueueRules |
         served = msgspec.json.decode(raw, type=DecisionSettings)
         found = await list_all(client, "/api/v1/namespaces", Namespace, "namespaces")
         return read_rules(served, {each.metadata.name: each.metadata.labels or {} for each in found})
-    except (KubeApiError, InputError, msgspec.MsgspecError) as error:
+    except (KubeApiError, InputError, *UNREADABLE) as error:
         return f"cannot be asked: {error}"

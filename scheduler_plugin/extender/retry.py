@@ -24,7 +24,7 @@ import msgspec
 import structlog
 
 from kubeapi.bounded import BoundedDict
-from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound
+from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound, decode_answer
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.objects import Pod
 from kubeapi.paths import make_pod_path
@@ -200,7 +200,7 @@ class RefusedPodRetrier:
             self.fits(pod.uid)
             log.info("pod fits by now, and is tried again", pod=name)
             await self._api.patch(f"{path}/status", body, STRATEGIC_PATCH, timeout_s=WRITE_S)
-        except (KubeApiError, msgspec.MsgspecError) as error:
+        except KubeApiError as error:
             log.info("pod is not tried again", pod=name, error=str(error))
             # Gone, or another pod of the name, to which the API server says 422; else it may work later.
             return isinstance(error, NotFound | Invalid | Conflict)
@@ -212,5 +212,5 @@ class RefusedPodRetrier:
 
 def _was_refused(body: bytes) -> bool:
     """Return True if a pod's status says that it could not be scheduled."""
-    condition = _decode(body).status.scheduled
+    condition = decode_answer(body, _decode, "a Pod").status.scheduled
     return condition is not None and condition.status == "False"

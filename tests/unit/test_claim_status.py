@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from allocator.cards import Card
 from deviceplugin.dra.claim_status import ClaimStatusWriter
 from deviceplugin.dra.claims import ClaimShare
@@ -21,8 +23,13 @@ class FakeApi(ApiRequests):
     def __init__(self) -> None:
         super().__init__()
         self.failing: dict[str, KubeApiError] = {}
+        self.unreadable: dict[str, bytes] = {}
         self.tried: list[str] = []
         self.written: list[str] = []
+
+    async def get(self, path: str, *, timeout_s: float = 0, **query: Any) -> bytes:
+        answer = self.unreadable.get(path.rpartition("/")[2])
+        return answer if answer is not None else await super().get(path, timeout_s=timeout_s, **query)
 
     def answer(self, verb: str, path: str, body: Any) -> Any:
         if verb == "get":
@@ -84,6 +91,14 @@ async def test_a_claim_that_is_refused_keeps_no_other_waiting() -> None:
     async with running("bad", "good", failing={"bad": REFUSED}) as world:
         await until(lambda: world.api.written == ["good"], "the other claim written")
         assert world.api.tried[:2] == ["bad", "good"]
+
+
+@pytest.mark.parametrize("answer", [b"[", b'{"a": "\xff"}', b"[" * 100_000])
+async def test_a_claim_that_cannot_be_read_keeps_no_other_waiting(answer: bytes) -> None:
+    world = World("bad", "good")
+    world.api.unreadable = {"bad": answer}
+    assert await world.writer._step() is not None
+    assert world.api.written == ["good"]
 
 
 async def test_what_is_prepared_later_does_not_wait_for_one_that_is_refused() -> None:
