@@ -20,7 +20,7 @@ _CHANGED: Final = frozenset(
 _NAMED: Final = re.compile(
     r"""(?<![\w.~-])(?:requests\.|limits\.)?(
     nvidia\\{0,2}\.com(?:/|~1)
-      (?:gpu(?:\.shared)?|gpumem(?:-percentage)?|gpucores|total-gpu\w*|vgpu|priority|mig-[\w.-]*\w)
+      (?:gpu(?:\.shared|-(?!driver)[\w-]*\w)?|gpumem(?:-percentage)?|gpucores|total-gpu\w*|vgpu|priority|mig-[\w.-]*\w)
     |volcano\\{0,2}\.sh(?:/|~1)v?gpu-(?:number|memory|memory-percentage|cores)
     |aliyun\\{0,2}\.com(?:/|~1)gpu-(?:mem|count)
     |(?:gpu|mig)\.nvidia\.com

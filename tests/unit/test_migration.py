@@ -403,6 +403,8 @@ PATCH = '{"containers":[{"name":"main","resources":{"limits":{"nvidia.com/gpumem
             named("TrainJob", spec={"resourcesPerNode": {"limits": {"nvidia.com/gpu": 1}}}),
             "resourcesPerNode.limits",
         ),
+        # A name that an administrator gave NVIDIA's plugin.
+        (pod({"nvidia.com/gpu-a100": 1}), "nvidia.com/gpu-a100 at spec.containers[0].resources.limits"),
         (
             pod({}, containers=[{"name": "c", "args": ["--resource=nvidia.com/gpu"]}]),
             "nvidia.com/gpu at spec.containers[0].args[0]",
@@ -430,6 +432,7 @@ def test_labels_taints_and_records_ask_for_nothing():
         {"kubectl.kubernetes.io/last-applied-configuration": "nvidia.com/gpu"},
         tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}],
     )
+    document["metadata"]["labels"] = {"nvidia.com/gpu-driver-upgrade-drain.skip": "true"}
     document["metadata"]["managedFields"] = [{"fieldsV1": {"f:nvidia.com/gpu": {}}}]
     document["status"] = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}
     _, done = one(document)
