@@ -54,7 +54,7 @@ class InstalledPod(Pod):
         """Tell whether a container asks for GPU memory, or has or wants it by a claim."""
         if self.has_claim:
             return True
-        containers = [*(self.spec.containers or ()), *(self.spec.init_containers or ())]
+        containers = self.spec.all_containers
         limits = [each.resources.limits or {} for each in containers if each.resources is not None]
         return any(key.startswith(GPU_PREFIX) for each in limits for key in each)
 
@@ -64,7 +64,7 @@ class InstalledPod(Pod):
 
     @property
     def is_daemon(self) -> bool:
-        return (self.metadata.labels or {}).get(_NAME_LABEL) in DAEMON_NAMES
+        return self.metadata.get_label(_NAME_LABEL) in DAEMON_NAMES
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,10 @@ class ObjectMeta(KubeStruct):
         return controller is not None and controller.uid == uid
 
     def get_annotation(self, name: str) -> str | None:
-        return (self.annotations or {}).get(name)
+        return None if self.annotations is None else self.annotations.get(name)
+
+    def get_label(self, name: str) -> str | None:
+        return None if self.labels is None else self.labels.get(name)
 
 
 class KubeObject(KubeStruct):
@@ -243,6 +246,11 @@ class PodSpec(KubeStruct):
     scheduling_gates: list[PodSchedulingGate] | None = None
     resource_claims: list[PodResourceClaim] | None = None
     volumes: list[Volume] | None = None
+
+    @property
+    def all_containers(self) -> tuple[Container, ...]:
+        """Its init containers and sidecars, then the others."""
+        return (*(self.init_containers or ()), *(self.containers or ()))
 
     @property
     def node_terms(self) -> tuple[NodeTerm, ...] | None:

@@ -94,7 +94,7 @@ def list_claim_users(pod: Pod, claim: str) -> Iterator[tuple[str, str]]:
         for entry in pod.spec.resource_claims or ()
         if (entry.resource_claim_name or names.get(entry.name)) == claim
     }
-    for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
+    for container in pod.spec.all_containers:
         for use in (container.resources.claims if container.resources is not None else None) or ():
             if use.name in mine:
                 yield container.name, use.request

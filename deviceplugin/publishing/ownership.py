@@ -262,7 +262,7 @@ class NodeOwnership:
 
     @staticmethod
     def _record(node: NodeObject | None) -> OwnershipRecord | None:
-        return None if node is None else read_record((node.metadata.annotations or {}).get(NODE_DAEMON))
+        return None if node is None else read_record(node.metadata.get_annotation(NODE_DAEMON))
 
 
 __all__ = [

@@ -212,7 +212,7 @@ def find_changes(wanted: Iterable[Placeholder], pods: Iterable[Pod], namespace: 
         rename={
             name: each.named
             for name, each in named.items()
-            if name in living and (living[name].metadata.annotations or {}).get(PLACEHOLDER_FOR) != each.named
+            if name in living and living[name].metadata.get_annotation(PLACEHOLDER_FOR) != each.named
         },
     )
 

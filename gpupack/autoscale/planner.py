@@ -268,7 +268,7 @@ class Planner:
 def find_asked_before(cluster: Cluster, pods: Mapping[str, WaitingPod]) -> set[str]:
     """Find the pods, given by UID, for which placeholders stand that are in the cluster already."""
     annotations = [
-        (pod.metadata.annotations or {}).get(PLACEHOLDER_FOR, "")
+        pod.metadata.get_annotation(PLACEHOLDER_FOR) or ""
         for pod in cluster.pods.values()
         if is_placeholder(pod) and not pod.metadata.is_terminating
     ]
@@ -394,7 +394,7 @@ class _PlaceholderMaker:
 
     def _host(self, name: str) -> str:
         """Find the label value by which a node is excluded; a missing label has to be written first."""
-        there = (self.cluster.nodes[name].metadata.labels or {}).get(self.host_label)
+        there = self.cluster.nodes[name].metadata.get_label(self.host_label)
         if self.host_label == HOSTNAME:
             return there or name
         value = host_value(name)
@@ -450,7 +450,7 @@ class _PlaceholderMaker:
         if mask is None:
             nodes = self.cluster.nodes
             names = view.names(np.arange(len(view.left), dtype=np.intp))
-            found = [(nodes[name].metadata.labels or {}).get(key) in values for name in names]
+            found = [nodes[name].metadata.get_label(key) in values for name in names]
             mask = self.masks[key, values] = np.array(found, dtype=np.bool_)
         return mask
 

@@ -61,7 +61,7 @@ def _explain_no_card(cluster: Cluster, pod: Pod) -> str:
 
 def _memory(pod: Pod) -> dict[str, list[MemoryRecord]]:
     """Read the memory that the node wrote into a pod, by the card's UUID."""
-    text = (pod.metadata.annotations or {}).get(POD_ALLOCATION)
+    text = pod.metadata.get_annotation(POD_ALLOCATION)
     try:
         allocation = load_allocation(text) if text is not None else None
     except AllocatorError:

@@ -143,7 +143,7 @@ class _PodExplainer:
     def explain_no_cards(self) -> PodExplanation:
         """Explain a pod that asks for no GPU memory by its limits."""
         text = f"asks for no GPU memory: no container has {self._cluster.state.resource} in its limits"
-        containers = (*(self._pod.spec.containers or ()), *(self._pod.spec.init_containers or ()))
+        containers = self._pod.spec.all_containers
         limits = [each.resources.limits or {} for each in containers if each.resources is not None]
         others = sorted({name for each in limits for name in each if name.startswith(f"{DOMAIN}/")})
         if others:
@@ -162,7 +162,7 @@ class _PodExplainer:
 
     def explain_placeholder(self) -> PodExplanation:
         """Explain the purpose of a placeholder of `gpupack autoscale`."""
-        stands_for = (self._pod.metadata.annotations or {}).get(PLACEHOLDER_FOR, "") or "nobody any more"
+        stands_for = self._pod.metadata.get_annotation(PLACEHOLDER_FOR) or "nobody any more"
         text = f"never runs: it asks a cluster autoscaler for a node, for {stands_for.replace(',', ', ')}"
         return self._make_answer("pending", text)
 
@@ -299,7 +299,7 @@ class _PodExplainer:
             place = f"position {said.position} of queue {said.queue}" if said.position else "no queue"
             text = f"{place}: {said.message}"
             return [WayOut("queue", text, queue=said.queue, position=said.position)]
-        queue = (self._pod.metadata.labels or {}).get(QUEUE_NAME, "")
+        queue = self._pod.metadata.get_label(QUEUE_NAME) or ""
         where = f"queue {queue}" if queue else "the queue of its namespace, if that has one"
         text = f"waits for its turn in {where}: `gpupack queue status` says its position"
         return [WayOut("queue", text, queue=queue)]
@@ -332,7 +332,7 @@ class _PodExplainer:
             f"pod {pod.full_name} stands for it, and asks a cluster autoscaler for a node"
             for pod in self._cluster.pods.values()
             if is_placeholder(pod)
-            and self._pod.full_name in (pod.metadata.annotations or {}).get(PLACEHOLDER_FOR, "").split(",")
+            and self._pod.full_name in (pod.metadata.get_annotation(PLACEHOLDER_FOR) or "").split(",")
         ]
         broken = [group for group in found.groups if group.reason == "CorruptWords"]
         notes += [f"words that cannot be read are on {', '.join(group.examples)}" for group in broken]
@@ -343,7 +343,7 @@ class _PodExplainer:
 
 def _nothing_asked(pod: Pod, resource: str) -> str:
     """Say which container has our resource, and asks for none of it."""
-    for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
+    for container in pod.spec.all_containers:
         amounts = container.resources.limits if container.resources else None
         for name in (resource, PERCENT_RESOURCE):
             if name in (amounts or {}):

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
-from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from gpupack.errors import InputError
-from gpupack.inventory.objects import NodesAndPods, make_unknown_node_error
+from gpupack.inventory.objects import NodesAndPods, make_unknown_node_error, serves_claims
 from kubeapi.objects import Node, Pod, make_list_decoder
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ T = TypeVar("T")
 NODES_PATH: Final = "/api/v1/nodes"
 PODS_PATH: Final = "/api/v1/pods"
 
-ReadNode = Node | Node
 """A node as either of the two readers has it."""
 
 
@@ -88,12 +86,7 @@ async def _one(client: "KubeClient", name: str) -> Node:
         raise InputError(f"{client.server} answers with something else than a node: {error}") from error
 
 
-def serves_claims(node: ReadNode) -> bool:
-    """Tell whether pods get their cards by claims on a node."""
-    return (node.metadata.annotations or {}).get(NODE_SERVES) == SERVES_CLAIMS
-
-
-async def list_claims(client: "KubeClient", nodes: Iterable[ReadNode]) -> list[ClaimObject] | None:
+async def list_claims(client: "KubeClient", nodes: Iterable[Node]) -> list[ClaimObject] | None:
     """List ResourceClaims where a node serves them; None if they may not be listed."""
     from kubeapi.errors import Forbidden, NotFound  # noqa: PLC0415
 

@@ -59,12 +59,16 @@ def load_nodes(text: str | bytes, *, pods: bool = False) -> NodesAndPods:
     return NodesAndPods(found["Node"], found["Pod"], None if lacks_claims else claims)
 
 
+def serves_claims(node: Node) -> bool:
+    """Tell whether pods get their cards by claims on a node."""
+    return node.metadata.get_annotation(NODE_SERVES) == SERVES_CLAIMS
+
+
 def _holds_claims(node: Node) -> bool:
     """Tell whether a node's words contain pods that have their cards by claims."""
-    annotations = node.metadata.annotations or {}
-    if annotations.get(NODE_SERVES) != SERVES_CLAIMS:
+    if not serves_claims(node):
         return False
     try:
-        return bool(load_holds(annotations.get(NODE_HOLDS, "")).uids)
+        return bool(load_holds(node.metadata.get_annotation(NODE_HOLDS) or "").uids)
     except AllocatorError:
         return False

@@ -129,7 +129,7 @@ def _memory(pod: Pod) -> dict[str, tuple[int | None, str]]:
     """MiB used and what limits it, by card, from `allocation`; None if it lacks one container."""
     memory: dict[str, tuple[int | None, str]] = {}
     with suppress(AllocatorError):
-        allocation = load_allocation((pod.metadata.annotations or {}).get(POD_ALLOCATION, ""))
+        allocation = load_allocation(pod.metadata.get_annotation(POD_ALLOCATION) or "")
         cards = allocation.memory.values() if allocation.uid == pod.metadata.uid else ()
         for uuid, record in (pair for card in cards for pair in card.items()):
             before_mib, _ = memory.get(uuid, (0, ""))

@@ -14,8 +14,6 @@ from allocator.names import (
     NODE_CORDON_REASONS,
     NODE_HOLDS,
     NODE_LABEL,
-    NODE_SERVES,
-    SERVES_CLAIMS,
     resource_name,
 )
 from allocator.packing import NodeWords, read_node
@@ -30,7 +28,7 @@ from allocator.records import (
     load_holds,
 )
 from deviceplugin.gpus.foreign_resources import count_foreign_gpus
-from gpupack.inventory.objects import NodesAndPods, load_nodes, make_unknown_node_error
+from gpupack.inventory.objects import NodesAndPods, load_nodes, make_unknown_node_error, serves_claims
 from gpupack.inventory.pod_cards import PodsByNode, join_pods
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
 from kubeapi.errors import make_printable
@@ -84,11 +82,11 @@ def _build_row(node: Node, pods_by_node: PodsByNode | None, *, named: bool) -> N
     except PackingError as error:
         return replace(bare, error=str(error))
     if words is None:
-        labelled = (node.metadata.labels or {}).get(NODE_LABEL) in {"true", "dra"}
+        labelled = node.metadata.get_label(NODE_LABEL) in {"true", "dra"}
         return replace(bare, error=_NO_WORDS) if named or labelled else None
     resource = resource_name(words.layout.unit_mib)
     # Where pods get their cards by claims the kubelet offers none of it, and pods wait for the daemon.
-    claims, offered = (node.metadata.annotations or {}).get(NODE_SERVES) == SERVES_CLAIMS, sum(words.sizes)
+    claims, offered = serves_claims(node), sum(words.sizes)
     cards, holds, problems = _build_cards(words, node.metadata.annotations or {})
     pods: tuple[PodRow, ...] = ()
     if pods_by_node is not None:

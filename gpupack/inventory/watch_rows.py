@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
-from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, serves_claims
-from gpupack.inventory.objects import CLAIMS_NOT_READ, NodesAndPods
+from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect
+from gpupack.inventory.objects import CLAIMS_NOT_READ, NodesAndPods, serves_claims
 from gpupack.inventory.records import NodeRow
 from gpupack.inventory.rendering import RenderOptions, format_lines
 from gpupack.inventory.rows import build_rows

@@ -282,7 +282,7 @@ def _late(name: str, *, gone: bool, new: Sequence[Pod]) -> str:
 def _describe_successor(pod: Pod) -> str:
     if not waits_in_queue(pod):
         return pod.metadata.name
-    queue = (pod.metadata.labels or {}).get(QUEUE_NAME, "")
+    queue = pod.metadata.get_label(QUEUE_NAME) or ""
     return f"{pod.metadata.name}, which waits in {f'queue {shown(queue)}' if queue else 'its queue'},"
 
 

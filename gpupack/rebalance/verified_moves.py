@@ -60,7 +60,7 @@ def explain_skipped_search(what_if: WhatIf) -> str:
     if request.percent:
         command += " --percent"
     pod = what_if.requirements.pod
-    models = "" if pod is None else (pod.metadata.annotations or {}).get(POD_GPU_MODEL, "")
+    models = "" if pod is None else pod.metadata.get_annotation(POD_GPU_MODEL) or ""
     if models:
         command += f" --model {quote(models)}"
     return f"moves of other pods are not looked for here above {MOST_NODES} nodes: `{command}` looks for them"

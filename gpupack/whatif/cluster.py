@@ -333,7 +333,7 @@ class Cluster:
 
     def find_queue(self, pod: Pod) -> str:
         """Find the queue that has to admit a pod, or one in its place; empty: none."""
-        label = (pod.metadata.labels or {}).get(QUEUE_NAME, "")
+        label = pod.metadata.get_label(QUEUE_NAME) or ""
         return label if isinstance(self.queue, str) else self.queue.find_queue(pod.metadata.namespace, label)
 
     def read_request(self, pod: Pod) -> PodRequest | None:

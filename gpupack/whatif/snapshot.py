@@ -307,7 +307,7 @@ def _pod(
         cards,
         milli,
         spec,
-        name_of("queue", (pod.metadata.labels or {}).get(QUEUE_NAME, "")),
+        name_of("queue", pod.metadata.get_label(QUEUE_NAME) or ""),
         created,
         max(started, created) if started else "",
         max(ended, started, created) if ended else "",

@@ -117,7 +117,7 @@ def read_published(node: Node, unit_mib: int) -> PublishedNode:
 
 def serves_claims(node: Node) -> bool:
     """Tell whether pods get their cards by claims on a node, not by the device plugin."""
-    return (node.metadata.annotations or {}).get(NODE_SERVES) == SERVES_CLAIMS
+    return node.metadata.get_annotation(NODE_SERVES) == SERVES_CLAIMS
 
 
 def _count_overuse(words: NodeWords, holds: Holds) -> Sequence[int]:

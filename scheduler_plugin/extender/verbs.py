@@ -162,7 +162,7 @@ class Extender:
             self.state.nodes, pod.metadata.uid, rows, filter_nodes(self.state.nodes, query, rows)
         )
         ranks_by_itself = ranks_nodes_itself(pod)
-        planned = (pod.metadata.annotations or {}).get(POD_PLANNED, "").partition(",")[0]
+        planned = (pod.metadata.get_annotation(POD_PLANNED) or "").partition(",")[0]
         placed = bool(planned) and len(rows) == 1
         if planned and not (placed or ranks_by_itself or pod.status.nominated_node_name):
             # Elsewhere it would take room that the queue keeps for others.

@@ -60,7 +60,8 @@ def test_what_a_pod_without_anything_is() -> None:
     assert (bare.metadata.is_terminating, bare.metadata.created_at, bare.metadata.version) == (False, 0.0, 0)
     assert bare.status.scheduled is None
     assert not bare.status.is_unschedulable
-    assert bare.spec.node_terms is None
+    assert (bare.metadata.get_label("x"), bare.metadata.get_annotation("x")) == (None, None)
+    assert (bare.spec.node_terms, bare.spec.all_containers) == (None, ())
     assert bare.spec.can_preempt
     assert not bare.spec.has_preferences
 
@@ -75,13 +76,21 @@ def test_what_a_pod_says_of_itself() -> None:
             "creationTimestamp": "2026-01-01T00:00:00Z",
             "deletionTimestamp": "2026-01-01T00:01:00Z",
             "annotations": {"kubernetes.io/config.mirror": "hash"},
+            "labels": {"team": "a"},
         },
-        spec={"priority": -5, "schedulingGates": [{"name": "a"}, {"name": "b"}]},
+        spec={
+            "containers": [{"name": "main"}],
+            "initContainers": [{"name": "first"}],
+            "priority": -5,
+            "schedulingGates": [{"name": "a"}, {"name": "b"}],
+        },
     )
     assert (found.full_name, found.priority, found.gates) == ("ns/p", -5, ["a", "b"])
     assert (found.is_gated, found.is_mirror, found.runtime_uid) == (True, True, "hash")
     assert (found.metadata.is_terminating, found.metadata.version) == (True, 7)
     assert found.metadata.created_at == 1767225600.0
+    assert (found.metadata.get_label("team"), found.metadata.get_label("x")) == ("a", None)
+    assert [each.name for each in found.spec.all_containers] == ["first", "main"]
 
 
 @pytest.mark.parametrize(

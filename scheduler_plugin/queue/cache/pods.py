@@ -22,6 +22,7 @@ from kubeapi.objects import (
     Condition,
     OwnerReference,
     Pod,
+    PodStatus,
 )
 from scheduler_plugin.cache.gang_names import read_gang_name, read_group_label
 from scheduler_plugin.cache.pods import is_requeued
@@ -119,7 +120,7 @@ def read_queue_info(pod: Pod) -> PodQueueInfo:
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
     fault = fault or wrong or wrong_size
     owner = meta.controller or OwnerReference()
-    label = (meta.labels or {}).get(QUEUE_NAME, "")
+    label = meta.get_label(QUEUE_NAME) or ""
     data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
     if len(data) > MAX_DATA:
         fault = fault or f"annotation {POD_DATA} names {len(data)} data; allowed: {MAX_DATA}"
@@ -141,7 +142,7 @@ def read_queue_info(pod: Pod) -> PodQueueInfo:
         first_stage_size=stage_size,
         ending=meta.is_terminating,
         grace_s=float(meta.deletion_grace_period_seconds or 0),
-        unschedulable=_read_unschedulable(condition),
+        unschedulable=_read_unschedulable(pod.status),
         scheduled=condition.changed_at if condition.is_true else 0.0,
         affinity=_read_affinities(pod),
         pinned_nodes=list_pinned_nodes(pod.spec.node_terms) if POD_PLANNED in annotations else (),
@@ -217,7 +218,8 @@ def _read_name(annotations: Mapping[str, str], key: str) -> tuple[str, str]:
     )
 
 
-def _read_unschedulable(condition: Condition) -> str:
-    if condition.status != "False" or condition.reason != "Unschedulable" or REQUEUED in condition.message:
+def _read_unschedulable(status: PodStatus) -> str:
+    condition = status.scheduled
+    if condition is None or not status.is_unschedulable or REQUEUED in condition.message:
         return ""
     return f"{condition.last_transition_time or ''} {condition.message}"
