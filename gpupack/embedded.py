@@ -141,7 +141,6 @@ class EmbeddedCluster:
         state: what the extender knows; filled once entered.
         resource: the extended resource.
         kubeconfig: path of one for the API server.
-        unit_mib: MiB a unit.
     """
 
     def __init__(

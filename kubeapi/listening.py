@@ -166,7 +166,6 @@ class Connections:
     do not end each other.
 
     Args:
-        make_protocol: Makes the protocol that reads a connection.
         clock: Monotonic seconds; None: the loop's.
 
     Attributes:

@@ -62,7 +62,6 @@ class CardSampler:
 
     Attributes:
         driver: the way to the cards' driver.
-        health: the cards' health.
         sampled_s: when it was begun, by the ledger's clock.
         places: where its processes run, None for those of no pod; unknown ones are left out.
         uses: newest judgement of each card.

@@ -28,7 +28,6 @@ class NodePublication:
     """NodePublication is what the Node should say, or said.
 
     Attributes:
-        unit_mib: MiB a unit.
         accounted_pods: units by the card's position, by UID, of the pods that the words contain.
         seen_version: resourceVersion that the words take into account.
         claims: prepared claims that the words contain, see `Holds`.

@@ -103,7 +103,6 @@ class Shapes:
 
     Args:
         shapes: With names that differ.
-        unit_mib: MiB of a unit.
     """
 
     def __init__(self, shapes: Sequence[Shape], unit_mib: int) -> None:
@@ -327,7 +326,6 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
 
     Args:
         text: YAML: `shapes:` with a list of name, cards (count, model, mib), cpu, memory, labels, taints.
-        unit_mib: MiB of a unit.
         source: Where the text comes from, for messages.
 
     Raises:

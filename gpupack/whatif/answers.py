@@ -122,7 +122,6 @@ class PodCard(JsonAnswer, frozen=True):
         used_units: As the words say, of all together.
         free_units: What is left.
         share: Where that is from, see docs/top.md.
-        neighbours: The other pods on the card.
         used_mib: What the pod used lately, None if the node has not said.
         limit_mib: What it can use at most, None if nothing refuses more.
         held: What holds it to that, see docs/limits.md; empty if the node has not said.
@@ -150,7 +149,6 @@ class PodExplanation(JsonAnswer, frozen=True):
         state: In one word.
         nodes: Nodes of a pod that waits: every node that does not take it, in groups.
         ways_out: What would let it start, each checked.
-        unit_mib: MiB of a unit.
         asked: What it asks for, in words.
         text: What is the matter, in a sentence.
         node: Where it runs, or ran.
@@ -202,7 +200,6 @@ class FitAnswer(JsonAnswer, frozen=True):
         asked: What one of them asks for, in words.
         after: Numbers after the change that was asked about, None without one.
         notes: What else to know, a sentence each.
-        unit_mib: MiB of a unit.
     """
 
     pods: int
@@ -231,7 +228,6 @@ class Advice(JsonAnswer, frozen=True):
         at_least: Moves that any list needs that achieves as much: a lower bound.
         text: In a sentence.
         notes: What else to know, a sentence each.
-        unit_mib: MiB of a unit.
     """
 
     gained: int

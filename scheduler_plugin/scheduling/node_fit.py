@@ -149,7 +149,6 @@ def list_rejections(
 
     Args:
         demands: What the pod asks for.
-        node: The node.
         room: What is left there.
         affinity: What the pod and others say of each other; None: nothing that matters.
     """
@@ -172,7 +171,6 @@ def find_node_rejection(
     """Find what a node says itself that keeps a pod off, whatever runs there; None: nothing.
 
     Args:
-        node: The node.
         rules: Rules of the pod; its tolerations are not looked at.
         tolerates: Whether the pod tolerates a taint.
     """

@@ -81,7 +81,6 @@ class Neighbour(NamedTuple):
     """A pod that has a node and has not ended.
 
     Attributes:
-        pod: The pod.
         labels: Labels of its node.
         shuns: Its required anti-affinity terms.
     """
@@ -95,7 +94,6 @@ class PodAffinityFilter:
     """What one pod and the pods of the cluster say of each other.
 
     Args:
-        pod: The pod.
         neighbours: Pods of the cluster; looked at only if the pod wants others near or far.
         shunning: Those of them that want others far.
 

@@ -51,7 +51,6 @@ class SimulationOptions:
         nodes: Path of the node list.
         pods: Path of the pod list.
         policies: Node policies, each run with every seed.
-        card_policy: Card policy.
         card_policy_parameters: Its parameters, text by name.
         inflation: GPUs to ask for, as a multiple of the cluster's.
         seeds: Seeds of the random draws.

@@ -93,7 +93,6 @@ class PodObjects:
 
     Args:
         arrivals: The pods, by number.
-        queues: Queue of each.
         able: Numbers of those that some empty node can take: the others never run.
     """
 

@@ -57,7 +57,6 @@ class PodQueueInfo:
         created: When it was created, seconds since 1970; 0 if the API server does not say.
         gated: The pod waits for its admission: it has our gate, is requeued, or waits to be bound by batch
             mode.
-        has_gate: The pod has our gate.
         is_batch: Batch mode binds it: it names the scheduler `gpupack-batch`, and has no gates.
         requeued: The pod was requeued after an admission, see `is_requeued`.
         foreign_gates: Names of other gates that it wears.

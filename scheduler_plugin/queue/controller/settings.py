@@ -38,7 +38,6 @@ class DecisionSettings(msgspec.Struct, frozen=True, rename="camel"):
         node_policy: The option; the configuration may name another one.
         node_policy_parameters: The options.
         card_policy: The option.
-        unit_mib: MiB of one unit.
     """
 
     configuration: str
