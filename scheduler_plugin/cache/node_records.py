@@ -5,15 +5,15 @@ from functools import lru_cache
 from typing import Final
 
 from allocator.errors import QuantityError
-from allocator.names import PERCENT_RESOURCE
+from allocator.names import DOMAIN, PERCENT_RESOURCE
 from allocator.quantity import recall_bytes, recall_integer, recall_milli
 from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
 from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
 from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
-from scheduler_plugin.cache.pods import STANDARD_RESOURCES, is_other_resource
+from scheduler_plugin.cache.pods import is_other_resource
 from scheduler_plugin.cache.signals import Signal
 
-_COUNTED: Final = STANDARD_RESOURCES | {PERCENT_RESOURCE}
+_OWN: Final = f"{DOMAIN}/"
 
 
 class NodeRecords:
@@ -115,8 +115,9 @@ def read_capacity(allocatable: Mapping[str, str | int], resource: str, *, serves
         resource: The name of GPU memory in units.
         serves_claims: Pods get their cards by claims there, so that no sum of GPU memory is counted.
     """
-    items = [item for item in allocatable.items() if item[0] in _COUNTED or is_other_resource(item[0])]
-    items.append((resource, allocatable.get(resource, 0)))
+    # Of our own names most are packed words, which change all the time.
+    counted = (resource, PERCENT_RESOURCE)
+    items = [item for item in allocatable.items() if not item[0].startswith(_OWN) or item[0] in counted]
     return _parse_capacity(tuple(items), resource, serves_claims)
 
 
