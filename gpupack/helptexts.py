@@ -63,8 +63,8 @@ From a file, or a pipe:       kubectl get nodes -o json | gpupack top -f -
 For scripts:                  gpupack top -o json
 
 STATUS is kubectl's, with NoPlugin where the kubelet has no device plugin of gpupack's. Cards of such nodes,
-of nodes that are NotReady or cordoned, and cards marked ! (unhealthy) or * (cordoned) are not counted as
-free in the sums. A marked card shows what its pods hold.
+of nodes that are NotReady or cordoned, and cards marked ! (unhealthy) or * (cordoned) are left out of the
+sums. A marked card shows what its pods hold.
 """
 DASHBOARD_HELP: Final = """Show every card of the cluster on one page in a browser, live.
 

@@ -281,8 +281,8 @@ class Totals:
 
     Attributes:
         resource: its name.
-        in_use_units: on all cards.
-        size_units: units of all cards.
+        in_use_units: on the cards that count.
+        size_units: units of these cards.
         whole_cards_free: cards that a pod could have alone.
         largest_request: most units that a pod can get on one card.
     """
@@ -297,8 +297,8 @@ class Totals:
 def sum_totals(rows: Sequence[NodeRow]) -> list[Totals]:
     """Add up, ordered by resource.
 
-    Only cards that a pod can get now count as free. Such cards are healthy and not cordoned, and their node
-    is Ready, not cordoned and served by a daemon.
+    Only cards that serve pods count: they are healthy and not cordoned, and their node is Ready, not
+    cordoned and served by a daemon.
     """
     return [
         _sum_rows([row for row in rows if row.resource == resource], resource)
@@ -307,12 +307,11 @@ def sum_totals(rows: Sequence[NodeRow]) -> list[Totals]:
 
 
 def _sum_rows(rows: Sequence[NodeRow], resource: str) -> Totals:
-    cards = [card for row in rows for card in row.cards]
-    usable = [card for row in rows if row.takes_pods for card in row.cards]
+    cards = [card for row in rows if row.takes_pods for card in row.cards if card.state == "ok"]
     return Totals(
         resource,
         in_use_units=sum(card.in_use_units for card in cards),
         size_units=sum(card.size_units for card in cards),
-        whole_cards_free=sum(card.free_units == card.size_units > 0 for card in usable),
-        largest_request=max((card.free_units for card in usable), default=0),
+        whole_cards_free=sum(card.free_units == card.size_units > 0 for card in cards),
+        largest_request=max((card.free_units for card in cards), default=0),
     )

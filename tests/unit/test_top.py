@@ -151,7 +151,7 @@ MIXED = [
     ),
 ]
 SUMS = [
-    "gpupack.io/gpu-memory-512mib: 4/88 in use, whole cards free: 1, largest request: 44",
+    "gpupack.io/gpu-memory-512mib: 0/44 in use, whole cards free: 1, largest request: 44",
     "gpupack.io/gpu-memory-gib: 7/14 in use, whole cards free: 0, largest request: 7",
 ]
 
