@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gpupack.encodings import to_utf8
 from gpupack.errors import InputError
 from kubeapi.bounded_yaml import MOST_BYTES, load_yaml_documents
 from scheduler_plugin.errors import QueueConfigError
@@ -74,7 +75,7 @@ def _read(file: str) -> str:
                 raw = stream.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
             raise InputError(f"{file}: more than {MOST_BYTES} bytes, which the queue refuses")
-        return raw.decode("utf-8")
+        return to_utf8(raw).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"{file}: cannot be read: {reason}") from error

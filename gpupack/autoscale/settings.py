@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from allocator.errors import AllocatorError
 from allocator.names import MIB_PER_GIB, NODE_HOST, resource_name
+from gpupack.encodings import to_utf8
 from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, find_address_faults
 from kubeapi.names import LABEL, is_label
@@ -96,7 +97,7 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
         if self.shapes is None:
             return ()
         try:
-            text = Path(self.shapes).read_text(encoding="utf-8")
+            text = to_utf8(Path(self.shapes).read_bytes()).decode("utf-8")
             return read_shapes(text, self.unit_mib or MIB_PER_GIB, self.shapes)
         except OSError as error:
             raise SettingsError(f"shapes {self.shapes!r}: {error.strerror or error}") from error

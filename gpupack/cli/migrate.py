@@ -76,9 +76,12 @@ def migrate(
 
 
 def _text(raw: bytes, name: str) -> str:
+    from gpupack.encodings import to_utf8
     from gpupack.errors import InputError
 
     try:
-        return raw.decode("utf-8-sig")
+        return to_utf8(raw).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise InputError(
+            f"{name} is no text in UTF-8 or UTF-16: {error.reason} at byte {error.start}"
+        ) from error

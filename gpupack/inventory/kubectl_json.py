@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from allocator.errors import shown
+from gpupack.encodings import to_utf8
 from gpupack.errors import InputError
 
 T = TypeVar("T")
@@ -63,9 +64,10 @@ def read_items(
         InputError: not JSON, an item of another kind, or nothing but items that are left out. The message
             names the place.
     """
-    if not text.strip():
-        raise InputError(f"the input is empty; {allowed}")
     try:
+        text = to_utf8(text) if isinstance(text, bytes) else text
+        if not text.strip():
+            raise InputError(f"the input is empty; {allowed}")
         return _read(text, kinds, single=single)
     except _OtherContentError as error:
         raise InputError(f"{error}; {allowed}") from error

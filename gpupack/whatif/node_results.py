@@ -128,7 +128,10 @@ def _group(
     names: list[str],
 ) -> NodeGroup:
     rows = np.array([cluster.state.nodes.rows[name] for name in names], dtype=np.intp)
-    best, asked = find_closest_node(cluster, query, rows) if rejection.reason in _WITH_CARDS else (None, 0)
+    best, asked = None, 0
+    if rejection.reason in _WITH_CARDS:
+        too_small = rejection.reason == FilterReason.TOO_SMALL.json_name
+        best, asked = find_closest_node(cluster, query, rows, empty=too_small)
     if rejection.reason in {CPU, MEMORY, SUM}:
         best = _roomiest(cluster, query, rejection, rows)
     if not asked:
@@ -162,10 +165,16 @@ def _cores(milli: int) -> str:
     return f"{whole}.{rest:03d}".rstrip("0").rstrip(".") + " cpu"
 
 
-def free_of_admitted_cards(cluster: Cluster, query: SchedulingRequest, rows: RowArray) -> IntArray:
-    """Free units of the cards that the pod admits: int32[m, K], 0 for others."""
+def free_of_admitted_cards(
+    cluster: Cluster, query: SchedulingRequest, rows: RowArray, *, empty: bool = False
+) -> IntArray:
+    """Free units of the cards that the pod admits: int32[m, K], 0 for others.
+
+    Args:
+        empty: As if all pods had ended: what healthy cards could hold.
+    """
     nodes = cluster.state.nodes
-    free = nodes.free[rows]
+    free = (nodes.evictable if empty else nodes.free)[rows]
     result: IntArray = (
         free if query.policy_request.admits is None else np.where(query.policy_request.admits[rows], free, 0)
     )
@@ -173,11 +182,14 @@ def free_of_admitted_cards(cluster: Cluster, query: SchedulingRequest, rows: Row
 
 
 def find_closest_node(
-    cluster: Cluster, query: SchedulingRequest, rows: RowArray
+    cluster: Cluster, query: SchedulingRequest, rows: RowArray, *, empty: bool = False
 ) -> tuple[ClosestNode | None, int]:
     """Find the node whose cards lack the least, its deciding card, and what is asked of that card in units.
 
     Where a pod asks for c cards the c-th emptiest decides: as many have at least as much free.
+
+    Args:
+        empty: Compare the cards as if all pods had ended.
     """
     nodes = cluster.state.nodes
     demands = query.request.demands
@@ -185,8 +197,10 @@ def find_closest_node(
     demand = demands[at]
     if not len(rows) or demand.cards > nodes.free.shape[1]:
         return None, 0
-    free = free_of_admitted_cards(cluster, query, rows)
-    left = free - compute_units_by_card(nodes, query, rows)[at]
+    left = (
+        free_of_admitted_cards(cluster, query, rows, empty=empty)
+        - compute_units_by_card(nodes, query, rows)[at]
+    )
     left[nodes.size[rows] == 0] = -(1 << 40)
     order = np.argsort(-left, axis=1, kind="stable")[:, demand.cards - 1]
     deciding = left[np.arange(len(rows)), order]
@@ -196,7 +210,8 @@ def find_closest_node(
     if not nodes.size[row, card]:
         return None, 0
     indexes = cluster.state.node_records[nodes.names[row]].indexes
-    best = ClosestNode(nodes.names[row], indexes[card] if indexes else card, int(free[first, card]))
+    free = int(free_of_admitted_cards(cluster, query, rows[[first]])[0, card])
+    best = ClosestNode(nodes.names[row], indexes[card] if indexes else card, free)
     return best, demand.units_on(int(nodes.size[row, card]))
 
 
@@ -252,35 +267,42 @@ class _Sentences:
         what = f"{format_amount(demand, self._unit)} of it is {what}" if demand.percent else f"asked {what}"
         if demand.cards == 1:
             return f"the largest free share of a card is {free}, {what}: {short} short"
-        units = compute_units_by_card(self._cluster.state.nodes, self._query, rows)[0]
-        there = free_of_admitted_cards(self._cluster, self._query, rows) >= units
-        most = int(np.count_nonzero(there & (self._cluster.state.nodes.size[rows] > 0), axis=1).max())
+        each = format_amount(demand, self._unit)
+        most = self._count_most_cards(rows, free_of_admitted_cards(self._cluster, self._query, rows))
         if not most:
-            each = format_amount(demand, self._unit)
             with_most = f"the closest node has {demand.cards} with {free}"
             return f"no card of any node has {each} free, asked are {demand.cards}; {with_most}"
         return (
-            f"at most {most} {'card' if most == 1 else 'cards'} of a node have "
-            f"{format_amount(demand, self._unit)} free, asked are {demand.cards}"
+            f"at most {most} {'card' if most == 1 else 'cards'} of a node have {each} free, "
+            f"asked are {demand.cards}"
         )
+
+    def _count_most_cards(self, rows: RowArray, units: IntArray) -> int:
+        """Count the cards of a node that have what the first demand asks of each, on the node with most."""
+        nodes = self._cluster.state.nodes
+        there = units >= compute_units_by_card(nodes, self._query, rows)[0]
+        return int(np.count_nonzero(there & (nodes.size[rows] > 0), axis=1).max())
 
     def _card_rules(self, _rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         request = self._query.request
         return f"there is room, but no {format_rules(request.demands, request.rules, self._unit)}"
 
     def _too_small(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
-        sizes = self._cluster.state.nodes.evictable[rows]
-        if self._query.policy_request.admits is not None:
-            sizes = np.where(self._query.policy_request.admits[rows], sizes, 0)
-        wanted = format_demands(self._query.request.demands, self._unit)
+        sizes = free_of_admitted_cards(self._cluster, self._query, rows, empty=True)
+        demands = self._query.request.demands
+        wanted = format_demands(demands, self._unit)
         if not sizes.any():
             return f"no card is healthy and in use there, asked {wanted}"
-        most = max(demand.cards for demand in self._query.request.demands)
+        most = max(demand.cards for demand in demands)
         cards = int(np.count_nonzero(sizes, axis=1).max())
         if most > cards:
             return f"the node with the most cards has {cards} that are healthy, asked are {most}"
-        if len(self._query.request.demands) > 1 and self._each_fits(rows, sizes):
+        if len(demands) > 1 and self._each_fits(rows, sizes):
             return f"{wanted} do not fit together on any node, even with all of its healthy cards empty"
+        enough = self._count_most_cards(rows, sizes) if len(demands) == 1 else 0
+        if enough:
+            cards_of = f"{enough} healthy {'card' if enough == 1 else 'cards'} of a node"
+            return f"at most {cards_of} can hold {format_amount(demands[0], self._unit)}, asked are {most}"
         return f"the largest healthy card has {format_memory(int(sizes.max()), self._unit)}, asked {wanted}"
 
     def _each_fits(self, rows: RowArray, sizes: IntArray) -> bool:

@@ -137,8 +137,13 @@ def _count(count: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
     units = (
         f"{count.largest_units} percent" if percent else format_memory(count.largest_units, answer.unit_mib)
     )
-    pods = "1 pod" if count.pods == 1 else f"{count.pods} pods"
-    yield f"{pods} of {answer.asked} {'fits' if count.pods == 1 else 'fit'} {when}."
+    tainted = sum(node.pods for node in count.nodes if node.tolerations)
+    plain = count.pods - tainted
+    counted = plain or tainted
+    pods = "1 pod" if counted == 1 else f"{counted} pods"
+    condition = f", if {'it tolerates' if count.pods == 1 else 'they tolerate'} taints" if tainted else ""
+    more = f", and {tainted} more" if plain and tainted else ""
+    yield f"{pods} of {answer.asked} {'fits' if counted == 1 else 'fit'} {when}{more}{condition}."
     if " + " not in answer.asked:
         yield f"  The largest request that fits {when}: {units if count.largest_units else 'none'}"
     shown = sorted(count.nodes, key=lambda node: (-node.pods, node.node))

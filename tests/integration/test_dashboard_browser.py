@@ -83,6 +83,19 @@ async def test_a_pod_is_seen_on_its_card_and_a_pod_without_room_with_its_reason(
 
         cluster.create(cluster.make_pod_manifest("large", units=[45]))
         await tab.until("document.querySelector('.side .pending')?.textContent.includes('default/large')")
+        held = cluster.make_pod_manifest("held", units=[1])
+        held["spec"]["schedulingGates"] = [
+            {"name": f"example.com/approval-{number}-that-somebody-has-to-give"} for number in range(6)
+        ]
+        cluster.create(held)
+        line = (
+            "[...document.querySelectorAll('.side .pending p')].find((p) => p.textContent.includes('gate'))"
+        )
+        await tab.run("location.hash = '#/cards'")
+        await tab.until(f"({line})?.clientHeight")
+        assert await tab.run(f"(({line}).scrollHeight - ({line}).clientHeight)") == 0, "the reason is cut off"
+        cluster.api.delete_pod("default", "held")
+        await tab.until(f"!({line})")
         await tab.run("location.hash = '#/pending'")
         reason = await tab.until(text("main .why"))
         assert "44 GiB, asked 45 GiB" in reason

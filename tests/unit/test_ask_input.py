@@ -1,6 +1,7 @@
 """What people get wrong, and clusters that are half there: a plain sentence each."""
 
 import asyncio
+import codecs
 import json
 from collections.abc import AsyncGenerator
 from importlib import resources
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from allocator.names import PACKED_LAYOUT, POD_CARDS
 from gpupack import InputError
+from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.cli.app import cli
 from gpupack.diagnose import explain_pod
 from gpupack.inventory.fetching import NODES_PATH
@@ -83,6 +85,44 @@ def test_a_file_of_something_else(text, said):
         load_objects(text)
     assert said in str(raised.value)
     assert "kubectl get nodes,pods -A -o json" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "mark"),
+    [("utf-8", codecs.BOM_UTF8), ("utf-16-le", codecs.BOM_UTF16_LE), ("utf-16-be", codecs.BOM_UTF16_BE)],
+)
+def test_files_as_powershell_writes_them(encoding, mark, tmp_path):
+    """`>` of PowerShell 5 writes UTF-16, and `Out-File -Encoding utf8` a byte order mark."""
+
+    def write(name, text):
+        file = tmp_path / name
+        file.write_bytes(mark + text.encode(encoding))
+        return str(file)
+
+    cluster = write("cluster.json", EXAMPLE.text)
+    manifest = '{"kind": "Pod", "metadata": {"name": "ä"}}'
+    shapes = write(
+        "shapes.yaml",
+        "shapes:\n- {name: a, cards: [{count: 1, model: T4, mib: 15360}], cpu: 4, memory: 8Gi}\n",
+    )
+
+    for question in (["why", "team-a/inference"], ["fit", "8"], ["top"]):
+        result = CliRunner().invoke(cli, [*question, "-f", cluster])
+        assert result.exit_code == 0, result.output
+    migrated = CliRunner().invoke(cli, ["migrate", "-f", write("pod.json", manifest)])
+    assert "ä" in migrated.stdout
+    queues = CliRunner().invoke(
+        cli, ["queue", "check", write("queues.yaml", "queues:\n- {name: a, nominalQuota: 8}\n")]
+    )
+    assert queues.exit_code == 0, queues.output
+    assert [shape.name for shape in AutoscaleSettings(shapes=shapes).declared()] == ["a"]
+
+
+def test_a_file_cut_off_in_utf_16_is_refused_in_a_line():
+    result = CliRunner().invoke(cli, ["fit", "8", "-f", "-"], input=codecs.BOM_UTF16_LE + b"{")
+
+    assert result.exit_code == 2
+    assert "the input is not JSON" in result.stderr
 
 
 class RefusingApi:
@@ -345,3 +385,15 @@ def test_what_cannot_be_simulated_is_refused_before_anything_is_written(more, po
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"gpupack: {said}")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_fit_counts_apart_what_only_pods_that_tolerate_taints_can_use():
+    """The first line promised places on nodes that keep most pods off."""
+    plain, tainted = Node("a", (16,)), Node("b", (8,), taints=("team-b",))
+
+    def first_line(*nodes):
+        return run("fit", "8", text=World(nodes).text).output.splitlines()[0]
+
+    assert first_line(plain) == "2 pods of 8 GiB fit now."
+    assert first_line(plain, tainted) == "2 pods of 8 GiB fit now, and 1 more, if they tolerate taints."
+    assert first_line(tainted) == "1 pod of 8 GiB fits now, if it tolerates taints."

@@ -40,6 +40,35 @@ def test_too_little_cpu_names_the_node_with_the_most_left_and_no_card():
     assert "asked 50 cpu (node b)" in format_why(answer)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "asked", "text", "best"),
+    [
+        ((Node("a", (24, 24, 44)),), 60, "the largest healthy card has 44 GiB, asked 60 GiB", ("a", 2)),
+        (
+            (Node("a", (24, 24, 44)), Node("b", (30, 30))),
+            60,
+            "the largest healthy card has 44 GiB, asked 60 GiB",
+            ("a", 2),
+        ),
+        (
+            (Node("a", (24, 24, 44)),),
+            (2, 40),
+            "at most 1 healthy card of a node can hold 40 GiB, asked are 2",
+            ("a", 0),
+        ),
+    ],
+    ids=["one-node", "another-node-has-more-free", "two-cards"],
+)
+def test_the_card_that_is_named_is_the_one_whose_size_is_told(nodes, asked, text, best):
+    """The card with the most free was named beside the size of the largest, which others have taken."""
+    count, each = asked if isinstance(asked, tuple) else (1, asked)
+    world = World(nodes, (Pod("runs", 43, "a", (2,)), Pod("p", count * each, count=count)))
+
+    (group,) = explain_pod(world.cluster, "default", "p").nodes
+
+    assert (group.reason, group.text, (group.best.node, group.best.card)) == ("TooSmall", text, best)
+
+
 def test_too_little_host_memory_names_the_node_with_the_most_left_and_no_card():
     def ask(pod):
         pod["spec"]["containers"][0]["resources"]["requests"]["memory"] = "9000Gi"

@@ -62,7 +62,10 @@ function told(found) {
   const { pods, nodes, asked } = found;
   const names = nodes.slice(0, NAMED).map((node) => `${node.node} (${node.pods})`);
   const where = names.length ? `: ${names.join(", ")}${nodes.length > NAMED ? ", ..." : ""}` : "";
-  return `${plural(pods, "pod")} of ${asked} ${pods === 1 ? "fits" : "fit"} now, on ${plural(nodes.length, "node")}${where}`;
+  const tainted = nodes.reduce((sum, node) => sum + (node.tolerations.length ? node.pods : 0), 0);
+  const counted = pods - tainted || tainted;
+  const more = tainted && tainted < pods ? `, and ${tainted} more` : "";
+  return `${plural(counted, "pod")} of ${asked} ${counted === 1 ? "fits" : "fit"} now${more}${tainted ? ", if they tolerate taints" : ""}, on ${plural(nodes.length, "node")}${where}`;
 }
 
 // How many pods of a size of one's own fit: asked when the form is sent.
