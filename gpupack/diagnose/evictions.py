@@ -80,13 +80,18 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
 
 
 def _list_units(what_if: WhatIf, usage: PodCardUsage, node: str) -> list[tuple[PodRecord, ...]]:
-    """List the pods whose end frees cards of a node, each with the running pods of its gang."""
+    """List the pods whose end frees cards or the sum of a node, each with the running pods of its gang.
+
+    A pod on a card that is lost frees no card, and yet counts in kube-scheduler's sum.
+    """
     cluster, own = what_if.cluster, what_if.requirements.pod
+    is_short_of_sum = node in cluster.kube_checks.find_nodes_short_of_sum(what_if.query.request, only=[node])
     units: dict[object, tuple[PodRecord, ...]] = {}
     for record in usage.list_pods(node):
         pod = cluster.pods[record.uid]
         key = read_gang_key(pod.metadata)
-        if not usage.get_freed_units(record) or record.is_mirror or (key or record.uid) in units:
+        frees = is_short_of_sum or usage.get_freed_units(record)
+        if not frees or record.is_mirror or (key or record.uid) in units:
             continue
         if key is None:
             units[record.uid] = (record,)

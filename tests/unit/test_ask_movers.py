@@ -335,3 +335,19 @@ def test_kube_schedulers_sum_counts_pods_on_unhealthy_cards():
 
     assert [group.reason for group in answer.nodes] == ["NodeSum"]
     assert answer_fit(found, FitQuestion(8)).pods == 0
+
+
+def test_a_pod_on_a_lost_card_frees_the_sum_before_two_healthy_ones_do():
+    """Its end frees no card, and it was left out: two pods that compute were to end in its place."""
+    pods = (Pod("lost", 16, "a", (2,)), Pod("x", 8, "a", (0,)), Pod("y", 8, "a", (0,)), Pod("w", 16))
+    everything = json.loads(World((Node("a", (16, 16, 16)),), pods).text)
+    node = everything["items"][0]
+    cards = json.loads(node["metadata"]["annotations"]["gpupack.io/cards"])
+    cards[2]["healthy"] = False
+    node["metadata"]["annotations"]["gpupack.io/cards"] = json.dumps(cards)
+    node["status"]["allocatable"]["gpupack.io/gpu-memory-gib"] = "32"
+
+    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "w")
+
+    (end,) = [way for way in answer.ways_out if way.kind == "pods-end"]
+    assert [pod.pod for pod in end.pods] == ["lost"]
