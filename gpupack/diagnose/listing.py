@@ -13,7 +13,7 @@ from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.terminal import Style, short_age
 from gpupack.whatif.answers import JsonAnswer, PodExplanation, State
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import waits_in_queue
+from gpupack.whatif.objects import read_deployment_name, waits_in_queue
 from gpupack.whatif.questions import TooLargeQuestionError, WorkBudget
 from kubeapi.errors import make_printable
 from kubeapi.metadata import parse_time
@@ -285,7 +285,7 @@ def _belongs(pod: Pod, kind: str, name: str) -> bool:
     if owner == (kind, name):
         return True
     if kind == "Deployment":
-        return owner == ("ReplicaSet", f"{name}-{labels.get('pod-template-hash', '')}")
+        return read_deployment_name(pod) == name
     if kind == "CronJob":
         # A CronJob names its Jobs by itself and the scheduled minute.
         before, _, minute = owner[1].rpartition("-")

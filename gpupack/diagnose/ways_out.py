@@ -1,21 +1,24 @@
 """Finds what would let a pod that waits start; each way is checked by asking filter again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Final
 
 from allocator.names import POD_CARDS, POD_CONTAINERS, POD_GPU_MODEL, POD_GPU_UUID, POD_MIXED_MODELS
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
-from gpupack.diagnose.evictions import find_fewest_evictions
+from gpupack.diagnose.evictions import can_start_without, find_fewest_evictions
 from gpupack.rebalance.verified_moves import find_verified_moves
 from gpupack.whatif.answers import PodUnits, WayOut
 from gpupack.whatif.kube_checks import SYSTEM
 from gpupack.whatif.node_results import NodeResults
+from gpupack.whatif.objects import read_deployment_name
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, list_card_numbers
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.gang_names import read_gang_key
+from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.available import widen_patterns
 from scheduler_plugin.scheduling.node_fit import CORDONED, NOT_READY, PORTS, SELECTOR, TAINT
 from scheduler_plugin.scheduling.reasons import Cure, FilterReason, format_memory
@@ -260,28 +263,27 @@ def _rows(what_if: WhatIf, results: NodeResults, reason: str) -> RowArray:
 
 
 def _ends(what_if: WhatIf, results: NodeResults, usage: PodCardUsage) -> Iterator[WayOut]:
-    """The fewest pods whose end frees the cards."""
+    """A rollout that waits for itself, and the fewest pods whose end frees the cards."""
     skip = frozenset(
         name for name, rejection in results.rejections.items() if rejection.reason in _NEVER_BY_ENDS
     )
-    end = find_fewest_evictions(what_if, usage, skip)
-    if end is None:
-        return
-    pods = tuple(
-        PodUnits(
-            pod.namespace,
-            pod.name,
-            sum(usage.get_units(pod).values()),
-            list_card_numbers(what_if.cluster, pod.node, usage.get_units(pod).keys()),
+    others = _list_pods_of_other_revisions(what_if, usage)
+    blocking = _find_blocking_revision(what_if, usage, others, skip)
+    if blocking:
+        pods, said = _describe_pods(what_if, usage, blocking)
+        yield WayOut(
+            "rollout",
+            f"its own Deployment {read_deployment_name(what_if.cluster.pods[blocking[0].uid])} has the cards"
+            f"{_for(what_if)} on node {blocking[0].node}, with another revision: {said}; a rolling update "
+            "keeps that one until new pods are ready: strategy Recreate, or maxSurge 0, ends it first",
+            node=blocking[0].node,
+            pods=pods,
         )
-        for pod in end.pods
-    )
-    said = ", ".join(
-        f"{pod.namespace}/{pod.pod} ({format_memory(pod.units, what_if.cluster.unit_mib)})"
-        for pod in pods[:_PODS_NAMED]
-    )
-    if len(pods) > _PODS_NAMED:
-        said += f" and {len(pods) - _PODS_NAMED} more"
+    end = find_fewest_evictions(what_if, usage, skip)
+    # A pod of another revision that somebody ends comes again until the rollout is over.
+    if end is None or {pod.uid for pod in end.pods} <= {pod.uid for pod in others}:
+        return
+    pods, said = _describe_pods(what_if, usage, end.pods)
     if any(read_gang_key(what_if.cluster.pods[pod.uid].metadata) for pod in end.pods):
         said += "; a gang ends as a whole"
     what = "the end of one pod frees" if len(pods) == 1 else f"the end of {len(pods)} pods frees"
@@ -291,4 +293,59 @@ def _ends(what_if: WhatIf, results: NodeResults, usage: PodCardUsage) -> Iterato
         node=end.node,
         pods=pods,
         fewest=end.fewest,
+    )
+
+
+def _describe_pods(
+    what_if: WhatIf, usage: PodCardUsage, records: Sequence[PodRecord]
+) -> tuple[tuple[PodUnits, ...], str]:
+    """Give pods with their units and cards, and the same in words."""
+    pods = tuple(
+        PodUnits(
+            pod.namespace,
+            pod.name,
+            sum(usage.get_units(pod).values()),
+            list_card_numbers(what_if.cluster, pod.node, usage.get_units(pod).keys()),
+        )
+        for pod in records
+    )
+    said = ", ".join(
+        f"{pod.namespace}/{pod.pod} ({format_memory(pod.units, what_if.cluster.unit_mib)})"
+        for pod in pods[:_PODS_NAMED]
+    )
+    if len(pods) > _PODS_NAMED:
+        said += f" and {len(pods) - _PODS_NAMED} more"
+    return pods, said
+
+
+def _list_pods_of_other_revisions(what_if: WhatIf, usage: PodCardUsage) -> list[PodRecord]:
+    """List the running pods of the pod's own Deployment that are of another ReplicaSet."""
+    own, cluster = what_if.requirements.pod, what_if.cluster
+    name = "" if own is None else read_deployment_name(own)
+    if own is None or not name:
+        return []
+    others = [
+        cluster.state.pods[uid]
+        for uid, pod in cluster.pods.items()
+        if pod.spec.node_name
+        and pod.metadata.namespace == own.metadata.namespace
+        and pod.metadata.controller != own.metadata.controller
+        and read_deployment_name(pod) == name
+    ]
+    return sorted((pod for pod in others if usage.get_freed_units(pod)), key=lambda pod: (pod.node, pod.name))
+
+
+def _find_blocking_revision(
+    what_if: WhatIf, usage: PodCardUsage, others: Sequence[PodRecord], skip: frozenset[str]
+) -> tuple[PodRecord, ...]:
+    """Find pods of another revision whose end lets the pod start: one, or all of them on a node."""
+    by_node = {node: tuple(pods) for node, pods in groupby(others, key=lambda pod: pod.node)}
+    sets = [*((pod,) for pod in others), *by_node.values()]
+    return next(
+        (
+            pods
+            for pods in sets
+            if pods[0].node not in skip and can_start_without(what_if, usage, pods[0].node, pods)
+        ),
+        (),
     )

@@ -63,3 +63,17 @@ def waits_in_queue(pod: Pod) -> bool:
     """Tell whether it is the queue that a pod without a node waits for."""
     gates = list_gates(pod)
     return QUEUE_GATE in gates or POD_REQUEUED in gates or is_of_batch_mode(pod)
+
+
+def read_deployment_name(pod: Pod) -> str:
+    """Read the Deployment of a pod from its ReplicaSet, which bears its name and the hash of a revision.
+
+    Returns:
+        Empty if no Deployment made it.
+    """
+    controller = pod.metadata.controller
+    suffix = f"-{(pod.metadata.labels or {}).get('pod-template-hash', '')}"
+    if controller is None or controller.kind != "ReplicaSet" or suffix == "-":
+        return ""
+    name = controller.name.removesuffix(suffix)
+    return "" if name == controller.name else name

@@ -337,6 +337,43 @@ def test_kube_schedulers_sum_counts_pods_on_unhealthy_cards():
     assert answer_fit(found, FitQuestion(8)).pods == 0
 
 
+def of_revision(item, revision):
+    item["metadata"]["labels"] = {"pod-template-hash": revision}
+    item["metadata"]["ownerReferences"] = [
+        {"kind": "ReplicaSet", "name": f"chat-{revision}", "uid": revision, "controller": True}
+    ]
+
+
+@pytest.mark.parametrize(("asked", "blocking"), [(4, ["old1"]), (16, ["old1", "old2"])])
+def test_a_rollout_that_waits_for_its_own_old_pod_is_told_so(asked, blocking):
+    """Its end was advised, as of any pod; its Deployment would have made it again."""
+    pods = (Pod("old1", 8, "a", (0,)), Pod("old2", 8, "a", (0,)), Pod("new", asked))
+    everything = json.loads(World((Node("a", (16,)),), pods).text)
+    for item in everything["items"][1:]:
+        of_revision(item, "bbb" if item["metadata"]["name"] == "new" else "aaa")
+
+    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "new")
+
+    ways = {way.kind: way for way in answer.ways_out}
+    assert [pod.pod for pod in ways["rollout"].pods] == blocking
+    assert "its own Deployment chat has the cards on node a" in ways["rollout"].text
+    assert "Recreate, or maxSurge 0" in ways["rollout"].text
+    assert "pods-end" not in ways
+
+
+def test_pods_of_the_same_revision_and_of_other_deployments_are_no_rollout():
+    pods = (Pod("same", 8, "a", (0,)), Pod("else", 8, "a", (0,)), Pod("new", 8))
+    everything = json.loads(World((Node("a", (16,)),), pods).text)
+    same, new = everything["items"][1], everything["items"][3]
+    of_revision(same, "bbb")
+    of_revision(new, "bbb")
+
+    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "new")
+
+    assert "pods-end" in {way.kind for way in answer.ways_out}
+    assert "rollout" not in {way.kind for way in answer.ways_out}
+
+
 def test_a_pod_on_a_lost_card_frees_the_sum_before_two_healthy_ones_do():
     """Its end frees no card, and it was left out: two pods that compute were to end in its place."""
     pods = (Pod("lost", 16, "a", (2,)), Pod("x", 8, "a", (0,)), Pod("y", 8, "a", (0,)), Pod("w", 16))
