@@ -96,7 +96,7 @@ async def ask_where_forbidden(
 
     from gpupack.errors import InputError
     from gpupack.inventory.fetching import connect
-    from gpupack.teams.asking import ask_as_member, make_member_token
+    from gpupack.teams.asking import ask_as_member, explain_missing_rights, make_member_token
     from gpupack.whatif.fetching import DEFAULT
     from kubeapi.errors import UNREADABLE, Forbidden, NotFound
 
@@ -105,8 +105,8 @@ async def ask_where_forbidden(
         try:
             token = await make_member_token(client, namespace)
         except (Forbidden, NotFound) as error:
-            said = f"{refusal.message}; nor are you a member of namespace {namespace}, see docs/teams.md"
-            raise Forbidden(said, status=refusal.status) from error
+            refusal.add_note(explain_missing_rights(namespace, error))
+            raise refusal from error
         raw = await ask_as_member(client, token, namespace, question, query)
     try:
         answer = msgspec.json.decode(raw, type=kind)
@@ -138,5 +138,7 @@ def run_question(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def exit_with_refusal(error: "KubeApiError") -> NoReturn:
     """Say what the API server refused, and what members can ask who may not list nodes; exit."""
-    hints = [_FOR_MEMBERS] if (error.status, error.resource) == (HTTPStatus.FORBIDDEN, "nodes") else []
+    hints = "\n".join(getattr(error, "__notes__", ())).splitlines()
+    if not hints and (error.status, error.resource) == (HTTPStatus.FORBIDDEN, "nodes"):
+        hints = [_FOR_MEMBERS]
     exit_with_faults(error, FAILED, *hints)

@@ -98,6 +98,36 @@ async def make_member_token(client: KubeClient, namespace: str) -> str:
         raise InputError(f"{client.server} answers a TokenRequest with something else: {error}") from error
 
 
+def explain_missing_rights(namespace: str, error: Forbidden | NotFound) -> str:
+    """Say what an administrator has to add where a user gets no token of a member, and what helps meanwhile.
+
+    Args:
+        error: From `make_member_token`.
+    """
+    if isinstance(error, NotFound):
+        missing = (
+            f"namespace {namespace} has no ServiceAccount {MEMBER}, so gpupack answers none of its members"
+        )
+    else:
+        missing = (
+            f"nor may you make tokens for ServiceAccount {MEMBER} in namespace {namespace}, which is how "
+            "gpupack knows its members"
+        )
+    create, account = f"kubectl -n {namespace} create", f"--serviceaccount={namespace}:{MEMBER}"
+    ask = f"gpupack-ask-{namespace}"
+    return "\n".join(
+        (
+            missing,
+            "an administrator adds what of this is missing, see docs/teams.md#set-up:",
+            f"  {create} serviceaccount {MEMBER}",
+            f"  {create} rolebinding {MEMBER}-account --clusterrole={MEMBER}-account {account}",
+            f"  {create} rolebinding {MEMBER} --clusterrole={MEMBER} --group=TEAM",
+            f"  kubectl -n {SYSTEM_NAMESPACE} create rolebinding {ask} --role=gpupack-ask --group=TEAM",
+            f"until then the Events of a pod say why it waits: kubectl -n {namespace} describe pod POD",
+        )
+    )
+
+
 def _short(error: KubeApiError) -> str:
     """Leave out the path of a request."""
     return error.message.partition(": ")[2] or error.message

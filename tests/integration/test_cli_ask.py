@@ -153,7 +153,10 @@ def test_who_may_not_list_nodes_is_told_what_members_can_ask(run, tmp_path, comm
     assert "/api/v1/nodes is forbidden" in forbidden
     assert "cannot list" not in forbidden
     assert hint.endswith("answer members of a namespace without that right: docs/teams.md")
-    assert len(fit[2].splitlines()) == 1
+    lines = fit[2].splitlines()
+    assert lines[0] == forbidden
+    assert "namespace default has no ServiceAccount gpupack-member" in lines[1]
+    assert lines[-1].endswith("kubectl -n default describe pod POD")
 
 
 def test_without_the_right_to_read_events_and_budgets_the_rest_is_answered(run, tmp_path):

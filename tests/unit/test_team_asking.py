@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from gpupack.teams import MEMBER, TOKEN_HEADER
-from gpupack.teams.asking import ask_as_member
-from kubeapi.errors import Forbidden, KubeApiError, ServerError
+from gpupack.teams.asking import ask_as_member, explain_missing_rights
+from kubeapi.errors import Forbidden, KubeApiError, NotFound, ServerError
 
 REACH = "error trying to reach service: "
 
@@ -28,6 +28,25 @@ class ProxyApi:
         if "/https:" in path:
             raise self.error
         return b"{}"
+
+
+@pytest.mark.parametrize(
+    ("error", "missing"),
+    [
+        (NotFound("", status=404), "namespace team-a has no ServiceAccount gpupack-member"),
+        (Forbidden("", status=403), "nor may you make tokens for ServiceAccount gpupack-member"),
+    ],
+)
+def test_who_gets_no_token_is_told_what_to_add_as_the_page_has_it(error, missing) -> None:
+    """They were told that they are no member of a namespace that is theirs."""
+    first, page, *commands, last = explain_missing_rights("team-a", error).splitlines()
+
+    assert missing in first
+    assert "docs/teams.md#set-up" in page
+    text = (Path(__file__).parents[2] / "docs" / "teams.md").read_text().replace("\\\n  ", "")
+    shown = [line for line in text.splitlines() if line.startswith("kubectl -n") and " create " in line]
+    assert [line.strip().replace("=TEAM", "=team-a") for line in commands] == shown
+    assert "kubectl -n team-a describe pod" in last
 
 
 @pytest.mark.parametrize(
