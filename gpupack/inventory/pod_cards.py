@@ -16,6 +16,7 @@ from allocator.podcards import (
     units_of_pod,
 )
 from allocator.records import Holds, load_allocation
+from allocator.request import PodRequest
 from gpupack.inventory.records import CardRow, PodRow, Share
 from kubeapi.errors import make_printable
 from kubeapi.objects import Pod
@@ -86,19 +87,20 @@ def join_pods(
     nowhere: list[PodRow] = []
     for pod in pods:
         meta = pod.metadata
-        record = read_pod(pod, resource)
         namespace, name = make_printable(meta.namespace), make_printable(meta.name)
         published = held.pop(meta.uid, None)
-        if record.ended or record.charged is None:
-            share: Share = "ending" if record.ended else "allocated"
-            units: Mapping[int, int] = published_units(published or {}, node.sizes)
-        else:
-            node.pods[meta.uid] = record
-            share, units = _cards_of(record, published, node)
-            if not units:
-                lost = published is not None
-                whole = 0 if lost else units_of_pod(record.charged, node.sizes)
-                nowhere.append(PodRow(namespace, name, meta.uid, whole, "unknown"))
+        share: Share = "ending" if pod.has_ended else "allocated"
+        units: Mapping[int, int] = published_units(published or {}, node.sizes)
+        if not units and not pod.has_ended:
+            # The node says where the others are, and reading a pod takes long.
+            record = read_pod(pod, resource)
+            if record.charged is not None:
+                node.pods[meta.uid] = record
+                if published is None:
+                    share, units = _cards_of(record, record.charged, node)
+                if not units:
+                    whole = 0 if published is not None else units_of_pod(record.charged, node.sizes)
+                    nowhere.append(PodRow(namespace, name, meta.uid, whole, "unknown"))
         memory = _memory(pod)
         for position, count in units.items():
             used_mib, by = memory.get(cards[position].uuid or "", (None, ""))
@@ -139,20 +141,13 @@ def _memory(pod: Pod) -> dict[str, tuple[int | None, str]]:
     return memory
 
 
-def _cards_of(
-    record: PodRecord, published: Mapping[int, int] | None, node: NodeRecord
-) -> tuple[Share, Mapping[int, int]]:
-    """Find the cards of a pod, and who says so."""
-    if published is not None:
-        units = published_units(published, node.sizes)
-        return ("allocated" if units else "unknown"), units
-    if record.charged is None:
-        return "unknown", {}
+def _cards_of(record: PodRecord, request: PodRequest, node: NodeRecord) -> tuple[Share, Mapping[int, int]]:
+    """Find the cards of a pod whose units the node does not say, and who says so."""
     cards = node.uuids, node.sizes
     if record.uid in node.holds:
-        units = first_assigned_units(record.charged, (record.allocated, record.assigned), *cards)
+        units = first_assigned_units(request, (record.allocated, record.assigned), *cards)
     else:
-        units = unheld_units(record.charged, record.assigned, record.allocated, *cards)
+        units = unheld_units(request, record.assigned, record.allocated, *cards)
     got = record.allocated
-    is_given = got is not None and assigned_units(record.charged, got, *cards) == units
+    is_given = got is not None and assigned_units(request, got, *cards) == units
     return ("unknown" if not units else "allocated" if is_given else "assigned"), units
