@@ -264,9 +264,11 @@ class _Sentences:
             return f"{wanted} do not fit together on any node; the closest card has {free} free"
         demand = demands[0]
         what = format_memory(asked, self._unit)
-        what = f"{format_amount(demand, self._unit)} of it is {what}" if demand.percent else f"asked {what}"
+        if demand.cards == 1 and demand.percent:  # of a larger card more is asked, and more may be free
+            each = format_amount(demand, self._unit)
+            return f"the closest card has {free} free, {each} of it is {what}: {short} short"
         if demand.cards == 1:
-            return f"the largest free share of a card is {free}, {what}: {short} short"
+            return f"the largest free share of a card is {free}, asked {what}: {short} short"
         each = format_amount(demand, self._unit)
         most = self._count_most_cards(rows, free_of_admitted_cards(self._cluster, self._query, rows))
         if not most:

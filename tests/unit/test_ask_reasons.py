@@ -5,7 +5,7 @@ import json
 import pytest
 
 import gpupack
-from allocator.names import PACKED_LAYOUT, resource_name
+from allocator.names import PACKED_LAYOUT, PERCENT_RESOURCE, resource_name
 from gpupack import InputError
 from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_start
@@ -67,6 +67,21 @@ def test_the_card_that_is_named_is_the_one_whose_size_is_told(nodes, asked, text
     (group,) = explain_pod(world.cluster, "default", "p").nodes
 
     assert (group.reason, group.text, (group.best.node, group.best.card)) == ("TooSmall", text, best)
+
+
+def test_a_share_in_percent_names_the_card_that_lacks_least_and_not_the_largest_free_share():
+    """6 GiB were called the largest free share of a card, where a larger card had 30 free."""
+
+    def ask(pod):
+        pod["spec"]["containers"][0]["resources"] = {"limits": {PERCENT_RESOURCE: "50"}}
+
+    nodes = (Node("a", (16,)), Node("b", (100,)))
+    world = World(nodes, (Pod("x", 10, "a", (0,)), Pod("y", 70, "b", (0,)), Pod("p", 1)))
+
+    (group,) = explain_pod(changed(world, p=ask), "default", "p").nodes
+
+    assert group.text == "the closest card has 6 GiB free, 50 percent of it is 8 GiB: 2 GiB short"
+    assert (group.best.node, group.best.free_units) == ("a", 6)
 
 
 def test_too_little_host_memory_names_the_node_with_the_most_left_and_no_card():
