@@ -128,15 +128,17 @@ def test_a_cluster_is_asked(run, tmp_path):
     assert 'the cluster has no pod "nobody" in namespace "default"' in nobody[2]
 
 
-def test_without_the_right_to_list_it_says_so_in_a_line(run, tmp_path):
+def test_without_the_right_to_list_it_says_so_and_what_to_add(run, tmp_path):
     def look(config):
         return run("fit", "8", "--kubeconfig", config)
 
     status, out, err = asyncio.run(served(look, tmp_path, refused={"/api/v1/pods"}))
 
     assert (status, out) == (1, "")
-    assert "/api/v1/pods is forbidden" in err
-    assert len(err.splitlines()) == 1
+    refused, missing, *more = err.splitlines()
+    assert "/api/v1/pods is forbidden" in refused
+    assert "namespace default has no ServiceAccount gpupack-member" in missing
+    assert all(line.startswith("gpupack: ") for line in more)
 
 
 @pytest.mark.parametrize("command", [("top",), ("advise", "--for=4")])
