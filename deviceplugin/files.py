@@ -1,5 +1,6 @@
 """Files that nobody sees half-written, and that are as they were written after a loss of power. Blocking."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +59,11 @@ def _synced(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield
-        os.fsync(handle)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            # Some file systems have nothing to write for a folder.
+            if error.errno != errno.EINVAL:
+                raise
     finally:
         os.close(handle)

@@ -23,7 +23,7 @@ from allocator.records import (
 from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
 from kubeapi.client import KubeClient
-from kubeapi.errors import Conflict, NotFound
+from kubeapi.errors import UNREADABLE, Conflict, NotFound
 from kubeapi.objects import Node
 from kubeapi.paths import quote_segment
 
@@ -221,7 +221,7 @@ class Cordoner:
                     await self._client.patch(path, _patch(metadata.resource_version, wanted.annotations))
             except NotFound as error:
                 raise make_unknown_node_error([node]) from error
-            except (msgspec.DecodeError, UnicodeError) as error:
+            except UNREADABLE as error:
                 said = f"{self._client.server} answers with something else than a node: {error}"
                 raise InputError(said) from error
             except Conflict:

@@ -9,7 +9,7 @@ import msgspec
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
 from gpupack.terminal import cell_width, short_age
-from kubeapi.errors import NotFound, ServerError, describe_unreachable, make_printable
+from kubeapi.errors import UNREADABLE, NotFound, ServerError, describe_unreachable, make_printable
 from kubeapi.paths import quote_segment
 from kubeapi.urls import find_proxy
 from scheduler_plugin.queue.controller.status import QueueReport, WaitExplanation
@@ -107,7 +107,7 @@ def read(raw: bytes, queue: str | None = None) -> QueueStatusAnswer:
     """
     try:
         status = msgspec.json.decode(raw, type=QueueStatusAnswer)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise InputError(f"the answer is not a queue's: {error}") from error
     if queue is None:
         return status

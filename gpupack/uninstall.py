@@ -25,7 +25,7 @@ from allocator.names import (
 from gpupack.errors import InputError
 from gpupack.own_pods import DAEMON_NAMES, is_placeholder
 from kubeapi.client import KubeClient
-from kubeapi.errors import UNREADABLE, Conflict, Forbidden, NotFound
+from kubeapi.errors import UNREADABLE, Conflict, Forbidden, NotFound, decode_answer
 from kubeapi.objects import Pod, WritableNode, make_list_decoder
 from kubeapi.paths import make_pod_path, quote_segment
 
@@ -298,9 +298,7 @@ class Uninstaller:
     async def _clean_node(self, name: str, why: str) -> CleanOutcome | None:
         for left in reversed(range(_TRIES)):
             try:
-                node = msgspec.json.decode(
-                    await self._client.get(f"/api/v1/nodes/{quote_segment(name)}"), type=WritableNode
-                )
+                node = _read_node(await self._client.get(f"/api/v1/nodes/{quote_segment(name)}"))
             except NotFound:
                 return None
             traces = find_traces(node)
@@ -330,9 +328,14 @@ class Uninstaller:
             left = [taint for taint in node.spec.taints or () if taint.get("key") not in traces.taints]
             body = {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}
             answer = await self._client.patch(f"/api/v1/nodes/{quote_segment(name)}", body)
-            version = msgspec.json.decode(answer, type=WritableNode).metadata.resource_version
+            version = _read_node(answer).metadata.resource_version
         if traces.resources or traces.annotations or traces.labels:
             await self._client.patch_node_status(name, traces.patch(version))
+
+
+def _read_node(answer: bytes) -> WritableNode:
+    """Decode the answer to a question for a Node, or to a patch of one."""
+    return decode_answer(answer, msgspec.json.Decoder(WritableNode).decode, "a Node")
 
 
 def _items(page: bytes, kind: type[T], server: str) -> list[T]:

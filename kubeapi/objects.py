@@ -59,6 +59,7 @@ class ObjectMeta(KubeStruct):
     """`metadata` of any object.
 
     Attributes:
+        creation_timestamp: API servers before 1.34 write null in templates of objects.
         deletion_timestamp: When the grace period of an object that is being deleted ends.
         pod_group_size: `minMember` of the PodGroup of a pod, written by `PodGroupSizes`; no field of the API.
         pod_groups_fault: Why PodGroups cannot be read, also set by `PodGroupSizes`; empty if they can.
@@ -70,7 +71,7 @@ class ObjectMeta(KubeStruct):
     resource_version: str = ""
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
-    creation_timestamp: str = ""
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     deletion_grace_period_seconds: int | None = None
     owner_references: list[OwnerReference] | None = None

@@ -67,9 +67,9 @@ class WaitingPod:
         return self.record.uid
 
     @property
-    def order(self) -> tuple[int, str, str]:
+    def order(self) -> tuple[int, float, str]:
         """Sort the pod as schedulers do: the most important first, then the oldest."""
-        return (-self.record.priority, self.pod.metadata.creation_timestamp, self.pod.full_name)
+        return (-self.record.priority, self.pod.metadata.created_at, self.pod.full_name)
 
     @property
     def is_unschedulable(self) -> bool:

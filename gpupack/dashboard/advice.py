@@ -79,7 +79,7 @@ def list_waiting_pods(cluster: Cluster) -> list[Pod]:
     """Pods that wait for cards, longest first."""
     return sorted(
         (pod for pod in cluster.list_waiting_pods() if not pod.metadata.is_terminating),
-        key=lambda pod: (pod.metadata.creation_timestamp, pod.full_name),
+        key=lambda pod: (pod.metadata.created_at, pod.full_name),
     )
 
 
@@ -98,7 +98,7 @@ def explain_pods(
 def name_pod(pod: Pod) -> PendingPod:
     """Say of a pod only that it waits."""
     meta = pod.metadata
-    return PendingPod(meta.namespace, meta.name, meta.creation_timestamp)
+    return PendingPod(meta.namespace, meta.name, meta.creation_timestamp or "")
 
 
 def explain_pending_pod(cluster: Cluster, pod: Pod, queued: QueuedAs) -> PendingPod:
@@ -112,7 +112,7 @@ def explain_pending_pod(cluster: Cluster, pod: Pod, queued: QueuedAs) -> Pending
     return PendingPod(
         namespace=found.namespace,
         name=found.pod,
-        since=pod.metadata.creation_timestamp,
+        since=pod.metadata.creation_timestamp or "",
         state=found.state,
         asked=found.asked,
         text=found.text,

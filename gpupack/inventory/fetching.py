@@ -18,8 +18,6 @@ T = TypeVar("T")
 NODES_PATH: Final = "/api/v1/nodes"
 PODS_PATH: Final = "/api/v1/pods"
 
-"""A node as either of the two readers has it."""
-
 
 async def fetch(
     kubeconfig: str | None, names: Sequence[str] = (), *, pods: bool = False, context: str | None = None
@@ -73,7 +71,7 @@ async def connect(kubeconfig: str | None, context: str | None) -> "KubeClient":
 
 
 async def _one(client: "KubeClient", name: str) -> Node:
-    from kubeapi.errors import NotFound  # noqa: PLC0415
+    from kubeapi.errors import UNREADABLE, NotFound  # noqa: PLC0415
     from kubeapi.paths import quote_segment  # noqa: PLC0415
 
     if not name:  # its path is that of the list
@@ -82,7 +80,7 @@ async def _one(client: "KubeClient", name: str) -> Node:
         return msgspec.json.decode(await client.get(f"{NODES_PATH}/{quote_segment(name)}"), type=Node)
     except NotFound as error:
         raise make_unknown_node_error([name]) from error
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except UNREADABLE as error:
         raise InputError(f"{client.server} answers with something else than a node: {error}") from error
 
 

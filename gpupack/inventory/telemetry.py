@@ -83,9 +83,9 @@ def _is_believed(pod: Pod, namespace: str) -> bool:
     return pod.is_of_daemon_set and pod.metadata.namespace == namespace and pod.status.phase == "Running"
 
 
-def _rank_pod(pod: Pod) -> tuple[bool, str, str]:
+def _rank_pod(pod: Pod) -> tuple[bool, float, str]:
     metadata = pod.metadata
-    return metadata.is_terminating, metadata.creation_timestamp, metadata.name
+    return metadata.is_terminating, metadata.created_at, metadata.name
 
 
 async def ask_daemon(client: "KubeClient", pod: Pod, *, history: bool) -> bytes:

@@ -83,7 +83,7 @@ class QueueRehearsal:
         self._queue.set_namespaces(rules.namespaces)
         for node in self._nodes.values():
             self._queue.set_node(node.name, node.traits)
-        for pod in sorted(pods, key=lambda pod: pod.metadata.creation_timestamp):
+        for pod in sorted(pods, key=lambda pod: pod.metadata.created_at):
             self._add_to_queue(pod)
         self._queue.claimed.update_all()
         self._admit()

@@ -292,7 +292,7 @@ def _pod(
         return None
     cards, units, milli = _cards(request, scale, usual)
     cpu, memory = sum_host_requests(pod)
-    created = _whole_seconds(pod.metadata.creation_timestamp)
+    created = _whole_seconds(pod.metadata.creation_timestamp or "")
     ended = _ended(pod)
     spec = ""
     if not request.selector.admits_all:

@@ -57,7 +57,7 @@ class Amounts(NamedTuple):
 
     def without_sums(self) -> "Amounts":
         """Leave out GPU memory, for where only the cards themselves are looked at."""
-        return Amounts(self.pods, self.cpu_milli, self.memory_bytes, others=self.others)
+        return self._replace(units=0, percent=0)
 
     def with_sums(self, request: PodRequest) -> "Amounts":
         """Count the GPU memory of a request."""
@@ -87,6 +87,7 @@ PODS, CPU, MEMORY, UNITS, PERCENT = range(5)
 """Positions of amounts, and of their columns in arrays; further resources follow."""
 
 FIXED: Final = 5
+"""How many there are; it is one more than the last."""
 
 RESOURCES: Final = ("pods", "cpu", "memory", "gpu-memory", PERCENT_RESOURCE)
 """Names of what these positions count; that of GPU memory depends on the cluster's unit."""

@@ -68,7 +68,7 @@ class Shortage(NamedTuple):
     @property
     def is_decided(self) -> bool:
         """Whether kube-scheduler refuses the node for sure, see `can_be_served_by_claim`."""
-        return self.capacity > 0 or not can_be_served_by_claim(self.resource)
+        return _is_decided(self.resource, self.capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +209,12 @@ def leave_out_undecided(asked: Amounts, capacity: Amounts) -> Amounts:
     """Leave out what a node does not offer but a DeviceClass may serve, see `can_be_served_by_claim`."""
     if not asked.others:
         return asked
-    decided = (
-        item for item in asked.others if capacity.get_other(item[0]) or not can_be_served_by_claim(item[0])
-    )
+    decided = (item for item in asked.others if _is_decided(item[0], capacity.get_other(item[0])))
     return asked._replace(others=tuple(decided))
+
+
+def _is_decided(resource: str, capacity: int) -> bool:
+    return capacity > 0 or not can_be_served_by_claim(resource)
 
 
 def can_be_served_by_claim(resource: str) -> bool:

@@ -143,6 +143,17 @@ async def test_without_the_right_the_api_servers_words_are_shown(api, run):
     assert cordon_of(api) is None
 
 
+@pytest.mark.parametrize("answer", ["<html>", "[" * 100_000])
+async def test_an_answer_that_is_no_node_is_one_line(api, run, answer):
+    async def intercept(request):
+        return web.Response(text=answer) if request.path.endswith("/nodes/n1") else None
+
+    api.http.intercept = intercept
+    status, out, err = await run("cordon", "n1", "0")
+    assert (status, out) == (2, "")
+    assert "something else than a node" in err
+
+
 async def test_two_people_at_once_lose_nothing(api, run):
     """The other one cordons between our read and our write."""
     others = ["GPU-ab2"]

@@ -227,6 +227,19 @@ async def test_a_node_that_changes_meanwhile_is_read_again(api, uninstall):
     assert api.node("n1")["metadata"]["annotations"] == {"team": "a"}
 
 
+@pytest.mark.parametrize("answer", ["<html>", "[" * 100_000])
+async def test_an_answer_that_is_no_node_is_one_line(api, uninstall, answer):
+    add_node(api)
+
+    async def intercept(request):
+        return web.Response(text=answer) if request.path.endswith("/nodes/n1") else None
+
+    api.http.intercept = intercept
+    status, out, (said,) = await uninstall()
+    assert (status, out) == (1, [])
+    assert "a Node that cannot be read" in said
+
+
 async def test_an_api_server_that_is_away_is_one_line(api, uninstall):
     add_node(api)
     await api.away(True)

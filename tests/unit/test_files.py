@@ -1,6 +1,9 @@
 """Files of the node daemon: written in one step, and on the disk before anybody relies on them."""
 
+import errno
 import os
+import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,22 @@ def test_a_file_that_cannot_be_written_keeps_its_old_content(tmp_path: Path) -> 
     with pytest.raises(OSError, match="Is a directory"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(("code", "written"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_file_system_without_anything_to_write_for_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, *, written: bool
+) -> None:
+    sync = os.fsync
+
+    def odd(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(code, os.strerror(code))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", odd)
+    with nullcontext() if written else pytest.raises(OSError, match=os.strerror(code)):
+        replace_file(tmp_path / "a.json", b"new")
 
 
 def test_what_is_not_there_is_removed_already(tmp_path: Path) -> None:

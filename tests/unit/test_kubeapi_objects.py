@@ -66,6 +66,11 @@ def test_what_a_pod_without_anything_is() -> None:
     assert not bare.spec.has_preferences
 
 
+def test_an_old_api_server_writes_null_as_the_time_of_a_template() -> None:
+    found = pod(metadata={"name": "p", "creationTimestamp": None})
+    assert (found.metadata.name, found.metadata.created_at) == ("p", 0.0)
+
+
 def test_what_a_pod_says_of_itself() -> None:
     found = pod(
         metadata={

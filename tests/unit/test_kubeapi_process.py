@@ -57,6 +57,20 @@ async def test_a_work_that_fails_ends_the_others_without_a_drain():
     assert part.seen == ["began", "ended"]
 
 
+async def test_the_first_failure_is_raised_whatever_fails_as_it_is_cancelled(capsys):
+    async def fail_at_its_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise RuntimeError("cleaning up")
+
+    failing = asyncio.Event()
+    failing.set()
+    with pytest.raises(ValueError, match="broken"):
+        await run_until(asyncio.Event(), fail_at_its_end(), fail(failing))
+    assert "cleaning up" in capsys.readouterr().out
+
+
 async def test_nothing_is_waited_for_once_every_work_has_ended():
     await run_until(asyncio.Event(), end_at_once(), end_at_once())
 

@@ -303,17 +303,25 @@ async def test_the_grace_begins_again_where_nobody_could_measure() -> None:
     assert [event[1] for event in watch.events] == ["GPUMemoryOverUse", "GPUMemoryEvicted"], "told once"
 
 
-async def test_an_eviction_that_is_refused_is_tried_again_but_never_another_pod() -> None:
+async def test_an_eviction_that_is_refused_is_tried_again_but_never_another_pod(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     watch = Watch(evict_after_s=1.0)
     watch.refusal = TooManyRequests("a budget", status=429, reason="", retry_after_s=10.0)
     await watch.look(row(2000))
     for _ in range(4):
         await watch.look(row(2000), after_s=2.0)
     assert (len(watch.evicted), watch.over_use.errors) == (1, 1)
+    await watch.look(row(2000), after_s=1000.0)
+    assert watch.over_use.errors == 2
+    said = capsys.readouterr().out
+    assert [said.count(word) for word in ("warning", "pod not evicted")] == [3, 2], (
+        "each refusal is a warning"
+    )
     watch.refusal = Conflict("another pod", cause="uid")
     await watch.look(row(2000), after_s=1000.0)
     await watch.look(row(2000), after_s=1000.0)
-    assert (len(watch.evicted), watch.over_use.evictions) == (2, 0)
+    assert (len(watch.evicted), watch.over_use.evictions) == (3, 0)
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -82,6 +82,9 @@ def test_a_state_counts_as_long_as_its_writer_lives(tmp_path: Path) -> None:
     folder.make()
     assert folder.serve(ControlDaemonState(48, (7, 9), 5))
     assert folder.state() == ControlDaemonState(48, (7, 9), 5)
+    written = (tmp_path / "GPU-a" / "state.json").stat().st_ino
+    assert folder.serve(ControlDaemonState(48, (7, 9), 5))
+    assert (tmp_path / "GPU-a" / "state.json").stat().st_ino == written, "the same is not written again"
     # Written again while it is held, and read by another.
     assert folder.serve(ControlDaemonState(60))
     assert CardFolder(tmp_path, "GPU-a").state() == ControlDaemonState(60)

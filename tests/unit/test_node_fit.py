@@ -17,7 +17,7 @@ from kubeapi.selectors import (
     Toleration,
     parse_int64,
 )
-from scheduler_plugin.cache.amounts import Amounts
+from scheduler_plugin.cache.amounts import FIXED, RESOURCES, Amounts
 from scheduler_plugin.cache.pods import is_resized, read_pod, sum_held_requests
 from scheduler_plugin.scheduling.node_fit import (
     CORDONED,
@@ -145,6 +145,16 @@ def test_a_toleration_with_an_operator_that_is_off_by_default_covers_nothing(
     """kube-scheduler compares numbers only with the feature gate TaintTolerationComparisonOperators."""
     found = reject(TAINTED, tolerations=(Toleration(key="a", operator=operator, value="b"),))
     assert found == (None if stands else (TAINT, "a=b:NoSchedule"))
+
+
+def test_every_field_of_amounts_but_the_last_has_a_position_a_name_and_a_reason() -> None:
+    asked = Amounts(*range(1, FIXED + 1))
+    assert Amounts._fields[FIXED:] == ("others",)
+    assert asked == Amounts(**dict(zip(Amounts._fields, (1, 2, 3, 4, 5), strict=False)))
+    assert len(RESOURCES) == FIXED
+    assert len(list(list_shortages(asked, Amounts(), Amounts()))) == FIXED
+    assert asked.subtract(asked) == Amounts()
+    assert asked.add(asked, 2) == Amounts(*(3 * each for each in asked[:FIXED]))
 
 
 def test_every_shortage_is_listed_with_its_numbers() -> None:

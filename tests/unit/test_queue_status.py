@@ -84,7 +84,9 @@ def test_a_queue_that_does_not_exist() -> None:
         read(answer(), "c")
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"<html>", json.dumps({"queues": 1}).encode()])
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"<html>", b"[" * 100_000, b'"\xff"', json.dumps({"queues": 1}).encode()]
+)
 def test_an_answer_of_something_else(raw: bytes) -> None:
     with pytest.raises(InputError, match="the answer is not a queue's"):
         read(raw)

@@ -93,7 +93,7 @@ class QueueFeed:
         for uid in [uid for uid in self._queue.known_uids if uid not in listed]:
             self._queue.delete_pod(uid, self._clock())
         known = set(self._queue.known_uids)
-        for pod in sorted(pods, key=lambda pod: pod.metadata.creation_timestamp):
+        for pod in sorted(pods, key=lambda pod: pod.metadata.created_at):
             # What is not in the first list, and in a later one, was created in between.
             live = self._listed and pod.metadata.uid not in known
             self._apply_pod(pod, live=live)

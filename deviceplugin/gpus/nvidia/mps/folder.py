@@ -14,6 +14,7 @@ import errno
 import fcntl
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -92,7 +93,11 @@ class CardFolder:
         Raises:
             OSError: the folder cannot be written to.
         """
-        replace_file(self._state, json.dumps(asdict(state)).encode())
+        content = json.dumps(asdict(state)).encode()
+        with suppress(FileNotFoundError):
+            if self._state.read_bytes() == content and self._held is not None:
+                return True
+        replace_file(self._state, content)
         if self._held is None:
             self._held = _locked(self._lock, fcntl.LOCK_EX)
         return self._held is not None
