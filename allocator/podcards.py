@@ -7,13 +7,27 @@ What the pod has on its other cards stays.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 
 from allocator.errors import RequestError
-from allocator.records import Assignment, charge
+from allocator.records import Assignment, Holds, charge
 from allocator.request import PodRequest
 
 ByPosition = Mapping[int, int]
 """Units by the position of a card in the words of its node."""
+
+
+def read_accounted_units(holds: Holds) -> dict[str, ByPosition | None]:
+    """Read the units of each accounted pod, by UID; None if the node does not say how much."""
+    units = holds.units
+    return {uid: _share_units(tuple(units[uid].items())) if uid in units else None for uid in holds.uids}
+
+
+@lru_cache(maxsize=1024)
+def _share_units(units: tuple[tuple[int, int], ...]) -> ByPosition:
+    """Return one mapping for all pods that have the same units: there are tens of thousands."""
+    return MappingProxyType(dict(units))
 
 
 def published_units(units: ByPosition, sizes: Sequence[int]) -> dict[int, int]:

@@ -6,7 +6,7 @@ API server. The Node is read and patched with its resourceVersion, so that two p
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -22,10 +22,12 @@ from allocator.records import (
 )
 from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
-from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, Conflict, NotFound
 from kubeapi.objects import Node
 from kubeapi.paths import quote_segment
+
+if TYPE_CHECKING:
+    from kubeapi.client import KubeClient
 
 MAX_REASON: Final = 256
 """Characters of a reason: it is for people, and stands in every copy of the Node."""
@@ -198,7 +200,7 @@ class Cordoner:
         dry_run: change nothing.
     """
 
-    def __init__(self, client: KubeClient, *, dry_run: bool = False) -> None:
+    def __init__(self, client: "KubeClient", *, dry_run: bool = False) -> None:
         self._client = client
         self._dry_run = dry_run
 

@@ -81,7 +81,6 @@ def advise(
     **options: Any,
 ) -> None:
     """Say which pods to move."""
-    from gpupack.rebalance.apply import ApplyOptions
     from gpupack.rebalance.planning import SearchLimits
     from gpupack.whatif.answers import as_json
     from gpupack.whatif.rendering import format_advice
@@ -107,6 +106,9 @@ def advise(
         else:
             click.echo(format_advice(advice, colour=wants_colour()))
         return
+
+    from gpupack.rebalance.apply import ApplyOptions
+
     how = ApplyOptions(dry_run=dry_run, timeout_s=timeout_s, keeps_cordon=empty is not None)
 
     async def make() -> "AppliedAdvice":

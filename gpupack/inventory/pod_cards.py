@@ -12,6 +12,7 @@ from allocator.podcards import (
     assigned_units,
     first_assigned_units,
     published_units,
+    read_accounted_units,
     unheld_units,
     units_of_pod,
 )
@@ -23,7 +24,6 @@ from kubeapi.objects import Pod
 from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
 from scheduler_plugin.cache.claim_charges import AllocatedClaim, read_claim
 from scheduler_plugin.cache.pods import PodRecord, read_pod
-from scheduler_plugin.cache.published_nodes import read_accounted_units
 
 _RULES: Final = ChargeRules()
 

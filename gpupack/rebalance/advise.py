@@ -10,7 +10,6 @@ from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.rebalance.moved_cluster import apply_moves, find_refused_moves
 from gpupack.rebalance.plan_state import Card, Destination, PlanState
 from gpupack.rebalance.planning import MovePlan, MovePlanner, SearchLimits
-from gpupack.rebalance.queue_rehearsal import QueueRefusal, QueueRehearsal
 from gpupack.whatif.answers import Advice, Move, NodeCards, PodCount
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion, build_request, count_fit, explain_unmatched_model, require_cards
@@ -263,6 +262,9 @@ def _ask_queue(
     """
     if isinstance(cluster.queue, str) or not plan.moves:
         return then
+    # Few clusters have a queue, and its code takes a tenth of a second to load.
+    from gpupack.rebalance.queue_rehearsal import QueueRefusal, QueueRehearsal  # noqa: PLC0415
+
     moves = QueueRehearsal(cluster, cluster.queue).move_all(plan.moves)
     if isinstance(moves, QueueRefusal):
         movable_pods.refuse(moves.uid, moves.reason, moves.queue)

@@ -14,7 +14,6 @@ from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.objects import OwnerReference, Pod
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
-from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.queue.cache.node_pins import remove_pins
 from scheduler_plugin.scheduling.pod_affinity import read_affinity
@@ -170,7 +169,7 @@ class MovablePods:
 
 def _explain_not_replaced(pod: Pod, record: PodRecord) -> str:
     """Say why a pod would not be created again, or not alone; empty: it would."""
-    owner, gang = pod.metadata.controller, read_gang_key(pod.metadata)
+    owner, gang = pod.metadata.controller, record.gang
     if record.is_mirror or owner is None:
         return "no controller replaces it"
     if owner.kind == "DaemonSet":

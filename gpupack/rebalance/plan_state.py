@@ -109,25 +109,35 @@ class PlanState:
         stamp = self.stamps.get(node, 0)
         known = self._free.get(node)
         if known is None or known[0] != stamp:
-            found = tuple([card.free_units for card in self._get_node(node).cards])
-            known = self._free[node] = stamp, found
+            known = self._free[node] = stamp, self._read_free_units(node)
         return known[1]
+
+    def _read_free_units(self, node: str) -> tuple[int, ...]:
+        if node in self._nodes:
+            return tuple([card.free_units for card in self._nodes[node].cards])
+        # Most nodes of a large cluster stay as they are.
+        nodes = self.cluster.state.nodes
+        row = nodes.rows[node]
+        return tuple(nodes.free[row, : nodes.cards[row]].tolist())
 
     def get_sizes(self, node: str) -> list[int]:
         """Units of a node's cards, by position."""
-        return [card.size_units for card in self._get_node(node).cards]
+        nodes = self.cluster.state.nodes
+        row = nodes.rows[node]
+        sizes: list[int] = nodes.size[row, : nodes.cards[row]].tolist()
+        return sizes
 
     def get_left(self, node: str) -> Amounts:
         """Return what a node has left besides cards."""
-        return self._get_node(node).left
+        known = self._nodes.get(node)
+        return self.cluster.kube_checks.get_left(node) if known is None else known.left
 
     def _get_node(self, node: str) -> ScratchNode:
         known = self._nodes.get(node)
         if known is None:
             nodes = self.cluster.state.nodes
             row = nodes.rows[node]
-            left = self.cluster.kube_checks.get_left(node)
-            known = self._nodes[node] = ScratchNode(build_charged_cards(nodes, row), left)
+            known = self._nodes[node] = ScratchNode(build_charged_cards(nodes, row), self.get_left(node))
         return known
 
     # Pods that go and come.

@@ -1,7 +1,6 @@
 """Cards of one node, from its row of the arrays: for code that looks at one node at a time."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +11,15 @@ from scheduler_plugin.cache.node_arrays import NodeArrays
 
 def build_cards(view: ClusterView, row: int) -> tuple[Card, ...]:
     """Build a row's cards in word order; an unhealthy or cordoned card is fully used."""
+    return _build_cards(view, row, view.occupied[row].tolist())
+
+
+def build_charged_cards(nodes: NodeArrays, row: int) -> tuple[Card, ...]:
+    """Build a row's cards with all that is charged to them, also beyond their size."""
+    return _build_cards(nodes, row, (nodes.used[row] + nodes.assumed[row]).tolist())
+
+
+def _build_cards(view: ClusterView, row: int, taken: Sequence[int]) -> tuple[Card, ...]:
     count = int(view.cards[row])
     uuids = view.uuids[row] or tuple("" for _ in range(count))
     links = view.links[row] or ((),) * count
@@ -21,26 +29,19 @@ def build_cards(view: ClusterView, row: int) -> tuple[Card, ...]:
             uuid=uuids[card],
             model=view.model_names[model] if model >= 0 else "",
             size_units=size,
-            used_units=occupied,
+            used_units=taken[card],
             numa=numa if numa >= 0 else None,
             links=links[card],
         )
-        for card, (size, occupied, model, numa) in enumerate(
+        for card, (size, model, numa) in enumerate(
             zip(
                 view.size[row, :count].tolist(),
-                view.occupied[row, :count].tolist(),
                 view.model[row, :count].tolist(),
                 view.numa[row, :count].tolist(),
                 strict=True,
             )
         )
     )
-
-
-def build_charged_cards(nodes: NodeArrays, row: int) -> tuple[Card, ...]:
-    """Build a row's cards with all that is charged to them, also beyond their size."""
-    taken = (nodes.used[row] + nodes.assumed[row]).tolist()
-    return tuple(replace(card, used_units=taken[card.index]) for card in build_cards(nodes, row))
 
 
 def has_card(view: ClusterView, rows: RowArray, uuid: str) -> BoolArray:

@@ -10,8 +10,6 @@ resource's sum, offers no such node. Whether the kubelet itself is alive is chec
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from types import MappingProxyType
 from typing import Final
 
 from allocator.errors import PackingError, QuantityError
@@ -25,7 +23,6 @@ from allocator.names import (
     resource_name,
 )
 from allocator.packing import NodeWords, read_node
-from allocator.podcards import ByPosition
 from allocator.quantity import recall_integer
 from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds, read_links
 from allocator.request import MAX_UNITS
@@ -136,18 +133,6 @@ def _count_overuse(words: NodeWords, holds: Holds) -> Sequence[int]:
     for card, units_held in held.items():
         used[card] = max(used[card], min(units_held, _MAX_ACCOUNTED))
     return used
-
-
-def read_accounted_units(holds: Holds) -> dict[str, ByPosition | None]:
-    """Read the units of each accounted pod, by UID; None if the node does not say how much."""
-    units = holds.units
-    return {uid: _share_units(tuple(units[uid].items())) if uid in units else None for uid in holds.uids}
-
-
-@lru_cache(maxsize=1024)
-def _share_units(units: tuple[tuple[int, int], ...]) -> ByPosition:
-    """Return one mapping for all pods that have the same units: there are tens of thousands."""
-    return MappingProxyType(dict(units))
 
 
 def _offers_none(node: Node, resource: str) -> bool:

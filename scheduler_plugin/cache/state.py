@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from allocator.names import resource_name
+from allocator.podcards import read_accounted_units
 from allocator.records import Assignment
 from kubeapi.metadata import parse_resource_version
 from kubeapi.objects import Node, Pod
@@ -13,7 +14,7 @@ from scheduler_plugin.cache.claims import ClaimCache
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.node_records import NodeRecords, read_capacity
 from scheduler_plugin.cache.pods import PodRecord, read_pod
-from scheduler_plugin.cache.published_nodes import read_accounted_units, read_published, serves_claims
+from scheduler_plugin.cache.published_nodes import read_published, serves_claims
 from scheduler_plugin.cache.reservations import Reservations
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.versions import ObjectVersions, is_other_history

@@ -1,7 +1,13 @@
-"""What reading credentials loads of the `kubernetes` package, in processes of their own."""
+"""What reading credentials, and commands that read a file, load: in processes of their own."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ask import cluster
 
 HEAVY = ("pydantic", "requests", "oauthlib", "websocket", "kubernetes.client", "kubernetes.aio.dynamic")
 
@@ -21,6 +27,15 @@ print(watch.Watch.__name__, kubernetes.client.V1Pod.__name__)
 from kubernetes.config import load_kube_config
 print(load_kube_config.__module__)
 print(hasattr(kubernetes, "nonsense"))
+"""
+
+COMMAND = """
+import atexit, sys
+from gpupack.__main__ import main
+packages = {"numpy", "aiohttp", "kubernetes"}
+atexit.register(lambda: print(sorted(packages & set(sys.modules))))
+sys.argv = ["gpupack", *%r]
+main()
 """
 
 MORE_NEEDED = """
@@ -52,3 +67,19 @@ def test_the_rest_of_the_package_is_there_for_others() -> None:
 def test_a_release_that_needs_more_is_loaded_whole() -> None:
     """A package that cannot do without what is left out is imported in the ordinary way."""
     assert run(MORE_NEEDED) == ["kubernetes.aio.config.kube_config True"]
+
+
+@pytest.mark.parametrize(
+    ("command", "loaded"),
+    [
+        (["top", "--pods", "-o", "json"], "[]"),
+        (["advise", "--for", "78", "-o", "json"], "['numpy']"),
+    ],
+)
+def test_a_command_that_reads_a_file_loads_no_client(tmp_path: Path, command: list[str], loaded: str) -> None:
+    """Loading what it does not use took longer than the answer about a small cluster."""
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(cluster(nodes=3, pods=6)))
+    said = run(COMMAND % [*command, "-f", str(path)])
+    assert "gpu-node-00000" in "".join(said[:-1])
+    assert said[-1] == loaded
