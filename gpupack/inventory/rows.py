@@ -115,10 +115,7 @@ def _build_cards(
     reasons: Mapping[str, str] = {}
     holds, fault = _read_holds(annotations)
     held = _count_held(holds)
-    cards = tuple(
-        CardRow(position, None, None, size, used, held_units=None if held is None else held[position])
-        for position, (size, used) in enumerate(zip(words.sizes, words.used, strict=True))
-    )
+    cards: tuple[CardRow, ...] = ()
     try:
         cordoned = load_cordon(annotations.get(NODE_CORDON, ""))
         reasons = load_cordon_reasons(annotations.get(NODE_CORDON_REASONS, "{}"))
@@ -148,6 +145,11 @@ def _build_cards(
                 )
                 for position, (card, record) in enumerate(zip(joined, inventory, strict=True))
             )
+    if not cards:
+        cards = tuple(
+            CardRow(position, None, None, size, used, held_units=None if held is None else held[position])
+            for position, (size, used) in enumerate(zip(words.sizes, words.used, strict=True))
+        )
     if fault:
         problems.append(fault)
     return cards, holds, problems
