@@ -1,7 +1,11 @@
 """Paths of the Kubernetes API."""
 
 from collections.abc import Mapping
+from typing import Final
 from urllib.parse import quote, urlencode
+
+STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
+"""Content type of a patch that merges lists, as a pod's conditions, by their key."""
 
 
 def quote_segment(name: str) -> str:

@@ -11,6 +11,11 @@ import msgspec
 
 Labels = Mapping[str, str]
 
+HOSTNAME: Final = "kubernetes.io/hostname"
+
+REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+"""Field of a pod's affinity; kube-scheduler heeds it, the kubelet does not."""
+
 
 class Expression(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Expression is a condition on one label; all conditions of a list must hold.

@@ -34,7 +34,7 @@ from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
-from kubeapi.errors import Conflict, KubeApiError, decode_answer
+from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, decode_answer
 from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
@@ -91,7 +91,7 @@ def read_record(text: str | None) -> OwnershipRecord | None:
     """Read the annotation; an unreadable one names no daemon."""
     try:
         return None if text is None else msgspec.json.decode(text, type=OwnershipRecord)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

@@ -10,7 +10,7 @@ from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHE
 from gpupack.autoscale.packing import NewNode
 from gpupack.own_pods import is_placeholder
 from kubeapi.objects import Pod
-from kubeapi.selectors import NodeTerm
+from kubeapi.selectors import REQUIRED, NodeTerm
 from scheduler_plugin.cache.amounts import Amounts
 
 IMAGE: Final = "gpupack.io/placeholder:never-pulled"
@@ -133,9 +133,7 @@ def make_placeholder(
     if not terms and added:
         terms = [{"matchExpressions": added}]
     if terms:
-        spec["affinity"] = {
-            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-        }
+        spec["affinity"] = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
     if node.shape.taints:
         spec["tolerations"] = [
             {"key": taint.key, "operator": "Equal", "value": taint.value, "effect": taint.effect}

@@ -13,7 +13,6 @@ from gpupack.autoscale.packing import NewNode, Packer
 from gpupack.autoscale.placeholders import Placeholder, make_placeholder, stands_for_more
 from gpupack.autoscale.shapes import (
     GROUP_LABELS,
-    HOSTNAME,
     CardSet,
     Shape,
     Shapes,
@@ -41,6 +40,7 @@ from gpupack.own_pods import is_placeholder
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.what_if import WhatIf
+from kubeapi.selectors import HOSTNAME
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.scheduling.node_fit import can_run_on

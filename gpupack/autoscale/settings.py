@@ -80,7 +80,7 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
 
     def rules(self) -> "PlanRules":
         from gpupack.autoscale.planner import PlanRules
-        from gpupack.autoscale.shapes import HOSTNAME
+        from kubeapi.selectors import HOSTNAME
 
         most = self.most if self.placeholders else 0
         host_label = NODE_HOST if self.autoscaler == KARPENTER else HOSTNAME

@@ -26,13 +26,12 @@ from gpupack.whatif.cluster import Cluster
 from kubeapi.bounded_yaml import load_yaml
 from kubeapi.names import LABEL_KEY, LABEL_VALUE, is_label_key, is_label_value
 from kubeapi.objects import Node, NodeSpec, NodeStatus, ObjectMeta, Pod
-from kubeapi.selectors import Taint
+from kubeapi.selectors import HOSTNAME, Taint
 from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.pods import sum_host_requests
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 
-HOSTNAME: Final = "kubernetes.io/hostname"
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 
 GROUP_LABELS: Final = (

@@ -16,9 +16,7 @@ from gpupack.autoscale.placeholders import Changes, condition_patch
 from gpupack.autoscale.scale_down import NodeChange
 from kubeapi.errors import Conflict, KubeApiError, NotFound
 from kubeapi.objects import Node
-from kubeapi.paths import make_pod_path, quote_segment
-
-STRATEGIC: Final = "application/strategic-merge-patch+json"
+from kubeapi.paths import STRATEGIC_PATCH, make_pod_path, quote_segment
 
 NODES_EACH_PASS: Final = 100
 """Nodes that are annotated, or labelled, in one pass: thousands must not be written at once."""
@@ -109,7 +107,7 @@ class Writer:
     async def _mark(self, name: str) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         path = f"{make_pod_path(self._namespace, name)}/status"
-        await self._api.patch(path, condition_patch(now), STRATEGIC, timeout_s=self._timeout_s)
+        await self._api.patch(path, condition_patch(now), STRATEGIC_PATCH, timeout_s=self._timeout_s)
 
     async def _patch(self, path: str, body: Any) -> None:
         await self._api.patch(path, body, timeout_s=self._timeout_s)

@@ -10,7 +10,7 @@ import msgspec
 
 from gpupack.errors import InputError
 from gpupack.usage.records import Period, PodUse
-from kubeapi.errors import describe_unreachable, shorten
+from kubeapi.errors import UNREADABLE, describe_unreachable, shorten
 
 PROMISED: Final = "gpupack_container_promised_bytes"
 USED: Final = "gpupack_container_used_bytes"
@@ -151,7 +151,7 @@ class Prometheus:
             raise PrometheusError(f"{self._url} does not answer: {describe_unreachable(error)}") from error
         try:
             found = msgspec.json.decode(_as_series(body), type=_Answer)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, AttributeError) as error:
+        except (*UNREADABLE, TypeError, AttributeError) as error:
             said = shorten(body[:200].decode(errors="replace"))
             raise PrometheusError(
                 f"{url} answers {answer.status} {said!r}; allowed: the API of Prometheus"

@@ -10,7 +10,7 @@ from allocator.errors import shown
 from gpupack.errors import InputError
 from gpupack.usage.prometheus import Prometheus, compute_step_s
 from gpupack.usage.report import UsageKey, UsageReport, build_report
-from kubeapi.errors import ConfigError, describe_unreachable, make_printable, shorten
+from kubeapi.errors import UNREADABLE, ConfigError, describe_unreachable, make_printable, shorten
 from kubeapi.urls import find_proxy
 
 
@@ -57,7 +57,7 @@ async def report_from_dashboard(url: str, by: UsageKey, since: float, until: flo
         ) from error
     try:
         return msgspec.json.decode(body, type=UsageReport)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except UNREADABLE as error:
         refused = _read_error(body)
         if refused:
             raise InputError(f"{url}: {make_printable(shorten(refused))}") from error
@@ -73,7 +73,7 @@ def _read_error(body: bytes) -> str:
     """Why a dashboard gives no report, in its own words; empty if it does not say."""
     try:
         return msgspec.json.decode(body, type=_ErrorAnswer).error
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except UNREADABLE:
         return ""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from allocator.request import PodRequest
 from kubeapi.objects import Node, Pod
-from kubeapi.selectors import UNSCHEDULABLE, NodeRules, Taint, list_repelling_taints
+from kubeapi.selectors import HOSTNAME, UNSCHEDULABLE, NodeRules, Taint, list_repelling_taints
 from scheduler_plugin.cache.amounts import ONE_POD, PERCENT, UNITS, Amounts, sum_amounts
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.pods import PodRecord, sum_host_requests, sum_other_requests
@@ -36,7 +36,6 @@ from scheduler_plugin.scheduling.pod_affinity import (
     read_anti_affinity,
 )
 
-HOSTNAME: Final = "kubernetes.io/hostname"
 SYSTEM: Final = "node.kubernetes.io/"
 """How the keys of the taints begin that Kubernetes sets on nodes in trouble."""
 

@@ -27,7 +27,7 @@ from kubeapi.bounded import BoundedDict
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound, decode_answer
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.objects import Pod
-from kubeapi.paths import make_pod_path
+from kubeapi.paths import STRATEGIC_PATCH, make_pod_path
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.extender.filter_reply import FilterReply
@@ -51,7 +51,6 @@ UNKNOWN_POD_S: Final = 10.0
 
 WRITE_S: Final = 10.0
 
-STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
 log = structlog.get_logger(__name__)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from allocator.names import BATCH_SCHEDULER
+from kubeapi.selectors import REQUIRED
 
 POD_FIELDS: Final = frozenset(
     {
@@ -86,7 +87,6 @@ PORT_FIELDS: Final = frozenset({"containerPort", "name", "protocol"})
 AMOUNT_FIELDS: Final = frozenset({"limits", "requests"})
 TOLERATION_FIELDS: Final = frozenset({"effect", "key", "operator", "tolerationSeconds", "value"})
 TERM_FIELDS: Final = frozenset({"matchExpressions", "matchFields"})
-_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def list_unsupported_fields(spec: Mapping[str, Any]) -> list[str]:
@@ -132,9 +132,9 @@ def _list_unsupported_of_container(container: Mapping[str, Any], path: str) -> I
 def _list_unsupported_affinity(affinity: Mapping[str, Any]) -> Iterator[str]:
     yield from _unknown(affinity, frozenset({"nodeAffinity"}), "affinity.")
     nodes = affinity.get("nodeAffinity") or {}
-    yield from _unknown(nodes, frozenset({_REQUIRED}), "affinity.nodeAffinity.")
-    required = nodes.get(_REQUIRED) or {}
-    yield from _unknown(required, frozenset({"nodeSelectorTerms"}), f"affinity.nodeAffinity.{_REQUIRED}.")
+    yield from _unknown(nodes, frozenset({REQUIRED}), "affinity.nodeAffinity.")
+    required = nodes.get(REQUIRED) or {}
+    yield from _unknown(required, frozenset({"nodeSelectorTerms"}), f"affinity.nodeAffinity.{REQUIRED}.")
     for term in required.get("nodeSelectorTerms") or ():
         yield from _unknown(term, TERM_FIELDS, "nodeSelectorTerms[].")
 

@@ -6,13 +6,13 @@ import pytest
 
 from kubeapi.errors import KubeApiError, NotFound, TimedOut
 from kubeapi.objects import PodSchedulingGate
+from kubeapi.paths import STRATEGIC_PATCH
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.retry import (
     HELD_RETRY_AFTER_S,
     PODS_PER_ROUND,
     RETRY_AFTER_S,
-    STRATEGIC_PATCH,
     UNKNOWN_POD_S,
     RefusedPodRetrier,
 )

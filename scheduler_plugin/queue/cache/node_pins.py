@@ -6,13 +6,11 @@ as the last of its `matchFields`.
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from kubeapi.selectors import NodeTerm
-
-REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+from kubeapi.selectors import REQUIRED, NodeTerm
 
 
 def make_node_affinity(nodes: Iterable[str]) -> dict[str, Any]:

@@ -13,11 +13,9 @@ import structlog
 
 from kubeapi.errors import KubeApiError
 from kubeapi.events import BUSY_S
-from kubeapi.paths import make_pod_path
+from kubeapi.paths import STRATEGIC_PATCH, make_pod_path
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
 from scheduler_plugin.queue.controller.status import WaitReason
-
-MERGE: Final = "application/strategic-merge-patch+json"
 
 PACE_S: Final = 0.1
 """Conditions are written ten a second at most, and none while pods are being bound."""
@@ -89,7 +87,7 @@ class BatchConditions:
         body = make_condition_patch(record.uid, reason, message, self._wall())
         path = f"{make_pod_path(record.namespace, record.name)}/status"
         try:
-            await self._api.patch(path, body, MERGE, timeout_s=self._timeout_s)
+            await self._api.patch(path, body, STRATEGIC_PATCH, timeout_s=self._timeout_s)
         except KubeApiError as error:
             log.info("condition not written", pod=f"{record.namespace}/{record.name}", error=str(error))
 

@@ -26,8 +26,9 @@ from kubeapi.errors import (
 from kubeapi.eviction import evict_pod
 from kubeapi.objects import Pod
 from kubeapi.paths import make_pod_path
+from kubeapi.selectors import REQUIRED
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
-from scheduler_plugin.queue.cache.node_pins import REQUIRED, add_pins, make_node_affinity
+from scheduler_plugin.queue.cache.node_pins import add_pins, make_node_affinity
 from scheduler_plugin.queue.cache.pods import Affinities
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 

@@ -24,6 +24,7 @@ import msgspec
 from allocator.ids import is_card_uuid
 from deviceplugin.errors import GpuError, is_gone
 from deviceplugin.files import replace_file
+from kubeapi.errors import UNREADABLE
 
 SHM: Final = "shm"
 
@@ -122,7 +123,7 @@ class CardFolder:
                 os.close(free)
                 return None
             found = msgspec.json.decode(self._state.read_bytes(), type=_StateFile)
-        except (msgspec.MsgspecError, UnicodeError) as error:
+        except UNREADABLE as error:
             raise OSError(errno.EIO, f"no state of a control daemon: {error}", str(self._state)) from error
         except OSError as error:
             if is_gone(error):
