@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from allocator.names import NODE_CARDS
 from deviceplugin.gpus.api.memory_limits import HELD, LimitSupport
 from deviceplugin.host.cgroups import CgroupProbe
 from deviceplugin.host.inotify import Inotify
@@ -52,7 +53,7 @@ async def test_auto_accounts_where_the_driver_cannot():
         assert "SIMULATED_GPU_MEMORY_LIMIT" not in world.env(uid)
         await until(lambda: world.allocation("a"))
         assert world.allocation("a")["memory"] == {"main": {card(0): {"held": "accounted"}}}
-        assert '"held":"accounted"' in world.api.node(NODE)["metadata"]["annotations"]["gpupack.io/cards"]
+        await until(lambda: '"held":"accounted"' in cards_of_node(world))
         assert "GPUNotOffered" not in events(world)
 
 
@@ -70,7 +71,12 @@ async def test_a_daemon_without_the_right_says_so_everywhere():
         assert told["gpupack_card_memory_held"] == {("accounted", card(0)): 1}
         assert told["gpupack_card_memory_limits_forbidden"] == {(card(0),): 1}
         assert "Insufficient" in (await explained(world, "memory"))["cards"][card(0)]["driver"]
-        assert '"held":"accounted"' in world.api.node(NODE)["metadata"]["annotations"]["gpupack.io/cards"]
+        await until(lambda: '"held":"accounted"' in cards_of_node(world))
+
+
+def cards_of_node(world: NodeWorld) -> str:
+    annotations: dict[str, str] = world.api.node(NODE)["metadata"].get("annotations") or {}
+    return annotations.get(NODE_CARDS, "")
 
 
 async def explained(world: NodeWorld, part: str = "cgroups") -> dict[str, Any]:
