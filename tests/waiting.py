@@ -22,7 +22,7 @@ async def until(condition: Callable[[], Any], what: str = "") -> Any:
             return result
         late = time.monotonic() > end
         assert not late, f"{what or condition}: not within {DEADLINE_S} s; meanwhile:\n{_tasks()}"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.01)
 
 
 def _tasks() -> str:

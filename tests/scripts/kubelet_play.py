@@ -251,11 +251,17 @@ class Play:
         return True
 
     async def list(self) -> PodResourcesList | None:
-        """Ask PodResources; None while nobody answers."""
-        try:
-            return await list_pod_resources(self.driver.pod_resources)
-        except grpc.aio.AioRpcError:
-            return None
+        """Ask PodResources; None while nobody answers.
+
+        A kubelet refuses more than a hundred questions a second, and whoever polls may have used these up.
+        """
+        while True:
+            try:
+                return await list_pod_resources(self.driver.pod_resources)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    return None
+                await asyncio.sleep(0.05)
 
     # The checkpoint
 
