@@ -87,7 +87,7 @@ PODS, CPU, MEMORY, UNITS, PERCENT = range(5)
 """Positions of amounts, and of their columns in arrays; further resources follow."""
 
 FIXED: Final = 5
-"""How many there are; it is one more than the last."""
+"""Number of these positions."""
 
 RESOURCES: Final = ("pods", "cpu", "memory", "gpu-memory", PERCENT_RESOURCE)
 """Names of what these positions count; that of GPU memory depends on the cluster's unit."""
