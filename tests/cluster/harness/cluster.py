@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME
 from tests.cluster.harness import binaries, cgroups
 from tests.cluster.harness.controlplane import ADMIN_TOKEN, RESOURCE, ControlPlane, free_ports
 from tests.cluster.harness.daemons import Extender, NodeDaemon
@@ -171,15 +170,10 @@ class Cluster:
         until(lambda: self._sockets_since(after), "sockets of kubelet and plugin", timeout_s)
         until(self.daemon.is_ready, "gpupack node registered", timeout_s)
         full = sum(card.size for card in self.state().cards)
-        until(lambda: self._devices_since(after) == full, "the kubelet's checkpoint with our list", timeout_s)
+        until(
+            lambda: self.host.has_taken_devices(RESOURCE, full, after), "our list in the kubelet", timeout_s
+        )
         until(lambda: self.allocatable() == full, "the kubelet's count of units", timeout_s)
-
-    def _devices_since(self, after: float) -> int:
-        """Devices of ours in the kubelet's checkpoint; the first that it writes may not have our list."""
-        checkpoint = self.host.device_plugin_dir / CHECKPOINT_NAME
-        if checkpoint.stat().st_mtime <= after:
-            return 0
-        return len(json.loads(checkpoint.read_bytes())["Data"]["RegisteredDevices"][RESOURCE])
 
     def _sockets_since(self, after: float) -> bool:
         sockets = self.host.device_plugin_dir.glob("*.sock")

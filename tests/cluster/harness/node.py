@@ -7,8 +7,10 @@ ends everything in it, which `unshare` waits for, and the last process takes the
 
 import json
 import os
+import re
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 from tests.cluster.harness import binaries, cgroups, images
@@ -153,6 +155,26 @@ class NodeSide:
         runs = sorted(self.pod_logs.glob(f"*_{pod_uid}/{container}/*.log"))
         lines = [line for run in runs for line in run.read_text().splitlines()]
         return "".join(line.split(" ", 3)[3] + "\n" for line in lines)
+
+    def has_taken_devices(self, resource: str, healthy: int, after: float) -> bool:
+        """Whether the kubelet's last word on a plugin's list of devices is so many healthy ones.
+
+        By its log: its checkpoint may not show the list. Lists of two plugins that come together are
+        written together, and the older of the two writes may be the one that stays.
+
+        Args:
+            after: `time.time()`; what the kubelet logged earlier means nothing.
+        """
+        said = re.compile(
+            rf'^I(?P<at>\d{{4}} [\d:.]+).*"Processed device updates for resource".*"{re.escape(resource)}"'
+            r".* healthyCount=(?P<healthy>\d+)",
+            re.MULTILINE,
+        )
+        *_, last = [None, *said.finditer((self.log_dir / "kubelet.log").read_text(errors="replace"))]
+        if last is None or int(last["healthy"]) != healthy:
+            return False
+        then = datetime.strptime(f"{datetime.now():%Y}{last['at']}", "%Y%m%d %H:%M:%S.%f")  # noqa: DTZ005, DTZ007 - its clock is ours
+        return then.timestamp() > after
 
     # ---- parts
 
