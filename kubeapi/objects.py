@@ -224,6 +224,12 @@ class Volume(KubeStruct):
     ephemeral: dict[str, Any] | None = None
 
 
+class PodSchedulingGroup(KubeStruct):
+    """Names the pod's PodGroup, whose pods kube-scheduler places in one cycle from Kubernetes 1.37 on."""
+
+    pod_group_name: str | None = None
+
+
 class PodResourceClaim(KubeStruct):
     """A ResourceClaim of a pod, by the pod's own name for it; one from a template is named in the status."""
 
@@ -247,6 +253,7 @@ class PodSpec(KubeStruct):
     scheduling_gates: list[PodSchedulingGate] | None = None
     resource_claims: list[PodResourceClaim] | None = None
     volumes: list[Volume] | None = None
+    scheduling_group: PodSchedulingGroup | None = None
 
     @property
     def all_containers(self) -> tuple[Container, ...]:
@@ -390,6 +397,14 @@ class Pod(KubeObject):
         return self.spec.priority or 0
 
     @property
+    def scheduling_group(self) -> tuple[str, str] | None:
+        """Namespace and name of its PodGroup of `scheduling.k8s.io`; None for a pod on its own."""
+        group = self.spec.scheduling_group
+        if group is None or not group.pod_group_name:
+            return None
+        return self.metadata.namespace, group.pod_group_name
+
+    @property
     def is_gated(self) -> bool:
         return bool(self.spec.scheduling_gates)
 
@@ -485,14 +500,40 @@ class Job(KubeObject):
     status: JobStatus = msgspec.field(default_factory=JobStatus)
 
 
+class GangSchedulingPolicy(KubeStruct):
+    """The pods of a group start together, at least so many of them."""
+
+    min_count: int = 0
+
+
+class PodGroupSchedulingPolicy(KubeStruct):
+    """`schedulingPolicy` of Kubernetes' own PodGroup; without `gang` it is a group for other reasons."""
+
+    gang: GangSchedulingPolicy | None = None
+
+
 class PodGroupSpec(KubeStruct):
+    """`spec` of a PodGroup: `minMember` is of the coscheduling plugin, the rest of Kubernetes itself."""
+
     min_member: int = 0
+    scheduling_policy: PodGroupSchedulingPolicy | None = None
+
+    @property
+    def min_count(self) -> int:
+        """How many of its pods start together, at least; 0 if its pods need not start together."""
+        gang = self.scheduling_policy.gang if self.scheduling_policy is not None else None
+        return self.min_member if gang is None else gang.min_count
 
 
 class PodGroup(KubeObject):
-    """A PodGroup of the API group `scheduling.x-k8s.io`, of the coscheduling plugin."""
+    """A PodGroup of Kubernetes (`scheduling.k8s.io`) or of the plugin coscheduling (`.x-k8s.io`)."""
 
     spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name, as `Pod.scheduling_group` names it."""
+        return self.metadata.namespace, self.metadata.name
 
 
 class PodDisruptionBudgetSpec(KubeStruct):

@@ -141,7 +141,7 @@ def _units(record: PodRecord) -> int:
 
 
 def _is_of_gang(pod: Pod) -> bool:
-    return read_gang_key(pod.metadata) is not None
+    return read_gang_key(pod) is not None
 
 
 def _move_all(

@@ -89,13 +89,13 @@ def _list_units(what_if: WhatIf, usage: PodCardUsage, node: str) -> list[tuple[P
     units: dict[object, tuple[PodRecord, ...]] = {}
     for record in usage.list_pods(node):
         pod = cluster.pods[record.uid]
-        key = read_gang_key(pod.metadata)
+        key = read_gang_key(pod)
         frees = is_short_of_sum or usage.get_freed_units(record)
         if not frees or record.is_mirror or (key or record.uid) in units:
             continue
         if key is None:
             units[record.uid] = (record,)
-        elif own is None or key != read_gang_key(own.metadata):
+        elif own is None or key != read_gang_key(own):
             members = [cluster.state.pods[member.metadata.uid] for member in list_gang(cluster, pod)]
             units[key] = tuple(sorted((each for each in members if each.node), key=lambda each: each.name))
     return list(units.values())

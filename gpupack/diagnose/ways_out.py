@@ -284,7 +284,7 @@ def _ends(what_if: WhatIf, results: NodeResults, usage: PodCardUsage) -> Iterato
     if end is None or {pod.uid for pod in end.pods} <= {pod.uid for pod in others}:
         return
     pods, said = _describe_pods(what_if, usage, end.pods)
-    if any(read_gang_key(what_if.cluster.pods[pod.uid].metadata) for pod in end.pods):
+    if any(read_gang_key(what_if.cluster.pods[pod.uid]) for pod in end.pods):
         said += "; a gang ends as a whole"
     what = "the end of one pod frees" if len(pods) == 1 else f"the end of {len(pods)} pods frees"
     yield WayOut(

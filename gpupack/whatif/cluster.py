@@ -243,7 +243,7 @@ class Cluster:
         """Pods of gangs, by `read_gang_key`."""
         found: dict[tuple[str, str], list[Pod]] = {}
         for pod in self.pods.values():
-            key = read_gang_key(pod.metadata)
+            key = read_gang_key(pod)
             if key is not None:
                 found.setdefault(key, []).append(pod)
         return found

@@ -85,7 +85,7 @@ def find_gang(cluster: Cluster, pod: Pod) -> WaitingGang | None:
 
 def list_gang(cluster: Cluster, pod: Pod) -> list[Pod]:
     """List the pods that start, move and end together with a pod, itself among them; none that has ended."""
-    key = read_gang_key(pod.metadata)
+    key = read_gang_key(pod)
     if key is None:
         return [pod]
     return [pod for pod in cluster.pods_by_gang[key] if not pod.has_ended]

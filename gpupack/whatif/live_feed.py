@@ -1,6 +1,7 @@
 """Feeds a live cluster from the API server's watches."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -13,8 +14,8 @@ from kubeapi.errors import KubeApiError
 from kubeapi.objects import Node, Pod, PodGroup
 from kubeapi.paths import quote_segment
 from kubeapi.reflect import Kind, Sink
+from scheduler_plugin.cache.watcher import watch_pod_groups
 from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, make_pod_groups_path
-from scheduler_plugin.queue.controller.watching import watch_pod_groups
 
 WATCH_S: Final = 120
 """A watch ends after so long, which is also when silence is noticed."""
@@ -110,7 +111,7 @@ class LiveFeed:
     async def _follow_groups(self) -> None:
         """Follow PodGroups once a pod names one."""
         await self._groups_wanted.wait()
-        await watch_pod_groups(self._client, self._groups, path=self._groups_path)
+        await watch_pod_groups(self._client, self._groups, time.monotonic, self._groups_path)
 
     async def _follow_claims(self) -> None:
         """Follow ResourceClaims once a node serves them; without the right to, cards look emptier."""

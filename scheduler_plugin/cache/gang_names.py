@@ -1,6 +1,7 @@
-"""Names of gangs: of annotations, of PodGroups and of groups of a LeaderWorkerSet. Pure.
+"""Names of gangs: of PodGroups, of annotations and of groups of a LeaderWorkerSet. Pure.
 
-Sources: https://github.com/kubernetes-sigs/scheduler-plugins, pkg/coscheduling;
+Sources: https://github.com/kubernetes/api, scheduling/v1beta1, for Kubernetes' own PodGroups;
+https://github.com/kubernetes-sigs/scheduler-plugins, pkg/coscheduling, for those of its plugin;
 https://github.com/kubernetes-sigs/lws, api/leaderworkerset/v1.
 """
 
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from allocator.names import POD_GANG, POD_GANG_SIZE
-from kubeapi.objects import ObjectMeta
+from kubeapi.objects import Pod
 
 GROUP_LABELS: Final = ("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io")
 """Labels that name a pod's PodGroup; the first one counts where a pod has both."""
@@ -42,12 +43,15 @@ def read_gang_name(annotations: Mapping[str, str] | None, labels: Mapping[str, s
     return name or (read_worker_group(labels) if POD_GANG_SIZE in noted else "")
 
 
-def read_gang_key(metadata: ObjectMeta) -> tuple[str, str] | None:
+def read_gang_key(pod: Pod) -> tuple[str, str] | None:
     """Read the key shared by pods that start, move and end together; None for a pod on its own.
 
     Returns:
-        The namespace, and the name of the gang or of the group of a LeaderWorkerSet, which recreates all pods
-        of a group when one of them is gone.
+        The namespace, and the name of the PodGroup, of the gang, or of the group of a LeaderWorkerSet, which
+        recreates all pods of a group when one of them is gone.
     """
+    if pod.spec.scheduling_group is not None:
+        return pod.scheduling_group
+    metadata = pod.metadata
     name = read_gang_name(metadata.annotations, metadata.labels) or read_worker_group(metadata.labels)
     return (metadata.namespace, name) if name else None

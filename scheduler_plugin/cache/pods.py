@@ -63,6 +63,7 @@ class PodRecord:
             requeued.
         planned_uuids: UUIDs of the cards that the queue planned for it; preferred where they are free.
         is_requeued: True if the queue requeued it after an admission, see `is_requeued`.
+        scheduling_group: Namespace and name of its PodGroup of Kubernetes, see `pod_groups.PodGroups`.
     """
 
     uid: str
@@ -87,6 +88,7 @@ class PodRecord:
     is_gated: bool = False
     planned_uuids: frozenset[str] = frozenset()
     is_requeued: bool = False
+    scheduling_group: tuple[str, str] | None = None
 
     @property
     def version(self) -> int:
@@ -228,7 +230,8 @@ def read_pod(pod: Pod, resource: str) -> PodRecord:
         grace_ends_at=None if leaves is None else parse_time(leaves) or 0.0,
         start_time=(pod.status.start_time or "") if asked else "",
         labels=(meta.labels or {}) if asked else {},
-        gang=read_gang_key(meta) if asked else None,
+        gang=read_gang_key(pod) if asked else None,
+        scheduling_group=pod.scheduling_group,
         is_mirror=asked and pod.is_mirror,
         is_gated=pod.is_gated or requeued,
         planned_uuids=_read_planned(meta.annotations),

@@ -13,6 +13,7 @@ from scheduler_plugin.cache.charges import TOMBSTONE_S, AssumedPod, Charge, Char
 from scheduler_plugin.cache.claims import ClaimCache
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.node_records import NodeRecords, read_capacity
+from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.published_nodes import read_published, serves_claims
 from scheduler_plugin.cache.reservations import Reservations
@@ -51,6 +52,7 @@ class ClusterState:
         resource: Name of the extended resource.
         nodes: The arrays.
         pods: Every known pod by UID.
+        pod_groups: Kubernetes' own PodGroups, with their pods.
         claims: Claims that were not made by the extender, see `claims.ClaimCache`.
         nominated: UIDs of pods without a node for which a node is nominated.
         reservations: The cards that are reserved for nominated pods; no part of `assumed`.
@@ -70,6 +72,7 @@ class ClusterState:
         self.nodes = self._records.nodes
         self.pods: dict[str, PodRecord] = {}
         self.gangs: dict[tuple[str, str], dict[str, PodRecord]] = {}
+        self.pod_groups = PodGroups()
         self.claims = ClaimCache(self._records, unit_mib, self._find_end)
         self.nominated: set[str] = set()
         self.reservations = Reservations()
@@ -281,6 +284,7 @@ class ClusterState:
         elif self._pod_versions.is_old(pod.uid, pod.version):
             return
         self.pods[pod.uid] = pod
+        self.pod_groups.put_member(pod)
         (self.nominated.add if pod.nominated else self.nominated.discard)(pod.uid)
         if pod.charged is not None and (pod.node or pod.ended) and (old is None or not old.node):
             self.pod_resolved(pod)
@@ -318,6 +322,7 @@ class ClusterState:
         if old is None:
             return
         del self.pods[uid]
+        self.pod_groups.remove_member(old)
         self.nominated.discard(uid)
         if old.charged is not None and not old.node:
             self.pod_resolved(old)

@@ -2,20 +2,27 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
-from kubeapi.errors import KubeApiError
-from kubeapi.objects import Node, Pod
+from kubeapi.errors import KubeApiError, NotFound
+from kubeapi.objects import Node, Pod, PodGroup
 from kubeapi.reflect import Kind, Reflector, Sink, has_gone_back
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
 
 T = TypeVar("T")
 
+POD_GROUPS_PATHS: Final = tuple(
+    f"/apis/scheduling.k8s.io/{version}/podgroups" for version in ("v1", "v1beta1", "v1alpha3")
+)
+"""Where Kubernetes' own PodGroups may be served; the first that is served counts."""
+
+LOOK_S: Final = 60.0
+"""Between two questions whether the API server has PodGroups."""
 
 log = structlog.get_logger(__name__)
 
@@ -123,11 +130,68 @@ class ClaimSink(_CacheSink[ClaimObject]):
             self._state.claims.apply(item, self._clock())
 
 
+class PodGroupSink(_CacheSink[PodGroup]):
+    """PodGroupSink applies what is read of Kubernetes' own PodGroups to the state."""
+
+    def note_fault(self, fault: str) -> None:
+        """Set why PodGroups cannot be read; empty if they can, or if none are served."""
+        self._state.pod_groups.fault = fault
+        self.changed()
+
+    def _apply_list(self, items: Sequence[PodGroup], _resource_version: str, _restored: bool) -> bool:
+        self._state.pod_groups.replace_groups(items)
+        return False
+
+    def _apply_change(self, kind: Kind, item: PodGroup, _resource_version: str) -> None:
+        if kind == "DELETED":
+            self._state.pod_groups.delete_group(item.key)
+        else:
+            self._state.pod_groups.put_group(item)
+
+
+class PodGroupConsumer(Sink[PodGroup], Protocol):
+    """A sink of PodGroups that is also told why they cannot be read."""
+
+    def note_fault(self, fault: str) -> None:
+        """Set why PodGroups cannot be read; empty if they can, or if the cluster has no such API."""
+
+
+async def watch_pod_groups(
+    client: KubeClient, sink: PodGroupConsumer, clock: Callable[[], float], *paths: str
+) -> None:
+    """Watch PodGroups once the API server serves one of the paths, which is checked once a minute."""
+    fault = ""
+    while isinstance(found := await _find_served_path(client, paths), KubeApiError):
+        before, fault = fault, "" if isinstance(found, NotFound) else found.reason
+        if fault and not before:
+            log.warning("PodGroups cannot be read", path=paths[0], error=str(found))
+        if fault != before:
+            sink.note_fault(fault)
+        await asyncio.sleep(LOOK_S)
+    if fault:
+        sink.note_fault("")
+    await Reflector(client, found, PodGroup, sink, clock=clock).run()
+
+
+async def _find_served_path(client: KubeClient, paths: Sequence[str]) -> str | KubeApiError:
+    """Find the first path that can be listed; else return the error of the first path that exists."""
+    errors: list[KubeApiError] = []
+    for path in paths:
+        try:
+            await client.get(path, limit=1)
+        except KubeApiError as error:
+            errors.append(error)
+        else:
+            return path
+    return next((error for error in errors if not isinstance(error, NotFound)), errors[0])
+
+
 class Watcher:
     """Watcher keeps a state up to date with the API server.
 
     Claims are watched once a node serves them. A process that may not list them goes on without: then only
-    the nodes know about claims that others allocated, and let pods wait.
+    the nodes know about claims that others allocated, and let pods wait. PodGroups are watched once a pod
+    names one.
 
     Args:
         stale_s: Age from which the view is stale. On a quiet cluster a view gets as old as a watch lasts, so
@@ -135,6 +199,7 @@ class Watcher:
 
     Attributes:
         node_sink: The sink of nodes.
+        group_sink: The sink of Kubernetes' own PodGroups.
         changed: Signals every list and every change.
         filled: Signals, once, that both lists have been read.
         restored: Signals that a list belongs to another history: etcd was restored from an older state. The
@@ -152,6 +217,7 @@ class Watcher:
         self.changed: Signal[[]] = Signal()
         self.filled: Signal[[]] = Signal()
         self.restored: Signal[[]] = Signal()
+        self._client = client
         self._clock = clock
         self._stale_s = stale_s
         self._lists = {"nodes": False, "pods": False}
@@ -168,9 +234,12 @@ class Watcher:
         self._claims_wanted, self._claims_tried = asyncio.Event(), asyncio.Event()
         self.node_sink.changed.connect(self._look_for_claims)
         self.claim_sink.tried.connect(self._claims_tried.set)
+        self.group_sink = PodGroupSink(state, clock)
+        self._groups_wanted = asyncio.Event()
+        self.pod_sink.changed.connect(self._look_for_groups)
         self.node_sink.listed.connect(self._record_node_list)
         self.pod_sink.listed.connect(self._record_pod_list)
-        for sink in (self.node_sink, self.pod_sink, self.claim_sink):
+        for sink in (self.node_sink, self.pod_sink, self.claim_sink, self.group_sink):
             sink.changed.connect(self.changed)
 
     async def refresh(self) -> None:
@@ -195,6 +264,14 @@ class Watcher:
     async def _watch_claims(self) -> None:
         await self._claims_wanted.wait()
         await self.claims.run()
+
+    def _look_for_groups(self) -> None:
+        if self._state.pod_groups.is_wanted:
+            self._groups_wanted.set()
+
+    async def _watch_groups(self) -> None:
+        await self._groups_wanted.wait()
+        await watch_pod_groups(self._client, self.group_sink, self._clock, *POD_GROUPS_PATHS)
 
     def call_after_each_list(self, act: Callable[[], None]) -> None:
         """Call `act` after each complete list, once the memory of the list itself has been freed."""
@@ -267,6 +344,7 @@ class Watcher:
             group.create_task(self.nodes.run())
             group.create_task(self.pods.run())
             group.create_task(self._watch_claims())
+            group.create_task(self._watch_groups())
 
 
 def _log_node_failure(name: str, error: Exception) -> None:

@@ -13,7 +13,6 @@ from benchmarks.fleet import Fleet
 from gpupack.dashboard.app import serve_cluster
 from gpupack.dashboard.page_hub import MAX_PAGES
 from gpupack.dashboard.settings import Settings
-from scheduler_plugin.queue.controller import watching
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object
 from tests.http_server import serving
@@ -290,7 +289,7 @@ async def test_without_the_right_to_pods_cards_are_shown_and_the_page_says_so(ap
 
 
 async def test_pod_groups_are_followed_once_a_pod_names_one(api, session, monkeypatch):
-    monkeypatch.setattr(watching, "LOOK_S", 0.05)
+    monkeypatch.setattr("scheduler_plugin.cache.watcher.LOOK_S", 0.05)
     groups = {"metadata": {"resourceVersion": "1"}, "items": []}
     groups["items"].append({"metadata": {"name": "g", "namespace": "default"}, "spec": {"minMember": 2}})
     allowed = False

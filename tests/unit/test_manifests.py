@@ -210,6 +210,7 @@ def test_rights_are_few() -> None:
         "pods/eviction": {"create"},
         "pods/status": {"patch"},
         "poddisruptionbudgets": read,
+        "podgroups": read,
         "events": {"create", "patch"},
     }
     assert rights(base["ClusterRole", "gpupack-scheduler-preemption"]) == {"pods/eviction": {"create"}}
@@ -227,6 +228,7 @@ def test_the_queue_may_read_jobs_and_pod_groups_and_change_pods_only() -> None:
     assert rights == [
         *(("", name, *read) for name in ("nodes", "pods", "namespaces")),
         ("batch", "jobs", "list", "watch"),
+        ("scheduling.k8s.io", "podgroups", "list", "watch"),
         ("scheduling.x-k8s.io", "podgroups", "list", "watch"),
         ("", "pods", "patch"),
         ("", "pods/eviction", "create"),
@@ -238,7 +240,11 @@ def test_the_dashboard_may_read_nodes_pods_and_pod_groups_only() -> None:
     rules = objects("overlays/dashboard")["ClusterRole", "gpupack-dashboard"]["rules"]
     assert rules == [
         {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": ["scheduling.x-k8s.io"], "resources": ["podgroups"], "verbs": ["list", "watch"]},
+        {
+            "apiGroups": ["scheduling.k8s.io", "scheduling.x-k8s.io"],
+            "resources": ["podgroups"],
+            "verbs": ["list", "watch"],
+        },
     ]
 
 

@@ -15,13 +15,13 @@ from kubeapi import objects
 from kubeapi.errors import Forbidden, KubeApiError, NotFound, TimedOut
 from kubeapi.objects import ObjectMeta, PodGroup
 from scheduler_plugin.cache.gang_names import GROUP_LABELS, WORKER_GROUP_LABELS
-from scheduler_plugin.cache.watcher import Watcher
+from scheduler_plugin.cache.watcher import Watcher, watch_pod_groups
 from scheduler_plugin.queue.cache import pod_groups
-from scheduler_plugin.queue.cache.pod_groups import PodGroupSizes, read_group_key
+from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroupSizes, read_group_key
 from scheduler_plugin.queue.cache.pods import read_gang, read_queue_info
 from scheduler_plugin.queue.controller import watching
 from scheduler_plugin.queue.controller.status import explain_waiting
-from scheduler_plugin.queue.controller.watching import PodGroupSink, QueueFeed, watch_pod_groups
+from scheduler_plugin.queue.controller.watching import PodGroupSink, QueueFeed
 from tests.ask_world import Node, Pod
 from tests.cluster_builders import pod_object
 from tests.queue_world import QueueWorld
@@ -240,10 +240,10 @@ class Answers:
 
 async def ask(world: FeedWorld, monkeypatch: pytest.MonkeyPatch, *errors: KubeApiError) -> list[str]:
     """Ask once for each error; the warnings."""
-    monkeypatch.setattr(watching, "LOOK_S", 0.0)
+    monkeypatch.setattr("scheduler_plugin.cache.watcher.LOOK_S", 0.0)
     client: Any = Answers(*errors)
     with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
-        await watch_pod_groups(client, world.groups, lambda: 0.0)
+        await watch_pod_groups(client, world.groups, lambda: 0.0, POD_GROUPS_PATH)
     return [each["error"] for each in logs if each["log_level"] == "warning"]
 
 

@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
 
-from kubeapi.errors import Unreachable
+from kubeapi.errors import NotFound, Unreachable
 from kubeapi.process_options import MIN_STALE_S
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
+from tests.cluster_builders import pod_object
+from tests.waiting import until
 
 
 class QuietApi:
@@ -72,6 +75,69 @@ async def test_what_could_not_be_read_is_counted() -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert watcher.skipped == {"nodes": 0, "pods": 1, "resourceclaims": 0}
+
+
+class Grouping(QuietApi):
+    """Serves PodGroups in one version, and one pod, which may name one."""
+
+    def __init__(self, served: str, group: str) -> None:
+        super().__init__()
+        self.served, self.group = served, group
+        self.probed: list[str] = []
+        self.watched: set[str] = set()
+
+    async def get(self, path: str, **_: object) -> bytes:
+        self.probed.append(path)
+        if self.served not in path:
+            raise NotFound("the server could not find the requested resource")
+        return b"{}"
+
+    async def pages(self, path: str, _limit: int) -> AsyncIterator[bytes]:
+        items: list[object] = []
+        if path.endswith("/pods"):
+            spec = {"schedulingGroup": {"podGroupName": self.group}} if self.group else {}
+            items = [pod_object("p", 8, spec=spec)]
+        elif path.endswith("/podgroups"):
+            spec = {"schedulingPolicy": {"gang": {"minCount": 3}}}
+            items = [{"metadata": {"name": "g", "namespace": "default"}, "spec": spec}]
+        yield json.dumps({"metadata": {"resourceVersion": "1"}, "items": items}).encode()
+
+    async def watch(self, path: str, *args: Any, **options: Any) -> AsyncIterator[bytes]:
+        self.watched.add(path)
+        async for line in super().watch(path, *args, **options):
+            yield line
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1alpha3"])
+async def test_pod_groups_are_watched_in_the_version_that_is_served_once_a_pod_names_one(
+    version: str,
+) -> None:
+    api, state = Grouping(version, "g"), ClusterState()
+    watcher = Watcher(cast("Any", api), state, lambda: api.now, 180.0)
+    task = asyncio.create_task(watcher.run())
+    await until(lambda: len(state.pod_groups), "the PodGroup is known")
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    group = state.pod_groups.get_group(("default", "g"))
+    assert group is not None
+    assert group.spec.min_count == 3
+    assert [*state.pod_groups.get_members(("default", "g"))] == ["uid-p"]
+    assert state.pods["uid-p"].gang == ("default", "g")
+    assert api.probed[-1] == f"/apis/scheduling.k8s.io/{version}/podgroups"
+
+
+async def test_without_pods_that_name_one_nobody_asks_for_pod_groups() -> None:
+    api, state = Grouping("v1beta1", ""), ClusterState()
+    watcher = Watcher(cast("Any", api), state, lambda: api.now, 180.0)
+    task = asyncio.create_task(watcher.run())
+    async with asyncio.timeout(30):
+        await api.enough.wait()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert api.probed == []
+    assert api.watched == {"/api/v1/nodes", "/api/v1/pods"}
 
 
 class Restored:

@@ -16,10 +16,11 @@ from kubeapi.posting import make_post_client
 from kubeapi.process import run_until
 from kubeapi.serving import start_serving
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.cache.watcher import Watcher
+from scheduler_plugin.cache.watcher import Watcher, watch_pod_groups
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
 from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_leader_label
+from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH
 from scheduler_plugin.queue.controller.batch_client import open_committer_client
 from scheduler_plugin.queue.controller.batch_conditions import BatchConditions
 from scheduler_plugin.queue.controller.config_file import ConfigFile
@@ -36,7 +37,6 @@ from scheduler_plugin.queue.controller.watching import (
     watch_batch_pods,
     watch_jobs,
     watch_namespaces,
-    watch_pod_groups,
 )
 from scheduler_plugin.queue.controller.writer import PodWriter
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
@@ -119,7 +119,7 @@ async def run(
             watcher,
             watch_namespaces(client, sink, clock),
             watch_jobs(client, JobSink(queue, controller.record_change), clock),
-            watch_pod_groups(client, PodGroupSink(feed, controller.record_change), clock),
+            watch_pod_groups(client, PodGroupSink(feed, controller.record_change), clock, POD_GROUPS_PATH),
             watch_batch_pods(client, BatchPodSink(queue, controller.record_change), clock),
             conditions,
             term.run(controller.begin_term),

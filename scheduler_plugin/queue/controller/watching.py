@@ -1,28 +1,19 @@
 """Feeds pods, nodes, claims and namespaces from the API server into the queue, after the cluster state."""
 
-import asyncio
-import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
-import structlog
 
 from allocator.names import BATCH_SCHEDULER
 from kubeapi.client import KubeClient
-from kubeapi.errors import KubeApiError, NotFound
 from kubeapi.objects import Job, KubeObject, Namespace, Node, Pod, PodGroup
 from kubeapi.reflect import Kind, Reflector, Sink
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.jobs import read_job
-from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, GroupedPods
+from scheduler_plugin.queue.cache.pod_groups import GroupedPods
 from scheduler_plugin.queue.scheduler.queue import Queue
-
-log = structlog.get_logger(__name__)
-
-LOOK_S: Final = 60.0
-"""Between two questions whether the API server has PodGroups."""
 
 BATCH_PODS: Final = f"spec.schedulerName={BATCH_SCHEDULER},spec.nodeName="
 """The API server selects them, so that nobody reads the whole spec of every other pod."""
@@ -192,41 +183,6 @@ class PodGroupSink(Sink[PodGroup]):
         """Set why PodGroups cannot be read; empty if they can, or if the cluster has no such API."""
         self._feed.set_groups_fault(fault)
         self._changed()
-
-
-class PodGroupConsumer(Sink[PodGroup], Protocol):
-    """A sink of PodGroups that is also told why they cannot be read."""
-
-    def note_fault(self, fault: str) -> None:
-        """Set why PodGroups cannot be read; empty if they can, or if the cluster has no such API."""
-
-
-async def watch_pod_groups(
-    client: KubeClient,
-    sink: PodGroupConsumer,
-    clock: Callable[[], float] = time.monotonic,
-    path: str = POD_GROUPS_PATH,
-) -> None:
-    """Watch PodGroups once the API server serves them, which is checked once a minute."""
-    fault = ""
-    while (error := await _find_pod_groups_error(client, path)) is not None:
-        before, fault = fault, "" if isinstance(error, NotFound) else error.reason
-        if fault and not before:
-            log.warning("PodGroups cannot be read", path=path, error=str(error))
-        if fault != before:
-            sink.note_fault(fault)
-        await asyncio.sleep(LOOK_S)
-    if fault:
-        sink.note_fault("")
-    await Reflector(client, path, PodGroup, sink, clock=clock).run()
-
-
-async def _find_pod_groups_error(client: KubeClient, path: str) -> KubeApiError | None:
-    try:
-        await client.get(path, limit=1)
-    except KubeApiError as error:
-        return error
-    return None
 
 
 def watch_jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) -> Reflector[Job]:

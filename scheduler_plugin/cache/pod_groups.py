@@ -1,0 +1,67 @@
+"""Kubernetes' own PodGroups, and the pods that name them. Pure.
+
+kube-scheduler places all pods of a PodGroup in one cycle, from Kubernetes 1.37 on.
+
+Source: https://github.com/kubernetes/api, scheduling/v1beta1.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from kubeapi.objects import PodGroup
+from scheduler_plugin.cache.pods import PodRecord
+
+GroupKey = tuple[str, str]
+"""Namespace and name of a PodGroup."""
+
+_NOBODY: Final[Mapping[str, PodRecord]] = MappingProxyType({})
+
+
+class PodGroups:
+    """PodGroups as last seen, and all known pods that name one, whether it exists or not.
+
+    Attributes:
+        is_wanted: Some pod has named a PodGroup. Where that never happens nothing is watched: Kubernetes
+            before 1.37, or without its feature gate GenericWorkload, drops the field from pods.
+        fault: Why PodGroups cannot be read; empty if they can be, or if none are served.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self.fault = ""
+        self._groups: dict[GroupKey, PodGroup] = {}
+        self._members: dict[GroupKey, dict[str, PodRecord]] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def get_group(self, key: GroupKey) -> PodGroup | None:
+        return self._groups.get(key)
+
+    def get_members(self, key: GroupKey) -> Mapping[str, PodRecord]:
+        """Return the pods that name a PodGroup, by UID: waiting, bound and ended ones."""
+        return self._members.get(key, _NOBODY)
+
+    def put_member(self, pod: PodRecord) -> None:
+        """Add a pod's newest version; do nothing for a pod without a PodGroup."""
+        if pod.scheduling_group is not None:
+            self.is_wanted = True
+            self._members.setdefault(pod.scheduling_group, {})[pod.uid] = pod
+
+    def remove_member(self, pod: PodRecord) -> None:
+        if pod.scheduling_group is None:
+            return
+        members = self._members.get(pod.scheduling_group, {})
+        members.pop(pod.uid, None)
+        if not members:
+            self._members.pop(pod.scheduling_group, None)
+
+    def put_group(self, group: PodGroup) -> None:
+        self._groups[group.key] = group
+
+    def delete_group(self, key: GroupKey) -> None:
+        self._groups.pop(key, None)
+
+    def replace_groups(self, groups: Iterable[PodGroup]) -> None:
+        self._groups = {group.key: group for group in groups}
