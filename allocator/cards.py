@@ -1,6 +1,6 @@
 """A card of a node as the placement code sees it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +35,7 @@ class Card:
         if not self.healthy or self.cordoned:
             return 0
         return max(0, self.size_units - self.used_units)
+
+    def with_free_units(self, units: int) -> "Card":
+        """Return the card as if so many of its units were free; 0 makes it full."""
+        return replace(self, used_units=self.size_units - units)

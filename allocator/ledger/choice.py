@@ -199,19 +199,12 @@ class AllocationRequest:
                 add(expected, pod.pod.assigned_costs or {})
         for used in (accounts.unaccounted_use, {}):
             cards = [
-                replace(
-                    card,
-                    used_units=card.size_units
-                    - max(0, room[uuid] - expected.get(uuid, 0) - used.get(uuid, 0)),
-                )
+                card.with_free_units(max(0, room[uuid] - expected.get(uuid, 0) - used.get(uuid, 0)))
                 for uuid, card in accounts.cards.items()
             ]
             if request.rules.apart:
                 # Another container of the pod has these.
-                cards = [
-                    replace(card, used_units=card.size_units) if card.uuid in taken else card
-                    for card in cards
-                ]
+                cards = [card.with_free_units(0) if card.uuid in taken else card for card in cards]
             for demands in ((demand, *later), (demand,)) if later else ((demand,),):
                 chosen = self._chosen(cards, demands, request)
                 if chosen is not None:

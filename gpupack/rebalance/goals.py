@@ -1,7 +1,6 @@
 """Goals of a list of moves: that pods of a size start, or that cards are empty."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -118,10 +117,7 @@ class StartGoal:
         arrays = self._cluster.state.nodes
         policy = self._request.card_policy or self._cluster.policies.card_policy
         row = arrays.rows[node]
-        now = [
-            replace(card, used_units=card.size_units - free[at])
-            for at, card in enumerate(build_cards(arrays, row))
-        ]
+        now = [card.with_free_units(free[at]) for at, card in enumerate(build_cards(arrays, row))]
         return count_fit_on_cards(now, self._request, policy, most)
 
     def _count_fits(self, node: str, free: tuple[int, ...] | list[int]) -> list[int]:

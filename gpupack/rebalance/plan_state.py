@@ -5,7 +5,7 @@ What it finds is asked of them again before anybody sees it (`moved_cluster`).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -221,7 +221,7 @@ class PlanState:
         """
         query = self.get_query(movable)
         cards = tuple(
-            card if self._is_open(node, at) else replace(card, used_units=card.size_units)
+            card if self._is_open(node, at) else card.with_free_units(0)
             for at, card in enumerate(self._get_node(node).cards)
         )
         request = query.request

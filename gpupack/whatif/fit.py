@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from allocator.cards import Card
 from allocator.errors import RequestError
 from allocator.names import PERCENT_RESOURCE, POD_CARDS, POD_CONTAINERS, POD_GPU_MODEL, POD_MIXED_MODELS
-from allocator.place import place
 from allocator.quantity import canonical
 from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
 from gpupack.errors import InputError
@@ -17,7 +16,7 @@ from gpupack.whatif.answers import FitAnswer, FitCount, NodePods
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements, require_of_any_pod, require_of_plain_pod
 from gpupack.whatif.node_results import OFFERED
-from scheduler_plugin.cache.amounts import ONE_POD
+from scheduler_plugin.cache.amounts import NOTHING, ONE_POD
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
@@ -32,6 +31,7 @@ from scheduler_plugin.scheduling.request import (
     group_by_card_size,
     with_units_for,
 )
+from scheduler_plugin.scheduling.scratch_node import ScratchNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,13 +277,10 @@ def _one_by_one(cluster: Cluster, query: SchedulingRequest, row: int, most: int)
 
 def count_fit_on_cards(cards: Sequence[Card], request: PodRequest, card_policy: str, most: int) -> int:
     """Place pods on cards one after the other until no more fit, up to a limit."""
-    left = list(cards)
+    node = ScratchNode(cards, NOTHING)
     for number in range(most):
-        placement = place(left, request, card_policy)
-        if placement is None:
+        if node.put_pod(request, card_policy, NOTHING) is None:
             return number
-        for card, units in placement.charge.items():
-            left[card] = replace(left[card], used_units=left[card].used_units + units)
     return most
 
 

@@ -6,7 +6,7 @@ filter. The committer for lists of nodes is in `two_tier`.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -157,8 +157,7 @@ class Committer:
         if not planned or not nodes.usable[row]:
             return None
         cards = [
-            card if card.uuid in planned else replace(card, used_units=card.size_units)
-            for card in build_cards(nodes, row)
+            card if card.uuid in planned else card.with_free_units(0) for card in build_cards(nodes, row)
         ]
         return place(cards, query.request, query.policy_request.card_policy)
 

@@ -7,7 +7,6 @@
    nodes that are alike.
 """
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -313,7 +312,7 @@ def _fit_models_exactly(
 def _can_place(nodes: NodeArrays, query: SchedulingRequest, row: int, *, emptied: bool) -> bool:
     """Do what `place_many` does for one node."""
     left = (nodes.evictable if emptied else nodes.free)[row].tolist()
-    cards = [replace(card, used_units=card.size_units - left[card.index]) for card in build_cards(nodes, row)]
+    cards = [card.with_free_units(left[card.index]) for card in build_cards(nodes, row)]
     return place(cards, query.request, query.policy_request.card_policy) is not None
 
 

@@ -18,7 +18,10 @@ from allocator.errors import shown
     ],
 )
 def test_free_units(size, used, state, free):
-    assert Card(0, "GPU-0", "L40S", size, used, **state).free_units == free
+    card = Card(0, "GPU-0", "L40S", size, used, **state)
+    assert card.free_units == free
+    assert card.with_free_units(0).free_units == 0
+    assert card.with_free_units(size).free_units == (0 if state else size)
 
 
 @pytest.mark.parametrize(

@@ -319,7 +319,7 @@ class FreeCapacity:
     def _get_cards_without(self, row: int, cards: Collection[int]) -> list[Card]:
         """Return the cards of a node, with some of them counted as full."""
         return [
-            replace(card, used_units=card.size_units) if card.index in cards else card
+            card.with_free_units(0) if card.index in cards else card
             for card in build_cards(self.state.nodes, row)
         ]
 

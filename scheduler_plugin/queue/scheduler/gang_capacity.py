@@ -276,7 +276,7 @@ class GangPlacer:
         cards = list(view.get_cards_without(uids))
         for at, card in enumerate(cards):
             if at in reserved.cards:
-                cards[at] = replace(card, used_units=card.size_units)
+                cards[at] = card.with_free_units(0)
             elif at in ended and view.open_units[at]:
                 cards[at] = replace(card, used_units=max(0, card.used_units - ended[at]))
         return ScratchNode(cards, view.get_left_without(uids).subtract(reserved.amounts))
