@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import yaml
 
 from gpupack.usage.prometheus import EXPRESSIONS, make_label_query
-from tests.cluster.harness import Cluster, binaries, dra
+from tests.cluster.harness import Cluster, binaries, dra, versions
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import apply_all, build, has_mutating_policies
+from tests.cluster.harness.rest import Api
 from tests.scripts import grafana
 
 MANIFESTS = REPOSITORY / "manifests"
@@ -62,6 +64,22 @@ BESIDE_CLAIMS = {
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
+def kube_scheduler_version(folder: str) -> str | None:
+    """The version of kube-scheduler in a folder of `manifests/`; None where there is none."""
+    deployments = [one for one in build(MANIFESTS / folder) if one["kind"] == "Deployment"]
+    images = [each["image"] for one in deployments for each in one["spec"]["template"]["spec"]["containers"]]
+    return next((image.partition(":v")[2] for image in images if "kube-scheduler" in image), None)
+
+
+KUBERNETES = kube_scheduler_version("base") or ""
+SERVED_FROM = dict.fromkeys(("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"), 36)
+"""Kinds of ours that not every Kubernetes serves by default, with the first minor version that does."""
+EVERYTHING = [
+    *("queue.enabled=true", "queue.batch.enabled=true", "autoscale.enabled=true", "dashboard.enabled=true"),
+    *("dashboard.teams=true", "gpuTaint.enabled=true", "visibleDevices.enabled=true", "mps.enabled=true"),
+]
+
+
 def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     command = [str(binaries.tool("helm")), *arguments]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
@@ -69,9 +87,14 @@ def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str
     return done
 
 
-def template(*values: str, namespace: str = NAMESPACE) -> Objects:
+def template(
+    *values: str, namespace: str = NAMESPACE, version: str = KUBERNETES, apis: Sequence[str] = ()
+) -> Objects:
+    """What Helm makes of values for a version of Kubernetes; `apis` are kinds that a cluster names."""
     chosen = [word for value in values for word in ("--set", value)]
-    made = helm("template", "gpupack", str(CHART), "--namespace", namespace, *chosen).stdout
+    chosen += [word for api in apis for word in ("--api-versions", api)]
+    there = ["--namespace", namespace, "--kube-version", version]
+    made = helm("template", "gpupack", str(CHART), *there, *chosen).stdout
     return by_name([one for one in yaml.safe_load_all(made) if one])
 
 
@@ -100,9 +123,41 @@ def test_the_defaults_are_the_base_and_its_namespace_is_the_users() -> None:
 
 @pytest.mark.parametrize("overlay", sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kust*")))
 def test_each_overlay_is_a_value(overlay: str) -> None:
-    assert template("namespace.create=true", *OVERLAYS[overlay]) == by_name(
+    version = kube_scheduler_version(f"overlays/{overlay}") or KUBERNETES
+    assert template("namespace.create=true", *OVERLAYS[overlay], version=version) == by_name(
         build(MANIFESTS / "overlays" / overlay)
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "image"), [("1.35.2", "v1.35.2"), ("1.34.4-gke.1", "v1.34.4"), ("1.37.1+k3s1", "v1.37.1")]
+)
+def test_kube_scheduler_is_of_the_api_servers_version(version: str, image: str) -> None:
+    pod = template(version=version)["Deployment", "gpupack-scheduler"]["spec"]["template"]["spec"]
+    assert f"registry.k8s.io/kube-scheduler:{image}" in [each["image"] for each in pod["containers"]]
+
+
+@pytest.mark.parametrize("minor", [version.minor for version in versions.pinned()])
+def test_nothing_is_made_that_the_version_does_not_serve(minor: str) -> None:
+    """What is served when, the real API servers say in `test_what_a_version_serves`."""
+    made = template(*EVERYTHING, version=f"{minor}.2")
+    unserved = {kind for kind, _ in made if int(minor.partition(".")[2]) < SERVED_FROM.get(kind, 0)}
+    assert unserved == set()
+    assert (("MutatingAdmissionPolicy", "gpupack-queue-gate") in made) == (minor not in {"1.34", "1.35"})
+
+
+def test_a_cluster_that_serves_mutating_policies_as_beta_gets_them() -> None:
+    beta = "admissionregistration.k8s.io/v1beta1"
+    asked = template(version="1.35.2", apis=[f"{beta}/MutatingAdmissionPolicy"])
+    assert asked["MutatingAdmissionPolicy", "gpupack-scheduler-name"]["apiVersion"] == beta
+    assert asked == template("schedulerName=v1beta1", version="1.35.2")
+    assert ("MutatingAdmissionPolicy", "gpupack-scheduler-name") not in template(version="1.35.2")
+
+
+def test_claims_want_a_kubernetes_that_can_share_devices() -> None:
+    values = ("--set", "dra.enabled=true", "--kube-version", "1.35.2")
+    done = helm("template", "gpupack", str(CHART), *values, check=False)
+    assert "dra.enabled wants Kubernetes 1.36 or later, this is v1.35.2" in done.stderr
 
 
 @pytest.mark.parametrize("component", sorted(path.name for path in MANIFESTS.glob("components/*")))
@@ -314,13 +369,27 @@ def cluster(make_cluster) -> Cluster:
     return make_cluster(with_node=False, start=lambda cluster: cluster.control.start_without_controllers())
 
 
+@pytest.mark.telling
+def test_what_a_version_serves(cluster: Cluster) -> None:
+    made = template(*EVERYTHING, version="1.37.1")
+    served = {kind for kind in {kind for kind, _ in made} if is_served(cluster.api, made, kind)}
+    minor = int(cluster.api.get("/version")["minor"])
+    assert served == {kind for kind, _ in made if minor >= SERVED_FROM.get(kind, 0)}
+
+
+def is_served(api: Api, made: Objects, kind: str) -> bool:
+    version = next(one["apiVersion"] for (which, _), one in made.items() if which == kind)
+    found = api.get(f"/api/{version}" if version == "v1" else f"/apis/{version}")["resources"]
+    return kind in {resource["kind"] for resource in found}
+
+
+@pytest.mark.telling
 def test_install_upgrade_uninstall(cluster, tmp_path: Path) -> None:
     """A package of the chart, which has the files and no links, on the real API server."""
     helm("package", str(CHART), "--destination", str(tmp_path))
     (package,) = tmp_path.glob("gpupack-*.tgz")
     there = ["--kubeconfig", str(cluster.control.admin_config), "--namespace", NAMESPACE]
-    old = [] if has_mutating_policies(cluster.api) else ["--set", "schedulerName=by-hand"]
-    helm("install", "gpupack", str(package), "--create-namespace", *there, *old)
+    helm("install", "gpupack", str(package), "--create-namespace", *there)
     deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 
     def names() -> set[str]:
@@ -329,9 +398,12 @@ def test_install_upgrade_uninstall(cluster, tmp_path: Path) -> None:
     assert names() == {"gpupack-scheduler"}
     policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
     assert len(cluster.api.get(policies)["items"]) >= 5
-    if not old:
-        helm("upgrade", "gpupack", str(package), "--reuse-values", "--set", "queue.enabled=true", *there)
-        assert names() == {"gpupack-scheduler", "gpupack-queue"}
+    # Clusters of the tests that serve them as beta only have the feature on, which the chart finds out.
+    version = "v1" if has_mutating_policies(cluster.api) else "v1beta1"
+    mutating = cluster.api.get(f"/apis/admissionregistration.k8s.io/{version}/mutatingadmissionpolicies")
+    assert [one["metadata"]["name"] for one in mutating["items"]] == ["gpupack-scheduler-name"]
+    helm("upgrade", "gpupack", str(package), "--reuse-values", "--set", "queue.enabled=true", *there)
+    assert names() == {"gpupack-scheduler", "gpupack-queue"}
     helm("uninstall", "gpupack", *there)
     assert names() == set()
     assert cluster.api.get(policies)["items"] == []

@@ -112,7 +112,7 @@ def schema() -> dict[str, Any]:
                     "A kube-scheduler of our own, or the extender for yours.", {"enum": ["own", "join"]}
                 ),
                 kubeScheduler=closed(
-                    {"image": image("Of the cluster's minor version, or one less."), "resources": _OBJECT}
+                    {"image": image("Without a tag that of the API server's version."), "resources": _OBJECT}
                 ),
                 configuration=said(
                     "Merged into the KubeSchedulerConfiguration; lists are replaced.", _OBJECT
@@ -124,7 +124,7 @@ def schema() -> dict[str, Any]:
         ),
         "schedulerName": said(
             "Who gives pods that ask for GPU memory the scheduler's name.",
-            {"enum": ["v1", "v1beta1", "by-hand"]},
+            {"enum": ["auto", "v1beta1", "by-hand"]},
         ),
         "admission": closed(
             {

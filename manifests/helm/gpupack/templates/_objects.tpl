@@ -29,15 +29,29 @@ gpupack.objects writes every object of some files.
 {{/* gpupack.object writes one object: root, object, component. */}}
 {{- define "gpupack.object" }}
 {{- $object := .object }}
+{{- $isServed := true }}
 {{- if has $object.kind (list "DaemonSet" "Deployment") }}
 {{- include "gpupack.adapt" (dict "root" .root "object" $object "component" (default dict .component)) }}
 {{- end }}
 {{- if hasPrefix "MutatingAdmissionPolicy" $object.kind }}
-{{- $version := ternary "v1beta1" "v1" (eq .root.Values.schedulerName "v1beta1") }}
+{{- $version := include "gpupack.mutatingVersion" .root }}
+{{- $isServed = ne $version "" }}
 {{- $_ := set $object "apiVersion" (printf "admissionregistration.k8s.io/%s" $version) }}
 {{- end }}
+{{- if $isServed }}
 ---
 {{ toYaml $object }}
+{{- end }}
+{{- end }}
+
+{{/*
+gpupack.mutatingVersion is the version of MutatingAdmissionPolicy that the cluster serves; empty where it serves none.
+A cluster that answers names its kinds. `helm template` knows the version of Kubernetes alone.
+*/}}
+{{- define "gpupack.mutatingVersion" }}
+{{- if semverCompare ">= 1.36-0" .Capabilities.KubeVersion.Version -}} v1
+{{- else if or (eq .Values.schedulerName "v1beta1") (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy") -}} v1beta1
+{{- end }}
 {{- end }}
 
 {{/* gpupack.adapt changes a workload in place; it writes nothing. */}}
