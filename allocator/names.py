@@ -8,6 +8,9 @@ DOMAIN = "gpupack.io"
 SCHEDULER_NAME = "gpupack-scheduler"
 BATCH_SCHEDULER = "gpupack-batch"
 
+# Namespace of an installation, unless it says otherwise.
+SYSTEM_NAMESPACE = "gpupack-system"
+
 # What containers ask for. The admission policies take any resource under GPU_PREFIX for a wish for a card.
 GPU_PREFIX = f"{DOMAIN}/gpu-"
 RESOURCE_PREFIX = f"{GPU_PREFIX}memory-"

@@ -6,9 +6,7 @@ API server. The Node is read and patched with its resourceVersion, so that two p
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Final
 
 from allocator.errors import PackingError, shown
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_CORDON_REASONS, NODE_HOLDS
@@ -22,8 +20,9 @@ from allocator.records import (
 )
 from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
-from kubeapi.errors import UNREADABLE, Conflict, NotFound
-from kubeapi.objects import Node
+from gpupack.node_changes import change_node
+from kubeapi.errors import NotFound
+from kubeapi.objects import WritableNode
 from kubeapi.paths import quote_segment
 
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 MAX_REASON: Final = 256
 """Characters of a reason: it is for people, and stands in every copy of the Node."""
-
-_TRIES: Final = 5
-"""A Node is written by its kubelet every few seconds: so many times it may change between read and write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,25 +210,18 @@ class Cordoner:
         request.check()
         if not node:  # its path is that of the list
             raise make_unknown_node_error([node])
-        path = f"/api/v1/nodes/{quote_segment(node)}"
-        for left in reversed(range(_TRIES)):
-            try:
-                metadata = msgspec.json.decode(await self._client.get(path), type=Node).metadata
-                wanted = decide_change(node, metadata.annotations or {}, request)
-                if wanted.annotations and not self._dry_run:
-                    await self._client.patch(path, _patch(metadata.resource_version, wanted.annotations))
-            except NotFound as error:
-                raise make_unknown_node_error([node]) from error
-            except UNREADABLE as error:
-                said = f"{self._client.server} answers with something else than a node: {error}"
-                raise InputError(said) from error
-            except Conflict:
-                if not left:
-                    raise
-            else:
-                return wanted.outcomes
-        raise AssertionError("the last try returns or raises")  # pragma: no cover
 
+        async def change(seen: WritableNode) -> tuple[CordonOutcome, ...]:
+            wanted = decide_change(node, seen.metadata.annotations or {}, request)
+            if wanted.annotations and not self._dry_run:
+                metadata = {
+                    "resourceVersion": seen.metadata.resource_version,
+                    "annotations": wanted.annotations,
+                }
+                await self._client.patch(f"/api/v1/nodes/{quote_segment(node)}", {"metadata": metadata})
+            return wanted.outcomes
 
-def _patch(version: str, annotations: Mapping[str, str | None]) -> dict[str, Any]:
-    return {"metadata": {"resourceVersion": version, "annotations": annotations}}
+        try:
+            return await change_node(self._client, node, change)
+        except NotFound as error:
+            raise make_unknown_node_error([node]) from error

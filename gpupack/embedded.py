@@ -13,7 +13,13 @@ import aiohttp
 import structlog
 from aiohttp import web
 
-from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
+from allocator.names import (
+    DEFAULT_CARD_POLICY,
+    DEFAULT_NODE_POLICY,
+    MIB_PER_GIB,
+    SYSTEM_NAMESPACE,
+    resource_name,
+)
 from deviceplugin.app import Daemon
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
@@ -21,7 +27,7 @@ from deviceplugin.host.cgroups import CgroupProbe, ProcessPlace
 from deviceplugin.publishing.shutdown import ShutdownTimeouts
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.errors import GpupackError
-from gpupack.own_pods import DAEMON_NAMES, DAEMON_NAMESPACE
+from gpupack.own_pods import DAEMON_NAMES
 from scheduler_plugin.app import run as run_extender
 from scheduler_plugin.settings import Settings as SchedulerSettings
 from standins.apiserver.server import ApiServer
@@ -102,7 +108,7 @@ class _DaemonPods:
         return {
             "metadata": {
                 "name": _name_pod(node),
-                "namespace": DAEMON_NAMESPACE,
+                "namespace": SYSTEM_NAMESPACE,
                 "ownerReferences": [{"kind": "DaemonSet", "controller": True}],
             },
             "spec": {"nodeName": node},
@@ -110,7 +116,7 @@ class _DaemonPods:
         }
 
 
-_DAEMON_PODS: Final = f"/api/v1/namespaces/{DAEMON_NAMESPACE}/pods"
+_DAEMON_PODS: Final = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods"
 
 
 def _name_pod(node: str) -> str:

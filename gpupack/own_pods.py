@@ -8,9 +8,6 @@ from kubeapi.objects import Pod
 DAEMON_NAMES: Final = ("gpupack-node", "gpupack-node-dra")
 """Label `app.kubernetes.io/name` of the node daemons' pods."""
 
-DAEMON_NAMESPACE: Final = "gpupack-system"
-"""Where an installation has them, unless it says otherwise. Pods elsewhere are not believed."""
-
 
 def is_placeholder(pod: Pod) -> bool:
     """Tell whether a pod is one of ours that asks a cluster autoscaler for a node, and never runs."""

@@ -8,7 +8,7 @@ written, and the command can be stopped and started again at any Node.
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -23,19 +23,17 @@ from allocator.names import (
     STARTUP_TAINT,
 )
 from gpupack.errors import InputError
+from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, list_all
+from gpupack.node_changes import change_node, read_node
 from gpupack.own_pods import DAEMON_NAMES, is_placeholder
 from kubeapi.client import KubeClient
-from kubeapi.errors import UNREADABLE, Conflict, Forbidden, NotFound, decode_answer
-from kubeapi.objects import Pod, WritableNode, make_list_decoder
+from kubeapi.errors import Conflict, Forbidden, NotFound
+from kubeapi.objects import Pod, WritableNode
 from kubeapi.paths import make_pod_path, quote_segment
-
-T = TypeVar("T")
 
 PREFIX: Final = f"{DOMAIN}/"
 
 _NAME_LABEL: Final = "app.kubernetes.io/name"
-_TRIES: Final = 5
-"""A Node is written by its kubelet every few seconds: so many times it may change between read and write."""
 
 
 class InstalledPod(Pod):
@@ -217,11 +215,7 @@ class Uninstaller:
         claims = await self._list_claims()
         users = {uid for claim in claims for uid in claim.pods}
         names = {(claim.metadata.namespace, claim.metadata.name) for claim in claims}
-        pods = [
-            pod
-            async for page in self._client.pages("/api/v1/pods")
-            for pod in _items(page, InstalledPod, self._client.server)
-        ]
+        pods = await list_all(self._client, PODS_PATH, InstalledPod, "pods")
         for pod in pods:
             named = {(pod.metadata.namespace, name) for name in pod.claims}
             pod.has_claim = pod.metadata.uid in users or not named.isdisjoint(names)
@@ -230,17 +224,13 @@ class Uninstaller:
     async def _list_claims(self) -> "list[_Claim]":
         """List the claims that have our cards or ask for them; empty if claims cannot be listed."""
         try:
-            return [
-                claim
-                async for page in self._client.pages(CLAIMS_PATH)
-                for claim in _items(page, _Claim, self._client.server)
-                if claim.results or claim.names_class
-            ]
+            claims = await list_all(self._client, CLAIMS_PATH, _Claim, "ResourceClaims")
         except NotFound:
             return []
         except Forbidden:
             self._claims_hidden = True
             return []
+        return [claim for claim in claims if claim.results or claim.names_class]
 
     async def list_nodes(self, names: Sequence[str] = ()) -> list[str]:
         """Name the Nodes that have anything of ours, in order.
@@ -251,11 +241,8 @@ class Uninstaller:
         Raises:
             InputError: a name that no Node has.
         """
-        found = {
-            node.metadata.name: find_traces(node)
-            async for page in self._client.pages("/api/v1/nodes")
-            for node in _items(page, WritableNode, self._client.server)
-        }
+        nodes = await list_all(self._client, NODES_PATH, WritableNode, "nodes")
+        found = {node.metadata.name: find_traces(node) for node in nodes}
         unknown = sorted(set(names) - set(found))
         if unknown:
             raise InputError(f"no Node is named {', '.join(unknown)}; allowed: names of the cluster's nodes")
@@ -296,30 +283,22 @@ class Uninstaller:
                 yield outcome
 
     async def _clean_node(self, name: str, why: str) -> CleanOutcome | None:
-        for left in reversed(range(_TRIES)):
-            try:
-                node = _read_node(await self._client.get(f"/api/v1/nodes/{quote_segment(name)}"))
-            except NotFound:
-                return None
-            traces = find_traces(node)
-            if not traces:
-                return None
-            if self._claims_hidden and not self._force and NODE_SERVES in (node.metadata.annotations or {}):
-                why = why or (
-                    "its pods may hold GPU memory by claims, and there is no right to list resourceclaims"
-                )
-            if why or self._dry_run:
-                return CleanOutcome(name, traces, cleaned=not why, why=why)
-            try:
-                await self._remove_traces(node, traces)
-            except NotFound:
-                return None
-            except Conflict:
-                if not left:
-                    raise
-            else:
-                return CleanOutcome(name, traces, cleaned=True)
-        return None
+        try:
+            return await change_node(self._client, name, lambda node: self._clean(node, why))
+        except NotFound:
+            return None
+
+    async def _clean(self, node: WritableNode, why: str) -> CleanOutcome | None:
+        traces = find_traces(node)
+        if not traces:
+            return None
+        if self._claims_hidden and not self._force and NODE_SERVES in (node.metadata.annotations or {}):
+            why = why or (
+                "its pods may hold GPU memory by claims, and there is no right to list resourceclaims"
+            )
+        if not (why or self._dry_run):
+            await self._remove_traces(node, traces)
+        return CleanOutcome(node.metadata.name, traces, cleaned=not why, why=why)
 
     async def _remove_traces(self, node: WritableNode, traces: Traces) -> None:
         """Remove what was found, the taint before all else."""
@@ -328,21 +307,9 @@ class Uninstaller:
             left = [taint for taint in node.spec.taints or () if taint.get("key") not in traces.taints]
             body = {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}
             answer = await self._client.patch(f"/api/v1/nodes/{quote_segment(name)}", body)
-            version = _read_node(answer).metadata.resource_version
+            version = read_node(answer).metadata.resource_version
         if traces.resources or traces.annotations or traces.labels:
             await self._client.patch_node_status(name, traces.patch(version))
-
-
-def _read_node(answer: bytes) -> WritableNode:
-    """Decode the answer to a question for a Node, or to a patch of one."""
-    return decode_answer(answer, msgspec.json.Decoder(WritableNode).decode, "a Node")
-
-
-def _items(page: bytes, kind: type[T], server: str) -> list[T]:
-    try:
-        return make_list_decoder(kind)(page).items or []
-    except UNREADABLE as error:
-        raise InputError(f"{server} lists something else than {kind.__name__}s: {error}") from error
 
 
 class _ClassName(msgspec.Struct):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocator.errors import AllocatorError
-from allocator.names import MIB_PER_GIB, NODE_HOST, resource_name
+from allocator.names import MIB_PER_GIB, NODE_HOST, SYSTEM_NAMESPACE, resource_name
 from gpupack.encodings import to_utf8
 from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, find_address_faults
@@ -71,7 +71,7 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
     )
     period_s: float = 5.0
     guard_period_s: float = 30.0
-    namespace: str = option("gpupack-system", help="Of the placeholder pods.")
+    namespace: str = option(SYSTEM_NAMESPACE, help="Of the placeholder pods.")
     leader_elect: bool = option(False, shown=False, help="Only the leader writes.")
     lease_name: str = option("gpupack-autoscale")
     write_timeout_s: float = 5.0

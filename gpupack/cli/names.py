@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from allocator.names import SYSTEM_NAMESPACE
+
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
 
@@ -50,7 +52,7 @@ def complete_queues(context: click.Context, _param: click.Parameter, incomplete:
             raw = await queuestatus.fetch(
                 options.get("kubeconfig"),
                 options.get("context"),
-                options.get("namespace") or "gpupack-system",
+                options.get("namespace") or SYSTEM_NAMESPACE,
                 options.get("service") or "gpupack-queue",
             )
         return [queue.name for queue in queuestatus.read(raw).queues]

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from allocator.names import DEFAULT_NODE_POLICY
+from allocator.names import DEFAULT_NODE_POLICY, SYSTEM_NAMESPACE
 from gpupack.cli.common import (
     FAILED,
     context_option,
@@ -110,7 +110,7 @@ def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
 @click.option("--pods/--no-pods", default=True, show_default=True, help="Also every pod that waits.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option(
-    "-n", "--namespace", default="gpupack-system", show_default=True, help="Of the queue's Service."
+    "-n", "--namespace", default=SYSTEM_NAMESPACE, show_default=True, help="Of the queue's Service."
 )
 @click.option("--service", default="gpupack-queue", show_default=True, help="The queue's Service.")
 @click.option("--url", metavar="URL", help="Ask the queue itself there, such as http://127.0.0.1:8914.")

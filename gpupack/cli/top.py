@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allocator.names import SYSTEM_NAMESPACE
 from gpupack.cli.cluster_source import exit_with_refusal
 from gpupack.cli.common import context_option, exit_with_faults, version_option
 from gpupack.cli.names import complete_nodes
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--queue-service",
     metavar="NAMESPACE/NAME",
-    default="gpupack-system/gpupack-queue",
+    default=f"{SYSTEM_NAMESPACE}/gpupack-queue",
     show_default=True,
     help="The queue's Service.",
 )

@@ -4,6 +4,7 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from allocator.names import SYSTEM_NAMESPACE
 from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, find_address_faults
 from kubeapi.names import LABEL, is_label
@@ -42,7 +43,7 @@ class Settings(HttpAddress):
     queue_url: str | None = option(
         None, metavar="URL", help="Of `gpupack queue`; default: through the API server."
     )
-    queue_namespace: str = option("gpupack-system", help="Of the queue's Service.")
+    queue_namespace: str = option(SYSTEM_NAMESPACE, help="Of the queue's Service.")
     queue_service: str = "gpupack-queue"
     daemon_port: int | None = option(
         None,

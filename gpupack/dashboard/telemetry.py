@@ -9,9 +9,9 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
+from allocator.names import SYSTEM_NAMESPACE
 from gpupack.errors import InputError
 from gpupack.inventory.telemetry import MAX_BYTES, ask_daemon, find_daemons, is_possible
-from gpupack.own_pods import DAEMON_NAMESPACE
 from kubeapi.bounded import BoundedDict
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, KubeApiError, describe_unreachable, shorten
@@ -69,7 +69,7 @@ class TelemetrySource:
         client: KubeClient,
         session: aiohttp.ClientSession | None = None,
         port: int = 0,
-        namespace: str = DAEMON_NAMESPACE,
+        namespace: str = SYSTEM_NAMESPACE,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from allocator.names import SYSTEM_NAMESPACE
 from deviceplugin.gpus.api.telemetry import CardTelemetry
 from gpupack.inventory.fetching import list_all
 from gpupack.inventory.records import NodeRow
-from gpupack.own_pods import DAEMON_NAMES, DAEMON_NAMESPACE
+from gpupack.own_pods import DAEMON_NAMES
 from kubeapi.objects import Pod
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class TelemetryByNode:
 
 
 async def find_daemons(
-    client: "KubeClient", node: str = "", namespace: str = DAEMON_NAMESPACE
+    client: "KubeClient", node: str = "", namespace: str = SYSTEM_NAMESPACE
 ) -> dict[str, Pod]:
     """Find the running pods of node daemons, by node.
 
@@ -104,7 +105,7 @@ async def ask_daemon(client: "KubeClient", pod: Pod, *, history: bool) -> bytes:
 
 
 async def fetch_telemetry(
-    client: "KubeClient", nodes: Collection[str], namespace: str = DAEMON_NAMESPACE
+    client: "KubeClient", nodes: Collection[str], namespace: str = SYSTEM_NAMESPACE
 ) -> TelemetryByNode:
     """Ask the daemons of some nodes what their cards do. What fails is said, and takes nothing else down."""
     from gpupack.errors import InputError  # noqa: PLC0415

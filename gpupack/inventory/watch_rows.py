@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
+from allocator.names import SYSTEM_NAMESPACE
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect
 from gpupack.inventory.objects import CLAIMS_NOT_READ, NodesAndPods, serves_claims
 from gpupack.inventory.records import NodeRow
@@ -17,7 +18,6 @@ from gpupack.inventory.rendering import RenderOptions, format_lines
 from gpupack.inventory.rows import build_rows
 from gpupack.inventory.telemetry import TelemetryByNode, add_telemetry, fetch_telemetry
 from gpupack.inventory.watched_kind import WatchedKind
-from gpupack.own_pods import DAEMON_NAMESPACE
 from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
 from kubeapi.objects import Node, Pod
@@ -72,7 +72,7 @@ async def watch(
     *,
     context: str | None = None,
     telemetry: bool = False,
-    daemons_in: str = DAEMON_NAMESPACE,
+    daemons_in: str = SYSTEM_NAMESPACE,
     gap_s: float = GAP_S,
 ) -> None:
     """Write the rows to standard output, now and after every change, until it is closed or we are cancelled.

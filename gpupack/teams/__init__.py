@@ -14,7 +14,6 @@ TOKEN_HEADER: Final = "X-Gpupack-Token"  # noqa: S105 - its name
 MEMBER: Final = "gpupack-member"
 """ServiceAccount of a namespace for which its members make tokens."""
 
-SYSTEM_NAMESPACE: Final = "gpupack-system"
 SERVICE: Final = "gpupack-dashboard"
 PORT: Final = "teams"
 """Where members are answered: a port of the dashboard's Service."""

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from allocator.names import SYSTEM_NAMESPACE
 from gpupack.errors import InputError
-from gpupack.teams import AUDIENCE, MEMBER, PORT, SERVICE, SYSTEM_NAMESPACE, TOKEN_HEADER
+from gpupack.teams import AUDIENCE, MEMBER, PORT, SERVICE, TOKEN_HEADER
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, Forbidden, Invalid, KubeApiError, NotFound, ServerError
 from kubeapi.paths import quote_segment

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from allocator.names import QUEUE_NAME
+from allocator.names import QUEUE_NAME, SYSTEM_NAMESPACE
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, list_all, list_claims
 from gpupack.whatif.cluster import QUEUE_NOT_READ, Cluster
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 DEFAULT: Final = "default"
-_QUEUE_PATH: Final = "/api/v1/namespaces/gpupack-system/services/gpupack-queue:http/proxy"
+_QUEUE_PATH: Final = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/services/gpupack-queue:http/proxy"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Self
 
 from aiohttp import web
 
+from allocator.names import SYSTEM_NAMESPACE
 from standins.apiserver.http import Handlers
 from standins.apiserver.rules import LEASES, NAMESPACES, NODES, PODS, RESOURCES
 from standins.apiserver.status import JsonObject, RefusedError, Resource, expired
@@ -22,7 +23,7 @@ from standins.apiserver.store import Backup, Key, Store
 from standins.apiserver.writes import Writer
 
 MAX_BODY = 4 * 2**20
-NAMES = ("default", "kube-system", "gpupack-system")
+NAMES = ("default", "kube-system", SYSTEM_NAMESPACE)
 
 
 class ApiServer:

@@ -150,8 +150,8 @@ async def test_an_answer_that_is_no_node_is_one_line(api, run, answer):
 
     api.http.intercept = intercept
     status, out, err = await run("cordon", "n1", "0")
-    assert (status, out) == (2, "")
-    assert "something else than a node" in err
+    assert (status, out) == (1, "")
+    assert "a Node that cannot be read" in err
 
 
 async def test_two_people_at_once_lose_nothing(api, run):

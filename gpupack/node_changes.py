@@ -1,0 +1,51 @@
+"""Changes a Node that others write, too: read, decide, and write only if it is still the same."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from kubeapi.errors import Conflict, decode_answer
+from kubeapi.objects import WritableNode
+from kubeapi.paths import quote_segment
+
+if TYPE_CHECKING:
+    from kubeapi.client import KubeClient
+
+T = TypeVar("T")
+
+_TRIES: Final = 5
+"""A Node is written by its kubelet every few seconds: so many times it may change between read and write."""
+
+_decode: Final = msgspec.json.Decoder(WritableNode).decode
+
+
+def read_node(answer: bytes) -> WritableNode:
+    """Decode the answer to a question for a Node, or to a patch of one.
+
+    Raises:
+        Malformed: it is something else.
+    """
+    return decode_answer(answer, _decode, "a Node")
+
+
+async def change_node(client: "KubeClient", name: str, change: Callable[[WritableNode], Awaitable[T]]) -> T:
+    """Read a Node and hand it to `change`, again if that finds that it has been changed in between.
+
+    Args:
+        name: Of the Node; not empty.
+        change: Writes with the resourceVersion of the Node that it is given.
+
+    Raises:
+        NotFound: no Node has the name.
+        Conflict: it changed again and again.
+    """
+
+    async def change_once() -> T:
+        return await change(read_node(await client.get(f"/api/v1/nodes/{quote_segment(name)}")))
+
+    for _ in range(_TRIES - 1):
+        with suppress(Conflict):
+            return await change_once()
+    return await change_once()
