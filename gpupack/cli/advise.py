@@ -195,7 +195,9 @@ async def _apply(
         try:
             return await applier.apply(cluster, advice)
         except asyncio.CancelledError:
-            print_lines("interrupted: no further pod is moved, and cordoned cards were given back", err=True)
+            left = applier.list_cordoned()
+            told = _describe_cordoned(left) if left else "Cordoned cards were given back."
+            print_lines(f"interrupted: no further pod is moved. {told}", err=True)
             raise
 
 
@@ -204,5 +206,10 @@ def _describe_done(done: "AppliedAdvice") -> str:
     if done.left:
         lines += ["Not done:", *(f"  {move.text}" for move in done.left)]
     if done.cordoned:
-        lines.append(f"These cards stay cordoned, until gpupack uncordon: {', '.join(done.cordoned)}")
+        lines.append(_describe_cordoned(done.cordoned, sure=done.state == "done"))
     return "\n".join(lines)
+
+
+def _describe_cordoned(cards: tuple[str, ...], *, sure: bool = False) -> str:
+    stay = "stay cordoned" if sure else "are cordoned, or may be"
+    return f"These cards {stay}, until gpupack uncordon: {', '.join(cards)}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from allocator.errors import shown
 from allocator.names import QUEUE_NAME
 from gpupack.cordon import CordonOutcome, CordonRequest
+from gpupack.errors import InputError
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.rebalance.queue_rehearsal import QueueRefusal, QueueRehearsal
 from gpupack.whatif.answers import Advice, JsonAnswer, Move
@@ -59,7 +60,8 @@ class AppliedAdvice(JsonAnswer, frozen=True):
         made: The moves that were made, or tried out.
         left: Moves that were not made.
         text: In a sentence; why it stopped.
-        cordoned: Cards that stay cordoned, as NODE/NUMBER: those that were to be emptied for good.
+        cordoned: Cards that stay cordoned, as NODE/NUMBER: those that were to be emptied for good. Of moves
+            that stopped, cards whose cordon, or its end, the API server refused or did not answer.
     """
 
     state: State
@@ -112,41 +114,42 @@ class MoveApplier:
     clock: Callable[[], float] = field(default=lambda: asyncio.get_running_loop().time())
     _ours: dict[tuple[str, int], str] = field(default_factory=dict, init=False)
     """UUIDs of the cards that this process has cordoned, by node and number."""
+    _unanswered: set[tuple[str, int]] = field(default_factory=set, init=False)
+    """Cards that may be cordoned: the API server did not answer."""
 
     async def apply(self, cluster: Cluster, advice: Advice) -> AppliedAdvice:
         """Make the moves, in their order.
 
         Args:
             cluster: That the advice was made for.
-
-        Raises:
-            KubeApiError: a cordon could not be written, or could not be taken back.
         """
         uids = [_uid_of(cluster, move) for move in advice.moves]
         made: list[AppliedMove] = []
-        finished = False
-        text = ""
+        problems: list[str] = []
         try:
             for number, move in enumerate(advice.moves):
                 await self._cordon_sources(advice.moves, number)
                 self.report(f"{number + 1}/{len(advice.moves)} {move.text}")
                 made.append(await self._make(move, uids[number]))
-            finished = True
-        except (StoppedError, KubeApiError) as error:
-            text = str(error)
+        except (StoppedError, InputError, KubeApiError) as error:
+            problems.append(str(error))
         finally:
-            keeps = finished and self.options.keeps_cordon and not self.options.dry_run
-            kept = tuple(f"{node}/{card}" for node, card in sorted(self._ours)) if keeps else ()
-            if not keeps:
+            finished = len(made) == len(advice.moves)
+            if not (finished and self.options.keeps_cordon):
                 # Also after Ctrl-C: a card that stays cordoned takes no pods, and nobody would know why.
-                await asyncio.shield(self._give_back())
+                problems += await asyncio.shield(self._give_back())
         left = advice.moves[len(made) :]
-        if not finished:
-            return AppliedAdvice("stopped", tuple(made), left, f"stopped: {text}")
+        if problems:
+            text = f"stopped: {'; '.join(problems)}"
+            return AppliedAdvice("stopped", tuple(made), left, text, self.list_cordoned())
         if self.options.dry_run:
             allowed = "each eviction is allowed now" if made else "there is no move to make"
             return AppliedAdvice("dry-run", tuple(made), (), f"nothing was changed; {allowed}")
-        return AppliedAdvice("done", tuple(made), (), _count(len(made)), kept)
+        return AppliedAdvice("done", tuple(made), (), _count(len(made)), self.list_cordoned())
+
+    def list_cordoned(self) -> tuple[str, ...]:
+        """Name the cards that this process has cordoned, or may have, and not given back, as NODE/NUMBER."""
+        return tuple(f"{node}/{card}" for node, card in sorted(self._ours.keys() | self._unanswered))
 
     async def _cordon_sources(self, moves: Sequence[Move], number: int) -> None:
         """Cordon the cards that moves empty, but those to which a pod is still to go."""
@@ -167,18 +170,28 @@ class MoveApplier:
                 raise
 
     async def _cordon(self, node: str, cards: Sequence[int]) -> None:
-        outcomes = await self.cordon(node, CordonRequest(True, tuple(map(str, cards)), CORDON_REASON))
+        try:
+            outcomes = await self.cordon(node, CordonRequest(True, tuple(map(str, cards)), CORDON_REASON))
+        except KubeApiError as error:
+            if error.maybe_done:
+                self._unanswered.update((node, card) for card in cards)
+            raise
         for outcome in outcomes:
             if outcome.changed and outcome.index is not None:
                 self._ours[node, outcome.index] = outcome.uuid
 
-    async def _give_back(self) -> None:
-        by_node: dict[str, list[str]] = {}
-        for (node, _), uuid in self._ours.items():
-            by_node.setdefault(node, []).append(uuid)
-        for node, uuids in by_node.items():
-            await self.cordon(node, CordonRequest(False, tuple(uuids)))
-        self._ours.clear()
+    async def _give_back(self) -> list[str]:
+        """Uncordon the cards that this process has cordoned; returns why some stay so."""
+        problems = []
+        for node in sorted({node for node, _ in self._ours}):
+            cards = {place: uuid for place, uuid in self._ours.items() if place[0] == node}
+            try:
+                await self.cordon(node, CordonRequest(False, tuple(cards.values())))
+            except (InputError, KubeApiError) as error:
+                problems.append(str(error))
+            else:
+                self._ours = {place: uuid for place, uuid in self._ours.items() if place not in cards}
+        return problems
 
     async def _make(self, move: Move, uid: str) -> AppliedMove:
         """Make one move, and wait until the pod's successor has a node.

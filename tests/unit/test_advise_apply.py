@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from gpupack.cordon import CordonOutcome, CordonRequest
+from gpupack.errors import InputError
 from gpupack.rebalance.advise import advise_empty, advise_start
 from gpupack.rebalance.apply import AppliedAdvice, ApplyOptions, MoveApplier
 from gpupack.rebalance.planning import SearchLimits
@@ -18,7 +19,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion
 from gpupack.whatif.queue_rules import read_rules
 from kubeapi import objects
-from kubeapi.errors import TooManyRequests
+from kubeapi.errors import Forbidden, TimedOut, TooManyRequests
 from scheduler_plugin.queue.controller.settings import DecisionSettings
 from tests.ask_world import Node, Pod, World
 
@@ -283,6 +284,40 @@ def test_who_interrupts_it_while_a_cordon_is_written_finds_no_card_cordoned() ->
     asyncio.run(interrupt())
     assert fake.cordoned == set()
     assert "evict small" not in fake.log
+
+
+def test_cards_that_may_be_cordoned_are_named_where_a_cordon_has_no_answer() -> None:
+    fake = FakeCluster()
+    write = fake.cordon
+
+    async def cordon(node: str, wish: CordonRequest) -> tuple[CordonOutcome, ...]:
+        await write(node, wish)
+        raise TimedOut("no answer in 30 s")
+
+    fake.cordon = cordon  # type: ignore[method-assign]
+    done = fake.apply(fake.advise())
+    assert (done.state, done.text, done.cordoned) == ("stopped", "stopped: no answer in 30 s", ("a/0",))
+    assert steps(fake) == ["cordon a/0"]
+
+
+@pytest.mark.parametrize("error", [Forbidden("no right"), TimedOut("no answer"), InputError("no such node")])
+def test_cards_that_cannot_be_given_back_are_named_and_the_others_are_given_back(error: Exception) -> None:
+    fake = FakeCluster()
+    advice = moves_of_two(fake)
+    fake.place = lambda pod: next(move.target.node for move in advice.moves if move.pod == pod.name)
+    (refused, given) = sorted(move.source.node for move in advice.moves)
+    write = fake.cordon
+
+    async def cordon(node: str, wish: CordonRequest) -> tuple[CordonOutcome, ...]:
+        if node == refused and not wish.cordon:
+            raise error
+        return await write(node, wish)
+
+    fake.cordon = cordon  # type: ignore[method-assign]
+    done = fake.apply(advice)
+    assert (done.state, done.text, done.left) == ("stopped", f"stopped: {error}", ())
+    assert done.cordoned == (f"{refused}/0",)
+    assert f"uncordon {given}/0" in fake.log
 
 
 def test_a_card_to_which_a_pod_still_goes_is_not_cordoned_before() -> None:
