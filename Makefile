@@ -106,7 +106,7 @@ lock: ## Resolve the dependencies again, with hashes
 proto: $(VENV)/.dev ## Generate the kubelet's messages from their .proto files again
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deviceplugin/kubelet/wire/*.proto
 
-reference: $(VENV)/.dev ## Write what the code says of itself again: tables of docs/reference.md and docs/ask.md, the chart's schema, the dashboard of Grafana
+reference: $(VENV)/.dev ## Write what the code says of itself again: tables of the reference and of docs/ask.md, the chart's schema, the dashboard of Grafana
 	@$(BIN)/python -m tests.scripts.reference
 	@$(BIN)/python -m tests.scripts.chart
 	@$(BIN)/python -m tests.scripts.grafana

@@ -70,7 +70,7 @@ def render_report(report: ProofReport, output: str, *, colour: bool) -> str:
                 for line in _proofs(report, uuid, colour=colour)
             ),
             "",
-            f"{ended}{counts}. Please send us what follows (docs/hardware.md):",
+            f"{ended}{counts}. Please send us what follows (docs/hardware/proving.md):",
             "",
             msgspec.json.encode(report).decode(),
         ]

@@ -1,7 +1,7 @@
 """The queue keeps its promises whatever happens: the shipped controller in a model of everybody else.
 
 `GPUPACK_QUEUE_STEPS` sets the number of steps, `GPUPACK_QUEUE_FIRST_SEED` the seed of the first history.
-What the model leaves out is said in docs/queue.md.
+What the model leaves out is said in docs/queue/measured.md.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reference.md and docs/ask.md that the code itself can tell: `make reference`.
+"""Writes the tables of the reference and of docs/ask.md that the code itself can tell: `make reference`.
 
 A table stands between `<!-- generated: NAME -->` and `<!-- end -->`; the rest of a page is written by hand,
 and tests/unit/test_docs.py compares both with the code.
@@ -36,8 +36,8 @@ from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.extender_world import World
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
-PAGE: Final = DOCS / "reference.md"
-PAGES: Final = (PAGE, DOCS / "ask.md")
+REFERENCE: Final = (DOCS / "reference.md", *sorted((DOCS / "reference").glob("*.md")))
+PAGES: Final = (*REFERENCE, DOCS / "ask.md")
 BLOCK: Final = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -87,7 +87,7 @@ def sources() -> list[Source]:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return reference.PAGE.read_text(encoding="utf-8")
+    return "".join(each.read_text(encoding="utf-8") for each in reference.REFERENCE)
 
 
 def test_the_example_of_the_simulator_runs_as_it_is_written(tmp_path: Path) -> None:

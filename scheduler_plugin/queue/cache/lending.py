@@ -1,6 +1,6 @@
 """Choice of the workload that gets a slot: queues by share, borrowing inside and between queues. Pure.
 
-docs/queue.md#data-and-slots has the method.
+docs/queue/data.md#data-and-slots has the method.
 
 A slot belongs to a node and has a type. Queues are tried in ascending order of their usage divided by their
 weight; the first queue with a workload that may run there gets the slot. If that workload is of the other

@@ -49,7 +49,7 @@ class QueueMembership:
         return form is not None and admits_namespace(form, self._labels.get(namespace))
 
     def find_queue(self, namespace: str, named: str, last: str = "") -> str:
-        """Find the queue that a pod belongs to, empty for none; docs/queue.md says by which rule.
+        """Find the queue that a pod belongs to, empty for none; docs/queue/rules.md says by which rule.
 
         If no queue admits the namespace, a pod keeps the queue that its label names: that queue may be
         configured later.

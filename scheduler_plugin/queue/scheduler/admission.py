@@ -1,9 +1,9 @@
 """Admit waiting pods and choose their nodes, by the queues' order, quotas, slots and capacity. Pure.
 
 Decisions are made one after the other. As long as a node that can take some waiting pod has an idle slot, the
-slot is offered (docs/queue.md#data-and-slots). All idle slots of a type are offered together, and the node
-policy chooses among those that the pod may use. Without slots there is a single pool, and the first queue
-with a pod that fits anywhere admits it.
+slot is offered (docs/queue/data.md#data-and-slots). All idle slots of a type are offered together, and the
+node policy chooses among those that the pod may use. Without slots there is a single pool, and the first
+queue with a pod that fits anywhere admits it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The promises of docs/queue.md: some are asked of every write, others of the world while it is calm."""
+"""The promises of docs/queue/measured.md: some are asked of every write, others of a calm world."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
