@@ -18,6 +18,7 @@ from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer, PendingBinding
 from scheduler_plugin.binding.pod_claims import BoundPodClaim
+from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.errors import CommitError
 
 log = structlog.get_logger(__name__)
@@ -250,15 +251,13 @@ class Binder:
                 return f"claim of the pod not written: {error}"
         self._in_flight += 1
         try:
-            await self.api.bind(
-                pod.namespace,
-                pod.name,
-                pod.uid,
-                commitment.node,
-                annotations,
-                version or None,
-                timeout_s=self.timeout_s,
-            )
+            try:
+                await self._post_binding(commitment, annotations, version)
+            except Conflict:
+                version = await self._read_newer_version(commitment)
+                if not version:
+                    raise
+                await self._post_binding(commitment, annotations, version)
         except KubeApiError as error:
             if error.maybe_done:
                 self._resolve_later(commitment)
@@ -274,6 +273,43 @@ class Binder:
             self._in_flight -= 1
             self._last_sent_at = self.clock()
         return ""
+
+    async def _post_binding(
+        self, commitment: PendingBinding, annotations: Mapping[str, str], version: str
+    ) -> None:
+        pod = commitment.pod
+        await self.api.bind(
+            pod.namespace,
+            pod.name,
+            pod.uid,
+            commitment.node,
+            annotations,
+            version or None,
+            timeout_s=self.timeout_s,
+        )
+
+    async def _read_newer_version(self, commitment: PendingBinding) -> str:
+        """Read the resourceVersion with which a Binding that was refused with 409 can be sent once more.
+
+        kube-scheduler may have patched the pod's status between filter and bind.
+
+        Returns:
+            Empty if the pod has changed in anything else, or if this process may not bind any more.
+        """
+        assumed = commitment.assumed
+        current = await self._read_pod(commitment)
+        if not isinstance(current, Pod) or assumed is None or not self._is_assumed(commitment):
+            return ""
+        record = read_pod(current, self.committer.state.resource)
+        if record.version <= assumed.pod.version or not assumed.is_same_request(record):
+            return ""
+        try:
+            # No await between this check and the request.
+            may_send = not self._is_stopped and self._get_term() == self._fenced_term
+        except CommitError:
+            return ""
+        assumed.pod = replace(assumed.pod, resource_version=record.resource_version)
+        return record.resource_version if may_send else ""
 
     async def _write_claim(self, commitment: PendingBinding, claim: BoundPodClaim) -> str:
         """Write a pod's claim; returns the pod's resourceVersion after that.
@@ -301,6 +337,14 @@ class Binder:
 
     async def _read_outcome(self, commitment: PendingBinding) -> BindingOutcome:
         """Read the pod into the state, and return what it shows of the Binding."""
+        current = await self._read_pod(commitment)
+        if isinstance(current, BindingOutcome):
+            return current
+        self.committer.state.apply_pod(current, self.clock())
+        return BindingOutcome.BOUND if current.spec.node_name == commitment.node else BindingOutcome.NOT_BOUND
+
+    async def _read_pod(self, commitment: PendingBinding) -> Pod | BindingOutcome:
+        """Read the pod; GONE or UNKNOWN if it is not there, or cannot be read."""
         pod = commitment.pod
         try:
             body = await self.api.get(make_pod_path(pod.namespace, pod.name), timeout_s=self.timeout_s)
@@ -310,10 +354,7 @@ class Binder:
         except (KubeApiError, *UNREADABLE) as error:
             log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
             return BindingOutcome.UNKNOWN
-        if current.metadata.uid != pod.uid:
-            return BindingOutcome.GONE
-        self.committer.state.apply_pod(current, self.clock())
-        return BindingOutcome.BOUND if current.spec.node_name == commitment.node else BindingOutcome.NOT_BOUND
+        return current if current.metadata.uid == pod.uid else BindingOutcome.GONE
 
     def _resolve_later(self, commitment: PendingBinding) -> None:
         """Keep the cards assumed, and find out the outcome once the Binding can no longer take effect."""

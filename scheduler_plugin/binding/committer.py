@@ -11,17 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from allocator.errors import RequestError
-from allocator.place import Placement, place
+from allocator.place import Placement
 from allocator.records import Assignment, dump_assigned
 from scheduler_plugin.binding.pod_claims import BoundPodClaim, claim_of
-from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.charges import AssumedPod
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
-from scheduler_plugin.scheduling.filtering import explain_rejections, place_by_card_policy
-from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy
+from scheduler_plugin.scheduling.filtering import explain_rejections
+from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_on_node
 from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, format_event_text
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
@@ -82,7 +81,7 @@ class Committer:
         try:
             query = self.policies.make_request(self.state.nodes, pod.request, pod.amounts, uid)
             with self.state.reservations.charged_against(self.state.nodes, uid, pod.priority):
-                placement = self._place_pod(query, node, row, cards or pod.planned_uuids)
+                placement = self._place_pod(query, node, row, cards or self._list_preferred(pod, node))
         except (RequestError, *POLICY_FAULTS) as error:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
         assigned = self._make_assignment(placement, row)
@@ -108,6 +107,11 @@ class Committer:
         sizes = dict(zip(record.uuids, record.sizes, strict=True))
         return claim_of(pod, node, sizes, assigned, self.state.unit_mib)
 
+    def _list_preferred(self, pod: PodRecord, node: str) -> Collection[str]:
+        """List the UUIDs of the cards held for a pod on a node; else of those that the queue planned."""
+        hold = self.state.group_holds.get_hold(pod.uid, node)
+        return pod.planned_uuids if hold is None else hold.list_uuids()
+
     def _get_pod(self, namespace: str, name: str, uid: str) -> PodRecord:
         pod = self.state.pods.get(uid)
         what = f"pod {namespace}/{name} (UID {uid})"
@@ -129,14 +133,15 @@ class Committer:
         return pod
 
     def _place_pod(
-        self, query: SchedulingRequest, node: str, row: int, planned: Collection[str]
+        self, query: SchedulingRequest, node: str, row: int, preferred: Collection[str]
     ) -> Placement:
         """Choose the cards on the node's latest record.
 
         Raises:
             CommitError: the pod does not fit there any more.
         """
-        placement = self._place_as_planned(planned, query, row) or self._choose(query, row)
+        policy = self.policies.get_policy(query.request)
+        placement = place_on_node(policy, self.state.nodes, row, query, preferred)
         if placement is None:
             reason = FilterReason.from_code(
                 int(explain_rejections(self.state.nodes, query, np.array([row], dtype=np.intp))[0])
@@ -144,29 +149,6 @@ class Committer:
             why = format_event_text(reason, query.request.demands, self.state.unit_mib, query.request.rules)
             raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
         return placement
-
-    def _place_as_planned(
-        self, planned: Collection[str], query: SchedulingRequest, row: int
-    ) -> Placement | None:
-        """Choose among the cards that the queue planned; None if it planned none, or they are not free.
-
-        Pods that the queue admitted together fit on their planned cards; chosen anew in another order they
-        might not.
-        """
-        nodes = self.state.nodes
-        if not planned or not nodes.usable[row]:
-            return None
-        cards = [
-            card if card.uuid in planned else card.with_free_units(0) for card in build_cards(nodes, row)
-        ]
-        return place(cards, query.request, query.policy_request.card_policy)
-
-    def _choose(self, query: SchedulingRequest, row: int) -> Placement | None:
-        """Choose the cards by the node policy if it chooses cards, else by the card policy."""
-        policy = self.policies.get_policy(query.request)
-        return place_by_policy(policy, self.state.nodes, row, query) or place_by_card_policy(
-            self.state.nodes, row, query
-        )
 
     def _make_assignment(self, placement: Placement, row: int) -> Assignment | None:
         """Name the cards by UUID; None if the node publishes none."""

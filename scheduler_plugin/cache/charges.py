@@ -5,7 +5,7 @@ needed. All rules are pure; time is an argument.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from allocator.podcards import ByPosition, charged_units
@@ -34,6 +34,14 @@ class AssumedPod:
     node: str
     assigned: Assignment | None
     awaits_claim: bool = False
+
+    def is_same_request(self, pod: PodRecord) -> bool:
+        """Tell whether a later version of the unbound pod differs only in what a scheduler writes of it.
+
+        kube-scheduler patches the status of a pod that it is about to bind, as with the nominated node.
+        """
+        before = self.pod
+        return replace(pod, resource_version=before.resource_version, nominated=before.nominated) == before
 
     def counts_as(self, bound: PodRecord) -> bool:
         """Tell whether the pod, seen bound, counts on the node exactly as it did while it was assumed."""
@@ -237,8 +245,12 @@ class ChargeRules:
         return True
 
     def is_binding_stale(self, assumed: AssumedPod, pod: PodRecord) -> bool:
-        """Return True if an unbound pod has changed: its Binding's resourceVersion will be refused."""
-        return not pod.node and pod.version > assumed.pod.version and not assumed.awaits_claim
+        """Return True if an unbound pod has changed: its Binding will be refused.
+
+        A change of its status alone is none: a Binding that is refused for it is sent once more.
+        """
+        is_newer = not pod.node and pod.version > assumed.pod.version and not assumed.awaits_claim
+        return is_newer and not assumed.is_same_request(pod)
 
     def charge_assigned_cards(self, record: NodeRecord, charge: Charge) -> Mapping[int, int] | None:
         """Find the cards that the Binding names, if it agrees with the node's cards and the request.

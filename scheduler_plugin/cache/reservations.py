@@ -1,16 +1,21 @@
-"""Cards that are reserved for pods for which others were evicted.
+"""Cards that are reserved for pods for which others were evicted, or whose PodGroup is being placed.
 
 A reservation is not a charge: nothing is bound, the node does not know of it, and a pod of larger priority
-may take the cards. So it is not part of the arrays; it is added to them while a pod that must respect it is
-tried.
+may take the cards of a preemptor. So it is not part of the arrays; it is added to them while a pod that must
+respect it is tried.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from typing import Final
 
 from scheduler_plugin.cache.cards import find_current_positions
 from scheduler_plugin.cache.node_arrays import NodeArrays
+
+ABOVE_ALL_PRIORITIES: Final = 1 << 31
+"""The priority of a reservation that every other pod respects: a pod's priority has 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,10 @@ class Reservation:
     units: Mapping[int, int]
     uuids: tuple[str, ...] = ()
 
+    def list_uuids(self) -> list[str]:
+        """List the UUIDs of the cards; empty if the node published none."""
+        return [self.uuids[card] for card in self.units if card < len(self.uuids)]
+
     def get_current_units(self, uuids: Sequence[str]) -> dict[int, int]:
         """Return the units by current card position, without cards that no longer exist.
 
@@ -44,9 +53,14 @@ class Reservation:
 
 
 class Reservations:
-    """Reservations is the reserved cards, by pod UID."""
+    """Reservations is the cards reserved for preemptors, by pod UID, and those held for pods of PodGroups.
+
+    Attributes:
+        held: Cards held by UID of the pod and node; see `group_holds.GroupHolds`, which alone changes it.
+    """
 
     def __init__(self) -> None:
+        self.held: dict[tuple[str, str], Reservation] = {}
         self._by_uid: dict[str, Reservation] = {}
 
     def __iter__(self) -> Iterator[Reservation]:
@@ -69,7 +83,7 @@ class Reservations:
     def charged_against(self, nodes: NodeArrays, uid: str, priority: int) -> Iterator[None]:
         """Charge the reservations that a pod must respect to the arrays, while the context is open."""
         charges: dict[int, dict[int, int]] = {}
-        for each in self._by_uid.values():
+        for each in chain(self._by_uid.values(), self.held.values()):
             row = nodes.rows.get(each.node)
             if row is not None and each.uid != uid and each.priority >= priority:
                 sums = charges.setdefault(row, {})

@@ -11,6 +11,7 @@ from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.amounts import NOTHING
 from scheduler_plugin.cache.charges import TOMBSTONE_S, AssumedPod, Charge, ChargeRules, NodeRecord, Tombstone
 from scheduler_plugin.cache.claims import ClaimCache
+from scheduler_plugin.cache.group_holds import GroupHolds
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.node_records import NodeRecords, read_capacity
 from scheduler_plugin.cache.pod_groups import PodGroups
@@ -56,6 +57,7 @@ class ClusterState:
         claims: Claims that were not made by the extender, see `claims.ClaimCache`.
         nominated: UIDs of pods without a node for which a node is nominated.
         reservations: The cards that are reserved for nominated pods; no part of `assumed`.
+        group_holds: The cards that are held for pods whose PodGroup is being placed; likewise.
         node_records: What is known by node name.
         pod_resolved: Signals a pod that asks for cards when it is first seen bound, or ended or gone before
             that. A pod that was never bound has no node in its record.
@@ -79,6 +81,7 @@ class ClusterState:
         self.pod_resolved: Signal[[PodRecord]] = Signal()
         self.node_failed = self._records.node_failed
         self._assumed: dict[str, AssumedPod] = {}
+        self.group_holds = GroupHolds(self.pod_groups, self.reservations, self._assumed)
         self._pod_versions = ObjectVersions()
         self._node_versions = ObjectVersions()
 
@@ -284,7 +287,7 @@ class ClusterState:
         elif self._pod_versions.is_old(pod.uid, pod.version):
             return
         self.pods[pod.uid] = pod
-        self.pod_groups.put_member(pod)
+        self._put_group_member(pod)
         (self.nominated.add if pod.nominated else self.nominated.discard)(pod.uid)
         if pod.charged is not None and (pod.node or pod.ended) and (old is None or not old.node):
             self.pod_resolved(pod)
@@ -323,6 +326,7 @@ class ClusterState:
             return
         del self.pods[uid]
         self.pod_groups.remove_member(old)
+        self._end_group_holds(old)
         self.nominated.discard(uid)
         if old.charged is not None and not old.node:
             self.pod_resolved(old)
@@ -392,6 +396,7 @@ class ClusterState:
         pod = self.pods.get(uid)
         if pod is None or pod.node or pod.ended or uid in self._assumed or node not in self.nodes.rows:
             raise StateError(f"pod {uid} on node {node}; allowed: a known pod without node, taken once")
+        self._end_group_holds(pod)
         assumed = AssumedPod(pod, node, assigned)
         self._assumed[uid] = assumed
         self._records.get_or_add(node).assumed[uid] = assumed
@@ -415,7 +420,18 @@ class ClusterState:
             self._records.update_arrays(now)
 
     def expire_tombstones(self, now: float) -> None:
+        """End what counts for a time only: tombstones, and holds of pod groups."""
+        self.group_holds.expire(now)
         self._records.update_arrays(now, expire=True)
+
+    def _put_group_member(self, pod: PodRecord) -> None:
+        self.pod_groups.put_member(pod)
+        if pod.node or pod.ended:
+            self._end_group_holds(pod)
+
+    def _end_group_holds(self, pod: PodRecord) -> None:
+        if pod.scheduling_group is not None:
+            self.group_holds.end_holds(pod.scheduling_group, pod.uid)
 
     def _drop_assumed(self, assumed: AssumedPod) -> None:
         self._end_assumption(assumed)

@@ -186,7 +186,7 @@ class ExtenderService:
             args.pod_namespace, args.pod_name, args.pod_uid, args.node
         )
         if error:
-            self.extender.record_bind_failure(args.pod_uid, args.node)
+            self.extender.record_bind_failure(args.pod_uid, args.node, self.clock())
             self.metrics.errors.labels("bind").inc()
             log.warning("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node, error=error)
         else:

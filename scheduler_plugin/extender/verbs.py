@@ -8,11 +8,13 @@ import numpy as np
 from allocator.errors import RequestError
 from allocator.names import POD_PLANNED
 from allocator.request import PodRequest
+from kubeapi.backoff import KeyedBackoff
 from kubeapi.bounded import BoundedDict
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, IntArray, RowArray
 from scheduler_plugin.cache.cards import has_card
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
+from scheduler_plugin.cache.pod_groups import GroupKey
 from scheduler_plugin.cache.pods import (
     PodRecord,
     is_requeued,
@@ -20,6 +22,7 @@ from scheduler_plugin.cache.pods import (
     ranks_nodes_itself,
     requests_cards,
 )
+from scheduler_plugin.cache.reservations import ABOVE_ALL_PRIORITIES, Reservation
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.failed_bindings import FailedBindings
@@ -48,6 +51,7 @@ from scheduler_plugin.scheduling.placing import (
     POLICY_FAULTS,
     compute_scores,
     make_learning_request,
+    place_on_node,
     score_nodes,
 )
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
@@ -59,6 +63,12 @@ SHORTLIST: Final = 16
 
 MAX_EVICTABLE: Final = 256
 """Most nodes of a refusal that are remembered for preemption; the next refusal begins after them."""
+
+REFUSED_BINDING_S: Final = (1.0, 60.0)
+"""A pod of a PodGroup whose Binding was refused is refused by filter, from so long to so long."""
+
+BINDING_REFUSED: Final = "its last Binding was refused; it is tried again after a pause"
+GROUP_FAILED: Final = "too few pods of its PodGroup find cards"
 
 MAX_RESOLVED: Final = 4096
 """Pods that were bound or are gone: a filter call for one of them may still be on its way."""
@@ -97,6 +107,7 @@ class Extender:
         self._calls = CallDecoder()
         self._resolved_uids: BoundedDict[str, None] = BoundedDict(MAX_RESOLVED)
         self._failed_bindings = FailedBindings()
+        self._refused_bindings: KeyedBackoff[str] = KeyedBackoff(*REFUSED_BINDING_S)
         self._first_evictable = 0
         state.pod_resolved.connect(self._handle_resolved)
         state.set_other_resources(policies.other_resources)
@@ -127,8 +138,39 @@ class Extender:
             return FilterReply(self._refuse_everywhere(candidates, str(error)), unschedulable=refusal)
         if query is None:
             return self._pass_all(candidates)
+        return self._filter_alone_or_in_group(pod, candidates, query, now)
+
+    def _filter_alone_or_in_group(
+        self, pod: Pod, candidates: Candidates, query: SchedulingRequest, now: float
+    ) -> FilterReply:
+        group = pod.scheduling_group
+        if group is not None:
+            return self._filter_group_member(group, pod, candidates, query, now)
         with self.state.reservations.charged_against(self.state.nodes, pod.metadata.uid, pod.priority):
             return self._filter_cards(pod, candidates, query, now)
+
+    def _filter_group_member(
+        self, group: GroupKey, pod: Pod, candidates: Candidates, query: SchedulingRequest, now: float
+    ) -> FilterReply:
+        """Filter for a pod of a PodGroup: it gets one node, whose cards are held for it.
+
+        kube-scheduler tries a refused group again by itself, as a whole. So nothing waits, preempts or
+        retries for one of its pods.
+        """
+        holds, nodes, uid = self.state.group_holds, self.state.nodes, pod.metadata.uid
+        rows, _ = self._find_rows(candidates)
+        self._refused_bindings.pop_due(now)
+        can_start = holds.begin_call(group, uid, nodes, rows, now)
+        if can_start and not self._refused_bindings.is_paused(uid):
+            with self.state.reservations.charged_against(nodes, uid, pod.priority):
+                reply = self._filter_cards(pod, candidates, query, now)
+        else:
+            reply = FilterReply(
+                self._refuse_everywhere(candidates, BINDING_REFUSED if can_start else GROUP_FAILED)
+            )
+        if not reply.passed:
+            holds.record_refusal(group, uid, nodes, rows)
+        return replace(reply, refused="", evictable=(), asked_nodes=None)
 
     def would_pass(self, pod: PodRecord, among: NodeSet, now: float, *, held: bool = False) -> bool:
         """Return True if a node can take a refused pod now; this does not count as an attempt to place it.
@@ -172,14 +214,18 @@ class Extender:
         fitting_rows = rows[fits]
         self.pending_pods.report_to_policies(now)
         scores = self._score_fitting(bool(planned), placed, query, fitting_rows)
+        group = pod.scheduling_group
         limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
+        limit = limit if group is None else 1
         first = rank_best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         tried = (query, int(fitting_rows[first[0]]) if len(first) else None) if len(scores) else None
         if not len(first):
             return replace(self._refuse(pod, candidates, query, rows, at, fits), attempt=tried)
         positions = fits.nonzero()[0][first]
         chosen = (positions if at is None else at[positions]).tolist()
-        if pod.status.nominated_node_name:
+        if group is not None:
+            self._hold_cards(group, pod, query, int(fitting_rows[first[0]]))
+        elif pod.status.nominated_node_name:
             chosen = self._add_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
         if not ranks_by_itself and len(first) <= MAX_NODES:
             self._cache_result(pod, query, fitting_rows[first])
@@ -187,11 +233,29 @@ class Extender:
             encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid, attempt=tried
         )
 
-    def record_bind_failure(self, uid: str, node: str) -> None:
-        """Record a failed Binding: a pod that the queue placed tries the next node on its list."""
+    def _hold_cards(self, group: GroupKey, pod: Pod, query: SchedulingRequest, row: int) -> None:
+        """Hold the cards of a node for a pod of a group, as its Binding would choose them."""
+        nodes, uid = self.state.nodes, pod.metadata.uid
+        known = self.state.pods.get(uid)
+        planned = known.planned_uuids if known is not None else ()
+        placement = place_on_node(self.policies.get_policy(query.request), nodes, row, query, planned)
+        if placement is not None:
+            self.state.group_holds.hold(
+                group,
+                Reservation(uid, ABOVE_ALL_PRIORITIES, nodes.names[row], placement.charge, nodes.uuids[row]),
+            )
+
+    def record_bind_failure(self, uid: str, node: str, now: float) -> None:
+        """Record a failed Binding: a pod that the queue placed tries the next node on its list.
+
+        kube-scheduler tries a pod of a PodGroup again at once and for ever, so filter refuses it for a while,
+        longer each time.
+        """
         pod = self.state.pods.get(uid)
         if pod is not None and pod.planned_uuids:
             self._failed_bindings.add(uid, node)
+        if pod is not None and pod.scheduling_group is not None:
+            self._refused_bindings.failed(uid, now)
 
     def record_attempt(self, reply: FilterReply) -> None:
         """Report an answer to kube-scheduler as an attempt to policies that count attempts."""
@@ -300,6 +364,7 @@ class Extender:
         """Report a pod that was bound (by any scheduler) or is gone to policies that learn."""
         self.filter_results.pop(pod.uid, None)
         self._failed_bindings.forget(pod.uid)
+        self._refused_bindings.forget(pod.uid)
         self._resolved_uids[pod.uid] = None
         for learner in self.policies.learners:
             request = pod.charged if pod.node else None

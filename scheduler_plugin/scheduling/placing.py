@@ -3,7 +3,7 @@
 Cards are chosen by the node policy if it chooses cards and finds some, else by the card policy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from allocator.card_rules import NO_RULES
 from allocator.errors import CardPolicyError, shown
-from allocator.place import Placement, placed
+from allocator.place import Placement, place, placed
 from allocator.policy import node_policy_chooses
 from allocator.registry import one_line
 from allocator.topology import rearranged
@@ -60,6 +60,38 @@ def place_by_policy(
         # know the rules.
         return place_by_card_policy(nodes, row, query)
     return placed(query.request, _prefer_near_cards(nodes, row, ask, chosen), sizes)
+
+
+def place_on_node(
+    policy: NodePolicy,
+    nodes: NodeArrays,
+    row: int,
+    query: SchedulingRequest,
+    preferred_uuids: Collection[str] = (),
+) -> Placement | None:
+    """Choose a pod's cards on one node: of the preferred ones, by the node policy, or by the card policy.
+
+    Pods that were planned together fit on the cards that were planned for them; chosen anew in another order
+    they might not.
+
+    Args:
+        preferred_uuids: UUIDs of cards that the pod gets if they are free; empty for no preference.
+
+    Returns:
+        The placement, None if the pod does not fit.
+
+    Raises:
+        PolicyError: a policy returns invalid cards, or (allocator's error) invalid costs.
+    """
+    if preferred_uuids and nodes.usable[row]:
+        cards = [
+            card if card.uuid in preferred_uuids else card.with_free_units(0)
+            for card in build_cards(nodes, row)
+        ]
+        placement = place(cards, query.request, query.policy_request.card_policy)
+        if placement is not None:
+            return placement
+    return place_by_policy(policy, nodes, row, query) or place_by_card_policy(nodes, row, query)
 
 
 def _prefer_near_cards(

@@ -2,12 +2,14 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import Conflict, Forbidden, KubeApiError, Malformed, NotFound, ServerError, TimedOut
 from kubeapi.events import BUSY_S
-from tests.binding_world import ARGS, T, World, bound
+from kubeapi.objects import Pod
+from tests.binding_world import ARGS, Leader, T, World, bound
 from tests.cluster_builders import node, pod, pod_object
 
 
@@ -64,6 +66,68 @@ async def test_a_conflict_shows_the_pod_before_the_cards_are_given_back() -> Non
     assert world.state.pods["uid-p"].node == "m"
     assert int(world.state.nodes.assumed[world.state.nodes.rows["n"]].sum()) == 0
     assert int(world.state.nodes.assumed[world.state.nodes.rows["m"]].sum()) > 0
+
+
+NOMINATED = pod_object("p", 8, version=7, status={"nominatedNodeName": "n"})
+
+
+@pytest.mark.parametrize("watched", [False, True])
+async def test_a_binding_refused_for_a_patch_of_the_status_is_sent_once_more(watched: bool) -> None:
+    """kube-scheduler may write nominatedNodeName between filter and bind."""
+    world = World()
+    world.api.pod = NOMINATED
+
+    def answer() -> None:
+        if watched:
+            world.state.apply_pod(msgspec.convert(NOMINATED, Pod), 0)
+        assert world.assumed() == 8
+        if len(world.api.calls) == 1:
+            raise Conflict("the object has been modified")
+
+    world.api.binding = answer
+    assert await world.binder.bind(*ARGS) == ""
+    assert [call[5] for call in world.api.calls] == ["3", "7"]
+    assert world.api.calls[0][4] == world.api.calls[1][4] != {}
+    assert world.assumed() == 8
+
+
+@pytest.mark.parametrize(
+    ("current", "sent"),
+    [
+        (NOMINATED, 2),
+        (pod_object("p", 8, version=3), 1),
+        (pod_object("p", 8, version=7, labels={"changed": "yes"}), 1),
+        (pod_object("p", 9, version=7), 1),
+        (pod_object("p", 8, version=7, spec={"schedulingGates": [{"name": "example.com/held"}]}), 1),
+        (pod_object("p", 8, version=7, uid="another"), 1),
+        (NotFound("gone"), 1),
+        (TimedOut("late"), 1),
+    ],
+    ids=["again", "the same version", "other labels", "another request", "gated", "another pod", "gone", "?"],
+)
+async def test_a_binding_that_is_refused_again_or_for_another_change_gives_the_cards_back(
+    current: dict[str, object] | KubeApiError, sent: int
+) -> None:
+    world = World()
+    world.api.pod = current
+    world.fails(Conflict("the object has been modified"))
+    assert "Binding refused" in await world.binder.bind(*ARGS)
+    assert len(world.api.calls) == sent
+    assert world.assumed() == 0
+
+
+async def test_a_binding_is_not_sent_again_by_a_process_that_no_longer_leads() -> None:
+    world = World(leader := Leader(is_leader=True, since=0.0))
+    world.api.pod = NOMINATED
+
+    def answer() -> None:
+        leader.is_leader = False
+        raise Conflict("the object has been modified")
+
+    world.api.binding = answer
+    assert "Binding refused" in await world.binder.bind(*ARGS)
+    assert len(world.api.calls) == 1
+    assert world.assumed() == 0
 
 
 @pytest.mark.parametrize(

@@ -224,8 +224,8 @@ async def test_the_watch_that_shows_the_pods_new_status_lets_no_card_go() -> Non
     assert seen == [8, 8]
     await world.settle()
     assert len(api.allocated) == 1
-    # A version after that of the Binding means that it is refused.
-    world.state.apply_pod(pod("p", 8, version=api.version + 1), 0)
+    # A change after that of the Binding means that it is refused.
+    world.state.apply_pod(pod("p", 8, version=api.version + 1, labels={"changed": "yes"}), 0)
     assert int(world.state.nodes.assumed.sum()) == 0
 
 

@@ -155,8 +155,17 @@ def test_a_pod_that_changed_unbound_cannot_be_bound_in_the_old_version() -> None
     take(state)
     state.apply_pod(pod("a", 8, version=3), 0)
     assert assumed(state) == [0, 8]
-    state.apply_pod(pod("a", 8, version=4), 0)
+    state.apply_pod(pod("a", 8, version=4, labels={"changed": "yes"}), 0)
     assert assumed(state) == [0, 0]
+
+
+def test_a_pod_whose_status_alone_has_changed_stays_assumed() -> None:
+    """kube-scheduler nominates a node between filter and bind; the Binding is sent again for that."""
+    state = state_with()
+    state.apply_pod(pod("a", 8, version=3), 0)
+    take(state)
+    state.apply_pod(pod("a", 8, version=4, status={"nominatedNodeName": "n"}), 0)
+    assert assumed(state) == [0, 8]
 
 
 def test_a_pod_deleted_unbound_ends_its_commitment() -> None:

@@ -1,0 +1,260 @@
+"""Pods of a PodGroup in filter and bind: a card is held for each of them until its Binding."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from kubeapi.objects import PodGroup
+from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.cache.group_holds import BINDING_HOLD_S, HOLD_S
+from scheduler_plugin.errors import CommitError
+from scheduler_plugin.extender.verbs import BINDING_REFUSED, GROUP_FAILED, REFUSED_BINDING_S
+from tests.cluster_builders import pod, pod_object
+from tests.extender_world import World
+
+
+class GroupWorld(World):
+    """Pods of PodGroups, a clock, and a committer that binds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.committer = Committer(self.state, self.policies)
+        self.pods: dict[str, dict[str, Any]] = {}
+
+    def group(self, name: str, min_count: int) -> None:
+        raw = {
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"schedulingPolicy": {"gang": {"minCount": min_count}}},
+        }
+        self.state.pod_groups.put_group(msgspec.convert(raw, PodGroup))
+
+    def pod(self, name: str, units: int, group: str = "", *, known: bool = True, **options: Any) -> None:
+        spec: dict[str, object] = dict(options.pop("spec", {}))
+        if group:
+            spec["schedulingGroup"] = {"podGroupName": group}
+        self.pods[name] = pod_object(name, units, spec=spec, **options)
+        if known:
+            self.state.apply_pod(pod(name, units, spec=spec, **options), self.now)
+
+    def ask(self, name: str, *nodes: str) -> str:
+        """Call filter; return the node that it gives, or the reason."""
+        reply = self.extender.filter(self.body(self.pods[name], nodes or None), self.now)
+        self.reply = reply
+        answer = json.loads(reply.answer)
+        names = answer["NodeNames"] or []
+        assert len(names) <= 1 or "schedulingGroup" not in self.pods[name]["spec"]
+        return names[0] if names else next(iter(answer["FailedAndUnresolvableNodes"].values()))
+
+    def bind(self, name: str, node: str) -> list[str]:
+        """Assume a pod's cards; return their UUIDs."""
+        commitment = self.committer.assume("default", name, f"uid-{name}", node, self.now)
+        assert commitment.assumed is not None
+        assert commitment.assumed.assigned is not None
+        return [uuid for shares in commitment.assumed.assigned.values() for uuid, _ in shares]
+
+    def held(self) -> set[tuple[str, str]]:
+        self.state.expire_tombstones(self.now)
+        return set(self.state.reservations.held)
+
+
+@pytest.fixture
+def world() -> GroupWorld:
+    world = GroupWorld()
+    world.group("g", 2)
+    return world
+
+
+NOT_FREE = "no card with 5 GiB free"
+
+
+def test_the_second_pod_is_refused_where_the_sum_suffices_and_no_card_does(world: GroupWorld) -> None:
+    world.node("n", (8, 8), (2, 4))
+    for name in ("g-0", "g-1"):
+        world.pod(name, 5, "g")
+    assert world.ask("g-0") == "n"
+    assert NOT_FREE in world.ask("g-1")
+    # The group has failed, so nothing is held for it and a pod on its own gets the card.
+    assert world.held() == set()
+    world.pod("s", 5)
+    assert world.ask("s") == "n"
+
+
+def test_cards_are_held_against_every_other_pod_until_the_binding(world: GroupWorld) -> None:
+    world.node("n", (8, 8))
+    for name in ("g-0", "g-1"):
+        world.pod(name, 5, "g")
+        assert world.ask(name) == "n"
+    world.pod("s", 5, spec={"priority": 1000})
+    assert NOT_FREE in world.ask("s")
+    with pytest.raises(CommitError, match="no longer fits"):
+        world.bind("s", "n")
+    assert {*world.bind("g-1", "n"), *world.bind("g-0", "n")} == {"GPU-n-0", "GPU-n-1"}
+    assert world.held() == set()
+    assert NOT_FREE in world.ask("s")
+
+
+def test_a_gang_that_fits_exactly_is_bound_in_any_order(world: GroupWorld) -> None:
+    sizes = (3, 8, 5, 7, 6, 4, 2, 9)
+    world.node("n", sizes)
+    for size in sizes:
+        world.pod(f"g-{size}", size, "g")
+    asked = sorted(sizes, reverse=True)
+    assert {world.ask(f"g-{size}") for size in asked} == {"n"}
+    taken = [uuid for size in sizes for uuid in world.bind(f"g-{size}", "n")]
+    assert taken == [f"GPU-n-{card}" for card in range(len(sizes))]
+
+
+def test_two_groups_that_want_the_same_cards_do_not_share_them(world: GroupWorld) -> None:
+    world.node("n", (8, 8, 8))
+    world.group("h", 2)
+    for name in ("g-0", "g-1"):
+        world.pod(name, 5, "g")
+    for name in ("h-0", "h-1"):
+        world.pod(name, 5, "h")
+    # Two kube-schedulers ask at the same time.
+    assert [world.ask(name) for name in ("g-0", "h-0", "g-1")] == ["n", "n", "n"]
+    assert NOT_FREE in world.ask("h-1")
+    assert world.held() == {("uid-g-0", "n"), ("uid-g-1", "n")}
+
+
+def test_a_group_of_more_pods_than_min_count_goes_on_without_the_last(world: GroupWorld) -> None:
+    world.node("n", (8, 8))
+    for at in range(3):
+        world.pod(f"g-{at}", 5, "g")
+    assert [world.ask(f"g-{at}") for at in range(2)] == ["n", "n"]
+    assert NOT_FREE in world.ask("g-2")
+    assert world.held() == {("uid-g-0", "n"), ("uid-g-1", "n")}
+    world.bind("g-0", "n"), world.bind("g-1", "n")
+    assert NOT_FREE in world.ask("g-2")
+    assert world.held() == set()
+
+
+def test_each_placement_has_holds_of_its_own_until_the_binding_says_which_counts(world: GroupWorld) -> None:
+    for zone in "abc":
+        world.node(zone, (8, 8) if zone != "b" else (8,))
+    for name in ("g-0", "g-1"):
+        world.pod(name, 5, "g")
+    assert [world.ask(name, "a") for name in ("g-0", "g-1")] == ["a", "a"]
+    assert world.ask("g-0", "b") == "b"
+    assert NOT_FREE in world.ask("g-1", "b")
+    assert [world.ask(name, "c") for name in ("g-0", "g-1")] == ["c", "c"]
+    # The group has failed in b, and only there.
+    assert world.held() == {(f"uid-g-{at}", zone) for at in range(2) for zone in "ac"}
+    world.bind("g-1", "a")
+    assert world.held() == {("uid-g-0", "a"), ("uid-g-0", "c")}
+    world.bind("g-0", "a")
+    assert world.held() == set()
+
+
+def test_a_placement_that_failed_says_nothing_of_the_next(world: GroupWorld) -> None:
+    """kube-scheduler's own filters refuse g-0 in zone a, so that g-1 is the first to be asked about there."""
+    world.node("a", (8,), (8,))
+    world.node("b", (8, 8))
+    for name in ("g-0", "g-1"):
+        world.pod(name, 5, "g")
+    assert NOT_FREE in world.ask("g-1", "a")
+    assert [world.ask(name, "b") for name in ("g-0", "g-1")] == ["b", "b"]
+
+
+def test_a_new_cycle_moves_the_hold_of_the_pod_that_is_asked_about(world: GroupWorld) -> None:
+    world.node("a", (8,))
+    world.node("b", (8,))
+    world.pod("g-0", 5, "g")
+    world.pod("g-1", 5, "g")
+    assert [world.ask("g-0", "a"), world.ask("g-1", "b")] == ["a", "b"]
+    assert world.ask("g-0", "a", "b") == "a"
+    assert world.held() == {("uid-g-0", "a"), ("uid-g-1", "b")}
+
+
+def test_a_nominated_node_that_will_not_do_is_no_new_cycle(world: GroupWorld) -> None:
+    world.node("a", (8,), (8,))
+    world.node("b", (8, 8))
+    for name in ("g-0", "g-1"):
+        world.pod(name, 5, "g")
+    assert world.ask("g-0", "b") == "b"
+    assert NOT_FREE in world.ask("g-1", "a")
+    assert world.ask("g-1", "a", "b") == "b"
+
+
+def test_a_pod_that_kube_scheduler_knew_first_is_refused_once_its_group_has_failed(world: GroupWorld) -> None:
+    """The hold of g-0 is gone by then: were g-2 given its card, the group would be bound in part."""
+    world.node("n", (8, 8), (2, 4))
+    for name in ("g-0", "g-1"):
+        world.pod(name, 5, "g")
+    world.pod("g-2", 1, "g", known=False)
+    assert world.ask("g-0") == "n"
+    assert NOT_FREE in world.ask("g-1")
+    assert world.ask("g-2") == GROUP_FAILED
+    world.pod("g-2", 1, "g")
+    # In the next cycle they are three, of which two are enough.
+    assert [world.ask("g-0"), world.ask("g-2")] == ["n", "n"]
+
+
+def test_holds_end_some_time_after_the_last_call(world: GroupWorld) -> None:
+    world.node("n", (8, 8))
+    for name in ("g-0", "g-1"):
+        world.pod(name, 5, "g")
+        assert world.ask(name) == "n"
+        world.now += HOLD_S / 2
+    assert len(world.held()) == 2
+    world.now += HOLD_S / 2
+    assert world.held() == set()
+
+
+@pytest.mark.parametrize("sign", ["assumed", "nominated"])
+def test_holds_last_while_a_binding_of_the_group_is_under_way(world: GroupWorld, sign: str) -> None:
+    world.node("n", (8, 8))
+    for name in ("g-0", "g-1"):
+        world.pod(name, 5, "g")
+        assert world.ask(name) == "n"
+    if sign == "assumed":
+        world.bind("g-0", "n")
+    else:
+        world.pod("g-0", 5, "g", version=2, status={"nominatedNodeName": "n"})
+    world.now += BINDING_HOLD_S - 1
+    assert ("uid-g-1", "n") in world.held()
+    world.now += 1
+    assert world.held() == set()
+
+
+def test_nothing_is_held_for_a_pod_that_is_gone(world: GroupWorld) -> None:
+    world.node("n", (8, 8))
+    for name in ("g-0", "g-1"):
+        world.pod(name, 5, "g")
+        assert world.ask(name) == "n"
+    world.state.delete_pod(pod("g-0", 5, spec=world.pods["g-0"]["spec"], version=2), "2", 0)
+    assert world.held() == {("uid-g-1", "n")}
+
+
+def test_without_its_pod_group_nobody_says_that_a_group_has_failed(world: GroupWorld) -> None:
+    world.node("n", (8,))
+    for name in ("x-0", "x-1"):
+        world.pod(name, 5, "x")
+    assert world.ask("x-0") == "n"
+    assert NOT_FREE in world.ask("x-1")
+    assert world.held() == {("uid-x-0", "n")}
+    world.now += HOLD_S
+    assert world.held() == set()
+
+
+def test_a_pod_whose_binding_was_refused_pauses_longer_each_time(world: GroupWorld) -> None:
+    world.node("n", (8, 8))
+    for name in ("g-0", "g-1"):
+        world.pod(name, 5, "g")
+    for times in range(3):
+        assert world.ask("g-0") == "n"
+        world.extender.record_bind_failure("uid-g-0", "n", world.now)
+        world.now += REFUSED_BINDING_S[0] * 2**times - 0.1
+        assert world.ask("g-0") == BINDING_REFUSED
+        world.now += 0.1
+
+
+def test_nobody_waits_retries_or_evicts_for_one_pod_of_a_group(world: GroupWorld) -> None:
+    world.node("n", (8,), (4,))
+    world.pod("g-0", 5, "g")
+    world.ask("g-0")
+    assert (world.reply.refused, world.reply.evictable, world.reply.asked_nodes) == ("", (), None)
+    assert world.reply.unschedulable is not None
