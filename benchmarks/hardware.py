@@ -286,7 +286,7 @@ async def start() -> AsyncIterator[tuple[World, list[str]]]:
             "profile": profile,
             "kubeconfig": kubeconfig,
             "device-plugin-dir": kubelet.device_plugin_dir,
-            "pod-resources-socket": kubelet.pod_resources_socket,
+            "kubelet-dir": kubelet.device_plugin_dir.parent,
             "http": f"127.0.0.1:{port}",
         }
         command = [sys.executable, "-m", "gpupack", "node"]

@@ -264,7 +264,7 @@ def command(kubeconfig: str, kubelet: Kubelet, port: int) -> list[str]:
         "profile": PROFILE,
         "kubeconfig": kubeconfig,
         "device-plugin-dir": kubelet.device_plugin_dir,
-        "pod-resources-socket": kubelet.pod_resources_socket,
+        "kubelet-dir": kubelet.device_plugin_dir.parent,
         "http": f"127.0.0.1:{port}",
     }
     return [sys.executable, "-m", "gpupack", "node", *(f"--{key}={value}" for key, value in options.items())]

@@ -86,7 +86,7 @@ async def measure(count: int) -> dict[str, float]:
             "profile": PROFILE,
             "kubeconfig": kubeconfig,
             "device-plugin-dir": kubelet / "device-plugins",
-            "pod-resources-socket": kubelet / "pod-resources" / "kubelet.sock",
+            "kubelet-dir": kubelet,
             "http": f"127.0.0.1:{free_port()}",
             "serve": "dra",
             "cdi-dirs": folder / "cdi",

@@ -237,6 +237,10 @@ def _kubelet(settings: Settings) -> Iterator[CheckFinding]:
         yield CheckFinding(
             "kubelet's checkpoint", "ok", "none yet" if checkpoint is None else f"{entries} entries"
         )
+    socket = settings.pod_resources_socket
+    if not socket.is_socket():
+        lost = "pods of one size may be mixed up; --kubelet-dir is the kubelet's --root-dir"
+        yield CheckFinding("kubelet's PodResources", "less", f"no socket {socket}", lost)
 
 
 def _claims(settings: Settings) -> CheckFinding:

@@ -40,11 +40,12 @@ class Settings(HttpAddress):
     kubeconfig: str | None = kubeconfig_option()
     device_plugin_dir: Path = option(
         Path("/var/lib/kubelet/device-plugins"),
-        help="Folder of the kubelet's device plugin sockets and of its checkpoint of devices.",
+        help="Folder of the kubelet's device plugin sockets and of its checkpoint of devices. Kubernetes has "
+        "it there whatever the kubelet's --root-dir is.",
     )
-    pod_resources_socket: Path = option(
-        Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
-        help="The kubelet's PodResources socket; asked which pods it takes up, and to clean its checkpoint.",
+    kubelet_dir: Path = option(
+        Path("/var/lib/kubelet"),
+        help="The kubelet's --root-dir, with its PodResources socket and its folders of plugins.",
     )
     http: str = option("127.0.0.1:8911", help="HOST:PORT of /healthz /readyz /metrics.")
     card_policy: str = option(DEFAULT_CARD_POLICY, help="For pods nobody assigned a card.")
@@ -120,9 +121,9 @@ class Settings(HttpAddress):
         return resource_name(self.unit_mib)
 
     @property
-    def kubelet_dir(self) -> Path:
-        """The kubelet's folder, that of device plugins is in it."""
-        return self.device_plugin_dir.parent
+    def pod_resources_socket(self) -> Path:
+        """The kubelet's socket that is asked which pods it takes up, and to clean its checkpoint."""
+        return self.kubelet_dir / "pod-resources" / "kubelet.sock"
 
     @property
     def provider(self) -> GpuProvider:

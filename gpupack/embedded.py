@@ -206,7 +206,7 @@ class EmbeddedCluster:
             unit_mib=self.unit_mib,
             kubeconfig=self.kubeconfig,
             device_plugin_dir=kubelet.device_plugin_dir,
-            pod_resources_socket=kubelet.pod_resources_socket,
+            kubelet_dir=kubelet.device_plugin_dir.parent,
             http="127.0.0.1:0",
             card_policy=self._card_policy,
             publish_gap_s=PUBLISH_GAP_S,

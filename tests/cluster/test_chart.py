@@ -40,6 +40,7 @@ COMPONENTS = {
     "dra": ["dra.enabled=true"],
     "evict-over-use": ["evictOverUse.enabled=true"],
     "gpu-taint": ["gpuTaint.enabled=true"],
+    "k0s": ["node.kubeletDir=/var/lib/k0s/kubelet"],
     "memory-limits": ["memoryLimits.enabled=true"],
     "mig": ["mig.enabled=true"],
     "mps": ["mps.enabled=true"],
@@ -55,7 +56,7 @@ TOGETHER = {
 }
 """Components that one value brings, or that stand on others."""
 BESIDE_CLAIMS = {
-    **{name: COMPONENTS[name] for name in ("cdi", "evict-over-use", "memory-limits", "mig", "mps")},
+    **{name: COMPONENTS[name] for name in ("cdi", "evict-over-use", "k0s", "memory-limits", "mig", "mps")},
     **{name: OVERLAYS[name] for name in ("autoscale", "dashboard", "nvidia-runtime-class", "queue")},
     "queue-batch": COMPONENTS["queue-batch-own-nodes"],
     "simulated-gpus": OVERLAYS["simulated-gpus"],
@@ -324,6 +325,8 @@ def test_batch_mode_without_a_kube_scheduler_of_ours_is_refused(values: tuple[st
         ("node.args.unit-mb=512", "unit-mb"),
         ("node.args.unit-mib=half", "unit-mib"),
         ("node.args.serve=dra", "serve"),
+        ("node.args.kubelet-dir=/var/lib/k0s/kubelet", "kubelet-dir"),
+        ("node.kubeletDir=kubelet", "kubeletDir"),
         ("scheduler.mode=both", "mode"),
         ("schedulerName=v2", "schedulerName"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),

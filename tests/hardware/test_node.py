@@ -75,7 +75,7 @@ async def start_node(card: GpuCard, cgroups: PodCgroups, *options: str) -> Async
         arguments = [
             *("node", "--node-name", NODE, "--kubeconfig", folder / "kubeconfig"),
             *("--device-plugin-dir", kubelet.device_plugin_dir),
-            *("--pod-resources-socket", kubelet.pod_resources_socket),
+            *("--kubelet-dir", kubelet.device_plugin_dir.parent),
             *("--cgroup-root", cgroups.root, "--publish-gap-s", "0.2", *options),
         ]
         async with process(*arguments, stderr=None) as (daemon, url, _):

@@ -108,7 +108,7 @@ class NodeWorld:
             "profile": "unused",
             "kubeconfig": self.api.kubeconfig(self.folder / "kubeconfig"),
             "device_plugin_dir": self.kubelet.device_plugin_dir,
-            "pod_resources_socket": self.kubelet.pod_resources_socket,
+            "kubelet_dir": self.kubelet.device_plugin_dir.parent,
             "http": "127.0.0.1:0",
             "publish_gap_s": 0.2,
         }

@@ -37,7 +37,7 @@ async def test_a_node(world, number):
     arguments = [
         *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4"),
         *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-        *("--pod-resources-socket", kubelet.pod_resources_socket),
+        *("--kubelet-dir", kubelet.device_plugin_dir.parent),
     ]
     async with process(*arguments) as (daemon, url, lines), aiohttp.ClientSession() as session:
 
@@ -98,7 +98,7 @@ async def test_a_node_whose_log_goes_nowhere_serves_pods(world, broken):
     arguments = [
         *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4", "--log-level", "debug"),
         *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-        *("--pod-resources-socket", kubelet.pod_resources_socket),
+        *("--kubelet-dir", kubelet.device_plugin_dir.parent),
     ]
     with broken() as stderr:
         async with (
@@ -159,7 +159,7 @@ async def test_without_a_file_descriptor_left_the_log_is_quiet(world, command):
         "node": [
             *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4"),
             *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-            *("--pod-resources-socket", kubelet.pod_resources_socket),
+            *("--kubelet-dir", kubelet.device_plugin_dir.parent),
         ],
         "scheduler": ["scheduler", "--kubeconfig", folder / "kubeconfig"],
     }[command]
@@ -199,7 +199,7 @@ async def test_a_node_with_cards_of_the_driver(world, name):
     arguments = [
         *("node", "--node-name", NODE, "--gpus", "nvml"),
         *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-        *("--pod-resources-socket", kubelet.pod_resources_socket),
+        *("--kubelet-dir", kubelet.device_plugin_dir.parent),
     ]
     mock = {"LD_LIBRARY_PATH": MOCK, "MOCK_NVML_CONFIG": str(profile)}
     async with process(*arguments, **mock) as (_, _, lines):

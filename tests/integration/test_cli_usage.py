@@ -72,7 +72,7 @@ def node_arguments(folder, **changes):
         "profile": "2xt4",
         "kubeconfig": folder / "kubeconfig",
         "device-plugin-dir": folder / "plugins",
-        "pod-resources-socket": folder / "pods.sock",
+        "kubelet-dir": folder,
         "http": "127.0.0.1:0",
         **{name.replace("_", "-"): value for name, value in changes.items()},
     }

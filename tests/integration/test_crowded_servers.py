@@ -107,7 +107,7 @@ async def test_a_node_daemon_serves_pods_and_ends_with_its_words_withdrawn(world
     arguments = [
         *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4"),
         *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-        *("--pod-resources-socket", kubelet.pod_resources_socket),
+        *("--kubelet-dir", kubelet.device_plugin_dir.parent),
     ]
 
     async def used():

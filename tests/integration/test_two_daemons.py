@@ -24,7 +24,7 @@ def arguments(folder, kubelet, profile="2xt4"):
     return [
         *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", profile),
         *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-        *("--pod-resources-socket", kubelet.pod_resources_socket),
+        *("--kubelet-dir", kubelet.device_plugin_dir.parent),
     ]
 
 

@@ -26,7 +26,10 @@ _TEXT: Final = {"type": "string"}
 _BOOL: Final = {"type": "boolean"}
 _OBJECT: Final = {"type": "object"}
 
-_NO_VALUES = {"version", "help", "node_name", "serve", "check", "output", "prove", "prove_busy", "prove_mig"}
+_NO_VALUES = {
+    *("version", "help", "node_name", "kubelet_dir", "serve", "check", "output"),
+    *("prove", "prove_busy", "prove_mig"),
+}
 """Options that are for people at a terminal, or that the chart sets itself."""
 
 
@@ -100,7 +103,12 @@ def schema() -> dict[str, Any]:
         ),
         "node": closed(
             workload(
-                "node", runtimeClassName=said("nvidia, where NVIDIA's runtime is not the default.", _TEXT)
+                "node",
+                kubeletDir=said(
+                    "The kubelet's --root-dir; folders of the host and options follow it.",
+                    {**_TEXT, "pattern": "^/.*[^/]$"},
+                ),
+                runtimeClassName=said("nvidia, where NVIDIA's runtime is not the default.", _TEXT),
             ),
             "The DaemonSet on the nodes with cards.",
         ),

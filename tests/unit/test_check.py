@@ -44,6 +44,7 @@ def settings(tmp_path: Path) -> Settings:
         gpus="simulated",
         profile="2xt4",
         device_plugin_dir=plugins,
+        kubelet_dir=plugins.parent,
         cgroup_root=root,
         container_logs=logs,
         cdi_dirs=(tmp_path / "cdi",),
@@ -89,6 +90,7 @@ def test_a_node_that_has_everything(settings: Settings) -> None:
     [
         ({"memory_limits": "off"}, "memory of 2 cards", "less", "--memory-limits off"),
         ({"device_plugin_dir": Path("/none")}, "kubelet", "bad", "no folder /none"),
+        ({"kubelet_dir": Path("/none")}, "kubelet's PodResources", "less", "no socket /none"),
         ({"container_logs": Path("/none")}, "container logs", "less", "no /none"),
         ({"cgroup_root": Path("/none")}, "cgroups", "less", "nothing at /none"),
         ({"unit_mib": 20_000}, "card GPU-00000074-0000-4000-8000-000000000000", "bad", "Tesla T4"),

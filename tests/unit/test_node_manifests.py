@@ -1,6 +1,7 @@
 """The node daemon's manifests: what it is given on its node, what it may do, and its components."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import yaml
 from allocator import names
 from deviceplugin.gpus.nvidia.mps.folder import SHM
 from deviceplugin.mps_settings import MpsSettings
-from deviceplugin.option_values import CDI_FOLDERS, DRA
+from deviceplugin.option_values import CDI_CRI, DRA, MPS
 from deviceplugin.settings import Settings as NodeSettings
+from gpupack.cli.app import cli
 from tests.cluster.harness.manifests import MANIFESTS, build
 from tests.manifest_objects import NAMESPACE, container, objects, pod_template, text_of
 
@@ -27,19 +29,7 @@ def test_the_daemon_has_what_a_gpu_node_must_give_it() -> None:
     assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
     assert "--node-name=$(NODE_NAME)" in gpupack["args"]
     assert "NODE_NAME" in environment
-    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
     mounts = {mount["mountPath"]: mount for mount in gpupack["volumeMounts"]}
-    # The daemon's defaults are the host's paths, so each is mounted where it is.
-    assert {mount["mountPath"]: paths[mount["name"]] for mount in mounts.values()} == {
-        path: path
-        for path in (
-            "/var/lib/kubelet/device-plugins",
-            "/var/lib/kubelet/pod-resources",
-            "/var/lib/kubelet/plugins",
-            "/sys/fs/cgroup",
-            "/var/log/containers",
-        )
-    }
     # With the kernel's dmem controller a limit is a file among the cgroups.
     assert mounts["/sys/fs/cgroup"].get("readOnly", False) is False
     assert mounts["/var/log/containers"]["readOnly"] is True
@@ -82,15 +72,35 @@ def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
             assert ("ConfigMap", one["spec"]["paramRef"]["name"]) in found
 
 
-def test_the_cdi_component_brings_the_folders_that_the_daemon_looks_into() -> None:
-    built = build(MANIFESTS / "base", MANIFESTS / "components" / "cdi")
-    (daemon,) = [one for one in built if one["kind"] == "DaemonSet"]
-    args = container(daemon)["args"]
-    assert "--device-list-strategy=cdi-cri" in args
-    mounted = {each["name"]: each["mountPath"] for each in container(daemon)["volumeMounts"]}
-    hosts = {each["name"]: each["hostPath"]["path"] for each in pod_template(daemon)["volumes"]}
-    assert [mounted[name] for name in ("cdi-static", "cdi")] == [str(folder) for folder in CDI_FOLDERS]
-    assert all(mounted[name] == hosts[name] for name in ("cdi-static", "cdi"))
+SETS = [(), ("k0s",), ("cdi",), ("mps",), ("dra",), ("dra", "k0s"), ("dra", "cdi", "mps", "k0s")]
+
+
+@pytest.mark.parametrize("components", SETS, ids="+".join)
+def test_the_daemons_options_name_the_folders_that_are_mounted(components: tuple[str, ...]) -> None:
+    """Each under its own path: the kubelet, the runtime and the containers are told paths of the host."""
+    built = build(MANIFESTS / "base", *(MANIFESTS / "components" / name for name in components))
+    for daemon in [one for one in built if one["metadata"]["name"].startswith("gpupack-node")]:
+        if daemon["kind"] != "DaemonSet":
+            continue
+        settings = _settings(daemon)
+        wanted = {settings.device_plugin_dir, settings.pod_resources_socket.parent}
+        wanted |= {settings.kubelet_dir / "plugins", settings.cgroup_root, settings.container_logs}
+        if settings.serve == DRA:
+            wanted |= {settings.kubelet_dir / "plugins_registry", *settings.cdi_dirs}
+        if settings.device_list_strategy == (CDI_CRI,):
+            wanted |= set(settings.cdi_dirs)
+        if settings.sharing == MPS:
+            wanted |= {settings.mps_root}
+        hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod_template(daemon)["volumes"]}
+        mounts = {each["mountPath"]: hosts[each["name"]] for each in container(daemon)["volumeMounts"]}
+        assert mounts == {str(folder): str(folder) for folder in wanted}
+
+
+def _settings(daemon: dict[str, Any]) -> NodeSettings:
+    command, _, *arguments = container(daemon)["args"]
+    context = cli.commands[command].make_context(command, ["--node-name=n1", *arguments])
+    known = {each.name for each in fields(NodeSettings)}
+    return NodeSettings(**{name: value for name, value in context.params.items() if name in known})
 
 
 def test_the_mps_component_and_the_daemon_meet_in_one_folder() -> None:

@@ -126,7 +126,7 @@ class NodeDaemon(_Daemon):
             "--profile": str(self.profile),
             "--kubeconfig": str(kubeconfig),
             "--device-plugin-dir": str(node.device_plugin_dir),
-            "--pod-resources-socket": str(node.pod_resources_socket),
+            "--kubelet-dir": str(node.kubelet_dir),
             "--http": f"127.0.0.1:{port}",
         }
         flat = [word for pair in arguments.items() for word in pair]

@@ -54,6 +54,7 @@ class NodeSide:
         self._init_pid = 0
         self.log_dir = home / "log"
         self.kubelet_dir = home / "kubelet"
+        self.root_dir = "/var/lib/kubelet"
         self.device_plugin_dir = self.kubelet_dir / "device-plugins"
         self.pod_resources_socket = self.kubelet_dir / "pod-resources" / "kubelet.sock"
         self.pod_logs = home / "varlog" / "pods"
@@ -95,7 +96,7 @@ class NodeSide:
                 f"--config={self._home / 'kubelet.json'}",
                 f"--kubeconfig={self._kubeconfig}",
                 f"--hostname-override={self.name}",
-                "--root-dir=/var/lib/kubelet",
+                f"--root-dir={self.root_dir}",
                 f"--cert-dir={self.kubelet_dir / 'pki'}",
                 "-v=2",
             ],

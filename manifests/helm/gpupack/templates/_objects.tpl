@@ -12,7 +12,7 @@ gpupack.objects writes every object of some files.
 {{- $given := . }}
 {{- range $path, $_ := .root.Files.Glob (printf "files/%s" .files) }}
 {{- range $text := regexSplit "(?m)^---\\s*$" ($given.root.Files.Get $path) -1 }}
-{{- $object := fromYaml (replace "gpupack-system" $given.root.Release.Namespace $text) }}
+{{- $object := fromYaml (include "gpupack.place" (dict "root" $given.root "text" $text)) }}
 {{- if not (has (default "" $object.kind) (list "" "Component" "KubeSchedulerConfiguration" "Kustomization")) }}
 {{- with $given.change }}{{ $_ := include . (dict "root" $given.root "object" $object) }}{{ end }}
 {{- include "gpupack.object" (dict "root" $given.root "object" $object "component" $given.component) }}
@@ -21,9 +21,18 @@ gpupack.objects writes every object of some files.
 {{- end }}
 {{- end }}
 
-{{/* gpupack.file is the text of one of the files, for the namespace of the release: root, path. */}}
+{{/* gpupack.file is the text of one of the files, for the places of the release: root, path. */}}
 {{- define "gpupack.file" }}
-{{- replace "gpupack-system" .root.Release.Namespace (.root.Files.Get (printf "files/%s" .path)) }}
+{{- include "gpupack.place" (dict "root" .root "text" (.root.Files.Get (printf "files/%s" .path))) }}
+{{- end }}
+
+{{/*
+gpupack.place names the release's namespace and the kubelet's folder in a text. Kubernetes has the folder of device
+plugins in /var/lib/kubelet whatever the kubelet's --root-dir is.
+*/}}
+{{- define "gpupack.place" }}
+{{- $text := replace "gpupack-system" .root.Release.Namespace .text }}
+{{- regexReplaceAll "/var/lib/kubelet/(pod-resources|plugins)" $text (printf "%s/${1}" .root.Values.node.kubeletDir) }}
 {{- end }}
 
 {{/* gpupack.object writes one object: root, object, component. */}}
