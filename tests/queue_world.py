@@ -18,7 +18,7 @@ from allocator.names import (
     QUEUE_NAME,
 )
 from allocator.records import dump_assigned
-from kubeapi.objects import Job, Node, Pod
+from kubeapi.objects import Job, Node, Pod, PodGroup
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.jobs import read_job
 from scheduler_plugin.queue.cache.queued_pods import Requeue, RequeueWrite
@@ -132,6 +132,7 @@ class QueueWorld:
         job: str = "",
         gang: str = "",
         size: int | str = "",
+        group: str = "",
         gates: Sequence[str] = (QUEUE_GATE,),
         live: bool = False,
         annotations: Mapping[str, str] | None = None,
@@ -148,10 +149,21 @@ class QueueWorld:
             f"2026-01-01T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}Z"
         )
         raw["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+        if group:
+            raw["spec"]["schedulingGroup"] = {"podGroupName": group}
         raw["metadata"].update(metadata or {})
         self.objects[raw["metadata"]["uid"]] = raw
         self._send(raw, live=live)
         return str(raw["metadata"]["uid"])
+
+    def pod_group(self, name: str, count: int = 0) -> None:
+        """Create or change a PodGroup of Kubernetes, see `pod_group`."""
+        self.state.pod_groups.put_group(pod_group(name, count))
+        self.queue.gangs.update_group(("default", name))
+
+    def lose_pod_group(self, name: str) -> None:
+        self.state.pod_groups.delete_group(("default", name))
+        self.queue.gangs.update_group(("default", name))
 
     def decide(self) -> list[AdmittedWorkload]:
         """Let the queue decide; the gates are gone when this returns."""
@@ -250,6 +262,13 @@ class QueueWorld:
         pod = msgspec.convert(raw, Pod)
         self.state.apply_pod(pod, self.now)
         self.queue.apply_pod(pod, self.now, live=live)
+
+
+def pod_group(name: str, count: int = 0) -> PodGroup:
+    """Make a PodGroup of Kubernetes; without `count` its policy is not gang."""
+    policy = {"gang": {"minCount": count}} if count else {"basic": {}}
+    raw = {"metadata": {"name": name, "namespace": "default"}, "spec": {"schedulingPolicy": policy}}
+    return msgspec.convert(raw, PodGroup)
 
 
 @pytest.fixture

@@ -15,12 +15,11 @@ import numpy as np
 from allocator.names import NODE_KEPT
 from gpupack.rebalance.movable_pods import MovablePods
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import make_query
+from gpupack.whatif.gangs import find_gang_key, make_query
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
-from kubeapi.objects import Node, Pod
+from kubeapi.objects import Node
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.pods import PodRecord
 
 SCALE_DOWN_DISABLED: Final = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
@@ -85,9 +84,10 @@ def find_nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> di
     staying[cluster.rows] = True
     with ExitStack() as charges:
         for name in order:
-            gang = next((each for each in holding[name] if _is_of_gang(cluster.pods[each.uid])), None)
-            if gang is not None:
-                kept[name] = KeptNode(KeepReason.GANG, f"{gang.namespace}/{gang.name}")
+            there = (cluster.pods[each.uid] for each in holding[name])
+            member = next((pod for pod in there if find_gang_key(cluster, pod)), None)
+            if member is not None:
+                kept[name] = KeptNode(KeepReason.GANG, member.full_name)
                 continue
             if len(freed) >= MOST_FREED:
                 kept[name] = KeptNode(KeepReason.OTHERS_FIRST)
@@ -138,10 +138,6 @@ def _list_evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[Pod
 
 def _units(record: PodRecord) -> int:
     return 0 if record.charged is None else record.charged.effective_units
-
-
-def _is_of_gang(pod: Pod) -> bool:
-    return read_gang_key(pod) is not None
 
 
 def _move_all(

@@ -124,7 +124,7 @@ def explain_pending_pod(cluster: Cluster, pod: Pod, queued: QueuedAs) -> Pending
         queue="" if of_queue is None else of_queue.queue,
         position=0 if of_queue is None else of_queue.position,
         reason="" if of_queue is None else of_queue.reason,
-        gang=format_gang(pod),
+        gang=format_gang(cluster, pod),
     )
 
 

@@ -6,10 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from gpupack.whatif.gangs import list_gang
+from gpupack.whatif.gangs import find_gang_key, list_gang
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, charge_cards
 from scheduler_plugin.cache.arrays import LongArray
-from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.request import compute_units_by_card
 
@@ -89,13 +88,13 @@ def _list_units(what_if: WhatIf, usage: PodCardUsage, node: str) -> list[tuple[P
     units: dict[object, tuple[PodRecord, ...]] = {}
     for record in usage.list_pods(node):
         pod = cluster.pods[record.uid]
-        key = read_gang_key(pod)
+        key = find_gang_key(cluster, pod)
         frees = is_short_of_sum or usage.get_freed_units(record)
         if not frees or record.is_mirror or (key or record.uid) in units:
             continue
         if key is None:
             units[record.uid] = (record,)
-        elif own is None or key != read_gang_key(own):
+        elif own is None or key != find_gang_key(cluster, own):
             members = [cluster.state.pods[member.metadata.uid] for member in list_gang(cluster, pod)]
             units[key] = tuple(sorted((each for each in members if each.node), key=lambda each: each.name))
     return list(units.values())

@@ -11,13 +11,13 @@ from allocator.selector import Selector
 from gpupack.diagnose.evictions import can_start_without, find_fewest_evictions
 from gpupack.rebalance.verified_moves import find_verified_moves
 from gpupack.whatif.answers import PodUnits, WayOut
+from gpupack.whatif.gangs import find_gang_key
 from gpupack.whatif.kube_checks import SYSTEM
 from gpupack.whatif.node_results import NodeResults
 from gpupack.whatif.objects import read_deployment_name
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, list_card_numbers
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.available import widen_patterns
 from scheduler_plugin.scheduling.node_fit import CORDONED, NOT_READY, PORTS, SELECTOR, TAINT
@@ -284,7 +284,7 @@ def _ends(what_if: WhatIf, results: NodeResults, usage: PodCardUsage) -> Iterato
     if end is None or {pod.uid for pod in end.pods} <= {pod.uid for pod in others}:
         return
     pods, said = _describe_pods(what_if, usage, end.pods)
-    if any(read_gang_key(what_if.cluster.pods[pod.uid]) for pod in end.pods):
+    if any(find_gang_key(what_if.cluster, what_if.cluster.pods[pod.uid]) for pod in end.pods):
         said += "; a gang ends as a whole"
     what = "the end of one pod frees" if len(pods) == 1 else f"the end of {len(pods)} pods frees"
     yield WayOut(

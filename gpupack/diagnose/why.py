@@ -27,6 +27,7 @@ from gpupack.whatif.cluster import Cluster, read_requested_unit
 from gpupack.whatif.gangs import (
     WaitingGang,
     count_on_empty_cluster,
+    explain_held_group,
     explain_unknown_gang,
     find_gang,
     make_query,
@@ -200,12 +201,13 @@ class _PodExplainer:
         what_if = WhatIf(self._cluster, query, requirements)
         if gang is not None:
             what_if = replace(what_if, pods=gang.pods, others=gang.others)
-        together = "" if gang is None else _gang_waits(what_if, gang)
+        held = explain_held_group(self._cluster, self._pod)
+        together = held or ("" if gang is None else _gang_waits(what_if, gang))
         if together:
             found = replace(found, fits=())
         outs: list[WayOut] = []
         unsought = ""
-        if ways and not found.fits and not (gang and gang.refused):
+        if ways and not found.fits and not held and not (gang and gang.refused):
             outs = list(find_ways_out(what_if, found, PodCardUsage(self._cluster), moves=moves))
             unsought = explain_skipped_search(what_if) if moves else ""
         gates = list_gates(self._pod)
@@ -218,7 +220,7 @@ class _PodExplainer:
             return self._make_answer(
                 "gated", text, nodes=found.groups, ways_out=tuple(outs), fits=found.fits, notes=notes
             )
-        if self._is_of_other_scheduler:
+        if self._is_of_other_scheduler and not held:
             return self._never_asked(found, outs, notes)
         if found.fits:
             text = f"waits, but {_takes(found.fits)} take it now: kube-scheduler will try it again"
@@ -312,7 +314,7 @@ class _PodExplainer:
                 "(docs/install.md); here no pod of that scheduler has cards from it"
             )
         notes += describe_unknowns(self._pod)
-        unknown = explain_unknown_gang(self._pod)
+        unknown = explain_unknown_gang(self._cluster, self._pod)
         if unknown:
             notes.append(unknown)
         unseen = self._cluster.kube_checks.list_unchecked_rules(HostRequirements.from_pod(self._pod))

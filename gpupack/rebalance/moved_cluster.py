@@ -24,9 +24,7 @@ def apply_moves(cluster: Cluster, moves: Sequence[tuple[MovablePod, Destination]
     for movable, destination in moves:
         nodes[movable.node] = remove_from_words(nodes[movable.node], movable.uid, movable.units)
         pods[movable.uid] = bind_pod(cluster, movable.pod, destination)
-    return Cluster(
-        nodes, pods, cluster.unit_mib, cluster.budgets, cluster.source, cluster.claims, cluster.queue
-    )
+    return cluster.with_objects(nodes, pods)
 
 
 def remove_from_words(node: Node, uid: str, units: Mapping[int, int]) -> Node:

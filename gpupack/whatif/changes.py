@@ -64,9 +64,7 @@ def apply_changes(
         added = make_nodes(cluster, profile, count)
         nodes |= {node.metadata.name: node for node in added}
         notes.append(_describe_added(cluster, added[0], profile, count))
-    return Cluster(
-        nodes, pods, cluster.unit_mib, cluster.budgets, cluster.source, cluster.claims, cluster.queue
-    ), notes
+    return cluster.with_objects(nodes, pods), notes
 
 
 def _profile(text: str) -> tuple[str, int]:

@@ -29,6 +29,7 @@ from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.node_arrays import Exclusion
+from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import parse_pod_request
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -79,6 +80,7 @@ class Cluster:
         budgets: PodDisruptionBudgets; None if they were not read.
         source: What was asked, for messages.
         claims: ResourceClaims by UID; those that are allocated count until their nodes hold them.
+        pod_groups: PodGroups of Kubernetes, without their pods.
         queue: By what the queue decides, or why that is not known, in words that follow "the queue".
         derived: Each `DerivedValue` that was asked for since the last change, by name.
     """
@@ -90,6 +92,7 @@ class Cluster:
     source: str = "the cluster"
     claims: dict[str, ClaimObject] = field(default_factory=dict)
     queue: QueueRules | str = QUEUE_NOT_READ
+    pod_groups: PodGroups = field(default_factory=PodGroups)
     derived: dict[str, Any] = field(init=False, default_factory=dict, compare=False)
     state: ClusterState = field(init=False)
     policies: ClusterPolicies = field(init=False)
@@ -118,6 +121,7 @@ class Cluster:
         budgets: Sequence[PodDisruptionBudget] | None = None,
         source: str = "the cluster",
         claims: Sequence[ClaimObject] = (),
+        pod_groups: PodGroups | None = None,
     ) -> "Cluster":
         """Build it from lists.
 
@@ -126,6 +130,7 @@ class Cluster:
             unit_mib: MiB of a unit; None: what most nodes publish, 1024 where none does.
             budgets: All PodDisruptionBudgets; None if they were not read.
             claims: All ResourceClaims of all namespaces.
+            pod_groups: All PodGroups of Kubernetes.
         """
         by_name = {node.metadata.name: node for node in nodes}
         by_uid: dict[str, Pod] = {}
@@ -143,6 +148,7 @@ class Cluster:
             known,
             source,
             {claim.metadata.uid: claim for claim in claims},
+            pod_groups=PodGroups() if pod_groups is None else pod_groups,
         )
 
     @classmethod
@@ -164,20 +170,26 @@ class Cluster:
             claims=found.claims,
         )
 
+    def with_objects(
+        self, nodes: dict[str, Node], pods: dict[str, Pod], unit_mib: int | None = None
+    ) -> "Cluster":
+        """Make a cluster of other nodes and pods, of which everything else is known as of this one."""
+        unit_mib = self.unit_mib if unit_mib is None else unit_mib
+        others = self.budgets, self.source, self.claims, self.queue, self.pod_groups
+        return Cluster(nodes, pods, unit_mib, *others)
+
     def in_unit(self, unit_mib: int) -> "Cluster":
         """Make a view of the cluster for pods that ask in units of a given size in MiB."""
         if unit_mib == self.unit_mib:
             return self
         if unit_mib not in self._units:
             # Who creates pods may ask in millions of units: one that no node publishes costs no look at all.
-            view = Cluster({}, {}, unit_mib, self.budgets, self.source)
+            view = Cluster({}, {}, unit_mib, self.budgets, self.source, pod_groups=self.pod_groups)
             view.nodes, view.pods, view.claims = self.nodes, self.pods, self.claims
             view.derived["unreadable_nodes"] = self.unreadable_nodes
             return view
         if unit_mib not in self._views:
-            self._views[unit_mib] = Cluster(
-                self.nodes, self.pods, unit_mib, self.budgets, self.source, self.claims, self.queue
-            )
+            self._views[unit_mib] = self.with_objects(self.nodes, self.pods, unit_mib)
         return self._views[unit_mib]
 
     @DerivedValue

@@ -18,6 +18,7 @@ from gpupack.whatif.objects import waits_in_queue
 from gpupack.whatif.queue_rules import QueueRules, read_rules
 from kubeapi.objects import Namespace, Node, Pod, PodDisruptionBudget, PodGroup
 from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH
+from scheduler_plugin.cache.pod_groups import PodGroups, list_pod_group_paths
 from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroupSizes, needs_group
 
 if TYPE_CHECKING:
@@ -154,7 +155,13 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, moves: bo
     claims = await list_claims(client, nodes) or ()
     await _complete_gangs(client, pods)
     cluster = Cluster.from_objects(
-        nodes, pods, unit_mib=source.unit_mib, budgets=found, source="the cluster", claims=claims
+        nodes,
+        pods,
+        unit_mib=source.unit_mib,
+        budgets=found,
+        source="the cluster",
+        claims=claims,
+        pod_groups=await _read_pod_groups(client, pods),
     )
     if moves:
         cluster.queue = await _read_queue(client, pods)
@@ -177,6 +184,22 @@ async def _complete_gangs(client: "KubeClient", pods: Sequence[Pod]) -> None:
         sizes.fault = error.reason if isinstance(error, KubeApiError) else str(error)
     for pod in grouped:
         sizes.complete(pod.metadata)
+
+
+async def _read_pod_groups(client: "KubeClient", pods: Sequence[Pod]) -> PodGroups:
+    """Read the PodGroups of Kubernetes, where any pod names one."""
+    from kubeapi.errors import KubeApiError, NotFound  # noqa: PLC0415
+
+    groups = PodGroups()
+    for path in list_pod_group_paths() if any(pod.scheduling_group for pod in pods) else ():
+        try:
+            groups.replace_groups(await list_all(client, path, PodGroup, "PodGroups"))
+        except NotFound:
+            continue
+        except (KubeApiError, InputError) as error:
+            groups.set_fault(error.reason if isinstance(error, KubeApiError) else str(error))
+        break
+    return groups
 
 
 async def _nothing() -> None:

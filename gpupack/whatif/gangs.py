@@ -60,11 +60,13 @@ class WaitingGang:
 
 def find_gang(cluster: Cluster, pod: Pod) -> WaitingGang | None:
     """Find the gang of a pod that waits; None if it starts alone."""
-    name, size, fault = _read_gang(pod)
+    name, size, fault = _read_gang(cluster, pod)
     if fault or not name or size <= 1:
         return None
     members = list_gang(cluster, pod)
     waiting = [each for each in members if not each.spec.node_name]
+    # More pods than a PodGroup's minCount need not start with the others.
+    spare = max(0, len(members) - size) if pod.scheduling_group is not None else 0
     kinds: dict[object, list[Pod]] = {}
     for each in waiting:
         kinds.setdefault(_key_pod(cluster, each), []).append(each)
@@ -80,7 +82,7 @@ def find_gang(cluster: Cluster, pod: Pod) -> WaitingGang | None:
         if request is not None:
             requirements = HostRequirements.from_pod(pods[0])
             others.append(GangMembers(make_query(cluster, request, requirements), requirements, len(pods)))
-    return WaitingGang(name, size, alike + missing, tuple(others), refused)
+    return WaitingGang(name, size, max(1, alike + missing - spare), tuple(others), refused)
 
 
 def list_gang(cluster: Cluster, pod: Pod) -> list[Pod]:
@@ -91,24 +93,63 @@ def list_gang(cluster: Cluster, pod: Pod) -> list[Pod]:
     return [pod for pod in cluster.pods_by_gang[key] if not pod.has_ended]
 
 
-def format_gang(pod: Pod) -> str:
+def find_gang_key(cluster: Cluster, pod: Pod) -> tuple[str, str] | None:
+    """Find the key of the pods that are of no use without each other; see `read_gang_key`.
+
+    Returns:
+        None for a pod on its own, also of a PodGroup whose pods may run without each other.
+    """
+    key = pod.scheduling_group
+    return None if key is not None and cluster.pod_groups.get_min_count(key) == 1 else read_gang_key(pod)
+
+
+def format_gang(cluster: Cluster, pod: Pod) -> str:
     """Write the name of a pod's gang and, in brackets, its size; empty if the pod starts alone."""
-    name, size, _ = _read_gang(pod)
+    name, size, _ = _read_gang(cluster, pod)
     return f"{name} ({size})" if name and size > 1 else ""
 
 
-def _read_gang(pod: Pod) -> tuple[str, int, str]:
-    meta = pod.metadata
-    return read_gang(meta.annotations or {}, meta.labels, meta.pod_group_size)
+def _read_gang(cluster: Cluster, pod: Pod) -> tuple[str, int, str]:
+    if pod.scheduling_group is not None:
+        return pod.scheduling_group[1], cluster.pod_groups.get_min_count(pod.scheduling_group), ""
+    return read_gang(pod)
 
 
-def explain_unknown_gang(pod: Pod) -> str:
+def explain_unknown_gang(cluster: Cluster, pod: Pod) -> str:
     """Say that a pod is treated as single because PodGroups cannot be read; empty if they can."""
-    fault = pod.metadata.pod_groups_fault
-    if not fault or pod.metadata.pod_group_size is not None:
+    fault, size = pod.metadata.pod_groups_fault, pod.metadata.pod_group_size
+    if pod.scheduling_group is not None:
+        fault, size = cluster.pod_groups.fault, cluster.pod_groups.get_min_count(pod.scheduling_group) or None
+    if not fault or size is not None:
         return ""
-    name = shown(read_gang_name(pod.metadata.annotations, pod.metadata.labels))
+    name = shown(read_gang_name(pod))
     return f"PodGroups cannot be read ({fault}): how many pods of gang {name} start together is not known"
+
+
+def explain_held_group(cluster: Cluster, pod: Pod) -> str:
+    """Say why kube-scheduler tries no pod of a PodGroup, whatever is free; empty: it does, or may do."""
+    key, groups = pod.scheduling_group, cluster.pod_groups
+    if key is None or (groups.fault and groups.get_group(key) is None):
+        return ""
+    if missing := groups.explain_missing(key):
+        return f"{missing}, and kube-scheduler tries no pod before it is there"
+    group, pods = f"PodGroup {shown(key[1])}", list_gang(cluster, pod)
+    lacks = groups.get_min_count(key) - len(pods)
+    if lacks > 0:
+        there = f"{len(pods)} of the {len(pods) + lacks} pods are there that {group} needs at least"
+        return f"{there}: kube-scheduler tries none of them before"
+    gated = next((each for each in pods if each.is_gated and not each.spec.node_name), None)
+    if gated is not None and not pod.is_gated:
+        held = f"pod {gated.metadata.name} of {group} is held by scheduling gate {' and '.join(gated.gates)}"
+        return f"{held}: kube-scheduler tries none of the group before that is gone"
+    for what, values in (
+        ("schedulerName", {each.spec.scheduler_name for each in pods}),
+        ("priority", {str(each.priority) for each in pods}),
+    ):
+        if len(values) > 1:
+            disagree = f"the pods of {group} disagree on {what} ({', '.join(sorted(values))})"
+            return f"{disagree}: kube-scheduler starts none of such a group"
+    return ""
 
 
 def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> SchedulingRequest:

@@ -8,6 +8,7 @@ from allocator.claims import ClaimObject
 from gpupack.inventory.objects import NodesAndPods
 from gpupack.whatif.cluster import Cluster, UnitCounter
 from kubeapi.objects import Node, Pod, PodGroup
+from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.published_nodes import serves_claims
 from scheduler_plugin.queue.cache.pod_groups import GroupedPods
 
@@ -28,7 +29,9 @@ class LiveCluster:
         nodes: by name; None before the first list.
         pods: by namespace and name; None before the first list.
         serves_claims: on some node pods get their cards by claims, or did.
-        names_groups: a PodGroup says how many pods start together with some pod, or did.
+        names_groups: a PodGroup of the coscheduling plugin says how many pods start together with some pod,
+            or did.
+        pod_groups: PodGroups of Kubernetes, which are wanted once a pod has named one.
     """
 
     def __init__(self, unit_mib: int | None = None) -> None:
@@ -36,6 +39,7 @@ class LiveCluster:
         self.pods: dict[PodKey, Pod] | None = None
         self.serves_claims = False
         self.names_groups = False
+        self.pod_groups = PodGroups()
         self._on_node: dict[str, dict[PodKey, Pod]] = {}
         self._claims: dict[str, ClaimObject] = {}
         self._claims_on_node: dict[str, dict[str, ClaimObject]] = {}
@@ -96,6 +100,7 @@ class LiveCluster:
         self.pods = self.pods if self.pods is not None else {}
         key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key, keep=pod.spec.node_name)
+        self.pod_groups.is_wanted |= pod.scheduling_group is not None
         if self._grouped.put_pod(pod):
             self.names_groups = True
             self._grouped.complete(pod.metadata)
@@ -141,11 +146,11 @@ class LiveCluster:
     def put_group(self, group: PodGroup) -> None:
         self._complete(self._grouped.put_group(group))
 
-    def drop_group(self, group: PodGroup) -> None:
+    def delete_group(self, key: tuple[str, str]) -> None:
         """Remove a PodGroup; pods that name it keep its size."""
-        self._grouped.delete_group((group.metadata.namespace, group.metadata.name))
+        self._grouped.delete_group(key)
 
-    def set_groups_fault(self, fault: str) -> None:
+    def set_fault(self, fault: str) -> None:
         """Set why PodGroups cannot be read; empty if they can, or if there are none."""
         self._complete(self._grouped.set_fault(fault))
 
@@ -200,10 +205,12 @@ class LiveCluster:
             return lambda: self._apply_changes(changes)
         self._is_stale = False
         nodes, pods = list((self.nodes or {}).values()), list((self.pods or {}).values())
-        claims, unit_mib = tuple(self._claims.values()), self._unit_mib
+        claims, unit_mib, groups = tuple(self._claims.values()), self._unit_mib, self.pod_groups
 
         def build() -> Cluster:
-            self._cluster = Cluster.from_objects(nodes, pods, unit_mib=unit_mib, claims=claims)
+            self._cluster = Cluster.from_objects(
+                nodes, pods, unit_mib=unit_mib, claims=claims, pod_groups=groups
+            )
             return self._cluster
 
         return build

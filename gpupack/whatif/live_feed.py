@@ -14,6 +14,7 @@ from kubeapi.errors import KubeApiError
 from kubeapi.objects import Node, Pod, PodGroup
 from kubeapi.paths import quote_segment
 from kubeapi.reflect import Kind, Sink
+from scheduler_plugin.cache.pod_groups import PodGroups, list_pod_group_paths
 from scheduler_plugin.cache.watcher import watch_pod_groups
 from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, make_pod_groups_path
 
@@ -22,19 +23,22 @@ WATCH_S: Final = 120
 
 
 class _GroupSink(Sink[PodGroup]):
-    """Gives PodGroups to the live cluster, or why they cannot be read."""
+    """Gives PodGroups of Kubernetes or of the coscheduling plugin to whoever keeps them, or their fault."""
 
-    def __init__(self, live: LiveCluster, changed: Callable[[], None]) -> None:
-        self._live = live
+    def __init__(self, store: LiveCluster | PodGroups, changed: Callable[[], None]) -> None:
+        self._store = store
         self._changed = changed
         self.fault = ""
 
     def replace(self, items: Sequence[PodGroup], _resource_version: str) -> None:
-        self._live.replace_groups(items)
+        self._store.replace_groups(items)
         self._changed()
 
     def event(self, kind: Kind, item: PodGroup, _resource_version: str) -> None:
-        (self._live.drop_group if kind == "DELETED" else self._live.put_group)(item)
+        if kind == "DELETED":
+            self._store.delete_group(item.key)
+        else:
+            self._store.put_group(item)
         self._changed()
 
     def disconnected(self, error: KubeApiError) -> None:
@@ -42,7 +46,7 @@ class _GroupSink(Sink[PodGroup]):
 
     def note_fault(self, fault: str) -> None:
         self.fault = fault
-        self._live.set_groups_fault(fault)
+        self._store.set_fault(fault)
         self._changed()
 
 
@@ -62,9 +66,10 @@ class LiveFeed:
         self._namespace = namespace
         self._changed = changed
         self._claims_wanted = asyncio.Event()
-        self._groups_wanted = asyncio.Event()
-        self._groups = _GroupSink(live, changed)
+        self._groups_wanted, self._own_groups_wanted = asyncio.Event(), asyncio.Event()
+        self._groups, self._own_groups = _GroupSink(live, changed), _GroupSink(live.pod_groups, changed)
         self._groups_path = make_pod_groups_path(quote_segment(namespace)) if namespace else POD_GROUPS_PATH
+        self._own_groups_paths = list_pod_group_paths(quote_segment(namespace) if namespace else "")
         pods = f"/api/v1/namespaces/{quote_segment(namespace)}/pods" if namespace else PODS_PATH
         claims = make_claims_path(quote_segment(namespace)) if namespace else CLAIMS_PATH
         self._nodes = WatchedKind(
@@ -97,6 +102,7 @@ class LiveFeed:
             group.create_task(self._pods.run())
             group.create_task(self._follow_claims())
             group.create_task(self._follow_groups())
+            group.create_task(self._follow_own_groups())
 
     def _nodes_changed(self) -> None:
         if self._live.serves_claims:
@@ -106,12 +112,19 @@ class LiveFeed:
     def _pods_changed(self) -> None:
         if self._live.names_groups:
             self._groups_wanted.set()
+        if self._live.pod_groups.is_wanted:
+            self._own_groups_wanted.set()
         self._changed()
 
     async def _follow_groups(self) -> None:
-        """Follow PodGroups once a pod names one."""
+        """Follow the coscheduling plugin's PodGroups once a pod names one."""
         await self._groups_wanted.wait()
         await watch_pod_groups(self._client, self._groups, time.monotonic, self._groups_path)
+
+    async def _follow_own_groups(self) -> None:
+        """Follow Kubernetes' own PodGroups once a pod names one."""
+        await self._own_groups_wanted.wait()
+        await watch_pod_groups(self._client, self._own_groups, time.monotonic, *self._own_groups_paths)
 
     async def _follow_claims(self) -> None:
         """Follow ResourceClaims once a node serves them; without the right to, cards look emptier."""
@@ -139,9 +152,9 @@ class LiveFeed:
             if sink.error is not None:
                 said = "are not up to date" if sink.listed else f"cannot be read, so {loss}"
                 found.append(f"{what.capitalize()} {said}: {sink.error}")
-        if self._groups.fault:
+        for fault in dict.fromkeys(filter(None, (self._groups.fault, self._own_groups.fault))):
             loss = "pods whose gangs' sizes they say are asked about one by one"
-            found.append(f"PodGroups{where} cannot be read, so {loss}: {self._groups.fault}")
+            found.append(f"PodGroups{where} cannot be read, so {loss}: {fault}")
         if self._namespace:
             found.append(f"Only pods of namespace {self._namespace} are read: others on a card have no name.")
         return found

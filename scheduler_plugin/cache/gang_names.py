@@ -35,9 +35,11 @@ def read_worker_group(labels: Mapping[str, str] | None) -> str:
     return f"{of_set}-{index}" if of_set and index else ""
 
 
-def read_gang_name(annotations: Mapping[str, str] | None, labels: Mapping[str, str] | None) -> str:
-    """Read the name of a pod's gang: of its annotation, else of labels; empty if it has none."""
-    noted = annotations or {}
+def read_gang_name(pod: Pod) -> str:
+    """Read the name of a pod's gang: of its PodGroup, its annotation, else labels; empty if it has none."""
+    if pod.scheduling_group is not None:
+        return pod.scheduling_group[1]
+    noted, labels = pod.metadata.annotations or {}, pod.metadata.labels
     name = noted.get(POD_GANG) or read_group_label(labels)[1]
     # The groups of a LeaderWorkerSet are gangs for those who ask for it.
     return name or (read_worker_group(labels) if POD_GANG_SIZE in noted else "")
@@ -50,8 +52,5 @@ def read_gang_key(pod: Pod) -> tuple[str, str] | None:
         The namespace, and the name of the PodGroup, of the gang, or of the group of a LeaderWorkerSet, which
         recreates all pods of a group when one of them is gone.
     """
-    if pod.spec.scheduling_group is not None:
-        return pod.scheduling_group
-    metadata = pod.metadata
-    name = read_gang_name(metadata.annotations, metadata.labels) or read_worker_group(metadata.labels)
-    return (metadata.namespace, name) if name else None
+    name = read_gang_name(pod) or read_worker_group(pod.metadata.labels)
+    return (pod.metadata.namespace, name) if name else None

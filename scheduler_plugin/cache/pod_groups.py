@@ -9,13 +9,26 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from allocator.errors import shown
 from kubeapi.objects import PodGroup
 from scheduler_plugin.cache.pods import PodRecord
 
 GroupKey = tuple[str, str]
 """Namespace and name of a PodGroup."""
 
+_API: Final = "/apis/scheduling.k8s.io"
+_VERSIONS: Final = ("v1", "v1beta1", "v1alpha3")
+
 _NOBODY: Final[Mapping[str, PodRecord]] = MappingProxyType({})
+
+
+def list_pod_group_paths(namespace: str = "") -> tuple[str, ...]:
+    """List where PodGroups may be served, of one namespace or of all; the first that is served counts.
+
+    A name from outside has to be quoted before.
+    """
+    within = f"namespaces/{namespace}/" if namespace else ""
+    return tuple(f"{_API}/{version}/{within}podgroups" for version in _VERSIONS)
 
 
 class PodGroups:
@@ -38,6 +51,23 @@ class PodGroups:
 
     def get_group(self, key: GroupKey) -> PodGroup | None:
         return self._groups.get(key)
+
+    def get_min_count(self, key: GroupKey) -> int:
+        """Return how many of a PodGroup's pods start together, at least; 0 if it is not known.
+
+        In a group whose policy is another than gang each pod starts for itself.
+        """
+        group = self._groups.get(key)
+        return 0 if group is None else max(1, group.spec.min_count)
+
+    def explain_missing(self, key: GroupKey) -> str:
+        """Say that a PodGroup is not there, or why that is not known; empty if it is."""
+        if key in self._groups:
+            return ""
+        name = shown(key[1])
+        return (
+            f"PodGroup {name} cannot be read ({self.fault})" if self.fault else f"there is no PodGroup {name}"
+        )
 
     def get_members(self, key: GroupKey) -> Mapping[str, PodRecord]:
         """Return the pods that name a PodGroup, by UID: waiting, bound and ended ones."""
@@ -62,6 +92,9 @@ class PodGroups:
 
     def delete_group(self, key: GroupKey) -> None:
         self._groups.pop(key, None)
+
+    def set_fault(self, fault: str) -> None:
+        self.fault = fault
 
     def replace_groups(self, groups: Iterable[PodGroup]) -> None:
         self._groups = {group.key: group for group in groups}

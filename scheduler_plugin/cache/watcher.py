@@ -11,15 +11,11 @@ from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import KubeApiError, NotFound
 from kubeapi.objects import Node, Pod, PodGroup
 from kubeapi.reflect import Kind, Reflector, Sink, has_gone_back
+from scheduler_plugin.cache.pod_groups import list_pod_group_paths
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
 
 T = TypeVar("T")
-
-POD_GROUPS_PATHS: Final = tuple(
-    f"/apis/scheduling.k8s.io/{version}/podgroups" for version in ("v1", "v1beta1", "v1alpha3")
-)
-"""Where Kubernetes' own PodGroups may be served; the first that is served counts."""
 
 LOOK_S: Final = 60.0
 """Between two questions whether the API server has PodGroups."""
@@ -135,7 +131,8 @@ class PodGroupSink(_CacheSink[PodGroup]):
 
     def note_fault(self, fault: str) -> None:
         """Set why PodGroups cannot be read; empty if they can, or if none are served."""
-        self._state.pod_groups.fault = fault
+        self._state.pod_groups.set_fault(fault)
+        self.replaced(())
         self.changed()
 
     def _apply_list(self, items: Sequence[PodGroup], _resource_version: str, _restored: bool) -> bool:
@@ -271,7 +268,7 @@ class Watcher:
 
     async def _watch_groups(self) -> None:
         await self._groups_wanted.wait()
-        await watch_pod_groups(self._client, self.group_sink, self._clock, *POD_GROUPS_PATHS)
+        await watch_pod_groups(self._client, self.group_sink, self._clock, *list_pod_group_paths())
 
     def call_after_each_list(self, act: Callable[[], None]) -> None:
         """Call `act` after each complete list, once the memory of the list itself has been freed."""

@@ -4,6 +4,7 @@ import asyncio
 import csv
 import json
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -344,16 +345,25 @@ def test_why_of_a_workload(run, cluster_file):
 
 GROUPS = {
     "metadata": {},
-    "items": [{"metadata": {"name": "g", "namespace": "default"}, "spec": {"minMember": 3}}],
+    "items": [
+        {
+            "metadata": {"name": "g", "namespace": "default"},
+            "spec": {"minMember": 3, "schedulingPolicy": {"gang": {"minCount": 3}}},
+        }
+    ],
 }
 FORBIDDEN = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no right"}
 ALONE = '  - PodGroups cannot be read (Forbidden): how many pods of gang "g" start together is not known'
 
 
+GANG_STARTS = "its gang starts together, and 2 of its 3 pods fit at once now"
+
+
+@pytest.mark.parametrize("of_kubernetes", [False, True], ids=["coscheduling", "kubernetes"])
 @pytest.mark.parametrize(
     ("status", "answer", "says", "note"),
     [
-        (200, GROUPS, "its gang starts together, and 2 of its 3 pods fit at once now", False),
+        (200, GROUPS, GANG_STARTS, False),
         (403, FORBIDDEN, "kube-scheduler will try it again", True),
         (
             404,
@@ -363,19 +373,28 @@ ALONE = '  - PodGroups cannot be read (Forbidden): how many pods of gang "g" sta
         ),
     ],
 )
-async def test_why_reads_the_size_of_a_gang_from_its_pod_group(run, tmp_path, status, answer, says, note):
-    """Two pods of the group are there, each fits by itself, and the group has three."""
+async def test_why_reads_the_size_of_a_gang_from_its_pod_group(
+    run, tmp_path, of_kubernetes, status, answer, says, note
+):
+    """Pods of the group are there, each fits by itself, and the group has three."""
+    api_of_groups = "scheduling.k8s.io/v1beta1" if of_kubernetes else "scheduling.x-k8s.io/v1alpha1"
+    if of_kubernetes and status == HTTPStatus.NOT_FOUND:
+        says = 'there is no PodGroup "g"'
 
     async def intercept(request):
-        return web.json_response(answer, status=status) if request.path.endswith("/podgroups") else None
+        served = request.path == f"/apis/{api_of_groups}/podgroups"
+        return web.json_response(answer, status=status) if served else None
 
     async with ApiServer() as api:
         made = node_object("n1", (16, 16), (0, 0), version=1, allocatable_units=32)
         meta, amounts = made["metadata"], made["status"]["allocatable"]
         api.add_node(meta["name"], meta.get("labels", {}), amounts, meta["annotations"])
-        for name in ("g0", "g1"):
+        for name in ("g0", "g1", "g2") if of_kubernetes else ("g0", "g1"):
             pod = pod_object(name, containers=[container("main", 12)])
-            pod["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "g"}
+            if of_kubernetes:
+                pod["spec"]["schedulingGroup"] = {"podGroupName": "g"}
+            else:
+                pod["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "g"}
             pod["spec"]["schedulerName"] = "gpupack-scheduler"
             del pod["metadata"]["uid"], pod["metadata"]["resourceVersion"]
             api.add_pod({**pod, "status": {}})

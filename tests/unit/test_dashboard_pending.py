@@ -92,18 +92,18 @@ def test_gangs_are_shown_and_asked_about_together():
     assert [(pod.gang, pod.state) for pod in explained(board)] == [("train (3)", "pending")] * 2
     board.put_group(pod_group(2))
     assert [(pod.gang, pod.state) for pod in explained(board)] == [("train (2)", "fits")] * 2
-    board.drop_group(pod_group(2))  # a size outlives its PodGroup while a pod names it
+    board.delete_group(pod_group(2).key)  # a size outlives its PodGroup while a pod names it
     assert [pod.gang for pod in explained(board)] == ["train (2)"] * 2
 
 
 def test_where_pod_groups_cannot_be_read_the_pods_say_so():
     board = board_of(World((Node("n1", (16, 16)),), (grouped("g0"),)), gates=())
-    board.set_groups_fault("Forbidden")
+    board.set_fault("Forbidden")
     (pod,) = explained(board)
     assert [note for note in pod.notes if "PodGroups" in note] == [
         'PodGroups cannot be read (Forbidden): how many pods of gang "train" start together is not known'
     ]
-    board.set_groups_fault("")
+    board.set_fault("")
     assert "PodGroups" not in str(explained(board))
 
 
@@ -111,6 +111,6 @@ def test_a_list_of_pods_forgets_the_groups_of_those_that_are_gone():
     board = board_of(World((Node("n1", (16, 16)),), (grouped("g0"),)), gates=())
     board.replace_groups([pod_group(2)])
     board.replace_pods([])
-    board.drop_group(pod_group(2))
+    board.delete_group(pod_group(2).key)
     board.put_pod(msgspec.convert({**grouped("g1").object()}, objects.Pod))
     assert [pod.gang for pod in explained(board)] == [""]

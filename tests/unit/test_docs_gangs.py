@@ -65,7 +65,7 @@ ONE_GANG = [each for each in EXAMPLES if each["kind"] not in {"TrainingRuntime",
 def test_all_pods_of_an_example_are_one_gang_in_one_queue(document):
     templates = templates_of(document)
     pods = sum(number for _, number in templates)
-    gangs = {read_gang(template["metadata"]["annotations"]) for template, _ in templates}
+    gangs = {read_gang(msgspec.convert({"metadata": template["metadata"]}, Pod)) for template, _ in templates}
     assert gangs == {(document["metadata"]["name"], pods, "")}
     assert {template["metadata"]["labels"]["gpupack.io/queue-name"] for template, _ in templates} == {
         "research"

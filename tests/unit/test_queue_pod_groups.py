@@ -29,29 +29,36 @@ from tests.queue_world import QueueWorld
 NEW, OLD = GROUP_LABELS
 
 
+def read(
+    annotations: dict[str, str], labels: dict[str, str] | None = None, size: int | None = None
+) -> tuple[str, int, str]:
+    """Read the gang of a pod whose PodGroup says a size."""
+    return read_gang(objects.Pod(ObjectMeta(annotations=annotations, labels=labels, pod_group_size=size)))
+
+
 @pytest.mark.parametrize("label", GROUP_LABELS)
 def test_the_label_names_a_gang(label: str) -> None:
-    assert read_gang({POD_GANG_SIZE: "3"}, {label: "train"}) == ("train", 3, "")
+    assert read({POD_GANG_SIZE: "3"}, {label: "train"}) == ("train", 3, "")
 
 
 def test_an_annotation_comes_before_the_label() -> None:
-    assert read_gang({POD_GANG: "own", POD_GANG_SIZE: "2"}, {NEW: "train"}) == ("own", 2, "")
-    assert read_gang({POD_GANG_SIZE: "2"}, {OLD: "older", NEW: "train"}) == ("train", 2, "")
+    assert read({POD_GANG: "own", POD_GANG_SIZE: "2"}, {NEW: "train"}) == ("own", 2, "")
+    assert read({POD_GANG_SIZE: "2"}, {OLD: "older", NEW: "train"}) == ("train", 2, "")
 
 
 def test_a_group_of_a_leader_worker_set_is_a_gang_for_pods_that_say_a_size() -> None:
     of_set, index = WORKER_GROUP_LABELS
     labels = {of_set: "serve", index: "3"}
-    assert read_gang({POD_GANG_SIZE: "4"}, labels) == ("serve-3", 4, "")
-    assert read_gang({}, labels) == ("", 1, "")
-    assert read_gang({POD_GANG: "all", POD_GANG_SIZE: "8"}, labels) == ("all", 8, "")
-    assert read_gang({POD_GANG_SIZE: "2"}, {**labels, NEW: "train"}) == ("train", 2, "")
-    name, size, fault = read_gang({POD_GANG_SIZE: "4"}, {of_set: "serve"})
+    assert read({POD_GANG_SIZE: "4"}, labels) == ("serve-3", 4, "")
+    assert read({}, labels) == ("", 1, "")
+    assert read({POD_GANG: "all", POD_GANG_SIZE: "8"}, labels) == ("all", 8, "")
+    assert read({POD_GANG_SIZE: "2"}, {**labels, NEW: "train"}) == ("train", 2, "")
+    name, size, fault = read({POD_GANG_SIZE: "4"}, {of_set: "serve"})
     assert (name, size, fault[:12]) == ("", 1, "annotation g")
 
 
 def test_a_size_that_nobody_says_is_a_fault_with_what_to_do() -> None:
-    name, size, fault = read_gang({}, {OLD: "train"})
+    name, size, fault = read({}, {OLD: "train"})
     assert (name, size) == ("train", 0)
     assert fault == (
         f'label {OLD} names a gang whose size is not known; allowed: a PodGroup "train" with minMember, or '
@@ -60,8 +67,8 @@ def test_a_size_that_nobody_says_is_a_fault_with_what_to_do() -> None:
 
 
 def test_a_size_of_a_group_that_is_none_is_told_as_its_own() -> None:
-    assert read_gang({}, {NEW: "train"}, 4) == ("train", 4, "")
-    assert read_gang({}, {NEW: "train"}, 0) == (
+    assert read({}, {NEW: "train"}, 4) == ("train", 4, "")
+    assert read({}, {NEW: "train"}, 0) == (
         "train",
         0,
         'minMember of PodGroup "train" is "0"; allowed: a whole number from 1 to 1024',

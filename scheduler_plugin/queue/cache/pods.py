@@ -63,7 +63,9 @@ class PodQueueInfo:
         data: Names of the data that it reads.
         job: Its job, within its namespace.
         gang: Its gang, within its namespace; empty for none.
+        gang_size: Number of pods of the gang; 0: the pod does not say it, and perhaps a PodGroup does.
         owner: UID of the controller that would create it again; empty for none.
+        scheduler: Name of the scheduler that is to bind it.
         maker: UID of the Job that made it; empty if none has.
         first_stage_size: Pods of the first stage of its job; None: it does not say.
         ending: The pod is being deleted.
@@ -89,6 +91,7 @@ class PodQueueInfo:
     job: str
     gang: str
     gang_size: int
+    scheduler: str
     owner: str
     maker: str
     first_stage_size: int | None
@@ -114,7 +117,7 @@ def read_queue_info(pod: Pod) -> PodQueueInfo:
     requeued = is_requeued(pod)
     is_batch = pod.spec.scheduler_name == BATCH_SCHEDULER and not gates
     condition = pod.status.scheduled or Condition()
-    gang, size, fault = read_gang(annotations, meta.labels, meta.pod_group_size, meta.pod_groups_fault)
+    gang, size, fault = read_gang(pod)
     job, wrong = _read_name(annotations, POD_JOB)
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
     fault = fault or wrong or wrong_size
@@ -136,6 +139,7 @@ def read_queue_info(pod: Pod) -> PodQueueInfo:
         job=job,
         gang=gang,
         gang_size=size,
+        scheduler=pod.spec.scheduler_name,
         owner=owner.uid,
         maker=owner.uid if owner.kind == "Job" and owner.api_version.startswith("batch/") else "",
         first_stage_size=stage_size,
@@ -156,29 +160,27 @@ def _read_affinities(pod: Pod) -> Affinities:
     return Affinities(sum(each is not None for each in (affinity, nodes, pod.spec.node_terms)))
 
 
-def read_gang(
-    annotations: Mapping[str, str],
-    labels: Mapping[str, str] | None = None,
-    group_size: int | None = None,
-    groups_fault: str = "",
-) -> tuple[str, int, str]:
-    """Read the name and size of a gang, and what is wrong with them, in words.
+def read_gang(pod: Pod) -> tuple[str, int, str]:
+    """Read the name and size of a pod's gang, and what is wrong with them, in words.
 
-    Args:
-        labels: Labels of the pod: the label of a PodGroup names a gang where no annotation does. Labels of a
-            LeaderWorkerSet do where neither does, and the pod says a size.
-        group_size: `minMember` of that PodGroup, which counts where no annotation says a size.
-        groups_fault: Why PodGroups cannot be read, empty if they can be.
+    The size of a PodGroup of Kubernetes is not the pod's to say: it is 0 where no annotation says it, too.
+    `minMember` of a PodGroup of the coscheduling plugin counts where no annotation says a size.
     """
+    meta = pod.metadata
+    annotations, labels = meta.annotations or {}, meta.labels
+    group_size, groups_fault = meta.pod_group_size, meta.pod_groups_fault
     (noted, fault), text = _read_name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
-    if fault:
+    if pod.scheduling_group is not None:
+        if text is None:
+            return pod.scheduling_group[1], 0, ""
+    elif fault:
         return "", 1, fault
-    gang = read_gang_name(annotations, labels)
+    gang = read_gang_name(pod)
     if not gang:
         alone = f"annotation {POD_GANG_SIZE} without {POD_GANG}; allowed: both or none"
         return "", 1, alone if text is not None else ""
     where = f"annotation {POD_GANG_SIZE}"
-    if text is None and not noted:  # a label of a PodGroup names it
+    if text is None and not noted:  # A label of a PodGroup names it
         if group_size is None:
             how = f"allowed: a PodGroup {shown(gang)} with minMember, or annotation {POD_GANG_SIZE}"
             why = f": PodGroups cannot be read ({groups_fault})" if groups_fault else ""

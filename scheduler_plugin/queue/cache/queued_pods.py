@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import Final
 
+from allocator.names import POD_GANG_SIZE, POD_JOB, QUEUE_NAME
+from scheduler_plugin.cache.pod_groups import GroupKey
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.queue.cache.pods import PodQueueInfo
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType
@@ -216,6 +218,9 @@ class Gang:
     Attributes:
         uid: UID of the gang's workload.
         members: UIDs of its pods that exist and have not ended, in the order in which they were first seen.
+        size: How many of them start together, at least; 0: not known.
+        group: Its PodGroup of Kubernetes; None for a gang of annotations or labels. kube-scheduler tries no
+            pod of a PodGroup while another one has a scheduling gate, so all gates go together.
         ready_uids: UIDs of its pods that have no fault and can be queued.
         state: What they are as a whole.
         countdown_since: Start of the time `gangWithin` in which it must be bound whole, or be gone, in
@@ -235,6 +240,8 @@ class Gang:
 
     uid: str
     members: dict[str, None] = field(default_factory=dict)
+    size: int = 0
+    group: GroupKey | None = None
     ready_uids: set[str] = field(default_factory=set)
     unbound: set[str] = field(default_factory=set)
     state: GangState = GangState.WAITING
@@ -251,6 +258,11 @@ class Gang:
     @property
     def description(self) -> str:
         return self.uid
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether its pods are of no use without each other."""
+        return self.group is None or self.size > 1
 
     def make_workload(self, queued_pods: list[QueuedPod]) -> QueuedWorkload[Needs]:
         """Make the workload for those pods of the gang that are ready."""
@@ -271,15 +283,23 @@ class Gang:
 
     def explain_disagreement(self, pods: list[QueuedPod]) -> str:
         """Say what the pods of the gang do not agree on; empty for nothing."""
+        of_source: tuple[tuple[str, set[str]], ...] = (
+            (POD_GANG_SIZE, {str(pod.queue_info.gang_size) for pod in pods}),
+        )
+        if self.group is not None:
+            of_source = (
+                ("schedulerName", {pod.queue_info.scheduler for pod in pods}),
+                ("priority", {str(pod.record.priority) for pod in pods}),
+            )
         for what, values in (
-            ("gang-size", {str(pod.queue_info.gang_size) for pod in pods}),
-            ("queue-name", {pod.queue_info.queue for pod in pods}),
-            ("job", {pod.queue_info.job for pod in pods}),
+            *of_source,
+            (QUEUE_NAME, {pod.queue_info.queue for pod in pods}),
+            (POD_JOB, {pod.queue_info.job for pod in pods}),
         ):
             if len(values) > 1:
                 named = ", ".join(sorted(values)[:VALUES_SHOWN])
                 more = " ..." if len(values) > VALUES_SHOWN else ""
-                return f"its pods disagree on gpupack.io/{what}: {named}{more}; allowed: one"
+                return f"its pods disagree on {what}: {named}{more}; allowed: one"
         return ""
 
 

@@ -133,6 +133,7 @@ def explain_pod(queue: Queue, pod: QueuedPod, now: float, position: int | None =
         position = next(
             (at for at, each in number_positions(queue.queues[pod.queue_info.queue]) if each == uid), 0
         )
+    gang = queue.gangs.get(pod.gang)
     return WaitExplanation(
         namespace=pod.record.namespace,
         name=pod.record.name,
@@ -141,7 +142,7 @@ def explain_pod(queue: Queue, pod: QueuedPod, now: float, position: int | None =
         reason=word,
         message=message,
         waits_s=max(0.0, now - pod.wait_start),
-        gang_size=pod.queue_info.gang_size if pod.gang else 0,
+        gang_size=0 if gang is None else gang.size,
         gang=pod.queue_info.gang,
     )
 
@@ -219,7 +220,7 @@ def _explain_pod(queue: Queue, pod: QueuedPod) -> tuple[WaitReason, str]:
     if pause:
         return WaitReason.HELD, pause
     if gang is not None and not gang.waiting_queue:
-        return WaitReason.GANG, gang.fault or _explain_incomplete_gang(pod, gang)
+        return WaitReason.GANG, gang.fault or _explain_incomplete_gang(gang)
     queue_state = queue.queues[pod.queue_info.queue]
     never = _explain_never(queue, queue_state, pod, pod.requirements)
     if never:
@@ -369,8 +370,10 @@ def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
     return (1, f"{name} (refused)") if queue.explain_refusal(pod) else (2, f"{name} (waits)")
 
 
-def _explain_incomplete_gang(pod: QueuedPod, gang: Gang) -> str:
-    size, ready = pod.queue_info.gang_size, len(gang.ready_uids)
+def _explain_incomplete_gang(gang: Gang) -> str:
+    size, ready = gang.size, len(gang.ready_uids)
+    if gang.group is not None:
+        size = max(size, len(gang.members))
     if ready == size < len(gang.members):
         earlier = len(gang.members) - size
         end = "1 earlier one still ends" if earlier == 1 else f"{earlier} earlier ones still end"
@@ -403,8 +406,9 @@ def _explain_not_admitted(queue: Queue, pod: QueuedPod, workload: QueuedWorkload
     fits = queue.capacity.mask_fits(first, holder=workload.uid)
     if not unplaced and not _explain_missing_cards(queue, pod, first, fits):
         return ""
-    at_once = f"cards for all {pod.queue_info.gang_size} pods of its gang are not free at once"
-    return at_once + _describe_reservation(queue, pod)
+    gang = queue.gangs.get(pod.gang)
+    pods = max(len(workload.requirements.members), 0 if gang is None else gang.size)
+    return f"cards for all {pods} pods of its gang are not free at once" + _describe_reservation(queue, pod)
 
 
 def _explain_missing_slots(

@@ -33,6 +33,8 @@ class QueueFeed:
         watcher.pod_sink.replaced.connect(self._replace_pods)
         watcher.claim_sink.applied.connect(lambda _, claim: queue.claimed.update_claim(claim.metadata.uid))
         watcher.claim_sink.replaced.connect(lambda _: queue.claimed.update_all())
+        watcher.group_sink.applied.connect(lambda _, group: queue.gangs.update_group(group.key))
+        watcher.group_sink.replaced.connect(lambda _: queue.gangs.update_groups())
 
     def _set_node(self, kind: Kind, node: Node) -> None:
         self._queue.set_node(node.metadata.name, None if kind == "DELETED" else node.traits)

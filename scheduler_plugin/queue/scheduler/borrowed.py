@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kubeapi.backoff import KeyedBackoff
-from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, VictimGroup
+from scheduler_plugin.queue.cache.queued_pods import Gang, Phase, QueuedPod, VictimGroup
 from scheduler_plugin.queue.config.quota import Cohort
 from scheduler_plugin.queue.scheduler.queue import Queue
 
@@ -115,18 +115,18 @@ class BorrowedPods:
 
     def _list_groups(self, queue_name: str, leaving: Collection[str]) -> Iterator[VictimGroup]:
         """List the staying pods admitted on a queue's quota; admitted pods of a gang form one group."""
-        pods, gangs = self._queue.queued_pods, dict[str, None]()
+        pods, gangs = self._queue.queued_pods, dict[str, Gang]()
         for uid in self._queue.queues[queue_name].admitted:
             pod = pods.get(uid)
             if pod is None or uid in leaving:
                 continue
-            if pod.gang:
-                gangs[pod.gang] = None
+            gang = self._queue.gangs.get(pod.gang)
+            if gang is not None and gang.ends_together:
+                gangs[gang.uid] = gang
             else:
                 yield VictimGroup((pod,))
-        for gang in gangs:
-            known = self._queue.gangs.get(gang)
-            stays = [pods[uid] for uid in known.members if uid not in leaving] if known is not None else []
+        for gang in gangs.values():
+            stays = [pods[uid] for uid in gang.members if uid not in leaving]
             stays = [pod for pod in stays if pod.phase is not Phase.GATED and not pod.queue_info.ending]
             if stays:
                 yield VictimGroup(tuple(stays))

@@ -2,7 +2,11 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from scheduler_plugin.queue.cache.queued_pods import Gang, GangState, Phase, QueuedPod
+from allocator.errors import shown
+from allocator.names import POD_GANG_SIZE
+from scheduler_plugin.cache.pod_groups import GroupKey, PodGroups
+from scheduler_plugin.queue.cache.pods import MAX_GANG
+from scheduler_plugin.queue.cache.queued_pods import Gang, GangState, Phase, QueuedPod, make_gang_uid
 from scheduler_plugin.queue.cache.queues import Queues
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload
 from scheduler_plugin.queue.capacity.requirements import Needs
@@ -15,14 +19,17 @@ class Gangs:
     Args:
         pods: All pods by UID, kept up to date by the queue.
         queues: The queues in which they wait.
+        pod_groups: PodGroups of Kubernetes, some of which are gangs.
 
     Attributes:
         equivalence_backoff: Gangs that are held back after an equivalent one was refused.
     """
 
-    def __init__(self, pods: Mapping[str, QueuedPod], queues: Queues) -> None:
+    def __init__(self, pods: Mapping[str, QueuedPod], queues: Queues, pod_groups: PodGroups) -> None:
         self._queued_pods = pods
         self._queues = queues
+        self._pod_groups = pod_groups
+        self._outside: dict[str, GroupKey] = {}
         self._known: dict[str, Gang] = {}
         self._gangs_by_succeeded: dict[str, str] = {}
         self.equivalence_backoff: EquivalenceBackoff[Gang] = EquivalenceBackoff()
@@ -39,6 +46,7 @@ class Gangs:
         """
         gang = self._known.setdefault(pod.gang, Gang(pod.gang))
         gang.members[pod.uid] = None
+        gang.group = pod.record.scheduling_group
         if ready:
             gang.ready_uids.add(pod.uid)
         else:
@@ -97,6 +105,31 @@ class Gangs:
     def _forget_if_unused(self, gang: Gang) -> None:
         if not gang.members and not gang.succeeded_owners:
             del self._known[gang.uid]
+
+    def set_outside(self, uid: str, group: GroupKey | None) -> None:
+        """Set the PodGroup of a pod that is in no queue, None for none: its gang's size depends on it."""
+        before = self._outside.pop(uid, None)
+        if before is not None:
+            self.update_group(before)
+        if group is not None:
+            self._outside[uid] = group
+            self.update_group(group)
+
+    @property
+    def outside_uids(self) -> Collection[str]:
+        """UIDs of the pods that name a PodGroup and are in no queue."""
+        return self._outside.keys()
+
+    def update_group(self, key: GroupKey) -> None:
+        """Process the gang of a PodGroup again, because that or a pod of it has changed."""
+        gang = self._known.get(make_gang_uid(*key))
+        if gang is not None:
+            self._update_waiting(gang)
+
+    def update_groups(self) -> None:
+        """Process the gangs of all PodGroups again."""
+        for gang in [gang for gang in self._known.values() if gang.group is not None]:
+            self._update_waiting(gang)
 
     @property
     def succeeded_uids(self) -> Collection[str]:
@@ -161,7 +194,6 @@ class Gangs:
             late = [pod for pod in pods if pod.phase is Phase.ADMITTED]
             admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
             bound = sum(pod.phase is Phase.BOUND for pod in pods)
-            size = pods[0].queue_info.gang_size
             # A bound pod that nobody makes again would be lost; it keeps its room, and nothing is said of it.
             going = [
                 each
@@ -172,12 +204,12 @@ class Gangs:
                 self.begin_removal(gang.uid, now)
             if going:
                 self._record_gang_refusal(gang, now)
-                yield going, f"{bound} of {size} pods of its gang are bound after {within_s:g} s"
+                yield going, f"{bound} of {gang.size} pods of its gang are bound after {within_s:g} s"
 
     def begin_removal(self, uid: str, now: float) -> None:
         """Record that the bound pods of a gang are being removed; no pod joins it until they are gone."""
         gang = self._known.get(uid)
-        if gang is not None:
+        if gang is not None and gang.ends_together:
             gang.state, gang.countdown_since = GangState.LEAVING, now
             self._update_waiting(gang)
 
@@ -213,7 +245,7 @@ class Gangs:
             bound = sum(pod.phase is Phase.BOUND and not pod.queue_info.ending for pod in pods)
             gang.state = GangState.IN_PART
             gang.succeeded = max(gang.succeeded, kept)
-            if bound + gang.succeeded >= pods[0].queue_info.gang_size:
+            if bound + gang.succeeded >= gang.size:
                 gang.state = GangState.WHOLE
                 behind = [pod for pod in behind if pod.phase is Phase.ADMITTED]
             if not behind:
@@ -225,15 +257,17 @@ class Gangs:
         """Queue a gang as one workload once all of its pods are ready, and its rest once all of that is."""
         pods = [self._queued_pods[uid] for uid in gang.members]
         admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
-        size = pods[0].queue_info.gang_size if pods else 0
+        wrong_group = self._read_group(gang) if gang.group is not None else ""
+        if gang.group is None:
+            gang.size = pods[0].queue_info.gang_size if pods else 0
         self._update_state(gang, pods)
-        gang.fault = gang.explain_disagreement(pods)
+        gang.fault = gang.explain_disagreement(pods) or wrong_group
         # What is made again in the place of pods that end comes before they have.
         count = sum(not pod.queue_info.ending for pod in pods)
-        if not gang.fault and count > size:
-            gang.fault = f"it has {count} pods and gpupack.io/gang-size is {size}"
+        if not gang.fault and gang.group is None and count > gang.size:
+            gang.fault = f"it has {count} pods and {POD_GANG_SIZE} is {gang.size}"
         goes = bool(pods) and not gang.fault
-        is_complete = len(gang.ready_uids) == len(pods) and len(pods) + gang.succeeded >= size
+        is_complete = len(gang.ready_uids) == len(pods) and len(pods) + gang.succeeded >= gang.size
         goes = goes and (is_complete or self._can_join(gang, pods, admitted))
         workload = self._make_workload(gang, pods) if goes else None
         if gang.waiting_queue:
@@ -252,14 +286,45 @@ class Gangs:
             gang.wait_start = min(pod.wait_start for pod in pods if pod.uid in gang.ready_uids)
             self._queues[gang.waiting_queue].waiting.add(workload)
 
+    def _read_group(self, gang: Gang) -> str:
+        """Read the size of a gang from its PodGroup; return why kube-scheduler would try none of its pods.
+
+        kube-scheduler counts all pods of the PodGroup, also those that ask for no cards or are in no queue.
+        Without a PodGroup the size stays as it was.
+        """
+        groups, key = self._pod_groups, gang.group
+        if key is None:
+            return ""
+        if missing := groups.explain_missing(key):
+            return f"{missing}: kube-scheduler tries no pod of it before it is there"
+        members = groups.get_members(key).items()
+        outside = [pod for uid, pod in members if uid not in gang.members and not pod.ended]
+        least, name = groups.get_min_count(key), shown(key[1])
+        gang.size = max(1, least - len(outside))
+        if least > MAX_GANG:
+            return f"minCount of PodGroup {name} is {least}; allowed: 1 to {MAX_GANG}"
+        for uid in gang.members:
+            said = self._queued_pods[uid].queue_info.gang_size
+            if said and said != least:
+                start = f"PodGroup {name} lets {least} pods start together"
+                return (
+                    f"annotation {POD_GANG_SIZE} is {said}, and {start}; allowed: the same, or no annotation"
+                )
+        for pod in outside:
+            if pod.is_gated and not pod.node:
+                held = f"pod {pod.name} of PodGroup {name} has a scheduling gate"
+                return f"{held}: kube-scheduler tries no pod of it before that is gone"
+        return ""
+
     def _can_join(self, gang: Gang, pods: Sequence[QueuedPod], admitted: Sequence[QueuedPod]) -> bool:
         """Return True if the ready pods may join the pods of their gang that were admitted before.
 
-        Pods join a WHOLE gang one by one; in other gangs the rest goes together.
+        Pods join a WHOLE gang one by one; in other gangs, and in PodGroups, the rest goes together.
         """
         if not gang.ready_uids or gang.state is GangState.LEAVING:
             return False
-        rest = gang.state is GangState.WHOLE or len(gang.ready_uids) + len(admitted) == len(pods)
+        one_by_one = gang.state is GangState.WHOLE and gang.group is None
+        rest = one_by_one or len(gang.ready_uids) + len(admitted) == len(pods)
         return rest and any(not pod.queue_info.ending for pod in admitted)
 
     def _make_workload(self, gang: Gang, pods: list[QueuedPod]) -> QueuedWorkload[Needs] | None:

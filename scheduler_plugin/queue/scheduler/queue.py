@@ -86,7 +86,7 @@ class Queue:
         self.admission = AdmissionScheduler(config, self.queues, self.capacity, self.slots, self.locality)
         self.quota_usage = self.admission.quota_usage
         self.queued_pods: dict[str, QueuedPod] = {}
-        self.gangs = Gangs(self.queued_pods, self.queues)
+        self.gangs = Gangs(self.queued_pods, self.queues, state.pod_groups)
         self.job_stages = JobStages(self.queues)
         self.ended_pods = EndedPods(state)
         self.seen_bound = float("-inf")
@@ -171,6 +171,7 @@ class Queue:
                 self._outside[uid] = (pod, now)
             succeeded = pod.status.phase == "Succeeded"
             self._forget_pod(uid, now, succeeded=succeeded)
+            self.gangs.set_outside(uid, None if record.ended else record.scheduling_group)
             if succeeded and has_cards and queue_info.queue and queue_info.gang:
                 gang = make_gang_uid(record.namespace, queue_info.gang)
                 self.gangs.record_success(uid, gang, queue_info.owner)
@@ -199,6 +200,7 @@ class Queue:
                 queued_pod, make_pod_template(record, queue_info, requirements)
             )
         self.gangs.move_pod(queued_pod, queue_info.gang)
+        self.gangs.set_outside(uid, None)
         queued_pod.update(record, queue_info, requirements, fault, phase)
         self._note_queue(queued_pod)
         self._place_in_queue(queued_pod)
@@ -233,6 +235,7 @@ class Queue:
     def delete_pod(self, uid: str, now: float) -> None:
         """Forget a pod; call it after the state has forgotten it."""
         self._forget_pod(uid, now)
+        self.gangs.set_outside(uid, None)
         self.gangs.forget_success(uid)
         self.job_stages.forget_pod(uid)
         self._outside.pop(uid, None)
@@ -280,6 +283,7 @@ class Queue:
             *self.job_stages.pod_uids,
             *self.claimed.pod_uids,
             *self.gangs.succeeded_uids,
+            *self.gangs.outside_uids,
             *self._outside,
         }
         return chain(self.queued_pods, (uid for uid in others if uid not in self.queued_pods))

@@ -233,7 +233,7 @@ MUTANTS = (
     Mutant(
         "a gang is not whole while some of its pods wait",
         gangs.Gangs._update_state,
-        "bound + gang.succeeded >= pods[0].queue_info.gang_size",
+        "bound + gang.succeeded >= gang.size",
         "bound",
         of("gangs"),
         1003,
@@ -273,7 +273,7 @@ MUTANTS = (
     Mutant(
         "reclaim: a gang goes whole",
         borrowed.BorrowedPods._list_groups,
-        "if pod.gang:",
+        "if gang is not None and gang.ends_together:",
         "if False:",
         of("lent"),
         1003,

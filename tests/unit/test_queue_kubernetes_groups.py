@@ -1,0 +1,255 @@
+"""PodGroups of Kubernetes in the queue: one more source of gangs, all of whose gates go together."""
+
+from typing import Any
+
+import pytest
+
+from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_GATE
+from scheduler_plugin.cache.watcher import Watcher
+from scheduler_plugin.queue.cache.queued_pods import GangState
+from scheduler_plugin.queue.controller.status import explain_waiting
+from scheduler_plugin.queue.controller.watching import QueueFeed
+from scheduler_plugin.queue.scheduler.borrowed import BorrowedPods
+from tests.queue_world import TWO_QUEUES, QueueWorld, pod_group, world
+
+__all__ = ["world"]
+
+
+def members(world: QueueWorld, count: int, name: str = "g", units: int = 4, **more: Any) -> list[str]:
+    return [world.pod(f"{name}{at}", units, group=name, **more) for at in range(count)]
+
+
+def reasons(world: QueueWorld) -> set[tuple[str, str]]:
+    return {(why.reason.value, why.message) for why in explain_waiting(world.queue, world.now)}
+
+
+def state(world: QueueWorld) -> GangState:
+    gang = world.queue.gangs.get("gang default/g")
+    assert gang is not None
+    return gang.state
+
+
+def test_of_two_groups_one_goes_whole_and_the_other_waits_whole() -> None:
+    """Half of each was admitted, and kube-scheduler tried neither: a gate keeps it from the whole group."""
+    world = QueueWorld("queues: [{name: a, nominalQuota: 10}]")
+    world.node("n1", (8, 8, 8, 8))
+    for name in "ab":
+        world.pod_group(name, 2)
+    for at in range(2):
+        for name in "ab":
+            world.pod(f"{name}{at}", 5, group=name)
+    assert sorted(world.admitted()) == ["a0", "a1"]
+    assert world.admitted() == []
+    assert {(why.gang, why.gang_size, why.reason.value) for why in explain_waiting(world.queue, 0.0)} == {
+        ("b", 2, "Quota")
+    }
+
+
+def test_a_group_waits_for_as_many_pods_as_its_min_count(world: QueueWorld) -> None:
+    world.pod_group("g", 3)
+    members(world, 2)
+    assert world.admitted() == []
+    assert reasons(world) == {("GangIncomplete", "2 of 3 pods of its gang are ready")}
+    world.pod("g2", 4, group="g")
+    assert sorted(world.admitted()) == ["g0", "g1", "g2"]
+
+
+def test_all_gates_of_a_group_go_together_beyond_min_count_too(world: QueueWorld) -> None:
+    world.pod_group("g", 2)
+    members(world, 4, units=9)
+    assert world.admitted() == []
+    ((reason, message),) = reasons(world)
+    assert reason == "NeverFits"
+    assert message.startswith("its gang has 4 pods, and the cluster has room for 2 of them at once even if")
+    world.node("n2", (16, 16))
+    assert sorted(world.admitted()) == ["g0", "g1", "g2", "g3"]
+
+
+def test_pods_that_join_a_running_group_go_together(world: QueueWorld) -> None:
+    world.pod_group("g", 1)
+    (first,) = members(world, 1)
+    assert world.admitted() == ["g0"]
+    world.bind(first)
+    world.pod("g1", 4, group="g")
+    held = world.pod("g2", 4, group="g", gates=(QUEUE_GATE, "example.com/held"))
+    assert state(world) is GangState.WHOLE
+    assert world.admitted() == []
+    world.change(held, spec={"schedulingGates": [{"name": QUEUE_GATE}]})
+    assert sorted(world.admitted()) == ["g1", "g2"]
+
+
+def test_another_gate_on_one_pod_keeps_all_of_a_group(world: QueueWorld) -> None:
+    world.pod_group("g", 2)
+    members(world, 2)
+    held = world.pod("g2", 4, group="g", gates=(QUEUE_GATE, "example.com/held"))
+    assert world.admitted() == []
+    assert reasons(world) == {
+        ("GangIncomplete", "2 of 3 pods of its gang are ready"),
+        ("Refused", "it waits for the scheduling gates example.com/held"),
+    }
+    world.change(held, spec={"schedulingGates": [{"name": QUEUE_GATE}]})
+    assert sorted(world.admitted()) == ["g0", "g1", "g2"]
+
+
+def test_pods_that_the_queue_does_not_hold_count_for_a_group(world: QueueWorld) -> None:
+    """kube-scheduler counts every pod of the group: a launcher without cards, one of no queue."""
+    world.pod_group("g", 3)
+    members(world, 1)
+    assert world.admitted() == []
+    launcher = world.pod("launcher", group="g", queue="", gates=(), containers=[{"name": "main"}])
+    assert world.admitted() == []
+    held = world.pod("elsewhere", 4, group="g", queue="", gates=("example.com/held",))
+    assert world.admitted() == []
+    ((_, message),) = reasons(world)
+    told = 'pod elsewhere of PodGroup "g" has a scheduling gate'
+    assert message == f"{told}: kube-scheduler tries no pod of it before that is gone"
+    world.delete(launcher)
+    world.change(held, spec={"schedulingGates": []})
+    assert reasons(world) == {("GangIncomplete", "1 of 2 pods of its gang are ready")}
+    world.pod("launcher", group="g", queue="", gates=(), containers=[{"name": "main"}])
+    assert world.admitted() == ["g0"]
+
+
+def test_a_group_that_does_not_exist_yet_lets_its_pods_wait(world: QueueWorld) -> None:
+    members(world, 2)
+    assert world.admitted() == []
+    missing = 'there is no PodGroup "g": kube-scheduler tries no pod of it before it is there'
+    assert reasons(world) == {("GangIncomplete", missing)}
+    world.pod_group("g", 2)
+    assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+def test_groups_that_cannot_be_read_are_told(world: QueueWorld) -> None:
+    members(world, 1)
+    world.state.pod_groups.fault = "Forbidden"
+    world.queue.gangs.update_groups()
+    assert {message for _, message in reasons(world)} == {
+        'PodGroup "g" cannot be read (Forbidden): kube-scheduler tries no pod of it before it is there'
+    }
+
+
+def test_the_queue_follows_the_watch_of_groups(world: QueueWorld) -> None:
+    watcher = Watcher(None, world.state, lambda: world.now, 60.0)  # type: ignore[arg-type]
+    QueueFeed(world.queue, watcher, lambda: world.now)
+    members(world, 2)
+    sink = watcher.group_sink
+    sink.event("ADDED", pod_group("g", 3), "1")
+    assert reasons(world) == {("GangIncomplete", "2 of 3 pods of its gang are ready")}
+    sink.event("DELETED", pod_group("g", 3), "2")
+    ((_, message),) = reasons(world)
+    assert message.startswith('there is no PodGroup "g"')
+    sink.note_fault("Forbidden")
+    ((_, message),) = reasons(world)
+    assert message.startswith('PodGroup "g" cannot be read (Forbidden)')
+    sink.replace([pod_group("g", 2)], "3")
+    assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+def test_a_group_that_is_deleted_lets_its_pods_run_and_nobody_join_them(world: QueueWorld) -> None:
+    world.pod_group("g", 2)
+    uids = members(world, 2)
+    assert len(world.admitted()) == 2
+    for uid in uids:
+        world.bind(uid)
+    world.lose_pod_group("g")
+    world.now = 10_000.0
+    assert world.requeue_pods() == []
+    assert state(world) is GangState.WHOLE
+    world.pod("late", 4, group="g")
+    assert world.admitted() == []
+    world.pod_group("g", 2)
+    assert world.admitted() == ["late"]
+
+
+def test_a_min_count_that_changes_counts(world: QueueWorld) -> None:
+    world.pod_group("g", 3)
+    members(world, 2)
+    assert world.admitted() == []
+    world.pod_group("g", 2)
+    assert len(world.admitted()) == 2
+
+
+def test_a_group_without_gang_policy_needs_only_its_gates_gone_together(world: QueueWorld) -> None:
+    world.pod_group("g")
+    members(world, 1)
+    held = world.pod("g1", 4, group="g", gates=(QUEUE_GATE, "example.com/held"))
+    assert world.admitted() == []
+    world.change(held, spec={"schedulingGates": [{"name": QUEUE_GATE}]})
+    assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "start"), [(3, "2", 3), (0, "2", 1)], ids=["another-size", "no-gang"]
+)
+def test_an_annotation_that_disagrees_with_the_group_is_told(
+    world: QueueWorld, count: int, size: str, start: int
+) -> None:
+    world.pod_group("g", count)
+    members(world, max(count, 2), annotations={POD_GANG: "train", POD_GANG_SIZE: size})
+    assert world.admitted() == []
+    told = f'annotation gpupack.io/gang-size is {size}, and PodGroup "g" lets {start} pods start together'
+    assert reasons(world) == {("GangIncomplete", f"{told}; allowed: the same, or no annotation")}
+
+
+def test_annotations_that_agree_with_the_group_change_nothing(world: QueueWorld) -> None:
+    """As where kube-controller-manager makes the PodGroup of a Job that has the annotations already."""
+    world.pod_group("g", 2)
+    members(world, 2, annotations={POD_GANG: "train", POD_GANG_SIZE: "2"})
+    assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"schedulerName": "second"}, "schedulerName: first, second"),
+        ({"priority": 7}, "priority: 0, 7"),
+    ],
+    ids=["schedulers", "priorities"],
+)
+def test_what_kube_scheduler_would_refuse_of_a_group_is_told(
+    world: QueueWorld, other: dict[str, Any], message: str
+) -> None:
+    world.pod_group("g", 2)
+    world.pod("g0", 4, group="g", spec={"schedulerName": "first"})
+    world.pod("g1", 4, group="g", spec={"schedulerName": "first", **other})
+    assert world.admitted() == []
+    assert reasons(world) == {("GangIncomplete", f"its pods disagree on {message}; allowed: one")}
+
+
+def test_batch_mode_leaves_groups_to_kube_scheduler(world: QueueWorld) -> None:
+    world.queue.batch.enabled = True
+    world.pod_group("g", 1)
+    spec = {"schedulerName": "gpupack-batch", "schedulingGroup": {"podGroupName": "g"}}
+    uid = world.pod("g0", 4, group="g", gates=(), spec={"schedulerName": "gpupack-batch"})
+    world.queue.set_batch_spec(uid, spec)
+    assert world.admitted() == []
+    ((reason, message),) = reasons(world)
+    assert reason == "Refused"
+    assert message.startswith("batch mode does not know schedulingGroup: create the pod without it, or with")
+
+
+def test_a_group_bound_in_part_is_taken_back_after_gang_within(world: QueueWorld) -> None:
+    owned = {"metadata": {"labels": {"gpupack.io/queue-name": "a"}, **world.made_by("j")}}
+    world.pod_group("g", 2)
+    uids = members(world, 2, **owned)
+    assert len(world.admitted()) == 2
+    world.bind(uids[0])
+    world.now = 301.0
+    removed = [each for each in world.requeue_pods() if each.removes]
+    assert {world.name(each.queued_pod.uid) for each in removed} == {"g0", "g1"}
+    assert {each.why for each in removed} == {"1 of 2 pods of its gang are bound after 300 s"}
+
+
+@pytest.mark.parametrize(("count", "groups"), [(2, [2]), (0, [1])], ids=["gang", "no-gang"])
+def test_reclaim_evicts_a_group_whole_if_it_is_a_gang(count: int, groups: list[int]) -> None:
+    world = QueueWorld(TWO_QUEUES)
+    world.node("n1", (16, 16))
+    world.pod_group("g", count)
+    uids = members(world, 2, units=12)
+    assert len(world.admitted()) == 2
+    for uid in uids:
+        world.bind(uid)
+    cohort = world.queue.queues.get_cohort("b")
+    assert cohort is not None
+    borrowed = BorrowedPods(world.queue).list_borrowed(cohort, "b", ())
+    assert [len(group.pods) for group in borrowed] == groups
