@@ -198,10 +198,10 @@ GRAPHS: Final[dict[str, list[Row]]] = {
 }
 
 
-def expressions() -> list[str]:
-    """Every PromQL expression of the dashboard, with the variables filled in."""
+def expressions() -> dict[str, str]:
+    """Every PromQL expression of the dashboard, with the variables filled in, and its legend."""
     rows = [*FIGURES, *(row for rows in GRAPHS.values() for row in rows)]
-    return [query.replace("$node", ".+") for row in rows for query in row[2].values()]
+    return {query.replace("$node", ".+"): legend for row in rows for legend, query in row[2].items()}
 
 
 def dashboard() -> dict[str, Any]:

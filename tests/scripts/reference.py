@@ -163,6 +163,20 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
 }
 
 
+def served_series() -> dict[str, set[str]]:
+    """Every time series of the product by name, with its labels."""
+    tables = (node_metrics(), scheduler_metrics(), queue_metrics())
+    found: dict[str, set[str]] = {}
+    for line in "".join(tables).splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if cells[0].startswith("`gpupack_"):
+            name, labels = cells[0].strip("` "), set(re.findall(r"`(\w+)`", cells[2]))
+            suffixes = ("_bucket", "_count", "_sum") if cells[1] == "histogram" else ("",)
+            for suffix in suffixes:
+                found[name + suffix] = labels | ({"le"} if suffix == "_bucket" else set())
+    return found
+
+
 def generated(page: str) -> str:
     """Put what the code tells now into a page."""
     return BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n{found[3]}", page)

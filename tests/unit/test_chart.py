@@ -72,20 +72,6 @@ def test_the_dashboard_is_that_of_its_script() -> None:
     assert max(x for x, _ in cells) < grafana.COLUMNS
 
 
-def served() -> dict[str, set[str]]:
-    """Every time series of the product by name, with its labels."""
-    tables = (reference.node_metrics(), reference.scheduler_metrics(), reference.queue_metrics())
-    found = {}
-    for line in "".join(tables).splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if cells[0].startswith("`gpupack_"):
-            name, labels = cells[0].strip("` "), set(re.findall(r"`(\w+)`", cells[2]))
-            suffixes = ("_bucket", "_count", "_sum") if cells[1] == "histogram" else ("",)
-            for suffix in suffixes:
-                found[name + suffix] = labels | ({"le"} if suffix == "_bucket" else set())
-    return found
-
-
 EXPRESSIONS = [
     *grafana.expressions(),
     *(rule["expr"] for group in RULES for rule in group["rules"]),
@@ -95,7 +81,7 @@ TARGET_LABELS = {"node", "instance", "pod", "job", "namespace"}
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_alerts_and_dashboard_ask_for_metrics_that_are_served(expression: str) -> None:
-    there = served()
+    there = reference.served_series()
     asked = set(re.findall(r"\bgpupack_\w+", expression))
     assert asked, expression
     assert asked <= there.keys()
@@ -107,7 +93,7 @@ def test_alerts_and_dashboard_ask_for_metrics_that_are_served(expression: str) -
 
 
 def test_every_alert_says_what_it_means_with_labels_that_it_has() -> None:
-    there = served()
+    there = reference.served_series()
     for rule in (rule for group in RULES for rule in group["rules"] if "alert" in rule):
         texts = rule["annotations"]
         assert set(texts) == {"summary", "description"}
