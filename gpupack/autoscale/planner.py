@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,7 +38,7 @@ from gpupack.autoscale.waiting_pods import (
 )
 from gpupack.own_pods import is_placeholder
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import make_query
+from gpupack.whatif.gangs import GangMembers, find_gang_key, make_query, place_together
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import HOSTNAME
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
@@ -175,7 +175,7 @@ class Planner:
         outcomes = _Outcomes()
         # 1. Leave out pods that wait for something else than cards, and those that a node takes.
         kinds = group_by_kind(outcomes.sort_out(list_waiting_pods(cluster)))
-        refused = [kind for kind in kinds if not _has_node(cluster, kind)]
+        refused = list(_keep_without_node(cluster, kinds))
         pods = {pod.uid: pod for kind in refused for pod in kind.pods}
         known = pods.keys()
         if not self._has_planned:
@@ -276,6 +276,40 @@ def find_asked_before(cluster: Cluster, pods: Mapping[str, WaitingPod]) -> set[s
         return set(pods)
     named = {name for annotation in annotations for name in annotation.split(",")}
     return {uid for uid, waiting in pods.items() if waiting.pod.full_name in named}
+
+
+def _keep_without_node(cluster: Cluster, kinds: Sequence[EquivalentPods]) -> Iterator[EquivalentPods]:
+    """Keep the pods that no node takes, and of a gang those for which its other pods leave no room."""
+    unplaced = _find_unplaced(cluster, kinds)
+    for kind in kinds:
+        if not _has_node(cluster, kind):
+            yield kind
+        elif pods := [pod for pod in kind.pods if pod.uid in unplaced]:
+            yield EquivalentPods(pods)
+
+
+def _find_unplaced(cluster: Cluster, kinds: Sequence[EquivalentPods]) -> set[str]:
+    """Find the UIDs of the pods that would be left over if all pods of their gang were placed at once."""
+    gangs: defaultdict[tuple[str, str], dict[GangMembers, list[WaitingPod]]] = defaultdict(dict)
+    for kind in kinds:
+        by_gang: defaultdict[tuple[str, str], list[WaitingPod]] = defaultdict(list)
+        for pod in kind.pods:
+            key = find_gang_key(cluster, pod.pod)
+            if key is not None:
+                by_gang[key].append(pod)
+        for key, pods in by_gang.items():
+            gangs[key][_make_members(cluster, kind, len(pods))] = pods
+    unplaced: set[str] = set()
+    for parts in gangs.values():
+        for members, left in place_together(cluster, list(parts)):
+            pods = parts[members]
+            unplaced |= {pod.uid for pod in pods[len(pods) - left :]}
+    return unplaced
+
+
+def _make_members(cluster: Cluster, kind: EquivalentPods, pods: int) -> GangMembers:
+    query = make_query(cluster, kind.request, kind.requirements)
+    return GangMembers(query, kind.requirements, pods)
 
 
 def _has_node(cluster: Cluster, kind: EquivalentPods) -> bool:

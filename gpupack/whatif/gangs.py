@@ -1,6 +1,6 @@
 """Pods of a gang, which start together or not at all: how many of them fit at once."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -197,6 +197,13 @@ def can_fit_together(cluster: Cluster, kinds: Sequence[GangMembers], leaving: Co
     Args:
         leaving: UIDs of pods that are gone.
     """
+    return all(not left for _, left in place_together(cluster, kinds, leaving))
+
+
+def place_together(
+    cluster: Cluster, kinds: Sequence[GangMembers], leaving: Collection[str] = ()
+) -> Iterator[tuple[GangMembers, int]]:
+    """Place the pods of a gang, the largest ones first; give each kind, and how many of it find no room."""
     nodes = cluster.state.nodes
     hosts: dict[str, _Host] = {}
     for kind in sorted(kinds, key=_hardness):
@@ -211,9 +218,7 @@ def can_fit_together(cluster: Cluster, kinds: Sequence[GangMembers], leaving: Co
                 left -= 1
             if not left:
                 break
-        if left:
-            return False
-    return True
+        yield kind, left
 
 
 def _hardness(kind: GangMembers) -> tuple[int, int]:

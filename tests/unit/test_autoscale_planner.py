@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from allocator.names import NODE_LABEL, PLACEHOLDER_FOR, STARTUP_TAINT
+from allocator.names import NODE_LABEL, PLACEHOLDER_FOR, POD_GANG, POD_GANG_SIZE, STARTUP_TAINT
 from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
@@ -23,6 +23,7 @@ from tests.autoscale_world import (
     waits,
 )
 from tests.cluster_builders import MEMORY
+from tests.queue_world import pod_group
 
 
 def asked(plan):
@@ -60,6 +61,30 @@ def test_a_pod_that_asks_for_no_cpu_is_not_short_of_it_where_more_is_requested_t
 def test_a_pod_that_a_card_can_take_needs_no_node():
     nodes, pods = fragments(free=40)
     assert outcomes(plan_of(grown(nodes, [*pods, waits("waits", 40)]))) == {"waits": "fits"}
+
+
+def in_group(item):
+    item["spec"]["schedulingGroup"] = {"podGroupName": "g"}
+
+
+@pytest.mark.parametrize("source", ["annotation", "group", "no-gang", "single"])
+def test_a_gang_of_which_some_find_cards_gets_nodes_for_the_others(source):
+    """Each of its pods has a card by itself, so none was asked for, and the gang waited for ever."""
+    nodes, pods = fragments(2)
+    pods[:2] = [replace(pod, units=40) for pod in pods[:2]]
+    notes = ((POD_GANG, "g"), (POD_GANG_SIZE, "3")) if source == "annotation" else ()
+    three = [waits(f"w{at}", 40, policies=notes) for at in range(3)]
+    of_group = source in {"group", "no-gang"}
+    changes = dict.fromkeys((pod.name for pod in three), in_group) if of_group else {}
+    cluster = grown(nodes, [*pods, *three], **changes).cluster
+    if of_group:
+        cluster.pod_groups.put_group(pod_group("g", 3 if source == "group" else 0))
+    plan = plan_of(cluster)
+    if source in {"annotation", "group"}:
+        assert asked(plan) == [(160, "default/w2")]
+        assert outcomes(plan) == {"w0": "fits", "w1": "fits", "w2": "asked"}
+    else:
+        assert (asked(plan), set(outcomes(plan).values())) == ([], {"fits"})
 
 
 def test_pods_that_can_share_a_new_node_share_it():

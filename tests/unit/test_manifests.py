@@ -236,16 +236,23 @@ def test_the_queue_may_read_jobs_and_pod_groups_and_change_pods_only() -> None:
     ]
 
 
+PODS_TOGETHER = {
+    "apiGroups": ["scheduling.k8s.io", "scheduling.x-k8s.io"],
+    "resources": ["podgroups"],
+    "verbs": ["list", "watch"],
+}
+
+
 def test_the_dashboard_may_read_nodes_pods_and_pod_groups_only() -> None:
     rules = objects("overlays/dashboard")["ClusterRole", "gpupack-dashboard"]["rules"]
     assert rules == [
         {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]},
-        {
-            "apiGroups": ["scheduling.k8s.io", "scheduling.x-k8s.io"],
-            "resources": ["podgroups"],
-            "verbs": ["list", "watch"],
-        },
+        PODS_TOGETHER,
     ]
+
+
+def test_autoscale_knows_which_pods_start_together() -> None:
+    assert PODS_TOGETHER in objects("overlays/autoscale")["ClusterRole", "gpupack-autoscale"]["rules"]
 
 
 def test_the_overlays_change_what_they_say() -> None:
