@@ -1,5 +1,8 @@
 # One image for every command: docker build -t gpupack:0.1.0 .
-FROM python:3.11-slim AS build
+# The list for all architectures; .github/dependabot.yml proposes newer ones.
+FROM python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b AS python
+
+FROM python AS build
 WORKDIR /src
 RUN python -m venv /opt/gpupack
 COPY requirements.lock ./
@@ -14,7 +17,7 @@ COPY standins standins
 RUN /opt/gpupack/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
  && /opt/gpupack/bin/gpupack --version
 
-FROM python:3.11-slim
+FROM python
 COPY --from=build /opt/gpupack /opt/gpupack
 ENV PATH=/opt/gpupack/bin:$PATH \
     PYTHONUNBUFFERED=1 \

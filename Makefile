@@ -8,7 +8,7 @@ PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack ben
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint test-unit test-in-process test-processes test-random mutants test-cluster test-hardware kube-version bench lock proto reference clean python
+.PHONY: help demo docs dist test lint test-unit test-in-process test-processes test-random mutants test-cluster test-hardware kube-version bench lock proto reference clean python
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -24,16 +24,16 @@ $(BIN)/python: | python
 
 # The virtual environment, first with what gpupack needs to run, then with what its tests need.
 $(VENV)/.runtime: requirements.lock pyproject.toml | $(BIN)/python
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python .ci/install.py requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@$(BIN)/python .ci/install.py requirements-dev.lock
 	@touch $@
 
 $(VENV)/.docs: requirements-docs.lock $(VENV)/.runtime
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
+	@$(BIN)/python .ci/install.py requirements-docs.lock
 	@touch $@
 
 demo: $(VENV)/.runtime ## Show gpupack at work on embedded stand-ins: 3 nodes, 20 pods, no GPU, no cluster
@@ -113,6 +113,11 @@ reference: $(VENV)/.dev ## Write what the code says of itself again: tables of t
 
 docs: $(VENV)/.docs ## Build the documents as a site in out/site, every link checked
 	@$(BIN)/mkdocs build --quiet
+
+dist: $(VENV)/.runtime ## Build wheel and sdist in out/dist
+	@mkdir -p out/dist
+	@$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("out/dist")' >/dev/null
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w out/dist .
 
 clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage out

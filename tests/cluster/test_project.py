@@ -26,7 +26,7 @@ def test_what_the_workflows_run_is_there(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     text = path.read_text()
     assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= targets
-    for name in re.findall(r"(?<![\w/])(\.ci/\w+|manifests/[\w/-]+)", text):
+    for name in re.findall(r"(?<![\w/])(\.ci/[\w.]+|manifests/[\w/-]+)", text):
         assert (REPOSITORY / name).exists(), name
 
 

@@ -81,6 +81,21 @@ def test_every_package_is_distributed() -> None:
     assert set(find_packages(str(ROOT), include=include)) == there
 
 
+def test_every_file_that_is_no_module_is_distributed() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    named = {
+        path
+        for package, patterns in data.items()
+        for folder in (ROOT.glob("*") if package == "*" else [ROOT.joinpath(*package.split("."))])
+        for pattern in patterns
+        for path in folder.glob(pattern)
+    }
+    tops = [path.parent for path in ROOT.glob("*/py.typed")]
+    there = {path for top in tops for path in top.rglob("*") if path.is_file()}
+    ours = {path for path in there if path.suffix not in {".py", ".pyc", ".pyi", ".proto"}}
+    assert ours - named == set()
+
+
 @pytest.mark.parametrize("kind", sorted(LOCKS))
 def test_every_dependency_is_locked_to_a_version_that_is_allowed(kind: str) -> None:
     wanted = [Requirement(text) for text in PROJECT["dependencies"]]

@@ -280,7 +280,9 @@ def test_the_image_holds_every_package_and_only_locked_requirements() -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert packages | {"requirements.lock", "pyproject.toml", "README.md", "LICENSE"} == allowed
     assert "--require-hashes -r requirements.lock" in text
-    assert re.search(r"^FROM python:3\.11-slim$", text, re.MULTILINE)
+    bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    assert re.fullmatch(r"python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", bases[0])
+    assert set(bases[1:]) == {"python"}  # the same one
     assert re.search(r"^USER 65532:65532$", text, re.MULTILINE)
     assert re.search(r'^ENTRYPOINT \["gpupack"\]$', text, re.MULTILINE)
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
