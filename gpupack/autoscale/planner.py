@@ -25,7 +25,6 @@ from gpupack.autoscale.sum_view import (
     NodeVerdicts,
     SumView,
     count_nodes_by_sums,
-    make_columns,
     pack_by_sums,
 )
 from gpupack.autoscale.waiting_pods import (
@@ -42,7 +41,7 @@ from gpupack.whatif.gangs import GangMembers, find_gang_key, make_query, place_t
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import HOSTNAME
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
-from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.scheduling.node_fit import can_run_on
 
 STARTING_S: Final = 900.0
@@ -371,7 +370,7 @@ class _PlaceholderMaker:
     short: Sequence[tuple[WaitingPod, EquivalentPods]]
     starting: Mapping[str, CardSet]
     host_label: str = HOSTNAME
-    masks: dict[tuple[str, frozenset[str]], BoolArray] = field(default_factory=dict)
+    labelled: dict[tuple[str, frozenset[str]], RowArray] = field(default_factory=dict)
     unlabelled: dict[str, str] = field(default_factory=dict)
 
     def wanted(self, nodes: Sequence[NewNode]) -> list[NewNode]:
@@ -402,9 +401,8 @@ class _PlaceholderMaker:
         """Count the nodes with these cards that the autoscaler adds without us."""
         most = 0
         for shape in self.shapes.by_cards[card_set]:
-            node = make_columns(self.shapes.amounts(shape.name))
-            amounts = [make_columns(kind.amounts) for _, kind in self.short if _allows_shape(shape, kind)]
-            most = max(most, count_nodes_by_sums(amounts, node))
+            pods = (kind.amounts for _, kind in self.short if _allows_shape(shape, kind))
+            most = max(most, count_nodes_by_sums(pods, self.shapes.amounts(shape.name)))
         return most
 
     def placeholder(self, node: NewNode, view: SumView) -> Placeholder | None:
@@ -470,23 +468,21 @@ class _PlaceholderMaker:
         self, node: NewNode, amounts: Amounts, labels: Mapping[str, Collection[str]], view: SumView
     ) -> list[str]:
         """Name the nodes that have enough by their sums for a placeholder, and refuse its pods."""
-        there = view.having(np.arange(len(view.left), dtype=np.intp), make_columns(amounts))
+        there = view.keep_fitting(view.rows, amounts)
         for kind in {id(kind): kind for _, kind in node.pods}.values() if len(there) else ():
-            mask = np.zeros(len(view.left), dtype=np.bool_)
-            mask[view.candidates(kind)] = True
-            there = there[mask[there]]
+            there = there[np.isin(there, view.find_candidates(kind))]
         for key, values in labels.items():
-            there = there[self._having_label(view, key, frozenset(values))[there]]
-        return view.names(there)
+            there = there[np.isin(there, self._find_labelled(view, key, frozenset(values)))]
+        return view.list_names(there)
 
-    def _having_label(self, view: SumView, key: str, values: frozenset[str]) -> BoolArray:
-        mask = self.masks.get((key, values))
-        if mask is None:
-            nodes = self.cluster.nodes
-            names = view.names(np.arange(len(view.left), dtype=np.intp))
-            found = [nodes[name].metadata.get_label(key) in values for name in names]
-            mask = self.masks[key, values] = np.array(found, dtype=np.bool_)
-        return mask
+    def _find_labelled(self, view: SumView, key: str, values: frozenset[str]) -> RowArray:
+        """Find the rows of the nodes with one of these values of a label."""
+        rows = self.labelled.get((key, values))
+        if rows is None:
+            nodes = (self.cluster.nodes[name] for name in view.list_names(view.rows))
+            found = [node.metadata.get_label(key) in values for node in nodes]
+            rows = self.labelled[key, values] = view.rows[np.array(found, dtype=np.bool_)]
+        return rows
 
 
 def host_value(name: str) -> str:

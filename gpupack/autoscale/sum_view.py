@@ -5,7 +5,8 @@ The autoscaler puts the pods that are unschedulable on existing nodes first, in 
 adds nodes for the rest.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,7 @@ from gpupack.autoscale.waiting_pods import EquivalentPods, WaitingPod
 from gpupack.whatif.cluster import Cluster
 from kubeapi.bounded import BoundedDict
 from kubeapi.selectors import NodeRules
-from scheduler_plugin.cache.amounts import FIXED, NOT_COUNTED, PERCENT, UNITS, Amounts
+from scheduler_plugin.cache.amounts import NOT_COUNTED, PERCENT, UNITS, Amounts
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.scheduling.node_fit import can_run_on, have_conflict
 
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     from kubeapi.objects import Node
 
 _RULES_KNOWN: Final = 256
-
-
-def make_columns(amounts: Amounts) -> LongArray:
-    """Write amounts, but for further resources, as the columns of a `SumView`: int64[5]."""
-    return np.array(amounts[:FIXED], dtype=np.int64)
 
 
 class NodeVerdicts:
@@ -62,20 +58,17 @@ class SumView:
         verdicts: What is known of rules and nodes.
 
     Attributes:
-        left: int64[nodes, 5], by `cluster.rows` and column.
+        rows: intp[nodes], the rows of all nodes.
     """
 
     def __init__(self, cluster: Cluster, verdicts: NodeVerdicts) -> None:
         self._cluster = cluster
         self._verdicts = verdicts
-        nodes, rows = cluster.state.nodes, cluster.rows
-        names = [nodes.names[row] for row in rows.tolist()]
-        capacity = nodes.capacity[:FIXED, rows]
-        self.left: LongArray = (capacity - nodes.requested[:FIXED, rows]).T.copy()
-        for column in (UNITS, PERCENT):
-            # A node that serves claims offers no sum to pods that ask for one.
-            self.left[capacity[column] == NOT_COUNTED, column] = 0
-        self._names = names
+        self.rows = cluster.rows
+        self._nodes = cluster.state.nodes.copy()
+        # A node that serves claims offers no sum to pods that ask for one.
+        sums = self._nodes.capacity[[UNITS, PERCENT]]
+        self._nodes.capacity[[UNITS, PERCENT]] = np.where(sums == NOT_COUNTED, 0, sums)
         self._others: dict[str, LongArray] = {}
         self._masks: dict[NodeRules, BoolArray] = {}
 
@@ -83,7 +76,7 @@ class SumView:
         """Copy what is left; the rest does not change."""
         other = SumView.__new__(SumView)
         vars(other).update(vars(self))
-        other.left = self.left.copy()
+        other._nodes = self._nodes.copy()  # noqa: SLF001
         return other
 
     def _allowed(self, rules: NodeRules) -> BoolArray:
@@ -92,43 +85,41 @@ class SumView:
             mask = self._masks[rules] = self._verdicts.allowed(self._cluster, rules)
         return mask
 
-    def candidates(self, kind: EquivalentPods) -> RowArray:
-        """Positions in `cluster.rows` of the nodes that pods of a kind may run on, whatever is left there."""
-        rows = np.flatnonzero(self._allowed(kind.requirements.rules))
+    def find_candidates(self, kind: EquivalentPods) -> RowArray:
+        """Find the rows of the nodes that pods of a kind may run on, whatever their sums have left."""
         requirements = kind.requirements
+        rows = self.rows[self._allowed(requirements.rules)]
         for resource, amount in requirements.amounts.others:
             rows = rows[self._left_of(resource)[rows] >= amount]
-        checks = self._cluster.kube_checks
+        checks, names = self._cluster.kube_checks, self._nodes.names
         if requirements.ports:
-            ports = ((at, checks.list_ports(self._names[at])) for at in rows.tolist())
-            rows = np.array([at for at, used in ports if not have_conflict(requirements.ports, used)])
+            ports = ((row, checks.list_ports(names[row])) for row in rows.tolist())
+            free = [row for row, used in ports if not have_conflict(requirements.ports, used)]
+            rows = np.array(free, dtype=np.intp)
         affinity = checks.make_affinity_filter(requirements)
         if affinity is not None:
-            nodes = self._cluster.nodes
-            rows = np.array(
-                [
-                    at
-                    for at in rows.tolist()
-                    if not affinity.find_refusal(nodes[self._names[at]].metadata.labels or {})
-                ],
-                dtype=np.intp,
-            )
-        return rows.astype(np.intp)
+            labels = ((row, self._cluster.nodes[names[row]].metadata.labels or {}) for row in rows.tolist())
+            near = [row for row, of_node in labels if not affinity.find_refusal(of_node)]
+            rows = np.array(near, dtype=np.intp)
+        return rows
 
-    def having(self, candidates: RowArray, amounts: LongArray) -> RowArray:
-        """Keep the candidates with enough left by sums; resources that are not requested do not count."""
-        has: BoolArray = ((self.left[candidates] >= amounts) | (amounts == 0)).all(axis=1)
-        return candidates[has]
+    def keep_fitting(self, rows: RowArray, amounts: Amounts) -> RowArray:
+        """Keep the rows that have enough left by their sums."""
+        return rows[self._nodes.mask_fits(amounts, rows)]
 
-    def names(self, positions: RowArray) -> list[str]:
-        return [self._names[at] for at in positions.tolist()]
+    def add_pod(self, row: int, amounts: Amounts) -> None:
+        self._nodes.add_requested(row, amounts)
+
+    def list_names(self, rows: RowArray) -> list[str]:
+        return [self._nodes.names[row] for row in rows.tolist()]
 
     def _left_of(self, resource: str) -> LongArray:
+        """Compute what nodes have left of a further resource: int64[R]."""
         found = self._others.get(resource)
         if found is None:
             checks = self._cluster.kube_checks
-            left = [checks.get_left(name).get_other(resource) for name in self._names]
-            found = self._others[resource] = np.array(left, dtype=np.int64)
+            found = self._others[resource] = np.zeros(self._nodes.row_count, dtype=np.int64)
+            found[self.rows] = [checks.get_left(name).get(resource) for name in self.list_names(self.rows)]
         return found
 
 
@@ -146,40 +137,45 @@ class SumPacking:
 
 
 def pack_by_sums(view: SumView, kinds: Sequence[EquivalentPods]) -> SumPacking:
-    """Put unschedulable pods on existing nodes as a cluster autoscaler does; takes them off `view.left`."""
-    candidates = {id(kind): view.candidates(kind) for kind in kinds}
-    amounts = {id(kind): make_columns(kind.amounts) for kind in kinds}
+    """Put unschedulable pods on existing nodes of a view as a cluster autoscaler does."""
+    candidates = {id(kind): view.find_candidates(kind) for kind in kinds}
     pods = sorted(((pod, kind) for kind in kinds for pod in kind.pods), key=lambda pair: pair[0].order)
     fit_by_sum: set[str] = set()
     short: list[tuple[WaitingPod, EquivalentPods]] = []
     for pod, kind in pods:
         # What is left becomes less only: a node that was too full stays so.
-        there = candidates[id(kind)] = view.having(candidates[id(kind)], amounts[id(kind)])
+        there = candidates[id(kind)] = view.keep_fitting(candidates[id(kind)], kind.amounts)
         if len(there):
-            view.left[there[0]] -= amounts[id(kind)]
+            view.add_pod(int(there[0]), kind.amounts)
             fit_by_sum.add(pod.uid)
         else:
             short.append((pod, kind))
     return SumPacking(frozenset(fit_by_sum), tuple(short))
 
 
-def count_nodes_by_sums(amounts: Sequence[LongArray], node: LongArray) -> int:
+def count_nodes_by_sums(pods: Iterable[Amounts], node: Amounts) -> int:
     """Count the new nodes that a packing by sums needs; pods that are too large count for none.
 
     Args:
-        amounts: What each pod takes, int64[5].
-        node: What an empty node has, int64[5].
+        pods: What each pod takes.
+        node: What an empty node has.
     """
-    pods = [each for each in amounts if (each <= node).all()]
-    if not pods:
-        return 0
-    share = np.maximum(1, node).astype(np.float64)
-    pods.sort(key=lambda each: -float((each / share).max()))
-    left: LongArray = np.zeros((0, len(node)), dtype=np.int64)
-    for pod in pods:
-        fits = np.flatnonzero((left >= pod).all(axis=1))
-        if len(fits):
-            left[fits[0]] -= pod
-        else:
-            left = np.vstack([left, node - pod])
+    left: list[Amounts] = []
+    for asked, count in sorted(Counter(pods).items(), key=lambda kind: -_compute_share(kind[0], node)):
+        if not asked.fits_in(node):
+            continue
+        waiting = count
+        for at, there in enumerate(left):
+            placed = min(waiting, asked.count_in(there))
+            left[at] = there.add(asked, -placed)
+            waiting -= placed
+        while waiting:
+            placed = min(waiting, asked.count_in(node))
+            left.append(node.add(asked, -placed))
+            waiting -= placed
     return len(left)
+
+
+def _compute_share(asked: Amounts, node: Amounts) -> float:
+    """Compute the largest part of a node that a pod takes of any resource."""
+    return max((amount / max(1, node.get(resource)) for resource, amount in asked.list_asked()), default=0.0)

@@ -17,7 +17,7 @@ from scheduler_plugin.cache.gang_names import read_gang_key, read_gang_name
 from scheduler_plugin.cache.pods import sum_host_requests
 from scheduler_plugin.queue.cache.pods import read_gang
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.fit_counts import count_most_pods
+from scheduler_plugin.scheduling.fit_counts import count_most_on_empty
 from scheduler_plugin.scheduling.placing import score_nodes
 from scheduler_plugin.scheduling.ranking import rank_best
 from scheduler_plugin.scheduling.request import SchedulingRequest
@@ -282,9 +282,7 @@ def count_on_empty_cluster(
     """Compute an upper bound of the equal pods that an empty cluster holds at once, up to a limit."""
     nodes, rejections = cluster.state.nodes, cluster.kube_checks.find_lasting_rejections(requirements)
     rows = cluster.rows[[nodes.names[row] not in rejections for row in cluster.rows.tolist()]]
-    pods = count_most_pods(nodes, query, rows, emptied=True)
-    for column, asked in nodes.list_asked(requirements.amounts):
-        pods = np.minimum(pods, nodes.capacity[column, rows] // asked)
+    pods = count_most_on_empty(nodes, query, requirements.amounts, rows)
     if must_be_apart(requirements, requirements):
         pods = np.minimum(pods, 1)
     return min(most, int(pods.sum()))

@@ -211,7 +211,7 @@ class KubeSchedulerChecks:
             f"{resource} where a DeviceClass serves it"
             for resource, _ in requirements.amounts.others
             if can_be_served_by_claim(resource)
-            and not all(self._state.node_records[name].capacity.get_other(resource) for name in self._nodes)
+            and not all(self._state.node_records[name].capacity.get(resource) for name in self._nodes)
         ]
 
     def is_wanted_near(self, pod: Pod) -> bool:
@@ -253,7 +253,7 @@ class KubeSchedulerChecks:
     ) -> frozenset[str]:
         """List the nodes whose sum is too small by kube-scheduler's count, whatever their cards have."""
         nodes, column = self._state.nodes, PERCENT if request.percent else UNITS
-        left = nodes.capacity[column] - nodes.requested[column]
+        left = nodes.compute_left(column, np.arange(nodes.row_count))
         for pod in self._list_bound(leaving):
             left[nodes.rows[pod.node]] += pod.amounts[column]
         is_short = (left < request.effective_units).tolist()

@@ -268,7 +268,7 @@ def _free_beside_pods_with_cards(
         is_written = record.charged is not None or uid in claimed
         if record.node in left and not record.ended and not is_written and uid in cluster.pods:
             amounts = record.amounts
-            uses = (amounts.cpu_milli, amounts.memory_bytes, *(amounts.get_other(name) for name in others))
+            uses = (amounts.cpu_milli, amounts.memory_bytes, *(amounts.get(name) for name in others))
             left[record.node] = [has - use for has, use in zip(left[record.node], uses, strict=True)]
     return {name: [cpu, memory // _MIB, *more] for name, (cpu, memory, *more) in left.items()}
 

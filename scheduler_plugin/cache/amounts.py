@@ -15,8 +15,7 @@ class Amounts(NamedTuple):
     """Amounts are one whole number for each resource that kube-scheduler adds up for a node.
 
     A pod has what it asks for, a node what it offers or what its pods ask for. Like Kueue's `Requests`, they
-    are added and subtracted resource by resource. As for kube-scheduler, what a pod asks nothing of may be
-    used up.
+    are added and subtracted resource by resource.
 
     Attributes:
         pods: Number of pods.
@@ -64,20 +63,37 @@ class Amounts(NamedTuple):
         asked = request.effective_units
         return self._replace(percent=asked) if request.percent else self._replace(units=asked)
 
+    def list_asked(self) -> list[tuple[int | str, int]]:
+        """List what is asked for: positions, and names of further resources, with the amounts.
+
+        As for kube-scheduler, nothing need be left of the other resources.
+        """
+        asked: list[tuple[int | str, int]] = [
+            (position, amount) for position, amount in enumerate(self[:FIXED]) if amount > 0
+        ]
+        return [*asked, *self.others] if self.others else asked
+
+    def list_short(self, left: "Amounts") -> list[int | str]:
+        """List the resources of which less is left than is asked for, see `list_asked`.
+
+        `NodeArrays.mask_fits` says the same of many nodes at once.
+        """
+        return [resource for resource, amount in self.list_asked() if amount > left.get(resource)]
+
     def fits_in(self, left: "Amounts") -> bool:
         """Tell whether so much is left of everything that is asked for."""
-        if any(0 < asked > has for asked, has in zip(self[:FIXED], left[:FIXED], strict=True)):
-            return False
-        return not self.others or all(amount <= left.get_other(name) for name, amount in self.others)
+        return not self.list_short(left)
 
     def count_in(self, left: "Amounts") -> int:
         """Count how often this fits into what is left, for pods that ask for the same."""
-        columns = zip(self[:FIXED], left[:FIXED], strict=True)
-        pairs = [*columns, *((amount, left.get_other(name)) for name, amount in self.others)]
-        return max(0, min((has // asked for asked, has in pairs if asked > 0), default=NOT_COUNTED))
+        counts = (left.get(resource) // amount for resource, amount in self.list_asked())
+        return max(0, min(counts, default=NOT_COUNTED))
 
-    def get_other(self, name: str) -> int:
-        return dict(self.others).get(name, 0)
+    def get(self, resource: int | str) -> int:
+        """Return the amount at a position, or of a further resource by its name."""
+        if isinstance(resource, str):
+            return dict(self.others).get(resource, 0)
+        return self[:FIXED][resource]
 
 
 NOTHING: Final = Amounts()

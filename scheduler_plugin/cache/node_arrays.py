@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -307,7 +307,7 @@ class NodeArrays:
     def _list_columns(self, amounts: Amounts) -> list[int]:
         columns = list(amounts[:FIXED])
         if self.other_resources:
-            columns += [amounts.get_other(name) for name in self.other_resources]
+            columns += [amounts.get(name) for name in self.other_resources]
         return columns if max(columns) <= NOT_COUNTED else [min(each, NOT_COUNTED) for each in columns]
 
     def set_other_resources(self, names: Sequence[str]) -> None:
@@ -319,45 +319,66 @@ class NodeArrays:
         for row in self.rows.values():
             self._count_change(row)
 
-    def list_asked(self, asked: Amounts) -> "Iterator[tuple[int, int]]":
+    def list_asked(self, asked: Amounts) -> list[tuple[int, int]]:
         """List the columns of what is asked for, with the amount.
 
-        As in kube-scheduler, a pod that asks for nothing of a resource may go where the resource is used up.
         Further resources that no node policy names are left out, because they have no column.
         """
-        for column, amount in enumerate(asked[:FIXED]):
-            if amount > 0:
-                yield column, amount
-        for name, amount in asked.others:
-            if amount > 0 and name in self.other_resources:
-                yield FIXED + self.other_resources.index(name), amount
+        columns = []
+        for resource, amount in asked.list_asked():
+            if isinstance(resource, int):
+                columns.append((resource, amount))
+            elif resource in self.other_resources:
+                columns.append((FIXED + self.other_resources.index(resource), amount))
+        return columns
 
-    def mask_fits(self, asked: Amounts, rows: "RowArray", *, emptied: bool = False) -> "BoolArray":
-        """Tell which rows have enough left: bool[m], what `node_fit.list_shortages` says of each.
+    def compute_left(self, column: int, rows: "RowArray", *, emptied: bool = False) -> "LongArray":
+        """Compute what rows have left of a column; less than 0 where pods ask for more than there is.
 
         Args:
             rows: intp[m].
             emptied: As if no pod were there.
         """
+        left: LongArray = self.capacity[column][rows]
+        if not emptied:
+            left -= self.requested[column][rows]
+        return left
+
+    def mask_fits(self, asked: Amounts, rows: "RowArray", *, emptied: bool = False) -> "BoolArray":
+        """Tell which rows have enough left, as `Amounts.fits_in` does: bool[m].
+
+        Arguments are those of `compute_left`.
+        """
+        columns = self.list_asked(asked)
         if len(rows) <= _FEW_ROWS:
-            fit = [self.fits(asked, row, emptied=emptied) for row in rows.tolist()]
+            fit = [self._fits(columns, row, emptied=emptied) for row in rows.tolist()]
             return np.array(fit, dtype=np.bool_)
         fits: BoolArray = np.ones(len(rows), dtype=np.bool_)
-        for column, amount in self.list_asked(asked):
-            left = self.capacity[column][rows]
-            if not emptied:
-                left -= self.requested[column][rows]
-            fits &= left >= amount
+        for column, amount in columns:
+            fits &= self.compute_left(column, rows, emptied=emptied) >= amount
         return fits
 
     def fits(self, asked: Amounts, row: int, *, emptied: bool = False) -> bool:
         """Tell whether a row has enough left; `emptied`: as if no pod were there."""
+        return self._fits(self.list_asked(asked), row, emptied=emptied)
+
+    def _fits(self, columns: Iterable[tuple[int, int]], row: int, *, emptied: bool) -> bool:
         has = self.capacity[:, row].tolist()
         used = None if emptied else self.requested[:, row].tolist()
         return all(
             amount <= (has[column] if used is None else has[column] - used[column])
-            for column, amount in self.list_asked(asked)
+            for column, amount in columns
         )
+
+    def count_fits(self, asked: Amounts, rows: "RowArray", *, emptied: bool = False) -> "LongArray":
+        """Count the equal pods that rows have enough left for, as `Amounts.count_in` does: int64[m].
+
+        Arguments are those of `compute_left`.
+        """
+        most: LongArray = np.full(len(rows), NOT_COUNTED)
+        for column, amount in self.list_asked(asked):
+            np.minimum(most, self.compute_left(column, rows, emptied=emptied) // amount, out=most)
+        return np.maximum(most, 0, out=most)
 
     def list_changed_rows(self, changes: int) -> "RowArray | None":
         """List the rows that have changed since `self.changes` had this value, each once.

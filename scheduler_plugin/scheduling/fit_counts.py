@@ -7,6 +7,7 @@ import numpy as np
 
 from allocator.exact import fit_together
 from allocator.request import Demand
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.filtering import could_fit_emptied, filter_nodes
@@ -63,6 +64,20 @@ def count_most_pods(
     takes = could_fit_emptied(nodes, query, rows) if emptied else filter_nodes(nodes, query, rows)
     most[~takes] = 0
     return most
+
+
+def count_most_on_empty(
+    nodes: NodeArrays, query: SchedulingRequest, beside: Amounts, rows: RowArray
+) -> LongArray:
+    """Count the equal pods that nodes can hold if every other pod has ended: int64[m], see `count_most_pods`.
+
+    Args:
+        query: What each of the pods asks of cards.
+        beside: What it asks for besides.
+        rows: intp[m].
+    """
+    most = count_most_pods(nodes, query, rows, emptied=True)
+    return np.minimum(most, nodes.count_fits(beside, rows, emptied=True), out=most)
 
 
 def can_ever_hold_all(nodes: NodeArrays, kinds: Iterable[tuple[SchedulingRequest, int]]) -> bool:

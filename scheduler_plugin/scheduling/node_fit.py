@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Protocol
 
 from allocator.names import PERCENT_RESOURCE, unit_of_resource
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules, NodeTraits, Taint, list_repelling_taints
-from scheduler_plugin.cache.amounts import FIXED, RESOURCES, Amounts
+from scheduler_plugin.cache.amounts import RESOURCES, Amounts
 from scheduler_plugin.scheduling.pod_affinity import PodAffinityFilter
 
 NOT_READY: Final = "NotReady"
@@ -46,8 +46,8 @@ DEFAULT_MAX_PODS: Final = 110
 
 ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104  (compared, not listened on)
 
-_REASONS: Final = tuple(zip((PODS, CPU, MEMORY, SUM, SUM), RESOURCES, strict=True))
-"""Reason and resource of each shortage, in the order of `Amounts`."""
+_REASONS: Final = (PODS, CPU, MEMORY, SUM, SUM)
+"""Reasons of shortages, by position of `Amounts`."""
 
 
 class Shortage(NamedTuple):
@@ -191,25 +191,20 @@ def can_run_on(node: NodeTraits, rules: NodeRules) -> bool:
 
 
 def list_shortages(asked: Amounts, used: Amounts, capacity: Amounts) -> Iterator[Rejection]:
-    """List the resources of which a node has not enough left. What is not asked for may be used up.
-
-    `NodeArrays.mask_fits` says the same of many nodes at once.
-    """
-    columns = zip(_REASONS, asked[:FIXED], used[:FIXED], capacity[:FIXED], strict=True)
-    for (reason, resource), amount, in_use, has in columns:
-        if 0 < amount > has - in_use:
-            yield Rejection(reason, shortage=Shortage(resource, amount, in_use, has))
-    for resource, amount in asked.others:
-        in_use, has = used.get_other(resource), capacity.get_other(resource)
-        if 0 < amount > has - in_use:
-            yield Rejection(RESOURCE, resource, Shortage(resource, amount, in_use, has))
+    """List the resources of which a node has not enough left."""
+    for resource in asked.list_short(capacity.subtract(used)):
+        numbers = asked.get(resource), used.get(resource), capacity.get(resource)
+        if isinstance(resource, str):
+            yield Rejection(RESOURCE, resource, Shortage(resource, *numbers))
+        else:
+            yield Rejection(_REASONS[resource], shortage=Shortage(RESOURCES[resource], *numbers))
 
 
 def leave_out_undecided(asked: Amounts, capacity: Amounts) -> Amounts:
     """Leave out what a node does not offer but a DeviceClass may serve, see `can_be_served_by_claim`."""
     if not asked.others:
         return asked
-    decided = (item for item in asked.others if _is_decided(item[0], capacity.get_other(item[0])))
+    decided = (item for item in asked.others if _is_decided(item[0], capacity.get(item[0])))
     return asked._replace(others=tuple(decided))
 
 

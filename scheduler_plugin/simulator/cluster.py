@@ -215,15 +215,14 @@ class SimulatedCluster:
         arrays, policy_request = self.arrays, kind.request
         if kind.nodes is not None and not kind.nodes.any():
             return "no node of that model"
-        left = self._mask_with_cards(kind)
-        if left is not None and not left.any():
+        there = self._mask_with_cards(kind)
+        if there is not None and not there.any():
             alone = len(policy_request.demands) == policy_request.demands[0].cards == 1
             return "no card with enough free" if alone else "not enough cards free"
-        if left is None:
-            left = arrays.usable
+        rows = np.flatnonzero(arrays.usable if there is None else there)
         for column, asked in arrays.list_asked(policy_request.amounts):
-            left = left & (arrays.capacity[column] - arrays.requested[column] >= asked)
-            if left.any():
+            rows = rows[arrays.compute_left(column, rows) >= asked]
+            if rows.size:
                 continue
             if column == CPU:
                 return "not enough cpu beside the cards" if policy_request.demands else "not enough cpu"

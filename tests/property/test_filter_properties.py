@@ -263,10 +263,14 @@ def test_arrays_say_of_amounts_what_kube_scheduler_s_rule_says(
     assert nodes.mask_fits(asked, rows).tolist() == expected
     assert [nodes.fits(asked, row) for row in rows.tolist()] == expected
     assert [asked.fits_in(capacity.subtract(used)) for capacity, used in there] == expected
-    assert [asked.count_in(capacity.subtract(used)) > 0 for capacity, used in there] == expected
+    counts = [asked.count_in(capacity.subtract(used)) for capacity, used in there]
+    assert [count > 0 for count in counts] == expected
+    assert nodes.count_fits(asked, rows).tolist() == counts
     emptied = [not list(list_shortages(asked, NOTHING, capacity)) for capacity, _ in there]
     assert nodes.mask_fits(asked, rows, emptied=True).tolist() == emptied
     assert [nodes.fits(asked, row, emptied=True) for row in rows.tolist()] == emptied
+    counts = [asked.count_in(capacity) for capacity, _ in there]
+    assert nodes.count_fits(asked, rows, emptied=True).tolist() == counts
 
 
 @given(amounts(), amounts(), amounts(), st.integers(1, 4))

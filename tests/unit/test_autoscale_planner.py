@@ -8,7 +8,9 @@ from allocator.names import NODE_LABEL, PLACEHOLDER_FOR, POD_GANG, POD_GANG_SIZE
 from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
+from gpupack.autoscale.sum_view import count_nodes_by_sums
 from gpupack.whatif.cluster import Cluster
+from scheduler_plugin.cache.amounts import Amounts
 from tests.autoscale_world import (
     NOW,
     WALL_S,
@@ -502,3 +504,22 @@ def test_an_autoscaler_finds_room_by_sums_where_kube_scheduler_s_rules_do(ready,
     changes = {pods[0].name: use_port, "w": want_port, there.name: take_no_taint}
     world = grown([replace(there, ready=ready)], [*pods, waits("w", 30)], **changes)
     assert outcomes(plan_of(world)) == {"w": outcome}
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([], 0),
+        ([Amounts(1, 500)] * 4, 1),
+        ([Amounts(1, 500)] * 5, 2),
+        ([Amounts(1, units=8)] * 3, 2),
+        # The larger ones come first, and the smaller ones fill what they leave.
+        ([Amounts(1, units=4)] * 2 + [Amounts(1, units=12)] * 2, 2),
+        ([Amounts(1, units=17)], 0),
+        ([Amounts(1, 0, others=(("example.com/nic", 1),))] * 3, 3),
+        ([Amounts(1, 0, others=(("example.com/fpga", 1),))], 0),
+    ],
+)
+def test_new_nodes_by_sums(pods, expected):
+    node = Amounts(4, 2000, units=16, others=(("example.com/nic", 1),))
+    assert count_nodes_by_sums(pods, node) == expected

@@ -20,7 +20,7 @@ from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.queue.capacity.reservations import NodeReservations, QueueReservations
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.fit_counts import count_most_pods
+from scheduler_plugin.scheduling.fit_counts import count_most_on_empty
 from scheduler_plugin.scheduling.node_fit import can_run_on, leave_out_undecided
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy, score_nodes
 from scheduler_plugin.scheduling.policies.registry import Picker, is_scored_by_row
@@ -469,9 +469,8 @@ class TotalCapacity:
             self._known[requirements] = known
         stale = np.flatnonzero(known.made != nodes.version)
         if stale.size:
-            most = count_most_pods(nodes, free_capacity.make_query(requirements), stale, emptied=True)
-            for column, asked in nodes.list_asked(requirements.amounts.without_sums()):
-                most = np.minimum(most, nodes.capacity[column, stale] // asked)
+            query, beside = free_capacity.make_query(requirements), requirements.amounts.without_sums()
+            most = count_most_on_empty(nodes, query, beside, stale)
             known.pods[stale] = np.where(free_capacity.mask_allowed(requirements)[stale], most, 0)
             known.made[stale] = nodes.version[stale]
         return known.pods
