@@ -13,7 +13,7 @@ from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.terminal import Style, short_age
 from gpupack.whatif.answers import JsonAnswer, PodExplanation, State
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import read_deployment_name, waits_in_queue
+from gpupack.whatif.objects import read_revision, waits_in_queue
 from gpupack.whatif.questions import TooLargeQuestionError, WorkBudget
 from kubeapi.errors import make_printable
 from kubeapi.metadata import parse_time
@@ -282,10 +282,9 @@ def _belongs(pod: Pod, kind: str, name: str) -> bool:
     labels = pod.metadata.labels or {}
     controller = pod.metadata.controller
     owner = ("", "") if controller is None else (controller.kind, controller.name)
-    if owner == (kind, name):
+    revision = read_revision(pod)
+    if owner == (kind, name) or (revision is not None and revision[:2] == (kind, name)):
         return True
-    if kind == "Deployment":
-        return read_deployment_name(pod) == name
     if kind == "CronJob":
         # A CronJob names its Jobs by itself and the scheduled minute.
         before, _, minute = owner[1].rpartition("-")

@@ -14,7 +14,7 @@ from gpupack.whatif.answers import PodUnits, WayOut
 from gpupack.whatif.gangs import find_gang_key
 from gpupack.whatif.kube_checks import SYSTEM
 from gpupack.whatif.node_results import NodeResults
-from gpupack.whatif.objects import read_deployment_name
+from gpupack.whatif.objects import read_revision
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, list_card_numbers
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.cache.arrays import RowArray
@@ -269,13 +269,14 @@ def _ends(what_if: WhatIf, results: NodeResults, usage: PodCardUsage) -> Iterato
     )
     others = _list_pods_of_other_revisions(what_if, usage)
     blocking = _find_blocking_revision(what_if, usage, others, skip)
-    if blocking:
+    if blocking and (revision := read_revision(what_if.cluster.pods[blocking[0].uid])):
         pods, said = _describe_pods(what_if, usage, blocking)
         yield WayOut(
             "rollout",
-            f"its own Deployment {read_deployment_name(what_if.cluster.pods[blocking[0].uid])} has the cards"
-            f"{_for(what_if)} on node {blocking[0].node}, with another revision: {said}; a rolling update "
-            "keeps that one until new pods are ready: strategy Recreate, or maxSurge 0, ends it first",
+            f"its own {revision.kind} {revision.name} has the cards{_for(what_if)} on node "
+            f"{blocking[0].node}, with another revision: {said}; a rolling update keeps that one until new "
+            f"pods are ready: {'strategy Recreate, or ' * (revision.kind == 'Deployment')}maxSurge 0 ends it "
+            "first",
             node=blocking[0].node,
             pods=pods,
         )
@@ -319,18 +320,19 @@ def _describe_pods(
 
 
 def _list_pods_of_other_revisions(what_if: WhatIf, usage: PodCardUsage) -> list[PodRecord]:
-    """List the running pods of the pod's own Deployment that are of another ReplicaSet."""
+    """List the running pods of the pod's own workload that are of another revision."""
     own, cluster = what_if.requirements.pod, what_if.cluster
-    name = "" if own is None else read_deployment_name(own)
-    if own is None or not name:
+    revision = None if own is None else read_revision(own)
+    if own is None or revision is None:
         return []
     others = [
         cluster.state.pods[uid]
         for uid, pod in cluster.pods.items()
         if pod.spec.node_name
         and pod.metadata.namespace == own.metadata.namespace
-        and pod.metadata.controller != own.metadata.controller
-        and read_deployment_name(pod) == name
+        and (other := read_revision(pod)) is not None
+        and other[:2] == revision[:2]
+        and other != revision
     ]
     return sorted((pod for pod in others if usage.get_freed_units(pod)), key=lambda pod: (pod.node, pod.name))
 

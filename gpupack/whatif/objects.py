@@ -4,6 +4,7 @@ From kubectl's JSON, or from the API server's lists. Everything else is skipped 
 """
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from allocator.claims import ClaimObject
 from allocator.names import (
@@ -65,15 +66,29 @@ def waits_in_queue(pod: Pod) -> bool:
     return QUEUE_GATE in gates or POD_REQUEUED in gates or is_of_batch_mode(pod)
 
 
-def read_deployment_name(pod: Pod) -> str:
-    """Read the Deployment of a pod from its ReplicaSet, which bears its name and the hash of a revision.
+class Revision(NamedTuple):
+    """Revision is the version of a workload's pod template from which a rollout made a pod."""
 
-    Returns:
-        Empty if no Deployment made it.
+    kind: str
+    name: str
+    hash: str
+
+
+_HASHES: Final = {"pod-template-hash": "Deployment", "rollouts-pod-template-hash": "Rollout"}
+
+
+def read_revision(pod: Pod) -> Revision | None:
+    """Read which revision a pod is of, if what made it replaces pods and may start the new one first.
+
+    A Deployment's ReplicaSet, and that of a Rollout of Argo, bears its name and the hash of the revision.
     """
-    controller = pod.metadata.controller
-    suffix = f"-{(pod.metadata.labels or {}).get('pod-template-hash', '')}"
-    if controller is None or controller.kind != "ReplicaSet" or suffix == "-":
-        return ""
-    name = controller.name.removesuffix(suffix)
-    return "" if name == controller.name else name
+    controller, labels = pod.metadata.controller, pod.metadata.labels or {}
+    if controller is None:
+        return None
+    if controller.kind == "DaemonSet":
+        return Revision("DaemonSet", controller.name, labels.get("controller-revision-hash", ""))
+    for label, kind in _HASHES.items():
+        suffix = f"-{labels.get(label, '')}"
+        if controller.kind == "ReplicaSet" and suffix != "-" and controller.name.endswith(suffix):
+            return Revision(kind, controller.name.removesuffix(suffix), suffix[1:])
+    return None

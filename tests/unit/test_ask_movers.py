@@ -337,27 +337,40 @@ def test_kube_schedulers_sum_counts_pods_on_unhealthy_cards():
     assert answer_fit(found, FitQuestion(8)).pods == 0
 
 
-def of_revision(item, revision):
-    item["metadata"]["labels"] = {"pod-template-hash": revision}
+def of_revision(item, revision, kind="Deployment"):
+    label, owner = {
+        "Deployment": ("pod-template-hash", ("ReplicaSet", f"chat-{revision}")),
+        "Rollout": ("rollouts-pod-template-hash", ("ReplicaSet", f"chat-{revision}")),
+        "DaemonSet": ("controller-revision-hash", ("DaemonSet", "chat")),
+    }[kind]
+    item["metadata"]["labels"] = {label: revision}
     item["metadata"]["ownerReferences"] = [
-        {"kind": "ReplicaSet", "name": f"chat-{revision}", "uid": revision, "controller": True}
+        {"kind": owner[0], "name": owner[1], "uid": owner[1], "controller": True}
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "cure"),
+    [
+        ("Deployment", "strategy Recreate, or maxSurge 0 ends it first"),
+        ("Rollout", "ready: maxSurge 0 ends it first"),
+        ("DaemonSet", "ready: maxSurge 0 ends it first"),
+    ],
+)
 @pytest.mark.parametrize(("asked", "blocking"), [(4, ["old1"]), (16, ["old1", "old2"])])
-def test_a_rollout_that_waits_for_its_own_old_pod_is_told_so(asked, blocking):
-    """Its end was advised, as of any pod; its Deployment would have made it again."""
+def test_a_rollout_that_waits_for_its_own_old_pod_is_told_so(asked, blocking, kind, cure):
+    """Its end was advised, as of any pod; what made it would have made it again."""
     pods = (Pod("old1", 8, "a", (0,)), Pod("old2", 8, "a", (0,)), Pod("new", asked))
     everything = json.loads(World((Node("a", (16,)),), pods).text)
     for item in everything["items"][1:]:
-        of_revision(item, "bbb" if item["metadata"]["name"] == "new" else "aaa")
+        of_revision(item, "bbb" if item["metadata"]["name"] == "new" else "aaa", kind)
 
     answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "new")
 
     ways = {way.kind: way for way in answer.ways_out}
     assert [pod.pod for pod in ways["rollout"].pods] == blocking
-    assert "its own Deployment chat has the cards on node a" in ways["rollout"].text
-    assert "Recreate, or maxSurge 0" in ways["rollout"].text
+    assert f"its own {kind} chat has the cards on node a" in ways["rollout"].text
+    assert ways["rollout"].text.endswith(cure)
     assert "pods-end" not in ways
 
 
