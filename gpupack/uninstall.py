@@ -5,7 +5,7 @@ Each Node is read and patched by itself, with its resourceVersion. So what was d
 written, and the command can be stopped and started again at any Node.
 """
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,7 +33,9 @@ from kubeapi.paths import make_pod_path, quote_segment
 
 PREFIX: Final = f"{DOMAIN}/"
 
-_NAME_LABEL: Final = "app.kubernetes.io/name"
+NAME_LABEL: Final = "app.kubernetes.io/name"
+
+CLAIMS_HIDDEN: Final = "its pods may hold GPU memory by claims, and there is no right to list resourceclaims"
 
 
 class InstalledPod(Pod):
@@ -62,7 +64,7 @@ class InstalledPod(Pod):
 
     @property
     def is_daemon(self) -> bool:
-        return self.metadata.get_label(_NAME_LABEL) in DAEMON_NAMES
+        return self.metadata.get_label(NAME_LABEL) in DAEMON_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +114,10 @@ class Traces:
 
 def find_traces(node: WritableNode) -> Traces:
     capacity, allocatable = node.status.capacity or {}, node.status.allocatable or {}
+    annotations = node.metadata.annotations or {}
     return Traces(
         resources=_ours({**capacity, **allocatable}),
-        annotations=_annotations(node.metadata.annotations or {}),
+        annotations=tuple(dict.fromkeys((*_ours(annotations), *find_kept_marks(annotations)))),
         labels=_ours(node.metadata.labels or {}),
         offered=tuple(
             key for key in _ours(capacity) if key.startswith(GPU_PREFIX) and str(capacity[key]) != "0"
@@ -129,10 +132,10 @@ def find_traces(node: WritableNode) -> Traces:
     )
 
 
-def _annotations(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Find our annotations, and those for autoscalers that `gpupack autoscale` set, if unchanged."""
-    written = annotations.get(NODE_KEPT, "").split(",")
-    return _ours(annotations) + tuple(key for key in written if key and annotations.get(key) == "true")
+def find_kept_marks(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Find what `gpupack autoscale` set for autoscalers, if it is unchanged, and its note of that."""
+    written = [key for key in annotations.get(NODE_KEPT, "").split(",") if annotations.get(key) == "true"]
+    return (NODE_KEPT, *written) if NODE_KEPT in annotations else ()
 
 
 def explain_kept_node(pods: Collection[InstalledPod], *, force: bool) -> str:
@@ -145,10 +148,20 @@ def explain_kept_node(pods: Collection[InstalledPod], *, force: bool) -> str:
     daemons = [pod.full_name for pod in here if pod.is_daemon]
     if daemons:
         return f"its daemon runs and would write again: pod {daemons[0]}"
-    holding = sorted(pod.full_name for pod in here if pod.asks_for_memory)
-    if holding and not force:
-        return f"{_count(holding, 'pod')} there {_verb(holding, 'hold')} GPU memory: {_some(holding)}"
-    return ""
+    return "" if force else describe_holders(here, "there")
+
+
+def describe_holders(pods: Collection[InstalledPod], where: str = "") -> str:
+    """Name the pods that have a node and hold GPU memory; empty if there are none."""
+    holding = sorted(
+        pod.full_name
+        for pod in pods
+        if pod.asks_for_memory and pod.spec.node_name and not (pod.has_ended or is_placeholder(pod))
+    )
+    if not holding:
+        return ""
+    subject = f"{_count(holding, 'pod')} {where}".rstrip()
+    return f"{subject} {_verb(holding, 'hold')} GPU memory: {_some(holding)}"
 
 
 def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
@@ -160,10 +173,8 @@ def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
         for pod in living
         if pod.asks_for_memory and not pod.spec.node_name and not pod.waits_in_queue
     )
-    holding = sorted(pod.full_name for pod in living if pod.asks_for_memory and pod.spec.node_name)
-    warnings = []
-    if holding:
-        warnings.append(f"{_count(holding, 'pod')} {_verb(holding, 'hold')} GPU memory: {_some(holding)}")
+    holding = describe_holders(living)
+    warnings = [holding] if holding else []
     if waiting:
         warnings.append(
             f"{_count(waiting, 'pod')} {_verb(waiting, 'wait')} for GPU memory and will not start without "
@@ -179,19 +190,19 @@ def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CleanOutcome:
-    """CleanOutcome is the result for one Node.
+    """CleanOutcome is the result for one object.
 
     Attributes:
-        node: its name.
-        traces: what was found.
-        cleaned: whether it was removed; in a dry run, whether it would be.
-        why: why not; empty if it was.
+        what: its kind and name.
+        removed: what was removed from it, or "it"; in a dry run, what would be.
+        why: why it stays as it is; empty if it does not.
+        comes_again: the kubelet may write its resources again.
     """
 
-    node: str
-    traces: Traces
-    cleaned: bool
+    what: str
+    removed: str = ""
     why: str = ""
+    comes_again: bool = False
 
 
 class Uninstaller:
@@ -203,13 +214,25 @@ class Uninstaller:
             resourceclaims.
         dry_run: change nothing.
         force: clean also Nodes where pods hold GPU memory.
+        find: finds what is to go on a Node.
+
+    Attributes:
+        claims_hidden: there is no right to list claims, so it is not known which pods have cards by them.
     """
 
-    def __init__(self, client: KubeClient, *, dry_run: bool = False, force: bool = False) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+        find: Callable[[WritableNode], Traces] = find_traces,
+    ) -> None:
         self._client = client
         self._dry_run = dry_run
         self._force = force
-        self._claims_hidden = False
+        self._find = find
+        self.claims_hidden = False
 
     async def list_pods(self) -> list[InstalledPod]:
         claims = await self._list_claims()
@@ -228,7 +251,7 @@ class Uninstaller:
         except NotFound:
             return []
         except Forbidden:
-            self._claims_hidden = True
+            self.claims_hidden = True
             return []
         return [claim for claim in claims if claim.results or claim.names_class]
 
@@ -242,14 +265,14 @@ class Uninstaller:
             InputError: a name that no Node has.
         """
         nodes = await list_all(self._client, NODES_PATH, WritableNode, "nodes")
-        found = {node.metadata.name: find_traces(node) for node in nodes}
+        found = {node.metadata.name: self._find(node) for node in nodes}
         unknown = sorted(set(names) - set(found))
         if unknown:
             raise InputError(f"no Node is named {', '.join(unknown)}; allowed: names of the cluster's nodes")
         return [name for name in sorted(found) if found[name] and (not names or name in names)]
 
-    async def remove_placeholders(self, pods: Collection[InstalledPod]) -> list[str]:
-        """Delete the pods that ask a cluster autoscaler for nodes; names those that were there.
+    async def remove_placeholders(self, pods: Collection[InstalledPod]) -> list[CleanOutcome]:
+        """Delete the pods that ask a cluster autoscaler for nodes.
 
         Raises:
             KubeApiError: the API server refused.
@@ -264,7 +287,8 @@ class Uninstaller:
             }
             with suppress(NotFound, Conflict):
                 await self._client.delete(make_pod_path(pod.metadata.namespace, pod.metadata.name), options)
-        return sorted(pod.full_name for pod in placeholders)
+        names = sorted(pod.full_name for pod in placeholders)
+        return [CleanOutcome(f"pod {name}", "it, a placeholder") for name in names]
 
     async def clean_nodes(
         self, names: Sequence[str], pods: Collection[InstalledPod]
@@ -289,16 +313,14 @@ class Uninstaller:
             return None
 
     async def _clean(self, node: WritableNode, why: str) -> CleanOutcome | None:
-        traces = find_traces(node)
+        traces = self._find(node)
         if not traces:
             return None
-        if self._claims_hidden and not self._force and NODE_SERVES in (node.metadata.annotations or {}):
-            why = why or (
-                "its pods may hold GPU memory by claims, and there is no right to list resourceclaims"
-            )
+        if self.claims_hidden and not self._force and NODE_SERVES in (node.metadata.annotations or {}):
+            why = why or CLAIMS_HIDDEN
         if not (why or self._dry_run):
             await self._remove_traces(node, traces)
-        return CleanOutcome(node.metadata.name, traces, cleaned=not why, why=why)
+        return CleanOutcome(f"node {node.metadata.name}", traces.text, why, bool(traces.offered))
 
     async def _remove_traces(self, node: WritableNode, traces: Traces) -> None:
         """Remove what was found, the taint before all else."""

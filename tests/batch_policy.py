@@ -76,6 +76,7 @@ kind: MutatingAdmissionPolicy
 metadata:
   name: {name}
   labels:
+    app.kubernetes.io/component: queue-batch
     app.kubernetes.io/part-of: gpupack
 spec:
   failurePolicy: Fail
@@ -107,6 +108,7 @@ kind: MutatingAdmissionPolicyBinding
 metadata:
   name: {name}
   labels:
+    app.kubernetes.io/component: queue-batch
     app.kubernetes.io/part-of: gpupack
 spec:
   policyName: {name}

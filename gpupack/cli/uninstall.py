@@ -2,11 +2,16 @@
 
 import asyncio
 import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpupack.cli.common import FAILED, context_option, exit_with_faults, print_lines, version_option
 from gpupack.cli.names import complete_nodes
+from gpupack.components import COMPONENTS
+
+if TYPE_CHECKING:
+    from gpupack.uninstall import CleanOutcome
 
 UNINSTALL_HELP = """Remove what gpupack wrote on the Nodes: its resources in capacity and allocatable,
 annotations, labels and taints under gpupack.io/, the startup taint, what gpupack autoscale set for
@@ -16,6 +21,10 @@ autoscalers, and its placeholder pods. One Node after the other; all of them, or
   gpupack uninstall --dry-run              # what would go, and which pods still need gpupack
   kubectl delete -k manifests/overlays/MINE
   gpupack uninstall
+  gpupack uninstall --component queue      # after kubectl apply -k without it
+
+With --component only what the component brought, and what it wrote on pods and Nodes. Pods that wait in
+a queue are let go.
 
 A Node stays as it is while gpupack's daemon runs there, or pods that hold GPU memory (--force cleans it
 all the same; the pods run on). The kubelet forgets a stopped plugin after five minutes and until then
@@ -28,6 +37,13 @@ patch nodes where there are taints, list resourceclaims where nodes serve claims
 
 @click.command(help=UNINSTALL_HELP, short_help="Remove what gpupack wrote on the Nodes.")
 @click.argument("nodes", nargs=-1, metavar="[NODE]...", shell_complete=complete_nodes)
+@click.option(
+    "--component",
+    "components",
+    multiple=True,
+    type=click.Choice(list(COMPONENTS)),
+    help="Take out this component, which is not applied any more; may be repeated.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and change nothing.")
 @click.option("--force", is_flag=True, help="Also where pods hold GPU memory.")
 @click.option(
@@ -37,15 +53,15 @@ patch nodes where there are taints, list resourceclaims where nodes serve claims
 )
 @context_option
 @version_option
-def uninstall(
-    nodes: tuple[str, ...], dry_run: bool, force: bool, kubeconfig: str | None, context: str | None
-) -> None:
-    """Clean the Nodes."""
+def uninstall(nodes: tuple[str, ...], components: tuple[str, ...], **options: Any) -> None:
+    """Clean the Nodes, or take out components."""
     from gpupack.errors import InputError
     from kubeapi.errors import ConfigError, KubeApiError
 
+    if nodes and components:
+        raise click.UsageError("NODE with --component: a component is taken out of the whole cluster")
     try:
-        clean = asyncio.run(_run(nodes, dry_run=dry_run, force=force, kubeconfig=kubeconfig, context=context))
+        clean = asyncio.run(_take_out(components, **options) if components else _run(nodes, **options))
     except (InputError, ConfigError) as error:
         exit_with_faults(error)
     except KubeApiError as error:
@@ -67,27 +83,43 @@ async def _run(
         names = await uninstaller.list_nodes(nodes)
         for warning in list_warnings(pods):
             print_lines(f"gpupack uninstall: {warning}", err=True)
-        removed = [] if nodes else await uninstaller.remove_placeholders(pods)
-        for text in removed:
-            print_lines(f"pod {text}: {'would remove' if dry_run else 'removed'} it, a placeholder")
-        left = again = traced = 0
+        done = [] if nodes else await uninstaller.remove_placeholders(pods)
+        for outcome in done:
+            _print_outcome(outcome, dry_run=dry_run)
         async for outcome in uninstaller.clean_nodes(names, pods):
-            traced += 1
-            if not outcome.cleaned:
-                left += 1
-                print_lines(f"node {outcome.node} stays as it is: {outcome.why}")
-                continue
-            print_lines(
-                f"node {outcome.node}: {'would remove' if dry_run else 'removed'} {outcome.traces.text}"
-            )
-            if outcome.traces.offered and not dry_run:
-                again += 1
-        if not (traced or removed):
+            done.append(outcome)
+            _print_outcome(outcome, dry_run=dry_run)
+        if not done:
             print_lines(f"Nothing of gpupack is on {'these nodes' if nodes else 'any node'}.")
-        if again:
+        again = sum(outcome.comes_again and not outcome.why for outcome in done)
+        if again and not dry_run:
             print_lines(
                 f"gpupack uninstall: {again} of these nodes offered a resource of gpupack until now; the "
                 "kubelet may write it again until five minutes after the daemon's end, run this command then",
                 err=True,
             )
-        return not left
+        return not any(outcome.why for outcome in done)
+
+
+async def _take_out(
+    components: tuple[str, ...], *, dry_run: bool, force: bool, kubeconfig: str | None, context: str | None
+) -> bool:
+    """Take out components and report; whether nothing is left."""
+    from gpupack.component_removal import ComponentRemover
+    from gpupack.inventory.fetching import connect
+
+    async with await connect(kubeconfig, context) as client:
+        done = []
+        async for outcome in ComponentRemover(client, dry_run=dry_run, force=force).remove(components):
+            done.append(outcome)
+            _print_outcome(outcome, dry_run=dry_run)
+        if not done:
+            print_lines(f"Nothing is left of {', '.join(components)}.")
+        return not any(outcome.why for outcome in done)
+
+
+def _print_outcome(outcome: "CleanOutcome", *, dry_run: bool) -> None:
+    if outcome.why:
+        print_lines(f"{outcome.what} stays as it is: {outcome.why}")
+    else:
+        print_lines(f"{outcome.what}: {'would remove' if dry_run else 'removed'} {outcome.removed}")

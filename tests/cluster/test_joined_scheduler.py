@@ -15,7 +15,7 @@ from tests.cluster.harness.views import wait_agree
 
 NAMESPACE = "gpupack-system"
 ACCOUNT = "gpupack-extender"
-LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupack-scheduler-extender"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupack-scheduler"
 
 
 class Replica(Extender):

@@ -3,6 +3,7 @@
 import base64
 import copy
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -36,6 +37,16 @@ ELECTED = {EXTENDER: "gpupack-scheduler-extender", QUEUE: "gpupack-queue"}
 """Deployments whose leader has a label, and their Leases."""
 DEPLOYED = {EXTENDER: 2, QUEUE: 2, SCHEDULER: 2, "gpupack-dashboard": 1, "gpupack-autoscale": 2}
 DEFAULT = "default-scheduler"
+
+
+def give_own_lease(one: Any) -> Any:
+    """Give the extender a Lease of its own: both forms of the scheduler lead here, as in no installation."""
+    if one["metadata"]["name"] != EXTENDER:
+        return one
+    text = json.dumps(one)
+    for place in ('"--lease-name={}"', '"resourceNames": ["{}"]', f'"{LEADER_LABEL}": "{{}}"'):
+        text = text.replace(place.format(SCHEDULER), place.format(ELECTED[EXTENDER]))
+    return json.loads(text)
 
 
 class Installed:
@@ -102,7 +113,7 @@ class Installed:
             manifests / COMPONENTS.relative_to(MANIFESTS) / name
             for name in ("queue", "dashboard", "autoscale")
         ]
-        objects = build(manifests / OVERLAY.relative_to(MANIFESTS), *components)
+        objects = map(give_own_lease, build(manifests / OVERLAY.relative_to(MANIFESTS), *components))
         deployments = []
         for one in [*objects, *build(manifests / "scheduler"), *more]:
             if one["kind"] == "Deployment":

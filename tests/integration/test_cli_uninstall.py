@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from gpupack.cli.app import cli
+from gpupack.component_removal import ComponentRemover
+from kubeapi.client import KubeClient
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import claim_object
 
@@ -295,3 +297,163 @@ async def test_what_gpupack_autoscale_left_goes_and_what_people_set_for_autoscal
     assert [taint["key"] for taint in node["spec"]["taints"]] == ["team"]
     assert [pod["metadata"]["name"] for pod in api.objects("pods")] == ["labelled"]
     assert (await uninstall())[1] == ["Nothing of gpupack is on any node."]
+
+
+GATE = "gpupack.io/queue"
+
+
+async def test_without_the_queue_pods_wait_no_more_and_those_of_batch_mode_are_named(api, uninstall):
+    add_pod(api, "gated", spec={"schedulingGates": [{"name": GATE}, {"name": "example.com/other"}]})
+    add_pod(api, "requeued", metadata={"annotations": {"gpupack.io/requeued": "true", "team": "a"}})
+    add_pod(api, "batch", spec={"schedulerName": "gpupack-batch"})
+    add_pod(api, "bound", "n1", spec={"schedulerName": "gpupack-batch"})
+    add_pod(api, "other", spec={"schedulingGates": [{"name": "example.com/other"}]})
+    before = api.objects("pods")
+    left = "only gpupack-batch binds it; delete it, and its controller makes another"
+    waits = "removed what made it wait in its queue"
+    lines = [
+        f"pod team/gated: {waits}",
+        f"pod team/requeued: {waits}",
+        f"pod team/batch stays as it is: {left}",
+    ]
+    done = await uninstall("--component=queue", "--dry-run")
+    assert done == (1, [line.replace("removed", "would remove") for line in lines], [])
+    assert api.objects("pods") == before
+    assert await uninstall("--component=queue") == (1, lines, [])
+    gates = {pod["metadata"]["name"]: pod["spec"].get("schedulingGates", []) for pod in api.objects("pods")}
+    other = [{"name": "example.com/other"}]
+    assert gates == {"gated": other, "requeued": [], "batch": [], "bound": [], "other": other}
+    assert api.pod("team", "requeued")["metadata"]["annotations"] == {"team": "a"}
+    api.delete_pod("team", "batch")
+    assert await uninstall("--component=queue") == (0, ["Nothing is left of queue."], [])
+
+
+async def test_without_autoscale_nodes_keep_what_is_not_its_own(api, uninstall):
+    kept = "karpenter.sh/do-not-disrupt"
+    marks = {"gpupack.io/kept": kept, kept: "true"}
+    api.add_node("n1", LABELS | {"gpupack.io/host": "n1"}, WORDS, ANNOTATIONS | marks)
+    add_node(api, "n2")
+    add_pod(api, "runs", "n1", {GIB: 8})
+    placeholder = {"labels": {"gpupack.io/placeholder": "true"}}
+    add_pod(api, "asks", spec={"schedulerName": "gpupack-placeholder"}, metadata=placeholder)
+    before = api.node("n2")
+    assert await uninstall("--component=autoscale") == (
+        0,
+        [
+            "pod team/asks: removed it, a placeholder",
+            f"node n1: removed annotations gpupack.io/kept, {kept}; labels gpupack.io/host",
+        ],
+        [],
+    )
+    node = api.node("n1")
+    assert (node["metadata"]["annotations"], node["metadata"]["labels"]) == (ANNOTATIONS, LABELS)
+    assert node["status"]["capacity"].keys() == WORDS.keys()
+    assert api.node("n2") == before
+    assert [pod["metadata"]["name"] for pod in api.objects("pods")] == ["runs"]
+
+
+@pytest.mark.parametrize(("component", "daemon"), [("dra", "gpupack-node-dra"), ("mps", "gpupack-mps")])
+async def test_a_component_that_running_pods_need_stays(api, uninstall, component, daemon):
+    for node in ("n1", "n2"):
+        add_node(api, node)
+        add_pod(api, f"holds-{node}", node, {GIB: 8})
+    add_pod(api, "daemon", "n1", metadata={"labels": {"app.kubernetes.io/name": daemon}})
+    why = f"1 pod on nodes of {daemon} holds GPU memory: team/holds-n1"
+    assert await uninstall(f"--component={component}") == (
+        1,
+        [f"component {component} stays as it is: {why}"],
+        [],
+    )
+    assert (await uninstall(f"--component={component}", "--force"))[0] == 0
+    api.patch_pod("team", "holds-n1", {"status": {"phase": "Succeeded"}})
+    assert (await uninstall(f"--component={component}"))[0] == 0
+
+
+async def test_without_the_right_to_list_claims_who_serves_them_stays(api, uninstall):
+    add_pod(api, "daemon", "n1", metadata={"labels": {"app.kubernetes.io/name": "gpupack-node-dra"}})
+
+    async def intercept(request):
+        return forbidden("no") if request.path.endswith("/resourceclaims") else None
+
+    api.http.intercept = intercept
+    status, (said,), _ = await uninstall("--component=dra")
+    assert (status, "no right to list resourceclaims" in said) == (1, True)
+
+
+class Deployment:
+    """A Deployment of the queue whose pods take some looks to end, and the role that they need."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+        self.requests: list[str] = []
+
+    async def intercept(self, request: web.Request) -> web.Response | None:
+        if "deployments" not in request.path and "clusterroles" not in request.path:
+            return None
+        if request.path.endswith(("/deployments", "/clusterroles")):
+            assert request.query["labelSelector"] == (
+                "app.kubernetes.io/part-of=gpupack,app.kubernetes.io/component in (queue,queue-batch)"
+            )
+            where = {"namespace": "own"} if request.path.endswith("/deployments") else {}
+            return web.json_response({"items": [{"metadata": {"name": "gpupack-queue", **where}}]})
+        self.requests.append(f"{request.method} {request.path.rpartition('/v1/')[2]}")
+        if request.method == "GET":
+            self.looks -= 1
+            if self.looks < 0 or "clusterroles" in request.path:
+                return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)
+        return web.json_response({})
+
+
+DEPLOYMENT = "namespaces/own/deployments/gpupack-queue"
+REMOVED = ["deployments own/gpupack-queue: removed it", "clusterroles gpupack-queue: removed it"]
+
+
+async def test_a_workload_keeps_its_rights_until_it_has_ended(api, uninstall):
+    deployment = Deployment(looks=1)
+    api.http.intercept = deployment.intercept
+    assert await uninstall("--component=queue") == (0, REMOVED, [])
+    assert deployment.requests == [
+        f"DELETE {DEPLOYMENT}",
+        f"GET {DEPLOYMENT}",
+        f"GET {DEPLOYMENT}",
+        "DELETE clusterroles/gpupack-queue",
+        "GET clusterroles/gpupack-queue",
+    ]
+
+
+async def test_a_workload_that_does_not_end_is_not_waited_for_for_ever(api, tmp_path):
+    deployment, now = Deployment(looks=1000), 0.0
+    api.http.intercept = deployment.intercept
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async with await KubeClient.connect(api.kubeconfig(tmp_path / "kubeconfig")) as client:
+        remover = ComponentRemover(client, clock=lambda: now, sleep=sleep)
+        done = [outcome async for outcome in remover.remove(["queue"])]
+    assert [outcome.what for outcome in done] == [
+        "deployments own/gpupack-queue",
+        "the rest of queue, queue-batch",
+    ]
+    assert "has not ended in 120 s" in done[1].why
+    assert now == 120
+    assert not any("clusterroles" in request for request in deployment.requests)
+
+
+async def test_a_dry_run_without_a_component_asks_and_deletes_nothing(api, uninstall):
+    deployment = Deployment(looks=1)
+    api.http.intercept = deployment.intercept
+    said = [line.replace("removed", "would remove") for line in REMOVED]
+    assert await uninstall("--component=queue", "--dry-run") == (0, said, [])
+    assert deployment.requests == []
+
+
+async def test_what_is_no_component_and_a_node_beside_one_are_refused(uninstall):
+    status, _, err = await uninstall("--component=node")
+    assert (status, "'node' is not one of 'autoscale'" in err[-1]) == (2, True)
+    status, _, err = await uninstall("--component=queue", "n1")
+    assert (status, err[-1]) == (
+        2,
+        "Error: NODE with --component: a component is taken out of the whole cluster",
+    )

@@ -90,6 +90,16 @@ def page() -> str:
     return "".join(each.read_text(encoding="utf-8") for each in reference.REFERENCE)
 
 
+def test_a_page_that_turns_a_component_on_says_how_to_turn_it_off() -> None:
+    ways = re.compile(r"(?:components|overlays)/(?!mine\b|MINE\b)[a-z]|--component ")
+    pages = [page for page in DOCS.rglob("*.md") if ways.search(page.read_text(encoding="utf-8"))]
+    decisions = [page for page in pages if page.parent.name == "adr"]
+    silent = {
+        page.name for page in pages if (DOCS / "install.md", "taking-a-component-out") not in links(page)
+    }
+    assert silent - {page.name for page in decisions} == {"commands.md"}
+
+
 def test_the_example_of_the_simulator_runs_as_it_is_written(tmp_path: Path) -> None:
     """A reader without a trace copies it from the page into a shell."""
     text = (DOCS / "policies" / "choosing.md").read_text(encoding="utf-8")

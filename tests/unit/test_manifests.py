@@ -11,6 +11,8 @@ import yaml
 
 from allocator import names
 from gpupack.cli.app import cli
+from gpupack.components import COMPONENT_LABEL, COMPONENTS, FIRST, LAST, PART_OF
+from gpupack.uninstall import NAME_LABEL
 from tests.cluster.harness.manifests import CLUSTER_WIDE, MANIFESTS, build
 from tests.manifest_objects import (
     BUILDS,
@@ -39,6 +41,58 @@ def referenced(folder: Path) -> set[Path]:
     for generator in plan.get("configMapGenerator", []):
         used |= {(folder / file.rpartition("=")[2]).resolve() for file in generator["files"]}
     return used
+
+
+FOLDERS = [MANIFESTS / name for name in ("extender", "scheduler", "scheduler-name")] + sorted(
+    path.parent for path in MANIFESTS.glob("components/*/kustomization.yaml")
+)
+
+
+def find_brought(folder: Path) -> list[dict[str, Any]]:
+    """Objects that come with a folder, and are not those of another one, changed."""
+    plan = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    files = [folder / name for name in plan.get("resources", [])]
+    made = [entry["options"] for entry in plan.get("configMapGenerator", []) if "behavior" not in entry]
+    configs = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": options} for options in made]
+    return configs + [one for file in files for one in yaml.safe_load_all(file.read_text())]
+
+
+def test_uninstall_finds_all_that_a_component_brings() -> None:
+    brought = {folder.name: found for folder in FOLDERS if (found := find_brought(folder))}
+    assert brought.keys() == COMPONENTS.keys()
+    for component, found in brought.items():
+        for one in found:
+            assert one["metadata"]["labels"][COMPONENT_LABEL] == component, one["metadata"]
+            assert one["metadata"]["labels"].items() >= {tuple(PART_OF.split("="))}
+            version, kind = one["apiVersion"], one["kind"].lower()
+            plural = (
+                f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}{'es' if kind.endswith('s') else 's'}"
+            )
+            path = f"/{'apis' if '/' in version else 'api'}/{version}/{plural}"
+            assert path in {*FIRST, *LAST}, f"gpupack/components.py has no {path}"
+    workloads = {
+        one["metadata"]["labels"][NAME_LABEL]: component
+        for component, found in brought.items()
+        for one in found
+        if one["kind"] == "DaemonSet"
+    }
+    assert workloads == {each.daemon: name for name, each in COMPONENTS.items() if each.daemon}
+
+
+def test_uninstall_takes_nothing_else_for_part_of_a_component() -> None:
+    for folder in ("namespace", "node", "policies"):
+        found = [
+            one for one in objects(folder).values() if one["metadata"].get("labels", {}).get(COMPONENT_LABEL)
+        ]
+        assert found == []
+
+
+def test_one_lease_says_who_admits() -> None:
+    """So a queue that another way of installing has left behind admits nothing."""
+    own = container(objects("overlays/queue")["Deployment", "gpupack-queue"])["args"]
+    beside = container(objects("overlays/queue-batch")["Deployment", "gpupack-scheduler"], "queue")["args"]
+    leases = [[arg for arg in args if arg.startswith("--lease")] for args in (own, beside)]
+    assert leases == [[f"--lease-namespace={NAMESPACE}"]] * 2
 
 
 def test_every_file_is_used() -> None:
@@ -295,7 +349,7 @@ def test_the_image_holds_every_package_and_only_locked_requirements() -> None:
 @pytest.mark.parametrize(
     ("build_name", "name", "lease"),
     [
-        ("overlays/join-existing-scheduler", "gpupack-extender", "gpupack-scheduler-extender"),
+        ("overlays/join-existing-scheduler", "gpupack-extender", "gpupack-scheduler"),
         ("overlays/queue", "gpupack-queue", "gpupack-queue"),
     ],
 )

@@ -14,6 +14,7 @@ from deviceplugin.mps_settings import MpsSettings
 from deviceplugin.option_values import CDI_CRI, DRA, MPS
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.cli.app import cli
+from gpupack.components import COMPONENT_LABEL
 from tests.cluster.harness.manifests import MANIFESTS, build
 from tests.manifest_objects import NAMESPACE, container, objects, pod_template, text_of
 
@@ -173,6 +174,7 @@ def _both_daemons(*components: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _without_what_may_differ(daemon: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(json.dumps(daemon).replace("gpupack-node-dra", "gpupack-node"))
+    made["metadata"]["labels"].pop(COMPONENT_LABEL, None)
     pod = made["spec"]["template"]["spec"]
     (gpupack,) = pod["containers"]
     pod["volumes"] = [each for each in pod["volumes"] if each["hostPath"]["path"] not in CLAIM_FOLDERS]

@@ -76,12 +76,13 @@ def test_behind_a_service_verbs_want_a_client_certificate() -> None:
     assert {"caFile", "certFile", "keyFile", "serverName"} == set(theirs["tlsConfig"])
 
 
-def test_the_foreign_schedulers_extender_has_a_lease_of_its_own() -> None:
+def test_the_foreign_schedulers_extender_has_the_lease_of_an_own_kube_scheduler() -> None:
+    """Only one of them chooses cards, should `kubectl apply -k` have left the other one behind."""
     found = objects("overlays/join-existing-scheduler")
     assert ("Deployment", "gpupack-scheduler") not in found
     args = container(found["Deployment", "gpupack-extender"])["args"]
     assert {"--leader-elect", f"--lease-namespace={NAMESPACE}"} < set(args)
     (lease,) = [flag.partition("=")[2] for flag in args if flag.startswith("--lease-name=")]
-    assert lease != scheduler_configuration()["leaderElection"]["resourceName"]
+    assert lease == scheduler_configuration()["leaderElection"]["resourceName"]
     rules = found["Role", "gpupack-extender"]["rules"]
     assert [rule["resourceNames"] for rule in rules if "resourceNames" in rule] == [[lease]]
