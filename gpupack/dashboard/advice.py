@@ -133,7 +133,7 @@ def count_fit_of_sizes(cluster: Cluster) -> Iterator[SizeFit]:
     if not cluster.has_words:
         return
     first = answer_fit(cluster, FitQuestion(1))
-    largest = first.largest_units
+    largest = first.largest_tolerating_units
     for units in sorted({*(size for size in SIZES if size < largest), largest} - {0}):
         yield _count_fit_of_size(
             first if units == 1 else answer_fit(cluster, FitQuestion(units)), units, largest
@@ -141,4 +141,6 @@ def count_fit_of_sizes(cluster: Cluster) -> Iterator[SizeFit]:
 
 
 def _count_fit_of_size(found: FitAnswer, units: int, largest: int) -> SizeFit:
-    return SizeFit(found.unit_mib, units, found.pods, len(found.nodes), units == largest)
+    return SizeFit(
+        found.unit_mib, units, found.pods + found.tolerating_pods, len(found.nodes), units == largest
+    )

@@ -184,27 +184,32 @@ class NodePods(JsonAnswer, frozen=True):
 
 
 class FitCount(JsonAnswer, frozen=True):
-    """FitCount is how many pods fit, and where; the largest request that fits somewhere (0: none)."""
-
-    pods: int
-    largest_units: int
-    nodes: tuple[NodePods, ...]
-
-
-class FitAnswer(JsonAnswer, frozen=True):
-    """FitAnswer is what fits now, and after a change.
+    """FitCount is how many pods fit, and where.
 
     Attributes:
-        pods: That fit now.
-        largest_units: The largest request that fits now, over as many cards; 0: none, or several containers.
-        asked: What one of them asks for, in words.
-        after: Numbers after the change that was asked about, None without one.
-        notes: What else to know, a sentence each.
+        pods: Pods that fit without a toleration.
+        largest_units: The largest such request, over as many cards; 0: none, or several containers.
+        nodes: Nodes of both counts.
+        tolerating_pods: Further pods that fit if they tolerate the taints of their nodes.
+        largest_tolerating_units: The largest request that fits if the pod tolerates every such taint.
     """
 
     pods: int
     largest_units: int
     nodes: tuple[NodePods, ...]
+    tolerating_pods: int = 0
+    largest_tolerating_units: int = 0
+
+
+class FitAnswer(FitCount, frozen=True):
+    """FitAnswer is what fits now, and after a change.
+
+    Attributes:
+        asked: What one of them asks for, in words.
+        after: Numbers after the change that was asked about, None without one.
+        notes: What else to know, a sentence each.
+    """
+
     asked: str = ""
     after: FitCount | None = None
     notes: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from allocator.cards import Card
@@ -123,9 +124,7 @@ def answer_fit(
     request = build_request(ask, cluster.state.resource)
     now = count_fit(cluster, request)
     return FitAnswer(
-        pods=now.pods,
-        largest_units=now.largest_units,
-        nodes=now.nodes,
+        **msgspec.structs.asdict(now),
         asked=format_demands(request.demands, cluster.unit_mib),
         after=None if changed is None else count_fit(changed, request),
         notes=(*notes, *explain_unmatched_model(cluster, request), *cluster.list_omissions()),
@@ -166,8 +165,13 @@ def require_cards(cluster: Cluster) -> None:
 def count_fit(
     cluster: Cluster, request: PodRequest, requirements: HostRequirements | None = None
 ) -> FitCount:
-    """Count the pods that fit, one after the other on what the ones before left."""
+    """Count the pods that fit, one after the other on what the ones before left.
+
+    Args:
+        requirements: Of the pods. Without them, nodes whose taints the pods may not tolerate count apart.
+    """
     nodes, hosts = cluster.state.nodes, cluster.kube_checks
+    taints_of = hosts.list_repelling_taints if requirements is None else _repels_nobody
     requirements = require_of_any_pod() if requirements is None else requirements
     query = cluster.policies.make_request(nodes, request, requirements.amounts)
     rejections = hosts.find_rejections(requirements)
@@ -179,11 +183,23 @@ def count_fit(
     numbers = count_fit_by_node(cluster, query, rows, most)
     plain = require_of_plain_pod()
     found = tuple(
-        NodePods(name, pods, tuple(hosts.list_repelling_taints(name, plain)))
-        for name, pods in sorted(numbers.items())
-        if pods
+        NodePods(name, pods, tuple(taints_of(name, plain))) for name, pods in sorted(numbers.items()) if pods
     )
-    return FitCount(sum(each.pods for each in found), find_largest_request(cluster, query, rows), found)
+    untainted = rows[[not taints_of(nodes.names[row], plain) for row in rows.tolist()]]
+    largest = find_largest_request(cluster, query, untainted)
+    return FitCount(
+        pods=sum(each.pods for each in found if not each.tolerations),
+        largest_units=largest,
+        nodes=found,
+        tolerating_pods=sum(each.pods for each in found if each.tolerations),
+        largest_tolerating_units=(
+            largest if len(untainted) == len(rows) else find_largest_request(cluster, query, rows)
+        ),
+    )
+
+
+def _repels_nobody(_name: str, _requirements: HostRequirements) -> list[str]:
+    return []
 
 
 def count_fit_by_node(

@@ -123,29 +123,33 @@ def format_fit(answer: FitAnswer) -> str:
 
 
 def _fit(answer: FitAnswer) -> Iterator[str]:
-    now = FitCount(answer.pods, answer.largest_units, answer.nodes)
-    yield from _count(now, answer, "now")
+    yield from _count(answer, answer, "now")
     if answer.after is not None:
         yield ""
         yield from _count(answer.after, answer, "after the change")
-        yield f"  that is {answer.after.pods - answer.pods:+d} pods"
+        tolerating = answer.after.tolerating_pods - answer.tolerating_pods
+        more = f", and {tolerating:+d} of those that tolerate taints" if tolerating else ""
+        yield f"  that is {answer.after.pods - answer.pods:+d} pods{more}"
     yield from _listed("Also:", answer.notes)
 
 
 def _count(count: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
     percent = answer.asked.endswith("percent")
-    units = (
-        f"{count.largest_units} percent" if percent else format_memory(count.largest_units, answer.unit_mib)
-    )
-    tainted = sum(node.pods for node in count.nodes if node.tolerations)
-    plain = count.pods - tainted
+    plain, tainted = count.pods, count.tolerating_pods
     counted = plain or tainted
     pods = "1 pod" if counted == 1 else f"{counted} pods"
-    condition = f", if {'it tolerates' if count.pods == 1 else 'they tolerate'} taints" if tainted else ""
+    condition = (
+        f", if {'it tolerates' if plain + tainted == 1 else 'they tolerate'} taints" if tainted else ""
+    )
     more = f", and {tainted} more" if plain and tainted else ""
     yield f"{pods} of {answer.asked} {'fits' if counted == 1 else 'fit'} {when}{more}{condition}."
     if " + " not in answer.asked:
-        yield f"  The largest request that fits {when}: {units if count.largest_units else 'none'}"
+        largest, tolerating = (
+            f"{units} percent" if percent else format_memory(units, answer.unit_mib)
+            for units in (count.largest_units, count.largest_tolerating_units)
+        )
+        more = f"; {tolerating} if it tolerates taints" if tolerating != largest else ""
+        yield f"  The largest request that fits {when}: {largest if count.largest_units else 'none'}{more}"
     shown = sorted(count.nodes, key=lambda node: (-node.pods, node.node))
     for node in shown[:_NODES_SHOWN]:
         tolerations = f", if the pod tolerates {', '.join(node.tolerations)}" if node.tolerations else ""

@@ -185,8 +185,10 @@ def test_fit_counts_what_can_be_placed(world, each, cards, model):
 
     request = build_request(FitQuestion(each * cards, cards), MEMORY)
     by_node = {found.node: found.pods for found in answer.nodes}
-    assert answer.pods == sum(by_node.values())
-    largest = 0
+    tainted = {node.name for node in world.nodes if node.taints}
+    assert answer.tolerating_pods == sum(by_node.get(name, 0) for name in tainted)
+    assert answer.pods == sum(by_node.values()) - answer.tolerating_pods
+    largest = {False: 0, True: 0}  # by whether the pod tolerates taints
     for node in world.nodes:
         able = not node.cordoned and model in {"", node.model}
         free = world.free(node) if able else []
@@ -201,8 +203,11 @@ def test_fit_counts_what_can_be_placed(world, each, cards, model):
             most = count_fit_on_cards(left, request, DEFAULT_CARD_POLICY, most)
         assert by_node.get(node.name, 0) == most
         kth = sorted(free, reverse=True)[cards - 1 : cards]
-        largest = max([largest, *(min(units, room // cards) * cards for units in kth)])
-    assert answer.largest_units == largest
+        for tolerates in (True,) if node.name in tainted else (False, True):
+            largest[tolerates] = max(
+                [largest[tolerates], *(min(units, room // cards) * cards for units in kth)]
+            )
+    assert (answer.largest_units, answer.largest_tolerating_units) == (largest[False], largest[True])
 
 
 SMALL = {"most_nodes": 2, "most_cards": 3, "most_pods": 5}

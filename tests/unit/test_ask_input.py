@@ -397,3 +397,17 @@ def test_fit_counts_apart_what_only_pods_that_tolerate_taints_can_use():
     assert first_line(plain) == "2 pods of 8 GiB fit now."
     assert first_line(plain, tainted) == "2 pods of 8 GiB fit now, and 1 more, if they tolerate taints."
     assert first_line(tainted) == "1 pod of 8 GiB fits now, if it tolerates taints."
+
+
+def test_fit_counts_apart_what_needs_a_toleration_in_json_too():
+    """Scripts read `pods` and `largest_units` as what any pod gets."""
+    smaller, tainted = Node("a", (16,)), Node("b", (24,), taints=("team-b",))
+    text = World((smaller, tainted)).text
+    told = json.loads(run("fit", "8", "-o", "json", text=text).stdout)
+    keys = ("pods", "tolerating_pods", "largest_units", "largest_tolerating_units")
+    assert [told[key] for key in keys] == [2, 3, 16, 24]
+    assert "that fits now: 16 GiB; 24 GiB if it tolerates taints\n" in run("fit", "8", text=text).stdout
+    after = run("fit", "8", "--without", "b", text=text).stdout.splitlines()[-1]
+    assert after == "  that is +0 pods, and -3 of those that tolerate taints"
+    told = json.loads(run("fit", "8", "-o", "json", text=World((tainted,)).text).stdout)
+    assert [told[key] for key in keys] == [0, 3, 0, 24]

@@ -59,12 +59,11 @@ function Fragments({ pod }) {
 const NAMED = 5; // nodes
 
 function told(found) {
-  const { pods, nodes, asked } = found;
+  const { pods, tolerating_pods: tainted, nodes, asked } = found;
   const names = nodes.slice(0, NAMED).map((node) => `${node.node} (${node.pods})`);
   const where = names.length ? `: ${names.join(", ")}${nodes.length > NAMED ? ", ..." : ""}` : "";
-  const tainted = nodes.reduce((sum, node) => sum + (node.tolerations.length ? node.pods : 0), 0);
-  const counted = pods - tainted || tainted;
-  const more = tainted && tainted < pods ? `, and ${tainted} more` : "";
+  const counted = pods || tainted;
+  const more = pods && tainted ? `, and ${tainted} more` : "";
   return `${plural(counted, "pod")} of ${asked} ${counted === 1 ? "fits" : "fit"} now${more}${tainted ? ", if they tolerate taints" : ""}, on ${plural(nodes.length, "node")}${where}`;
 }
 
