@@ -61,8 +61,6 @@ class ObjectMeta(KubeStruct):
     Attributes:
         creation_timestamp: API servers before 1.34 write null in templates of objects.
         deletion_timestamp: When the grace period of an object that is being deleted ends.
-        pod_group_size: `minMember` of the PodGroup of a pod, written by `PodGroupSizes`; no field of the API.
-        pod_groups_fault: Why PodGroups cannot be read, also set by `PodGroupSizes`; empty if they can.
     """
 
     name: str = ""
@@ -75,8 +73,6 @@ class ObjectMeta(KubeStruct):
     deletion_timestamp: str | None = None
     deletion_grace_period_seconds: int | None = None
     owner_references: list[OwnerReference] | None = None
-    pod_group_size: int | None = None
-    pod_groups_fault: str = ""
 
     @property
     def version(self) -> int:

@@ -76,8 +76,10 @@ class QueueRehearsal:
         pods = [drop_unknown_policies(pod) for pod in cluster.pods.values()]
         self._state.replace_pods(pods, "", _NOW_S)
         self._state.claims.replace(list(cluster.claims.values()), "", _NOW_S)
+        self._state.pod_groups.replace_groups(cluster.pod_groups.list_groups())
         self._expire()
-        self._queue = Queue(rules.config, self._state, rules.settings.make_policies(), wall=self._wall_s)
+        policies = rules.settings.make_policies()
+        self._queue = Queue(rules.config, self._state, policies, self._wall_s, cluster.group_sizes)
         self._queue.batch.enabled = True
         self._queue.job_stages.set_jobs(_assume_complete_jobs(pods))
         self._queue.set_namespaces(rules.namespaces)

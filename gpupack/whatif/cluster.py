@@ -32,6 +32,7 @@ from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import parse_pod_request
 from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.queue.cache.pod_groups import PodGroupSizes
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Cluster:
         source: What was asked, for messages.
         claims: ResourceClaims by UID; those that are allocated count until their nodes hold them.
         pod_groups: PodGroups of Kubernetes, without their pods.
+        group_sizes: PodGroups of the coscheduling plugin.
         queue: By what the queue decides, or why that is not known, in words that follow "the queue".
         derived: Each `DerivedValue` that was asked for since the last change, by name.
     """
@@ -93,6 +95,7 @@ class Cluster:
     claims: dict[str, ClaimObject] = field(default_factory=dict)
     queue: QueueRules | str = QUEUE_NOT_READ
     pod_groups: PodGroups = field(default_factory=PodGroups)
+    group_sizes: PodGroupSizes = field(default_factory=PodGroupSizes)
     derived: dict[str, Any] = field(init=False, default_factory=dict, compare=False)
     state: ClusterState = field(init=False)
     policies: ClusterPolicies = field(init=False)
@@ -122,6 +125,7 @@ class Cluster:
         source: str = "the cluster",
         claims: Sequence[ClaimObject] = (),
         pod_groups: PodGroups | None = None,
+        group_sizes: PodGroupSizes | None = None,
     ) -> "Cluster":
         """Build it from lists.
 
@@ -131,6 +135,7 @@ class Cluster:
             budgets: All PodDisruptionBudgets; None if they were not read.
             claims: All ResourceClaims of all namespaces.
             pod_groups: All PodGroups of Kubernetes.
+            group_sizes: All PodGroups of the coscheduling plugin.
         """
         by_name = {node.metadata.name: node for node in nodes}
         by_uid: dict[str, Pod] = {}
@@ -149,6 +154,7 @@ class Cluster:
             source,
             {claim.metadata.uid: claim for claim in claims},
             pod_groups=PodGroups() if pod_groups is None else pod_groups,
+            group_sizes=PodGroupSizes() if group_sizes is None else group_sizes,
         )
 
     @classmethod
@@ -175,7 +181,7 @@ class Cluster:
     ) -> "Cluster":
         """Make a cluster of other nodes and pods, of which everything else is known as of this one."""
         unit_mib = self.unit_mib if unit_mib is None else unit_mib
-        others = self.budgets, self.source, self.claims, self.queue, self.pod_groups
+        others = self.budgets, self.source, self.claims, self.queue, self.pod_groups, self.group_sizes
         return Cluster(nodes, pods, unit_mib, *others)
 
     def in_unit(self, unit_mib: int) -> "Cluster":
@@ -184,7 +190,8 @@ class Cluster:
             return self
         if unit_mib not in self._units:
             # Who creates pods may ask in millions of units: one that no node publishes costs no look at all.
-            view = Cluster({}, {}, unit_mib, self.budgets, self.source, pod_groups=self.pod_groups)
+            view = Cluster({}, {}, unit_mib, self.budgets, self.source)
+            view.pod_groups, view.group_sizes = self.pod_groups, self.group_sizes
             view.nodes, view.pods, view.claims = self.nodes, self.pods, self.claims
             view.derived["unreadable_nodes"] = self.unreadable_nodes
             return view

@@ -153,7 +153,6 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, moves: bo
         raise
     pods, found = await others
     claims = await list_claims(client, nodes) or ()
-    await _complete_gangs(client, pods)
     cluster = Cluster.from_objects(
         nodes,
         pods,
@@ -162,44 +161,44 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, moves: bo
         source="the cluster",
         claims=claims,
         pod_groups=await _read_pod_groups(client, pods),
+        group_sizes=await _read_group_sizes(client, pods),
     )
     if moves:
         cluster.queue = await _read_queue(client, pods)
     return cluster
 
 
-async def _complete_gangs(client: "KubeClient", pods: Sequence[Pod]) -> None:
-    """Give pods the sizes of their gangs that PodGroups know, or why these cannot be read."""
-    from kubeapi.errors import KubeApiError, NotFound  # noqa: PLC0415
-
-    grouped = [pod for pod in pods if needs_group(pod.metadata)]
-    if not grouped:
-        return
-    try:
-        sizes = PodGroupSizes(await list_all(client, POD_GROUPS_PATH, PodGroup, "PodGroups"))
-    except NotFound:  # the cluster knows no PodGroups
-        return
-    except (KubeApiError, InputError) as error:
-        sizes = PodGroupSizes()
-        sizes.fault = error.reason if isinstance(error, KubeApiError) else str(error)
-    for pod in grouped:
-        sizes.complete(pod.metadata)
+async def _read_group_sizes(client: "KubeClient", pods: Sequence[Pod]) -> PodGroupSizes:
+    """Read the PodGroups of the coscheduling plugin, where any pod needs one."""
+    wanted = any(needs_group(pod.metadata) for pod in pods)
+    groups, fault = await _list_groups(client, (POD_GROUPS_PATH,) if wanted else ())
+    sizes = PodGroupSizes(groups)
+    sizes.fault = fault
+    return sizes
 
 
 async def _read_pod_groups(client: "KubeClient", pods: Sequence[Pod]) -> PodGroups:
     """Read the PodGroups of Kubernetes, where any pod names one."""
+    wanted = any(pod.scheduling_group for pod in pods)
+    listed, fault = await _list_groups(client, list_pod_group_paths() if wanted else ())
+    groups = PodGroups()
+    groups.replace_groups(listed)
+    groups.set_fault(fault)
+    return groups
+
+
+async def _list_groups(client: "KubeClient", paths: Sequence[str]) -> tuple[Sequence[PodGroup], str]:
+    """List PodGroups at the first path that is served; also return why they cannot be read, if so."""
     from kubeapi.errors import KubeApiError, NotFound  # noqa: PLC0415
 
-    groups = PodGroups()
-    for path in list_pod_group_paths() if any(pod.scheduling_group for pod in pods) else ():
+    for path in paths:
         try:
-            groups.replace_groups(await list_all(client, path, PodGroup, "PodGroups"))
+            return await list_all(client, path, PodGroup, "PodGroups"), ""
         except NotFound:
             continue
         except (KubeApiError, InputError) as error:
-            groups.set_fault(error.reason if isinstance(error, KubeApiError) else str(error))
-        break
-    return groups
+            return (), error.reason if isinstance(error, KubeApiError) else str(error)
+    return (), ""
 
 
 async def _nothing() -> None:

@@ -15,6 +15,7 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.gang_names import read_gang_key, read_gang_name
 from scheduler_plugin.cache.pods import sum_host_requests
+from scheduler_plugin.queue.cache.pod_groups import needs_group
 from scheduler_plugin.queue.cache.pods import read_gang
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_on_empty
@@ -112,15 +113,17 @@ def format_gang(cluster: Cluster, pod: Pod) -> str:
 def _read_gang(cluster: Cluster, pod: Pod) -> tuple[str, int, str]:
     if pod.scheduling_group is not None:
         return pod.scheduling_group[1], cluster.pod_groups.get_min_count(pod.scheduling_group), ""
-    return read_gang(pod)
+    return read_gang(pod, cluster.group_sizes)
 
 
 def explain_unknown_gang(cluster: Cluster, pod: Pod) -> str:
     """Say that a pod is treated as single because PodGroups cannot be read; empty if they can."""
-    fault, size = pod.metadata.pod_groups_fault, pod.metadata.pod_group_size
     if pod.scheduling_group is not None:
-        fault, size = cluster.pod_groups.fault, cluster.pod_groups.get_min_count(pod.scheduling_group) or None
-    if not fault or size is not None:
+        fault, size = cluster.pod_groups.fault, cluster.pod_groups.get_min_count(pod.scheduling_group)
+    else:
+        fault = cluster.group_sizes.fault if needs_group(pod.metadata) else ""
+        size = cluster.group_sizes.get_size(pod.metadata) or 0
+    if not fault or size:
         return ""
     name = shown(read_gang_name(pod))
     return f"PodGroups cannot be read ({fault}): how many pods of gang {name} start together is not known"

@@ -10,7 +10,7 @@ from gpupack.whatif.cluster import Cluster, UnitCounter
 from kubeapi.objects import Node, Pod, PodGroup
 from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.published_nodes import serves_claims
-from scheduler_plugin.queue.cache.pod_groups import GroupedPods
+from scheduler_plugin.queue.cache.pod_groups import GroupedPods, PodGroupSizes
 
 PodKey = tuple[str, str]
 """Namespace and name."""
@@ -44,7 +44,8 @@ class LiveCluster:
         self._claims: dict[str, ClaimObject] = {}
         self._claims_on_node: dict[str, dict[str, ClaimObject]] = {}
         self._dirty: set[str] = set()
-        self._grouped = GroupedPods()
+        self._group_sizes = PodGroupSizes()
+        self._grouped = GroupedPods(self._group_sizes)
         self._cluster: Cluster | None = None
         self._changes: list[Callable[[Cluster], None]] = []
         self._is_stale = True
@@ -101,9 +102,7 @@ class LiveCluster:
         key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key, keep=pod.spec.node_name)
         self.pod_groups.is_wanted |= pod.scheduling_group is not None
-        if self._grouped.put_pod(pod):
-            self.names_groups = True
-            self._grouped.complete(pod.metadata)
+        self.names_groups |= self._grouped.put_pod(pod)
         self.pods[key] = pod
         if pod.spec.node_name:
             self._on_node.setdefault(pod.spec.node_name, {})[key] = pod
@@ -141,10 +140,10 @@ class LiveCluster:
         )
 
     def replace_groups(self, groups: Iterable[PodGroup]) -> None:
-        self._complete(self._grouped.replace_groups(groups))
+        self._grouped.replace_groups(groups)
 
     def put_group(self, group: PodGroup) -> None:
-        self._complete(self._grouped.put_group(group))
+        self._grouped.put_group(group)
 
     def delete_group(self, key: tuple[str, str]) -> None:
         """Remove a PodGroup; pods that name it keep its size."""
@@ -152,11 +151,7 @@ class LiveCluster:
 
     def set_fault(self, fault: str) -> None:
         """Set why PodGroups cannot be read; empty if they can, or if there are none."""
-        self._complete(self._grouped.set_fault(fault))
-
-    def _complete(self, pods: Iterable[Pod]) -> None:
-        for pod in pods:
-            self._grouped.complete(pod.metadata)
+        self._grouped.set_fault(fault)
 
     def _off_nodes(self, uid: str) -> None:
         known = self._claims.get(uid)
@@ -205,11 +200,12 @@ class LiveCluster:
             return lambda: self._apply_changes(changes)
         self._is_stale = False
         nodes, pods = list((self.nodes or {}).values()), list((self.pods or {}).values())
-        claims, unit_mib, groups = tuple(self._claims.values()), self._unit_mib, self.pod_groups
+        claims, unit_mib = tuple(self._claims.values()), self._unit_mib
+        groups, sizes = self.pod_groups, self._group_sizes
 
         def build() -> Cluster:
             self._cluster = Cluster.from_objects(
-                nodes, pods, unit_mib=unit_mib, claims=claims, pod_groups=groups
+                nodes, pods, unit_mib=unit_mib, claims=claims, pod_groups=groups, group_sizes=sizes
             )
             return self._cluster
 

@@ -52,6 +52,9 @@ class PodGroups:
     def get_group(self, key: GroupKey) -> PodGroup | None:
         return self._groups.get(key)
 
+    def list_groups(self) -> list[PodGroup]:
+        return list(self._groups.values())
+
     def get_min_count(self, key: GroupKey) -> int:
         """Return how many of a PodGroup's pods start together, at least; 0 if it is not known.
 

@@ -18,9 +18,11 @@ from gpupack.whatif.fit import FitQuestion
 from gpupack.whatif.queue_rules import QueueRules, read_rules
 from kubeapi import objects
 from kubeapi.errors import Forbidden
+from kubeapi.objects import PodSchedulingGroup
 from scheduler_plugin.queue.cache.node_pins import make_node_affinity
 from scheduler_plugin.queue.controller.settings import DecisionSettings
 from tests.ask_world import Node, Pod, World
+from tests.queue_world import pod_group
 
 NODES = (Node("a", (16,)), Node("b", (16,)))
 MOVED = Pod("moved", 8, "a", (0,), queue="a")
@@ -88,6 +90,16 @@ def test_a_pod_stays_whose_successor_would_wait(config: str, others: tuple[Pod, 
     waits = Pod("w", 16)
     asked = ask(config, *others, waits)
     assert "moves" not in {way.kind for way in explain_pod(asked, "default", "w").ways_out}
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["group", "no-group"])
+def test_a_pod_group_comes_before_a_successor_once_it_exists(exists: bool) -> None:
+    cluster = ask(FULL, OLDER)
+    cluster.find_pod("default", "older").spec.scheduling_group = PodSchedulingGroup("g")
+    cluster = cluster.with_objects(cluster.nodes, cluster.pods)
+    if exists:
+        cluster.pod_groups.put_group(pod_group("g", 1))
+    assert bool(start(cluster).moves) != exists
 
 
 @pytest.mark.parametrize(("policy", "pods"), [("best-fit", ["moved"]), ("least-requested", [])])

@@ -33,7 +33,11 @@ def read(
     annotations: dict[str, str], labels: dict[str, str] | None = None, size: int | None = None
 ) -> tuple[str, int, str]:
     """Read the gang of a pod whose PodGroup says a size."""
-    return read_gang(objects.Pod(ObjectMeta(annotations=annotations, labels=labels, pod_group_size=size)))
+    name = next(iter((labels or {}).values()), "")
+    sizes = PodGroupSizes([] if size is None else [group(name, size)])
+    return read_gang(
+        objects.Pod(ObjectMeta(namespace="default", annotations=annotations, labels=labels)), sizes
+    )
 
 
 @pytest.mark.parametrize("label", GROUP_LABELS)
@@ -79,8 +83,7 @@ def test_a_pod_of_a_group_is_not_taken_for_one_with_annotations() -> None:
     """The write that takes its gate away must not add to annotations that are not there."""
     pod = msgspec.convert(pod_object("g0", 4), objects.Pod)
     pod.metadata.labels, pod.metadata.annotations = {NEW: "train"}, None
-    PodGroupSizes([group("train", 2)]).complete(pod.metadata)
-    found = read_queue_info(pod)
+    found = read_queue_info(pod, PodGroupSizes([group("train", 2)]))
     assert (found.gang, found.gang_size, found.annotated) == ("train", 2, False)
 
 
@@ -282,9 +285,7 @@ def test_why_counts_pods_of_a_group() -> None:
     cluster = Cluster.from_json(json.dumps({"kind": "List", "items": items}))
     pod = cluster.find_pod("default", "g0")
     assert find_gang(cluster, pod) is None  # whose size nobody says
-    sizes = PodGroupSizes([group("train", 3)])
-    for each in cluster.pods.values():
-        sizes.complete(each.metadata)
+    cluster.group_sizes.put(group("train", 3))
     found = find_gang(cluster, pod)
     assert found is not None
     assert (found.name, found.size, found.pods) == ("train", 3, 3)

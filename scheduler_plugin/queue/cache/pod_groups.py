@@ -74,28 +74,26 @@ class PodGroupSizes:
             self._deleted.remove(key)
             del self._sizes[key]
 
-    def complete(self, metadata: ObjectMeta) -> None:
-        """Fill in the size of a pod's gang from its PodGroup, unless the pod states one itself."""
-        if needs_group(metadata):
-            metadata.pod_group_size = self._sizes.get(read_group_key(metadata))
-            metadata.pod_groups_fault = self.fault
+    def get_size(self, metadata: ObjectMeta) -> int | None:
+        """Return the size of a pod's gang from its PodGroup; None if none is known, or the pod states one."""
+        return self._sizes.get(read_group_key(metadata)) if needs_group(metadata) else None
 
 
 class GroupedPods:
-    """Pods that get their gang's size from a PodGroup, so that a change of a PodGroup reaches its pods."""
+    """Pods that get their gang's size from a PodGroup, so that a change of a PodGroup reaches its pods.
 
-    def __init__(self) -> None:
-        self._sizes = PodGroupSizes()
+    Args:
+        sizes: The sizes, which are kept up to date here.
+    """
+
+    def __init__(self, sizes: PodGroupSizes) -> None:
+        self._sizes = sizes
         self._pods: dict[tuple[str, str], dict[str, Pod]] = {}
         self._keys: dict[str, tuple[str, str]] = {}
 
     @property
     def uids(self) -> set[str]:
         return set(self._keys)
-
-    def complete(self, metadata: ObjectMeta) -> None:
-        """Write the size of a pod's gang, as `PodGroupSizes.complete`."""
-        self._sizes.complete(metadata)
 
     def put_pod(self, pod: Pod) -> bool:
         """Add or update a pod; return True if a PodGroup gives its gang's size."""

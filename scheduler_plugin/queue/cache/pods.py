@@ -27,6 +27,7 @@ from kubeapi.objects import (
 from scheduler_plugin.cache.gang_names import read_gang_name, read_group_label
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.cache.node_pins import list_pinned_nodes
+from scheduler_plugin.queue.cache.pod_groups import PodGroupSizes
 from scheduler_plugin.scheduling.reasons import REQUEUED
 
 MAX_GANG: Final = 1024
@@ -110,14 +111,18 @@ class PodQueueInfo:
         return bool(self.owner)
 
 
-def read_queue_info(pod: Pod) -> PodQueueInfo:
-    """Read what the queue needs of a pod; a mistake in it becomes `fault`, not an exception."""
+def read_queue_info(pod: Pod, sizes: PodGroupSizes | None = None) -> PodQueueInfo:
+    """Read what the queue needs of a pod; a mistake in it becomes `fault`, not an exception.
+
+    Args:
+        sizes: PodGroups of the coscheduling plugin; None: there are none.
+    """
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
     gates = pod.gates
     requeued = is_requeued(pod)
     is_batch = pod.spec.scheduler_name == BATCH_SCHEDULER and not gates
     condition = pod.status.scheduled or Condition()
-    gang, size, fault = read_gang(pod)
+    gang, size, fault = read_gang(pod, sizes)
     job, wrong = _read_name(annotations, POD_JOB)
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
     fault = fault or wrong or wrong_size
@@ -160,7 +165,7 @@ def _read_affinities(pod: Pod) -> Affinities:
     return Affinities(sum(each is not None for each in (affinity, nodes, pod.spec.node_terms)))
 
 
-def read_gang(pod: Pod) -> tuple[str, int, str]:
+def read_gang(pod: Pod, sizes: PodGroupSizes | None = None) -> tuple[str, int, str]:
     """Read the name and size of a pod's gang, and what is wrong with them, in words.
 
     The size of a PodGroup of Kubernetes is not the pod's to say: it is 0 where no annotation says it, too.
@@ -168,7 +173,7 @@ def read_gang(pod: Pod) -> tuple[str, int, str]:
     """
     meta = pod.metadata
     annotations, labels = meta.annotations or {}, meta.labels
-    group_size, groups_fault = meta.pod_group_size, meta.pod_groups_fault
+    group_size = None if sizes is None else sizes.get_size(meta)
     (noted, fault), text = _read_name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
     if pod.scheduling_group is not None:
         if text is None:
@@ -183,7 +188,7 @@ def read_gang(pod: Pod) -> tuple[str, int, str]:
     if text is None and not noted:  # A label of a PodGroup names it
         if group_size is None:
             how = f"allowed: a PodGroup {shown(gang)} with minMember, or annotation {POD_GANG_SIZE}"
-            why = f": PodGroups cannot be read ({groups_fault})" if groups_fault else ""
+            why = f": PodGroups cannot be read ({sizes.fault})" if sizes is not None and sizes.fault else ""
             label = read_group_label(labels)[0]
             return gang, 0, f"label {label} names a gang whose size is not known{why}; {how}"
         text, where = str(group_size), f"minMember of PodGroup {shown(gang)}"

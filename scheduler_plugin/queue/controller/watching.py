@@ -1,7 +1,6 @@
 """Feeds pods, nodes, claims and namespaces from the API server into the queue, after the cluster state."""
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +25,7 @@ class QueueFeed:
         self._queue = queue
         self._clock = clock
         self._listed = False
-        self._grouped = GroupedPods()
+        self._grouped = GroupedPods(queue.group_sizes)
         watcher.node_sink.applied.connect(self._set_node)
         watcher.node_sink.replaced.connect(self._replace_nodes)
         watcher.pod_sink.applied.connect(self._set_pod)
@@ -54,10 +53,7 @@ class QueueFeed:
             self._apply_pod(pod, live=kind == "ADDED")
 
     def _apply_pod(self, pod: Pod, *, live: bool) -> None:
-        if self._grouped.put_pod(pod):
-            pod = copy(pod)
-            pod.metadata = copy(pod.metadata)
-            self._grouped.complete(pod.metadata)
+        self._grouped.put_pod(pod)
         self._queue.apply_pod(pod, self._clock(), live=live)
 
     def put_group(self, group: PodGroup) -> None:

@@ -21,6 +21,7 @@ from scheduler_plugin.queue.cache.claimed_units import ClaimedUnits
 from scheduler_plugin.queue.cache.ended_pods import EndedPods
 from scheduler_plugin.queue.cache.job_stages import JobStages
 from scheduler_plugin.queue.cache.membership import QueueMembership
+from scheduler_plugin.queue.cache.pod_groups import PodGroupSizes
 from scheduler_plugin.queue.cache.pods import PodQueueInfo, read_queue_info
 from scheduler_plugin.queue.cache.queue_clock import QueueClock
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue, make_gang_uid
@@ -69,16 +70,24 @@ class Queue:
         job_stages: The stages of all jobs; whoever watches Jobs writes them here.
         refusals: Admissions that the API server has refused, by UID, and their pauses.
         ended_pods: Pods that have ended a moment ago.
+        group_sizes: PodGroups of the coscheduling plugin; whoever watches them writes them here, and applies
+            their pods again.
         batch: Which pods batch mode binds, and why not others.
         claimed: Units of claims; the watch of claims reports changes to it after the state has them.
         seen_bound: When a pod that was admitted was last seen bound, seconds.
     """
 
     def __init__(
-        self, config: QueueConfig, state: ClusterState, policies: ClusterPolicies, wall: float | None = None
+        self,
+        config: QueueConfig,
+        state: ClusterState,
+        policies: ClusterPolicies,
+        wall: float | None = None,
+        group_sizes: PodGroupSizes | None = None,
     ) -> None:
         self.config = config
         self.state = state
+        self.group_sizes = PodGroupSizes() if group_sizes is None else group_sizes
         self.queues = Queues(config)
         self.capacity = FreeCapacity(state, policies)
         self.slots = ClusterSlots(config.slots)
@@ -156,7 +165,7 @@ class Queue:
         queued_pod = self.queued_pods.get(uid)
         record, queue_info = (
             self.state.pods.get(uid) or read_pod(pod, self.state.resource),
-            read_queue_info(pod),
+            read_queue_info(pod, self.group_sizes),
         )
         # No scheduler binds a placeholder, whatever its label says.
         is_placeholder = pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER and not record.node
