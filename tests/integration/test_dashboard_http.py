@@ -288,15 +288,26 @@ async def test_without_the_right_to_pods_cards_are_shown_and_the_page_says_so(ap
         )
 
 
-async def test_pod_groups_are_followed_once_a_pod_names_one(api, session, monkeypatch):
+@pytest.mark.parametrize(
+    ("served", "metadata", "spec"),
+    [
+        ("scheduling.x-k8s.io/v1alpha1", {"labels": {"scheduling.x-k8s.io/pod-group": "g"}}, {}),
+        ("scheduling.k8s.io/v1beta1", {}, {"schedulingGroup": {"podGroupName": "g"}}),
+    ],
+    ids=["coscheduling", "kubernetes"],
+)
+async def test_pod_groups_are_followed_once_a_pod_names_one(
+    api, session, monkeypatch, served, metadata, spec
+):
     monkeypatch.setattr("scheduler_plugin.cache.watcher.LOOK_S", 0.05)
     groups = {"metadata": {"resourceVersion": "1"}, "items": []}
-    groups["items"].append({"metadata": {"name": "g", "namespace": "default"}, "spec": {"minMember": 2}})
+    size = {"minMember": 2, "schedulingPolicy": {"gang": {"minCount": 2}}}
+    groups["items"].append({"metadata": {"name": "g", "namespace": "default"}, "spec": size})
     allowed = False
     asked = []
 
     async def intercept(request):
-        if not request.path.startswith("/apis/scheduling.x-k8s.io/"):
+        if not request.path.startswith(f"/apis/{served}/"):
             return None
         asked.append(request.path)
         if allowed:
@@ -305,15 +316,14 @@ async def test_pod_groups_are_followed_once_a_pod_names_one(api, session, monkey
 
     api.http.intercept = intercept
     cards = node_object("a", [16, 16], allocatable_units=32)
-    metadata, amounts = cards["metadata"], cards["status"]["allocatable"]
-    api.add_node("a", metadata.get("labels", {}), amounts, metadata["annotations"])
+    meta, amounts = cards["metadata"], cards["status"]["allocatable"]
+    api.add_node("a", meta.get("labels", {}), amounts, meta["annotations"])
     async with following(api) as url, session.get(f"{url}api/events") as answer:
         stream = messages(answer)
         await until(stream, lambda message: message.get("nodes"))
         assert not asked
-        labels = {"scheduling.x-k8s.io/pod-group": "g"}
         api.add_pod(
-            {"metadata": {"name": "p", "labels": labels}, "spec": {"containers": [container(units=8)]}}
+            {"metadata": {"name": "p", **metadata}, "spec": {"containers": [container(units=8)], **spec}}
         )
         _, message = await until(stream, lambda message: message.get("problems"))
         (problem,) = message["problems"]
