@@ -8,7 +8,7 @@ PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack ben
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs dist test lint test-unit test-in-process test-processes test-random mutants test-cluster test-hardware kube-version bench lock proto reference clean python
+.PHONY: help demo docs dist test lint test-unit test-in-process test-processes test-random mutants test-cluster test-hardware kube-bundle kube-version lock proto reference clean python
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -88,8 +88,11 @@ mutants: $(VENV)/.dev ## Run the mutants whose code has changed, and record that
 test-cluster: $(VENV)/.dev ## The same product on a real Kubernetes, the newest or KUBE_VERSION=1.34; TELLING=1 for fewer tests, NIGHTLY=1 for more, ONLY=dra for those with a word in their names, KARPENTER=1 and CONTROLLERS=1 build these for their tests (root)
 	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) GPUPACK_KARPENTER=$(KARPENTER) GPUPACK_CONTROLLERS=$(CONTROLLERS) $(PYTEST) tests/cluster -n 3 --dist loadfile --no-loadscope-reorder -q -m '$(if $(TELLING),telling,$(if $(NIGHTLY),cluster,not nightly))' $(if $(ONLY),-k '$(ONLY)')
 
-test-hardware: $(VENV)/.dev ## The node daemon and MPS on this node's first card, a real one that is idle (root)
-	@GPUPACK_HARDWARE=1 $(PYTEST) tests/hardware -q
+test-hardware: $(VENV)/.dev ## The node daemon and MPS on this node's first card, a real one that is idle; CLUSTER=1 gpupack in a real Kubernetes on it (root)
+	@GPUPACK_HARDWARE=1 $(if $(CLUSTER),GPUPACK_CLUSTER_REQUIRED=1) $(PYTEST) $(if $(CLUSTER),tests/cluster/test_card.py,tests/hardware) -q
+
+kube-bundle: $(VENV)/.dev ## Pack what test-hardware CLUSTER=1 needs on a machine without Go and network into archives of at most 60 MB; PYTHON_THERE=3.12 is its Python
+	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) $(BIN)/python -m tests.scripts.bundle out/kube-bundle $(if $(PYTHON_THERE),--python $(PYTHON_THERE))
 
 kube-version: python ## Pin a Kubernetes that the cluster tests can pick: make kube-version KUBE_VERSION=1.37.1
 	@$(PYTHON) tests/cluster/kubebin/pin.py $(KUBE_VERSION)

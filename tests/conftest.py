@@ -1,7 +1,7 @@
 """What every test starts from."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import structlog
@@ -15,6 +15,19 @@ gc.set_threshold(20_000, 10, 10)
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+
+
+@pytest.fixture
+def report(record_property: Callable[[str, object], None]) -> Callable[[str, object], None]:
+    """Say what was measured, and its figure, at the end of the run."""
+    return lambda what, figure: record_property(what, str(figure))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for each in [each for reports in terminalreporter.stats.values() for each in reports]:
+        if getattr(each, "when", None) == "call":
+            for what, figure in each.user_properties:
+                terminalreporter.write_line(f"{what}: {figure}")
 
 
 @pytest.fixture(autouse=True)

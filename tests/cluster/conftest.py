@@ -25,6 +25,7 @@ LONGEST = (
     "test_rollouts",
     "test_restarts",
     "test_sharing",
+    "test_card",
     "test_manifests",
     "test_karpenter",
     "test_limits",

@@ -3,8 +3,6 @@
 The cards are simulated and so are their limits; kubelet, containerd, cgroups and the checkpoint are real.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ import yaml
 from tests.cluster.harness import Cluster, cgroups, dra, growing, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.rest import Json
-from tests.cluster.harness.views import grants
+from tests.cluster.harness.views import cgroup_of, grants, memory
 
 
 @pytest.fixture(scope="module", params=dra.NODE_KINDS)
@@ -30,20 +28,6 @@ def cluster(make_cluster, request) -> Cluster:
         dra.start_as(request.param, cluster)
 
     return make_cluster(w.cards(8192, 8192), start=start)
-
-
-def cgroup_of(cluster: Cluster, pod: str, container: str) -> Path:
-    """The container's cgroup, in the hierarchy that the daemon looks at."""
-    statuses = cluster.pod(pod)["status"]
-    every = [*statuses["containerStatuses"], *statuses.get("initContainerStatuses", [])]
-    (identifier,) = [each["containerID"].rpartition("/")[2] for each in every if each["name"] == container]
-    return min(cgroups.find(cluster.host.cgroup, identifier))
-
-
-def memory(cluster: Cluster) -> dict[tuple[str, str], Json]:
-    """What /explain says of every container."""
-    told = json.loads(cluster.daemon.http("/explain"))["memory"]["containers"]
-    return {(each["pod"].rpartition("/")[2], each["container"]): each for each in told}
 
 
 def limited(cluster: Cluster, pod: str, container: str, mib: int) -> Json:

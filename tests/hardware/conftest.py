@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.source import GpuCard
 from deviceplugin.gpus.nvidia.source import NvmlGpus
-from tests.hardware.programs import PodCgroups, Report
-
-IDLE_MIB = 1024
-FIGURES: list[str] = []
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for line in FIGURES:
-        terminalreporter.write_line(line)
+from tests.hardware.programs import PodCgroups, find_idle_card
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,12 +31,7 @@ def source(_hardware: None) -> Iterator[NvmlGpus]:
 @pytest.fixture
 def card(source: NvmlGpus) -> GpuCard:
     """Take the first card, on which nobody may be."""
-    first = source.cards()[0]
-    if first.error is not None:
-        raise GpuError(first.error)
-    used_mib = source.sample()[0].used_mib
-    assert used_mib <= IDLE_MIB, f"the first card must be idle; {used_mib} MiB are in use"
-    return first
+    return find_idle_card(source)
 
 
 @pytest.fixture
@@ -68,9 +54,3 @@ def nvidia_smi() -> str:
     if not Path(found).exists():
         pytest.skip("there is no nvidia-smi here")
     return found
-
-
-@pytest.fixture
-def report() -> Report:
-    """Say what was measured, at the end of the run."""
-    return lambda what, figure: FIGURES.append(f"{what}: {figure}")

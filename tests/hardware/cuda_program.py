@@ -1,6 +1,7 @@
 """A program that uses a card as it is told, line by line; each is answered by a line of JSON.
 
 start            makes a context                     {"total_mib": 81079}
+uuid             names the card                      {"uuid": "GPU-..."}
 allocate N       has N MiB more                      {"given": true}, or false where there is no memory
 multiprocessors  counts those that it may use        {"count": 132}
 fault            writes where no memory is           {"error": "cuCtxSynchronize: ... (700)"}
@@ -9,6 +10,7 @@ fault            writes where no memory is           {"error": "cuCtxSynchronize
 import ctypes
 import json
 import sys
+from uuid import UUID
 
 from deviceplugin.gpus.nvidia.cuda_child import LIBRARY, Cuda, CudaError
 
@@ -33,6 +35,12 @@ PTX = b"""
 
 class CudaWithFault(Cuda):
     """The driver, for a program that also makes a mistake."""
+
+    def name_card(self) -> str:
+        """Name the first card that this process sees, as NVML does."""
+        name = (ctypes.c_ubyte * 16)()
+        self._call("cuDeviceGetUuid_v2", name, 0)
+        return f"GPU-{UUID(bytes=bytes(name))}"
 
     def count_multiprocessors(self) -> int:
         """Count the multiprocessors that this process may use."""
@@ -59,6 +67,8 @@ def main() -> None:
         try:
             if word == "start":
                 said["total_mib"] = cuda.start()
+            elif word == "uuid":
+                said["uuid"] = cuda.name_card()
             elif word == "allocate":
                 said["given"] = cuda.allocate(int(rest[0]))
             elif word == "multiprocessors":

@@ -10,17 +10,40 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
+from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.container_grant import Mount
+from deviceplugin.gpus.api.source import GpuCard
+from deviceplugin.gpus.nvidia.mps.folder import SHM
+from deviceplugin.gpus.nvidia.source import NvmlGpus
 
 CHILD: Final = (sys.executable, str(Path(__file__).with_name("cuda_program.py")))
 CONTAINER_ID: Final = "c" * 64
 
 Report = Callable[[str, object], None]
-"""Takes what was measured, and its figure, for the end of the run."""
+"""Takes what was measured, and its figure, for the end of the run; see the fixture `report`."""
+
+IDLE_MIB: Final = 1024
 
 # $0: the cgroup, or nothing.
 _IN_CGROUP: Final = 'if [ -n "$0" ]; then echo $$ >"$0/cgroup.procs" || exit; fi; exec "$@"'
+MPS_CAPABILITIES: Final = "+setuid,+setgid,+chown,+dac_override,+kill"
+"""manifests/components/mps/daemonset.yaml"""
+
 _NAMESPACES: Final = ("unshare", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "--")
+
+
+def find_idle_card(source: NvmlGpus) -> GpuCard:
+    """Take the first card, on which nobody may be.
+
+    Raises:
+        GpuError: it cannot be used.
+    """
+    first = source.cards()[0]
+    if first.error is not None:
+        raise GpuError(first.error)
+    used_mib = source.sample()[0].used_mib
+    assert used_mib <= IDLE_MIB, f"the first card must be idle; {used_mib} MiB are in use"
+    return first
 
 
 class PodCgroups:
@@ -62,9 +85,9 @@ class CudaProgram:
         pid: PID of the process, or of what began it in namespaces of its own.
     """
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.pid = process.pid
-        self._into, self._out = _pipe(process.stdin), _pipe(process.stdout)
+    def __init__(self, pid: int, into: "IO[str]", out: "IO[str]") -> None:
+        self.pid = pid
+        self._into, self._out = into, out
 
     def ask(self, line: str) -> dict[str, Any]:
         """Send a line; the answer."""
@@ -90,6 +113,20 @@ class CudaProgram:
                 break
             had_mib += piece_mib
         return had_mib
+
+
+def mps_command(root: Path, *options: str) -> list[str]:
+    """Return a command that runs `gpupack mps` with the rights and mounts of its DaemonSet, and no more.
+
+    The folder and what clients have as /dev/shm are made.
+    """
+    (root / SHM).mkdir(parents=True, exist_ok=True)
+    in_the_daemonset = f"""
+mount --bind {root} {root} && mount --bind {root / SHM} /dev/shm && mount -o remount,bind,ro / &&
+exec setpriv --bounding-set=-all,{MPS_CAPABILITIES} --inh-caps=-all --no-new-privs -- "$@"
+"""
+    command = [sys.executable, "-m", "gpupack", "mps", "--root", str(root), *options]
+    return ["unshare", "--mount", "--", "sh", "-c", in_the_daemonset, "sh", *command]
 
 
 def _pipe(pipe: "IO[str] | None") -> "IO[str]":
@@ -130,6 +167,6 @@ def run_cuda(
     )
     with process:
         try:
-            yield CudaProgram(process)
+            yield CudaProgram(process.pid, _pipe(process.stdin), _pipe(process.stdout))
         finally:
             process.kill()

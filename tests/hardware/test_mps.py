@@ -7,7 +7,6 @@ import asyncio
 import os
 import shutil
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,20 +15,14 @@ from typing import NamedTuple
 import pytest
 
 from deviceplugin.gpus.api.source import GpuCard
-from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder
 from deviceplugin.gpus.nvidia.mps.grants import grant_client
 from deviceplugin.gpus.nvidia.mps.options import PROGRAM
-from tests.hardware.programs import CudaProgram, PodCgroups, Report, run_cuda
+from tests.hardware.programs import CudaProgram, PodCgroups, Report, mps_command, run_cuda
 from tests.hardware.test_node import Node, holds, start_node
 from tests.integration.daemon_processes import until_is
 
 ROOT = Path("/run/gpupack/mps")
-# manifests/components/mps/daemonset.yaml
-CAPABILITIES = "+setuid,+setgid,+chown,+dac_override,+kill"
-AS_IN_THE_DAEMONSET = f"""
-mount --bind {ROOT} {ROOT} && mount --bind {ROOT / SHM} /dev/shm && mount -o remount,bind,ro / &&
-exec setpriv --bounding-set=-all,{CAPABILITIES} --inh-caps=-all --no-new-privs -- "$@"
-"""
 
 
 class Mps(NamedTuple):
@@ -56,11 +49,7 @@ async def mps(card: GpuCard) -> AsyncIterator[Mps]:
     """Run `gpupack mps` until its control daemon answers."""
     if shutil.which(PROGRAM) is None:
         pytest.skip(f"there is no {PROGRAM} here")
-    (ROOT / SHM).mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "gpupack", "mps", "--root", str(ROOT)]
-    running = await asyncio.create_subprocess_exec(
-        *("unshare", "--mount", "--", "sh", "-c", AS_IN_THE_DAEMONSET, "sh", *command)
-    )
+    running = await asyncio.create_subprocess_exec(*mps_command(ROOT))
     folder = CardFolder(ROOT, card.uuid)
     try:
 

@@ -1,8 +1,9 @@
 """The programs the cluster is made of: found in a folder, or built once by Go and kept.
 
-`GPUPACK_KUBE_BIN` or `KUBEBUILDER_ASSETS` name a folder that has those of Kubernetes. Otherwise
-`tests/cluster/kubebin` is built for the version picked (`versions.py`). What is built lies in the user's
-cache, in a folder named after its sources and the compiler, so a change of either builds anew and
+`GPUPACK_KUBE_BIN` or `KUBEBUILDER_ASSETS` name a folder that has those of Kubernetes; whatever else of what a
+cluster needs is in it goes before the machine's own, so that a folder of `make kube-bundle` needs no Go.
+Otherwise `tests/cluster/kubebin` is built for the version picked (`versions.py`). What is built lies in the
+user's cache, in a folder named after its sources and the compiler, so a change of either builds anew and
 everything else starts at once.
 
 A build takes minutes: `build` makes everything before the first test, so that no test's limit runs meanwhile.
@@ -34,7 +35,7 @@ TOOLS = {
     "setpriv": "util-linux",
     "mount": "mount",
 }
-BUSYBOX = Path("/bin/busybox")
+RUNTIME = ("containerd", "containerd-shim-runc-v2", "ctr")
 BUILD_TIMEOUT_S = 3600
 
 
@@ -124,18 +125,34 @@ def obstacle() -> str | None:
     """Why no cluster can be started on this machine, in one plain sentence; None if one can."""
     if os.geteuid() != 0:
         return "a real cluster needs root (namespaces, mounts and cgroups)"
-    packages = sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
-    if not _static_busybox():
+    packages = sorted({package for tool, package in TOOLS.items() if find(tool) is None})
+    if not _is_static(busybox()):
         packages.append("busybox-static")
     if packages:
         return f"a real cluster needs these Debian packages: {' '.join(packages)}"
-    if shutil.which("go") is None:
+    if not _has_go() and _bundle() is None:
         return "the programs of a real cluster must be built and there is no Go"
     return None
 
 
+def find(tool: str) -> str | None:
+    """The path of a tool: in the folder named by the environment, else on the machine."""
+    return shutil.which(tool, path=search_path())
+
+
+def search_path() -> str:
+    """Where tools are looked for, as in PATH."""
+    folders = [str(folder) for folder in (_given_folder(),) if folder is not None]
+    return ":".join([*folders, os.environ.get("PATH", os.defpath)])
+
+
+def busybox() -> Path:
+    """The busybox that images are made of."""
+    return Path(find("busybox") or "/bin/busybox")
+
+
 def build() -> None:
-    """Build whatever is not built yet, which takes minutes.
+    """Build whatever is not built yet, which takes minutes; without Go only what every cluster is made of.
 
     Raises:
         FileNotFoundError: If the folder named by the environment lacks a program.
@@ -144,6 +161,8 @@ def build() -> None:
     """
     programs()
     containerd()
+    if not _has_go():
+        return
     kustomize()
     tool("helm")
     promql()
@@ -195,7 +214,7 @@ def containerd() -> Path:
     Raises:
         RuntimeError: If the build fails; carries the end of the compiler's output.
     """
-    return _kept_tools(CONTAINERD)
+    return _bundle() or _kept_tools(CONTAINERD)
 
 
 def tool(name: str) -> Path:
@@ -261,10 +280,21 @@ def _given_folder() -> Path | None:
     return Path(named).resolve() if named else None
 
 
-def _static_busybox() -> bool:
+def _bundle() -> Path | None:
+    """The folder named by the environment where it has the container runtime, too."""
+    given = _given_folder()
+    whole = given is not None and all(os.access(given / name, os.X_OK) for name in RUNTIME)
+    return given if whole else None
+
+
+def _has_go() -> bool:
+    return shutil.which("go") is not None
+
+
+def _is_static(program: Path) -> bool:
     try:
-        with BUSYBOX.open("rb") as program:
-            return b"/ld-linux" not in program.read(4096)
+        with program.open("rb") as content:
+            return b"/ld-linux" not in content.read(4096)
     except OSError:
         return False
 

@@ -35,12 +35,13 @@ class Cluster:
     patience_s = 0.0
 
     def __init__(
-        self, profile: dict[str, Any] | None = None, *, with_node: bool = True, name: str = "n1"
+        self, profile: dict[str, Any] | str | None = None, *, with_node: bool = True, name: str = "n1"
     ) -> None:
         """Prepare everything; nothing runs yet.
 
         Args:
-            profile: Simulated GPUs of the node; None starts neither `gpupack node` nor the extender.
+            profile: Simulated GPUs of the node, or the name of the source of real ones; None starts neither
+                `gpupack node` nor the extender.
             with_node: Whether there is a kubelet at all.
             name: The node's name.
         """
@@ -271,7 +272,10 @@ class Cluster:
 
     def events(self, name: str) -> list[str]:
         """`reason: message` of every event of the pod that has this name now."""
-        uid = self.pod(name)["metadata"]["uid"]
+        return self.events_of(self.pod(name)["metadata"]["uid"])
+
+    def events_of(self, uid: str) -> list[str]:
+        """`reason: message` of every event of a pod, which may be gone."""
         found = self.api.get("/api/v1/namespaces/default/events", fieldSelector=f"involvedObject.uid={uid}")
         return [f"{event['reason']}: {event['message']}" for event in found["items"]]
 

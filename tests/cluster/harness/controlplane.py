@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.cluster.harness import versions
+from tests.cluster.harness import binaries, versions
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.processes import Process
 from tests.cluster.harness.rest import Api
@@ -92,7 +92,7 @@ class ControlPlane:
         self.scheduler_config = home / "scheduler.yaml"
         self.configure_scheduler(extender_url)
         self._signing_key = home / "service-account.key"
-        openssl = shutil.which("openssl")
+        openssl = binaries.find("openssl")
         assert openssl is not None
         subprocess.run(
             [openssl, "genrsa", "-out", str(self._signing_key), "2048"], check=True, capture_output=True
@@ -153,7 +153,14 @@ class ControlPlane:
         client, peer = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._peer}"
         self._start(
             "etcd",
-            ["etcd", "--data-dir", str(self._home / "etcd"), "--unsafe-no-fsync", "--logger", "zap"],
+            [
+                binaries.find("etcd") or "etcd",
+                "--data-dir",
+                str(self._home / "etcd"),
+                "--unsafe-no-fsync",
+                "--logger",
+                "zap",
+            ],
             {
                 "listen-client-urls": client,
                 "advertise-client-urls": client,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.harness.node import NodeSide
 from tests.cluster.harness.polling import until
@@ -79,6 +80,15 @@ class _Daemon:
         with urllib.request.urlopen(self.url + path, timeout=20) as answer:
             return str(answer.read(), "utf-8")
 
+    def samples(self, name: str, **labels: str) -> list[float]:
+        """The values of all samples of a name that have these labels among theirs."""
+        return [
+            float(sample.value)
+            for family in text_string_to_metric_families(self.http("/metrics"))
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+
     def metric(self, name: str) -> float:
         """The value of one metric, with its labels if it has any."""
         lines = (line.rsplit(maxsplit=1) for line in self.http("/metrics").splitlines())
@@ -113,24 +123,32 @@ class _Daemon:
 
 
 class NodeDaemon(_Daemon):
-    """`gpupack node` with simulated GPUs, at the real kubelet's sockets."""
+    """`gpupack node` at the real kubelet's sockets.
+
+    Args:
+        profile: Simulated GPUs, or the name of the source of real ones.
+    """
 
     def __init__(
-        self, node: NodeSide, kubeconfig: Path, profile: dict[str, Any], port: int, *extra: str
+        self, node: NodeSide, kubeconfig: Path, profile: dict[str, Any] | str, port: int, *extra: str
     ) -> None:
         self.profile = node.kubelet_dir.parent / "gpus.yaml"
         self.profile.write_text(yaml.safe_dump(profile))
+        self.gpus = (
+            ["--gpus", profile]
+            if isinstance(profile, str)
+            else ["--gpus", "simulated", "--profile", str(self.profile)]
+        )
         arguments = {
             "--node-name": node.name,
-            "--gpus": "simulated",
-            "--profile": str(self.profile),
             "--kubeconfig": str(kubeconfig),
             "--device-plugin-dir": str(node.device_plugin_dir),
             "--kubelet-dir": str(node.kubelet_dir),
             "--http": f"127.0.0.1:{port}",
         }
         flat = [word for pair in arguments.items() for word in pair]
-        super().__init__("gpupack-node", ["node", *flat, *extra], node.log_dir / "gpupack-node.log", port)
+        log = node.log_dir / "gpupack-node.log"
+        super().__init__("gpupack-node", ["node", *self.gpus, *flat, *extra], log, port)
 
     def beside(self, port: int) -> "_Daemon":
         """Another daemon for the same node, as of a second DaemonSet; not started."""

@@ -7,10 +7,11 @@ from typing import Any, Final
 import pytest
 
 from tests.cluster.harness import workload
+from tests.cluster.harness.binaries import programs
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Json
-from tests.cluster.harness.versions import picked
+from tests.cluster.harness.versions import minor_of
 
 API: Final = "/apis/resource.k8s.io/v1"
 CLAIMS: Final = f"{API}/namespaces/default/resourceclaims"
@@ -32,7 +33,7 @@ def start_as(kind: str, cluster: Cluster) -> None:
 
 def skip_without_shares() -> None:
     """Skip where the API server knows no shares of devices."""
-    if picked().minor in {"1.34", "1.35"}:
+    if minor_of(programs()) in {"1.34", "1.35"}:
         pytest.skip("shares of a device, KEP-5075, are on since 1.36")
 
 

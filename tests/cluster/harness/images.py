@@ -4,18 +4,26 @@ import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.cluster.harness.binaries import BUSYBOX
+from tests.cluster.harness.binaries import busybox
 
 PAUSE = "localhost/gpupack-test-pause:1"
 SHELL = "localhost/gpupack-test-shell:1"
 APPLETS = ("cat", "echo", "env", "false", "kill", "ls", "ps", "sh", "sleep", "test", "touch", "true")
 
 
-def write_archive(target: Path) -> None:
-    """Write one image under the names `PAUSE` and `SHELL`; without a command it sleeps for ever."""
-    layer = _layer()
+def write_archive(
+    target: Path, names: Sequence[str] = (PAUSE, SHELL), files: Mapping[str, Path] | None = None
+) -> None:
+    """Write one image; without a command it sleeps for ever.
+
+    Args:
+        names: Of the image.
+        files: What is in it beside busybox, by the path there.
+    """
+    layer = _layer(files or {})
     config = json.dumps(
         {
             "architecture": "amd64",
@@ -25,25 +33,27 @@ def write_archive(target: Path) -> None:
         }
     ).encode()
     config_name = f"{hashlib.sha256(config).hexdigest()}.json"
-    manifest = [{"Config": config_name, "RepoTags": [PAUSE, SHELL], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": config_name, "RepoTags": list(names), "Layers": ["layer.tar"]}]
     with tarfile.open(target, "w") as archive:
         _add(archive, config_name, config)
         _add(archive, "layer.tar", layer)
         _add(archive, "manifest.json", json.dumps(manifest).encode())
 
 
-def _layer() -> bytes:
+def _layer(files: Mapping[str, Path]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as layer:
         for name in ("bin", "dev", "etc", "proc", "sys", "tmp"):
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
             layer.addfile(folder)
-        _add(layer, "bin/busybox", BUSYBOX.read_bytes(), mode=0o755)
+        _add(layer, "bin/busybox", busybox().read_bytes(), mode=0o755)
         for applet in APPLETS:
             link = tarfile.TarInfo(f"bin/{applet}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             layer.addfile(link)
+        for place, path in files.items():
+            _add(layer, place.lstrip("/"), path.read_bytes(), path.stat().st_mode & 0o777)
     return buffer.getvalue()
 
 

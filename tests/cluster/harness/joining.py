@@ -1,12 +1,12 @@
 """What a kube-scheduler needs to call the extender: a certificate, and a part of its configuration."""
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.cluster.harness import binaries
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.manifests import MANIFESTS
 
@@ -15,7 +15,7 @@ OVERLAY = MANIFESTS / "overlays" / "join-existing-scheduler"
 
 def make_certificate(cluster: Cluster) -> Path:
     """Write a certificate of the extender's Service; its key has the ending .key."""
-    openssl = shutil.which("openssl")
+    openssl = binaries.find("openssl")
     assert openssl is not None
     names = "subjectAltName=IP:127.0.0.1,DNS:gpupack-extender.gpupack-system.svc"
     key, certificate = (cluster.home / f"extender.{end}" for end in ("key", "crt"))

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.cluster.harness.binaries import BUSYBOX, programs
+from tests.cluster.harness.binaries import busybox, programs
 from tests.cluster.harness.cluster import NODES, Cluster
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.polling import until
@@ -277,7 +277,7 @@ class ProcessNodes:
 
 
 def _address(verb: str, address: str) -> None:
-    command = [str(BUSYBOX), "ip", "addr", verb, f"{address}/32", "dev", "lo"]
+    command = [str(busybox()), "ip", "addr", verb, f"{address}/32", "dev", "lo"]
     subprocess.run(command, check=verb == "add", capture_output=True)
 
 

@@ -1,12 +1,16 @@
-"""The views of who has what, and whether they agree: containers, node words, annotations."""
+"""The views of who has and uses what, and whether they agree: containers, node words, annotations."""
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from tests.cluster.harness import cgroups
 from tests.cluster.harness.cluster import PODS, Cluster
 from tests.cluster.harness.polling import PATIENCE_S, until
+from tests.cluster.harness.rest import Json
 from tests.cluster.harness.words import NodeState
 
 MIB_PER_UNIT = 1024
@@ -62,6 +66,20 @@ def wait_agree(cluster: Cluster, timeout_s: float = PATIENCE_S) -> NodeState:
         return state
 
     return until(agree, "words and containers agree", timeout_s)
+
+
+def cgroup_of(cluster: Cluster, pod: str, container: str) -> Path:
+    """The container's cgroup, in the hierarchy that the daemon looks at."""
+    statuses = cluster.pod(pod)["status"]
+    every = [*statuses["containerStatuses"], *statuses.get("initContainerStatuses", [])]
+    (identifier,) = [each["containerID"].rpartition("/")[2] for each in every if each["name"] == container]
+    return min(cgroups.find(cluster.host.cgroup, identifier))
+
+
+def memory(cluster: Cluster) -> dict[tuple[str, str], Json]:
+    """What /explain says of every container."""
+    told = json.loads(cluster.daemon.http("/explain"))["memory"]["containers"]
+    return {(each["pod"].rpartition("/")[2], each["container"]): each for each in told}
 
 
 @contextmanager
