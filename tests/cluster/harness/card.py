@@ -38,6 +38,9 @@ IMAGE: Final = "localhost/gpupack-test-cuda:1"
 XID: Final = 31
 """What the driver reports of a program that writes where no memory is."""
 
+DRIVERS_OWN: Final = ("libcuda.so", "libnvidia-")
+"""Beginnings of the names of the libraries that a program with CUDA needs of the driver."""
+
 RESERVED_MIB: Final = 512
 
 # Modules of Python's own and of ours, as the program loads them.
@@ -119,9 +122,7 @@ class MachineCard:
     def _specification(self) -> Json:
         """Describe the card and the driver's libraries as NVIDIA's toolkit does."""
         spec = {**make_spec([self._card], NVIDIA, DEVICES), "kind": NVIDIA.cdi_kind}
-        paths = [
-            path for pattern in ("libcuda.so*", "libnvidia-*.so*") for path in self.libraries.glob(pattern)
-        ]
+        paths = [path for path in self.libraries.glob("*.so*") if path.name.startswith(DRIVERS_OWN)]
         mounts = [
             {
                 "hostPath": str(path.resolve()),
@@ -260,4 +261,4 @@ def _program_files(library: Path) -> set[Path]:
     files = [Path(path) for path in json.loads(done.stdout)]
     programs = [Path(python), library, *(path for path in files if ".so" in path.suffixes)]
     needed = {Path(os.path.normpath(path)) for program in programs for path in all_libraries(program)}
-    return {Path(python), *files, *(path for path in needed if path.parent != library.parent)}
+    return {Path(python), *files, *(path for path in needed if not path.name.startswith(DRIVERS_OWN))}

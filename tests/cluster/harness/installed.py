@@ -15,13 +15,13 @@ OTHER_NODE = "n2"
 """A node without a kubelet, which is cordoned."""
 
 
-def start_as_installed(cluster: Cluster) -> None:
-    """Apply the base, then run daemon, extender and kube-scheduler as the accounts it makes for them."""
+def start_as_installed(cluster: Cluster, *components: Path) -> None:
+    """Apply the base, then run daemon, extender and kube-scheduler as the accounts that it makes."""
     control = cluster.control
     control.start_etcd()
     control.start_api_server()
     control.start_controllers()
-    apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "base"))
+    apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "base", *components))
     cluster.host.start()
     until(cluster.node_ready, "node ready", 120)
     cluster.api.post("/api/v1/nodes", {"metadata": {"name": OTHER_NODE}, "spec": {"unschedulable": True}})

@@ -66,13 +66,13 @@ def build(folder: Path, *components: Path) -> list[Json]:
     return sorted(objects, key=lambda one: FIRST.index(one["kind"]) if one["kind"] in FIRST else len(FIRST))
 
 
-def build_for(api: Api, folder: Path) -> list[Json]:
+def build_for(api: Api, folder: Path, *components: Path) -> list[Json]:
     """As `build`, with the component that docs/install.md names for an API server before 1.36."""
-    objects = build(folder)
+    objects = build(folder, *components)
     ours = {one["apiVersion"] for one in objects if one["kind"] == MUTATING}
     if has_mutating_policies(api) or ours != {MUTATING_V1}:
         return objects
-    return build(folder, COMPONENTS / "scheduler-name-v1beta1")
+    return build(folder, COMPONENTS / "scheduler-name-v1beta1", *components)
 
 
 def has_mutating_policies(api: Api) -> bool:
