@@ -1,8 +1,13 @@
 """Small clusters for policy tests."""
 
+import numpy as np
+
+from allocator.request import PodRequest
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
 def view(nodes):
@@ -31,3 +36,10 @@ def place(arrays, row, cards, wanted):
             assumed[card] += demand.units
     arrays.set_assumed(row, assumed)
     arrays.add_requested(row, wanted.amounts)
+
+
+def mask_fitting(arrays, wanted):
+    """Rows that can take a pod with one demand of units, however many pods they have: bool[R]."""
+    rows = np.arange(arrays.row_count)
+    fits = filter_nodes(arrays, SchedulingRequest(PodRequest(()), wanted), rows)
+    return fits & arrays.mask_fits(wanted.amounts._replace(pods=0), rows)

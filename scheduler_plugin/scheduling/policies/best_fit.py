@@ -37,7 +37,6 @@ from scheduler_plugin.scheduling.policies.remaining import (
     compute_host_left,
     find_search,
     iterate_card_sets,
-    mask_feasible,
 )
 
 NAME: Final = "best-fit"
@@ -224,14 +223,12 @@ class BestFit:
     def pick_row(self, view: ClusterView, ask: PolicyRequest, fits: BoolArray) -> int | None:
         return self.pick(view, ask, fits).key
 
-    def pick(
-        self, view: ClusterView, ask: PolicyRequest, fits: BoolArray | None = None
-    ) -> BucketSearchResult:
+    def pick(self, view: ClusterView, ask: PolicyRequest, fits: BoolArray) -> BucketSearchResult:
         """Search the index of the dominant class.
 
         Args:
             ask: What the pod asks for; a pod with several demands is searched by its largest.
-            fits: bool[R], rows that can take the pod; None: cpu, memory and cards decide.
+            fits: bool[R], rows that can take the pod.
         """
         search = find_search(view, ask, self.settings.order)
         self._follow(view)
@@ -246,20 +243,16 @@ class BestFit:
         if skips > 1:
             self._skips[shape] = skips - 1
         if not skips and (ask.admits is None or search.name != GPU):
-            may = _feasible(view, ask) if fits is None else lambda row: bool(fits[row])
-            result = index.find(view, search, may, limit, self.settings.fallback)
+            result = index.find(view, search, lambda row: bool(fits[row]), limit, self.settings.fallback)
             if result.complete:
                 return result
             touched = result.touched
             self._skips[shape] = SKIPPED
-        rows = np.flatnonzero(view.usable if fits is None else fits)
+        rows = np.flatnonzero(fits)
         left = search.left(view, ask, rows)
-        suits = left < NO_SET
-        if fits is None:
-            suits &= mask_feasible(view, ask, rows)
         result = find_in_arrays(
             index.buckets.bounds,
-            *(left, view.name_rank[rows], suits),
+            *(left, view.name_rank[rows], left < NO_SET),
             *(max(1, search.amount), limit),
             fallback=self.settings.fallback,
             end=index.buckets.end,
@@ -312,25 +305,6 @@ def _others(view: ClusterView, rows: RowArray) -> FloatArray:
         share += (capacity - used)[rows] / (3.1 * max(1, int(capacity.max())))
     np.maximum(share, 0.0, out=share)
     return share.round(DECIMALS, out=share)
-
-
-def _feasible(view: ClusterView, ask: PolicyRequest) -> Callable[[int], bool]:
-    """Tell of one row whether every class fits; exact for pods with one demand."""
-
-    def fits(row: int) -> bool:
-        if ask.cpu_milli and view.cpu_capacity[row] - view.cpu_used[row] < ask.cpu_milli:
-            return False
-        if ask.memory_bytes and view.memory_capacity[row] - view.memory_used[row] < ask.memory_bytes:
-            return False
-        for units, cards in ask.demands:
-            if ask.admits is None:
-                if cards > view.free_order.shape[0] or view.free_order[cards - 1, row] < units:
-                    return False
-            elif np.count_nonzero(ask.admits[row] & (view.free[row] >= units)) < cards:
-                return False
-        return True
-
-    return fits
 
 
 def make(parameters: Parameters) -> BestFit:

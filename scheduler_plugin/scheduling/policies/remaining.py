@@ -86,17 +86,6 @@ def _compute_tightest_cards(free: IntArray, units: int, cards: int) -> LongArray
     return total
 
 
-def mask_feasible(view: ClusterView, ask: PolicyRequest, rows: RowArray) -> BoolArray:
-    """Tell of each row whether every class fits; exact for pods with one demand."""
-    fits: BoolArray = np.ones(len(rows), dtype=np.bool_)
-    for name, amount in ((CPU, ask.cpu_milli), (MEMORY, ask.memory_bytes)):
-        if amount:
-            fits &= compute_host_left(view, name, rows) >= amount
-    for demand in ask.demands:
-        fits &= compute_tightest(view, demand, ask.admits, rows) < NO_SET
-    return fits
-
-
 @dataclass(frozen=True, slots=True)
 class ClassSearch:
     """ClassSearch is the request of a search in one resource class.
