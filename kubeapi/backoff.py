@@ -47,16 +47,19 @@ class Backoff:
         drawn_s = self._uniform(delay_s / 2, delay_s)
         return max(drawn_s, min(at_least_s or 0.0, self._cap_s))
 
-    def log_failure(self, log: Any, event: str, error: object, **values: object) -> float:
+    def log_failure(
+        self, log: Any, event: str, error: object, *, loud: bool = False, **values: object
+    ) -> float:
         """Count a failure and log it, the first of several louder; return the seconds to wait now.
 
         Args:
             log: the structlog logger of the module that failed.
             error: its `retry_after_s`, where it has one, is what the server asked for.
+            loud: later failures are warnings, too.
             values: further values of the log line.
         """
         delay_s = self.failed(getattr(error, "retry_after_s", None))
-        note = log.warning if self.failures == 1 else log.debug
+        note = log.warning if loud or self.failures == 1 else log.debug
         note(event, error=str(error), retry_s=round(delay_s, 2), **values)
         return delay_s
 
@@ -109,14 +112,14 @@ class KeyedBackoff(Generic[K]):
         """Return the seconds until the next pause ends; None if there is none."""
         return max(0.0, min(self._until.values()) - now) if self._until else None
 
-    def failed(self, key: K, now: float, why: str = "", at_least_s: float | None = None) -> float:
+    def failed(self, key: K, now: float, why: str = "") -> float:
         """Begin a pause, longer than the last one of this key; return its seconds."""
         pause = self._recall(key)
         pause.why = why
-        return self._begin(key, pause, now, pause.backoff.failed(at_least_s))
+        return self._begin(key, pause, now, pause.backoff.failed())
 
-    def log_failure(self, key: K, now: float, log: Any, event: str, error: object, **values: object) -> float:
-        """Begin a pause, and log as `Backoff.log_failure` does."""
+    def log_failure(self, key: K, now: float, log: Any, event: str, error: object, **values: Any) -> float:
+        """Begin a pause, and log as `Backoff.log_failure` does, which gets the further arguments."""
         pause = self._recall(key)
         return self._begin(key, pause, now, pause.backoff.log_failure(log, event, error, **values))
 

@@ -188,11 +188,8 @@ class SlicePublisher(Sink[SliceObject]):
             # The watch will show its new version.
             return self._gap_s or 1.0
         except KubeApiError as error:
-            delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
-            if self.problem is None:
-                log.warning("slices not published", error=str(error), retry_s=round(delay_s, 2))
             self.problem = f"the ResourceSlices of node {self._node_name} cannot be written: {error}"
-            return delay_s
+            return self._backoff.log_failure(log, "slices not published", error)
         self._generation = generation
         self._backoff.reset()
         self.problem = None

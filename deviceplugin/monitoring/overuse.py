@@ -163,12 +163,9 @@ class OverUseWatcher:
             self._evicted.add(uid)
         except KubeApiError as error:
             self.errors += 1
-            # Each of them is a warning, and not the first alone: the card's memory stays overrun.
-            retry_s = self._refused.failed(
-                uid, self._clock(), at_least_s=getattr(error, "retry_after_s", None)
-            )
+            # Not the first alone is a warning: the card's memory stays overrun.
             name = f"{pod.namespace}/{pod.name}"
-            log.warning("pod not evicted", pod=name, error=str(error), retry_s=round(retry_s, 2))
+            self._refused.log_failure(uid, self._clock(), log, "pod not evicted", error, loud=True, pod=name)
         else:
             self._evicted.add(uid)
             self.evictions += 1

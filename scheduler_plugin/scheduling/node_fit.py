@@ -65,11 +65,6 @@ class Shortage(NamedTuple):
     used: int
     capacity: int
 
-    @property
-    def is_decided(self) -> bool:
-        """Whether kube-scheduler refuses the node for sure, see `can_be_served_by_claim`."""
-        return _is_decided(self.resource, self.capacity)
-
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
@@ -204,12 +199,12 @@ def leave_out_undecided(asked: Amounts, capacity: Amounts) -> Amounts:
     """Leave out what a node does not offer but a DeviceClass may serve, see `can_be_served_by_claim`."""
     if not asked.others:
         return asked
-    decided = (item for item in asked.others if _is_decided(item[0], capacity.get(item[0])))
+    decided = (
+        (resource, amount)
+        for resource, amount in asked.others
+        if capacity.get(resource) > 0 or not can_be_served_by_claim(resource)
+    )
     return asked._replace(others=tuple(decided))
-
-
-def _is_decided(resource: str, capacity: int) -> bool:
-    return capacity > 0 or not can_be_served_by_claim(resource)
 
 
 def can_be_served_by_claim(resource: str) -> bool:

@@ -28,6 +28,7 @@ from scheduler_plugin.scheduling.node_fit import (
     SELECTOR,
     TAINT,
     Rejection,
+    can_be_served_by_claim,
 )
 from tests.cluster.harness.controlplane import PERCENT, RESOURCE
 from tests.cluster.harness.recording_extender import RECORDED
@@ -138,7 +139,12 @@ class Answers:
 
 
 def _is_undecided(found: list[Rejection]) -> bool:
-    return any(each.shortage is not None and not each.shortage.is_decided for each in found)
+    return any(
+        each.shortage is not None
+        and each.shortage.capacity <= 0
+        and can_be_served_by_claim(each.shortage.resource)
+        for each in found
+    )
 
 
 def _format(rejection: Rejection) -> str:

@@ -84,4 +84,3 @@ def test_a_pause_can_be_repeated_and_drawn() -> None:
     assert [backoff.failed("a", 0), backoff.failed("a", 0)] == [1.0, 2.0]
     backoff.pause_again("a", 10)
     assert backoff.find_wait_s(10) == 2.0
-    assert backoff.failed("b", 0, at_least_s=5.0) == 5.0
