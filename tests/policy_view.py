@@ -1,16 +1,20 @@
 """Small clusters for policy tests."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 from allocator.request import PodRequest
-from scheduler_plugin.cache.amounts import Amounts
+from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts
+from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
-def view(nodes):
+def view(nodes: Mapping[str, tuple[Any, ...]]) -> NodeArrays:
     """Arrays of `{name: (cpu capacity, memory capacity, card sizes, cpu used, memory used, cards used)}`."""
     arrays = NodeArrays(rows=1, cards=1)
     for name, (cpu, memory, sizes, cpu_used, memory_used, used) in nodes.items():
@@ -23,12 +27,14 @@ def view(nodes):
     return arrays
 
 
-def ask(cpu=0, memory=0, *demands, others=(), **more):
+def ask(
+    cpu: int = 0, memory: int = 0, *demands: tuple[int, int], others: ResourceAmounts = (), **more: Any
+) -> PolicyRequest:
     amounts = Amounts(1, cpu, memory, others=others)
     return PolicyRequest(amounts, tuple(CardDemand(*demand) for demand in demands), **more)
 
 
-def place(arrays, row, cards, wanted):
+def place(arrays: NodeArrays, row: int, cards: Sequence[Sequence[int]], wanted: PolicyRequest) -> None:
     """Put a pod on cards of a row."""
     assumed = arrays.assumed[row, : arrays.cards[row]].tolist()
     for demand, chosen in zip(wanted.demands, cards, strict=True):
@@ -38,7 +44,7 @@ def place(arrays, row, cards, wanted):
     arrays.add_requested(row, wanted.amounts)
 
 
-def mask_fitting(arrays, wanted):
+def mask_fitting(arrays: NodeArrays, wanted: PolicyRequest) -> BoolArray:
     """Rows that can take a pod with one demand of units, however many pods they have: bool[R]."""
     rows = np.arange(arrays.row_count)
     fits = filter_nodes(arrays, SchedulingRequest(PodRequest(()), wanted), rows)
