@@ -234,7 +234,7 @@ def read_pod(pod: Pod, resource: str) -> PodRecord:
         scheduling_group=pod.scheduling_group,
         is_mirror=asked and pod.is_mirror,
         is_gated=pod.is_gated or requeued,
-        planned_uuids=_read_planned(meta.annotations),
+        planned_uuids=read_planned_uuids(meta.annotations),
         is_requeued=requeued,
     )
 
@@ -425,6 +425,6 @@ def _read_cards(annotations: dict[str, str], uid: str) -> tuple[Assignment | Non
     return assigned, allocated
 
 
-def _read_planned(annotations: dict[str, str] | None) -> frozenset[str]:
+def read_planned_uuids(annotations: dict[str, str] | None) -> frozenset[str]:
     text = annotations.get(POD_PLANNED) if annotations else None
     return frozenset(text.split(",", MAX_CARDS)) if text else frozenset()

@@ -1,12 +1,12 @@
 """The verbs filter, prioritize and preempt: bytes in, bytes out, on the state's arrays. Pure."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from allocator.errors import RequestError
-from allocator.names import POD_PLANNED
 from allocator.request import PodRequest
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.bounded import BoundedDict
@@ -20,6 +20,7 @@ from scheduler_plugin.cache.pods import (
     is_requeued,
     parse_pod_request,
     ranks_nodes_itself,
+    read_planned_uuids,
     requests_cards,
 )
 from scheduler_plugin.cache.reservations import ABOVE_ALL_PRIORITIES, Reservation
@@ -199,39 +200,60 @@ class Extender:
     def _filter_cards(
         self, pod: Pod, candidates: Candidates, query: SchedulingRequest, now: float
     ) -> FilterReply:
+        nodes, group = self.state.nodes, pod.scheduling_group
+        # 1. Find the nodes that take the pod, and rank them by the node policy.
         rows, at = self._find_rows(candidates)
-        fits = self._failed_bindings.mask_untried(
-            self.state.nodes, pod.metadata.uid, rows, filter_nodes(self.state.nodes, query, rows)
-        )
-        ranks_by_itself = ranks_nodes_itself(pod)
-        planned = (pod.metadata.get_annotation(POD_PLANNED) or "").partition(",")[0]
-        placed = bool(planned) and len(rows) == 1
-        if planned and not (placed or ranks_by_itself or pod.status.nominated_node_name):
-            # Elsewhere it would take room that the queue keeps for others.
-            only = fits & has_card(self.state.nodes, rows, planned)
-            placed = bool(only.any())
-            fits = only if placed else fits
+        planned = read_planned_uuids(pod.metadata.annotations)
+        fits, placed = self._mask_takers(pod, query, rows, planned)
         fitting_rows = rows[fits]
         self.pending_pods.report_to_policies(now)
         scores = self._score_fitting(bool(planned), placed, query, fitting_rows)
-        group = pod.scheduling_group
-        limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
-        limit = limit if group is None else 1
-        first = rank_best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
-        tried = (query, int(fitting_rows[first[0]]) if len(first) else None) if len(scores) else None
-        if not len(first):
+        first = rank_best(scores, nodes.name_rank[fitting_rows], self._count_offered(pod, len(rows)))
+        best = fitting_rows[first]
+        tried = (query, int(best[0]) if len(best) else None) if len(scores) else None
+        if not len(best):
             return replace(self._refuse(pod, candidates, query, rows, at, fits), attempt=tried)
-        positions = fits.nonzero()[0][first]
-        chosen = (positions if at is None else at[positions]).tolist()
+        # 2. Keep what prioritize and bind need of the answer.
         if group is not None:
-            self._hold_cards(group, pod, query, int(fitting_rows[first[0]]))
-        elif pod.status.nominated_node_name:
+            self._hold_cards(group, pod, query, int(best[0]))
+        if not ranks_nodes_itself(pod) and len(best) <= MAX_NODES:
+            self._cache_result(pod, query, best)
+        # 3. Answer.
+        chosen = at[fits.nonzero()[0][first]].tolist()
+        if group is None and pod.status.nominated_node_name:
             chosen = self._add_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
-        if not ranks_by_itself and len(first) <= MAX_NODES:
-            self._cache_result(pod, query, fitting_rows[first])
-        return FilterReply(
-            encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid, attempt=tried
+        answer = encode_passed(candidates, nodes, chosen)
+        return FilterReply(answer, passed=pod.metadata.uid, attempt=tried)
+
+    def _mask_takers(
+        self, pod: Pod, query: SchedulingRequest, rows: RowArray, planned: Collection[str]
+    ) -> tuple[BoolArray, bool]:
+        """Find the nodes that have the cards and come into question for a pod.
+
+        Args:
+            rows: intp[m].
+            planned: UUIDs of the cards that the queue planned for it.
+
+        Returns:
+            bool[m], and whether they are where the queue placed the pod.
+        """
+        nodes = self.state.nodes
+        fits = self._failed_bindings.mask_untried(
+            nodes, pod.metadata.uid, rows, filter_nodes(nodes, query, rows)
         )
+        if not planned or len(rows) == 1:
+            return fits, bool(planned)
+        if ranks_nodes_itself(pod) or pod.status.nominated_node_name:
+            return fits, False
+        # Elsewhere it would take room that the queue keeps for others.
+        there = fits & has_card(nodes, rows, min(planned))
+        return (there, True) if there.any() else (fits, False)
+
+    def _count_offered(self, pod: Pod, asked: int) -> int:
+        """Count the nodes, of so many, that filter returns at most."""
+        if pod.scheduling_group is not None:
+            return 1
+        return asked if self.shortlist <= 0 or ranks_nodes_itself(pod) else self.shortlist
 
     def _hold_cards(self, group: GroupKey, pod: Pod, query: SchedulingRequest, row: int) -> None:
         """Hold the cards of a node for a pod of a group, as its Binding would choose them."""
@@ -299,7 +321,7 @@ class Extender:
         rows, at = self._find_rows(candidates)
         if query is None:
             if self._rank_all_pods:
-                result[slice(None) if at is None else at] = self._rank_for_plain_pod(pod, rows)
+                result[at] = self._rank_for_plain_pod(pod, rows)
             return encode_scores(candidates, self.state.nodes, result)
         with self.state.reservations.charged_against(self.state.nodes, pod.metadata.uid, pod.priority):
             positions = np.flatnonzero(filter_nodes(self.state.nodes, query, rows))
@@ -308,7 +330,7 @@ class Extender:
                 self.policies.get_policy(query.request), self.state.nodes, query, fitting_rows
             )
         ranked = convert_to_protocol(scores, self.state.nodes.name_rank[fitting_rows])
-        result[positions if at is None else at[positions]] = ranked
+        result[at[positions]] = ranked
         return encode_scores(candidates, self.state.nodes, result)
 
     def _rank_for_plain_pod(self, pod: Pod, rows: RowArray) -> IntArray:
@@ -417,13 +439,11 @@ class Extender:
             return None
         return self.policies.make_request(self.state.nodes, parsed.request, parsed.amounts, pod.metadata.uid)
 
-    def _find_rows(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
-        """Find the rows of candidates that have one, and their positions; None: all have one, in order."""
+    def _find_rows(self, candidates: Candidates) -> tuple[RowArray, RowArray]:
+        """Find the rows of candidates that have one, and their positions among all."""
         rows = candidates.rows(self.state.nodes)
-        if not len(rows) or int(rows.min()) >= 0:
-            return rows, None
         at = np.flatnonzero(rows >= 0)
-        return rows[at], at
+        return (rows, at) if len(at) == len(rows) else (rows[at], at)
 
     def _refuse(
         self,
@@ -431,7 +451,7 @@ class Extender:
         candidates: Candidates,
         query: SchedulingRequest,
         rows: RowArray,
-        at: RowArray | None,
+        at: RowArray,
         held: BoolArray,
     ) -> FilterReply:
         """Answer with the reason of every node; `held` are nodes that fit but that the policy holds back.
@@ -447,7 +467,7 @@ class Extender:
         )
         known_codes: CodeArray = np.full(len(rows), FilterReason.HELD_BACK, dtype=np.int8)
         known_codes[~held] = explain_rejections(self.state.nodes, query, rows[~held])
-        codes[slice(None) if at is None else at] = known_codes
+        codes[at] = known_codes
         if pod.metadata.uid not in self._resolved_uids:
             for learner in self.policies.learners:
                 learner.pending(
