@@ -88,6 +88,22 @@ As CSV, by a label:           gpupack usage --by label:team -o csv
 Without --prometheus the dashboard at --dashboard is asked, which samples while it runs.
 Times are 30m, 24h, 7d, 2026-11-01 or 2026-11-01T08:00:00Z.
 """
+VERIFY_HELP: Final = """Show in this cluster that cards are shared, and leave nothing behind.
+
+\b
+As a kubectl plugin:                 kubectl gpupack verify
+On one node, the daemon restarted:   kubectl gpupack verify --node NODE --restart-daemon
+For scripts, or to send:             gpupack verify -o json
+
+It creates a namespace and three pods in it. Two pods share a card, one that fits no card waits with the
+reason, a wrong one is refused. Where CUDA works, a container uses its card, and more than its share is
+refused or measured. An Event and a metric arrive, and what the pods had is free again. The namespace is
+removed at the end, after a failure, and after Ctrl-C, SIGTERM or a closed terminal.
+
+No other pod is touched, no card is cordoned, and no autoscaler adds a node. What could not be tried is
+unproven, with the reason. Exit status 1: something is not as promised, or two pods could not share a card.
+The rights that it needs: docs/howto/verify.md.
+"""
 COMPLETION_HELP: Final = """Print a script that completes gpupack's commands and options.
 
 \b

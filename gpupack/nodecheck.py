@@ -1,4 +1,4 @@
-"""The tables of `gpupack node --check`, and of what `--prove` adds."""
+"""The tables of `gpupack node --check`, of what `--prove` adds, and of `gpupack verify`."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -45,12 +45,15 @@ def render(findings: Sequence[CheckFinding], output: str, *, colour: bool) -> st
     return "\n".join([*_found(findings, colour=colour), "", verdict])
 
 
-def render_report(report: ProofReport, output: str, *, colour: bool) -> str:
+def render_report(
+    report: ProofReport, output: str, *, colour: bool, page: str = "docs/hardware/proving.md"
+) -> str:
     """Write what was tried, and what to send.
 
     Args:
         output: `table`: tables, then the JSON in one line; `json`: that alone.
         colour: for a terminal; without effect on JSON.
+        page: says more of the report.
 
     Returns:
         Text without a final line break.
@@ -70,7 +73,7 @@ def render_report(report: ProofReport, output: str, *, colour: bool) -> str:
                 for line in _proofs(report, uuid, colour=colour)
             ),
             "",
-            f"{ended}{counts}. Please send us what follows (docs/hardware/proving.md):",
+            f"{ended}{counts}. Please send us what follows ({page}):",
             "",
             msgspec.json.encode(report).decode(),
         ]

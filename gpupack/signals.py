@@ -43,6 +43,34 @@ def exit_on_signals(arguments: Sequence[str]) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
+@contextmanager
+def cancel_on_signals(task: "asyncio.Task[Any]") -> Iterator[None]:
+    """Cancel a task of the running loop once: at the first signal, also if the terminal goes away.
+
+    Further signals change nothing, so that what the task undoes is undone.
+    """
+    import asyncio  # noqa: PLC0415 - see above
+
+    loop, told = asyncio.get_running_loop(), False
+
+    def cancel() -> None:
+        nonlocal told
+        if not told:
+            told = True
+            task.cancel()
+
+    numbers = (*STOPPING, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        loop.add_signal_handler(number, cancel)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
 def _exit(_number: int, _frame: Any) -> None:
     os._exit(0)
 

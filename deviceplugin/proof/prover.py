@@ -251,7 +251,7 @@ class Prover:
             limits.clear(card.uuid, path)
             self._say_cleared(limits, card.uuid)
             if user is not None:
-                had_mib += _fill(user, LIMIT_MIB + PIECE_MIB - had_mib)
+                had_mib += fill(user.allocate, LIMIT_MIB + PIECE_MIB - had_mib)
                 self._record_result(
                     "more without the limit", had_mib > LIMIT_MIB, f"{had_mib} MiB were given in all"
                 )
@@ -279,7 +279,7 @@ class Prover:
         told_mib = user.start()
         means = "frameworks size themselves by it"
         self._record_result("size that a process is told", told_mib == LIMIT_MIB, f"{told_mib} MiB", means)
-        had_mib = _fill(user, LIMIT_MIB + PIECE_MIB)
+        had_mib = fill(user.allocate, LIMIT_MIB + PIECE_MIB)
         if had_mib > LIMIT_MIB:
             self._say(what, "refuted", f"{had_mib} MiB were given, with a limit of {LIMIT_MIB}")
             return None, had_mib
@@ -353,10 +353,10 @@ class Prover:
             self._say_undone(undo)
 
 
-def _fill(user: MemoryUser, most_mib: int) -> int:
+def fill(allocate: Callable[[int], bool], most_mib: int) -> int:
     """Let a process allocate memory piece by piece until it is refused or has enough; return its MiB."""
     had_mib = 0
-    while had_mib < most_mib and user.allocate(PIECE_MIB):
+    while had_mib < most_mib and allocate(PIECE_MIB):
         had_mib += PIECE_MIB
     return had_mib
 

@@ -28,6 +28,7 @@ from gpupack.cli.snapshot import snapshot
 from gpupack.cli.top import top
 from gpupack.cli.uninstall import uninstall
 from gpupack.cli.usage import usage
+from gpupack.cli.verify import verify
 from gpupack.cli.why import why
 
 _NOT_A_NUMBER: Final = re.compile(r"^(Invalid value.*: '.*') is not a valid (?:integer|float)(?: range)?\.$")
@@ -127,6 +128,7 @@ for command in (
     uncordon,
     uninstall,
     usage,
+    verify,
     why,
 ):
     cli.add_command(command)

@@ -124,7 +124,7 @@ class TelemetrySource:
 
     async def _read(self, pod: Pod) -> bytes:
         if self._session is None:
-            return await ask_daemon(self._client, pod, history=True)
+            return await ask_daemon(self._client, pod, "telemetry", history=1)
         host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
         url = f"http://{host}:{self._port}/telemetry"
         async with self._session.get(url, timeout=TIMEOUT, allow_redirects=False) as answer:

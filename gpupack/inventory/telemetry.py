@@ -15,7 +15,7 @@ from deviceplugin.gpus.api.telemetry import CardTelemetry
 from gpupack.inventory.fetching import list_all
 from gpupack.inventory.records import NodeRow
 from gpupack.own_pods import DAEMON_NAMES
-from kubeapi.objects import Pod
+from kubeapi.objects import KubeObject, Pod
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -89,19 +89,19 @@ def _rank_pod(pod: Pod) -> tuple[bool, float, str]:
     return metadata.is_terminating, metadata.created_at, metadata.name
 
 
-async def ask_daemon(client: "KubeClient", pod: Pod, *, history: bool) -> bytes:
-    """Ask a node daemon what its cards do, which needs the right to `get` pods/proxy.
+async def ask_daemon(client: "KubeClient", pod: KubeObject, page: str, **params: int) -> bytes:
+    """Ask a node daemon for a page, such as `telemetry`, which needs the right to `get` pods/proxy.
 
     The API server chooses the first port of the pod, which is the daemon's only one.
 
     Raises:
-        KubeApiError: there is no way to it, it knows no such question, or it answers more than `MAX_BYTES`.
+        KubeApiError: there is no way to it, it has no such page, or it answers more than `MAX_BYTES`.
     """
     from kubeapi.paths import quote_segment  # noqa: PLC0415
 
     name, namespace = quote_segment(pod.metadata.name), quote_segment(pod.metadata.namespace)
-    path = f"/api/v1/namespaces/{namespace}/pods/{name}/proxy/telemetry"
-    return await client.get_at_most(path, MAX_BYTES, timeout_s=TIMEOUT_S, history=int(history))
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/proxy/{page}"
+    return await client.get_at_most(path, MAX_BYTES, timeout_s=TIMEOUT_S, **params)
 
 
 async def fetch_telemetry(
@@ -127,7 +127,7 @@ async def fetch_telemetry(
             return
         try:
             async with gate:
-                body = await ask_daemon(client, pod, history=False)
+                body = await ask_daemon(client, pod, "telemetry", history=0)
             by_node[node] = read_answer(body)
         except (KubeApiError, *UNREADABLE) as error:
             problems.append((node, str(error) or type(error).__name__))

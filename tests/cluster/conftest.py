@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.harness import Cluster, binaries, workload
+from tests.cluster.harness import Cluster, binaries, shipped, workload
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import QueueController
 
@@ -36,6 +37,7 @@ LONGEST = (
     "test_identity",
     "test_autoscale",
     "test_repartition",
+    "test_verify",
 )
 SHOWN = ("gpupack", "kube-scheduler", "kubelet", "kueue", *(each.name for each in binaries.CONTROLLERS))
 
@@ -97,6 +99,18 @@ def make_cluster() -> Iterator[Any]:
     for cluster in reversed(started):
         LIVE.remove(cluster)
         cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """gpupack's image, built here."""
+    reason = shipped.obstacle()
+    if reason is not None:
+        assert os.environ.get("GPUPACK_IMAGE_REQUIRED") != "1", reason
+        pytest.skip(reason)
+    target = tmp_path_factory.mktemp("image") / "gpupack.tar"
+    shipped.build_image(target)
+    return target
 
 
 @pytest.fixture(scope="module")

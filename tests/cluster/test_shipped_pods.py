@@ -3,7 +3,6 @@
 import asyncio
 import http.client
 import json
-import os
 import ssl
 import subprocess
 import sys
@@ -24,82 +23,28 @@ from tests.cluster.harness import Cluster, shipped, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.manifests import apply_all, build, build_for
-from tests.cluster.harness.shipped import as_pods_here, readable_by_all, with_ports
+from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.shipped import (
+    NAMESPACE,
+    NODE_PORT,
+    OVERLAY,
+    REPLICAS,
+    SCHEDULER,
+    SYSTEM_PODS,
+    as_pods_here,
+    readable_by_all,
+    start_as_pods,
+    system_pods,
+    wait_ready,
+)
 
 # The image is built within the first test's limit, which with nothing cached may take minutes.
 pytestmark = pytest.mark.timeout(1200)
 
-NAMESPACE = "gpupack-system"
-SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/gpupack-node"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupack-scheduler"
-SCHEDULER = "gpupack-scheduler"
 DASHBOARD = "gpupack-dashboard"
-REPLICAS = ("one", "two")
-OVERLAY = Path("manifests/overlays/simulated-gpus")
-NODE_PORT = free_ports(1)
-
-
-def start_as_pods(cluster: Cluster, archive: Path) -> None:
-    """Apply the overlay for nodes without GPUs; another scheduler places gpupack's own pods."""
-    control = cluster.control
-    control.configure_scheduler(None, profiles=[{"schedulerName": "default-scheduler"}])
-    control.start()
-    cluster.host.start()
-    cluster.host.ctr("images", "import", str(archive))
-    until(cluster.node_ready, "node ready", 120)
-    until(
-        lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
-        "default service account",
-    )
-    objects = build_for(cluster.api, REPOSITORY / OVERLAY)
-    others = free_ports(6)
-    for one in objects:
-        match one["kind"]:
-            case "DaemonSet":
-                apply_all(cluster.api, [as_pods_here(cluster, one, {"8911": NODE_PORT[0]})])
-            case "Deployment":
-                deployment = one
-            case "ConfigMap" if one["metadata"]["name"] == SCHEDULER:
-                configuration = one
-            case _:
-                apply_all(cluster.api, [one])
-    for number, replica in enumerate(REPLICAS):
-        extender_port, https_port, metrics_port = others[3 * number : 3 * number + 3]
-        config = with_ports(configuration, {"8910": extender_port})
-        config["metadata"]["name"] = f"{SCHEDULER}-{replica}"
-        ports = {"8910": extender_port, "10259": https_port, "8912": metrics_port}
-        made = as_pods_here(cluster, deployment, ports)
-        apply_all(cluster.api, [config, _replica(made, replica)])
-
-
-def _replica(deployment: dict, name: str) -> dict:
-    """One replica as a Deployment of its own: two of one would want the same ports of the only node."""
-    deployment["metadata"]["name"] = f"{SCHEDULER}-{name}"
-    deployment["spec"]["replicas"] = 1
-    for labels in (
-        deployment["spec"]["selector"]["matchLabels"],
-        deployment["spec"]["template"]["metadata"]["labels"],
-    ):
-        labels["replica"] = name
-    for volume in deployment["spec"]["template"]["spec"]["volumes"]:
-        if "configMap" in volume:
-            volume["configMap"]["name"] = f"{SCHEDULER}-{name}"
-    return deployment
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory) -> Path:
-    """gpupack's image, built here."""
-    reason = shipped.obstacle()
-    if reason is not None:
-        assert os.environ.get("GPUPACK_IMAGE_REQUIRED") != "1", reason
-        pytest.skip(reason)
-    target = tmp_path_factory.mktemp("image") / "gpupack.tar"
-    shipped.build_image(target)
-    return target
 
 
 @pytest.fixture(scope="module")
@@ -122,38 +67,6 @@ def test_the_image_is_small_and_holds_no_shell(archive: Path) -> None:
                 names |= set(files.getnames())
     assert "opt/gpupack/gpupack/__main__.py" in names
     assert not {name.rpartition("/")[2] for name in names} & {"sh", "dash", "bash", "apt", "dpkg", "pip"}
-
-
-def system_pods(cluster: Cluster, name: str) -> list[dict]:
-    """Living pods of a workload of gpupack."""
-    found = cluster.api.get(SYSTEM_PODS, labelSelector=f"app.kubernetes.io/name={name}")["items"]
-    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
-
-
-def wait_ready(cluster: Cluster, name: str, count: int) -> list[dict]:
-    """Return a workload's pods once the kubelet's probes have found all of them ready.
-
-    Raises:
-        AssertionError: With what the containers said.
-    """
-
-    def ready() -> list[dict]:
-        pods = system_pods(cluster, name)
-        conditions = [one for pod in pods for one in pod["status"].get("conditions", [])]
-        good = [one for one in conditions if one["type"] == "Ready" and one["status"] == "True"]
-        return pods if len(pods) == len(good) == count else []
-
-    try:
-        return until(ready, f"{count} pods of {name} ready", 180)
-    except AssertionError as error:
-        pods = system_pods(cluster, name)
-        states = json.dumps([pod["status"].get("containerStatuses") for pod in pods])
-        logs = [
-            cluster.host.log_of(pod["metadata"]["uid"], container["name"])[-2000:]
-            for pod in pods
-            for container in pod["spec"]["containers"]
-        ]
-        raise AssertionError("\n".join([str(error), states, *logs])) from error
 
 
 def _pids(cluster: Cluster, pod: dict, container: str) -> set[int]:

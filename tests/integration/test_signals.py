@@ -41,6 +41,22 @@ async def main():
 asyncio.run(main())
 """
 
+CANCELLED = """
+import asyncio, os, signal
+from gpupack.signals import cancel_on_signals
+async def work():
+    with cancel_on_signals(asyncio.current_task()):
+        try:
+            os.kill(os.getpid(), {number})
+            await asyncio.Event().wait()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                os.kill(os.getpid(), number)
+                await asyncio.sleep(0)
+            print("undone", flush=True)
+asyncio.run(work())
+"""
+
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -117,6 +133,13 @@ def test_every_command_that_runs_on_heeds_signals_while_it_loads():
 def test_the_second_signal_ends_at_once(number):
     done = python(TOLD_TWICE.format(number=int(number)))
     assert (done.returncode, done.stdout, done.stderr) == (0, "heeded\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_was_done_is_undone_whatever_signals_come_meanwhile(number):
+    done = python(CANCELLED.format(number=int(number)))
+    assert (done.returncode, done.stdout) == (1, "undone\n")
+    assert done.stderr.rstrip().endswith("CancelledError")
 
 
 @pytest.mark.parametrize("module", ["click", "gpupack.cli.app", "numpy", "scheduler_plugin.simulator.app"])

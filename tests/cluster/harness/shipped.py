@@ -19,11 +19,21 @@ from urllib.parse import urlsplit
 
 from tests.cluster.harness.binaries import programs
 from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.images import SHELL
+from tests.cluster.harness.manifests import apply_all, build_for
+from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Json
 
 IMAGE = Path(".ci/image.py")
+NAMESPACE = "gpupack-system"
+SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+SCHEDULER = "gpupack-scheduler"
+REPLICAS = ("one", "two")
+OVERLAY = Path("manifests/overlays/simulated-gpus")
+NODE_PORT = free_ports(1)
+"""Of the daemon; one cluster with shipped pods runs at a time."""
 
 
 def as_pods_here(cluster: Cluster, workload: Json, ports: Mapping[str, int]) -> Json:
@@ -125,3 +135,83 @@ def _environment(cluster: Cluster) -> list[dict[str, str]]:
     server = urlsplit(cluster.control.url)
     values = {"KUBERNETES_SERVICE_HOST": server.hostname, "KUBERNETES_SERVICE_PORT": server.port}
     return [{"name": name, "value": str(value)} for name, value in values.items()]
+
+
+def start_as_pods(cluster: Cluster, archive: Path) -> None:
+    """Apply the overlay for nodes without GPUs; another scheduler places gpupack's own pods."""
+    control = cluster.control
+    control.configure_scheduler(None, profiles=[{"schedulerName": "default-scheduler"}])
+    control.start()
+    cluster.host.start()
+    cluster.host.ctr("images", "import", str(archive))
+    until(cluster.node_ready, "node ready", 120)
+    until(
+        lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
+        "default service account",
+    )
+    objects = build_for(cluster.api, REPOSITORY / OVERLAY)
+    others = free_ports(6)
+    for one in objects:
+        match one["kind"]:
+            case "DaemonSet":
+                apply_all(cluster.api, [as_pods_here(cluster, one, {"8911": NODE_PORT[0]})])
+            case "Deployment":
+                deployment = one
+            case "ConfigMap" if one["metadata"]["name"] == SCHEDULER:
+                configuration = one
+            case _:
+                apply_all(cluster.api, [one])
+    for number, replica in enumerate(REPLICAS):
+        extender_port, https_port, metrics_port = others[3 * number : 3 * number + 3]
+        config = with_ports(configuration, {"8910": extender_port})
+        config["metadata"]["name"] = f"{SCHEDULER}-{replica}"
+        ports = {"8910": extender_port, "10259": https_port, "8912": metrics_port}
+        made = as_pods_here(cluster, deployment, ports)
+        apply_all(cluster.api, [config, _replica(made, replica)])
+
+
+def _replica(deployment: Json, name: str) -> Json:
+    """One replica as a Deployment of its own: two of one would want the same ports of the only node."""
+    deployment["metadata"]["name"] = f"{SCHEDULER}-{name}"
+    deployment["spec"]["replicas"] = 1
+    for labels in (
+        deployment["spec"]["selector"]["matchLabels"],
+        deployment["spec"]["template"]["metadata"]["labels"],
+    ):
+        labels["replica"] = name
+    for volume in deployment["spec"]["template"]["spec"]["volumes"]:
+        if "configMap" in volume:
+            volume["configMap"]["name"] = f"{SCHEDULER}-{name}"
+    return deployment
+
+
+def system_pods(cluster: Cluster, name: str) -> list[Json]:
+    """Living pods of a workload of gpupack."""
+    found = cluster.api.get(SYSTEM_PODS, labelSelector=f"app.kubernetes.io/name={name}")["items"]
+    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+
+def wait_ready(cluster: Cluster, name: str, count: int) -> list[Json]:
+    """Return a workload's pods once the kubelet's probes have found all of them ready.
+
+    Raises:
+        AssertionError: With what the containers said.
+    """
+
+    def ready() -> list[Json]:
+        pods = system_pods(cluster, name)
+        conditions = [one for pod in pods for one in pod["status"].get("conditions", [])]
+        good = [one for one in conditions if one["type"] == "Ready" and one["status"] == "True"]
+        return pods if len(pods) == len(good) == count else []
+
+    try:
+        return until(ready, f"{count} pods of {name} ready", 180)
+    except AssertionError as error:
+        pods = system_pods(cluster, name)
+        states = json.dumps([pod["status"].get("containerStatuses") for pod in pods])
+        logs = [
+            cluster.host.log_of(pod["metadata"]["uid"], container["name"])[-2000:]
+            for pod in pods
+            for container in pod["spec"]["containers"]
+        ]
+        raise AssertionError("\n".join([str(error), states, *logs])) from error

@@ -1,0 +1,197 @@
+"""`gpupack verify` in a cluster as it is installed, with no more rights than its page names."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpupack.verify import verifier as v
+from tests.cluster.harness import Cluster, shipped, until
+from tests.cluster.harness.admission import wait_allowed
+from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.rest import Json
+
+pytestmark = pytest.mark.timeout(1200)
+
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+NAMESPACES = "/api/v1/namespaces"
+OURS = f"{NAMESPACES}/gpupack-verify"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{shipped.NAMESPACE}/deployments"
+PAGE = REPOSITORY / "docs" / "howto" / "verify.md"
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster: Any, archive: Path) -> Iterator[Cluster]:
+    with shipped.readable_by_all():
+        # The API server reads logs at the kubelet, which it looks for at the node's name.
+        cluster = make_cluster(
+            name="localhost", start=lambda cluster: shipped.start_as_pods(cluster, archive)
+        )
+        shipped.wait_ready(cluster, "gpupack-node", 1)
+        shipped.wait_ready(cluster, shipped.SCHEDULER, len(shipped.REPLICAS))
+        until(cluster.allocatable, "the kubelet's count of units")
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def account(cluster: Cluster) -> Path:
+    """A kubeconfig of an account with the rights that the page names."""
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    role = yaml.safe_load(text)
+    cluster.api.post(f"{RBAC}/clusterroles", role)
+    return make_account(cluster, "verifier", role["metadata"]["name"])
+
+
+def make_account(cluster: Cluster, name: str, role: str) -> Path:
+    who = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": name}})
+    binding = {"metadata": {"name": name}, "roleRef": reference, "subjects": [who]}
+    cluster.api.post(f"{RBAC}/clusterrolebindings", binding)
+    wait_allowed(cluster, {"user": f"system:serviceaccount:default:{name}"}, "list", "nodes")
+    return cluster.use_identity(name, cluster.token("default", name))
+
+
+def command(kubeconfig: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "gpupack", "verify", f"--kubeconfig={kubeconfig}", *arguments]
+
+
+def verify(kubeconfig: Path, *arguments: str) -> tuple[int, Json, str]:
+    """Run the command; returns its exit status, its report, and what it said on the way."""
+    done = subprocess.run(
+        command(kubeconfig, "-o", "json", *arguments),
+        cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+
+
+def results(report: Json) -> dict[str, str]:
+    return {proof["what"]: proof["result"] for proof in report["proofs"]}
+
+
+def is_there(cluster: Cluster) -> bool:
+    return any(each["metadata"]["name"] == "gpupack-verify" for each in cluster.api.get(NAMESPACES)["items"])
+
+
+@pytest.fixture(scope="module")
+def unscheduled(cluster: Cluster) -> Cluster:
+    """Take the scheduler and its extender away; the tests that need them come first."""
+    for name in shipped.REPLICAS:
+        cluster.api.merge(f"{DEPLOYMENTS}/{shipped.SCHEDULER}-{name}", {"spec": {"replicas": 0}})
+    label = f"app.kubernetes.io/name={shipped.SCHEDULER}"
+    # One that is ending goes on placing pods.
+    until(lambda: not cluster.api.get(shipped.SYSTEM_PODS, labelSelector=label)["items"], "no scheduler", 180)
+    return cluster
+
+
+@pytest.mark.telling
+def test_sharing_is_shown_also_with_a_new_daemon_and_nothing_is_left(cluster: Cluster, account: Path) -> None:
+    before = {pod["metadata"]["uid"] for pod in shipped.system_pods(cluster, "gpupack-node")}
+    status, report, said = verify(account, "--restart-daemon")
+    assert status == 0, (report, said)
+    simulated = {v.USED: "unproven", v.HELD: "unproven"}
+    assert results(report) == {**dict.fromkeys(v.STEPS, "proven"), **simulated}, said
+    assert report["simulated"] is True
+    assert {finding["verdict"] for finding in report["findings"]} == {"ok"}
+    for number, what in enumerate(v.STEPS, 1):
+        assert f"{number}/{len(v.STEPS)} {what}" in said
+    found = {proof["what"]: proof["found"] for proof in report["proofs"]}
+    (card,) = report["cards"]
+    assert found[v.SHARED] == f"each was given 2048 MiB of {card['uuid']}"
+    assert "no healthy card of" in found[v.WAITS]
+    assert "asks for gpupack.io/gpu-memory-gib: 8Gi" in found[v.REFUSED]
+    (daemon,) = shipped.wait_ready(cluster, "gpupack-node", 1)
+    assert daemon["metadata"]["uid"] not in before
+    assert not is_there(cluster)
+
+
+def test_a_namespace_that_exists_is_left_alone(cluster: Cluster, account: Path) -> None:
+    cluster.api.post(NAMESPACES, {"metadata": {"name": "gpupack-verify"}})
+    try:
+        status, report, said = verify(account)
+        assert (status, report) == (2, None)
+        assert "namespace gpupack-verify exists" in said
+        assert is_there(cluster)
+    finally:
+        cluster.api.delete(OURS)
+        until(lambda: not is_there(cluster), "the namespace is gone", 90)
+
+
+def test_without_a_right_nothing_is_created(cluster: Cluster) -> None:
+    """Who could create a namespace and not remove it does not create it."""
+    rules = [
+        {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["*"]},
+        {"apiGroups": [""], "resources": ["pods/log", "namespaces"], "verbs": ["get", "create"]},
+    ]
+    cluster.api.post(f"{RBAC}/clusterroles", {"metadata": {"name": "weak"}, "rules": rules})
+    status, report, said = verify(make_account(cluster, "weak", "weak"))
+    assert (status, report["proofs"]) == (1, []), said
+    missing = {each["found"]: each["verdict"] for each in report["findings"] if each["what"] == "rights"}
+    assert missing["no right to delete namespaces"] == "bad"
+    assert missing["no right to list events in gpupack-verify"] == "less"
+    assert not is_there(cluster)
+
+
+def test_an_image_that_cannot_be_had_is_told_and_undone(cluster: Cluster, account: Path) -> None:
+    status, report, said = verify(account, "--image=localhost/nowhere:1")
+    assert status == 1, said
+    (shared,) = [proof for proof in report["proofs"] if proof["what"] == v.SHARED]
+    assert (shared["result"], "localhost/nowhere:1" in shared["found"]) == ("unproven", True)
+    assert results(report)[v.WAITS] == "proven"
+    assert results(report)[v.REMOVED] == "proven"
+    assert not is_there(cluster)
+
+
+def test_without_a_scheduler_it_says_so_and_undoes_it(unscheduled: Cluster, account: Path) -> None:
+    status, report, said = verify(account, "--timeout=40")
+    assert status == 1, said
+    (shared,) = [proof for proof in report["proofs"] if proof["what"] == v.SHARED]
+    assert shared["result"] == "refuted"
+    assert "no scheduler has said anything of it" in shared["found"]
+    assert results(report)[v.REMOVED] == "proven"
+    assert not is_there(unscheduled)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+def test_interrupted_it_undoes_what_it_did(
+    unscheduled: Cluster, account: Path, number: signal.Signals
+) -> None:
+    """Pods that nobody schedules keep it waiting in the step that is interrupted."""
+    with subprocess.Popen(
+        command(account, "--output=json", "--timeout=3600"),
+        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as run:  # fmt: skip
+        try:
+            until(lambda: len(unscheduled.api.get(f"{OURS}/pods")["items"]) == 2, "two pods wait", 60)
+            run.send_signal(number)
+            run.send_signal(number)
+            out, said = run.communicate(timeout=150)
+        finally:
+            run.kill()
+    assert run.returncode == 130, said
+    report = json.loads(out)
+    assert report["interrupted"] is True
+    assert results(report)[v.REMOVED] == "proven"
+    assert not is_there(unscheduled)
+
+
+def test_without_a_daemon_nothing_is_tried(cluster: Cluster, account: Path) -> None:
+    path = f"/apis/apps/v1/namespaces/{shipped.NAMESPACE}/daemonsets/gpupack-node"
+    cluster.api.merge(path, {"spec": {"template": {"spec": {"nodeSelector": {"no": "node"}}}}})
+    until(lambda: not shipped.system_pods(cluster, "gpupack-node"), "no daemon", 90)
+    # A daemon that ends calls its cards full first.
+    until(lambda: all(card.used == card.size for card in cluster.state().cards), "full cards", 90)
+    status, report, said = verify(account)
+    assert (status, report["proofs"]) == (1, []), said
+    (cards,) = [finding for finding in report["findings"] if finding["what"] == "cards"]
+    assert cards["verdict"] == "bad"
+    assert "daemon" in cards["uses"]
+    assert not is_there(cluster)
