@@ -3,16 +3,20 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
-from benchmarks import ask, autoscale, hardware, node, queue, throughput
+from benchmarks import ask, autoscale, hardware, node, queue, sharing, throughput
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder
 from deviceplugin.gpus.simulated.profile import parse_profile
 from gpupack.cli.app import cli
+from tests.cluster.harness import workload
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -120,6 +124,77 @@ def test_the_hardware_s_last_line() -> None:
 def test_the_hardware_s_profile_is_one() -> None:
     profile = parse_profile("bench", hardware.profile_text([{"at_s": 1, "hang_s": 60}]))
     assert sum(len(card.instances or ()) for card in profile.cards) == 112
+
+
+def test_the_last_line_of_the_ways_to_share_says_what_is_missing() -> None:
+    told = last_line(
+        "benchmarks.sharing", "--framework", "python", "--framework", "torch", "--seconds", "0.1"
+    )
+    assert told["frameworks"]["python"].keys() >= {"alone", "time-sliced"}
+    for row in told["frameworks"]["python"].values():
+        assert row["inference_p50_ms"] <= row["inference_p95_ms"] <= row["inference_p99_ms"]
+    assert any(each.startswith("torch") for each in told["missing"])
+
+
+def test_ways_to_share_are_compared_with_a_card_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def work(
+        _python: str, _framework: str, programs: Sequence[tuple[str, Mapping[str, str]]], _seconds: float
+    ) -> list[sharing.Run]:
+        asked.append(programs)
+        alone = len(programs) == 1
+        return [
+            sharing.Run(
+                {"train": 200, "infer": 150}[kind] if alone else 50 + 10 * at, (1.0 + at, 2.0 + at, 3.0 + at)
+            )
+            for at, (kind, _) in enumerate(programs)
+        ]
+
+    monkeypatch.setattr(sharing, "work_together", work)
+    limit = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=40G"}
+    rows = sharing.measure_framework("python", "torch", {"time-sliced": {}, "MPS": limit}, 20)
+    assert sharing.table("torch", rows)[2:] == [
+        "| alone | 100 | 100 | 1.00 | 2.00 | 3.00 | - |",
+        "| time-sliced | 25 and 30 | 55 | 2.00 | 3.00 | 4.00 | 25 |",
+        "| MPS | 25 and 30 | 55 | 2.00 | 3.00 | 4.00 | 25 |",
+    ]
+    assert [[kind for kind, _ in programs] for programs in asked] == [
+        ["train"],
+        ["infer"],
+        *[["train", "train"], ["train", "infer"]] * 2,
+    ]
+    assert [variables for programs in asked[-2:] for _, variables in programs] == [limit] * 4
+
+
+def test_a_framework_that_cannot_work_is_told_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    card = parse_profile("bench", hardware.profile_text([])).cards[0].card
+    monkeypatch.setattr(sharing, "find_card", lambda: card)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program = tmp_path / "python"
+    refusal = 'case "$2" in torch) echo "No module named torch" >&2; exit 1;; esac'
+    program.write_text(f'#!/bin/sh\n{refusal}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    measured, missing = sharing.measure(str(program), ["torch", "python"], 0.1)
+    assert list(measured) == ["python"]
+    assert missing == [
+        "MPS: there is no nvidia-cuda-mps-control",
+        f"torch in {program}: No module named torch",
+    ]
+
+
+def test_clients_of_mps_have_what_two_halves_of_a_card_are_given(tmp_path: Path) -> None:
+    card = parse_profile("card", yaml.safe_dump(workload.cards(80 << 10))).cards[0].card
+    folder = CardFolder(tmp_path, card.uuid)
+    plain = {
+        "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / card.uuid / "pipe"),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=40G",
+    }
+    assert sharing.mps_variables(folder, tmp_path, card, threads=False) == plain
+    threads = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
+    assert sharing.mps_variables(folder, tmp_path, card, threads=True) == plain | threads
 
 
 def test_the_last_line_of_the_questions(
