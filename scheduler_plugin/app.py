@@ -105,6 +105,9 @@ async def run(
         extender = Extender(
             state, policies, settings.shortlist, budgets, rank_all_pods=settings.rank_all_pods
         )
+        watcher.pod_sink.applied.connect(
+            lambda kind, pod: None if kind == "DELETED" else reporter.report_unasked(extender, pod)
+        )
         metrics = Metrics(ClusterMetrics(state, watcher, reporter.unschedulable_pods, events, elector))
         looks = RefusedPodRetrier(extender, client, clock, lambda: watcher.stale, elector)
         metrics.follow_retrier(looks)

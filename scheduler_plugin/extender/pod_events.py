@@ -4,13 +4,16 @@ from collections.abc import Callable
 
 import structlog
 
+from allocator.names import BATCH_SCHEDULER, PLACEHOLDER_SCHEDULER
 from kubeapi.events import EventRecorder, EventType, ObjectRef, make_pod_ref
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
+from kubeapi.objects import Pod
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.protocol import BindArgs
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod, UnschedulablePods
+from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.scheduling.reasons import format_memory
 
 ASSIGNED = "CardsAssigned"
@@ -51,6 +54,22 @@ class PodReporter:
             self._report_refusal(reply.unschedulable)
         elif reply.passed:
             self._report_no_longer_waiting(reply.passed, "a node has room")
+
+    def report_unasked(self, extender: Extender, pod: Pod) -> None:
+        """Report a pod that kube-scheduler says is unschedulable and never asked the extender about.
+
+        It adds up a node's GPU memory before it asks. So a request beyond every sum is refused without us,
+        and the message has no numbers.
+        """
+        if (
+            self._leadership.is_leader
+            and pod.status.is_unschedulable
+            and not self.unschedulable_pods.has_refused(pod.metadata.uid)
+            and pod.spec.scheduler_name not in {BATCH_SCHEDULER, PLACEHOLDER_SCHEDULER}
+        ):
+            refusal = extender.explain_unasked(pod, self._clock())
+            if refusal is not None:
+                self._report_refusal(refusal)
 
     def report_bound(self, args: BindArgs, took_s: float) -> None:
         cards = self._format_cards(args.pod_uid, args.node)

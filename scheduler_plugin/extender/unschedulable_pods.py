@@ -159,6 +159,9 @@ class UnschedulablePods:
         known.cause, known.label, known.reported_at = cause, refusal.label, now
         return True
 
+    def has_refused(self, uid: str) -> bool:
+        return uid in self._reported
+
     def remove_pod(self, uid: str) -> ReportedPod | None:
         """Remove and return a pod; None when it was not refused."""
         return self._reported.pop(uid, None)

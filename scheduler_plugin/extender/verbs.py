@@ -1,5 +1,6 @@
 """The verbs filter, prioritize and preempt: bytes in, bytes out, on the state's arrays. Pure."""
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
@@ -14,6 +15,7 @@ from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, IntArray, RowArray
 from scheduler_plugin.cache.cards import has_card
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
+from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.pod_groups import GroupKey
 from scheduler_plugin.cache.pods import (
     PodRecord,
@@ -196,6 +198,31 @@ class Extender:
         except POLICY_FAULTS:
             return False
         return bool((scores < np.inf).any())
+
+    def explain_unasked(self, pod: Pod, now: float) -> UnschedulablePod | None:
+        """Explain a refusal of kube-scheduler's own, as of a pod that asks for more than any node's sum.
+
+        Returns:
+            None if the cards are not the reason: a node has them, or none offers any.
+        """
+        if not requests_cards(pod, self.state.resource) or is_requeued(pod):
+            return None
+        self.state.expire_tombstones(now)
+        nodes = self.state.nodes
+        every = np.fromiter(nodes.rows.values(), np.intp, len(nodes.rows))
+        rows = every[nodes.exclusion[every] != Exclusion.NO_WORDS]
+        try:
+            query = self._make_request(pod)
+        except RequestError as error:
+            return UnschedulablePod(pod.metadata, problem=str(error))
+        if query is None or not len(rows):
+            return None
+        with self.state.reservations.charged_against(nodes, pod.metadata.uid, pod.priority):
+            if filter_nodes(nodes, query, rows).any():
+                return None
+            codes = explain_rejections(nodes, query, rows).tolist()
+        counts = Counter(FilterReason.from_code(code) for code in codes)
+        return UnschedulablePod(pod.metadata, counts, query, rows)
 
     def _filter_cards(
         self, pod: Pod, candidates: Candidates, query: SchedulingRequest, now: float

@@ -77,3 +77,18 @@ async def test_an_api_server_that_takes_no_events_costs_no_binding(client: Clien
         return 'gpupack_scheduler_events_total{result="dropped"} 1.0' in (await client.get("/metrics"))[1]
 
     await until(dropped)
+
+
+async def test_a_pod_that_only_kube_scheduler_refused_gets_the_numbers(client: Client) -> None:
+    """It asks for more than any node's sum, so the extender is never asked."""
+    client.make_pod("p", 99)
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2"}
+    client.api.patch_pod("default", "p", {"status": {"conditions": [condition]}})
+
+    async def told() -> bool:
+        return bool(client.api.objects("events"))
+
+    await until(told)
+    (event,) = client.api.objects("events")
+    assert event["reason"] == "WaitingForCards"
+    assert event["message"].startswith("0/2 nodes can take 99 GiB: 2 no healthy card of 99 GiB or more.")

@@ -6,8 +6,9 @@ from typing import Any, cast
 import pytest
 import structlog.testing
 
-from allocator.names import POD_ASSIGNED
+from allocator.names import POD_ASSIGNED, POD_REQUEUED
 from kubeapi.lease import SOLE_PROCESS
+from kubeapi.objects import Pod
 from scheduler_plugin.extender.pod_events import PodReporter
 from scheduler_plugin.extender.protocol import BindArgs
 from tests.cluster_builders import pod, pod_object, uuid
@@ -33,6 +34,10 @@ class Told:
     def filter(self, units: int, *names: str, **options: Any) -> None:
         body = self.world.body(pod_object("p", units, **options), names or None)
         self.reporter.report_filter(self.world.extender.filter(body, 0))
+
+    def see(self, the_pod: Pod) -> None:
+        self.world.state.apply_pod(the_pod, 0)
+        self.reporter.report_unasked(self.world.extender, the_pod)
 
     def bind(self, *shares: Any) -> None:
         self.world.state.apply_pod(pod("p", 9), 0)
@@ -84,6 +89,54 @@ def test_a_pod_that_waits_no_longer_for_another_reason(told: Told, how: str) -> 
             told.world.state.apply_pod(pod("p", 9, version=2, node="b"), 0)
     assert [(line["event"], line["why"]) for line in said] == [("pod waits no longer", how)]
     assert not told.reporter.unschedulable_pods.count_by_reason()["not_free"]
+
+
+UNSCHEDULABLE = {
+    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1"}]
+}
+
+
+def test_a_request_beyond_every_nodes_sum_is_told_with_numbers_though_nobody_asked(told: Told) -> None:
+    """kube-scheduler adds up a node's GPU memory itself, and says no more than `Insufficient`."""
+    told.world.node("plain", None)
+    for _ in range(2):
+        told.see(pod("p", 99, status=UNSCHEDULABLE))
+    text = (
+        "0/1 nodes can take 99 GiB: 1 no healthy card of 99 GiB or more. Largest free card: 8 GiB on node a; "
+        "all cards together: 14 GiB."
+    )
+    assert told.events == [("default/p/uid-p", "Warning", "WaitingForCards", text)]
+    assert told.reporter.unschedulable_pods.has_refused("uid-p")
+
+
+def test_a_node_whose_kubelet_lost_the_plugin_is_told_though_nobody_asked(told: Told) -> None:
+    told.world.node("a", (16, 16), (8, 10), allocatable_units=0)
+    told.see(pod("p", 4, status=UNSCHEDULABLE))
+    (event,) = told.events
+    assert event[3].startswith("0/1 nodes can take 4 GiB: 1 the node's kubelet has no gpupack device plugin")
+
+
+@pytest.mark.parametrize(
+    ("units", "options"),
+    [
+        (6, {"status": UNSCHEDULABLE}),
+        (99, {}),
+        (99, {"status": UNSCHEDULABLE, "spec": {"schedulerName": "gpupack-batch"}}),
+        (99, {"status": UNSCHEDULABLE, "spec": {"schedulerName": "gpupack-placeholder"}}),
+        (99, {"status": UNSCHEDULABLE, "annotations": {POD_REQUEUED: "x"}}),
+        (0, {"status": UNSCHEDULABLE, "containers": [{"name": "main"}]}),
+    ],
+    ids=["a-node-has-the-cards", "not-refused", "batch-mode", "placeholder", "requeued", "no-cards"],
+)
+def test_what_is_not_for_want_of_cards_is_not_told(told: Told, units: int, options: Any) -> None:
+    told.see(pod("p", units, **options))
+    assert told.events == []
+
+
+def test_what_filter_has_told_is_not_told_again(told: Told) -> None:
+    told.filter(9)
+    told.see(pod("p", 9, status=UNSCHEDULABLE))
+    assert [event[3] for event in told.events] == [WAITS]
 
 
 def test_a_pod_that_is_bound_is_told_with_its_cards(told: Told) -> None:
