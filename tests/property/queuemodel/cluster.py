@@ -147,12 +147,19 @@ class Cluster:
         for pod in sorted(world.pods.values(), key=lambda pod: pod.created):
             if pod.gated or pod.node or pod.ended or pod.ending or pod.name in under_way or pod.spec.batch:
                 continue
+            if pod.spec.grouped and not self._can_try_group(pod.gang):
+                continue
             if pod.requeued:
                 self._refuse(pod, REQUEUED)
             elif pod.spec.owner and pod.spec.owner in world.blocked:
                 self._refuse(pod, BLOCKED)
             else:
                 self._place(pod)
+
+    def _can_try_group(self, name: str) -> bool:
+        """Tell whether kube-scheduler tries a PodGroup: enough pods are there, and none has a gate."""
+        pods = [pod for pod in self._world.pods.values() if pod.gang == name and not pod.ended]
+        return len(pods) >= pods[0].spec.size and not any(pod.gated for pod in pods)
 
     def _hear_extender(self) -> None:
         """Take the extender's answers: a pod that it has not bound is tried again after a pause."""

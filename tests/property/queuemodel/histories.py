@@ -249,6 +249,13 @@ def gangs(random: Random) -> Plan:
     )
 
 
+def grouped(random: Random) -> Plan:
+    """Gangs that PodGroups of Kubernetes make, all of whose gates have to go together."""
+    plan = random.choice((gangs, lent))(random)
+    templates = tuple(replace(spec, grouped=bool(spec.gang)) for spec in plan.templates)
+    return replace(plan, kind="grouped", templates=templates)
+
+
 def load(random: Random) -> Plan:
     """Small pods keep coming, more than fit, and a large one comes."""
     nodes = _nodes(random, 2)
@@ -525,6 +532,7 @@ KINDS: Final = {
         reclaim,
         refused,
         gangs,
+        grouped,
         load,
         batch,
         together,

@@ -239,6 +239,14 @@ MUTANTS = (
         1003,
     ),
     Mutant(
+        "a PodGroup says how many pods start together",
+        gangs.Gangs._read_group,
+        "gang.size = max(1, least - len(outside))",
+        "gang.size = 1",
+        of("grouped"),
+        1017,
+    ),
+    Mutant(
         "a gang that the API server did not let go is removed again each time that its time is over",
         gangs.Gangs.begin_removal,
         "GangState.LEAVING, now)",

@@ -8,7 +8,7 @@ from typing import Any
 
 from allocator.claims import ClaimObject
 from allocator.names import BATCH_SCHEDULER
-from kubeapi.objects import Node, Pod
+from kubeapi.objects import Node, Pod, PodGroup
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
@@ -105,6 +105,7 @@ class Process:
             Node: watcher.node_sink,
             Pod: watcher.pod_sink,
             ClaimObject: watcher.claim_sink,
+            PodGroup: watcher.group_sink,
         }
         QueueFeed(self.queue, watcher, loop.time)
         term = object()
@@ -134,6 +135,7 @@ class Process:
         self.watcher.node_sink.replace(list(world.node_items.values()), str(world.version))
         self.watcher.pod_sink.replace([pod.lite for pod in world.pods.values()], str(world.version))
         self.watcher.claim_sink.replace(list(world.claims.values()), str(world.version))
+        self.watcher.group_sink.replace(list(world.groups.values()), str(world.version))
         self.specs.replace([_whole(pod.lite) for pod in world.pods.values() if pod.spec.batch], "")
         self.queue.set_namespaces({"default": world.namespace_labels})
         self.watch.skip()

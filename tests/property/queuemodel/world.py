@@ -24,6 +24,7 @@ from kubeapi import objects
 from kubeapi.objects import Node
 from tests.cluster_builders import claim, node_object, uuid
 from tests.property.kernel.api import Event, Watch, patch_json
+from tests.queue_world import pod_group
 
 NEW_YEAR: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """The time when the model's clock is at 0."""
@@ -51,6 +52,7 @@ class Spec:
         model: The card model that it asks for; empty: any.
         gated: It comes with the gate.
         batch: It has none, and names the scheduler of batch mode.
+        grouped: A PodGroup of Kubernetes says which pods are the gang, and how many.
         halves: Every other pod of the gang is bound by the other scheduler.
         data: Names of the data that it reads, by commas; empty: none.
         notes: Further annotations.
@@ -68,6 +70,7 @@ class Spec:
     model: str = ""
     gated: bool = True
     batch: bool = False
+    grouped: bool = False
     halves: bool = False
     data: str = ""
     notes: tuple[tuple[str, str], ...] = ()
@@ -134,7 +137,8 @@ class Pod:
 
     @property
     def gang(self) -> str:
-        return str(self.raw["metadata"]["annotations"].get(POD_GANG, ""))
+        group = self.lite.scheduling_group
+        return str(self.raw["metadata"]["annotations"].get(POD_GANG, "")) if group is None else group[1]
 
     @property
     def job(self) -> str:
@@ -203,8 +207,9 @@ class World:
     Attributes:
         pods: By name.
         claims: Those that are allocated, by UID.
+        groups: PodGroups of Kubernetes, by name.
         claim_ended: When the last one was deleted, seconds.
-        events: All changes of nodes, pods and claims.
+        events: All changes of nodes, pods, claims and PodGroups.
         budgets: Owners whose pods no eviction may end now.
         forbidden: UIDs of pods whose admit the API server refuses for good.
         skew_s: Seconds that the API server's clock is ahead.
@@ -230,6 +235,7 @@ class World:
         self.version = 1
         self.pods: dict[str, Pod] = {}
         self.claims: dict[str, ClaimObject] = {}
+        self.groups: dict[str, objects.PodGroup] = {}
         self.claim_ended = float("-inf")
         self.events: list[Change] = []
         self.nodes = dict(nodes)
@@ -301,7 +307,9 @@ class World:
         self.was_skewed |= bool(self.skew_s)
         name = f"p{self.born}"
         notes = dict(spec.notes)
-        if gang:
+        if gang and spec.grouped:
+            self._create_group(gang, spec.size)
+        elif gang:
             notes |= {POD_GANG: gang, POD_GANG_SIZE: str(spec.size)}
         if spec.model:
             notes["gpupack.io/gpu-model"] = spec.model
@@ -326,6 +334,7 @@ class World:
                 "priority": spec.priority,
                 **({"schedulerName": BATCH_SCHEDULER} if spec.batch else {}),
                 **({"resourceClaims": [{"name": "card"}]} if spec.claims else {}),
+                **({"schedulingGroup": {"podGroupName": gang}} if gang and spec.grouped else {}),
             },
             "status": {"phase": "Pending"},
         }
@@ -361,12 +370,12 @@ class World:
         name = f"claim-{pod.name}"
         found = claim(name, (card, pod.spec.units), node=node, version=self.version + 1, pods=[pod.name])
         self.claims[pod.claim] = found
-        self._tell_claim("ADDED", found)
+        self._tell_other("ADDED", found)
 
     def deallocate(self, uid: str) -> None:
         """A claim is deleted."""
         self.claim_ended = self.now
-        self._tell_claim("DELETED", self.claims.pop(uid))
+        self._tell_other("DELETED", self.claims.pop(uid))
 
     def ends_claims(self, within_s: float) -> bool:
         """Tell whether a claim whose pod has ended still counts, or did so until lately.
@@ -377,7 +386,13 @@ class World:
         held = {pod.claim for pod in self.pods.values() if pod.counts}
         return not self.claims.keys() <= held or self.now - self.claim_ended < within_s
 
-    def _tell_claim(self, kind: str, item: ClaimObject) -> None:
+    def _create_group(self, name: str, count: int) -> None:
+        """Create a PodGroup that is not there yet, before its first pod."""
+        if name not in self.groups:
+            self.groups[name] = pod_group(name, count)
+            self._tell_other("ADDED", self.groups[name])
+
+    def _tell_other(self, kind: str, item: ClaimObject | objects.PodGroup) -> None:
         self.version += 1
         self.events.append(Change(self.version, kind, item, self.now))
 
