@@ -182,8 +182,8 @@ def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
         )
     if gated:
         warnings.append(
-            f"{_count(gated, 'pod')} {_verb(gated, 'wait')} behind the gate {QUEUE_GATE}, which only "
-            f"gpupack queue takes away: {_some(gated)}"
+            f"{_count(gated, 'pod')} {_verb(gated, 'wait')} behind the gate {QUEUE_GATE}, which only gpupack "
+            f"queue and gpupack uninstall --component queue take away: {_some(gated)}"
         )
     return warnings
 

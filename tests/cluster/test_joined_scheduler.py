@@ -1,16 +1,18 @@
 """The other way to install: the extender with TLS and a Lease, for a kube-scheduler that is there."""
 
+import socket
 import ssl
 import urllib.error
 import urllib.request
 
 import pytest
+import yaml
 
 from tests.cluster.harness import Cluster, Extender, dra, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.joining import OVERLAY, configure_joined, make_certificate
-from tests.cluster.harness.manifests import COMPONENTS, apply_all, build
+from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build
 from tests.cluster.harness.views import wait_agree
 
 NAMESPACE = "gpupack-system"
@@ -67,6 +69,36 @@ def replicas(cluster):
     yield made
     for replica in made:
         replica.kill()
+
+
+def test_beside_an_own_kube_scheduler_that_is_still_there_the_extender_chooses_no_cards(cluster, replicas):
+    """As after `kubectl apply -k`, which deletes nothing: with the configuration that is shipped for it."""
+    shipped = yaml.safe_load((MANIFESTS / "scheduler" / "scheduler.yaml").read_text())
+    cluster.control.configure_scheduler(None, leaderElection=shipped["leaderElection"])
+    cluster.control.kill("kube-scheduler")
+    cluster.control.start_scheduler()
+    machine = socket.gethostname()
+
+    def holder() -> str:
+        return str(cluster.api.get(LEASE)["spec"]["holderIdentity"])
+
+    until(lambda: holder().startswith(f"{machine}_"), "the own kube-scheduler leads")
+    (extender, _) = replicas
+    extender.start(ready=False)
+    until(lambda: "not the leader" in extender.why_not_ready(), "the extender's view complete")
+    renewals = set[str]()
+
+    def has_tried() -> bool:
+        """Who is a candidate tries once every two seconds, as kube-scheduler renews."""
+        renewals.add(cluster.api.get(LEASE)["spec"]["renewTime"])
+        return len(renewals) > 4
+
+    until(has_tried, "the Lease renewed some times")
+    assert "not the leader" in extender.why_not_ready()
+    cluster.control.kill("kube-scheduler")
+    extender.wait_ready()
+    assert not holder().startswith(f"{machine}_")
+    extender.stop()
 
 
 def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):

@@ -109,8 +109,8 @@ async def test_pods_keep_their_node_back_and_are_named(api, uninstall):
         f"{SAID} 2 pods hold GPU memory: team/holds, team/percent",
         f"{SAID} 1 pod waits for GPU memory and will not start without gpupack: team/waits",
         (
-            f"{SAID} 1 pod waits behind the gate gpupack.io/queue, which only gpupack queue takes away: "
-            "team/gated"
+            f"{SAID} 1 pod waits behind the gate gpupack.io/queue, which only gpupack queue and gpupack "
+            "uninstall --component queue take away: team/gated"
         ),
     ]
     assert "gpupack.io/holds" in api.node("n2")["metadata"]["annotations"]
