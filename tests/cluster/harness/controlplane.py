@@ -60,7 +60,12 @@ def _is_free(port: int) -> bool:
 
 
 class ControlPlane:
-    """One control plane; its parts can be killed and started again on the same ports and the same data."""
+    """One control plane; its parts can be killed and started again on the same ports and the same data.
+
+    Attributes:
+        without_admission: Admission plug-ins that the API server's next start leaves out.
+        with_pod_groups: Whether the parts that start from now on know Kubernetes' own PodGroups.
+    """
 
     def __init__(self, home: Path, programs: Path, node_name: str, extender_url: str | None) -> None:
         """Prepare folders and configuration; nothing runs yet.
@@ -80,6 +85,7 @@ class ControlPlane:
             folder.mkdir(exist_ok=True)
         self.running: dict[str, Process] = {}
         self.without_admission: list[str] = []
+        self.with_pod_groups = False
         self.url = f"https://127.0.0.1:{self._api}"
         self.ca = self.certificates / "apiserver.crt"
         self.api = Api(self.url, self.ca, ADMIN_TOKEN)
@@ -228,6 +234,7 @@ class ControlPlane:
                 "disable-admission-plugins": ",".join(self.without_admission),
                 "allow-privileged": "true",
                 **versions.API_SERVER_FLAGS.get(versions.minor_of(self._programs), {}),
+                **(versions.POD_GROUP_APIS if self.with_pod_groups else {}),
             },
         )
         if wait:
@@ -298,6 +305,8 @@ class ControlPlane:
         }
 
     def _start(self, name: str, command: Sequence[str], flags: Mapping[str, object]) -> None:
+        if self.with_pod_groups and name != "etcd":
+            flags = {**flags, **versions.POD_GROUP_GATES}
         arguments = [f"--{flag}={value}" for flag, value in flags.items()]
         self.running[name] = Process(
             name, [*command, *arguments], self.log_dir / f"{name}.log", cwd=self._home

@@ -14,6 +14,15 @@ _MUTATING_POLICIES = {
     "feature-gates": "MutatingAdmissionPolicy=true",
     "runtime-config": "admissionregistration.k8s.io/v1beta1=true",
 }
+
+POD_GROUPS_SINCE = "1.37"
+POD_GROUP_GATES = {
+    "feature-gates": "GenericWorkload=true,TopologyAwareWorkloadScheduling=true,WorkloadWithJob=true,"
+    "PodGroupPreemptionPolicy=true"
+}
+"""What every part of a control plane needs for Kubernetes' own PodGroups; they are beta and off in 1.37."""
+
+POD_GROUP_APIS = {"runtime-config": "scheduling.k8s.io/v1beta1=true,scheduling.k8s.io/v1alpha3=true"}
 API_SERVER_FLAGS = {"1.34": _MUTATING_POLICIES, "1.35": _MUTATING_POLICIES}
 
 
