@@ -31,11 +31,13 @@ class Used(msgspec.Struct, frozen=True):
     """Used is what became of the container's attempt to use memory.
 
     Attributes:
+        uuid: of the card that CUDA sees, as `Cuda.name_card`; empty where CUDA does not start.
         size_mib: the card's size as CUDA tells it here; 0 where CUDA does not start.
         given_mib: memory that it got, beside its context.
         error: why CUDA does not work here; empty where it does.
     """
 
+    uuid: str = ""
     size_mib: int = 0
     given_mib: int = 0
     error: str = ""
@@ -61,13 +63,12 @@ def run(
 
 
 def _use_memory(most_mib: int, load: Callable[[str], Any]) -> Used:
-    size_mib = 0
     try:
         cuda = Cuda(load(LIBRARY))
         size_mib = cuda.start()
-        return Used(size_mib, fill(cuda.allocate, most_mib))
+        return Used(cuda.name_card(), size_mib, fill(cuda.allocate, most_mib))
     except (CudaError, OSError, AttributeError) as error:
-        return Used(size_mib, error=str(error)[:256])
+        return Used(error=str(error)[:256])
 
 
 def serve(use_mib: int, environment: Mapping[str, str], write: Callable[[str], None]) -> NoReturn:

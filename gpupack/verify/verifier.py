@@ -364,7 +364,7 @@ class Verifier:
             self._say(METRIC, "proven", f"{promised_mib} MiB promised to a container")
         used = None
         async with self._step(USED):
-            used = await self._try_use(daemon)
+            used = await self._try_use(choice, daemon)
         async with self._step(HELD):
             await self._say_held(choice, daemon, used)
         async with self._step(RESTARTED):
@@ -480,7 +480,7 @@ class Verifier:
         Returns:
             Both, as they run.
         """
-        uses = daemon is not None and not daemon.is_simulated
+        uses = daemon is None or not daemon.is_simulated
         # What the first uses beyond its share, if nothing refuses it, is in the share of the second.
         most_mib = choice.share_mib + PIECE_MIB if choice.card.held in _HOLDERS else choice.share_mib // 2
         for name, use_mib in zip(_PODS, (most_mib if uses else 0, 0), strict=True):
@@ -572,17 +572,22 @@ class Verifier:
 
     # --- memory -----------------------------------------------------------------------------------------
 
-    async def _try_use(self, daemon: DaemonPod | None) -> Used:
+    async def _try_use(self, choice: CardChoice, daemon: DaemonPod | None) -> Used:
         """Read what the first pod says of its attempt to use memory."""
-        if daemon is None:
-            raise _StepError("unproven", "not tried", "the daemon's pod would say what cards these are")
-        if daemon.is_simulated:
+        if daemon is not None and daemon.is_simulated:
             raise _StepError("unproven", "not tried", "the cards are simulated: there is no memory to use")
         _, line = await self._wait_lines(_PODS[0], 2)
         used = msgspec.json.decode(line, type=Used)
+        if used.error and daemon is None:
+            raise _StepError("unproven", f"CUDA: {used.error}", "simulated cards have no CUDA")
         if used.error:
             raise _StepError("refuted", f"CUDA: {used.error}", "NVIDIA's runtime: --runtime-class")
-        self._say(USED, "proven", f"CUDA tells it {used.size_mib} MiB and gave it {used.given_mib} MiB")
+        # CUDA names an instance of MIG like a card.
+        if used.uuid.partition("-")[2] != choice.uuid.partition("-")[2]:
+            raise _StepError("refuted", f"CUDA sees {used.uuid}", f"expected: {choice.uuid}")
+        self._say(
+            USED, "proven", f"CUDA sees this card, of {used.size_mib} MiB, and gave {used.given_mib} MiB"
+        )
         return used
 
     async def _say_held(self, choice: CardChoice, daemon: DaemonPod | None, used: Used | None) -> None:

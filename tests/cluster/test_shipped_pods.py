@@ -32,7 +32,6 @@ from tests.cluster.harness.shipped import (
     SCHEDULER,
     SYSTEM_PODS,
     as_pods_here,
-    readable_by_all,
     start_as_pods,
     system_pods,
     wait_ready,
@@ -49,8 +48,8 @@ DASHBOARD = "gpupack-dashboard"
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster, archive) -> Iterator[Cluster]:
-    with readable_by_all():
-        yield make_cluster(start=lambda cluster: start_as_pods(cluster, archive))
+    started: Cluster = make_cluster(start=lambda cluster: start_as_pods(cluster, archive))
+    return started
 
 
 def test_the_image_is_small_and_holds_no_shell(archive: Path) -> None:

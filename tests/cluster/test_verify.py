@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,9 @@ import yaml
 from gpupack.verify import verifier as v
 from tests.cluster.harness import Cluster, shipped, until
 from tests.cluster.harness.admission import wait_allowed
+from tests.cluster.harness.card import SimulatedCard
 from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.installed import start_as_installed
 from tests.cluster.harness.rest import Json
 
 pytestmark = pytest.mark.timeout(1200)
@@ -28,16 +29,15 @@ PAGE = REPOSITORY / "docs" / "howto" / "verify.md"
 
 
 @pytest.fixture(scope="module")
-def cluster(make_cluster: Any, archive: Path) -> Iterator[Cluster]:
-    with shipped.readable_by_all():
-        # The API server reads logs at the kubelet, which it looks for at the node's name.
-        cluster = make_cluster(
-            name="localhost", start=lambda cluster: shipped.start_as_pods(cluster, archive)
-        )
-        shipped.wait_ready(cluster, "gpupack-node", 1)
-        shipped.wait_ready(cluster, shipped.SCHEDULER, len(shipped.REPLICAS))
-        until(cluster.allocatable, "the kubelet's count of units")
-        yield cluster
+def cluster(make_cluster: Any, archive: Path) -> Cluster:
+    # The API server reads logs at the kubelet, which it looks for at the node's name.
+    cluster: Cluster = make_cluster(
+        name="localhost", start=lambda cluster: shipped.start_as_pods(cluster, archive)
+    )
+    shipped.wait_ready(cluster, "gpupack-node", 1)
+    shipped.wait_ready(cluster, shipped.SCHEDULER, len(shipped.REPLICAS))
+    until(cluster.allocatable, "the kubelet's count of units")
+    return cluster
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +195,27 @@ def test_without_a_daemon_nothing_is_tried(cluster: Cluster, account: Path) -> N
     assert cards["verdict"] == "bad"
     assert "daemon" in cards["uses"]
     assert not is_there(cluster)
+
+
+def test_a_container_uses_its_card_where_there_is_cuda(
+    make_cluster: Any, archive: Path, tmp_path: Path
+) -> None:
+    """A stand-in is the driver's library, and nothing says that the card is simulated."""
+    card = SimulatedCard(tmp_path)
+
+    def start(cluster: Cluster) -> None:
+        card.prepare(cluster)
+        start_as_installed(cluster)
+
+    cluster = make_cluster(card.profile, name="localhost", start=start)
+    image = shipped.import_as(cluster, archive, REPOSITORY, "verified")
+    status, report, said = verify(cluster.control.admin_config, f"--image={image}")
+    assert status == 0, said
+    found = {proof["what"]: (proof["result"], proof["found"]) for proof in report["proofs"]}
+    size_mib = 24 << 10
+    told = f"CUDA sees this card, of {size_mib} MiB, and gave 1024 MiB"
+    assert found[v.USED] == ("proven", told), said
+    assert found[v.HELD][0] == "unproven", "without the daemon's pod its metrics cannot be read"
+    # The node has one card: kube-scheduler's sum refuses the pod already.
+    result, reason = found[v.WAITS]
+    assert (result, "Insufficient gpupack.io/gpu-memory-gib" in reason) == ("proven", True), reason

@@ -10,7 +10,6 @@ fault            writes where no memory is           {"error": "cuCtxSynchronize
 import ctypes
 import json
 import sys
-from uuid import UUID
 
 from deviceplugin.gpus.nvidia.cuda_child import LIBRARY, Cuda, CudaError
 
@@ -35,12 +34,6 @@ PTX = b"""
 
 class CudaWithFault(Cuda):
     """The driver, for a program that also makes a mistake."""
-
-    def name_card(self) -> str:
-        """Name the first card that this process sees, as NVML does."""
-        name = (ctypes.c_ubyte * 16)()
-        self._call("cuDeviceGetUuid_v2", name, 0)
-        return f"GPU-{UUID(bytes=bytes(name))}"
 
     def count_multiprocessors(self) -> int:
         """Count the multiprocessors that this process may use."""

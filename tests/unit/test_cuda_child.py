@@ -22,6 +22,10 @@ class Library:
             raise AttributeError(f"undefined symbol: {name}")
         return lambda *_: self.errors.get(name, 0)
 
+    def cuDeviceGetUuid_v2(self, name: Any, _device: int) -> int:  # noqa: N802
+        name[:] = bytes(range(16))
+        return self.errors.get("cuDeviceGetUuid_v2", 0)
+
     def cuMemGetInfo_v2(self, free: Any, total: Any) -> int:  # noqa: N802
         free._obj.value, total._obj.value = (1000 - self.used_mib) * MIB, 1000 * MIB
         return self.errors.get("cuMemGetInfo_v2", 0)

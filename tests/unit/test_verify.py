@@ -1,7 +1,6 @@
 """`gpupack verify` against a cluster of plain data: what it says, and that it leaves nothing behind."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -28,6 +27,7 @@ OURS = f"{NAMESPACES}/gpupack-verify"
 SYSTEM = f"{NAMESPACES}/gpupack-system/pods"
 UUID = "GPU-b"
 SHARE_MIB = 2048
+SEEN = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
 class FakeCluster(ApiRequests):
@@ -50,7 +50,7 @@ class FakeCluster(ApiRequests):
         self.denied: set[tuple[str, str]] = set()
         self.held = "driver"
         self.real = True
-        self.used = Used(SHARE_MIB, SHARE_MIB - 128)
+        self.used = Used(UUID, SHARE_MIB, SHARE_MIB - 128)
         self.given = Given(f"{UUID}:2", str(SHARE_MIB))
         self.status: dict[str, Any] | None = None
         self.forgets: set[str] = set()
@@ -299,9 +299,10 @@ UNSCHEDULABLE = {
         pytest.param(
             having(used=Used(error="libcuda.so.1: no")), v.USED, "refuted", "--runtime-class", id="no-cuda"
         ),
-        pytest.param(having(used=Used(44000, 2176)), v.HELD, "refuted", "2176 MiB of a share", id="not-held"),
+        pytest.param(having(used=Used("GPU-a", 1, 1)), v.USED, "refuted", "CUDA sees GPU-a", id="sees-other"),
+        pytest.param(having(used=Used(UUID, 44000, 2176)), v.HELD, "refuted", "2176 MiB of", id="not"),
         pytest.param(
-            having(held="accounted", used=Used(44000, 1024)), v.HELD, "measured", "1324 MiB", id="measured"
+            having(held="accounted", used=Used(UUID, 44000, 1024)), v.HELD, "measured", "1324 MiB", id="told"
         ),
         pytest.param(having(real=False), v.HELD, "unproven", "the driver holds", id="simulated"),
         pytest.param(forgetting("daemon"), v.RESTARTED, "refuted", "no other pod", id="no-new-daemon"),
@@ -369,9 +370,11 @@ async def test_without_the_daemons_pod_an_image_has_to_be_named(cluster: FakeClu
     report = await verify(cluster)
     assert [each.verdict for each in report.findings if each.what == "image"] == ["bad"]
     report = await verify(cluster, image="gpupack:2", runtime_class="")
-    assert outcome(report, v.SHARED)[0] == "proven"
-    for what in (v.METRIC, v.USED, v.HELD):
-        assert outcome(report, what)[0] == "unproven"
+    results = {each.what: each.result for each in report.proofs}
+    assert [results[what] for what in (v.SHARED, v.METRIC, v.USED)] == ["proven", "unproven", "proven"]
+    cluster.used = Used(error="no libcuda")
+    report = await verify(cluster, image="gpupack:2")
+    assert outcome(report, v.USED) == ("unproven", "CUDA: no libcuda; simulated cards have no CUDA")
 
 
 async def test_a_namespace_of_somebody_else_is_left_alone(cluster: FakeCluster) -> None:
@@ -472,7 +475,7 @@ def test_why_no_card_will_do(rows: list[NodeRow], words: str) -> None:
     assert words in explain_no_card(rows)
 
 
-def run_container(use_mib: int, library: Any) -> list[dict[str, Any]]:
+def run_container(use_mib: int, library: Any) -> list[Used]:
     lines: list[str] = []
 
     def load(_name: str) -> Any:
@@ -481,30 +484,22 @@ def run_container(use_mib: int, library: Any) -> list[dict[str, Any]]:
         return library
 
     run(use_mib, {"GPUPACK_CARDS": "GPU-a:2", "GPUPACK_MEMORY_MIB": "2048"}, lines.append, load)
-    given, *used = map(json.loads, lines)
-    assert given == {"cards": "GPU-a:2", "memory_mib": "2048"}
-    return used
+    given, *used = lines
+    assert msgspec.json.decode(given, type=Given) == Given("GPU-a:2", "2048")
+    return [msgspec.json.decode(line, type=Used) for line in used]
 
 
 @pytest.mark.parametrize(
     ("use_mib", "library", "used"),
     [
         pytest.param(0, Library(), [], id="none"),
-        pytest.param(500, Library(), [{"size_mib": 1000, "given_mib": 512, "error": ""}], id="enough"),
-        pytest.param(2176, Library(), [{"size_mib": 1000, "given_mib": 896, "error": ""}], id="refused"),
+        pytest.param(500, Library(), [Used(SEEN, 1000, 512)], id="enough"),
+        pytest.param(2176, Library(), [Used(SEEN, 1000, 896)], id="refused"),
+        pytest.param(9, OSError("no libcuda"), [Used(error="no libcuda")], id="no-library"),
         pytest.param(
-            9,
-            OSError("no libcuda"),
-            [{"size_mib": 0, "given_mib": 0, "error": "no libcuda"}],
-            id="no-library",
-        ),
-        pytest.param(
-            9,
-            Library(cuInit=100),
-            [{"size_mib": 0, "given_mib": 0, "error": "cuInit: CUDA_ERROR_NO_DEVICE (100)"}],
-            id="no-card",
+            9, Library(cuInit=100), [Used(error="cuInit: CUDA_ERROR_NO_DEVICE (100)")], id="no-card"
         ),
     ],
 )
-def test_what_a_container_says(use_mib: int, library: Any, used: list[dict[str, Any]]) -> None:
+def test_what_a_container_says(use_mib: int, library: Any, used: list[Used]) -> None:
     assert run_container(use_mib, library) == used

@@ -18,6 +18,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
+from uuid import UUID
 
 LIBRARY = "libcuda.so.1"
 
@@ -34,7 +35,7 @@ class CudaError(Exception):
 
 
 class Cuda:
-    """The few calls of the CUDA driver API that are needed, whose signatures are those of CUDA 11 and later.
+    """The few calls of the CUDA driver API that are needed, with the signatures of CUDA 11.4 and later.
 
     Args:
         library: the driver's, as ctypes loads it.
@@ -64,6 +65,12 @@ class Cuda:
                 return False
             raise
         return True
+
+    def name_card(self) -> str:
+        """Name the first visible card as NVML does; a MIG instance is named like a card, too."""
+        name = (ctypes.c_ubyte * 16)()
+        self._call("cuDeviceGetUuid_v2", name, 0)
+        return f"GPU-{UUID(bytes=bytes(name))}"
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)

@@ -188,7 +188,9 @@ class SimulatedCard(MachineCard):
                 self.use(program, used_mib)
 
     def _variables(self) -> list[str]:
-        return [f"STANDIN_CARD={self.uuid}", f"STANDIN_CARD_MIB={self._card.schedulable_mib}"]
+        # Where NVIDIA's hook would have the library found.
+        path = f"LD_LIBRARY_PATH={self.libraries}"
+        return [path, f"STANDIN_CARD={self.uuid}", f"STANDIN_CARD_MIB={self._card.schedulable_mib}"]
 
 
 class PodProgram(CudaProgram):

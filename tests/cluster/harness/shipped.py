@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -106,15 +105,12 @@ def import_as(cluster: Cluster, archive: Path, checkout: Path, tag: str) -> str:
     return f"{repository}:{tag}"
 
 
-@contextmanager
-def readable_by_all() -> Iterator[None]:
-    """Let the users of the pods into the folder of kube-scheduler; a checkout may be root's alone."""
-    mode = stat.S_IMODE(programs().stat().st_mode)
-    programs().chmod(mode | 0o005)
-    try:
-        yield
-    finally:
-        programs().chmod(mode)
+def make_programs_readable() -> None:
+    """Let the users of the pods into the folder of kube-scheduler, which may be root's alone.
+
+    It stays so: pods of another worker's cluster may need it longer than those of this one.
+    """
+    programs().chmod(stat.S_IMODE(programs().stat().st_mode) | 0o005)
 
 
 def with_ports(one: Json, ports: Mapping[str, int]) -> Json:
@@ -139,6 +135,7 @@ def _environment(cluster: Cluster) -> list[dict[str, str]]:
 
 def start_as_pods(cluster: Cluster, archive: Path) -> None:
     """Apply the overlay for nodes without GPUs; another scheduler places gpupack's own pods."""
+    make_programs_readable()
     control = cluster.control
     control.configure_scheduler(None, profiles=[{"schedulerName": "default-scheduler"}])
     control.start()
