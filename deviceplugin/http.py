@@ -10,7 +10,7 @@ from aiohttp import web
 
 from deviceplugin.errors import NodeSettingsError
 from deviceplugin.metrics import Metrics
-from kubeapi.serving import ServedAddress, SharedAnswer, serve_health, serve_metrics, start_serving
+from kubeapi.serving import ServedAddress, SharedAnswer, make_process_app, start_serving
 
 NOT_EXPLAINED: Final = (
     "/explain names every pod of the node, so it is answered to this machine's own processes alone; "
@@ -67,14 +67,12 @@ class HttpServer:
         Raises:
             SettingsError: the address cannot be had.
         """
-        app = web.Application()
-        app.add_routes(
-            [
-                *serve_health(lambda: "\n".join(self._not_ready()), lambda: self._ends() or ""),
-                serve_metrics(self._metrics.write_text),
-                web.get("/explain", self._on_explain),
-                web.get("/telemetry", self._on_telemetry),
-            ]
+        app = make_process_app(
+            lambda: "\n".join(self._not_ready()),
+            self._metrics.write_text,
+            web.get("/explain", self._on_explain),
+            web.get("/telemetry", self._on_telemetry),
+            broken=lambda: self._ends() or "",
         )
         return await start_serving(stack, app, address, lambda text: NodeSettingsError((f"--{text}",)))
 

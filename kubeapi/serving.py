@@ -259,5 +259,17 @@ def serve_health(unready: Callable[[], str], broken: Callable[[], str] = lambda:
     return [web.get("/healthz", answer_for(broken)), web.get("/readyz", answer_for(unready))]
 
 
+def make_process_app(
+    unready: Callable[[], str],
+    write_metrics: Callable[[], Awaitable[bytes]],
+    *others: web.RouteDef,
+    broken: Callable[[], str] = lambda: "",
+) -> web.Application:
+    """Make an application with health as in `serve_health`, metrics, and other pages of a process."""
+    app = web.Application()
+    app.add_routes([*serve_health(unready, broken), serve_metrics(write_metrics), *others])
+    return app
+
+
 def serve_metrics(make: Callable[[], Awaitable[bytes]]) -> web.RouteDef:
     return serve_shared("/metrics", make, METRICS_TYPE)

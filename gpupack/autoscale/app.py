@@ -25,7 +25,7 @@ from kubeapi.correlation import make_node_ref, make_pod_ref
 from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaderStatus
 from kubeapi.process import run_until
-from kubeapi.serving import serve_health, serve_metrics, serve_shared, start_serving
+from kubeapi.serving import make_process_app, serve_shared, start_serving
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.options import EVENTS, make_elector, make_leader_label
 
@@ -193,11 +193,7 @@ def make_app(
     async def write_status() -> bytes:
         return msgspec.json.encode(loop.status())
 
-    app = web.Application()
-    app.add_routes(
-        [*serve_health(unready), serve_metrics(write_metrics), serve_shared("/status", write_status)]
-    )
-    return app
+    return make_process_app(unready, write_metrics, serve_shared("/status", write_status))
 
 
 class Leadership:

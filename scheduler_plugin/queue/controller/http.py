@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from kubeapi.serving import serve_health, serve_metrics, serve_shared
+from kubeapi.serving import make_process_app, serve_shared
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.metrics import QueueMetrics
 from scheduler_plugin.queue.controller.settings import DecisionSettings
@@ -53,13 +53,5 @@ def make_app(
             return web.Response(text=f"{why}\n", status=503)
         return web.Response(body=msgspec.json.encode(decides_by()), content_type="application/json")
 
-    app = web.Application()
-    app.add_routes(
-        [
-            *serve_health(unready),
-            serve_metrics(write_metrics),
-            serve_shared(STATUS, write_status),
-            web.get("/configuration", configuration),
-        ]
-    )
-    return app
+    more = serve_shared(STATUS, write_status), web.get("/configuration", configuration)
+    return make_process_app(unready, write_metrics, *more)
