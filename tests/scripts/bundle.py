@@ -46,9 +46,9 @@ def needed_libraries(program: Path) -> list[Path]:
     return [path for path in all_libraries(program) if not _GLIBC.fullmatch(path.name)]
 
 
-def all_libraries(program: Path) -> list[Path]:
-    """List all libraries that a program or a library loads, the loader itself included."""
-    done = subprocess.run(["ldd", program], check=False, capture_output=True, text=True)
+def all_libraries(*programs: Path) -> list[Path]:
+    """List all libraries that programs or libraries load, the loader itself included."""
+    done = subprocess.run(["ldd", *programs], check=False, capture_output=True, text=True)
     return [Path(found[1]) for found in re.finditer(r"(/\S+) \(0x", done.stdout)]
 
 

@@ -1,8 +1,9 @@
 """The card of a node whose pods use it through the driver's library: the machine's own, or a simulated one.
 
 Pods get the library and the card by a CDI specification, as NVIDIA's toolkit writes it. Their image has
-Python and `tests.hardware.cuda_program`, and nothing of the driver. With a simulated card the library is the
-stand-in `tests/cuda_standin.c`, and the simulated driver is told what the programs have.
+Python, `tests.hardware.cuda_program` and what `gpupack verify` runs, and nothing of the driver. With a
+simulated card the library is the stand-in `tests/cuda_standin.c`, and the simulated driver is told what the
+programs have.
 """
 
 import ctypes
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,14 +45,23 @@ DRIVERS_OWN: Final = ("libcuda.so", "libnvidia-")
 
 RESERVED_MIB: Final = 512
 
-# Modules of Python's own and of ours, as the program loads them.
-_LIST_FILES: Final = f"""
+# Modules of Python's own and of ours, as the programs load them.
+_LIST_FILES: Final = """
 import json, sys
-sys.path.insert(0, {str(REPOSITORY)!r})
 import tests.hardware.cuda_program
+from gpupack.verify import container
+from gpupack.__main__ import main
+container.run(1, {}, str)
+container.serve = lambda *_: sys.exit()
+sys.argv = ["gpupack", "verify", "--in-container=1"]
+try:
+    main()
+except SystemExit:
+    pass
 files = [getattr(module, "__file__", None) for module in sys.modules.values()]
 print(json.dumps(sorted(filter(None, files))))
 """
+_PYTHON_PATH: Final = f"{REPOSITORY}:{sysconfig.get_path('platlib')}"
 
 
 class MachineCard:
@@ -105,7 +116,15 @@ class MachineCard:
         """Bring the image of the programs to the node."""
         archive = cluster.home / "cuda.tar"
         library = next(self.libraries.glob(f"{LIBRARY}*"))
-        images.write_archive(archive, [IMAGE], {str(path): path for path in _program_files(library)})
+        images.write_archive(
+            archive,
+            [IMAGE],
+            {str(path): path for path in _program_files(library)},
+            # As the image of gpupack, for the pods of `gpupack verify`.
+            Entrypoint=[*_python(), "-m", "gpupack"],
+            Env=["PATH=/bin", f"PYTHONPATH={_PYTHON_PATH}", f"LD_LIBRARY_PATH={self.libraries}"],
+            User="65532:65532",
+        )
         cluster.host.ctr("images", "import", str(archive))
 
     def use(self, program: "PodProgram", used_mib: int) -> bool:
@@ -228,39 +247,35 @@ def program_pod(card: MachineCard, cluster: Cluster, name: str, gib: int | None 
     folder.mkdir(parents=True)
     for pipe in ("in", "out"):
         os.mkfifo(folder / pipe)
-    python, *program = CHILD
-    command = f"{_interpreter(python)} -S -B {' '.join(program)} </talk/in >/talk/out"
+    command = f"{' '.join(_python())} {CHILD[1]} </talk/in >/talk/out"
     container = workload.container(gib=gib, command=("/bin/sh", "-c", f"trap exit TERM; {command} & wait"))
-    variables = {"LD_LIBRARY_PATH": str(card.libraries), "PYTHONPATH": str(REPOSITORY)}
-    container |= {
-        "image": IMAGE,
-        "env": [{"name": key, "value": value} for key, value in variables.items()],
-        "volumeMounts": [{"name": "talk", "mountPath": "/talk"}],
-    }
+    container |= {"image": IMAGE, "volumeMounts": [{"name": "talk", "mountPath": "/talk"}]}
     volumes = [{"name": "talk", "hostPath": {"path": str(folder), "type": "Directory"}}]
-    return workload.pod(name, container, volumes=volumes, **spec)
+    return workload.pod(name, container, volumes=volumes, securityContext={"runAsUser": 0}, **spec)
 
 
 def _talk_folder(cluster: Cluster, name: str) -> Path:
     return cluster.home / "talk" / name
 
 
-def _interpreter(python: str) -> str:
+def _python() -> list[str]:
     """The interpreter itself, not that of a virtual environment, which finds its library by its own place."""
-    return os.path.realpath(python)
+    return [os.path.realpath(sys.executable), "-S", "-B"]
 
 
 def _program_files(library: Path) -> set[Path]:
-    """List what the program needs to run in an empty folder, but for the driver's libraries.
+    """List what the programs need to run in an empty folder, but for the driver's libraries.
 
     Args:
         library: the driver's, whose own needs the program has, too.
     """
-    python = _interpreter(sys.executable)
-    # Of the environment nothing may count: the pod has another one.
-    command = [python, "-S", "-B", "-c", _LIST_FILES]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env={}, cwd="/")
+    python, *_ = command = _python()
+    # Of the environment nothing else may count: the pod has another one.
+    environment = {"PYTHONPATH": _PYTHON_PATH}
+    done = subprocess.run(
+        [*command, "-c", _LIST_FILES], check=True, capture_output=True, text=True, env=environment, cwd="/"
+    )
     files = [Path(path) for path in json.loads(done.stdout)]
     programs = [Path(python), library, *(path for path in files if ".so" in path.suffixes)]
-    needed = {Path(os.path.normpath(path)) for program in programs for path in all_libraries(program)}
+    needed = {Path(os.path.normpath(path)) for path in all_libraries(*programs)}
     return {Path(python), *files, *(path for path in needed if not path.name.startswith(DRIVERS_OWN))}

@@ -15,20 +15,24 @@ APPLETS = ("cat", "echo", "env", "false", "kill", "ls", "ps", "sh", "sleep", "te
 
 
 def write_archive(
-    target: Path, names: Sequence[str] = (PAUSE, SHELL), files: Mapping[str, Path] | None = None
+    target: Path,
+    names: Sequence[str] = (PAUSE, SHELL),
+    files: Mapping[str, Path] | None = None,
+    **settings: object,
 ) -> None:
     """Write one image; without a command it sleeps for ever.
 
     Args:
         names: Of the image.
         files: What is in it beside busybox, by the path there.
+        settings: Of the image's configuration, such as User.
     """
     layer = _layer(files or {})
     config = json.dumps(
         {
             "architecture": "amd64",
             "os": "linux",
-            "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sleep", "2147483647"]},
+            "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sleep", "2147483647"], **settings},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
         }
     ).encode()
