@@ -513,6 +513,7 @@ class PodGroupSpec(KubeStruct):
 
     min_member: int = 0
     scheduling_policy: PodGroupSchedulingPolicy | None = None
+    priority: int | None = None
 
     @property
     def min_count(self) -> int:

@@ -135,7 +135,7 @@ class PreemptionWorld:
         """A pod that runs on a card; the node says so with `publish`."""
         annotations = {POD_ASSIGNED: json.dumps({"main": [[uuid(node_name, card), units]]})}
         annotations |= more.pop("annotations", {})
-        spec = {"priority": priority}
+        spec = {"priority": priority, **more.pop("spec", {})}
         self.create(name, units, node=node_name, annotations=annotations, spec=spec, **more)
         self.nodes[node_name][1][card] += units
         self.nodes[node_name][2].append(f"uid-{name}")

@@ -100,8 +100,8 @@ def find_gang_key(cluster: Cluster, pod: Pod) -> tuple[str, str] | None:
     Returns:
         None for a pod on its own, also of a PodGroup whose pods may run without each other.
     """
-    key = pod.scheduling_group
-    return None if key is not None and cluster.pod_groups.get_min_count(key) == 1 else read_gang_key(pod)
+    group = pod.scheduling_group
+    return read_gang_key(pod) if group is None or cluster.pod_groups.ends_together(group) else None
 
 
 def format_gang(cluster: Cluster, pod: Pod) -> str:
@@ -145,14 +145,11 @@ def explain_held_group(cluster: Cluster, pod: Pod) -> str:
     if gated is not None and not pod.is_gated:
         held = f"pod {gated.metadata.name} of {group} is held by scheduling gate {' and '.join(gated.gates)}"
         return f"{held}: kube-scheduler tries none of the group before that is gone"
-    for what, values in (
-        ("schedulerName", {each.spec.scheduler_name for each in pods}),
-        ("priority", {str(each.priority) for each in pods}),
-    ):
-        if len(values) > 1:
-            disagree = f"the pods of {group} disagree on {what} ({', '.join(sorted(values))})"
-            return f"{disagree}: kube-scheduler starts none of such a group"
-    return ""
+    names = {each.spec.scheduler_name for each in pods}
+    if len(names) > 1:
+        disagree = f"the pods of {group} disagree on schedulerName ({', '.join(sorted(names))})"
+        return f"{disagree}: kube-scheduler starts none of such a group"
+    return groups.explain_priority(key, (each.priority for each in pods))
 
 
 def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> SchedulingRequest:

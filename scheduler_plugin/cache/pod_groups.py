@@ -63,6 +63,10 @@ class PodGroups:
         group = self._groups.get(key)
         return 0 if group is None else max(1, group.spec.min_count)
 
+    def ends_together(self, key: GroupKey) -> bool:
+        """Return True unless the pods of a PodGroup are known to be of use without each other."""
+        return self.get_min_count(key) != 1
+
     def explain_missing(self, key: GroupKey) -> str:
         """Say that a PodGroup is not there, or why that is not known; empty if it is."""
         if key in self._groups:
@@ -71,6 +75,16 @@ class PodGroups:
         return (
             f"PodGroup {name} cannot be read ({self.fault})" if self.fault else f"there is no PodGroup {name}"
         )
+
+    def explain_priority(self, key: GroupKey, priorities: Iterable[int]) -> str:
+        """Say that kube-scheduler starts no pod of a PodGroup for the priority of one; empty if it may."""
+        group = self._groups.get(key)
+        own = 0 if group is None else group.spec.priority or 0
+        other = next((priority for priority in priorities if priority != own), own)
+        if other == own:
+            return ""
+        named = f"PodGroup {shown(key[1])} has priority {own}, and a pod of it {other}"
+        return f"{named}: kube-scheduler starts no such group"
 
     def get_members(self, key: GroupKey) -> Mapping[str, PodRecord]:
         """Return the pods that name a PodGroup, by UID: waiting, bound and ended ones."""

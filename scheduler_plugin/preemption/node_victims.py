@@ -9,6 +9,7 @@ from allocator.place import place
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.cards import build_charged_cards
 from scheduler_plugin.cache.pod_cards import read_pod_cards
+from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.node_fit import leave_out_undecided
@@ -34,6 +35,7 @@ class NodeUnderPreemption:
         pods: Pods that can be named as victims, by UID.
         freed: Units that each of them would certainly free, by card.
         gangs: All running pods by gang: without one of them the others have run in vain.
+        pod_groups: PodGroups of Kubernetes, some of which are no gangs.
     """
 
     cards: tuple[Card, ...]
@@ -43,9 +45,12 @@ class NodeUnderPreemption:
     pods: Mapping[str, PodRecord]
     freed: Mapping[str, Mapping[int, int]]
     gangs: Mapping[tuple[str, str], Mapping[str, PodRecord]] = field(default_factory=dict)
+    pod_groups: PodGroups = field(default_factory=PodGroups)
 
     def list_gang(self, pod: PodRecord) -> Collection[PodRecord]:
         """List a pod and the other running pods of its gang."""
+        if pod.scheduling_group is not None and not self.pod_groups.ends_together(pod.scheduling_group):
+            return (pod,)
         members = self.gangs.get(pod.gang) if pod.gang is not None else None
         return members.values() if members and pod.uid in members else (pod,)
 
@@ -123,6 +128,7 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
         pods=record.pods,
         freed={uid: pod_cards.get_freed_units(uid) for uid in record.pods},
         gangs=state.gangs,
+        pod_groups=state.pod_groups,
     )
 
 

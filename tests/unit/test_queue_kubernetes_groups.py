@@ -201,10 +201,13 @@ def test_annotations_that_agree_with_the_group_change_nothing(world: QueueWorld)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"schedulerName": "second"}, "schedulerName: first, second"),
-        ({"priority": 7}, "priority: 0, 7"),
+        ({"schedulerName": "second"}, "its pods disagree on schedulerName: first, second; allowed: one"),
+        (
+            {"priority": 7},
+            'PodGroup "g" has priority 0, and a pod of it 7: kube-scheduler starts no such group',
+        ),
     ],
-    ids=["schedulers", "priorities"],
+    ids=["schedulers", "priority"],
 )
 def test_what_kube_scheduler_would_refuse_of_a_group_is_told(
     world: QueueWorld, other: dict[str, Any], message: str
@@ -213,7 +216,7 @@ def test_what_kube_scheduler_would_refuse_of_a_group_is_told(
     world.pod("g0", 4, group="g", spec={"schedulerName": "first"})
     world.pod("g1", 4, group="g", spec={"schedulerName": "first", **other})
     assert world.admitted() == []
-    assert reasons(world) == {("GangIncomplete", f"its pods disagree on {message}; allowed: one")}
+    assert reasons(world) == {("GangIncomplete", message)}
 
 
 def test_batch_mode_leaves_groups_to_kube_scheduler(world: QueueWorld) -> None:

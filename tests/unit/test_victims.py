@@ -11,6 +11,7 @@ from scheduler_plugin.preemption.node_victims import compute_cost
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan, plan_on_node
 from tests.cluster_builders import container, uuid
 from tests.preemption_world import EPOCH_S, PreemptionWorld
+from tests.queue_world import pod_group
 
 
 def plan(world: PreemptionWorld, units: int = 8, priority: int = 10, **options: Any) -> PreemptionPlan | None:
@@ -202,6 +203,23 @@ def test_a_victim_of_a_gang_counts_with_all_of_it(
     assert names(found) == expected
     assert found is not None
     assert found.cost[:4] == compute_cost(found.lost)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, {"b"}), (0, {"a"})], ids=["gang", "no-gang"])
+def test_a_victim_of_a_pod_group_counts_with_all_of_it_if_that_is_a_gang(
+    count: int, expected: set[str]
+) -> None:
+    group: dict[str, Any] = {"spec": {"schedulingGroup": {"podGroupName": "g"}}}
+    world = PreemptionWorld()
+    world.state.pod_groups.put_group(pod_group("g", count))
+    world.node("n", (8, 8))
+    world.node("m", (8,))
+    world.run("n", "a", 0, 8, 1, **group)
+    world.run("m", "other", 0, 8, 10, **group)
+    world.run("n", "b", 1, 8, 2)
+    for name in "nm":
+        world.publish(name)
+    assert names(plan(world)) == expected
 
 
 def test_a_gang_with_a_pod_that_is_as_important_loses_none() -> None:

@@ -257,7 +257,7 @@ class Gangs:
         """Queue a gang as one workload once all of its pods are ready, and its rest once all of that is."""
         pods = [self._queued_pods[uid] for uid in gang.members]
         admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
-        wrong_group = self._read_group(gang) if gang.group is not None else ""
+        wrong_group = "" if gang.group is None else self._read_group(gang, gang.group)
         if gang.group is None:
             gang.size = pods[0].queue_info.gang_size if pods else 0
         self._update_state(gang, pods)
@@ -286,15 +286,13 @@ class Gangs:
             gang.wait_start = min(pod.wait_start for pod in pods if pod.uid in gang.ready_uids)
             self._queues[gang.waiting_queue].waiting.add(workload)
 
-    def _read_group(self, gang: Gang) -> str:
+    def _read_group(self, gang: Gang, key: GroupKey) -> str:
         """Read the size of a gang from its PodGroup; return why kube-scheduler would try none of its pods.
 
         kube-scheduler counts all pods of the PodGroup, also those that ask for no cards or are in no queue.
         Without a PodGroup the size stays as it was.
         """
-        groups, key = self._pod_groups, gang.group
-        if key is None:
-            return ""
+        groups = self._pod_groups
         if missing := groups.explain_missing(key):
             return f"{missing}: kube-scheduler tries no pod of it before it is there"
         members = groups.get_members(key).items()
@@ -310,11 +308,11 @@ class Gangs:
                 return (
                     f"annotation {POD_GANG_SIZE} is {said}, and {start}; allowed: the same, or no annotation"
                 )
-        for pod in outside:
-            if pod.is_gated and not pod.node:
-                held = f"pod {pod.name} of PodGroup {name} has a scheduling gate"
-                return f"{held}: kube-scheduler tries no pod of it before that is gone"
-        return ""
+        gated = next((pod for pod in outside if pod.is_gated and not pod.node), None)
+        if gated is not None:
+            held = f"pod {gated.name} of PodGroup {name} has a scheduling gate"
+            return f"{held}: kube-scheduler tries no pod of it before that is gone"
+        return groups.explain_priority(key, (self._queued_pods[uid].record.priority for uid in gang.members))
 
     def _can_join(self, gang: Gang, pods: Sequence[QueuedPod], admitted: Sequence[QueuedPod]) -> bool:
         """Return True if the ready pods may join the pods of their gang that were admitted before.
