@@ -95,6 +95,13 @@ def test_one_lease_says_who_admits() -> None:
     assert leases == [[f"--lease-namespace={NAMESPACE}"]] * 2
 
 
+def test_a_scheduler_with_the_queue_beside_it_starts_without_queues() -> None:
+    """Who takes the queue out and has not applied the scheduler without it keeps a scheduler."""
+    pod = pod_template(objects("overlays/queue-batch")["Deployment", "gpupack-scheduler"])
+    sources = {each["name"]: each["configMap"] for each in pod["volumes"] if "configMap" in each}
+    assert sources["queues"] == {"name": "gpupack-queues", "optional": True}
+
+
 def test_every_file_is_used() -> None:
     components = [path.parent for path in MANIFESTS.glob("components/*/kustomization.yaml")]
     used = set().union(*map(referenced, [*(MANIFESTS / name for name in BUILDS), *components]))
