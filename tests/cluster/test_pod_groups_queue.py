@@ -10,6 +10,7 @@ from allocator.names import QUEUE_GATE, QUEUE_NAME
 from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, binaries, until, versions
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.admission import add_priority_class
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.daemons import REPOSITORY, QueueController
 from tests.cluster.harness.manifests import apply_all, build
@@ -60,9 +61,9 @@ def create_group(cluster: Cluster, name: str, min_count: int) -> None:
     cluster.api.post(GROUPS, {"metadata": {"name": name}, "spec": {"schedulingPolicy": policy}})
 
 
-def create_pod(cluster: Cluster, name: str, gib: int | None = 5, *gates: str) -> None:
+def create_pod(cluster: Cluster, name: str, gib: int = 5, *gates: str, **more: Any) -> None:
     group = {"podGroupName": name.partition("-")[0]}
-    spec = {"schedulingGroup": group, "schedulingGates": [{"name": gate} for gate in gates]}
+    spec = {"schedulingGroup": group, "schedulingGates": [{"name": gate} for gate in gates], **more}
     pod = w.pod(name, w.container(gib=gib), **spec)
     if QUEUE_GATE in gates:
         pod["metadata"]["labels"] = {QUEUE_NAME: "a"}
@@ -119,4 +120,8 @@ def test_why_says_what_keeps_kube_scheduler_from_a_group(cluster: Cluster) -> No
     for at in range(9):
         create_pod(cluster, f"d-{at}")
     assert "of its 9 pods fit at once now" in why(cluster, "d-0")
-    assert not list_bound(cluster) & {"c-0", *(f"d-{at}" for at in range(9))}
+    add_priority_class(cluster, "high", 1000)
+    create_group(cluster, "e", 1)
+    create_pod(cluster, "e-0", 5, priorityClassName="high")
+    assert 'PodGroup "e" has priority 0, and a pod of it 1000' in why(cluster, "e-0")
+    assert not list_bound(cluster) & {"c-0", "e-0", *(f"d-{at}" for at in range(9))}
