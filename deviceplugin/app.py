@@ -162,6 +162,7 @@ class Daemon:
 
     async def _serve(self, client: KubeClient, stack: AsyncExitStack, stop: asyncio.Event) -> None:
         settings = self._settings
+        # 1. The cards, and who has what of them.
         gpus = tuple(self._source.cards())
         check_units(gpus, settings.unit_mib)
         cards = cards_in_units(gpus, settings.unit_mib)
@@ -171,6 +172,7 @@ class Daemon:
         account = self.account = LedgerService(
             ledger, (checkpoint_reader if prepared is None else prepared).read, settings.resource
         )
+        # 2. What the API server shows, and what people are told there.
         relist_wanted = asyncio.Event()
         metrics = Metrics()
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
@@ -179,6 +181,7 @@ class Daemon:
         nodes = OwnNode(account, settings.node_name, notices.record_wrong_cordon, self._parents)
         pods = self._make_own_pods(account, nodes, relist_wanted.set, prepared)
         self._pods, self._node_view = pods, nodes
+        # 3. What a container gets besides its cards: limits, and how it sees them.
         limit_capability = LimitCapability(
             account,
             self._source.limits,
@@ -191,57 +194,15 @@ class Daemon:
         )
         responses = ContainerResponses(settings, self._source, limit_capability, mps_clients, enforcement)
         await responses.prepare()
+        # 4. What serves the kubelet, and what watches the cards and their pods.
         self._pod_resources = PodResources(settings.pod_resources_socket)
         stack.push_async_callback(self._pod_resources.close)
         card_list = self._card_list(account, gpus, notices, nodes, limit_capability, enforcement)
-        serving = self._serving = (
-            DevicePluginServing(
-                settings,
-                account,
-                pods,
-                checkpoint_reader,
-                self._pod_resources,
-                responses.make_grant,
-                metrics.count_call,
-                self._on_registered,
-                self._on_kubelet_restart,
-            )
-            if prepared is None
-            else ClaimServing(
-                settings,
-                client,
-                prepared,
-                account,
-                pods,
-                nodes,
-                card_list,
-                self._source,
-                checkpoint_reader,
-                responses.make_grant,
-                metrics.count_call,
-                self._on_registered,
-            )
+        serving = self._serving = self._make_serving(
+            client, prepared, checkpoint_reader, account, pods, nodes, card_list, responses, metrics
         )
         self._reconciler = Reconciler(account, pods, serving.watch_changes, self._cgroups, serving.purge)
-        self._sampler = CardSampler(
-            account,
-            HelperProcessFilter(self._source, responses.list_helper_pids),
-            self._owners,
-            CardDriver(
-                account,
-                self._source,
-                notices,
-                self._driver,
-                is_unused=lambda: ledger.is_unavailable("cordoned") and ledger.is_empty,
-                detach_after_s=self._detach_after_s,
-                look_s=min(self._sample_s, 1.0),
-            ),
-            CardHealth(account, HealthTracker(settings.quiet_s), notices, account.notify_devices_changed),
-            unit_mib=settings.unit_mib,
-            on_cards=card_list.apply_gpus,
-            notices=notices,
-            every_s=self._sample_s,
-        )
+        self._sampler = self._make_sampler(account, card_list, responses, notices)
 
         def find_enforcement(uuid: str, units: int, cards: int) -> Enforcement:
             return enforcement.get_container_enforcement(uuid, units * settings.unit_mib, cards)
@@ -260,6 +221,7 @@ class Daemon:
             recorder,
             self._annotator.wake,
         )
+        # 5. What is published on the Node.
         self._ownership = NodeOwnership(
             client,
             account,
@@ -283,6 +245,7 @@ class Daemon:
             owns=lambda: self._ownership.owns_node,
             claims=dict if prepared is None else lambda: prepared.published_units,
         )
+        # 6. Say how the daemon is, wait for its turn, and run all of this.
         status = DaemonStatus(
             settings=settings,
             account=account,
@@ -301,14 +264,7 @@ class Daemon:
             why_no_names=lambda: responses.waiting,
         )
         self._fill(metrics, status)
-        http = HttpServer(
-            metrics,
-            status.explain_not_ready,
-            status.explain,
-            lambda: self._sampler.driver_gone_reason,
-            telemetry=lambda history: self._sampler.telemetry.explain(history=history),
-        )
-        self.http_port = (await http.start(stack, settings.http)).port
+        await self._listen(stack, metrics, status)
         # Not earlier: what the user got wrong is one line, without a log before it.
         self._log_start(cards)
         freeze_garbage_collector()
@@ -338,6 +294,87 @@ class Daemon:
             serving,
             drain=self._farewell,
         )
+
+    def _make_serving(
+        self,
+        client: KubeClient,
+        prepared: PreparedClaims | None,
+        checkpoint_reader: CheckpointReader,
+        account: LedgerService,
+        pods: OwnPods,
+        nodes: OwnNode,
+        card_list: CardList,
+        responses: ContainerResponses,
+        metrics: Metrics,
+    ) -> DevicePluginServing | ClaimServing:
+        """Make what serves the kubelet: a device plugin, or a DRA driver where claims are prepared."""
+        if prepared is None:
+            return DevicePluginServing(
+                self._settings,
+                account,
+                pods,
+                checkpoint_reader,
+                self._pod_resources,
+                responses.make_grant,
+                metrics.count_call,
+                self._on_registered,
+                self._on_kubelet_restart,
+            )
+        return ClaimServing(
+            self._settings,
+            client,
+            prepared,
+            account,
+            pods,
+            nodes,
+            card_list,
+            self._source,
+            checkpoint_reader,
+            responses.make_grant,
+            metrics.count_call,
+            self._on_registered,
+        )
+
+    def _make_sampler(
+        self,
+        account: LedgerService,
+        card_list: CardList,
+        responses: ContainerResponses,
+        notices: NodeEvents,
+    ) -> CardSampler:
+        ledger = account.ledger
+        driver = CardDriver(
+            account,
+            self._source,
+            notices,
+            self._driver,
+            is_unused=lambda: ledger.is_unavailable("cordoned") and ledger.is_empty,
+            detach_after_s=self._detach_after_s,
+            look_s=min(self._sample_s, 1.0),
+        )
+        tracker = HealthTracker(self._settings.quiet_s)
+        return CardSampler(
+            account,
+            HelperProcessFilter(self._source, responses.list_helper_pids),
+            self._owners,
+            driver,
+            CardHealth(account, tracker, notices, account.notify_devices_changed),
+            unit_mib=self._settings.unit_mib,
+            on_cards=card_list.apply_gpus,
+            notices=notices,
+            every_s=self._sample_s,
+        )
+
+    async def _listen(self, stack: AsyncExitStack, metrics: Metrics, status: DaemonStatus) -> None:
+        """Tell over HTTP how the daemon is, until a stack ends."""
+        http = HttpServer(
+            metrics,
+            status.explain_not_ready,
+            status.explain,
+            lambda: self._sampler.driver_gone_reason,
+            telemetry=lambda history: self._sampler.telemetry.explain(history=history),
+        )
+        self.http_port = (await http.start(stack, self._settings.http)).port
 
     def _log_start(self, cards: Sequence[Card]) -> None:
         log.info("gpupack node", **self._settings.shown())
