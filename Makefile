@@ -118,7 +118,7 @@ docs: $(VENV)/.docs ## Build the documents as a site in out/site, every link che
 	@$(BIN)/mkdocs build --quiet
 
 dist: $(VENV)/.runtime ## Build wheel and sdist in out/dist
-	@mkdir -p out/dist
+	@rm -rf build && mkdir -p out/dist  # what lies in build would be in the wheel, too
 	@$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("out/dist")' >/dev/null
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w out/dist .
 

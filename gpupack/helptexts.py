@@ -29,7 +29,7 @@ Behind a Service, for a kube-scheduler that is not ours:
   gpupack scheduler --http :8910 --leader-elect \\
     --tls-cert-file tls.crt --tls-key-file tls.key --tls-client-ca-file ca.crt
 
-kube-scheduler must run with percentageOfNodesToScore: 100. See docs/install.md.
+kube-scheduler must run with percentageOfNodesToScore: 100. See docs/install/joining.md.
 
 Policies are listed below; a pod's annotations may name others than the cluster's. See docs/policies.
 """

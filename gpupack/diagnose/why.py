@@ -311,7 +311,7 @@ class _PodExplainer:
         if self._is_of_other_scheduler and not gates:
             notes.append(
                 f"where the extender has joined {self._pod.spec.scheduler_name} it is asked all the same "
-                "(docs/install.md); here no pod of that scheduler has cards from it"
+                "(docs/install/joining.md); here no pod of that scheduler has cards from it"
             )
         notes += describe_unknowns(self._pod)
         unknown = explain_unknown_gang(self._cluster, self._pod)

@@ -150,7 +150,7 @@ async def test_verbs_are_for_clients_with_a_certificate(tmp_path: Path) -> None:
 
 
 async def test_the_certificates_of_the_installation_page_are_what_both_sides_need(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "install.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "install" / "joining.md").read_text(encoding="utf-8")
     lines = text.partition("openssl req")[2].partition("kubectl")[0]
     script = "set -e\n" + inspect.cleandoc("   openssl req" + lines)
     done = await asyncio.create_subprocess_exec(
