@@ -88,8 +88,8 @@ mutants: $(VENV)/.dev ## Run the mutants whose code has changed, and record that
 test-cluster: $(VENV)/.dev ## The same product on a real Kubernetes, the newest or KUBE_VERSION=1.34; TELLING=1 for fewer tests, NIGHTLY=1 for more, ONLY=dra for those with a word in their names, KARPENTER=1 and CONTROLLERS=1 build these for their tests (root)
 	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) GPUPACK_KARPENTER=$(KARPENTER) GPUPACK_CONTROLLERS=$(CONTROLLERS) $(PYTEST) tests/cluster -n 3 --dist loadfile --no-loadscope-reorder -q -m '$(if $(TELLING),telling,$(if $(NIGHTLY),cluster,not nightly))' $(if $(ONLY),-k '$(ONLY)')
 
-test-hardware: $(VENV)/.dev ## The node daemon and MPS on this node's first card, a real one that is idle; CLUSTER=1 gpupack in a real Kubernetes on it (root)
-	@GPUPACK_HARDWARE=1 $(if $(CLUSTER),GPUPACK_CLUSTER_REQUIRED=1) $(PYTEST) $(if $(CLUSTER),tests/cluster/test_card.py,tests/hardware) -q
+test-hardware: $(VENV)/.dev ## The node daemon and MPS on this node's first card, a real one that is idle; CLUSTER=1 gpupack in a real Kubernetes on it, SIMULATED=1 that on a simulated card (root)
+	@GPUPACK_HARDWARE=$(if $(SIMULATED),0,1) $(if $(CLUSTER),GPUPACK_CLUSTER_REQUIRED=1) $(PYTEST) $(if $(CLUSTER),tests/cluster/test_card.py,tests/hardware) -q
 
 kube-bundle: $(VENV)/.dev ## Pack what test-hardware CLUSTER=1 needs on a machine without Go and network into archives of at most 60 MB; PYTHON_THERE=3.12 is its Python
 	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) $(BIN)/python -m tests.scripts.bundle out/kube-bundle $(if $(PYTHON_THERE),--python $(PYTHON_THERE))

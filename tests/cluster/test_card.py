@@ -129,9 +129,10 @@ def test_pods_with_different_shares_use_one_card_and_are_told_apart(cluster, car
     cluster.wait_event("c", "1 Insufficient gpupack.io/gpu-memory-gib")
     said = command("why", "c", f"--kubeconfig={cluster.control.admin_config}")
     assert f"{free} GiB" in said, said
+    uid = cluster.pod("a")["metadata"]["uid"]
     ended_s = time.monotonic()
     cluster.delete("a")
-    cluster.wait_used([large])
+    until(lambda: uid not in cluster.state().holds, "the units of the pod that ended are free")
     report(
         "from a pod's deletion until its Node shows the memory as free, s",
         round(time.monotonic() - ended_s, 2),
@@ -155,7 +156,7 @@ def test_over_use_is_told_and_evicted(cluster, card, run):
     greedy = run(program_pod(card, cluster, "greedy", 2))
     uid = cluster.pod("greedy")["metadata"]["uid"]
     greedy.fill(2 * 1024 + OVER_USE_MIB)
-    cluster.wait_gone("greedy")
+    cluster.wait_gone("greedy", 120)
 
     def is_told() -> bool:
         told = {event.partition(":")[0] for event in cluster.events_of(uid)}
