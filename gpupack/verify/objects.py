@@ -156,8 +156,11 @@ class TriedPod(KubeObject):
             return f"it waits at the scheduling gate {', '.join(gates)}"
         if self.refusal:
             return f"no node takes it: {self.refusal}"
-        if status.get_condition("PodScheduled") is None:
+        scheduled = status.get_condition("PodScheduled")
+        if scheduled is None:
             return "no scheduler has said anything of it"
+        if not scheduled.is_true:
+            return f"its scheduler cannot place it: {scheduled.reason} {scheduled.message}"
         waiting = [each.state.waiting for each in status.container_statuses or () if each.state.waiting]
         return f"it is {status.phase}" + "".join(
             f", {each.reason} {each.message}".rstrip() for each in waiting

@@ -197,10 +197,10 @@ def test_without_a_daemon_nothing_is_tried(cluster: Cluster, account: Path) -> N
     assert not is_there(cluster)
 
 
-def test_a_container_uses_its_card_where_there_is_cuda(
+def test_cuda_is_tried_where_nothing_says_that_cards_are_simulated_and_an_extender_is_missed(
     make_cluster: Any, archive: Path, tmp_path: Path
 ) -> None:
-    """A stand-in is the driver's library, and nothing says that the card is simulated."""
+    """A stand-in is the driver's library."""
     card = SimulatedCard(tmp_path)
 
     def start(cluster: Cluster) -> None:
@@ -219,3 +219,11 @@ def test_a_container_uses_its_card_where_there_is_cuda(
     # The node has one card: kube-scheduler's sum refuses the pod already.
     result, reason = found[v.WAITS]
     assert (result, "Insufficient gpupack.io/gpu-memory-gib" in reason) == ("proven", True), reason
+
+    cluster.extender.kill()
+    status, report, said = verify(cluster.control.admin_config, f"--image={image}", "--timeout=40")
+    assert status == 1, said
+    (shared,) = [proof for proof in report["proofs"] if proof["what"] == v.SHARED]
+    assert shared["result"] == "refuted"
+    assert f"{cluster.extender.url}/filter" in shared["found"]
+    assert not is_there(cluster)

@@ -273,6 +273,14 @@ UNSCHEDULABLE = {
 }
 
 
+NO_EXTENDER = {
+    "phase": "Pending",
+    "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "SchedulerError", "message": "Post"}
+    ],
+}
+
+
 @pytest.mark.parametrize(
     ("change", "what", "result", "words"),
     [
@@ -292,6 +300,7 @@ UNSCHEDULABLE = {
             v.SHARED, "refuted", "it has ended: UnexpectedAdmissionError m", id="refused-by-the-kubelet",
         ),
         pytest.param(having(status={"phase": "Pending"}), v.SHARED, "refuted", "no scheduler", id="unseen"),
+        pytest.param(having(status=NO_EXTENDER), v.SHARED, "refuted", "SchedulerError Post", id="mute"),
         pytest.param(having(status=UNSCHEDULABLE), v.SHARED, "refuted", "0/1 nodes", id="no-room"),
         pytest.param(forgetting("limits"), v.WAITS, "refuted", "45 units", id="too-large-runs"),
         pytest.param(forgetting("event"), v.EVENT, "refuted", "no Event CardsAssigned", id="no-event"),
