@@ -10,7 +10,8 @@ mode releases them to kube-scheduler.
 More sides show what nobody can save. With `patches` a client that decides nothing names the nodes in place
 of the queue, and kube-scheduler binds without the extender. With `writes` that client sends the Bindings too,
 and there is no kube-scheduler. With `direct` the pods have no gate, and that client sends the Bindings alone:
-the ceiling of a scheduler with one write a pod. `claims` and `dra`: see `benchmarks.claim_sides`.
+the ceiling of a scheduler with one write a pod. `claims` and `dra`: see `benchmarks.claim_sides`. With
+`gangs` the pods are those of PodGroups of eight; the gates for that are on for all sides of the run then.
 
 A round's figure is its pods over the time from the first binding to the last. How fast that is depends on who
 else uses the machine. So the processor time that each process uses meanwhile is printed beside the rate, in
@@ -51,8 +52,10 @@ CARDS = 8
 CARD_GIB = 80
 REQUESTS_GIB = (4, 8, 10, 16, 20, 24, 40)
 WRITERS = 8
-SIDES = ("none", "extender", "claims", "dra", "batch", "gates", "patches", "writes", "direct")
-WITH_EXTENDER = ("extender", "claims", "batch", "gates")
+GANG_PODS = 8
+GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
+SIDES = ("none", "extender", "gangs", "claims", "dra", "batch", "gates", "patches", "writes", "direct")
+WITH_EXTENDER = ("extender", "gangs", "claims", "batch", "gates")
 WITH_QUEUE = ("batch", "gates")
 GATED = ("gates", "patches", "writes")
 BARE = ("patches", "writes", "direct")
@@ -172,6 +175,7 @@ def measure(
         cluster.extender.module = "benchmarks.profiled"
         cluster.extender.environment[FILE] = str(Path(profile).absolute())
     try:
+        cluster.control.with_pod_groups = "gangs" in sides
         cluster.control.start_without_controllers()
         in_parallel(nodes, lambda index: cluster.api.post("/api/v1/nodes", fake_node(index)))
         print(f"{nodes} nodes of {CARDS} x {CARD_GIB} GiB")
@@ -193,10 +197,12 @@ def one_round(cluster: Cluster, pods: int, side: str, flags: Sequence[str]) -> R
     if side in WITH_EXTENDER:
         cluster.extender.flags = [*flags, "--commit"] if side == "batch" else list(flags)
         cluster.extender.start()
+    groups = -(-pods // GANG_PODS) if side == "gangs" else 0
+    in_parallel(groups, lambda i: api.post(GROUPS, fake_group(i, min(GANG_PODS, pods - i * GANG_PODS))))
     in_parallel(pods, lambda i: api.post("/api/v1/namespaces/default/pods", fake_pod(cluster, i, side)))
     start = api.get("/api/v1/namespaces/default/pods", limit=1)["metadata"]["resourceVersion"]
     try:
-        if side in ("extender", "claims"):
+        if side in ("extender", "gangs", "claims"):
             time.sleep(SETTLED_S)
         pids = {BENCHMARK: os.getpid()}
         if side not in WITHOUT_SCHEDULER:
@@ -223,9 +229,23 @@ def one_round(cluster: Cluster, pods: int, side: str, flags: Sequence[str]) -> R
     api.delete("/api/v1/namespaces/default/pods", grace_s=0)
     until(lambda: not api.get("/api/v1/namespaces/default/pods", limit=1)["items"], "pods deleted", 120)
     claim_sides.clear(cluster, in_parallel)
+    in_parallel(groups, lambda i: delete_group(api, i))
     more = pods - 1
     cpu_ms = {name: 1000 * (last.cpu_s[name] - first.cpu_s[name]) / more for name in pids}
     return Round(more / (last.at_s - first.at_s), cpu_ms)
+
+
+def fake_group(index: int, pods: int) -> dict[str, Any]:
+    """A PodGroup whose pods start together."""
+    policy = {"schedulingPolicy": {"gang": {"minCount": pods}}}
+    return {"metadata": {"name": f"gang-{index}"}, "spec": policy}
+
+
+def delete_group(api: Api, index: int) -> None:
+    """Delete a PodGroup, whose finalizer is that of a controller that does not run."""
+    path = f"{GROUPS}/gang-{index}"
+    api.delete(path)
+    api.merge(path, {"metadata": {"finalizers": None}})
 
 
 def bare_client(cluster: Cluster, *, bind: bool) -> BareClient:
@@ -359,6 +379,8 @@ def fake_pod(cluster: Cluster, index: int, side: str) -> dict[str, Any]:
         return claim_sides.claim_pod(cluster, f"pod-{index:05d}", gib, limits)
     container = workload.container(gib=gib, limits=limits)
     pod = workload.pod(f"pod-{index:05d}", container)
+    if side == "gangs":
+        pod["spec"]["schedulingGroup"] = {"podGroupName": f"gang-{index // GANG_PODS}"}
     if side == "direct":
         pod["spec"]["schedulerName"] = NOBODY
     if side == "batch":

@@ -28,7 +28,7 @@ COMBINED: Final = "(combined from similar events): "
 
 
 class ObjectRef(NamedTuple):
-    """ObjectRef names the object of an Event; `make_pod_ref` and `make_node_ref` make them.
+    """ObjectRef names the object of an Event; `make_pod_ref` and the other functions make them.
 
     Attributes:
         kind: "Pod".
@@ -51,6 +51,10 @@ def make_pod_ref(namespace: str, name: str, uid: str) -> ObjectRef:
 def make_node_ref(name: str, uid: str = "") -> ObjectRef:
     """Refer to a node; without a UID its name stands for it, as in the kubelet's own Events."""
     return ObjectRef("Node", name, uid=uid or name)
+
+
+def make_pod_group_ref(namespace: str, name: str, uid: str) -> ObjectRef:
+    return ObjectRef("PodGroup", name, namespace, uid, "scheduling.k8s.io/v1beta1")
 
 
 @dataclass(slots=True)

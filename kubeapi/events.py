@@ -25,6 +25,7 @@ from kubeapi.correlation import (
     EventType,
     ObjectRef,
     make_node_ref,
+    make_pod_group_ref,
     make_pod_ref,
 )
 from kubeapi.errors import (
@@ -266,4 +267,4 @@ def _format_time(when_s: float) -> str:
     return datetime.fromtimestamp(when_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-__all__ = ["EventRecorder", "EventType", "ObjectRef", "make_node_ref", "make_pod_ref"]
+__all__ = ["EventRecorder", "EventType", "ObjectRef", "make_node_ref", "make_pod_group_ref", "make_pod_ref"]

@@ -81,7 +81,7 @@ class Committer:
         try:
             query = self.policies.make_request(self.state.nodes, pod.request, pod.amounts, uid)
             with self.state.reservations.charged_against(self.state.nodes, uid, pod.priority):
-                placement = self._place_pod(query, node, row, cards or self._list_preferred(pod, node))
+                placement = self._place_pod(query, node, row, cards or pod.planned_uuids)
         except (RequestError, *POLICY_FAULTS) as error:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
         assigned = self._make_assignment(placement, row)
@@ -106,11 +106,6 @@ class Committer:
             )
         sizes = dict(zip(record.uuids, record.sizes, strict=True))
         return claim_of(pod, node, sizes, assigned, self.state.unit_mib)
-
-    def _list_preferred(self, pod: PodRecord, node: str) -> Collection[str]:
-        """List the UUIDs of the cards held for a pod on a node; else of those that the queue planned."""
-        hold = self.state.group_holds.get_hold(pod.uid, node)
-        return pod.planned_uuids if hold is None else hold.list_uuids()
 
     def _get_pod(self, namespace: str, name: str, uid: str) -> PodRecord:
         pod = self.state.pods.get(uid)

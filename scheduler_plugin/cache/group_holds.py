@@ -116,16 +116,25 @@ class GroupHolds:
 
     def _can_start(self, key: GroupKey, cycle: _GroupCycle) -> bool:
         """Return True if enough pods of a group are bound or may find a node in this pass."""
-        group = self._groups.get_group(key)
-        if group is None:
+        min_count = self._groups.get_min_count(key)
+        if min_count <= 1:
             return True
+        placed, waiting = self._split_members(key)
+        # Pods that are asked about may not be known here yet.
+        may_pass = waiting.union(cycle.asked, (uid for uid, _ in cycle.held)) - placed - cycle.refused
+        return len(placed) + len(may_pass) >= min_count
+
+    def is_bound_in_part(self, key: GroupKey) -> bool:
+        """Return True if pods of a group are bound, and with those whose Bindings are under way too few."""
+        placed, _ = self._split_members(key)
+        members = self._groups.get_members(key)
+        return len(placed) < self._groups.get_min_count(key) and any(members[uid].node for uid in placed)
+
+    def _split_members(self, key: GroupKey) -> tuple[set[str], set[str]]:
+        """Split a group's pods that have not ended into those with a node, or assumed, and the others."""
         members = [pod for pod in self._groups.get_members(key).values() if not pod.ended]
         placed = {pod.uid for pod in members if pod.node or pod.uid in self._assumed}
-        waiting = {pod.uid for pod in members}.union(cycle.asked) - placed
-        return len(placed) + len(waiting - cycle.refused) >= group.spec.min_count
-
-    def get_hold(self, uid: str, node: str) -> Reservation | None:
-        return self._reservations.held.get((uid, node))
+        return placed, {pod.uid for pod in members} - placed
 
     def end_holds(self, key: GroupKey, uid: str) -> None:
         """End all holds of a pod: its cards are assumed, or it is bound, has ended or is gone."""

@@ -63,9 +63,15 @@ class PodGroups:
         group = self._groups.get(key)
         return 0 if group is None else max(1, group.spec.min_count)
 
-    def ends_together(self, key: GroupKey) -> bool:
-        """Return True unless the pods of a PodGroup are known to be of use without each other."""
-        return self.get_min_count(key) != 1
+    def ends_together(self, key: GroupKey | None) -> bool:
+        """Return True unless the pods of a PodGroup are known to be of use without each other.
+
+        kube-controller-manager makes a PodGroup without a gang policy for each Job, if it makes any.
+
+        Args:
+            key: None, of a pod without a PodGroup, gives False.
+        """
+        return key is not None and self.get_min_count(key) != 1
 
     def explain_missing(self, key: GroupKey) -> str:
         """Say that a PodGroup is not there, or why that is not known; empty if it is."""

@@ -38,10 +38,6 @@ class Reservation:
     units: Mapping[int, int]
     uuids: tuple[str, ...] = ()
 
-    def list_uuids(self) -> list[str]:
-        """List the UUIDs of the cards; empty if the node published none."""
-        return [self.uuids[card] for card in self.units if card < len(self.uuids)]
-
     def get_current_units(self, uuids: Sequence[str]) -> dict[int, int]:
         """Return the units by current card position, without cards that no longer exist.
 
@@ -85,6 +81,8 @@ class Reservations:
         charges: dict[int, dict[int, int]] = {}
         for each in chain(self._by_uid.values(), self.held.values()):
             row = nodes.rows.get(each.node)
+            if (each.uid, each.node) in self.held and each is not self.held[each.uid, each.node]:
+                continue  # a preemptor has passed filter: the same cards would count twice
             if row is not None and each.uid != uid and each.priority >= priority:
                 sums = charges.setdefault(row, {})
                 for card, units in each.get_current_units(nodes.uuids[row]).items():

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from scheduler_plugin.cache.pod_groups import GroupKey
 from scheduler_plugin.extender.node_set import NodeSet
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
 from scheduler_plugin.scheduling.request import SchedulingRequest
@@ -18,6 +19,8 @@ class FilterReply:
         unschedulable: Why no node will do, for people.
         evictable: Names of nodes, not always all, on which pods may be evicted for this one.
         asked_nodes: Nodes to check again later; set together with `refused`.
+        group_in_part: PodGroup of a refused pod that is bound in part, and lacks a card, or a Binding that is
+            accepted, for this pod.
         attempt: If a node policy was asked: the pod and the best row, None if the policy held the pod back.
     """
 
@@ -27,4 +30,5 @@ class FilterReply:
     unschedulable: UnschedulablePod | None = field(default=None, compare=False)
     evictable: tuple[str, ...] = ()
     asked_nodes: NodeSet | None = field(default=None, compare=False)
+    group_in_part: GroupKey | None = None
     attempt: tuple[SchedulingRequest, int | None] | None = field(default=None, compare=False)

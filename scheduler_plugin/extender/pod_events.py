@@ -1,23 +1,29 @@
 """Log lines and Events about pods. Nothing in here waits."""
 
+import math
 from collections.abc import Callable
 
 import structlog
 
 from allocator.names import BATCH_SCHEDULER, PLACEHOLDER_SCHEDULER
-from kubeapi.events import EventRecorder, EventType, ObjectRef, make_pod_ref
+from kubeapi.bounded import BoundedDict
+from kubeapi.events import EventRecorder, EventType, ObjectRef, make_pod_group_ref, make_pod_ref
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.objects import Pod
+from scheduler_plugin.cache.pod_groups import GroupKey
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.protocol import BindArgs
-from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod, UnschedulablePods
+from scheduler_plugin.extender.unschedulable_pods import REPEAT_AFTER_S, UnschedulablePod, UnschedulablePods
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.scheduling.reasons import format_memory
 
 ASSIGNED = "CardsAssigned"
 WAITING = "WaitingForCards"
+BOUND_IN_PART = "PodGroupBoundInPart"
+MAX_GROUPS_IN_PART = 1024
+MAX_NAMES = 5
 SHORT_UUID = 12
 """Characters of a card's UUID that tell cards apart for people: "GPU-1b6f6ef2"."""
 
@@ -47,6 +53,7 @@ class PodReporter:
         self._events = events
         self._leadership = leadership
         self.unschedulable_pods = UnschedulablePods(state.pods)
+        self._groups_in_part: BoundedDict[GroupKey, float] = BoundedDict(MAX_GROUPS_IN_PART)
         state.pod_resolved.connect(self._report_resolved)
 
     def report_filter(self, reply: FilterReply) -> None:
@@ -54,6 +61,33 @@ class PodReporter:
             self._report_refusal(reply.unschedulable)
         elif reply.passed:
             self._report_no_longer_waiting(reply.passed, "a node has room")
+        if reply.group_in_part is not None:
+            refusal = reply.unschedulable
+            why = (
+                "the API server refuses the Binding." if refusal is None else refusal.format_text(self._state)
+            )
+            self._report_bound_in_part(reply.group_in_part, why)
+
+    def _report_bound_in_part(self, key: GroupKey, why: str) -> None:
+        """Report a PodGroup that is bound in part, in Events of the group and of its pods."""
+        groups, now = self._state.pod_groups, self._clock()
+        group = groups.get_group(key)
+        if group is None or now - self._groups_in_part.get(key, -math.inf) < REPEAT_AFTER_S:
+            return
+        self._groups_in_part[key] = now
+        pods = [pod for pod in groups.get_members(key).values() if not pod.ended]
+        waiting = sorted(pod.name for pod in pods if not pod.node)
+        text = (
+            f"Only {len(pods) - len(waiting)} of the {groups.get_min_count(key)} pods of PodGroup {key[1]} "
+            f"that start together are bound. Not bound: {', '.join(waiting[:MAX_NAMES])}, because {why} "
+            "Make a card free for each, or delete the pods of the group, so that it starts anew."
+        )
+        log.warning("PodGroup is bound in part", group="/".join(key), waiting=len(waiting), why=why)
+        for ref in (
+            make_pod_group_ref(*key, group.metadata.uid),
+            *(make_pod_ref(pod.namespace, pod.name, pod.uid) for pod in pods),
+        ):
+            self._send_event(ref, "Warning", BOUND_IN_PART, text)
 
     def report_unasked(self, extender: Extender, pod: Pod) -> None:
         """Report a pod that kube-scheduler says is unschedulable and never asked the extender about.

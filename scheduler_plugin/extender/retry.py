@@ -148,8 +148,9 @@ class RefusedPodRetrier:
         """Treat every waiting pod as refused; kube-scheduler's calls correct that within a second."""
         for pod in self._extender.state.pods.values():
             waits = pod.request is not None and not (pod.node or pod.ended or pod.is_gated)
-            # kube-scheduler tries a PodGroup again by itself, as a whole.
-            if waits and pod.scheduling_group is None and pod.uid not in self._refused:
+            # kube-scheduler tries a gang again by itself, as a whole.
+            waits = waits and not self._extender.state.pod_groups.ends_together(pod.scheduling_group)
+            if waits and pod.uid not in self._refused:
                 self._add_refused(pod.uid, NodeSet())
 
     def _pop_if_passing(self, uid: str, refused: _RefusedPod) -> PodRecord | None:

@@ -70,6 +70,9 @@ MAX_EVICTABLE: Final = 256
 REFUSED_BINDING_S: Final = (1.0, 60.0)
 """A pod of a PodGroup whose Binding was refused is refused by filter, from so long to so long."""
 
+LASTING_REFUSALS: Final = 3
+"""Once a pod's Binding was refused so often it will be refused again, as far as anybody can tell."""
+
 BINDING_REFUSED: Final = "its last Binding was refused; it is tried again after a pause"
 GROUP_FAILED: Final = "too few pods of its PodGroup find cards"
 
@@ -157,7 +160,7 @@ class Extender:
     ) -> FilterReply:
         """Filter for a pod of a PodGroup: it gets one node, whose cards are held for it.
 
-        kube-scheduler tries a refused group again by itself, as a whole. So nothing waits, preempts or
+        kube-scheduler tries a refused gang again by itself, as a whole. So nothing waits, preempts or
         retries for one of its pods.
         """
         holds, nodes, uid = self.state.group_holds, self.state.nodes, pod.metadata.uid
@@ -171,9 +174,16 @@ class Extender:
             reply = FilterReply(
                 self._refuse_everywhere(candidates, BINDING_REFUSED if can_start else GROUP_FAILED)
             )
-        if not reply.passed:
-            holds.record_refusal(group, uid, nodes, rows)
-        return replace(reply, refused="", evictable=(), asked_nodes=None)
+        if reply.passed:
+            return reply
+        holds.record_refusal(group, uid, nodes, rows)
+        if not self.state.pod_groups.ends_together(group):
+            return reply
+        is_lasting = (
+            reply.unschedulable is not None or self._refused_bindings.count_failures(uid) >= LASTING_REFUSALS
+        )
+        in_part = group if is_lasting and holds.is_bound_in_part(group) else None
+        return replace(reply, refused="", evictable=(), asked_nodes=None, group_in_part=in_part)
 
     def would_pass(self, pod: PodRecord, among: NodeSet, now: float, *, held: bool = False) -> bool:
         """Return True if a node can take a refused pod now; this does not count as an attempt to place it.
@@ -286,6 +296,8 @@ class Extender:
         """Hold the cards of a node for a pod of a group, as its Binding would choose them."""
         nodes, uid = self.state.nodes, pod.metadata.uid
         known = self.state.pods.get(uid)
+        if known is not None and not self.state.is_pending(uid):
+            return  # a kube-scheduler that began anew asks about a pod whose Binding is under way
         planned = known.planned_uuids if known is not None else ()
         placement = place_on_node(self.policies.get_policy(query.request), nodes, row, query, planned)
         if placement is not None:

@@ -229,7 +229,7 @@ class Nominations:
                 uid in self._by_uid
                 or now >= seen + FOREIGN_NOMINATION_S
                 or not is_waiting(pod)
-                or pod.scheduling_group is not None  # its cards are held, see `GroupHolds`
+                or self._state.pod_groups.ends_together(pod.scheduling_group)  # see `GroupHolds`
                 or self._state.get_assumed(uid)
             ):
                 continue

@@ -6,6 +6,7 @@ import pytest
 
 from allocator.errors import PackingError
 from tests.property.claimed.mutants import MUTANTS as OF_CLAIMS
+from tests.property.grouped.mutants import MUTANTS as OF_GROUPS
 from tests.property.kernel.history import ViolationError
 from tests.property.kernel.mutant import Mutant
 from tests.property.kernel.proven import Record
@@ -20,6 +21,7 @@ RECORDS = {
         HERE / "undercount", OF_ACCOUNTING, failures=(ViolationError, KeyError, PackingError)
     ),
     "claimed": Record(HERE / "claimed", OF_CLAIMS, failures=(ViolationError, KeyError)),
+    "grouped": Record(HERE / "grouped", OF_GROUPS),
     "onetruth": Record(HERE / "onetruth", OF_ONE_TRUTH, range(400), failures=(AssertionError,)),
     "queuemodel": Record(HERE / "queuemodel", OF_THE_QUEUE, range(1000, 1020)),
     "queued": Record(HERE / "queued", OF_TWO_QUEUES),

@@ -1,6 +1,7 @@
 """Pods of a PodGroup in filter and bind: a card is held for each of them until its Binding."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,10 +10,14 @@ import pytest
 from kubeapi.objects import PodGroup
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.group_holds import BINDING_HOLD_S, HOLD_S
+from scheduler_plugin.cache.reservations import Reservation
 from scheduler_plugin.errors import CommitError
+from scheduler_plugin.extender.pod_events import BOUND_IN_PART, PodReporter
 from scheduler_plugin.extender.verbs import BINDING_REFUSED, GROUP_FAILED, REFUSED_BINDING_S
+from scheduler_plugin.preemption.node_victims import read_node
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
+from tests.state_world import assigned
 
 
 class GroupWorld(World):
@@ -25,10 +30,9 @@ class GroupWorld(World):
         self.pods: dict[str, dict[str, Any]] = {}
 
     def group(self, name: str, min_count: int) -> None:
-        raw = {
-            "metadata": {"name": name, "namespace": "default"},
-            "spec": {"schedulingPolicy": {"gang": {"minCount": min_count}}},
-        }
+        """Create a PodGroup; 0: with the policy that the pods of a Job have where nothing else is said."""
+        policy = {"gang": {"minCount": min_count}} if min_count else {"basic": {}}
+        raw = {"metadata": {"name": name, "namespace": "default"}, "spec": {"schedulingPolicy": policy}}
         self.state.pod_groups.put_group(msgspec.convert(raw, PodGroup))
 
     def pod(self, name: str, units: int, group: str = "", *, known: bool = True, **options: Any) -> None:
@@ -193,6 +197,17 @@ def test_a_pod_that_kube_scheduler_knew_first_is_refused_once_its_group_has_fail
     assert [world.ask("g-0"), world.ask("g-2")] == ["n", "n"]
 
 
+def test_pods_that_the_extender_does_not_know_yet_keep_their_holds(world: GroupWorld) -> None:
+    world.node("n", (8, 8))
+    for at in range(4):
+        world.pod(f"g-{at}", 5, "g", known=False)
+    assert [world.ask(f"g-{at}") for at in range(2)] == ["n", "n"]
+    # Two are enough, and while their Bindings are on their way the others are tried again.
+    for name in ("g-2", "g-3", "g-2"):
+        assert NOT_FREE in world.ask(name)
+    assert world.held() == {("uid-g-0", "n"), ("uid-g-1", "n")}
+
+
 def test_holds_end_some_time_after_the_last_call(world: GroupWorld) -> None:
     world.node("n", (8, 8))
     for name in ("g-0", "g-1"):
@@ -250,6 +265,80 @@ def test_a_pod_whose_binding_was_refused_pauses_longer_each_time(world: GroupWor
         world.now += REFUSED_BINDING_S[0] * 2**times - 0.1
         assert world.ask("g-0") == BINDING_REFUSED
         world.now += 0.1
+
+
+def test_the_pods_of_a_group_without_a_gang_policy_are_held_for_but_each_is_on_its_own(
+    world: GroupWorld,
+) -> None:
+    world.node("n", (8, 8), (0, 4))
+    world.group("job", 0)
+    for name in ("j-0", "j-1"):
+        world.pod(name, 5, "job")
+    assert world.ask("j-0") == "n"
+    reason = world.ask("j-1")
+    assert NOT_FREE in reason
+    assert world.held() == {("uid-j-0", "n")}
+    assert (world.reply.refused, world.reply.evictable) == ("uid-j-1", ("n",))
+    assert world.reply.asked_nodes is not None
+    assert world.reply.group_in_part is None
+
+
+@pytest.mark.parametrize(("min_count", "lost"), [(0, 1), (2, 2)], ids=["basic", "gang"])
+def test_a_victim_of_a_group_counts_with_its_gang(world: GroupWorld, min_count: int, lost: int) -> None:
+    world.node("n", (8, 8))
+    world.group("job", min_count)
+    for at in range(2):
+        world.pod(f"j-{at}", 5, "job", version=at + 2, node="n", annotations=assigned(at, 5))
+    query = world.policies.make_request(
+        world.state.nodes, world.state.pods["uid-j-0"].charged, world.state.pods["uid-j-0"].amounts
+    )
+    room = read_node(world.state, "n", query)
+    assert room is not None
+    assert len(room.list_gang(world.state.pods["uid-j-0"])) == lost
+
+
+def test_cards_that_a_pod_both_holds_and_has_reserved_count_once(world: GroupWorld) -> None:
+    """A pod of a Job for which others were evicted has passed filter."""
+    world.node("n", (8,))
+    world.group("job", 0)
+    world.pod("j-0", 4, "job")
+    world.state.reservations.add_reservation(Reservation("uid-j-0", 0, "n", {0: 4}))
+    assert world.ask("j-0") == "n"
+    world.pod("s", 4)
+    assert world.ask("s") == "n"
+
+
+def test_a_group_that_is_bound_in_part_is_reported_with_what_to_do(world: GroupWorld) -> None:
+    """Its first pod is bound, and somebody else has the card of the second one by now."""
+    events: list[tuple[str, str, str]] = []
+
+    def record(ref: Any, kind: str, reason: str, message: str) -> None:
+        events.append((f"{ref.kind} {ref.name}", f"{kind} {reason}", message))
+
+    recorder: Any = SimpleNamespace(event=record)
+    reporter = PodReporter(world.state, lambda: world.now, recorder)
+    world.node("n", (8, 8), (0, 4))
+    world.pod("g-1", 5, "g")
+    world.pod("g-0", 5, "g")
+    world.ask("g-1")
+    reporter.report_filter(world.reply)
+    assert world.bind("g-1", "n")
+    world.ask("g-0")
+    reporter.report_filter(world.reply)
+    assert not [event for event in events if BOUND_IN_PART in event[1]]
+    world.pod("g-1", 5, "g", version=2, node="n", annotations=assigned(0, 5))
+    for _ in range(3):
+        world.ask("g-0")
+        reporter.report_filter(world.reply)
+    told = [event for event in events if BOUND_IN_PART in event[1]]
+    assert [ref for ref, *_ in told] == ["PodGroup g", "Pod g-1", "Pod g-0"]
+    assert {kind for _, kind, _ in told} == {f"Warning {BOUND_IN_PART}"}
+    assert told[0][2] == (
+        "Only 1 of the 2 pods of PodGroup g that start together are bound. Not bound: g-0, because "
+        "0/1 nodes can take 5 GiB: "
+        "1 no card with 5 GiB free. Largest free card: 4 GiB on node n; all cards together: 7 GiB. "
+        "Make a card free for each, or delete the pods of the group, so that it starts anew."
+    )
 
 
 def test_nobody_waits_retries_or_evicts_for_one_pod_of_a_group(world: GroupWorld) -> None:
