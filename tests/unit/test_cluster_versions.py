@@ -6,9 +6,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from pytest_mock import MockerFixture
 
+from tests.cluster.conftest import pytest_runtestloop
 from tests.cluster.harness import binaries, versions
 from tests.scripts import answers, apiserver_script, kubelet_script
 
@@ -78,21 +82,44 @@ def test_nothing_is_built_where_the_cluster_tests_are_skipped(tmp_path: Path, to
     assert builds == []
 
 
-@pytest.mark.parametrize("argument", ["--collect-only", "--deselect=tests/cluster"])
-def test_nothing_is_built_where_no_cluster_test_is_run(tmp_path: Path, tools: Path, argument: str) -> None:
-    _, builds = run_cluster_test(tmp_path, tools, argument, PATH=f"{tools}:{os.environ['PATH']}")
-    assert builds == []
-
-
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "with a worker"])
-def test_an_unknown_version_is_told_in_one_line(
-    tmp_path: Path, tools: Path, workers: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("is_run", "collect_only", "expected"), [(True, False, 1), (True, True, 0), (False, False, 0)]
+)
+def test_nothing_is_built_where_no_cluster_test_is_run(
+    is_run: bool, collect_only: bool, expected: int, mocker: MockerFixture
 ) -> None:
+    mocker.patch.object(binaries, "obstacle", return_value=None)
+    build = mocker.patch.object(binaries, "build")
+    start_tests([mocker.Mock()] if is_run else [], collect_only=collect_only)
+    assert build.call_count == expected
+
+
+def test_an_unknown_version_ends_the_run(mocker: MockerFixture, monkeypatch) -> None:
+    mocker.patch.object(binaries, "obstacle", return_value=None)
+    monkeypatch.delenv("GPUPACK_KUBE_BIN", raising=False)
+    monkeypatch.setenv(versions.VARIABLE, "1.22.0")
+    with pytest.raises(pytest.UsageError, match=r"^no Kubernetes 1\.22\.0 here: .*$"):
+        start_tests([mocker.Mock()])
+
+
+def start_tests(items: list[Any], *, collect_only: bool = False) -> None:
+    """Begin a run of these tests in one process."""
+    option = SimpleNamespace(collectonly=collect_only)
+    plugins = SimpleNamespace(has_plugin=lambda _name: False)
+    pytest_runtestloop(
+        cast(
+            "pytest.Session",
+            SimpleNamespace(items=items, config=SimpleNamespace(option=option, pluginmanager=plugins)),
+        )
+    )
+
+
+def test_an_unknown_version_is_told_in_one_line(tmp_path: Path, tools: Path) -> None:
     reason = binaries.obstacle()
     if reason is not None and "no Go" not in reason:
         pytest.skip(reason)
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", versions.VARIABLE: "1.22.0"}
-    done, builds = run_cluster_test(tmp_path, tools, *workers, **environment)
+    done, builds = run_cluster_test(tmp_path, tools, "-n", "1", **environment)
     allowed = ", ".join(version.number for version in reversed(versions.pinned()))
     assert f"no Kubernetes 1.22.0 here: KUBE_VERSION may be one of {allowed}" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
