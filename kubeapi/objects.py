@@ -508,11 +508,18 @@ class PodGroupSchedulingPolicy(KubeStruct):
     gang: GangSchedulingPolicy | None = None
 
 
+class PodGroupSchedulingConstraints(KubeStruct):
+    """`schedulingConstraints` of Kubernetes' own PodGroup: labels of nodes that all its pods must share."""
+
+    topology: list[dict[str, Any]] | None = None
+
+
 class PodGroupSpec(KubeStruct):
     """`spec` of a PodGroup: `minMember` is of the coscheduling plugin, the rest of Kubernetes itself."""
 
     min_member: int = 0
     scheduling_policy: PodGroupSchedulingPolicy | None = None
+    scheduling_constraints: PodGroupSchedulingConstraints | None = None
     priority: int | None = None
 
     @property

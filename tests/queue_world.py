@@ -156,9 +156,9 @@ class QueueWorld:
         self._send(raw, live=live)
         return str(raw["metadata"]["uid"])
 
-    def pod_group(self, name: str, count: int = 0) -> None:
+    def pod_group(self, name: str, count: int = 0, topology: str = "") -> None:
         """Create or change a PodGroup of Kubernetes, see `pod_group`."""
-        self.state.pod_groups.put_group(pod_group(name, count))
+        self.state.pod_groups.put_group(pod_group(name, count, topology))
         self.queue.gangs.update_group(("default", name))
 
     def lose_pod_group(self, name: str) -> None:
@@ -264,10 +264,12 @@ class QueueWorld:
         self.queue.apply_pod(pod, self.now, live=live)
 
 
-def pod_group(name: str, count: int = 0) -> PodGroup:
+def pod_group(name: str, count: int = 0, topology: str = "") -> PodGroup:
     """Make a PodGroup of Kubernetes; without `count` its policy is not gang."""
-    policy = {"gang": {"minCount": count}} if count else {"basic": {}}
-    raw = {"metadata": {"name": name, "namespace": "default"}, "spec": {"schedulingPolicy": policy}}
+    spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": count}} if count else {"basic": {}}}
+    if topology:
+        spec["schedulingConstraints"] = {"topology": [{"key": topology}]}
+    raw = {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
     return msgspec.convert(raw, PodGroup)
 
 

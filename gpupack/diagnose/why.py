@@ -318,6 +318,8 @@ class _PodExplainer:
         if unknown:
             notes.append(unknown)
         unseen = self._cluster.kube_checks.list_unchecked_rules(HostRequirements.from_pod(self._pod))
+        if self._cluster.pod_groups.has_topology(self._pod.scheduling_group):
+            unseen = [*unseen, "topology constraints of its PodGroup"]
         if unseen:
             notes.append(f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}")
         reserved = [

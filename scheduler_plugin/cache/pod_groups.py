@@ -63,6 +63,12 @@ class PodGroups:
         group = self._groups.get(key)
         return 0 if group is None else max(1, group.spec.min_count)
 
+    def has_topology(self, key: GroupKey | None) -> bool:
+        """Return True if a PodGroup says which labels of nodes its pods must share."""
+        group = self._groups.get(key) if key is not None else None
+        constraints = None if group is None else group.spec.scheduling_constraints
+        return constraints is not None and bool(constraints.topology)
+
     def ends_together(self, key: GroupKey | None) -> bool:
         """Return True unless the pods of a PodGroup are known to be of use without each other.
 

@@ -113,6 +113,13 @@ def test_a_gate_of_ones_own_is_told_first() -> None:
     assert answer.text == f'{own}; 2 of the 3 pods are there that PodGroup "g" needs at least: {FEW}'
 
 
+def test_topology_constraints_are_a_note() -> None:
+    cluster = make_cluster(*members(3), cards=(8, 8, 8))
+    cluster.pod_groups.put_group(pod_group("g", 3, "zone"))
+    note = "not looked at here, and kube-scheduler looks at it: topology constraints of its PodGroup"
+    assert note in ask(cluster).notes
+
+
 def test_groups_that_cannot_be_read_are_a_note() -> None:
     cluster = make_cluster(*members(3), count=None)
     cluster.pod_groups.set_fault("Forbidden")

@@ -1,5 +1,7 @@
 """PodGroups of Kubernetes in the queue: one more source of gangs, all of whose gates go together."""
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,8 +9,10 @@ import pytest
 from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_GATE
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.queued_pods import GangState
+from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.status import explain_waiting
 from scheduler_plugin.queue.controller.watching import QueueFeed
+from scheduler_plugin.queue.controller.writer import PodWriter
 from scheduler_plugin.queue.scheduler.borrowed import BorrowedPods
 from tests.queue_world import TWO_QUEUES, QueueWorld, pod_group, world
 
@@ -256,3 +260,39 @@ def test_reclaim_evicts_a_group_whole_if_it_is_a_gang(count: int, groups: list[i
     assert cohort is not None
     borrowed = BorrowedPods(world.queue).list_borrowed(cohort, "b", ())
     assert [len(group.pods) for group in borrowed] == groups
+
+
+class Patches:
+    """Takes the patches of pods."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.both = asyncio.Event()
+
+    async def patch(self, path: str, body: Any, *_: object, **__: object) -> bytes:
+        self.paths += [step["path"] for step in body]
+        if path.endswith("/g1"):
+            self.both.set()
+        return b"{}"
+
+
+@pytest.mark.parametrize("topology", ["", "zone"])
+async def test_where_a_group_has_topology_constraints_no_node_is_named(topology: str) -> None:
+    """The queue does not look at them: the cards that it names could be in several domains."""
+    world = QueueWorld("mode: batch\nqueues: [{name: a}]")
+    world.node("n1", (16, 16))
+    world.pod_group("g", 2, topology)
+    members(world, 2)
+    api: Any = Patches()
+    recorder: Any = SimpleNamespace(event=lambda *_: None)
+    controller = Controller(
+        world.queue, PodWriter(api, lambda: True, 1.0), recorder, lambda: world.now, lambda: True
+    )
+    controller.record_change()
+    running = asyncio.create_task(controller.run())
+    async with asyncio.timeout(30):
+        await api.both.wait()
+    running.cancel()
+    names = {"/spec/affinity", "/metadata/annotations"} & set(api.paths)
+    assert bool(names) != bool(topology)
+    assert "/spec/schedulingGates" in api.paths

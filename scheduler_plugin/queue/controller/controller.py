@@ -222,7 +222,8 @@ class Controller:
         pod = self.queue.queued_pods.get(member.uid)
         if pod is None:
             return
-        node = member.node if admitted.names_node or self.queue.config.mode == "batch" else ""
+        names_node = self.queue.config.mode == "batch" and self.queue.may_name_node(pod)
+        node = member.node if admitted.names_node or names_node else ""
         async with self._turns:
             cards = self.queue.list_planned_cards(member.uid)
             answer = await self._writer.admit_pod(pod, node, cards, member.others)

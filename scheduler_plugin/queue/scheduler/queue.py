@@ -325,10 +325,17 @@ class Queue:
             yield admitted
 
     def list_planned_cards(self, uid: str) -> list[str]:
-        """List the UUIDs of the cards that an admitted pod is assumed on, sorted."""
+        """List the UUIDs of the cards that an admitted pod is to have, sorted; none where none are named."""
+        pod = self.queued_pods.get(uid)
+        if pod is not None and not self.may_name_node(pod):
+            return []
         assumed = self.state.get_assumed(uid)
         assigned = assumed.assigned if assumed is not None else None
         return sorted({uuid for uuid, _ in chain.from_iterable((assigned or {}).values())})
+
+    def may_name_node(self, pod: QueuedPod) -> bool:
+        """Return False for a pod that kube-scheduler places by the topology constraints of its PodGroup."""
+        return not self.state.pod_groups.has_topology(pod.record.scheduling_group)
 
     def find_requeues(self, now: float) -> list[Requeue]:
         again = [pod for pod in self.queued_pods.values() if pod.is_gated_again(now)]
