@@ -14,8 +14,11 @@ from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from benchmarks.dashboard import shown
 from benchmarks.fleet import Fleet
 from gpupack.cli.app import main
+from gpupack.dashboard.app import serve_file
 from gpupack.dashboard.records import NodeTile
+from gpupack.dashboard.settings import Settings
 from gpupack.inventory.objects import CLAIMS_NOT_READ
+from gpupack.whatif.objects import load_objects
 from tests.cluster_builders import claim_object, node_object
 
 
@@ -63,22 +66,23 @@ async def test_a_file_is_shown_until_ctrl_c(command, session):
     [([claim_object("c", (0, 10), pods=["x"])], []), ([], [CLAIMS_NOT_READ])],
     ids=["read", "not-read"],
 )
-async def test_a_file_is_shown_with_what_claims_have(command, session, claims, problems):
+async def test_a_file_is_shown_with_what_claims_have(session, claims, problems):
     serves, held = {NODE_SERVES: SERVES_CLAIMS}, {"uid-c": {0: 10}}
     node = node_object(
         "n", (16, 16), (10, 0), extra=serves, allocatable_units=0, holds=["uid-x"], claims=held
     )
     items = [node | {"kind": "Node"}, *claims]
-    text = json.dumps({"kind": "List", "items": items}).encode()
-    process = await command("-f", "-", "--port", 0, stdin=text, end=False)
-    line = (await process.stdout.readline()).decode()
-    async with session.get(f"{line.split()[2]}api/state") as answer:
-        state = await answer.json()
+    found = load_objects(json.dumps({"kind": "List", "items": items}).encode())
+    settings, stop = Settings(http="127.0.0.1:0"), asyncio.Event()
+    url = asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(serve_file(settings, found, "a file", stop=stop, started=url.set_result))
+        async with session.get(f"{await url}api/state") as answer:
+            state = await answer.json()
+        stop.set()
     (tile,) = msgspec.convert(state["nodes"], list[NodeTile])
     assert [card.free for card in tile.cards] == [6, 16]
     assert state["problems"] == problems
-    process.send_signal(signal.SIGINT)
-    assert await process.wait() == 0
 
 
 @pytest.mark.parametrize(
