@@ -1,8 +1,6 @@
 """`gpupack simulate --replay` and `--workload` as a whole: files in, tables and pictures out."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,6 +8,7 @@ from benchmarks import replay as benchmark
 from scheduler_plugin.simulator import plot as plots
 from scheduler_plugin.simulator.app import run, simulate
 from scheduler_plugin.simulator.options import LEARNED, TRACE, SimulationOptions
+from tests.integration.cli_world import in_process
 
 
 @pytest.fixture
@@ -88,18 +87,8 @@ def test_both_workloads_without_a_replay(trace):
     assert shipped["allocated_percent"] == learned["allocated_percent"]
 
 
-def command(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "gpupack", "simulate", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_the_command(trace, tmp_path):
+def test_the_command(trace, tmp_path, monkeypatch, capsys):
+    command = in_process(monkeypatch, capsys, "simulate")
     nodes, pods = trace
     status, out, err = command(
         *("--nodes", nodes, "--pods", pods, "--replay", "--load", "0.8", "--max-pods", "200"),
