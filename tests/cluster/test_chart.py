@@ -96,7 +96,25 @@ def template(
     chosen += [word for api in apis for word in ("--api-versions", api)]
     there = ["--namespace", namespace, "--kube-version", version]
     made = helm("template", "gpupack", str(CHART), *there, *chosen).stdout
-    return by_name([one for one in yaml.safe_load_all(made) if one])
+    return without_labels_of_helm(by_name([one for one in yaml.safe_load_all(made) if one]))
+
+
+LABELS = (
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/version",
+    "helm.sh/chart",
+)
+"""What Helm's conventions want on each object of a release, and kustomize does not write."""
+
+
+def without_labels_of_helm(objects: Objects) -> Objects:
+    for one in objects.values():
+        assert set(LABELS) <= one["metadata"]["labels"].keys()
+        one["metadata"]["labels"] = {
+            name: value for name, value in one["metadata"]["labels"].items() if name not in LABELS
+        }
+    return objects
 
 
 def by_name(objects: list[dict[str, Any]]) -> Objects:
@@ -128,6 +146,49 @@ def test_each_overlay_is_a_value(overlay: str) -> None:
     assert template("namespace.create=true", *OVERLAYS[overlay], version=version) == by_name(
         build(MANIFESTS / "overlays" / overlay)
     )
+
+
+def notes(folder: Path, *values: str, version: str) -> str:
+    """What Helm tells who installs the chart; `helm template`, which alone takes a version, leaves it out."""
+    copy = folder / "chart"
+    shutil.copytree(CHART, copy)
+    text = (copy / "templates" / "NOTES.txt").read_text()
+    shown = '{{ include "notes" . | quote }}'
+    (copy / "templates" / "notes.yaml").write_text(
+        f'{{{{- define "notes" }}}}{text}{{{{ end }}}}\nkind: Notes\ntext: {shown}\n'
+    )
+    chosen = [word for value in values for word in ("--set", value)]
+    arguments = ("--kube-version", version, "--show-only", "templates/notes.yaml", *chosen)
+    return str(yaml.safe_load(helm("template", "gpupack", str(copy), *arguments).stdout)["text"])
+
+
+@pytest.mark.parametrize(
+    ("values", "version", "said", "unsaid"),
+    [
+        (
+            (),
+            "1.37.1",
+            ("kubectl label node", "queue.enabled", "deployment/gpupack-scheduler"),
+            "schedulerName",
+        ),
+        ((), "1.35.2", ("schedulerName: gpupack-scheduler",), "v1beta1"),
+        (("schedulerName=v1beta1",), "1.35.2", ("kubectl gpupack verify",), "schedulerName"),
+        (("queue.enabled=true",), "1.37.1", ("autoscale.enabled",), "queue.enabled"),
+        (("simulatedGpus.enabled=true",), "1.37.1", ("kubectl gpupack top",), "kubectl label node"),
+        (
+            ("scheduler.mode=join",),
+            "1.37.1",
+            ("deployment/gpupack-extender",),
+            "deployment/gpupack-scheduler",
+        ),
+    ],
+)
+def test_notes_say_what_comes_next_and_what_is_off(
+    tmp_path: Path, values: tuple[str, ...], version: str, said: tuple[str, ...], unsaid: str
+) -> None:
+    text = notes(tmp_path, *values, version=version)
+    assert all(words in text for words in said), text
+    assert unsaid not in text
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,18 @@ plugins in /var/lib/kubelet whatever the kubelet's --root-dir is.
 {{- $_ := set $object "apiVersion" (printf "admissionregistration.k8s.io/%s" $version) }}
 {{- end }}
 {{- if $isServed }}
+{{- $_ := set $object.metadata "labels" (merge (include "gpupack.labels" .root | fromYaml) (default dict $object.metadata.labels)) }}
 ---
 {{ toYaml $object }}
 {{- end }}
+{{- end }}
+
+{{/* gpupack.labels is what Helm's own conventions want on each object of a release, as YAML; `.` is the top scope. */}}
+{{- define "gpupack.labels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/*
