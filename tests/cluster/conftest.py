@@ -18,6 +18,7 @@ BUILT = "gpupack_built"
 LONGEST = (
     "test_kubelet_script",
     "test_shipped_pods",
+    "test_verify",
     "test_controllers",
     "test_dra_faults",
     "test_dra",
@@ -37,7 +38,6 @@ LONGEST = (
     "test_identity",
     "test_autoscale",
     "test_repartition",
-    "test_verify",
 )
 SHOWN = ("gpupack", "kube-scheduler", "kubelet", "kueue", *(each.name for each in binaries.CONTROLLERS))
 
