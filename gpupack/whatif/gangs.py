@@ -101,7 +101,8 @@ def find_gang_key(cluster: Cluster, pod: Pod) -> tuple[str, str] | None:
         None for a pod on its own, also of a PodGroup whose pods may run without each other.
     """
     group = pod.scheduling_group
-    return read_gang_key(pod) if group is None or cluster.pod_groups.ends_together(group) else None
+    is_gang = group is None or cluster.pod_groups.ends_together(group) or _read_gang(cluster, pod)[1] > 1
+    return read_gang_key(pod) if is_gang else None
 
 
 def format_gang(cluster: Cluster, pod: Pod) -> str:
@@ -111,9 +112,13 @@ def format_gang(cluster: Cluster, pod: Pod) -> str:
 
 
 def _read_gang(cluster: Cluster, pod: Pod) -> tuple[str, int, str]:
-    if pod.scheduling_group is not None:
-        return pod.scheduling_group[1], cluster.pod_groups.get_min_count(pod.scheduling_group), ""
-    return read_gang(pod, cluster.group_sizes)
+    name, size, fault = read_gang(pod, cluster.group_sizes)
+    group = pod.scheduling_group
+    if group is None:
+        return name, size, fault
+    # An annotation may ask for more than a PodGroup whose pods start one by one.
+    least = cluster.pod_groups.get_min_count(group)
+    return name, max(1, size) if least == 1 else least, ""
 
 
 def explain_unknown_gang(cluster: Cluster, pod: Pod) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from allocator.names import POD_GANG, POD_GANG_SIZE
 from gpupack.autoscale.scale_down import find_nodes_to_keep
 from gpupack.diagnose.why import explain_pod
 from gpupack.whatif.answers import PodExplanation
@@ -71,6 +72,12 @@ def test_pods_of_a_group_without_gang_policy_are_asked_about_one_by_one() -> Non
     cluster = make_cluster(*members(9), count=0)
     assert find_gang(cluster, cluster.find_pod("default", "g0")) is None
     assert ask(cluster).state == "fits"
+
+
+def test_the_annotation_counts_where_the_group_lets_each_pod_start() -> None:
+    notes = ((POD_GANG, "train"), (POD_GANG_SIZE, "3"))
+    cluster = make_cluster(*(Pod(f"g{at}", 5, policies=notes) for at in range(3)), count=0)
+    assert "its gang starts together, and 2 of its 3 pods fit at once now" in ask(cluster).text
 
 
 @pytest.mark.parametrize(

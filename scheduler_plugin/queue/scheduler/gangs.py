@@ -301,13 +301,13 @@ class Gangs:
         gang.size = max(1, least - len(outside))
         if least > MAX_GANG:
             return f"minCount of PodGroup {name} is {least}; allowed: 1 to {MAX_GANG}"
-        for uid in gang.members:
-            said = self._queued_pods[uid].queue_info.gang_size
-            if said and said != least:
-                start = f"PodGroup {name} lets {least} pods start together"
-                return (
-                    f"annotation {POD_GANG_SIZE} is {said}, and {start}; allowed: the same, or no annotation"
-                )
+        said = {self._queued_pods[uid].queue_info.gang_size for uid in gang.members} - {0}
+        if said and not groups.ends_together(key):
+            # kube-controller-manager makes such a PodGroup for every Job, also where the pods ask for more.
+            least = gang.size = max(said)
+        if said - {least}:
+            both = f"annotation {POD_GANG_SIZE} is {min(said - {least})}, and PodGroup {name}"
+            return f"{both} lets {least} pods start together; allowed: the same, or no annotation"
         gated = next((pod for pod in outside if pod.is_gated and not pod.node), None)
         if gated is not None:
             held = f"pod {gated.name} of PodGroup {name} has a scheduling gate"
