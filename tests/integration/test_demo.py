@@ -25,6 +25,7 @@ from gpupack.demo.play import DemoFailedError, play
 from gpupack.demo.pods import NODES, PODS, shuffle_shapes
 from gpupack.embedded import EmbeddedCluster, wait_until
 from standins.scheduler import Unschedulable
+from tests.integration.cli_world import in_process
 
 BEFORE = "Before: all cards are free"
 BARS = re.compile(r"[░▏▎▍▌▋▊▉█]{4} (\d+)/")
@@ -133,8 +134,8 @@ def test_a_port_without_the_dashboard_is_refused():
     assert (result.exit_code, "--port: allowed with --dashboard only" in result.output) == (2, True)
 
 
-def test_a_seed_repeats_the_demo_and_another_changes_it(default):
-    assert said_by("--seed", "1") == default
+def test_a_seed_repeats_the_demo_and_another_changes_it(default, monkeypatch, capsys):
+    assert in_process(monkeypatch, capsys, "demo")("--seed", "1") == (0, *default)
     assert shuffle_shapes(2) == shuffle_shapes(2) != shuffle_shapes(1)
     for seed in (1, 2):
         assert sorted(map(str, shuffle_shapes(seed).values())) == sorted(map(str, PODS))
