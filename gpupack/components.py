@@ -70,6 +70,7 @@ FIRST: Final = (
 LAST: Final = (
     "/api/v1/services",
     "/api/v1/configmaps",
+    "/apis/policy/v1/poddisruptionbudgets",
     "/apis/monitoring.coreos.com/v1/servicemonitors",
     "/apis/monitoring.coreos.com/v1/prometheusrules",
     "/apis/resource.k8s.io/v1/deviceclasses",

@@ -57,6 +57,22 @@ def find_brought(folder: Path) -> list[dict[str, Any]]:
     return configs + [one for file in files for one in yaml.safe_load_all(file.read_text())]
 
 
+def test_what_has_two_replicas_is_drained_one_after_the_other() -> None:
+    for folder in FOLDERS:
+        brought = find_brought(folder)
+        replicated = {
+            one["metadata"]["name"]: one["spec"]["selector"]
+            for one in brought
+            if one["kind"] == "Deployment" and one["spec"].get("replicas", 1) > 1
+        }
+        budgets = {
+            one["metadata"]["name"]: one["spec"]["selector"]
+            for one in brought
+            if one["kind"] == "PodDisruptionBudget"
+        }
+        assert budgets == replicated, folder
+
+
 def test_uninstall_finds_all_that_a_component_brings() -> None:
     brought = {folder.name: found for folder in FOLDERS if (found := find_brought(folder))}
     assert brought.keys() == COMPONENTS.keys()
