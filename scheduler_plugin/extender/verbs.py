@@ -57,7 +57,7 @@ from scheduler_plugin.scheduling.placing import (
     place_on_node,
     score_nodes,
 )
-from scheduler_plugin.scheduling.policies.registry import PolicyRequest
+from scheduler_plugin.scheduling.policies.registry import NodePolicy, PolicyRequest
 from scheduler_plugin.scheduling.ranking import MAX_SCORE, convert_to_protocol, rank_best
 from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, format_event_text
 from scheduler_plugin.scheduling.request import SchedulingRequest
@@ -153,7 +153,7 @@ class Extender:
         if group is not None:
             return self._filter_group_member(group, pod, candidates, query, now)
         with self.state.reservations.charged_against(self.state.nodes, pod.metadata.uid, pod.priority):
-            return self._filter_cards(pod, candidates, query, now)
+            return self._filter_cards(pod, None, candidates, query, now)
 
     def _filter_group_member(
         self, group: GroupKey, pod: Pod, candidates: Candidates, query: SchedulingRequest, now: float
@@ -169,7 +169,7 @@ class Extender:
         can_start = holds.begin_call(group, uid, nodes, rows, now)
         if can_start and not self._refused_bindings.is_paused(uid):
             with self.state.reservations.charged_against(nodes, uid, pod.priority):
-                reply = self._filter_cards(pod, candidates, query, now)
+                reply = self._filter_cards(pod, group, candidates, query, now)
         else:
             reply = FilterReply(
                 self._refuse_everywhere(candidates, BINDING_REFUSED if can_start else GROUP_FAILED)
@@ -203,8 +203,9 @@ class Extender:
                 fitting_rows = rows[filter_nodes(self.state.nodes, query, rows)]
                 if held:
                     return bool(len(fitting_rows))
-                planned = bool(pod.planned_uuids)
-                scores = self._score_fitting(planned, planned and len(rows) == 1, query, fitting_rows)
+                planned, policy = bool(pod.planned_uuids), self.policies.get_policy(query.request)
+                placed = planned and len(rows) == 1
+                scores = self._score_fitting(policy, planned, placed, query, fitting_rows)
         except POLICY_FAULTS:
             return False
         return bool((scores < np.inf).any())
@@ -235,17 +236,26 @@ class Extender:
         return UnschedulablePod(pod.metadata, counts, query, rows)
 
     def _filter_cards(
-        self, pod: Pod, candidates: Candidates, query: SchedulingRequest, now: float
+        self,
+        pod: Pod,
+        group: GroupKey | None,
+        candidates: Candidates,
+        query: SchedulingRequest,
+        now: float,
     ) -> FilterReply:
-        nodes, group = self.state.nodes, pod.scheduling_group
+        """Offer the nodes with the cards that the node policy ranks first; of a group's pod only one."""
+        nodes, uid, nominated = self.state.nodes, pod.metadata.uid, pod.status.nominated_node_name
+        planned, ranks_itself = read_planned_uuids(pod.metadata.annotations), ranks_nodes_itself(pod)
         # 1. Find the nodes that take the pod, and rank them by the node policy.
         rows, at = self._find_rows(candidates)
-        planned = read_planned_uuids(pod.metadata.annotations)
-        fits, placed = self._mask_takers(pod, query, rows, planned)
+        may_leave = ranks_itself or bool(nominated)
+        fits, placed = self._mask_takers(uid, query, rows, planned, may_leave=may_leave)
         fitting_rows = rows[fits]
         self.pending_pods.report_to_policies(now)
-        scores = self._score_fitting(bool(planned), placed, query, fitting_rows)
-        first = rank_best(scores, nodes.name_rank[fitting_rows], self._count_offered(pod, len(rows)))
+        policy = self.policies.get_policy(query.request)
+        scores = self._score_fitting(policy, bool(planned), placed, query, fitting_rows)
+        most = len(rows) if self.shortlist <= 0 or ranks_itself else self.shortlist
+        first = rank_best(scores, nodes.name_rank[fitting_rows], most if group is None else 1)
         best = fitting_rows[first]
         tried = (query, int(best[0]) if len(best) else None) if len(scores) else None
         if not len(best):
@@ -253,44 +263,42 @@ class Extender:
         # 2. Keep what prioritize and bind need of the answer.
         if group is not None:
             self._hold_cards(group, pod, query, int(best[0]))
-        if not ranks_nodes_itself(pod) and len(best) <= MAX_NODES:
-            self._cache_result(pod, query, best)
+        if not ranks_itself and len(best) <= MAX_NODES:
+            self._cache_result(uid, policy, best)
         # 3. Answer.
         chosen = at[fits.nonzero()[0][first]].tolist()
-        if group is None and pod.status.nominated_node_name:
-            chosen = self._add_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
-        answer = encode_passed(candidates, nodes, chosen)
-        return FilterReply(answer, passed=pod.metadata.uid, attempt=tried)
+        if group is None and nominated:
+            chosen = self._add_nominated(nominated, candidates, chosen, fitting_rows[scores < np.inf])
+        return FilterReply(encode_passed(candidates, nodes, chosen), passed=uid, attempt=tried)
 
     def _mask_takers(
-        self, pod: Pod, query: SchedulingRequest, rows: RowArray, planned: Collection[str]
+        self,
+        uid: str,
+        query: SchedulingRequest,
+        rows: RowArray,
+        planned: Collection[str],
+        *,
+        may_leave: bool,
     ) -> tuple[BoolArray, bool]:
         """Find the nodes that have the cards and come into question for a pod.
 
         Args:
             rows: intp[m].
             planned: UUIDs of the cards that the queue planned for it.
+            may_leave: It may also go where these cards are not.
 
         Returns:
             bool[m], and whether they are where the queue placed the pod.
         """
         nodes = self.state.nodes
-        fits = self._failed_bindings.mask_untried(
-            nodes, pod.metadata.uid, rows, filter_nodes(nodes, query, rows)
-        )
+        fits = self._failed_bindings.mask_untried(nodes, uid, rows, filter_nodes(nodes, query, rows))
         if not planned or len(rows) == 1:
             return fits, bool(planned)
-        if ranks_nodes_itself(pod) or pod.status.nominated_node_name:
+        if may_leave:
             return fits, False
         # Elsewhere it would take room that the queue keeps for others.
         there = fits & has_card(nodes, rows, min(planned))
         return (there, True) if there.any() else (fits, False)
-
-    def _count_offered(self, pod: Pod, asked: int) -> int:
-        """Count the nodes, of so many, that filter returns at most."""
-        if pod.scheduling_group is not None:
-            return 1
-        return asked if self.shortlist <= 0 or ranks_nodes_itself(pod) else self.shortlist
 
     def _hold_cards(self, group: GroupKey, pod: Pod, query: SchedulingRequest, row: int) -> None:
         """Hold the cards of a node for a pod of a group, as its Binding would choose them."""
@@ -324,7 +332,12 @@ class Extender:
             self.policies.record_attempt(self.state.nodes, *reply.attempt)
 
     def _score_fitting(
-        self, planned: bool, placed: bool, query: SchedulingRequest, fitting_rows: RowArray
+        self,
+        policy: NodePolicy,
+        planned: bool,
+        placed: bool,
+        query: SchedulingRequest,
+        fitting_rows: RowArray,
     ) -> FloatArray:
         """Score nodes that fit.
 
@@ -333,7 +346,7 @@ class Extender:
         """
         if placed:
             return np.zeros(len(fitting_rows), dtype=np.float64)
-        scores = score_nodes(self.policies.get_policy(query.request), self.state.nodes, query, fitting_rows)
+        scores = score_nodes(policy, self.state.nodes, query, fitting_rows)
         return np.minimum(scores, np.finfo(np.float64).max) if planned else scores
 
     def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
@@ -549,18 +562,17 @@ class Extender:
         names = self.state.nodes.names
         return tuple(names[row] for row in np.roll(rows, -first)[:MAX_EVICTABLE].tolist())
 
-    def _cache_result(self, pod: Pod, query: SchedulingRequest, rows: RowArray) -> None:
+    def _cache_result(self, uid: str, policy: NodePolicy, rows: RowArray) -> None:
         nodes = self.state.nodes
-        policy = self.policies.get_policy(query.request)
         names = [nodes.names[row] for row in rows.tolist()]
         versions = dict(zip(names, nodes.version[rows].tolist(), strict=True))
-        self.filter_results[pod.metadata.uid] = FilterResult(policy, policy.epoch, versions)
+        self.filter_results[uid] = FilterResult(policy, policy.epoch, versions)
 
     def _add_nominated(
-        self, pod: Pod, candidates: Candidates, chosen: list[int], fitting_rows: RowArray
+        self, nominated: str, candidates: Candidates, chosen: list[int], fitting_rows: RowArray
     ) -> list[int]:
         """Add the node that preemption has freed for the pod, if it fits and the shortlist cut it off."""
-        row = self.state.nodes.rows.get(pod.status.nominated_node_name)
+        row = self.state.nodes.rows.get(nominated)
         if row is None or row not in fitting_rows:
             return chosen
         position = int(np.flatnonzero(candidates.rows(self.state.nodes) == row)[0])
