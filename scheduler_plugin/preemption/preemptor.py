@@ -162,6 +162,7 @@ class Preemptor:
                 del memory[uid]
         if not self._can_act():
             return
+        self.state.expire_tombstones(now)
         for pod, why in await self.nominations.review_all():
             self._report_failure(pod, why)
         for uid in [

@@ -7,6 +7,7 @@ import pytest
 
 from allocator.request import ContainerRequest, PodRequest
 from kubeapi.errors import Unreachable
+from scheduler_plugin.cache.group_holds import HOLD_S
 from scheduler_plugin.preemption.nominations import (
     EVICTION_TIMEOUT_S,
     FOREIGN_NOMINATION_S,
@@ -29,6 +30,15 @@ from tests.preemption_world import BUDGET_SAYS_NO, PreemptionApi, PreemptionWorl
 @pytest.fixture
 def world() -> PreemptionWorld:
     return PreemptionWorld.of_two_nodes()
+
+
+async def test_cards_held_for_a_group_that_is_asked_about_no_more_are_free_for_a_plan() -> None:
+    world = PreemptionWorld()
+    world.node("n", (8,))
+    member = world.create("g-0", 5, spec={"schedulingGroup": {"podGroupName": "g"}})
+    assert world.filter(member) == ["n"]
+    await world.settle(HOLD_S)
+    assert not world.state.reservations.held
 
 
 async def test_a_pod_that_does_not_take_its_card_loses_it(world: PreemptionWorld) -> None:
