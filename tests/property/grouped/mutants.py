@@ -33,9 +33,9 @@ MUTANTS = (
     ),
     Mutant(
         "a pod of a group gets one node",
-        Extender._count_offered,
-        "return 1",
-        "pass",
+        Extender._filter_cards,
+        "most if group is None else 1",
+        "most",
         quiet,
         0,
     ),
