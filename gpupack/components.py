@@ -37,6 +37,7 @@ COMPONENTS: Final[Mapping[str, Component]] = {
     "gpu-taint": Component(),
     "monitoring": Component(),
     "mps": Component(daemon="gpupack-mps"),
+    "priority-quota": Component(),
     "queue": Component(dependents=("queue-batch",)),
     "queue-batch": Component(scheduler=BATCH_SCHEDULER),
     # Not with scheduler-name, which does nothing where another scheduler is allowed: without that policy the
@@ -70,6 +71,7 @@ FIRST: Final = (
 LAST: Final = (
     "/api/v1/services",
     "/api/v1/configmaps",
+    "/api/v1/resourcequotas",
     "/apis/policy/v1/poddisruptionbudgets",
     "/apis/monitoring.coreos.com/v1/servicemonitors",
     "/apis/monitoring.coreos.com/v1/prometheusrules",

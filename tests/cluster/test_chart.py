@@ -44,6 +44,7 @@ COMPONENTS = {
     "memory-limits": ["memoryLimits.enabled=true"],
     "mig": ["mig.enabled=true"],
     "mps": ["mps.enabled=true"],
+    "priority-quota": ["priorityQuota.enabled=true"],
     "queue-batch": ["queue.enabled=true", "queue.batch.enabled=true", "queue.batch.sharedNodes=true"],
     "queue-batch-own-nodes": ["queue.enabled=true", "queue.batch.enabled=true"],
     "visible-devices": ["visibleDevices.enabled=true"],

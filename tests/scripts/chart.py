@@ -97,6 +97,7 @@ def schema() -> dict[str, Any]:
             pullSecrets={"type": "array", "items": _OBJECT},
         ),
         "namespace": closed({"create": said("Write the Namespace too, for `helm template`.", _BOOL)}),
+        "priorityQuota": closed({"enabled": _BOOL}, "A quota that permits our priority classes, for GKE."),
         "simulatedGpus": closed(
             {"enabled": _BOOL, "profile": said("One that ships with gpupack, or a file.", _TEXT)},
             "Simulated cards on every Linux node, for clusters without GPUs.",

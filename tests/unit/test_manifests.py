@@ -401,3 +401,16 @@ def test_an_update_of_several_replicas_takes_none_away_first(name: str) -> None:
     for (kind, _), one in objects(name).items():
         if kind == "Deployment" and one["spec"]["replicas"] > 1 and "strategy" in one["spec"]:
             assert one["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_every_container_has_a_memory_limit_and_what_is_critical_may_run_beside_critical_addons(
+    name: str,
+) -> None:
+    for (kind, _), one in objects(name).items():
+        if kind in {"DaemonSet", "Deployment"}:
+            pod = pod_template(one)
+            assert all("memory" in each["resources"]["limits"] for each in pod["containers"])
+            tolerated = {each.get("key") for each in pod["tolerations"]}
+            if pod.get("priorityClassName") == "system-cluster-critical":
+                assert tolerated == {"node-role.kubernetes.io/control-plane", "CriticalAddonsOnly"}
