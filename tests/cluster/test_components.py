@@ -93,6 +93,7 @@ CASES = {
     "monitoring": Case(("base", "monitoring"), "monitoring"),
     "mps": Case(("base", "mps"), "mps"),
     "of a node": Case(("base", "cdi", "mig", "nvidia-runtime-class", "simulated-gpus", "k0s")),
+    "priority-quota": Case(("base", "priority-quota"), "priority-quota"),
     "queue": Case(
         ("base", "queue"), "queue", is_in=lambda seen: bool(seen["queued"]["schedulingGates"] == GATES)
     ),
