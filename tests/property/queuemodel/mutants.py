@@ -54,7 +54,7 @@ MUTANTS = (
         "            self.state.forget(assumed, now)\n        self.slots.vacate(pod.uid)\n"
         "        pod.capacity_freed = True\n",
         of("slotted"),
-        31,
+        150,
     ),
     Mutant(
         "slots: pods of a gang go where a slot is idle",
