@@ -126,5 +126,5 @@ def test_commands_write_with_say_only() -> None:
         for path in COMMANDS.glob("*.py")
         for call in re.findall(r"(click\.echo|\bprint)\(", path.read_text())
     }
-    own = {"advise", "app", "common", "completion", "dashboard", "migrate", "node", "top", "why"}
+    own = {"advise", "app", "common", "completion", "dashboard", "migrate", "node", "top", "verify", "why"}
     assert {name for name, _ in found} <= own
