@@ -151,6 +151,7 @@ def test_pods_with_different_shares_use_one_card_and_are_told_apart(cluster, car
     report("resident memory of the node daemon, MiB", round(resident_mib(cluster.daemon.pid)))
 
 
+@pytest.mark.nightly
 def test_over_use_is_told_and_evicted(cluster, card, run):
     run(program_pod(card, cluster, "modest", 2)).fill(1024)
     greedy = run(program_pod(card, cluster, "greedy", 2))
@@ -167,6 +168,7 @@ def test_over_use_is_told_and_evicted(cluster, card, run):
     uses(cluster, "modest", 1024)
 
 
+@pytest.mark.nightly
 def test_a_mistake_of_a_pods_program_leaves_the_card_healthy(cluster, card, run):
     other = run(program_pod(card, cluster, "other", 2))
     faulty = run(program_pod(card, cluster, "faulty", 2))
@@ -208,6 +210,7 @@ def test_a_killed_daemon_and_a_restarted_kubelet_lose_nothing_under_load(cluster
     assert wait_agree(cluster).used == [14]
 
 
+@pytest.mark.nightly
 def test_mps_limits_the_memory_and_the_multiprocessors_of_pods(cluster, card, run):
     options = card.mps_options(cluster)
     if options is None:

@@ -75,6 +75,7 @@ def test_check_says_whether_the_api_server_can_serve_claims(cluster, tmp_path: P
     kubeconfig = cluster.use_identity("nobody", cluster.token("default", "nobody"))
     command = [sys.executable, "-m", "gpupack", "node", "--check", "--serve=dra", "--output=json"]
     command += ["--gpus=simulated", "--profile=2xt4", f"--kubeconfig={kubeconfig}", f"--cdi-dirs={tmp_path}"]
+    command += [f"--kubelet-dir={cluster.host.kubelet_dir}"]
     command += [f"--device-plugin-dir={cluster.host.device_plugin_dir}"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
     (claims,) = [each for each in json.loads(done.stdout) if each["what"] == "claims (--serve dra)"]

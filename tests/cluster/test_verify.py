@@ -142,6 +142,7 @@ def test_without_a_right_nothing_is_created(cluster: Cluster) -> None:
     assert not is_there(cluster)
 
 
+@pytest.mark.nightly
 def test_an_image_that_cannot_be_had_is_told_and_undone(cluster: Cluster, account: Path) -> None:
     status, report, said = verify(account, "--image=localhost/nowhere:1")
     assert status == 1, said
@@ -204,6 +205,7 @@ def test_without_a_daemon_nothing_is_tried(cluster: Cluster, account: Path) -> N
     assert not is_there(cluster)
 
 
+@pytest.mark.nightly
 def test_cuda_is_tried_where_nothing_says_that_cards_are_simulated_and_an_extender_is_missed(
     make_cluster: Any, archive: Path, tmp_path: Path
 ) -> None:
