@@ -204,7 +204,17 @@ def uninstall(cluster: Cluster, component: str) -> tuple[int, list[str]]:
     return done.exit_code, done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("name", CASES)
+SHOWN_BY_OTHERS = frozenset(
+    {"autoscale", "dashboard", "dashboard-teams", "evict-over-use", "gpu-taint", "monitoring", "mps"}
+    | {"of a node", "visible-devices"}
+)
+"""Cases that run nightly: their objects go the way of the others'."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] if name in SHOWN_BY_OTHERS else []) for name in CASES],
+)
 def test_out_of_a_component_nothing_is_left_and_pods_are_treated_as_before(
     cluster: Cluster, name: str
 ) -> None:

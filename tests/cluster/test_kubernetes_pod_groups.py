@@ -197,7 +197,7 @@ def test_a_gang_that_fits_exactly_is_bound(world: World) -> None:
     assert not [call for call in world.proxy.list_calls("bind") if call.why]
 
 
-@pytest.mark.parametrize("scheduler", ["default-scheduler", SECOND])
+@pytest.mark.parametrize("scheduler", ["default-scheduler", pytest.param(SECOND, marks=pytest.mark.nightly)])
 def test_of_two_groups_that_want_the_same_cards_one_is_bound(world: World, scheduler: str) -> None:
     world.node((8, 8, 8))
     world.group("a", (5, 5))
@@ -255,6 +255,7 @@ def test_a_node_that_is_nominated_before_the_binding_is_no_reason_to_refuse_it(w
     assert [call.why for call in world.proxy.list_calls("bind")] == ["", ""]
 
 
+@pytest.mark.nightly
 def test_a_pod_whose_binding_is_refused_is_tried_ever_more_rarely(world: World) -> None:
     world.node((8, 8))
     refuse_binding(world, "g-1")
