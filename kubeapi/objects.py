@@ -424,6 +424,29 @@ class Pod(KubeObject):
         return owner is not None and owner.kind == "DaemonSet"
 
 
+class ServerVersion(KubeStruct):
+    """The answer to `/version`."""
+
+    major: str
+    minor: str
+    git_version: str
+
+
+class AccessStatus(KubeStruct):
+    allowed: bool = False
+    denied: bool = False
+
+
+class AccessReview(KubeStruct):
+    """The answer to a SubjectAccessReview, or to a SelfSubjectAccessReview."""
+
+    status: AccessStatus = msgspec.field(default_factory=AccessStatus)
+
+    @property
+    def is_allowed(self) -> bool:
+        return self.status.allowed and not self.status.denied
+
+
 class NodeSpec(KubeStruct):
     taints: tuple[Taint, ...] | None = None
     unschedulable: bool = False

@@ -30,6 +30,7 @@ from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.settings import Settings
 from kubeapi.client import KubeClient
 from kubeapi.errors import NotFound
+from kubeapi.objects import ServerVersion
 
 SERVER_TIMEOUT_S: Final = 5.0
 LEAST_VERSION: Final = (1, 36)
@@ -171,12 +172,6 @@ def find_obstacles(settings: Settings, cgroups: CgroupProber) -> list[str]:
     return found
 
 
-class _ServerVersion(msgspec.Struct, rename="camel"):
-    major: str
-    minor: str
-    git_version: str
-
-
 class _ServedResource(msgspec.Struct):
     name: str
 
@@ -193,7 +188,7 @@ async def find_server_obstacles(client: KubeClient) -> list[str]:
         MsgspecError: The answer is something else.
     """
     body = await client.get("/version", timeout_s=SERVER_TIMEOUT_S)
-    version = msgspec.json.decode(body, type=_ServerVersion)
+    version = msgspec.json.decode(body, type=ServerVersion)
     # Some clouds write the minor version as "36+".
     numbers = re.match(r"(\d+)\.(\d+)", f"{version.major}.{version.minor}")
     found = []

@@ -14,6 +14,7 @@ from gpupack.teams import AUDIENCE, MEMBER
 from kubeapi.bounded import BoundedDict
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, Malformed
+from kubeapi.objects import AccessReview
 from kubeapi.ratelimit import TokenBucket
 
 TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
@@ -52,17 +53,8 @@ class _TokenStatus(msgspec.Struct):
     user: _User = msgspec.field(default_factory=_User)
 
 
-class _AccessStatus(msgspec.Struct):
-    allowed: bool = False
-    denied: bool = False
-
-
 class _TokenReview(msgspec.Struct):
     status: _TokenStatus = msgspec.field(default_factory=_TokenStatus)
-
-
-class _AccessReview(msgspec.Struct):
-    status: _AccessStatus = msgspec.field(default_factory=_AccessStatus)
 
 
 class MemberReviewer:
@@ -128,8 +120,8 @@ class MemberReviewer:
                 "resourceAttributes": {"namespace": namespace, "verb": "list", "resource": "pods"},
             },
         }
-        status = _read(await self._client.post(ACCESS_REVIEWS, review), _AccessReview).status
-        return status.allowed and not status.denied
+        allowed: bool = _read(await self._client.post(ACCESS_REVIEWS, review), AccessReview).is_allowed
+        return allowed
 
 
 def _names_member(token: str, namespace: str) -> bool:

@@ -40,7 +40,15 @@ from kubeapi.errors import (
     Unreachable,
     decode_answer,
 )
-from kubeapi.objects import KubeObject, KubeStruct, Namespace, Node
+from kubeapi.objects import (
+    AccessReview,
+    KubeStruct,
+    Namespace,
+    Node,
+    NodeStatus,
+    NodeSystemInfo,
+    ServerVersion,
+)
 from kubeapi.paths import make_pod_path, quote_segment
 
 if TYPE_CHECKING:
@@ -147,30 +155,18 @@ class _StepError(Exception):
         self.means = means
 
 
-class _Version(KubeStruct):
-    git_version: str = ""
-
-
-class _NodeInfo(KubeStruct):
+class _NodeInfo(NodeSystemInfo):
     kernel_version: str = ""
     kubelet_version: str = ""
     container_runtime_version: str = ""
 
 
-class _NodeStatus(KubeStruct):
+class _NodeStatus(NodeStatus):
     node_info: _NodeInfo = msgspec.field(default_factory=_NodeInfo)
 
 
-class _NodeDetails(KubeObject):
+class _ListedNode(Node):
     status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
-
-
-class _ReviewStatus(KubeStruct):
-    allowed: bool = False
-
-
-class _Review(KubeStruct):
-    status: _ReviewStatus = msgspec.field(default_factory=_ReviewStatus)
 
 
 class _Event(KubeStruct):
@@ -252,12 +248,12 @@ class Verifier:
     async def _look(self) -> tuple[str, CardChoice | None, DaemonPod | None, Target | None]:
         """Look what is there; no target where nothing can be tried."""
         version = decode_answer(
-            await self.client.get("/version"), msgspec.json.Decoder(_Version).decode, "a version"
+            await self.client.get("/version"), msgspec.json.Decoder(ServerVersion).decode, "a version"
         )
         self._find("Kubernetes", "ok", version.git_version)
         if not await self._check_rights():
             return "", None, None, None
-        nodes = await list_all(self.client, NODES_PATH, Node, "nodes")
+        nodes = await list_all(self.client, NODES_PATH, _ListedNode, "nodes")
         names = (self.options.node,) if self.options.node else ()
         rows = build_rows(NodesAndPods(nodes), names)
         choice = choose_card(rows)
@@ -269,8 +265,7 @@ class Verifier:
         self.report(f"card {choice.card.index} of node {choice.node}")
         free_mib = choice.card.free_units * choice.unit_mib
         self._find("cards", "ok", f"{choice.card.model or choice.uuid}, {free_mib} MiB free")
-        body = await self.client.get(f"{NODES_PATH}/{quote_segment(choice.node)}")
-        info = decode_answer(body, msgspec.json.Decoder(_NodeDetails).decode, "a Node").status.node_info
+        info = node.status.node_info
         self._find("node", "ok", f"kubelet {info.kubelet_version}, {info.container_runtime_version}")
         daemon = await self._find_daemon(choice.node)
         options = self.options
@@ -318,7 +313,7 @@ class Verifier:
             "spec": {"resourceAttributes": asked},
         }
         answer = await self.client.post(ACCESS_REVIEWS, body)
-        return decode_answer(answer, msgspec.json.Decoder(_Review).decode, "a review").status.allowed
+        return decode_answer(answer, msgspec.json.Decoder(AccessReview).decode, "a review").is_allowed
 
     async def _find_daemon(self, node: str) -> DaemonPod | None:
         """Find the pod of the node's daemon; None where there is none, or it may not be read."""

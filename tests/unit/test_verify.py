@@ -124,7 +124,7 @@ class FakeCluster(ApiRequests):
                 return {**self.objects[path], "status": self.pod_status(name)}
         daemon = self.make_daemon()
         pages = {
-            "/version": {"gitVersion": "v1.37.1"},
+            "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.1"},
             "/api/v1/nodes": {"items": [self.node()]},
             "/api/v1/nodes/n1": self.node(),
             SYSTEM: {"items": [daemon]},
