@@ -6,13 +6,15 @@ overflows int64, and 53 bits are exact in JSON. Whatever does not decode is reje
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, Self
+from typing import Final, Literal, Self, get_args
 
 from allocator.errors import PackingError, QuantityError, shown
 from allocator.names import (
     MAX_UNIT_MIB,
+    PACKED_COMPUTE_LIMIT,
+    PACKED_COMPUTE_USED_PREFIX,
     PACKED_LAYOUT,
     PACKED_PREFIX,
     PACKED_REVISION,
@@ -22,7 +24,12 @@ from allocator.names import (
 from allocator.quantity import parse_integer
 
 PAYLOAD_BITS: Final = 53
-LAYOUT_VERSION: Final = 1
+MAX_COMPUTE_LIMIT: Final = 1000
+"""Largest percent of a card's compute that a node may give away, see `NodeWords.compute_limit`."""
+
+LayoutVersion = Literal[1, 2]
+"""1 says sizes and used units; 2 says used compute as well. A reader knows both, the node writes 2."""
+
 MAX_CARDS: Final = (1 << 10) - 1
 
 # The header, low bits first: 4 version, 6 width, 10 card count, 24 unit in MiB.
@@ -47,6 +54,9 @@ def width(max_units: int) -> int:
 class Layout:
     """Layout is how a node's words are divided: field of 1..53 bits, 0..1023 cards, unit of 1..16777215 MiB.
 
+    Attributes:
+        version: which words there are, see `LayoutVersion`.
+
     Raises:
         PackingError: a part is out of its range.
     """
@@ -54,6 +64,7 @@ class Layout:
     bits: int
     cards: int
     unit_mib: int
+    version: LayoutVersion = 1
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
@@ -73,15 +84,15 @@ class Layout:
         """
         if not 0 <= header < 1 << _HEADER_BITS:
             raise PackingError(f"layout header {header}; allowed: {_HEADER_BITS} bits, not negative")
-        version = header & 0xF
-        if version != LAYOUT_VERSION:
-            raise PackingError(f"layout header {header} has version {version}; allowed: {LAYOUT_VERSION}")
-        return cls(header >> _BITS_AT & 0x3F, header >> _CARDS_AT & MAX_CARDS, header >> _UNIT_AT)
+        version = next((known for known in get_args(LayoutVersion) if known == header & 0xF), None)
+        if version is None:
+            raise PackingError(f"layout header {header} has version {header & 0xF}; allowed: 1 or 2")
+        return cls(header >> _BITS_AT & 0x3F, header >> _CARDS_AT & MAX_CARDS, header >> _UNIT_AT, version)
 
     @property
     def header(self) -> int:
         """The layout as one integer: `version | bits << 4 | cards << 10 | unit_mib << 20`."""
-        return LAYOUT_VERSION | self.bits << _BITS_AT | self.cards << _CARDS_AT | self.unit_mib << _UNIT_AT
+        return self.version | self.bits << _BITS_AT | self.cards << _CARDS_AT | self.unit_mib << _UNIT_AT
 
     @property
     def cards_per_word(self) -> int:
@@ -138,45 +149,87 @@ def decode(words: Sequence[int], layout: Layout) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NodeWords:
-    """A node's published state, decoded: for each card its size and used units, and a revision.
+    """A node's published state, decoded: what each card has and what of it is used, and a revision.
+
+    Attributes:
+        sizes: units of each card.
+        used: used units of each card.
+        compute_limit: percent of its compute that each card gives away in all, 1 to 1000. 0 in version 1 of
+            the layout: nothing is known of compute, and the node gives none away.
+        compute_used: percent of its compute that is given away of each card; empty in version 1.
 
     Raises:
-        PackingError: Sizes or used values are not one per card, one does not fit the layout, used exceeds
-            size, or the revision is outside 0..2^53-1.
+        PackingError: Not one value for each card, one that does not fit the layout, more used than there is,
+            a limit that does not go with the layout's version, or a revision outside 0..2^53-1.
     """
 
     layout: Layout
     sizes: tuple[int, ...]
     used: tuple[int, ...]
     revision: int
+    compute_limit: int = 0
+    compute_used: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.revision < 1 << PAYLOAD_BITS:
             raise PackingError(f"revision {self.revision}; allowed: {PAYLOAD_BITS} bits, not negative")
-        for name, values in (("sizes", self.sizes), ("used values", self.used)):
-            if len(values) != self.layout.cards:
-                raise PackingError(
-                    f"{len(values)} {name} for {self.layout.cards} cards; allowed: one for each card"
-                )
+        _check_compute_limit(self.layout, self.compute_limit)
+        computed = self.layout.cards if self.compute_limit else 0
+        for name, values, count in (
+            ("sizes", self.sizes, self.layout.cards),
+            ("used values", self.used, self.layout.cards),
+            ("values of used compute", self.compute_used, computed),
+        ):
+            if len(values) != count:
+                raise PackingError(f"{len(values)} {name} for {count} cards; allowed: one for each card")
         top = (1 << self.layout.bits) - 1
         for card, (size, used) in enumerate(zip(self.sizes, self.used, strict=True)):
             if not 0 <= used <= size <= top:
                 raise PackingError(
                     f"card {card} has {used} of {size} units used; allowed: 0 <= used <= size <= {top}"
                 )
+        for card, compute in enumerate(self.compute_used):
+            if not 0 <= compute <= self.compute_limit:
+                raise PackingError(
+                    f"card {card} has {compute} percent of compute used; allowed: 0 to {self.compute_limit}"
+                )
 
     @classmethod
-    def of(cls, unit_mib: int, sizes: Sequence[int], used: Sequence[int], revision: int) -> Self:
-        """Build the record with the narrowest layout that holds the sizes."""
-        layout = Layout(width(max(sizes, default=0)), len(sizes), unit_mib)
-        return cls(layout, tuple(sizes), tuple(used), revision)
+    def of(
+        cls,
+        unit_mib: int,
+        sizes: Sequence[int],
+        used: Sequence[int],
+        revision: int,
+        compute_limit: int = 0,
+        compute_used: Sequence[int] = (),
+    ) -> Self:
+        """Build the record with the narrowest layout that holds the sizes, of version 2 with a limit."""
+        layout = Layout(width(max(sizes, default=0)), len(sizes), unit_mib, 2 if compute_limit else 1)
+        return cls(layout, tuple(sizes), tuple(used), revision, compute_limit, tuple(compute_used))
+
+
+def _check_compute_limit(layout: Layout, limit: int) -> None:
+    low, high = (0, 0) if layout.version == 1 else (1, MAX_COMPUTE_LIMIT)
+    if not low <= limit <= high:
+        raise PackingError(f"compute limit {limit}; allowed: {low} to {high} percent")
+
+
+def _compute_layout(layout: Layout, limit: int) -> Layout:
+    """Return how the words of used compute are divided: as the others, by fields that hold the limit."""
+    return replace(layout, bits=width(limit))
 
 
 def node_resources(words: NodeWords) -> dict[str, int]:
-    """Write a node's state as extended resources: layout, size and used words, revision."""
+    """Write a node's state as extended resources: layout, words, compute limit, revision."""
     resources = {PACKED_LAYOUT: words.layout.header}
-    for prefix, values in ((PACKED_SIZE_PREFIX, words.sizes), (PACKED_USED_PREFIX, words.used)):
-        for index, word in enumerate(encode(values, words.layout)):
+    rows = [(PACKED_SIZE_PREFIX, words.sizes, words.layout), (PACKED_USED_PREFIX, words.used, words.layout)]
+    if words.compute_limit:
+        resources[PACKED_COMPUTE_LIMIT] = words.compute_limit
+        layout = _compute_layout(words.layout, words.compute_limit)
+        rows.append((PACKED_COMPUTE_USED_PREFIX, words.compute_used, layout))
+    for prefix, values, layout in rows:
+        for index, word in enumerate(encode(values, layout)):
             resources[f"{prefix}{index}"] = word
     resources[PACKED_REVISION] = words.revision
     return resources
@@ -200,7 +253,13 @@ def read_node(resources: Mapping[str, str | int]) -> NodeWords | None:
     layout = _recall_layout(_integer(ours, PACKED_LAYOUT))
     sizes = _words(ours, PACKED_SIZE_PREFIX, layout)
     used = _words(ours, PACKED_USED_PREFIX, layout)
-    return NodeWords(layout, sizes, used, _integer(ours, PACKED_REVISION))
+    revision = _integer(ours, PACKED_REVISION)
+    if layout.version == 1:
+        return NodeWords(layout, sizes, used, revision)
+    limit = _integer(ours, PACKED_COMPUTE_LIMIT)
+    _check_compute_limit(layout, limit)
+    compute = _words(ours, PACKED_COMPUTE_USED_PREFIX, _compute_layout(layout, limit))
+    return NodeWords(layout, sizes, used, revision, limit, compute)
 
 
 _recall_layout: Final = lru_cache(maxsize=64)(Layout.from_header)

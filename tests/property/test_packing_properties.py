@@ -9,7 +9,9 @@ from allocator.packing import Layout, NodeWords, decode, encode, node_resources,
 from allocator.quantity import canonical
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
-layouts = st.builds(Layout, st.integers(1, 53), st.integers(0, 64), st.integers(1, 2**24 - 1))
+layouts = st.builds(
+    Layout, st.integers(1, 53), st.integers(0, 64), st.integers(1, 2**24 - 1), st.sampled_from([1, 2])
+)
 
 
 @st.composite
@@ -24,7 +26,10 @@ def packed(draw):
 def node_words(draw):
     sizes = draw(st.lists(st.integers(0, 300_000), max_size=24))
     used = [draw(st.integers(0, size)) for size in sizes]
-    return NodeWords.of(draw(st.integers(1, 2**24 - 1)), sizes, used, draw(st.integers(0, 2**53 - 1)))
+    limit = draw(st.just(0) | st.integers(1, 1000))
+    compute = [draw(st.integers(0, limit)) for _ in sizes] if limit else []
+    unit_mib, revision = draw(st.integers(1, 2**24 - 1)), draw(st.integers(0, 2**53 - 1))
+    return NodeWords.of(unit_mib, sizes, used, revision, limit, compute)
 
 
 @given(packed())

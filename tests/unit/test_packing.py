@@ -9,6 +9,8 @@ LAYOUT = "gpupack.io/packed-layout"
 REVISION = "gpupack.io/packed-revision"
 SIZE_0 = "gpupack.io/packed-size-0"
 USED_0 = "gpupack.io/packed-used-0"
+COMPUTE_LIMIT = "gpupack.io/packed-compute-limit"
+COMPUTE_0 = "gpupack.io/packed-compute-used-0"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,12 @@ def test_width_refuses(largest):
 
 
 @pytest.mark.parametrize(
-    ("layout", "header"), [(Layout(7, 8, 1024), 1073750129), (Layout(8, 16, 512), 536887425)]
+    ("layout", "header"),
+    [
+        (Layout(7, 8, 1024), 1073750129),
+        (Layout(8, 16, 512), 536887425),
+        (Layout(7, 8, 1024, version=2), 1073750130),
+    ],
 )
 def test_header(layout, header):
     assert layout.header == header
@@ -81,8 +88,8 @@ def test_impossible_layouts(bits, cards, unit_mib, part):
     [
         (-1, "44 bits, not negative"),
         (1 << 44, "44 bits, not negative"),
-        (0, "version 0; allowed: 1"),
-        (1073750130, "version 2; allowed: 1"),
+        (0, "version 0; allowed: 1 or 2"),
+        (1073750131, "version 3; allowed: 1 or 2"),
         (1073750129 & ~0x3F0, "field width 0"),
         (1073750129 | 0x3F0, "field width 63"),
         (1073750129 & 0xFFFFF, "unit in MiB 0"),
@@ -142,6 +149,23 @@ def test_node_words_invariant(sizes, used, revision, problem):
         NodeWords(Layout(5, 2, 1024), sizes, used, revision)
 
 
+@pytest.mark.parametrize(
+    ("version", "limit", "compute", "problem"),
+    [
+        (1, 100, (0, 0), "compute limit 100; allowed: 0 to 0 percent"),
+        (1, 0, (0, 0), "2 values of used compute for 0 cards"),
+        (2, 0, (), "compute limit 0; allowed: 1 to 1000 percent"),
+        (2, 1001, (0, 0), "compute limit 1001; allowed: 1 to 1000 percent"),
+        (2, 100, (0,), "1 values of used compute for 2 cards"),
+        (2, 100, (0, 101), "card 1 has 101 percent of compute used; allowed: 0 to 100"),
+        (2, 100, (-1, 0), "card 0 has -1 percent of compute used"),
+    ],
+)
+def test_invariant_of_compute(version, limit, compute, problem):
+    with pytest.raises(PackingError, match=problem):
+        NodeWords(Layout(5, 2, 1024, version), (16, 16), (8, 8), 0, limit, compute)
+
+
 def test_narrowest_layout():
     words = NodeWords.of(1024, [79, 39], [0, 39], 5)
     assert words == NodeWords(Layout(7, 2, 1024), (79, 39), (0, 39), 5)
@@ -158,6 +182,29 @@ def test_node_resources():
         "gpupack.io/packed-used-1": 80,
         REVISION: 1_763_000_000_001,
     }
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "compute_words"),
+    [
+        (100, [30, 90, 0, 100, 7, 0, 0, 50], [2088774942, 50]),  # fields of 7 bits, 7 in a word
+        (200, [30, 90, 0, 200], [3355466270]),  # fields of 8 bits
+        (1000, [0, 0, 0, 0, 0, 1000], [0, 1000]),  # fields of 10 bits, 5 in a word
+    ],
+)
+def test_node_resources_with_compute(limit, used, compute_words):
+    sizes = [80] * len(used)
+    words = NodeWords.of(1024, sizes, [0] * len(used), 5, limit, used)
+    without = node_resources(NodeWords.of(1024, sizes, [0] * len(used), 5))
+    assert node_resources(words) == without | {LAYOUT: without[LAYOUT] + 1, COMPUTE_LIMIT: limit} | {
+        f"gpupack.io/packed-compute-used-{index}": word for index, word in enumerate(compute_words)
+    }
+    assert read_node(node_resources(words)) == words
+
+
+def test_version_1_says_nothing_of_compute():
+    words = read_node(node_resources(NodeWords.of(1024, [80], [8], 5)))
+    assert (words.layout.version, words.compute_limit, words.compute_used) == (1, 0, ())
 
 
 def test_reads_what_the_api_server_prints():
@@ -192,11 +239,20 @@ def test_nodes_without_words(resources):
         ({USED_0: "121"}, "card 0 has 121 of 120 units used"),
         ({"gpupack.io/packed-size-1": "0"}, 'resource "gpupack.io/packed-size-1" is not in the layout'),
         ({"gpupack.io/packed-used-00": "0"}, 'resource "gpupack.io/packed-used-00" is not in the layout'),
+        ({COMPUTE_LIMIT: None}, f"resource {COMPUTE_LIMIT} is missing"),
+        ({COMPUTE_LIMIT: 0}, "compute limit 0; allowed: 1 to 1000 percent"),
+        ({COMPUTE_LIMIT: 1001}, "compute limit 1001; allowed: 1 to 1000 percent"),
+        ({COMPUTE_LIMIT: "-1"}, "compute limit -1; allowed: 1 to 1000 percent"),
+        ({COMPUTE_0: None}, f"resource {COMPUTE_0} is missing"),
+        ({COMPUTE_0: 101}, "card 0 has 101 percent of compute used; allowed: 0 to 100"),
+        ({COMPUTE_0: 1 << 14}, r"gpupack.io/packed-compute-used-\*: word 0 is 16384"),
+        ({"gpupack.io/packed-compute-used-1": "0"}, 'compute-used-1" is not in the layout'),
         ({USED_0: None, "gpupack.io/packed-used-x": "0"}, 'resource "gpupack.io/packed-used-x" is not in'),
     ],
 )  # fmt: skip
 def test_corrupt_nodes(change, problem):
-    resources = dict(node_resources(NodeWords(Layout(7, 2, 1024), (120, 7), (104, 7), 9)))
+    words = NodeWords(Layout(7, 2, 1024, 2), (120, 7), (104, 7), 9, 100, (30, 90))
+    resources = dict(node_resources(words))
     resources.update(change)
     with pytest.raises(PackingError, match=problem):
         read_node({name: value for name, value in resources.items() if value is not None})
