@@ -1,7 +1,7 @@
 """Rules for the cards of a pod as a whole: one model, or separate cards for each container."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from allocator.cards import Card
@@ -19,9 +19,10 @@ class CardRules:
     same_model: bool = False
     apart: bool = False
 
-    def left_on(self, card_size: int, used_units: int, units: int) -> int:
-        """Return the used units of a card, for the demands that follow, once one demand has `units` of it."""
-        return max(card_size, used_units) if self.apart else used_units + units
+    def take(self, card: Card, units: int, compute: int) -> Card:
+        """Return a card, for the demands that follow, once one demand has so much of it."""
+        used = max(card.size_units, card.used_units) if self.apart else card.used_units + units
+        return replace(card, used_units=used, compute_used=card.compute_used + compute)
 
     def allows(self, cards: Sequence[Card], chosen: Sequence[Collection[int]]) -> bool:
         """Tell whether cards that were chosen for each demand keep the rules."""

@@ -17,6 +17,9 @@ class Card:
         cordoned: true takes the card out of placement, because a user asked for it.
         numa: NUMA node the card hangs on, None if unknown.
         links: NVLinks to each card of the node, by position in the words; empty if there are none.
+        compute_limit: percent of its compute that pods may ask for together; 0 where the node does not
+            publish its compute, so that no pod that asks for some gets it there.
+        compute_used: percent that are taken; may exceed the limit while accounts catch up.
     """
 
     index: int
@@ -28,6 +31,8 @@ class Card:
     cordoned: bool = False
     numa: int | None = None
     links: tuple[int, ...] = ()
+    compute_limit: int = 100
+    compute_used: int = 0
 
     @property
     def free_units(self) -> int:
@@ -35,6 +40,15 @@ class Card:
         if not self.healthy or self.cordoned:
             return 0
         return max(0, self.size_units - self.used_units)
+
+    @property
+    def compute_free(self) -> int:
+        """Percent of compute that can still be given away; less than 0 where more is taken than allowed."""
+        return self.compute_limit - self.compute_used
+
+    def has_room(self, units: int, compute: int) -> bool:
+        """Tell whether so much is free; who asks for no compute does not look at it."""
+        return self.free_units >= units and (not compute or self.compute_free >= compute)
 
     def with_free_units(self, units: int) -> "Card":
         """Return the card as if so many of its units were free; 0 makes it full."""

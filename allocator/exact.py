@@ -5,20 +5,19 @@ each of several different ones. The search is depth first, the largest demand fi
 much free are one choice. A state of the free amounts that was tried before is not tried again. A state where
 a bound says that the rest cannot fit is left. With few containers and cards the search is complete.
 
-Invariant: the result depends on the multiset of (size, model, free), the demands and the pod's card rules.
-The result does not depend on policy, order of cards or caller. So filter, bind and all other callers agree,
-even if the search was cut off.
+Invariant: the result depends on the multiset of (size, model, what is free), the demands and the pod's card
+rules. The result does not depend on policy, order of cards or caller. So filter, bind and all other callers
+agree, even if the search was cut off.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
 from allocator.card_rules import NO_RULES, CardRules
 from allocator.cards import Card
-from allocator.policy import Asked, choose, costs_of_fitting, units_asked
+from allocator.policy import Need, choose, costs_of_fitting, units_asked
 from allocator.selector import Selector
 
 MOST_STEPS: Final = 5_000
@@ -31,12 +30,12 @@ _REMEMBERED: Final = 2048
 _BOUNDS: Final = 3
 """Amounts for which a state is checked, besides the smallest one."""
 
-_Card = tuple[int, int]
-"""A card: the number of its kind, and free units. Cards of one kind are of one size and one model, as far as
-these matter."""
+_Card = tuple[int, int, int]
+"""A card: the number of its kind, free units, and free compute, 0 where nobody asks for any. Cards of one
+kind are of one size and one model, as far as these matter."""
 
-_Need = tuple[tuple[int, ...], int]
-"""A demand: units by the number of a card's kind, and how many cards."""
+_Need = tuple[tuple[int, ...], int, int]
+"""A demand: units by the number of a card's kind, percent of compute, and how many cards."""
 
 _Picks = tuple[tuple[int, ...], ...]
 """Positions of cards for each demand."""
@@ -70,9 +69,11 @@ class _Limits(NamedTuple):
         """Tell whether cards of one demand may not be of any kinds together."""
         return len(set(self.models)) > 1
 
-    def left_of(self, free: int, units: int) -> int:
-        """Return what later demands find on a card that has `units` taken of `free`."""
-        return 0 if self.apart else free - units
+    def left_of(self, card: _Card, need: _Need) -> _Card:
+        """Return what later demands find of a card that a demand has."""
+        kind, free, compute_free = card
+        units, compute, _ = need
+        return kind, 0 if self.apart else free - units[kind], compute_free - compute
 
 
 class _Outcome(NamedTuple):
@@ -83,39 +84,44 @@ class _Outcome(NamedTuple):
 
 
 def fit_together(
-    cards: Sequence[tuple[int, int]],
-    demands: Sequence[tuple[Asked, int]],
+    cards: Sequence[tuple[int, int, int]],
+    demands: Sequence[Need],
     models: Sequence[str] = (),
     rules: CardRules = NO_RULES,
 ) -> Found:
     """Tell whether demands fit together on cards, whatever a policy prefers.
 
     Args:
-        cards: Size and free units of each card that may be used.
-        demands: Units on each card, or units by the card's size, and number of cards.
+        cards: Size, free units and free compute of each card that may be used.
+        demands: What is asked of how many cards.
         models: Models of the cards; empty if all are of one.
         rules: What the cards have to keep together.
 
     Returns:
         Positions in `cards` for each demand, in their order.
     """
-    kinds, needs, limits = _normal([size for size, _ in cards], models or [""] * len(cards), demands, rules)
+    kinds, needs, limits = _normal([size for size, *_ in cards], models or [""] * len(cards), demands, rules)
     order = sorted(range(len(needs)), key=lambda number: _hardness(needs[number]))
-    least = tuple(min(units) for units in zip(*(units for units, _ in needs), strict=True))
-    there = sorted((kinds[at], free, at) for at, (_, free) in enumerate(cards) if free >= least[kinds[at]])
+    least = tuple(min(units) for units in zip(*(units for units, *_ in needs), strict=True))
+    asks_compute = any(compute for _, compute, _ in needs)
+    there = sorted(
+        (kinds[at], free, compute_free if asks_compute else 0, at)
+        for at, (_, free, compute_free) in enumerate(cards)
+        if free >= least[kinds[at]]
+    )
     # Positions are not part of the question: nodes that are alike share an answer.
-    outcome = _remembered(tuple(card[:2] for card in there), tuple(needs[number] for number in order), limits)
+    outcome = _remembered(tuple(card[:3] for card in there), tuple(needs[number] for number in order), limits)
     if outcome.picks is None:
         return Found(None, outcome.steps <= MOST_STEPS)
     by_number = dict(zip(order, outcome.picks, strict=True))
     return Found(
-        tuple(tuple(there[at][2] for at in by_number[number]) for number in range(len(needs))), complete=True
+        tuple(tuple(there[at][3] for at in by_number[number]) for number in range(len(needs))), complete=True
     )
 
 
 def place_exactly(
     cards: Sequence[Card],
-    demands: Sequence[tuple[Asked, int]],
+    demands: Sequence[Need],
     policy: str,
     selector: Selector,
     rules: CardRules = NO_RULES,
@@ -135,7 +141,7 @@ def place_exactly(
         PolicyError: there is no such policy, or its costs are none.
     """
     admitted = [at for at, card in enumerate(cards) if card.free_units > 0 and selector.admits(card)]
-    there = [(cards[at].size_units, cards[at].free_units) for at in admitted]
+    there = [(cards[at].size_units, cards[at].free_units, cards[at].compute_free) for at in admitted]
     found = fit_together(there, demands, [cards[at].model for at in admitted], rules)
     if found.picks is None:
         return None
@@ -157,7 +163,7 @@ class _Preferring:
     def __init__(
         self,
         cards: Sequence[Card],
-        demands: Sequence[tuple[Asked, int]],
+        demands: Sequence[Need],
         policy: str,
         selector: Selector,
         rules: CardRules,
@@ -173,20 +179,27 @@ class _Preferring:
         self._kinds, self._needs, self._limits = _normal(
             [card.size_units for card in cards], [card.model for card in cards], demands, rules
         )
+        self._asks_compute = any(compute for _, compute, _ in self._needs)
         self._steps = MOST_STEPS
 
     def chosen(self) -> list[tuple[int, ...]]:
         """Positions for each demand."""
         near: set[int] = set()
         result = []
-        for number, (asked, count) in enumerate(self._demands):
-            costs = costs_of_fitting(self._left, asked, self._policy, self._selector)
+        for number, (asked, count, compute) in enumerate(self._demands):
+            costs = costs_of_fitting(self._left, asked, self._policy, self._selector, compute=compute)
             order = {at: (cost, self._left[at].numa not in near, at) for at, cost in costs.items()}
-            same_model = self._rules.same_model
-            usual = (
-                choose(self._left, asked, count, self._policy, self._selector, near, same_model=same_model)
-                or ()
+            chosen = choose(
+                self._left,
+                asked,
+                count,
+                self._policy,
+                self._selector,
+                near,
+                same_model=self._rules.same_model,
+                compute=compute,
             )
+            usual = chosen or ()
             preferred = [*usual, *(at for at in sorted(order, key=order.__getitem__) if at not in usual)]
             taken = tuple(sorted(self._take_cards(number, preferred), key=order.__getitem__))
             near.update(numa for at in taken if (numa := self._left[at].numa) is not None)
@@ -195,19 +208,17 @@ class _Preferring:
 
     def _take_cards(self, number: int, preferred: Sequence[int]) -> list[int]:
         """Take cards for one demand, each time the most preferred one that leaves the rest room."""
-        asked, count = self._demands[number]
+        asked, count, compute = self._demands[number]
         taken: list[int] = []
         while len(taken) < count:
             failed: set[_Card] = set()
             for at in preferred:
                 card = self._left[at]
-                kind = self._kinds[at], card.free_units
+                kind = self._state_of(at)
                 if at in taken or kind in failed:
                     continue
                 if self._can_take(number, taken, at):
-                    units = units_asked(asked, card.size_units)
-                    used = self._rules.left_on(card.size_units, card.used_units, units)
-                    self._left[at] = replace(card, used_units=used)
+                    self._left[at] = self._rules.take(card, units_asked(asked, card.size_units), compute)
                     taken.append(at)
                     break
                 failed.add(kind)
@@ -229,11 +240,11 @@ class _Preferring:
         return self._limits.models[self._kinds[one]] != self._limits.models[self._kinds[other]]
 
     def _is_alike(self, one: int, other: int, taken: Sequence[int]) -> bool:
-        return (
-            one not in taken
-            and self._kinds[one] == self._kinds[other]
-            and self._left[one].free_units == self._left[other].free_units
-        )
+        return one not in taken and self._state_of(one) == self._state_of(other)
+
+    def _state_of(self, at: int) -> _Card:
+        card = self._left[at]
+        return self._kinds[at], card.free_units, card.compute_free if self._asks_compute else 0
 
     def _exchange(self, first: int, one: int, other: int) -> None:
         """Exchange two equal cards in all demands that are not placed yet."""
@@ -243,18 +254,18 @@ class _Preferring:
 
     def _search(self, number: int, taken: Sequence[int], at: int) -> bool:
         """Look for a placement of the rest once a demand has one more card."""
-        mine, count = self._needs[number]
+        mine, compute, count = self._needs[number]
         more = count - len(taken) - 1
         barred = {*taken, at}
         rest = sorted(range(number + 1, len(self._needs)), key=lambda other: _hardness(self._needs[other]))
-        needs = [*([(mine, more)] if more else []), *(self._needs[other] for other in rest)]
+        needs = [*([(mine, compute, more)] if more else []), *(self._needs[other] for other in rest)]
         there = []
-        for position, card in enumerate(self._left):
-            kind, free = self._kinds[position], card.free_units
+        for position in range(len(self._left)):
+            card = self._state_of(position)
             if position == at:
-                free = self._limits.left_of(free, mine[kind])
-            if free > 0 and self._admitted[position]:
-                there.append((kind, free, position))
+                card = self._limits.left_of(card, self._needs[number])
+            if card[1] > 0 and self._admitted[position]:
+                there.append((*card, position))
         there.sort()
         outcome = _Outcome((), 0)
         if needs:
@@ -263,12 +274,12 @@ class _Preferring:
                 for n, (*_, position) in enumerate(there)
                 if more and (position in barred or self._is_other_model(position, at))
             )
-            rest_cards = [card[:2] for card in there]
+            rest_cards = [card[:3] for card in there]
             outcome = _search(rest_cards, needs, self._limits, self._steps, closed, counting=True)
         self._steps -= outcome.steps
         if outcome.picks is None:
             return False
-        picks = [tuple(there[n][2] for n in positions) for positions in outcome.picks]
+        picks = [tuple(there[n][3] for n in positions) for positions in outcome.picks]
         self._picks[number] = (*taken, at, *(picks.pop(0) if more else ()))
         for other, positions in zip(rest, picks, strict=True):
             self._picks[other] = positions
@@ -276,12 +287,12 @@ class _Preferring:
 
 
 def _normal(
-    sizes: Sequence[int], models: Sequence[str], demands: Sequence[tuple[Asked, int]], rules: CardRules
+    sizes: Sequence[int], models: Sequence[str], demands: Sequence[Need], rules: CardRules
 ) -> tuple[list[int], list[_Need], _Limits]:
     """Number the kinds of cards, as far as size and model matter, and write demands by these numbers."""
-    in_units = all(isinstance(asked, int) for asked, _ in demands)
+    in_units = all(isinstance(asked, int) for asked, *_ in demands)
     if in_units and not rules.same_model:
-        needs: list[_Need] = [((units_asked(asked, 0),), count) for asked, count in demands]
+        needs: list[_Need] = [((units_asked(asked, 0),), compute, count) for asked, count, compute in demands]
         return [0] * len(sizes), needs, _Limits((0,), rules.apart)
     kinds = [
         (0 if in_units else size, model if rules.same_model else "")
@@ -289,7 +300,10 @@ def _normal(
     ]
     known = sorted(set(kinds)) or [(0, "")]
     number_of = {kind: number for number, kind in enumerate(known)}
-    needs = [(tuple(units_asked(asked, size) for size, _ in known), count) for asked, count in demands]
+    needs = [
+        (tuple(units_asked(asked, size) for size, _ in known), compute, count)
+        for asked, count, compute in demands
+    ]
     names = sorted({model for _, model in known})
     limits = _Limits(tuple(names.index(model) for _, model in known), rules.apart)
     return [number_of[kind] for kind in kinds], needs, limits
@@ -297,8 +311,8 @@ def _normal(
 
 def _hardness(need: _Need) -> tuple[object, ...]:
     """Order demands, the hardest first."""
-    units, count = need
-    return [-each for each in units], -count
+    units, compute, count = need
+    return [-each for each in units], -compute, -count
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -317,6 +331,8 @@ class _Bounds:
     def __init__(self, needs: Sequence[_Need], *, apart: bool) -> None:
         self._needs = needs
         self._apart = apart
+        each = (compute * count for _, compute, count in reversed(needs))
+        self._compute = [*accumulate(each)][::-1]
         self._known: dict[int, tuple[int, list[tuple[tuple[int, ...], int, int]]]] = {}
 
     def least(self, first: int) -> tuple[int, ...]:
@@ -330,14 +346,17 @@ class _Bounds:
     def can_fit(self, first: int, cards: Sequence[_Card]) -> bool:
         """Tell whether the rest may fit, judged by sums.
 
-        All units together; and for each amount how many demands of so much or more each card can hold, of
-        each demand once.
+        All units and all compute together; and for each amount of units how many demands of so much or more
+        each card can hold, of each demand once.
         """
         total, counts = self._get_bounds(first)
-        if sum(free for _, free in cards) < total:
+        if sum(free for _, free, _ in cards) < total:
+            return False
+        compute = self._compute[first]
+        if compute and sum(max(0, free) for *_, free in cards) < compute:
             return False
         return all(
-            sum(min(free // least[kind], 1 if self._apart else demands) for kind, free in cards) >= slots
+            sum(min(free // least[kind], 1 if self._apart else demands) for kind, free, _ in cards) >= slots
             for least, demands, slots in counts
         )
 
@@ -352,8 +371,8 @@ class _Bounds:
         total = slots = 0
         least = rest[0][0]
         counts = []
-        following = [*(units for units, _ in rest[1:]), None]
-        for number, ((units, count), after) in enumerate(zip(rest, following, strict=True), 1):
+        following = [*(units for units, *_ in rest[1:]), None]
+        for number, ((units, _, count), after) in enumerate(zip(rest, following, strict=True), 1):
             total += min(units) * count
             slots += count
             least = tuple(map(min, least, units))
@@ -389,7 +408,9 @@ def _search(
         return _Outcome(None, 0)
     steps = 0
     # Where all ask for one card, one that is filled to the last unit is as good as any.
-    filling = not closed and all(len(units) == 1 and count == 1 for units, count in needs)
+    filling = not closed and all(
+        len(units) == 1 and count == 1 and not compute for units, compute, count in needs
+    )
     seen: set[tuple[int, tuple[_Card, ...]]] = set()
     chosen: list[tuple[int, ...]] = []
     states = [list(cards)]
@@ -407,10 +428,8 @@ def _search(
         if depth == len(needs):
             return _Outcome((*chosen, picked), steps)
         left = states[-1].copy()
-        units = needs[depth - 1][0]
         for at in picked:
-            kind, free = left[at]
-            left[at] = kind, limits.left_of(free, units[kind])
+            left[at] = limits.left_of(left[at], needs[depth - 1])
         least = bounds.least(depth)
         there = tuple(sorted(card for card in left if card[1] >= least[card[0]]))
         steps += counting * (len(left) + len(there) * bounds.checks(depth))
@@ -435,10 +454,10 @@ def _branches(
     For one card: the fullest that has room first. For several: those with most left first, because no two
     demands may end up with the same few cards. `filtering` begins in the same way, for many nodes at once.
     """
-    units, count = need
+    units, compute, count = need
     groups: dict[_Card, list[int]] = {}
     for at, card in enumerate(cards):
-        if card[1] >= units[card[0]] and at not in closed:
+        if card[1] >= units[card[0]] and (not compute or card[2] >= compute) and at not in closed:
             groups.setdefault(card, []).append(at)
     by_rest = sorted(groups, key=lambda card: (card[1] - units[card[0]], card), reverse=count > 1)
     if count == 1:

@@ -15,6 +15,7 @@ SYSTEM_NAMESPACE = "gpupack-system"
 GPU_PREFIX = f"{DOMAIN}/gpu-"
 RESOURCE_PREFIX = f"{GPU_PREFIX}memory-"
 PERCENT_RESOURCE = f"{GPU_PREFIX}percent"
+COMPUTE_RESOURCE = f"{GPU_PREFIX}compute-percent"
 
 # Dynamic resource allocation: the driver of our ResourceSlices, the class of its devices, and their capacity.
 DRA_DRIVER = f"gpu.{DOMAIN}"

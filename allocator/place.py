@@ -1,12 +1,12 @@
 """Place a whole pod on one node's cards."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from allocator.card_rules import NO_RULES, CardRules
 from allocator.cards import Card
 from allocator.exact import place_exactly
-from allocator.policy import Asked, choose, units_asked
+from allocator.policy import Need, choose, units_asked
 from allocator.request import PodRequest
 from allocator.selector import ANY_CARD, Selector
 
@@ -22,10 +22,12 @@ class Placement:
         containers: for each container that asks, in the pod's order, its name and its cards.
         charge: units that the pod costs, by card position. On a card that ordinary init containers share
             with the others this is the effective request, less than the sum over the containers.
+        compute: percent of compute that the pod costs, by card position; empty if it asks for none.
     """
 
     containers: tuple[tuple[str, CardShares], ...]
     charge: dict[int, int]
+    compute: Mapping[int, int] = field(default_factory=dict)
 
 
 def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement | None:
@@ -41,14 +43,14 @@ def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement 
     Raises:
         PolicyError: there is no such policy.
     """
-    demands = [(demand.asked, demand.cards) for demand in request.demands]
+    demands = [demand.need for demand in request.demands]
     chosen = choose_each(cards, demands, request.card_policy or policy, request.selector, request.rules)
     return None if chosen is None else placed(request, chosen, [card.size_units for card in cards])
 
 
 def choose_each(
     cards: Sequence[Card],
-    demands: Iterable[tuple[Asked, int]],
+    demands: Iterable[Need],
     policy: str,
     selector: Selector = ANY_CARD,
     rules: CardRules = NO_RULES,
@@ -60,7 +62,7 @@ def choose_each(
 
     Args:
         cards: all cards of one node, in the order of its words.
-        demands: units on each card, or units by the card's size, and number of cards.
+        demands: What is asked of how many cards.
         selector: cards that it refuses are left out.
         rules: What the cards have to keep together.
 
@@ -79,7 +81,7 @@ def choose_each(
 
 def _one_after_the_other(
     cards: Sequence[Card],
-    demands: Iterable[tuple[Asked, int]],
+    demands: Iterable[Need],
     policy: str,
     selector: Selector,
     rules: CardRules,
@@ -87,15 +89,15 @@ def _one_after_the_other(
     left = list(cards)
     near: set[int] = set()
     result = []
-    for units, count in demands:
-        chosen = choose(left, units, count, policy, selector, near, same_model=rules.same_model)
+    for units, count, compute in demands:
+        chosen = choose(
+            left, units, count, policy, selector, near, same_model=rules.same_model, compute=compute
+        )
         if chosen is None:
             return None
         for position in chosen:
             card = left[position]
-            taken = units_asked(units, card.size_units)
-            used = rules.left_on(card.size_units, card.used_units, taken)
-            left[position] = replace(card, used_units=used)
+            left[position] = rules.take(card, units_asked(units, card.size_units), compute)
             if card.numa is not None:
                 near.add(card.numa)
         result.append(chosen)
@@ -115,5 +117,7 @@ def placed(request: PodRequest, chosen: Sequence[Sequence[int]], sizes: Sequence
                 (position, request.units_of(by_name[name], sizes[position])) for position in positions
             )
     return Placement(
-        tuple((container.name, shares[container.name]) for container in request.containers), charge
+        tuple((container.name, shares[container.name]) for container in request.containers),
+        charge,
+        request.charge_compute(chosen),
     )

@@ -19,6 +19,9 @@ from allocator.topology import nearest
 Asked = int | Callable[[int], int]
 """Units asked of a card: a number, or by the card's size."""
 
+Need = tuple[Asked, int, int]
+"""A demand: units on each card, number of cards, and percent of each card's compute."""
+
 
 def card_policy(name: str) -> CardPolicy:
     """Look a policy up by its name.
@@ -56,8 +59,9 @@ def choose(
     near: Collection[int] = (),
     *,
     same_model: bool = False,
+    compute: int = 0,
 ) -> tuple[int, ...] | None:
-    """Choose `count` different cards with `units` free on each.
+    """Choose `count` different cards with `units` and `compute` free on each.
 
     Args:
         cards: all cards of one node, in the order of its words.
@@ -67,6 +71,7 @@ def choose(
         selector: cards that it refuses are left out.
         near: NUMA nodes to prefer among cards of equal cost.
         same_model: all must be of one model: of the one whose `count` cheapest cards cost least together.
+        compute: percent asked of each card's compute.
 
     Returns:
         Positions in `cards`, best first, or None when fewer than `count` cards fit.
@@ -75,7 +80,7 @@ def choose(
         PolicyError: there is no such policy, or its costs are none.
         RequestError: units or count are below 1.
     """
-    costs = costs_of_fitting(cards, units, policy, selector, count)
+    costs = costs_of_fitting(cards, units, policy, selector, count, compute)
     if same_model and count > 1:
         costs = _costs_of_one_model(cards, costs, count)
     if not costs:
@@ -98,9 +103,14 @@ def _costs_of_one_model(cards: Sequence[Card], costs: dict[int, float], count: i
 
 
 def costs_of_fitting(
-    cards: Sequence[Card], units: Asked, policy: str, selector: Selector = ANY_CARD, count: int = 1
+    cards: Sequence[Card],
+    units: Asked,
+    policy: str,
+    selector: Selector = ANY_CARD,
+    count: int = 1,
+    compute: int = 0,
 ) -> dict[int, float]:
-    """Ask a policy what the cards cost that have the units free and that the selector admits.
+    """Ask a policy what the cards cost that have units and compute free and that the selector admits.
 
     Returns:
         Costs by position in `cards`, ascending; empty if fewer than `count` cards fit.
@@ -116,7 +126,7 @@ def costs_of_fitting(
     fitting = [
         i
         for i, (card, need) in enumerate(zip(cards, needs, strict=True))
-        if card.free_units >= need and selector.admits(card)
+        if card.has_room(need, compute) and selector.admits(card)
     ]
     if len(fitting) < count:
         return {}

@@ -6,14 +6,15 @@ of the kubelet, then annotations.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from allocator.card_rules import CardRules
 from allocator.errors import QuantityError, RequestError, shown
 from allocator.names import (
+    COMPUTE_RESOURCE,
     PERCENT_RESOURCE,
     POD_CARD_POLICY,
     POD_CARDS,
@@ -44,17 +45,23 @@ WHOLE: Final = 100
 
 _CARDS: Final = re.compile(r"[1-9][0-9]?")
 
+Card = TypeVar("Card")
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
     """ContainerRequest is a container that asks: its name, units (1 or more, over all its cards) and kind.
 
     In a `PodRequest` in percent, percent of a card stand in place of units.
+
+    Attributes:
+        compute: percent of the compute of each of its cards; 0 if it takes what is left.
     """
 
     name: str
     units: int
     kind: Kind
+    compute: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,7 @@ class Demand:
         least: with `percent`, the smallest share of a container on a card.
         shares: with `percent`, the share of each container on a card, each rounded down by itself. Set where
             several containers have shares of their own on the same card.
+        compute: percent of each card's compute; 0 if none is asked for.
     """
 
     containers: tuple[str, ...]
@@ -75,6 +83,7 @@ class Demand:
     percent: bool = False
     least: int = 0
     shares: tuple[int, ...] = ()
+    compute: int = 0
 
     def units_on(self, size: int) -> int:
         """Units that it takes of a card of `size` units.
@@ -94,6 +103,11 @@ class Demand:
     def asked(self) -> int | Callable[[int], int]:
         """Units to ask `allocator.policy.choose` for, by the card's size where they depend on it."""
         return self.units_on if self.percent else self.per_card
+
+    @property
+    def need(self) -> tuple[int | Callable[[int], int], int, int]:
+        """What `allocator.place.choose_each` is asked for: units, cards and compute."""
+        return self.asked, self.cards, self.compute
 
 
 @dataclass(frozen=True)
@@ -144,21 +158,13 @@ class PodRequest:
         return self.shared or (self.places == "same-card" and len(self.containers) > 1)
 
     @cached_property
-    def effective_units(self) -> int:
-        """Units (or percent) the pod needs at its peak, by the rule of Kubernetes.
+    def asks_compute(self) -> bool:
+        return any(container.compute for container in self.containers)
 
-        The larger of every ordinary init container plus the sidecars started before it, and all main
-        containers plus all sidecars.
-        """
-        sidecars = mains = peak = 0
-        for container in self.containers:
-            if container.kind == "init":
-                peak = max(peak, container.units + sidecars)
-            elif container.kind == "sidecar":
-                sidecars += container.units
-            else:
-                mains += container.units
-        return max(peak, mains + sidecars)
+    @cached_property
+    def effective_units(self) -> int:
+        """Units (or percent) the pod needs at its peak, by the rule of Kubernetes."""
+        return _find_peak((container.kind, container.units) for container in self.containers)
 
     @cached_property
     def demands(self) -> tuple[Demand, ...]:
@@ -166,15 +172,19 @@ class PodRequest:
         if self.shared:
             least = min(c.units for c in self.containers) if self.percent else 0
             names = tuple(c.name for c in self.containers)
-            return (Demand(names, self.effective_units, 1, self.percent, least),)
+            compute = _find_peak((c.kind, c.compute) for c in self.containers)
+            return (Demand(names, self.effective_units, 1, self.percent, least, compute=compute),)
         if self.same_cards:
             shares = tuple(c.units // self.cards for c in self.containers)
             names = tuple(c.name for c in self.containers)
+            compute = sum(c.compute for c in self.containers)
             if not self.percent:
-                return (Demand(names, sum(shares), self.cards),)
-            return (Demand(names, sum(shares), self.cards, self.percent, min(shares), shares),)
+                return (Demand(names, sum(shares), self.cards, compute=compute),)
+            return (
+                Demand(names, sum(shares), self.cards, self.percent, min(shares), shares, compute=compute),
+            )
         return tuple(
-            Demand((c.name,), each, self.cards, self.percent, each if self.percent else 0)
+            Demand((c.name,), each, self.cards, self.percent, each if self.percent else 0, compute=c.compute)
             for c in self.containers
             for each in (c.units // self.cards,)
         )
@@ -188,19 +198,51 @@ class PodRequest:
         each = container.units // self.cards
         return each * size // WHOLE if self.percent else each
 
+    def charge_compute(self, chosen: Iterable[Iterable[Card]]) -> dict[Card, int]:
+        """Add up the compute that the pod costs on each card, in percent; empty if it asks for none.
+
+        Args:
+            chosen: The cards of each demand, however they are named.
+        """
+        charge: dict[Card, int] = {}
+        for demand, cards in zip(self.demands, chosen, strict=True):
+            for card in cards if demand.compute else ():
+                charge[card] = charge.get(card, 0) + demand.compute
+        return charge
+
+
+def _find_peak(amounts: Iterable[tuple[Kind, int]]) -> int:
+    """Find what containers need together at most.
+
+    The larger of every ordinary init container plus the sidecars started before it, and all main containers
+    plus all sidecars.
+    """
+    sidecars = mains = peak = 0
+    for kind, amount in amounts:
+        if kind == "init":
+            peak = max(peak, amount + sidecars)
+        elif kind == "sidecar":
+            sidecars += amount
+        else:
+            mains += amount
+    return max(peak, mains + sidecars)
+
 
 def parse_pod(
     metadata_annotations: Mapping[str, str],
     init_containers: Sequence[Mapping[str, Any]],
     containers: Sequence[Mapping[str, Any]],
     resource: str,
+    *,
+    reads_compute: bool = True,
 ) -> PodRequest | None:
-    """Read a pod's request for `resource`, or for percent of cards.
+    """Read a pod's request for `resource`, or for percent of cards, and for compute.
 
     Args:
         init_containers: `spec.initContainers` as mappings with `name`, `restartPolicy`, `resources`.
         containers: `spec.containers`, likewise.
         resource: name of the extended resource that counts units; percent have a fixed one.
+        reads_compute: False to read the request as if no container asked for compute.
 
     Returns:
         The request, or None when no container asks (the annotations are not looked at then).
@@ -216,12 +258,13 @@ def parse_pod(
             f"container {shown(asking[0].name)} asks for {resource}, container {shown(shares[0].name)} for "
             f"{PERCENT_RESOURCE}; allowed: one of the two in a pod"
         )
-    if not asking and not shares:
+    compute = _asking(init_containers, containers, COMPUTE_RESOURCE) if reads_compute else ()
+    asking = _with_compute(asking or shares, compute, resource)
+    if not asking:
         return None
-    cards = _cards(metadata_annotations, asking or shares)
     request = PodRequest(
-        containers=asking or shares,
-        cards=cards,
+        containers=asking,
+        cards=_cards(metadata_annotations, asking),
         percent=bool(shares),
         node_policy=metadata_annotations.get(POD_NODE_POLICY),
         card_policy=_card_policy(metadata_annotations),
@@ -249,7 +292,7 @@ def parse_admitted(
 
     Node and scheduler must read it alike. A card policy that is not known is left out: its package may be
     installed on one of the two only. The pod has its cards as its other annotations say. A pod with any other
-    mistake is taken as if it had no annotations.
+    mistake is taken as if it had no annotations. Compute that cannot be read is none.
 
     Returns:
         The request, None if the pod does not ask for what can be given, and the first mistake.
@@ -257,10 +300,15 @@ def parse_admitted(
     problem: RequestError | None = None
     others = {key: value for key, value in metadata_annotations.items() if key != POD_CARD_POLICY}
     for annotations in (metadata_annotations, others, {}):
-        try:
-            return parse_pod(annotations, init_containers, containers, resource), problem
-        except RequestError as error:
-            problem = problem or error
+        for reads_compute in (True, False):
+            try:
+                request = parse_pod(
+                    annotations, init_containers, containers, resource, reads_compute=reads_compute
+                )
+            except RequestError as error:
+                problem = problem or error
+            else:
+                return request, problem
     return None, problem
 
 
@@ -278,6 +326,29 @@ def _asking(
         if units:
             asking.append(ContainerRequest(str(container.get("name", "")), units, kind))
     return tuple(asking)
+
+
+def _with_compute(
+    asking: tuple[ContainerRequest, ...], shares: tuple[ContainerRequest, ...], resource: str
+) -> tuple[ContainerRequest, ...]:
+    """Join what containers ask of memory with what they ask of compute.
+
+    Raises:
+        RequestError: a container asks for compute alone.
+    """
+    if not shares:
+        return asking
+    compute = {container.name: container.units for container in shares}
+    alone = sorted(compute.keys() - {container.name for container in asking})
+    if alone:
+        raise RequestError(
+            f"container {shown(alone[0])} asks for {COMPUTE_RESOURCE}: {compute[alone[0]]} alone; "
+            f"allowed: beside {resource} or {PERCENT_RESOURCE}"
+        )
+    return tuple(
+        replace(container, compute=compute[container.name]) if container.name in compute else container
+        for container in asking
+    )
 
 
 def _units(container: Mapping[str, Any], resource: str) -> int:
@@ -305,10 +376,11 @@ def _quantity(container: str, field: str, resource: str, value: str | int) -> in
         units = parse_integer(value)
     except QuantityError:
         units = -1
-    if not 0 <= units <= MAX_UNITS:
+    most, what = (WHOLE, "percent") if resource == COMPUTE_RESOURCE else (MAX_UNITS, "units")
+    if not 0 <= units <= most:
         raise RequestError(
             f"container {container} has {field} {resource}: {shown(value)}; "
-            f"allowed: a whole number of units from 0 to {MAX_UNITS}, without a suffix such as Gi"
+            f"allowed: a whole number of {what} from 0 to {most}, without a suffix such as Gi"
         )
     return units
 

@@ -87,7 +87,7 @@ def measure(nodes: int) -> dict[str, float]:
         probes.append(len(found.probes))
         touched.append(found.touched)
         if found.key is not None:
-            units, count = ask.demands[0]
+            units, count, _ = ask.demands[0]
             taken = arrays.assumed[found.key].tolist()
             free = arrays.free[found.key]
             for card in np.argsort(np.where(free >= units, free, CARD_UNITS + 1))[:count].tolist():

@@ -215,7 +215,7 @@ class AllocationRequest:
         self, cards: Sequence[Card], demands: Iterable[Demand], request: PodRequest
     ) -> list[tuple[int, ...]] | None:
         """Ask the pod's policy or the node's; if its costs are invalid the default, as the pod is bound."""
-        asked = [(each.asked, each.cards) for each in demands]
+        asked = [each.need for each in demands]
         policy = request.card_policy or self.accounts.policy
         try:
             return choose_each(cards, asked, policy, request.selector, request.rules)

@@ -1,7 +1,6 @@
 """Lists all choices of cards that a pod has on a node; cards that do not differ count once."""
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 
 from allocator.card_rules import group_by_model
@@ -38,8 +37,9 @@ def _iterate_choices(
     groups: dict[Hashable, list[int]] = {}
     for at in sorted(range(len(cards)), key=lambda position: (position in last, position)):
         card = cards[at]
-        if card.free_units >= demand.units_on(card.size_units) and request.selector.admits(card):
-            key = (card.free_units, card.size_units, card.model, kind(card))
+        if card.has_room(demand.units_on(card.size_units), demand.compute) and request.selector.admits(card):
+            compute = card.compute_free if request.asks_compute else 0
+            key = (card.free_units, compute, card.size_units, card.model, kind(card))
             groups.setdefault(key, []).append(at)
     alike = [list(groups.values())]
     if request.rules.same_model:
@@ -52,9 +52,7 @@ def _iterate_choices(
         left = list(cards)
         for at in chosen:
             card = cards[at]
-            units = demand.units_on(card.size_units)
-            used = request.rules.left_on(card.size_units, card.used_units, units)
-            left[at] = replace(card, used_units=used)
+            left[at] = request.rules.take(card, demand.units_on(card.size_units), demand.compute)
         for more in _iterate_choices(left, rest, request, last, kind):
             yield [chosen, *more]
 

@@ -271,7 +271,7 @@ def _place_one_pod(
     ask: PolicyRequest, size: LongArray, free: LongArray, rows: RowArray, costs_of: CardCosts
 ) -> BoolArray:
     """Subtract one pod's cards from the free units of every row; return which rows had them."""
-    units, cards = ask.demands[0]
+    units, cards, _ = ask.demands[0]
     fits = free >= units
     if ask.admits is not None:
         fits &= ask.admits[rows]

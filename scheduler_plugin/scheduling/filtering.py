@@ -247,7 +247,7 @@ def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *,
     """
     free = _get_free(nodes, ask, rows, emptied=emptied)
     ok: BoolArray = np.ones(len(rows), dtype=np.bool_)
-    for units, cards in sorted(ask.demands, reverse=True):
+    for units, cards, _ in sorted(ask.demands, reverse=True):
         fits = free >= units
         ok &= np.count_nonzero(fits, axis=1) >= cards
         order = np.where(fits, free if cards == 1 else -free, np.iinfo(np.int64).max)
@@ -272,13 +272,13 @@ def _fit_exactly(
     # Positions do not matter, nor cards that are of no use, nor sizes to a pod that asks for units.
     sizes = nodes.size[rows].astype(np.int64) if query.request.percent else np.int64(0)
     kinds = np.sort(np.where(free > 0, sizes * _SIZE + free, 0), axis=1)
-    demands = [(demand.asked, demand.cards) for demand in query.request.demands]
+    demands = [demand.need for demand in query.request.demands]
     known: dict[bytes, bool | None] = {}
     fits = []
     for row, kind in zip(rows.tolist(), kinds, strict=True):
         key = kind.tobytes()
         if key not in known:
-            cards = [divmod(card, _SIZE) for card in kind[kind > 0].tolist()]
+            cards = [(*divmod(card, _SIZE), 0) for card in kind[kind > 0].tolist()]
             found = fit_together(cards, demands, rules=query.request.rules)
             known[key] = found.picks is not None if found.complete else None
         fit = known[key]
@@ -292,7 +292,7 @@ def _fit_models_exactly(
 ) -> BoolArray:
     """Do what `_fit_exactly` does if models matter, which its node keys do not contain."""
     names = [*nodes.model_names, ""]
-    demands = [(demand.asked, demand.cards) for demand in query.request.demands]
+    demands = [demand.need for demand in query.request.demands]
     known: dict[tuple[object, ...], bool | None] = {}
     fits = []
     for row, units in zip(rows.tolist(), free.tolist(), strict=True):
@@ -301,7 +301,7 @@ def _fit_models_exactly(
         kinds = sorted(each for each in zip(sizes, units, models, strict=True) if each[1] > 0)
         key = tuple(kinds)
         if key not in known:
-            cards = [(size, left) for size, left, _ in kinds]
+            cards = [(size, left, 0) for size, left, _ in kinds]
             found = fit_together(cards, demands, [model for *_, model in kinds], query.request.rules)
             known[key] = found.picks is not None if found.complete else None
         fit = known[key]

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from allocator.exact import fit_together
-from allocator.request import Demand
+from allocator.request import WHOLE, Demand
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
@@ -95,10 +95,10 @@ def can_ever_hold_all(nodes: NodeArrays, kinds: Iterable[tuple[SchedulingRequest
         _compute_least_units(demand, sizes) * demand.cards for demand in demands
     ):
         return False
-    cards = [(size, size) for size in sizes[sizes > 0].tolist()]
+    cards = [(size, size, WHOLE) for size in sizes[sizes > 0].tolist()]
     if len(cards) > MOST_SEARCHED or len(demands) > MOST_SEARCHED:
         return True
-    found = fit_together(cards, [(demand.asked, demand.cards) for demand in demands])
+    found = fit_together(cards, [demand.need for demand in demands])
     return found.picks is not None or not found.complete
 
 

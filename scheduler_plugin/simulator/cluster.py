@@ -246,11 +246,12 @@ class SimulatedCluster:
         if by_node or not kind.is_plain:
             placement = place_by_policy(policy, self.arrays, row, kind.query)
             return {} if placement is None else placement.charge
-        units, count = kind.request.demands[0]
+        units, count, compute = kind.request.demands[0]
         cards = self._cards.get(row)
         if cards is None:
             cards = self._cards[row] = list(build_cards(self.arrays, row))
-        return dict.fromkeys(choose(cards, units, count, kind.request.card_policy) or (), units)
+        chosen = choose(cards, units, count, kind.request.card_policy, compute=compute)
+        return dict.fromkeys(chosen or (), units)
 
     def add_pod(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
         self._add_charge(kind, row, charge, 1)
@@ -282,7 +283,7 @@ class SimulatedCluster:
             return None
         if not kind.is_plain:
             return self._mask_fitting(kind, np.arange(self.arrays.row_count))
-        units, count = kind.request.demands[0]
+        units, count, _ = kind.request.demands[0]
         if count > self.arrays.free_order.shape[0]:
             none: BoolArray = np.zeros(self.arrays.row_count, dtype=np.bool_)
             return none

@@ -346,8 +346,8 @@ def _can_ever_run(pod: TracePod, node: TraceNode) -> bool:
         return False
     if not node.card_units or not pod.gpu_units:
         return True
-    cards = [(node.card_units, node.card_units)] * node.cards
-    requested = [(demand.asked, demand.cards) for demand in pod.demands]
+    cards = [(node.card_units, node.card_units, WHOLE)] * node.cards
+    requested = [demand.need for demand in pod.demands]
     return fit_together(cards, requested, rules=CardRules(apart=pod.apart)).picks is not None
 
 

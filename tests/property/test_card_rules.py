@@ -1,4 +1,4 @@
-"""Cards of one model, and cards of their own for each container, against trying everything out."""
+"""Memory, compute, cards of one model, and cards of their own: against trying everything out."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,26 +13,34 @@ from tests.examples import examples
 from tests.placements import fits
 
 nodes = st.lists(
-    st.tuples(st.sampled_from(("A100", "L40S", "T4")), st.integers(0, 8), st.integers(0, 8)),
+    st.tuples(
+        st.sampled_from(("A100", "L40S", "T4")), st.integers(0, 8), st.integers(0, 8), st.integers(0, 11)
+    ),
     min_size=1,
     max_size=6,
 ).map(
     lambda drawn: [
-        Card(at, f"GPU-{at}", model, size, min(size, used)) for at, (model, size, used) in enumerate(drawn)
+        Card(at, f"GPU-{at}", model, size, min(size, used), compute_used=10 * tenths)
+        for at, (model, size, used, tenths) in enumerate(drawn)
     ]
 )
-demand_lists = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=3)
+demand_lists = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 3), st.sampled_from((0, 0, 10, 30, 50))),
+    min_size=1,
+    max_size=3,
+)
 card_rules = st.builds(CardRules, same_model=st.booleans(), apart=st.booleans())
 
 
 @examples(300)
 @given(nodes, demand_lists, card_rules, st.sampled_from(sorted(CARD_POLICIES.names())))
 def test_cards_are_found_by_the_rules_wherever_there_are_any(
-    cards: list[Card], demands: list[tuple[int, int]], rules: CardRules, policy: str
+    cards: list[Card], demands: list[tuple[int, int, int]], rules: CardRules, policy: str
 ) -> None:
     possible = fits(
         [card.free_units for card in cards],
-        [([units] * len(cards), count) for units, count in demands],
+        [([units] * len(cards), count, compute) for units, count, compute in demands],
+        compute_free=[card.compute_free for card in cards],
         models=[card.model for card in cards] if rules.same_model else None,
         apart=rules.apart,
     )
@@ -45,8 +53,11 @@ def test_cards_are_found_by_the_rules_wherever_there_are_any(
             continue
         assert rules.allows(cards, chosen)
         left = [card.free_units for card in cards]
-        for (units, count), positions in zip(demands, chosen, strict=True):
+        compute_left = [card.compute_free for card in cards]
+        for (units, count, compute), positions in zip(demands, chosen, strict=True):
             assert len(set(positions)) == len(positions) == count
             for at in positions:
                 left[at] -= units
+                compute_left[at] -= compute
+                assert not compute or compute_left[at] >= 0
         assert min(left) >= 0

@@ -133,7 +133,8 @@ def crowded(draw):
 def test_several_containers_are_placed_whenever_there_is_a_way(drawn, policy):
     cards, request = drawn
     needs = [
-        ([demand.units_on(card.size_units) for card in cards], demand.cards) for demand in request.demands
+        ([demand.units_on(card.size_units) for card in cards], demand.cards, demand.compute)
+        for demand in request.demands
     ]
     placement = place(cards, request, policy)
     assert (placement is not None) == fits([card.free_units for card in cards], needs)
@@ -141,7 +142,7 @@ def test_several_containers_are_placed_whenever_there_is_a_way(drawn, policy):
         return
     left = [card.free_units - placement.charge.get(at, 0) for at, card in enumerate(cards)]
     assert min(left) >= 0
-    for (_, shares), (units, count) in zip(placement.containers, needs, strict=True):
+    for (_, shares), (units, count, _) in zip(placement.containers, needs, strict=True):
         assert len({at for at, _ in shares}) == count
         assert all(given == units[at] for at, given in shares)
 

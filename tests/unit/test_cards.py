@@ -25,6 +25,22 @@ def test_free_units(size, used, state, free):
 
 
 @pytest.mark.parametrize(
+    ("limit", "used", "units", "compute", "room"),
+    [
+        (100, 40, 11, 60, True),
+        (100, 40, 11, 61, False),
+        (100, 40, 12, 0, False),
+        (100, 140, 11, 0, True),
+        (200, 140, 11, 60, True),
+        (0, 0, 11, 1, False),
+    ],
+)
+def test_room_is_memory_and_compute(limit, used, units, compute, room):
+    card = Card(0, "GPU-0", "L40S", 16, 5, compute_limit=limit, compute_used=used)
+    assert card.has_room(units, compute) == room
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [
         ("8Gi", '"8Gi"'),

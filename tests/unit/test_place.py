@@ -1,5 +1,7 @@
 """Whole pods on one node's cards."""
 
+from dataclasses import replace
+
 import pytest
 
 from allocator.cards import Card
@@ -77,7 +79,7 @@ def test_a_pod_made_to_be_hard_is_given_up():
     """Amounts that fill 16 cards to the last unit, if they do: nobody waits until that is known."""
     units = [100 + (number * 529) % 97 for number in range(48)]
     free = [sum(units) // 16 + (number < sum(units) % 16) for number in range(16)]
-    found = fit_together([(1000, each) for each in free], [(each, 1) for each in units])
+    found = fit_together([(1000, each, 0) for each in free], [(each, 1, 0) for each in units])
     assert found == (None, False)
     assert place(node(free, size=1000), pod(*units), "least-used") is None
     # Some room more, and it is found.
@@ -90,6 +92,28 @@ def test_placement_and_charge():
         (("c0", ((0, 20),)), ("c1", ((1, 40),)), ("c2", ((0, 30),))),
         {0: 50, 1: 40},
     )
+
+
+def test_a_pod_gets_cards_that_have_memory_and_compute():
+    """The first card has the memory alone, so the second container goes beside the first one."""
+    cards = [replace(card, compute_used=used) for card, used in zip(node([16, 16]), (80, 0), strict=True)]
+    asks = [ContainerRequest(f"c{at}", 4, "main", compute) for at, compute in enumerate((60, 40))]
+    placement = place(cards, PodRequest(tuple(asks)), "most-used")
+    assert (placement.charge, placement.compute) == ({1: 8}, {1: 100})
+    assert place(cards, PodRequest((*asks, ContainerRequest("c2", 1, "main", 30))), "most-used") is None
+
+
+def test_who_asks_for_no_compute_does_not_look_at_it():
+    card = replace(*node([16]), compute_limit=0, compute_used=30)
+    assert place([card], pod(16), "most-used").compute == {}
+    assert place([card], PodRequest((ContainerRequest("c", 1, "main", 1),)), "most-used") is None
+
+
+def test_compute_that_moves_one_container_moves_another():
+    """By memory alone both would fit on either card, in any order."""
+    cards = [replace(card, compute_used=used) for card, used in zip(node([10, 10]), (0, 50), strict=True)]
+    asks = [ContainerRequest(f"c{at}", 5, "main", compute) for at, compute in enumerate((50, 60))]
+    assert chosen(place(cards, PodRequest(tuple(asks)), "least-used")) == [1, 0]
 
 
 def test_several_cards_for_each_container():

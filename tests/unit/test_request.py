@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.errors import RequestError
-from allocator.names import POD_CARD_POLICY, POD_CARDS, POD_GPU_MODEL
+from allocator.names import COMPUTE_RESOURCE, POD_CARD_POLICY, POD_CARDS, POD_CONTAINERS, POD_GPU_MODEL
 from allocator.policies import CARD_POLICIES
 from allocator.request import (
     MAX_UNITS,
@@ -86,6 +86,54 @@ def test_pods_that_do_not_ask(containers):
     assert parse(containers, cards="rubbish") is None
 
 
+def with_compute(made, percent):
+    for amounts in made["resources"].values():
+        amounts[COMPUTE_RESOURCE] = percent
+    return made
+
+
+def test_compute_is_percent_of_each_card():
+    mains = [
+        with_compute(container("a", "4"), "30"),
+        container("b", "4"),
+        with_compute(container("c", "2"), 0),
+    ]
+    request = parse(mains, cards="2")
+    assert request.containers == (
+        ContainerRequest("a", 4, "main", 30),
+        ContainerRequest("b", 4, "main"),
+        ContainerRequest("c", 2, "main"),
+    )
+    assert [demand.need for demand in request.demands] == [(2, 2, 30), (2, 2, 0), (1, 2, 0)]
+    assert request.charge_compute([["x", "y"], ["y", "z"], ["x", "z"]]) == {"x": 30, "y": 30}
+    assert parse([container("m", "8")]).charge_compute([["x"]]) == {}
+
+
+@pytest.mark.parametrize(
+    ("init", "containers", "compute"),
+    [([container("i", "9")], None, 80), ([container("i", "9")], "same-card", 80), ([], "same-card", 60)],
+)
+def test_compute_of_containers_on_the_same_cards_is_that_of_the_peak(init, containers, compute):
+    init = [with_compute(each, "80") for each in init]
+    mains = [with_compute(container(name, "4"), "30") for name in "ab"]
+    request = parse_pod({POD_CONTAINERS: containers} if containers else {}, init, mains, GIB)
+    assert [demand.compute for demand in request.demands] == [compute]
+
+
+def test_compute_beside_percent_of_a_card():
+    percent = {"gpupack.io/gpu-percent": "50", COMPUTE_RESOURCE: "20"}
+    request = parse([{"name": "m", "resources": {"limits": percent}}])
+    assert (request.percent, request.containers[0].compute) == (True, 20)
+
+
+def test_compute_that_an_admitted_pod_cannot_ask_for_is_none():
+    """The kubelet gave the pod its memory, whatever it says of compute."""
+    mains = [with_compute(container("m", "8"), "300")]
+    request, said = parse_admitted({POD_CARDS: "2"}, [], mains, GIB)
+    assert (request.cards, request.effective_units, request.asks_compute) == (2, 8, False)
+    assert COMPUTE_RESOURCE in str(said)
+
+
 def test_a_limit_alone_counts_as_request_too():
     assert parse([{"name": "m", "resources": {"limits": {GIB: "8"}}}]).effective_units == 8
 
@@ -156,6 +204,22 @@ LIMITS = f"allowed: a whole number of units from 0 to {MAX_UNITS}, without a suf
 @pytest.mark.parametrize(
     ("containers", "init", "annotations", "message"),
     [
+        pytest.param(
+            [with_compute(container("m", "4"), "101")],
+            [],
+            {},
+            f'container "m" has limit {COMPUTE_RESOURCE}: "101"; allowed: a whole number of percent from 0 '
+            "to 100, without a suffix such as Gi",
+            id="more than all compute",
+        ),
+        pytest.param(
+            [container("m", "4"), with_compute(container("n", "0"), "30")],
+            [],
+            {},
+            f'container "n" asks for {COMPUTE_RESOURCE}: 30 alone; allowed: beside {GIB} or '
+            "gpupack.io/gpu-percent",
+            id="compute without memory",
+        ),
         pytest.param(
             [container("m", "16Gi")], [], {}, f'container "m" has limit {GIB}: "16Gi"; {LIMITS}', id="bytes"
         ),

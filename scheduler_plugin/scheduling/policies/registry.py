@@ -28,10 +28,15 @@ from scheduler_plugin.errors import PolicyError
 
 
 class CardDemand(NamedTuple):
-    """`cards` cards with `units` free units each, for one container (or one pod with shared cards)."""
+    """`cards` cards with `units` free units each, for one container (or one pod with shared cards).
+
+    Attributes:
+        compute: Percent of compute that is free on each, 0 if it does not matter.
+    """
 
     units: int
     cards: int
+    compute: int = 0
 
 
 @dataclass(frozen=True, slots=True)

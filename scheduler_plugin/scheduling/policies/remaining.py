@@ -34,7 +34,7 @@ def compute_tightest(
         admits: bool[R, K], cards that may be used; None: all.
         rows: intp[m].
     """
-    units, cards = demand
+    units, cards, _ = demand
     # To look at all rows takes less time than to gather the cards of a quarter of them.
     everywhere = admits is None and 4 * len(rows) > view.free_order.shape[1]
     if everywhere:

@@ -330,7 +330,7 @@ def _shortages(view: ClusterView, ask: PolicyRequest, others: Sequence[str], row
         if amount:
             short[at] = capacity[rows] - used[rows] < amount
     gpu = short[CLASSES.index("gpu-memory")]
-    for units, cards in ask.demands:
+    for units, cards, _ in ask.demands:
         if ask.admits is None and cards <= view.free_order.shape[0]:
             gpu |= view.free_order[cards - 1][rows] < units
         else:

@@ -135,7 +135,11 @@ def fits(cards: Sequence[Card], request: PodRequest) -> bool:
     """Whether there is any choice of cards for all of a pod's demands."""
     return placements.fits(
         [card.size_units - card.used_units if request.selector.admits(card) else -1 for card in cards],
-        [([demand.units_on(card.size_units) for card in cards], demand.cards) for demand in request.demands],
+        [
+            ([demand.units_on(card.size_units) for card in cards], demand.cards, demand.compute)
+            for demand in request.demands
+        ],
+        compute_free=[card.compute_free for card in cards],
         models=None if request.mixed_models else [card.model for card in cards],
         apart=request.places == "apart",
     )

@@ -115,7 +115,7 @@ class Invariant(Scene):
     def _fit(self, node: Node, pods: list[ModelPod]) -> bool:
         """Whether there is a way to serve all of the pods from what is free."""
         demands = [
-            (tuple(d.units_on(card.size_units) for card in node.daemon.cards), d.cards)
+            (tuple(d.units_on(card.size_units) for card in node.daemon.cards), d.cards, 0)
             for pod in pods
             for d in pod.request.demands
         ]

@@ -291,7 +291,7 @@ class Trouble(Peace):
         pod = self.random.choice(waiting)
         sizes = [card.size_units for card in node.daemon.cards]
         free = tuple(int(units) for units in self.extender.state.nodes.free[row][: len(sizes)])
-        demands = [(tuple(d.units_on(size) for size in sizes), d.cards) for d in pod.request.demands]
+        demands = [(tuple(d.units_on(size) for size in sizes), d.cards, 0) for d in pod.request.demands]
         if fits(free, tuple(sorted(demands, reverse=True))):
             self._say(f"foreign scheduler binds {pod.name} {pod.uid} to {node.name}")
             self.world.bind(pod.name, pod.uid, pod.version, node.name, None, ours=False)
