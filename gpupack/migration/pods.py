@@ -7,6 +7,7 @@ from ruamel.yaml.comments import CommentedMap
 
 from allocator.errors import shown
 from allocator.names import (
+    COMPUTE_RESOURCE,
     PERCENT_RESOURCE,
     POD_CARD_POLICY,
     POD_CARDS,
@@ -21,10 +22,12 @@ from gpupack.migration.requests import (
     GPUSHARE_MEMORY,
     KAI_AMOUNTS,
     KAI_CARDS,
+    KAI_COMPUTE,
     KAI_CONTAINER,
     CardRequest,
     MigrationOptions,
     UntranslatableError,
+    is_peer_compute,
     is_peer_resource,
     read_amounts,
     translate_amounts,
@@ -49,13 +52,12 @@ WITHOUT_PEER: Final = {
     "volcano.sh/vgpu-mode": "how memory is limited is not the pod's choice",
     "gpu-fraction.limit": "a container gets what it asks for and no more",
     "gpu-memory.limit": "a container gets what it asks for and no more",
-    "gpu-sm-percentage": "gpupack shares memory and limits no cores",
-    "gpu-sm-cores": "gpupack shares memory and limits no cores",
+    "gpu-sm-cores": "compute is asked for in percent of a card: write gpupack.io/gpu-compute-percent",
     "mps": "MPS is chosen for a node (docs/mps.md)",
 }
 _TRANSLATED: Final = {
     *(USE_TYPE, NO_TYPE, USE_UUID, NO_UUID, NODE_POLICY, CARD_POLICY),
-    *(*WITHOUT_PEER, *KAI_AMOUNTS, KAI_CONTAINER),
+    *(*WITHOUT_PEER, *KAI_AMOUNTS, KAI_CONTAINER, KAI_COMPUTE),
 }
 _RENAMED: Final = (
     (USE_TYPE, POD_GPU_MODEL),
@@ -151,13 +153,15 @@ def _read_annotations(
     found = metadata.get("annotations")
     annotations = found if isinstance(found, dict) else {}
     asked = {key: annotations[key] for key in KAI_AMOUNTS if key in annotations}
+    compute = {key: annotations[key] for key in (KAI_COMPUTE,) if key in annotations}
     if not asked or set(asked) == {KAI_CARDS}:
+        next((amount for _, amount in amounts if amount), {}).update(compute)
         return
     named = annotations.get(KAI_CONTAINER)
     init = spec.get("initContainers") or []
     for container, amount in amounts:
         if container.get("name") == named if named is not None else container not in init:
-            amount.update(asked)
+            amount.update(asked | compute)
             return
     raise UntranslatableError(f"annotation {KAI_CONTAINER}: {named}; there is no such container")
 
@@ -276,7 +280,9 @@ def _replace(container: dict[str, Any], request: CardRequest | None, resource: s
             return
         container["resources"] = CommentedMap()
     resources = container["resources"]
-    units, percent = (request.units, request.percent) if request is not None else (0, 0)
+    units, percent, compute = (
+        (request.units, request.percent, request.compute) if request is not None else (0, 0, 0)
+    )
     name, amount = (resource, units) if units else (PERCENT_RESOURCE, percent)
     for field in ("limits", "requests"):
         part = resources.get(field)
@@ -284,7 +290,12 @@ def _replace(container: dict[str, Any], request: CardRequest | None, resource: s
             continue
         first = True
         for key in [key for key in part if is_peer_resource(key)]:
-            if first and request is not None:
+            if is_peer_compute(key):
+                if compute:
+                    rename_key(part, key, COMPUTE_RESOURCE, compute)
+                else:
+                    remove_key(part, key)
+            elif first and request is not None:
                 rename_key(part, key, name, amount)
                 first = False
             else:
@@ -296,6 +307,8 @@ def _replace(container: dict[str, Any], request: CardRequest | None, resource: s
         if not isinstance(resources.get("limits"), dict):
             resources["limits"] = CommentedMap()
         resources["limits"].setdefault(name, amount)
+        if compute:
+            resources["limits"].setdefault(COMPUTE_RESOURCE, compute)
 
 
 def _name_scheduler(spec: dict[str, Any], ours: str, say: Say, *, takes_it: bool) -> None:

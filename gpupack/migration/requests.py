@@ -1,12 +1,13 @@
 """Reads what one container asks of HAMi, Volcano, gpushare, KAI, Run:ai or NVIDIA's device plugin."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from math import ceil
 from typing import Any, Final
 
 from allocator.errors import QuantityError, shown
+from allocator.names import COMPUTE_RESOURCE, PERCENT_RESOURCE
 from allocator.quantity import parse_integer
 
 GPU: Final = "nvidia.com/gpu"
@@ -25,6 +26,8 @@ KAI_CARDS: Final = "gpu-fraction-num-devices"
 KAI_CONTAINER: Final = "gpu-fraction-container-name"
 KAI_AMOUNTS: Final = (KAI_FRACTION, KAI_MIB, KAI_CARDS)
 """Annotations of a pod, by which one container of it asks; Run:ai's are the same."""
+KAI_COMPUTE: Final = "gpu-sm-percentage"
+"""Annotation of a pod: the percent of its cards' multiprocessors that it may use."""
 
 _LIKE_HAMI: Final = {
     "volcano.sh/vgpu-number": GPU,
@@ -36,12 +39,13 @@ _LIKE_HAMI: Final = {
     KAI_MIB: HAMI_MIB,
     KAI_FRACTION: HAMI_PERCENT,
     KAI_CARDS: GPU,
+    KAI_COMPUTE: HAMI_CORES,
 }
 """Names of Volcano, KAI and Run:ai for what HAMi's mean; a fraction of a card is read as percent of it."""
 
 RESOURCES: Final = frozenset(
     {GPU, SHARED_GPU, HAMI_MIB, HAMI_PERCENT, HAMI_CORES, HAMI_PRIORITY, GPUSHARE_MEMORY, GPUSHARE_COUNT}
-    | {name for name in _LIKE_HAMI if name not in KAI_AMOUNTS}
+    | {name for name in _LIKE_HAMI if name not in {*KAI_AMOUNTS, KAI_COMPUTE}}
 )
 _EXCLUSIVE: Final = (
     (GPUSHARE_MEMORY, GPU),
@@ -55,6 +59,7 @@ WHOLE_PERCENT: Final = 100
 _MEMORY: Final = frozenset(
     {GPUSHARE_MEMORY, HAMI_MIB, *(name for name, like in _LIKE_HAMI.items() if like == HAMI_MIB)}
 )
+_COMPUTE: Final = frozenset({HAMI_CORES, *(name for name, like in _LIKE_HAMI.items() if like == HAMI_CORES)})
 _MIB_PER_GIB: Final = 1024
 
 
@@ -83,12 +88,14 @@ class CardRequest:
         cards: how many cards it is split over.
         units: units of GPU memory; 0 if `percent` says it.
         percent: percent of a card, 100 for each whole one; 0 if `units` says it.
+        compute: percent of the compute of each card; 0 if it takes what is left.
         notes: what changes by it.
     """
 
     cards: int
     units: int = 0
     percent: int = 0
+    compute: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -98,6 +105,10 @@ class UntranslatableError(ValueError):
 
 def is_peer_resource(resource: str) -> bool:
     return resource in RESOURCES or resource.startswith(MIG_PREFIX)
+
+
+def is_peer_compute(resource: str) -> bool:
+    return resource in _COMPUTE
 
 
 def read_amounts(container: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,15 +135,37 @@ def translate_amounts(amounts: Mapping[str, Any], options: MigrationOptions) -> 
         return None
     names = {_LIKE_HAMI.get(name, name): name for name in amounts}
     annotated = [name for name in amounts if name in KAI_AMOUNTS]
-    if len(names) < len(amounts) or 0 < len(annotated) < len(amounts):
+    mixed = annotated and not amounts.keys() <= {*KAI_AMOUNTS, KAI_COMPUTE}
+    if len(names) < len(amounts) or mixed:
         raise UntranslatableError(f"{' and '.join(amounts)} for one container: keep the names of one")
     _refuse_without_peer(names)
     numbers = {like: _number(name, amounts[name]) for like, name in names.items()}
+    request = _memory_of(numbers, names, amounts, options)
+    compute = numbers.get(HAMI_CORES, 0)
+    if request is None or not compute:
+        return request
+    name = names[HAMI_CORES]
+    if compute > WHOLE_PERCENT:
+        raise UntranslatableError(f"{name}: {compute}; allowed: 1 to {WHOLE_PERCENT}")
+    note = f"{name}: {compute} becomes {COMPUTE_RESOURCE}, which counts everywhere and is held by MPS alone"
+    if compute == WHOLE_PERCENT:
+        note += f"; for a card alone ask for {PERCENT_RESOURCE}: {WHOLE_PERCENT}"
+    return replace(request, compute=compute, notes=(*request.notes, note))
+
+
+def _memory_of(
+    numbers: Mapping[str, int],
+    names: Mapping[str, str],
+    amounts: Mapping[str, Any],
+    options: MigrationOptions,
+) -> CardRequest | None:
     if GPUSHARE_MEMORY in numbers:
         return _memory(1, numbers[GPUSHARE_MEMORY] * options.gpushare_unit_mib, options, ())
     # HAMi's webhook sets 1 where only memory or cores are asked for.
     cards = numbers.get(GPU, numbers.get(SHARED_GPU, 1))
-    notes = _left_out(numbers, names)
+    notes: tuple[str, ...] = ()
+    if HAMI_PRIORITY in numbers:
+        notes = (f"{HAMI_PRIORITY} is left out: gpupack has no priorities among pods on one card",)
     if names.get(HAMI_PERCENT) == KAI_FRACTION:
         notes += _rounded(amounts[KAI_FRACTION], numbers[HAMI_PERCENT])
     if not cards:
@@ -159,20 +192,6 @@ def _refuse_without_peer(names: Mapping[str, str]) -> None:
     for one, other in _EXCLUSIVE:
         if one in names and other in names:
             raise UntranslatableError(f"{names[one]} and {names[other]} for one container: keep one of them")
-
-
-def _left_out(numbers: Mapping[str, int], names: Mapping[str, str]) -> tuple[str, ...]:
-    """Say what gpupack has not."""
-    notes = []
-    if HAMI_PRIORITY in numbers:
-        notes.append(f"{HAMI_PRIORITY} is left out: gpupack has no priorities among pods on one card")
-    cores = numbers.get(HAMI_CORES, 0)
-    if cores:
-        alone = "; for a card alone ask for gpupack.io/gpu-percent: 100" if cores == WHOLE_PERCENT else ""
-        notes.append(
-            f"{names[HAMI_CORES]}: {cores} is left out: gpupack shares memory and limits no cores{alone}"
-        )
-    return tuple(notes)
 
 
 def _without_memory(

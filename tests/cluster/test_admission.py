@@ -21,7 +21,7 @@ from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import scheduler_of, told, warnings_of
 from tests.cluster.harness.asks import TABLE, annotated, python_refuses
 from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.controlplane import NODE_TOKEN, PERCENT, RESOURCE
+from tests.cluster.harness.controlplane import COMPUTE, NODE_TOKEN, PERCENT, RESOURCE
 from tests.cluster.harness.manifests import (
     COMPONENTS,
     MANIFESTS,
@@ -95,6 +95,13 @@ REFUSALS = {
     "131072, without a suffix; for 8 GiB write 8": annotated("8Gi", {}),
     f'container "main" {GIB}: 0, and would see every card': annotated(0, {}),
     f'container "init" {GIB}: 0': annotated(1, {}, init=0),
+    f'container "main" asks for {COMPUTE}: 101; allowed: a whole number from 1 to 100, the percent of the '
+    "compute of each card": w.pod("p", w.container(gib=8, limits={COMPUTE: 101})),
+    f"{COMPUTE}: 0; allowed: a whole number from 1 to 100": w.pod(
+        "p", w.container(limits={PERCENT: 50, COMPUTE: 0})
+    ),
+    f'container "other" asks for {COMPUTE}: 30 without GPU memory; allowed: beside {RESOURCE} or {PERCENT} of '
+    "the same container": w.pod("p", w.container(gib=8), w.container("other", limits={COMPUTE: 30})),
     "asks for gpupack.io/gpu-mem, which does not exist": w.pod(
         "p", w.container(limits={"gpupack.io/gpu-mem": 8})
     ),

@@ -20,6 +20,7 @@ OPTIONS = MigrationOptions(
 )
 GIB = "gpupack.io/gpu-memory-gib"
 PERCENT = "gpupack.io/gpu-percent"
+COMPUTE = "gpupack.io/gpu-compute-percent"
 
 
 def pod(limits, annotations=None, **spec):
@@ -90,6 +91,26 @@ def limits_of(found):
             None,
             id="unit",
         ),
+        pytest.param(
+            {"nvidia.com/gpucores": 30, "nvidia.com/gpu": 2, "nvidia.com/gpumem": 8192},
+            {},
+            {COMPUTE: 30, GIB: 16},
+            "2",
+            id="HAMi, cores of each card",
+        ),
+        pytest.param(
+            {"nvidia.com/gpucores": 50}, {}, {COMPUTE: 50, PERCENT: 100}, None, id="HAMi, only cores"
+        ),
+        pytest.param(
+            {"nvidia.com/gpumem": 1024, "nvidia.com/gpucores": 0}, {}, {GIB: 1}, None, id="no cores"
+        ),
+        pytest.param(
+            {"volcano.sh/vgpu-memory": 1024, "volcano.sh/vgpu-cores": 7},
+            {},
+            {GIB: 1, COMPUTE: 7},
+            None,
+            id="Volcano, cores",
+        ),
         pytest.param({"cpu": "2", "nvidia.com/gpu": 0}, {}, {"cpu": "2"}, None, id="none at all"),
     ],
 )
@@ -109,6 +130,7 @@ def test_what_a_container_asks_for(limits, options, expected, cards):
         assert request is not None
         assert (request.cards, request.percent) == (int(cards or 1), PERCENT in expected)
         assert request.effective_units == expected[PERCENT if request.percent else resource]
+        assert [demand.compute for demand in request.demands] == [expected.get(COMPUTE, 0)]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +168,8 @@ def test_only_gpushare_has_all_containers_on_one_card(first, second, annotations
         ),
         (pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 120}), "120; allowed: 1 to 100"),
         (pod({"nvidia.com/gpu": "0.5"}), "allowed: a whole number"),
+        (pod({"nvidia.com/gpumem": 1, "nvidia.com/gpucores": 150}), "gpucores: 150; allowed: 1 to 100"),
+        (pod({"nvidia.com/gpu": 1}, {"gpu-sm-percentage": "half"}), "gpu-sm-percentage: "),
         (pod({"nvidia.com/gpu": 65}), "allowed: at most 64"),
         (pod({"aliyun.com/gpu-mem": 1, "nvidia.com/gpu": 1}), "keep one of them"),
         (pod({"aliyun.com/gpu-count": 1}), "gpupack.io/cards"),
@@ -255,11 +279,12 @@ def test_cores_and_priority_and_other_things_are_said():
             nodeSelector={"gpushare": "true", "zone": "a"},
         )
     )
-    assert limits_of(found) == {GIB: 1}
+    assert limits_of(found) == {GIB: 1, COMPUTE: 100}
     assert done.complete
     text = "\n".join(done.notes)
     for said in (
-        "gpucores: 100 is left out",
+        "gpucores: 100 becomes gpupack.io/gpu-compute-percent, which counts everywhere and is held by MPS alone; "
+        "for a card alone ask for gpupack.io/gpu-percent: 100",
         "priority is left out",
         "vgpu-mode: mig is left out",
         "topology-aware is left out",
@@ -323,6 +348,7 @@ def test_a_request_without_a_limit_gets_one():
         ({"gpu-fraction": 1}, {PERCENT: 100}, None),
         ({"gpu-fraction": "0.333", "gpu-fraction-num-devices": "2"}, {PERCENT: 68}, "2"),
         ({"gpu-memory": "3000", "gpu-fraction-num-devices": "2"}, {GIB: 6}, "2"),
+        ({"gpu-fraction": "0.5", "gpu-sm-percentage": "30"}, {PERCENT: 50, COMPUTE: 30}, None),
         ({"gpu-memory": "2048", "gpu-memory.limit": "4096", "runai-allocated-gpus": "1"}, {GIB: 2}, None),
     ],
 )
@@ -348,6 +374,13 @@ def test_annotations_of_kai_may_name_the_container():
     assert done.complete
     assert found["spec"]["initContainers"] == [{"name": "i", "resources": {"limits": {PERCENT: 50}}}]
     assert "annotations" not in found["metadata"]
+
+
+def test_compute_of_kai_beside_whole_cards_is_that_of_each_card():
+    found, done = one(pod({"nvidia.com/gpu": 2}, {"gpu-sm-percentage": "30", "gpu-sm-cores": "20"}))
+    assert limits_of(found) == {PERCENT: 200, COMPUTE: 30}
+    assert found["metadata"]["annotations"] == {"gpupack.io/cards": "2"}
+    assert any("gpu-sm-cores: 20 is left out: compute is asked for in percent" in note for note in done.notes)
 
 
 TEMPLATE_OF_A_CARD = {"spec": pod({"nvidia.com/gpu": 2})["spec"]}

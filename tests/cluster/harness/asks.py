@@ -15,7 +15,7 @@ from kubeapi.objects import Pod
 from scheduler_plugin.queue.cache.pods import read_queue_info
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.cluster.harness import workload as w
-from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.controlplane import COMPUTE, PERCENT, RESOURCE
 
 
 def annotated(
@@ -47,6 +47,7 @@ def python_refuses(pod: dict[str, Any]) -> bool:
 
 
 AMOUNTS = ("1", "8", "8k", "1e5", "0.5", "-1", "8Gi", "8Mi", "8G", "8192Mi", str(2**63 - 1))
+COMPUTES = ("1", "100", "101", "3e1", "1k", "2.5", "-1", "50Mi")
 BOUNDS = (str(MAX_UNITS), str(MAX_UNITS + 1))
 VALUES = {
     "cards": ("1", "2", "3", "02", "0", "64", "65", "100", "-1", "2.0", "two", "", " 2"),
@@ -82,6 +83,22 @@ GANGS = (
 )
 TABLE = [
     *(pytest.param(annotated(amount, {}), id=f"amount {amount}") for amount in AMOUNTS + BOUNDS),
+    *(
+        pytest.param(
+            w.pod("p", w.container(limits={memory: 8, COMPUTE: amount})), id=f"{memory}, compute {amount}"
+        )
+        for memory in (RESOURCE, PERCENT)
+        for amount in COMPUTES
+    ),
+    pytest.param(w.pod("p", w.container(limits={COMPUTE: 30})), id="compute alone"),
+    pytest.param(
+        w.pod("p", w.container(gib=8), w.container("b", limits={COMPUTE: 30})),
+        id="compute of another container",
+    ),
+    pytest.param(
+        w.pod("p", w.container(limits={RESOURCE: 8, COMPUTE: 35}), annotations={"gpupack.io/cards": "2"}),
+        id="compute of each of two cards",
+    ),
     *(
         pytest.param(annotated(64, {key: value}), id=f"{key} {value!r:.20}")
         for key, values in VALUES.items()

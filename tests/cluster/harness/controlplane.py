@@ -23,6 +23,7 @@ ADMIN_TOKEN = "admin-token"
 NODE_TOKEN = "node-token"
 RESOURCE = "gpupack.io/gpu-memory-gib"
 PERCENT = "gpupack.io/gpu-percent"
+COMPUTE = "gpupack.io/gpu-compute-percent"
 PROFILES = ("default-scheduler", "gpupack-scheduler")
 
 
