@@ -8,7 +8,6 @@ from ruamel.yaml.comments import CommentedMap
 from allocator.errors import shown
 from allocator.names import (
     COMPUTE_RESOURCE,
-    PERCENT_RESOURCE,
     POD_CARD_POLICY,
     POD_CARDS,
     POD_CONTAINERS,
@@ -274,41 +273,32 @@ def _models(text: Any, sign: str) -> Iterator[str]:
 
 
 def _replace(container: dict[str, Any], request: CardRequest | None, resource: str) -> None:
-    """Put our resource where the first of theirs stood."""
+    """Put our resources where the first of theirs stood."""
     if not isinstance(container.get("resources"), dict):
         if request is None:
             return
         container["resources"] = CommentedMap()
     resources = container["resources"]
-    units, percent, compute = (
-        (request.units, request.percent, request.compute) if request is not None else (0, 0, 0)
-    )
-    name, amount = (resource, units) if units else (PERCENT_RESOURCE, percent)
+    amounts = {} if request is None else request.list_amounts(resource)
+    memory = next(iter(amounts), "")
     for field in ("limits", "requests"):
         part = resources.get(field)
-        if not isinstance(part, dict) or not any(is_peer_resource(key) for key in part):
-            continue
-        first = True
-        for key in [key for key in part if is_peer_resource(key)]:
-            if is_peer_compute(key):
-                if compute:
-                    rename_key(part, key, COMPUTE_RESOURCE, compute)
-                else:
-                    remove_key(part, key)
-            elif first and request is not None:
-                rename_key(part, key, name, amount)
-                first = False
+        theirs = [key for key in part if is_peer_resource(key)] if isinstance(part, dict) else []
+        ours = dict(amounts)
+        for key in theirs:
+            name = COMPUTE_RESOURCE if is_peer_compute(key) else memory
+            if name in ours:
+                rename_key(part, key, name, ours.pop(name))
             else:
                 remove_key(part, key)
-        if not part:
+        if theirs and not part:
             remove_key(resources, field)
     # Kubernetes takes no request of an extended resource without its limit.
-    if request is not None:
+    if amounts:
         if not isinstance(resources.get("limits"), dict):
             resources["limits"] = CommentedMap()
-        resources["limits"].setdefault(name, amount)
-        if compute:
-            resources["limits"].setdefault(COMPUTE_RESOURCE, compute)
+        for name, amount in amounts.items():
+            resources["limits"].setdefault(name, amount)
 
 
 def _name_scheduler(spec: dict[str, Any], ours: str, say: Say, *, takes_it: bool) -> None:

@@ -98,6 +98,11 @@ class CardRequest:
     compute: int = 0
     notes: tuple[str, ...] = ()
 
+    def list_amounts(self, resource: str) -> dict[str, int]:
+        """List what stands in the container's limits, memory first; `resource` counts units."""
+        memory = {resource: self.units} if self.units else {PERCENT_RESOURCE: self.percent}
+        return memory | ({COMPUTE_RESOURCE: self.compute} if self.compute else {})
+
 
 class UntranslatableError(ValueError):
     """UntranslatableError is raised where gpupack cannot do the same; the message says what to write."""

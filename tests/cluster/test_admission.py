@@ -100,7 +100,7 @@ REFUSALS = {
     f"{COMPUTE}: 0; allowed: a whole number from 1 to 100": w.pod(
         "p", w.container(limits={PERCENT: 50, COMPUTE: 0})
     ),
-    f'container "other" asks for {COMPUTE}: 30 without GPU memory; allowed: beside {RESOURCE} or {PERCENT} of '
+    f'"other" asks for {COMPUTE}: 30 without GPU memory; allowed: beside {RESOURCE} or {PERCENT} of '
     "the same container": w.pod("p", w.container(gib=8), w.container("other", limits={COMPUTE: 30})),
     "asks for gpupack.io/gpu-mem, which does not exist": w.pod(
         "p", w.container(limits={"gpupack.io/gpu-mem": 8})

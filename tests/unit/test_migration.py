@@ -283,7 +283,7 @@ def test_cores_and_priority_and_other_things_are_said():
     assert done.complete
     text = "\n".join(done.notes)
     for said in (
-        "gpucores: 100 becomes gpupack.io/gpu-compute-percent, which counts everywhere and is held by MPS alone; "
+        "gpucores: 100 becomes gpupack.io/gpu-compute-percent, which counts everywhere",
         "for a card alone ask for gpupack.io/gpu-percent: 100",
         "priority is left out",
         "vgpu-mode: mig is left out",
