@@ -12,7 +12,7 @@ from deviceplugin.containers.device_nodes import DEVICES, DRIVERS, DeviceNodes
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.enforcement.mps_clients import MpsClients
-from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.gpus.api.container_grant import ContainerGrant, Mount
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.option_values import DRA
@@ -87,6 +87,8 @@ class ContainerResponses:
         """
         grant = ContainerGrant(self._limit_capability.container_envs(mib))
         grant += self._strategies.describe_cards(list(mib))
+        if self._settings.driver_dir is not None and (folder := self._source.vendor.driver_folder):
+            grant += ContainerGrant(mounts=(Mount(folder, str(self._settings.driver_dir), read_only=True),))
         if self._mps_clients is not None:
             grant += self._mps_clients.make_grant(mib)
         if self._settings.advise_frameworks:

@@ -10,7 +10,8 @@ SERVES: Final = (DEVICE_PLUGIN, DRA)
 ENVVAR: Final = "envvar"
 CDI_ANNOTATIONS: Final = "cdi-annotations"
 CDI_CRI: Final = "cdi-cri"
-STRATEGIES: Final = (ENVVAR, CDI_ANNOTATIONS, CDI_CRI)
+VOLUME_MOUNTS: Final = "volume-mounts"
+STRATEGIES: Final = (ENVVAR, VOLUME_MOUNTS, CDI_ANNOTATIONS, CDI_CRI)
 
 CDI_FOLDERS: Final = (Path("/etc/cdi"), Path("/var/run/cdi"))
 """Where container runtimes look by default; the later one is for specifications that are generated."""

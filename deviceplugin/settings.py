@@ -53,12 +53,17 @@ class Settings(HttpAddress):
         (values.ENVVAR,),
         allowed=values.STRATEGIES,
         metavar="LIST",
-        help="How containers are told their cards: envvar, cdi-annotations, cdi-cri.",
+        help="How containers are told their cards: envvar, volume-mounts, cdi-annotations, cdi-cri.",
     )
     cdi_dirs: tuple[Path, ...] = option(
         values.CDI_FOLDERS,
         metavar="LIST",
         help="Folders of CDI specifications; one of ours is written into the last where cards lack one.",
+    )
+    driver_dir: Path | None = option(
+        None,
+        help="Folder of the host with NVIDIA's driver, which containers get as /usr/local/nvidia where no "
+        "runtime brings it.",
     )
     pass_device_specs: bool = option(
         False, help="Give the kubelet the cards' device nodes too: for its static cpu manager."
@@ -208,6 +213,8 @@ class Settings(HttpAddress):
         faults = []
         if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
             faults.append(f"--kubeconfig {self.kubeconfig!r}; allowed: a file that exists")
+        if self.driver_dir is not None and not self.driver_dir.is_absolute():
+            faults.append(f"--driver-dir {str(self.driver_dir)!r}; allowed: a path from / on")
         return [*faults, *find_address_faults("--http", self.http)]
 
 

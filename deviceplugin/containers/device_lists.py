@@ -3,6 +3,7 @@
 As in NVIDIA's device plugin, several can be had at once:
 
     envvar            the vendor's environment variable, read by its container runtime
+    volume-mounts     mounts of /dev/null by the cards' names, for runtimes that do not trust the variable
     cdi-annotations   CDI names in a container annotation: for runtimes whose kubelet or CRI knows no CDI
     cdi-cri           CDI names in the kubelet's own field (Kubernetes 1.31 and later)
 """
@@ -12,9 +13,9 @@ from typing import Final
 
 from deviceplugin.containers.cdi import CdiNames
 from deviceplugin.containers.device_nodes import DeviceNodes
-from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.gpus.api.container_grant import ContainerGrant, Mount
 from deviceplugin.gpus.api.vendor import Vendor
-from deviceplugin.option_values import CDI_ANNOTATIONS, CDI_CRI, ENVVAR
+from deviceplugin.option_values import CDI_ANNOTATIONS, CDI_CRI, ENVVAR, VOLUME_MOUNTS
 
 ANNOTATION: Final = "cdi.k8s.io/gpupack"
 """Runtimes read every annotation with this prefix; each container has its own annotations."""
@@ -48,17 +49,18 @@ class DeviceListStrategies:
         Args:
             uuids: UUIDs of the cards, in word order.
         """
-        shown = self._vendor.make_visible_env(uuids if ENVVAR in self._strategies else ())
-        nodes = self._nodes.list_nodes(uuids) if self._nodes is not None else ()
-        if self._cdi is None:
-            return ContainerGrant(shown, devices=nodes)
-        names = self._cdi.name_cards(uuids)
+        names = self._cdi.name_cards(uuids) if self._cdi is not None else ()
         return ContainerGrant(
-            envs=shown,
+            envs=self._vendor.make_visible_env(uuids if ENVVAR in self._strategies else ()),
             annotations={ANNOTATION: ",".join(names)} if CDI_ANNOTATIONS in self._strategies else {},
             cdi_devices=names if CDI_CRI in self._strategies else (),
-            devices=nodes,
+            mounts=self._list_mounts(uuids) if VOLUME_MOUNTS in self._strategies else (),
+            devices=self._nodes.list_nodes(uuids) if self._nodes is not None else (),
         )
+
+    def _list_mounts(self, uuids: Sequence[str]) -> tuple[Mount, ...]:
+        folder = self._vendor.mounts_folder
+        return tuple(Mount(f"{folder}/{uuid}", "/dev/null", read_only=True) for uuid in uuids if folder)
 
 
 def needs_cdi_names(strategies: Sequence[str]) -> bool:

@@ -1,6 +1,7 @@
 """The Helm chart makes what kustomize makes, and the real API server takes it."""
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ import yaml
 from gpupack.usage.prometheus import EXPRESSIONS, make_label_query
 from tests.cluster.harness import Cluster, binaries, dra, versions
 from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.manifests import apply_all, build, has_mutating_policies
+from tests.cluster.harness.manifests import CLUSTER_WIDE, apply_all, build, has_mutating_policies
 from tests.cluster.harness.rest import Api
+from tests.manifest_objects import check_folders
 from tests.scripts import grafana
 
 MANIFESTS = REPOSITORY / "manifests"
@@ -35,15 +37,18 @@ OVERLAYS = {
 }
 # And for components that have no overlay.
 COMPONENTS = {
+    "bottlerocket": ["platform=bottlerocket"],
     "cdi": ["cdi.enabled=true"],
     "dashboard-teams": ["dashboard.enabled=true", "dashboard.teams=true"],
     "dra": ["dra.enabled=true"],
     "evict-over-use": ["evictOverUse.enabled=true"],
+    "gke": ["platform=gke"],
     "gpu-taint": ["gpuTaint.enabled=true"],
     "k0s": ["node.kubeletDir=/var/lib/k0s/kubelet"],
     "memory-limits": ["memoryLimits.enabled=true"],
     "mig": ["mig.enabled=true"],
     "mps": ["mps.enabled=true"],
+    "openshift": ["platform=openshift"],
     "priority-quota": ["priorityQuota.enabled=true"],
     "queue-batch": ["queue.enabled=true", "queue.batch.enabled=true", "queue.batch.sharedNodes=true"],
     "queue-batch-own-nodes": ["queue.enabled=true", "queue.batch.enabled=true"],
@@ -57,7 +62,10 @@ TOGETHER = {
 }
 """Components that one value brings, or that stand on others."""
 BESIDE_CLAIMS = {
-    **{name: COMPONENTS[name] for name in ("cdi", "evict-over-use", "k0s", "memory-limits", "mig", "mps")},
+    **{
+        name: COMPONENTS[name]
+        for name in ("cdi", "evict-over-use", "gke", "k0s", "memory-limits", "mig", "mps")
+    },
     **{name: OVERLAYS[name] for name in ("autoscale", "dashboard", "nvidia-runtime-class", "queue")},
     "queue-batch": COMPONENTS["queue-batch-own-nodes"],
     "simulated-gpus": OVERLAYS["simulated-gpus"],
@@ -76,6 +84,16 @@ def kube_scheduler_version(folder: str) -> str | None:
 KUBERNETES = kube_scheduler_version("base") or ""
 SERVED_FROM = dict.fromkeys(("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"), 36)
 """Kinds of ours that not every Kubernetes serves by default, with the first minor version that does."""
+
+
+def read_platforms() -> dict[str, list[str]]:
+    """The values of each platform in docs/install/manifests.md."""
+    text = (REPOSITORY / "docs" / "install" / "manifests.md").read_text()
+    rows = [line.split("|")[1:3] for line in text.splitlines() if re.match(r"\| [^|]+\| `[a-zA-Z.]+=", line)]
+    return {name.strip(): re.findall(r"`(\S+=\S+)`", values) for name, values in rows}
+
+
+PLATFORMS = read_platforms()
 EVERYTHING = [
     *("queue.enabled=true", "queue.batch.enabled=true", "autoscale.enabled=true", "dashboard.enabled=true"),
     *("dashboard.teams=true", "gpuTaint.enabled=true", "visibleDevices.enabled=true", "mps.enabled=true"),
@@ -200,13 +218,36 @@ def test_kube_scheduler_is_of_the_api_servers_version(version: str, image: str) 
     assert f"registry.k8s.io/kube-scheduler:{image}" in [each["image"] for each in pod["containers"]]
 
 
-@pytest.mark.parametrize("minor", [version.minor for version in versions.pinned()])
-def test_nothing_is_made_that_the_version_does_not_serve(minor: str) -> None:
+MINORS = [version.minor for version in versions.pinned()]
+
+
+@pytest.mark.parametrize(
+    ("platform", "minor"),
+    [
+        pytest.param(
+            platform,
+            minor,
+            marks=[] if platform == "GKE" or minor == MINORS[-1] else [pytest.mark.nightly],
+        )
+        for platform in sorted(PLATFORMS)
+        for minor in MINORS
+    ],
+)
+def test_each_platform_fits_each_version(platform: str, minor: str) -> None:
     """What is served when, the real API servers say in `test_what_a_version_serves`."""
-    made = template(*EVERYTHING, version=f"{minor}.2")
-    unserved = {kind for kind, _ in made if int(minor.partition(".")[2]) < SERVED_FROM.get(kind, 0)}
-    assert unserved == set()
-    assert (("MutatingAdmissionPolicy", "gpupack-queue-gate") in made) == (minor not in {"1.34", "1.35"})
+    assert len(PLATFORMS) >= 6
+    number = int(minor.partition(".")[2])
+    claims = ["dra.enabled=true"] if number >= 36 else []
+    made = template(*EVERYTHING, *claims, *PLATFORMS[platform], version=f"{minor}.2")
+    kinds = {kind for kind, _ in made}
+    assert {kind for kind in kinds if number < SERVED_FROM.get(kind, 0)} == set()
+    assert (("MutatingAdmissionPolicy", "gpupack-queue-gate") in made) == (number >= 36)
+    assert ("SecurityContextConstraints" in kinds) == (platform == "OpenShift")
+    for (kind, name), one in made.items():
+        assert one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "gpupack"
+        assert ("namespace" not in one["metadata"]) == (kind in CLUSTER_WIDE)
+        if kind == "DaemonSet" and name.startswith("gpupack-node"):
+            check_folders(one)
 
 
 def test_a_cluster_that_serves_mutating_policies_as_beta_gets_them() -> None:
@@ -436,7 +477,7 @@ def cluster(make_cluster) -> Cluster:
 
 @pytest.mark.telling
 def test_what_a_version_serves(cluster: Cluster) -> None:
-    made = template(*EVERYTHING, version="1.37.1")
+    made = template(*EVERYTHING, *PLATFORMS["GKE"], version="1.37.1")
     served = {kind for kind in {kind for kind, _ in made} if is_served(cluster.api, made, kind)}
     minor = int(cluster.api.get("/version")["minor"])
     assert served == {kind for kind, _ in made if minor >= SERVED_FROM.get(kind, 0)}
@@ -454,7 +495,8 @@ def test_install_upgrade_uninstall(cluster, tmp_path: Path) -> None:
     helm("package", str(CHART), "--destination", str(tmp_path))
     (package,) = tmp_path.glob("gpupack-*.tgz")
     there = ["--kubeconfig", str(cluster.control.admin_config), "--namespace", NAMESPACE]
-    helm("install", "gpupack", str(package), "--create-namespace", *there)
+    gke = [word for value in PLATFORMS["GKE"] for word in ("--set", value)]
+    helm("install", "gpupack", str(package), "--create-namespace", *gke, *there)
     deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 
     def names() -> set[str]:
@@ -466,7 +508,10 @@ def test_install_upgrade_uninstall(cluster, tmp_path: Path) -> None:
     # Clusters of the tests that serve them as beta only have the feature on, which the chart finds out.
     version = "v1" if has_mutating_policies(cluster.api) else "v1beta1"
     mutating = cluster.api.get(f"/apis/admissionregistration.k8s.io/{version}/mutatingadmissionpolicies")
-    assert [one["metadata"]["name"] for one in mutating["items"]] == ["gpupack-scheduler-name"]
+    assert {one["metadata"]["name"] for one in mutating["items"]} == {
+        "gpupack-scheduler-name",
+        "gpupack-gpu-taint",
+    }
     helm("upgrade", "gpupack", str(package), "--reuse-values", "--set", "queue.enabled=true", *there)
     assert names() == {"gpupack-scheduler", "gpupack-queue"}
     helm("uninstall", "gpupack", *there)

@@ -92,7 +92,10 @@ CASES = {
     ),
     "monitoring": Case(("base", "monitoring"), "monitoring"),
     "mps": Case(("base", "mps"), "mps"),
-    "of a node": Case(("base", "cdi", "mig", "nvidia-runtime-class", "simulated-gpus", "k0s")),
+    "of a node": Case(
+        ("base", "bottlerocket", "cdi", "mig", "nvidia-runtime-class", "simulated-gpus", "k0s")
+    ),
+    "openshift": Case(("base", "openshift"), "openshift"),
     "priority-quota": Case(("base", "priority-quota"), "priority-quota"),
     "queue": Case(
         ("base", "queue"), "queue", is_in=lambda seen: bool(seen["queued"]["schedulingGates"] == GATES)
@@ -110,7 +113,8 @@ CASES = {
 
 def test_every_component_and_overlay_has_its_case() -> None:
     used = {name for case in CASES.values() for name in (case.component, *case.within, *case.before)}
-    used |= {name.removeprefix("overlays/") for name in used} | {"memory-limits", "queue-batch-own-nodes"}
+    used |= {name.removeprefix("overlays/") for name in used}
+    used |= {"gke", "memory-limits", "queue-batch-own-nodes"}  # parts of others, or made of them
     assert {path.name for path in FOLDERS.iterdir()} | {*COMPONENTS, *OVERLAYS} <= used | {
         "scheduler-name-v1beta1"  # the base for other versions of Kubernetes
     }
@@ -130,9 +134,10 @@ def cluster(make_cluster: Any) -> Cluster:
 
 
 def build_objects(folder: str, *components: str) -> list[Json]:
-    """Objects of a folder with components; the Prometheus operator's kinds are not here."""
+    """Objects of a folder with components; kinds of the Prometheus operator and of OpenShift are not here."""
     found = build(MANIFESTS / folder, *(FOLDERS / name for name in components))
-    return [one for one in found if not one["apiVersion"].startswith("monitoring.coreos.com/")]
+    elsewhere = ("monitoring.coreos.com/", "security.openshift.io/")
+    return [one for one in found if not one["apiVersion"].startswith(elsewhere)]
 
 
 def list_installed(cluster: Cluster) -> Iterator[tuple[str, Json]]:
@@ -206,7 +211,7 @@ def uninstall(cluster: Cluster, component: str) -> tuple[int, list[str]]:
 
 SHOWN_BY_OTHERS = frozenset(
     {"autoscale", "dashboard", "dashboard-teams", "evict-over-use", "gpu-taint", "monitoring", "mps"}
-    | {"of a node", "visible-devices"}
+    | {"of a node", "openshift", "visible-devices"}
 )
 """Cases that run nightly: their objects go the way of the others'."""
 

@@ -97,6 +97,10 @@ def schema() -> dict[str, Any]:
             pullSecrets={"type": "array", "items": _OBJECT},
         ),
         "namespace": closed({"create": said("Write the Namespace too, for `helm template`.", _BOOL)}),
+        "platform": said(
+            "What GKE, OpenShift or Bottlerocket need beside other values (docs/install/manifests.md).",
+            {"enum": ["", "bottlerocket", "gke", "openshift"]},
+        ),
         "priorityQuota": closed({"enabled": _BOOL}, "A quota that permits our priority classes, for GKE."),
         "simulatedGpus": closed(
             {"enabled": _BOOL, "profile": said("One that ships with gpupack, or a file.", _TEXT)},

@@ -19,6 +19,7 @@ from deviceplugin.containers.device_lists import (
     CDI_ANNOTATIONS,
     CDI_CRI,
     ENVVAR,
+    VOLUME_MOUNTS,
     DeviceListStrategies,
 )
 from deviceplugin.containers.device_nodes import DeviceNodes
@@ -360,6 +361,7 @@ def test_old_instance_uuids_become_names(folders: tuple[Path, Path]) -> None:
     [
         ((ENVVAR,), "a,b", False, False),
         ((ENVVAR, CDI_CRI), "a,b", False, True),
+        ((VOLUME_MOUNTS,), "void", False, False),
         ((CDI_ANNOTATIONS,), "void", True, False),
         ((CDI_ANNOTATIONS, CDI_CRI), "void", True, True),
     ],
@@ -374,6 +376,11 @@ def test_strategies(strategies: tuple[str, ...], visible: str, annotated: bool, 
     both = (f"{KIND}=a", f"{KIND}=b")
     assert grant.annotations == ({ANNOTATION: ",".join(both)} if annotated else {})
     assert grant.cdi_devices == (both if in_cri else ())
+    # NVIDIA's runtime reads the names of what /dev/null of the host is mounted on there.
+    named = [(mount.host_path, mount.container_path) for mount in grant.mounts]
+    folder = "/var/run/nvidia-container-devices"
+    wanted_mounts = [("/dev/null", f"{folder}/a"), ("/dev/null", f"{folder}/b")]
+    assert named == (wanted_mounts if VOLUME_MOUNTS in strategies else [])
 
 
 def test_device_nodes_for_a_kubelet_that_tells_the_runtime_again(tmp_path: Path) -> None:

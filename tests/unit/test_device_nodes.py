@@ -168,3 +168,13 @@ def test_simulated_instances_have_none(machine: Machine, monkeypatch: pytest.Mon
     instance = source.cards()[0]
     assert instance.parent == first
     assert container_responses_of(settings, source).make_grant({instance.uuid: 1024}).devices == ()
+
+
+def test_containers_get_the_driver_where_no_runtime_brings_it() -> None:
+    """As on GKE, which has it in a folder of the host."""
+    source = SimulatedGpus(load_profile("2xt4"))
+    for folder, mounted in ((None, ()), (Path("/home/driver"), ("/home/driver", "/usr/local/nvidia", True))):
+        made = container_responses_of(Settings(node_name="n1", driver_dir=folder), source)
+        grant = made.make_grant({source.cards()[0].uuid: 1024})
+        found = [(mount.host_path, mount.container_path, mount.read_only) for mount in grant.mounts]
+        assert found == ([mounted] if mounted else [])

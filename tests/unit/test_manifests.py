@@ -82,8 +82,8 @@ def test_uninstall_finds_all_that_a_component_brings() -> None:
             assert one["metadata"]["labels"].items() >= {tuple(PART_OF.split("="))}
             version, kind = one["apiVersion"], one["kind"].lower()
             plural = (
-                f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}{'es' if kind.endswith('s') else 's'}"
-            )
+                f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}{'es' if kind.endswith('ss') else 's'}"
+            ).replace("constraintss", "constraints")
             path = f"/{'apis' if '/' in version else 'api'}/{version}/{plural}"
             assert path in {*FIRST, *LAST}, f"gpupack/components.py has no {path}"
     workloads = {

@@ -1,7 +1,6 @@
 """The node daemon's manifests: what it is given on its node, what it may do, and its components."""
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import yaml
 from allocator import names
 from deviceplugin.gpus.nvidia.mps.folder import SHM
 from deviceplugin.mps_settings import MpsSettings
-from deviceplugin.option_values import CDI_CRI, DRA, MPS
+from deviceplugin.option_values import DRA
 from deviceplugin.settings import Settings as NodeSettings
-from gpupack.cli.app import cli
 from gpupack.components import COMPONENT_LABEL
 from tests.cluster.harness.manifests import MANIFESTS, build
-from tests.manifest_objects import NAMESPACE, container, objects, pod_template, text_of
+from tests.manifest_objects import NAMESPACE, check_folders, container, objects, pod_template, text_of
 
 
 def test_the_daemon_has_what_a_gpu_node_must_give_it() -> None:
@@ -73,7 +71,10 @@ def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
             assert ("ConfigMap", one["spec"]["paramRef"]["name"]) in found
 
 
-SETS = [(), ("k0s",), ("cdi",), ("mps",), ("dra",), ("dra", "k0s"), ("dra", "cdi", "mps", "k0s")]
+SETS = [
+    *((), ("k0s",), ("cdi",), ("mps",), ("gke",), ("bottlerocket",)),
+    *(("dra",), ("dra", "k0s"), ("dra", "cdi", "mps", "k0s"), ("dra", "gke"), ("dra", "bottlerocket")),
+]
 
 
 @pytest.mark.parametrize("components", SETS, ids="+".join)
@@ -83,25 +84,7 @@ def test_the_daemons_options_name_the_folders_that_are_mounted(components: tuple
     for daemon in [one for one in built if one["metadata"]["name"].startswith("gpupack-node")]:
         if daemon["kind"] != "DaemonSet":
             continue
-        settings = _settings(daemon)
-        wanted = {settings.device_plugin_dir, settings.pod_resources_socket.parent}
-        wanted |= {settings.kubelet_dir / "plugins", settings.cgroup_root, settings.container_logs}
-        if settings.serve == DRA:
-            wanted |= {settings.kubelet_dir / "plugins_registry", *settings.cdi_dirs}
-        if settings.device_list_strategy == (CDI_CRI,):
-            wanted |= set(settings.cdi_dirs)
-        if settings.sharing == MPS:
-            wanted |= {settings.mps_root}
-        hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod_template(daemon)["volumes"]}
-        mounts = {each["mountPath"]: hosts[each["name"]] for each in container(daemon)["volumeMounts"]}
-        assert mounts == {str(folder): str(folder) for folder in wanted}
-
-
-def _settings(daemon: dict[str, Any]) -> NodeSettings:
-    command, _, *arguments = container(daemon)["args"]
-    context = cli.commands[command].make_context(command, ["--node-name=n1", *arguments])
-    known = {each.name for each in fields(NodeSettings)}
-    return NodeSettings(**{name: value for name, value in context.params.items() if name in known})
+        check_folders(daemon)
 
 
 def test_the_mps_component_and_the_daemon_meet_in_one_folder() -> None:
@@ -203,7 +186,9 @@ def test_the_dra_component_has_a_second_daemon_that_differs_only_where_it_must()
     assert _without_what_may_differ(claims) == _without_what_may_differ(plain)
 
 
-@pytest.mark.parametrize("component", ["cdi", "memory-limits", "mig", "mps", "nvidia-runtime-class"])
+@pytest.mark.parametrize(
+    "component", ["bottlerocket", "cdi", "gke", "memory-limits", "mig", "mps", "nvidia-runtime-class"]
+)
 def test_what_a_component_gives_the_daemon_it_gives_that_of_claims(component: str) -> None:
     plain, claims = _both_daemons(component)
     assert _without_what_may_differ(claims) == _without_what_may_differ(plain)
@@ -237,3 +222,33 @@ def test_the_scheduler_of_a_cluster_with_claims_leaves_the_resources_to_the_exte
     for managed in plain["extenders"][0]["managedResources"]:
         managed["ignoredByScheduler"] = True
     assert claims == plain
+
+
+def test_openshifts_constraints_are_what_the_pods_ask_for() -> None:
+    """For the daemons ours, and for all others nonroot-v2, by what OpenShift's documentation says of it."""
+    names_of = ("autoscale", "dashboard", "dra", "mig", "mps", "openshift", "queue")
+    built = build(MANIFESTS / "base", *(MANIFESTS / "components" / name for name in names_of))
+    found = {(one["kind"], one["metadata"]["name"]): one for one in built}
+    ours = found["SecurityContextConstraints", "gpupack-node"]
+    added: set[str] = set()
+    for (kind, name), one in found.items():
+        if kind not in {"DaemonSet", "Deployment"}:
+            continue
+        pod = pod_template(one)
+        volumes = {key for each in pod.get("volumes", []) for key in each if key != "name"}
+        rights = [pod.get("securityContext", {}) | each["securityContext"] for each in pod["containers"]]
+        assert {each["seccompProfile"]["type"] for each in rights} == {"RuntimeDefault"}
+        assert all(each["allowPrivilegeEscalation"] is False for each in rights)
+        assert all(each["readOnlyRootFilesystem"] and "privileged" not in each for each in rights)
+        assert all(each["capabilities"]["drop"] == ["ALL"] for each in rights)
+        if kind == "DaemonSet":
+            assert f"system:serviceaccount:{NAMESPACE}:{pod['serviceAccountName']}" in ours["users"]
+            assert volumes <= set(ours["volumes"])
+            added.update(*(each["capabilities"].get("add", []) for each in rights))
+        else:
+            assert volumes <= {"configMap", "downwardAPI", "emptyDir", "projected", "secret"}, name
+            assert all(each["runAsNonRoot"] and "add" not in each["capabilities"] for each in rights)
+            assert not {"hostPID", "hostNetwork", "hostIPC"} & pod.keys()
+    assert set(ours["allowedCapabilities"]) == added
+    (group,) = found["RoleBinding", "gpupack-nonroot"]["subjects"]
+    assert group["name"] == f"system:serviceaccounts:{NAMESPACE}"

@@ -19,6 +19,9 @@ class Vendor:
         visible_devices: Environment variable that names the cards to its container runtime.
         fault: What the numbered errors of its driver are called, `XID`.
         hide_all_value: Value of `visible_devices` that shows a container no card; empty if there is none.
+        mounts_folder: Folder of a container in which its mounts name the cards to that runtime; empty if the
+            runtime has no such way.
+        driver_folder: Where containers expect the driver that no runtime brings; empty if that is not known.
         node_pattern: Path of a card's device node, with `{}` for its minor number; empty if not known.
         control_nodes: Device nodes that go with every card.
         capability_pattern: Path of a capability's device node, with `{}` for its minor number; empty where
@@ -33,6 +36,8 @@ class Vendor:
     visible_devices: str
     fault: str
     hide_all_value: str = ""
+    mounts_folder: str = ""
+    driver_folder: str = ""
     node_pattern: str = ""
     control_nodes: tuple[str, ...] = ()
     capability_pattern: str = ""

@@ -32,6 +32,9 @@ NVIDIA: Final = Vendor(
     "NVIDIA_VISIBLE_DEVICES",
     "XID",
     hide_all_value="void",
+    mounts_folder="/var/run/nvidia-container-devices",
+    # Its images have /usr/local/nvidia/lib64 in LD_LIBRARY_PATH.
+    driver_folder="/usr/local/nvidia",
     node_pattern="/dev/nvidia{}",
     control_nodes=("/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
     capability_pattern="/dev/nvidia-caps/nvidia-cap{}",

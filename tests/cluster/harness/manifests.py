@@ -27,6 +27,7 @@ CLUSTER_WIDE = {
     "DeviceClass",
     "PriorityClass",
     "RuntimeClass",
+    "SecurityContextConstraints",
 }
 """Kinds of objects that are in no namespace."""
 

@@ -54,6 +54,15 @@ plugins in /var/lib/kubelet whatever the kubelet's --root-dir is.
 {{- end }}
 {{- end }}
 
+{{/*
+gpupack.isEnabled is true where a part is turned on by its own value, or is one of the components of the platform's:
+root, part.
+*/}}
+{{- define "gpupack.isEnabled" }}
+{{- $platform := fromYaml (.root.Files.Get (printf "files/%s/kustomization.yaml" .root.Values.platform)) }}
+{{- if or (get .root.Values .part).enabled (has (printf "../%s" (kebabcase .part)) (default list $platform.components)) }}true{{ end }}
+{{- end }}
+
 {{/* gpupack.labels is what Helm's own conventions want on each object of a release, as YAML; `.` is the top scope. */}}
 {{- define "gpupack.labels" -}}
 app.kubernetes.io/instance: {{ .Release.Name }}
