@@ -52,6 +52,8 @@ class PreemptionApi(ApiRequests):
         pod = self.pods.get(path.removesuffix("/eviction").removesuffix("/status"))
         if pod is None:
             raise NotFound("no such pod", status=404)
+        if verb == "get":
+            return msgspec.json.encode(pod)
         return self._evict(pod, body) if verb == "post" else self._nominate(pod, body)
 
     def _evict(self, pod: dict[str, Any], body: Mapping[str, Any]) -> bytes:
@@ -98,6 +100,7 @@ class PreemptionWorld:
         self.api = PreemptionApi(self)
         self.nodes: dict[str, tuple[tuple[int, ...], list[int], list[str]]] = {}
         self.cards: dict[str, tuple[str, int, int]] = {}
+        self.cpu: dict[str, str] = {}
         self.preemptor = self.restart(**options)
         self.budgets.replace([], "1")
 
@@ -124,9 +127,12 @@ class PreemptionWorld:
 
     # What happens in the cluster.
 
-    def node(self, name: str, sizes: tuple[int, ...], **pods: tuple[int, int, int]) -> None:
+    def node(
+        self, name: str, sizes: tuple[int, ...], *, cpu: str = "40", **pods: tuple[int, int, int]
+    ) -> None:
         """A node; its pods are (card, units, priority) by name."""
         self.nodes[name] = (sizes, [0] * len(sizes), [])
+        self.cpu[name] = cpu
         for pod_name, where in pods.items():
             self.run(name, pod_name, *where)
         self.publish(name)
@@ -144,7 +150,8 @@ class PreemptionWorld:
     def publish(self, name: str) -> None:
         self.version += 1
         sizes, used, holds = self.nodes[name]
-        self.state.apply_node(node(name, sizes, used, version=self.version, holds=holds), self.now)
+        made = node(name, sizes, used, version=self.version, holds=holds, cpu=self.cpu[name])
+        self.state.apply_node(made, self.now)
 
     def publish_without(self, name: str, lost: int) -> None:
         """What a node says that has lost a card: those after it move up."""
@@ -185,6 +192,7 @@ class PreemptionWorld:
 
     def see(self, pod: dict[str, Any]) -> None:
         """What the watch brings."""
+        self.preemptor.shunning.apply_pod("MODIFIED", _lite(pod))
         self.state.apply_pod(_lite(pod), self.now)
 
     def budget(self, app: str, allowed: int, disrupted: Sequence[str] = ()) -> None:
@@ -219,7 +227,8 @@ class PreemptionWorld:
         """One attempt; returns the nodes that pass."""
         body = {"Pod": pod, "NodeNames": sorted(self.nodes) if nodes is None else nodes}
         found = self.extender.filter(json.dumps(body).encode(), self.now)
-        self.preemptor.record_refusal(found.refused or found.passed, found.evictable)
+        asked = found.refused or found.passed or found.gang_refused
+        self.preemptor.record_refusal(asked, found.evictable)
         self.answer = json.loads(found.answer)
         return list(self.answer["NodeNames"])
 

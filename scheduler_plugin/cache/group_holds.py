@@ -119,22 +119,27 @@ class GroupHolds:
         min_count = self._groups.get_min_count(key)
         if min_count <= 1:
             return True
-        placed, waiting = self._split_members(key)
+        placed, waiting = self.split_members(key)
         # Pods that are asked about may not be known here yet.
         may_pass = waiting.union(cycle.asked, (uid for uid, _ in cycle.held)) - placed - cycle.refused
         return len(placed) + len(may_pass) >= min_count
 
     def is_bound_in_part(self, key: GroupKey) -> bool:
         """Return True if pods of a group are bound, and with those whose Bindings are under way too few."""
-        placed, _ = self._split_members(key)
+        placed, _ = self.split_members(key)
         members = self._groups.get_members(key)
         return len(placed) < self._groups.get_min_count(key) and any(members[uid].node for uid in placed)
 
-    def _split_members(self, key: GroupKey) -> tuple[set[str], set[str]]:
+    def split_members(self, key: GroupKey) -> tuple[set[str], set[str]]:
         """Split a group's pods that have not ended into those with a node, or assumed, and the others."""
         members = [pod for pod in self._groups.get_members(key).values() if not pod.ended]
         placed = {pod.uid for pod in members if pod.node or pod.uid in self._assumed}
         return placed, {pod.uid for pod in members} - placed
+
+    def list_held_nodes(self, key: GroupKey) -> list[str]:
+        """List the nodes with cards that are held for pods of a group."""
+        cycle = self._cycles.get(key)
+        return sorted({node for _, node in cycle.held}) if cycle is not None else []
 
     def end_holds(self, key: GroupKey, uid: str) -> None:
         """End all holds of a pod: its cards are assumed, or it is bound, has ended or is gone."""

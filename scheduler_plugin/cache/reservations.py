@@ -5,7 +5,7 @@ may take the cards of a preemptor. So it is not part of the arrays; it is added 
 respect it is tried.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -76,10 +76,16 @@ class Reservations:
         self._by_uid.pop(uid, None)
 
     @contextmanager
-    def charged_against(self, nodes: NodeArrays, uid: str, priority: int) -> Iterator[None]:
-        """Charge the reservations that a pod must respect to the arrays, while the context is open."""
+    def charged_against(
+        self, nodes: NodeArrays, uid: str, priority: int, planned: Iterable[Reservation] = ()
+    ) -> Iterator[None]:
+        """Charge the reservations that a pod must respect to the arrays, while the context is open.
+
+        Args:
+            planned: Reservations that would be made before one for this pod.
+        """
         charges: dict[int, dict[int, int]] = {}
-        for each in chain(self._by_uid.values(), self.held.values()):
+        for each in chain(self._by_uid.values(), self.held.values(), planned):
             row = nodes.rows.get(each.node)
             if (each.uid, each.node) in self.held and each is not self.held[each.uid, each.node]:
                 continue  # a preemptor has passed filter: the same cards would count twice

@@ -18,6 +18,8 @@ class FilterReply:
         passed: UID of a pod that asks for cards and found a node, else empty.
         unschedulable: Why no node will do, for people.
         evictable: Names of nodes, not always all, on which pods may be evicted for this one.
+        gang_refused: UID of a pod of a gang that lacks a card on `evictable`; with the nodes that others of
+            its gang were offered before.
         asked_nodes: Nodes to check again later; set together with `refused`.
         group_in_part: PodGroup of a refused pod that is bound in part, and lacks a card, or a Binding that is
             accepted, for this pod.
@@ -30,5 +32,6 @@ class FilterReply:
     unschedulable: UnschedulablePod | None = field(default=None, compare=False)
     evictable: tuple[str, ...] = ()
     asked_nodes: NodeSet | None = field(default=None, compare=False)
+    gang_refused: str = ""
     group_in_part: GroupKey | None = None
     attempt: tuple[SchedulingRequest, int | None] | None = field(default=None, compare=False)

@@ -145,8 +145,8 @@ class ExtenderService:
         if reply.refused:
             reply = await self._filter_again(body, reply)
         uid = reply.refused or reply.passed
-        if self.preemptor is not None and uid:
-            self.preemptor.record_refusal(uid, reply.evictable)
+        if self.preemptor is not None and (asked := uid or reply.gang_refused):
+            self.preemptor.record_refusal(asked, reply.evictable)
         if self.retrier is not None and uid:
             self.retrier.record_reply(reply)
         self.extender.record_attempt(reply)

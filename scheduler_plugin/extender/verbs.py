@@ -160,8 +160,8 @@ class Extender:
     ) -> FilterReply:
         """Filter for a pod of a PodGroup: it gets one node, whose cards are held for it.
 
-        kube-scheduler tries a refused gang again by itself, as a whole. So nothing waits, preempts or
-        retries for one of its pods.
+        kube-scheduler tries a refused gang again by itself, as a whole. So nothing waits or retries for one
+        of its pods, and others are evicted for all of them or for none.
         """
         holds, nodes, uid = self.state.group_holds, self.state.nodes, pod.metadata.uid
         rows, _ = self._find_rows(candidates)
@@ -176,6 +176,7 @@ class Extender:
             )
         if reply.passed:
             return reply
+        offered = holds.list_held_nodes(group)
         holds.record_refusal(group, uid, nodes, rows)
         if not self.state.pod_groups.ends_together(group):
             return reply
@@ -183,7 +184,15 @@ class Extender:
             reply.unschedulable is not None or self._refused_bindings.count_failures(uid) >= LASTING_REFUSALS
         )
         in_part = group if is_lasting and holds.is_bound_in_part(group) else None
-        return replace(reply, refused="", evictable=(), asked_nodes=None, group_in_part=in_part)
+        evictable = tuple(dict.fromkeys([*reply.evictable, *offered])) if reply.evictable else ()
+        return replace(
+            reply,
+            refused="",
+            evictable=evictable,
+            gang_refused=reply.refused,
+            asked_nodes=None,
+            group_in_part=in_part,
+        )
 
     def would_pass(self, pod: PodRecord, among: NodeSet, now: float, *, held: bool = False) -> bool:
         """Return True if a node can take a refused pod now; this does not count as an attempt to place it.

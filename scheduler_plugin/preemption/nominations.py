@@ -120,6 +120,8 @@ class Nominations:
             await self.withdraw(other)
         pod = nomination.pod
         nomination.announced_at = self._clock()
+        if self._state.pod_groups.ends_together(pod.scheduling_group):
+            return  # kube-scheduler places a gang anew each time; see also `GroupHolds`
         body = await nominate_node(self._api, pod.namespace, pod.name, pod.uid, nomination.node)
         try:
             # The newest version of the pod: it may be bound or deleted already.
@@ -142,7 +144,7 @@ class Nominations:
         """End a reservation and clear the pod's status, so that pods refused because of it are retried."""
         pod = nomination.pod
         self.remove_nomination(pod.uid)
-        if not nomination.ours:
+        if not nomination.ours or self._state.pod_groups.ends_together(pod.scheduling_group):
             return
         try:
             await nominate_node(self._api, pod.namespace, pod.name, pod.uid, "")

@@ -2,11 +2,12 @@
 
 kube-scheduler's own preemption comes first: a refused pod rests for a moment, and a pod for which
 kube-scheduler was given victims is left to it. A round reviews the nominations, then handles the recently
-refused pods one after the other. So no two plans are carried out at the same time.
+refused pods one after the other. So no two plans are carried out at the same time. For a pod of a gang others
+are evicted only together with those for the rest of it, and only if the gang can start then.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -14,14 +15,18 @@ import structlog
 from allocator.errors import RequestError
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.bounded import BoundedDict
-from kubeapi.errors import KubeApiError, NotFound, TooManyRequests
+from kubeapi.errors import UNREADABLE, KubeApiError, NotFound, TooManyRequests
 from kubeapi.eviction import EvictionApi, evict_pod
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
+from kubeapi.paths import make_pod_path
 from kubeapi.ratelimit import TokenBucket
+from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
+from scheduler_plugin.cache.pod_groups import GroupKey
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.preemption.gang_members import ShunningPods, decode_alike
 from scheduler_plugin.preemption.nominations import Nomination, Nominations, is_waiting
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan, plan_on_node
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -49,7 +54,10 @@ SEARCH_PAUSE_FACTOR: Final = 10
 """After a look for victims there is none for so many times as long: other calls need the processor."""
 
 MAX_NOMINATIONS: Final = 16
-"""Pods that cards are kept for at the same time."""
+"""Pods that cards are kept for at the same time; a gang that begins with fewer may have more."""
+
+MAX_GANG: Final = 64
+"""Waiting pods of a gang for which others are evicted."""
 
 EVICTION_BURST, EVICTION_INTERVAL_S = 20, 1.0
 """So many evictions at once, then one every so many seconds."""
@@ -85,7 +93,7 @@ class Preemptor:
     - that was refused within FRESH_S for want of cards and for nothing else,
     - that has a larger priority,
     - that has no reservation yet,
-    - and that fits once the victim is gone.
+    - and that fits once the victim is gone, with enough of its gang for that to start.
 
     Args:
         wall: Seconds since the epoch.
@@ -93,6 +101,7 @@ class Preemptor:
 
     Attributes:
         nominations: The reserved cards.
+        shunning: Pods that may keep those of a gang off a node.
         began: Signals the preempting pod and the plan that is carried out for it.
         evicted: Signals victim, preempting pod and node of an eviction that the API server accepted.
         failed: Signals the preempting pod, and why its plan failed.
@@ -114,6 +123,7 @@ class Preemptor:
         self.state = state
         self.policies = policies
         self.budgets = budgets
+        self.shunning = ShunningPods()
         self.evicted: Signal[[PodRecord, PodRecord, str]] = Signal()
         self.began: Signal[[PodRecord, PreemptionPlan]] = Signal()
         self.failed: Signal[[PodRecord, str]] = Signal()
@@ -129,9 +139,7 @@ class Preemptor:
         self._spared_until: dict[str, float] = {}
         self._next_search_at = float("-inf")
         self._tokens = TokenBucket(EVICTION_BURST, EVICTION_INTERVAL_S, clock)
-        self.nominations = Nominations(
-            state, api, clock, self._make_eviction_rules, lambda pod, node: self._make_plans(pod, [node])[0]
-        )
+        self.nominations = Nominations(state, api, clock, self._make_eviction_rules, self._make_plan)
         state.pod_resolved.connect(self._forget_pod)
 
     def record_refusal(self, uid: str, nodes: Sequence[str]) -> None:
@@ -173,7 +181,7 @@ class Preemptor:
             # Whoever came before took time, and perhaps the cards.
             refusal = self._refused.get(uid)
             if refusal is not None and self._clock() >= self._next_search_at and self._can_preempt(uid):
-                await self._preempt(self.state.pods[uid], refusal)
+                await self._preempt(uid, refusal)
 
     def _list_due(self, now: float) -> list[str]:
         """List refused pods that are due: by priority, then never failed or longest ago failed first.
@@ -199,60 +207,161 @@ class Preemptor:
         return self._leadership.is_leader and self.budgets.synced and not self._stale()
 
     def _can_preempt(self, uid: str) -> bool:
+        return len(self.state.reservations) < MAX_NOMINATIONS and bool(self._list_members(uid))
+
+    def _list_members(self, uid: str) -> list[PodRecord]:
+        """List the pods for which others are evicted together with those for a pod: itself, or its gang's.
+
+        Returns:
+            Nobody if that must not be now, or cannot help.
+        """
         pod = self.state.pods.get(uid)
+        if pod is None:
+            return []
+        members = [pod]
+        if (gang := self._get_gang(pod)) is not None:
+            _, waiting = self.state.group_holds.split_members(gang)
+            members = [self.state.pods[each] for each in sorted(waiting)]
+            # kube-scheduler leaves out those that are being deleted.
+            members = [each for each in members if each.grace_ends_at is None]
+            is_alike = all((each.request, each.amounts) == (pod.request, pod.amounts) for each in members)
+            if not is_alike or len(members) > MAX_GANG or self._count_missing(pod) > len(members):
+                return []
+        return members if all(map(self._may_begin, members)) else []
+
+    def _may_begin(self, pod: PodRecord) -> bool:
+        """Return True if others may be evicted for a pod now, as far as itself is concerned."""
         return (
-            pod is not None
-            and pod.request is not None
+            pod.request is not None
             and is_waiting(pod)
-            and uid not in self._left_until
-            and self.nominations.get_nomination(uid) is None
+            and pod.uid not in self._left_until
+            and self.nominations.get_nomination(pod.uid) is None
             and not self.nominations.is_foreign(pod)
-            and not self._resting.is_paused(uid)
-            and len(self.state.reservations) < MAX_NOMINATIONS
-            and self.state.get_assumed(uid) is None
+            and not self._resting.is_paused(pod.uid)
+            and self.state.get_assumed(pod.uid) is None
         )
 
-    def _make_eviction_rules(self) -> EvictionRules:
-        return EvictionRules(self.budgets, self._spared_until.keys(), self._wall())
+    def _get_gang(self, pod: PodRecord) -> GroupKey | None:
+        return pod.scheduling_group if self.state.pod_groups.ends_together(pod.scheduling_group) else None
 
-    async def _preempt(self, pod: PodRecord, refusal: RefusedPod) -> None:
-        began = self._clock()
-        node_name = await self._find_best_node(
-            pod, [node for node in refusal.nodes if self._has_possible_victim(node, pod)]
-        )
+    def _count_missing(self, pod: PodRecord) -> int:
+        """Count the pods that have to get a place for a pod to start: of a gang, those it lacks, at least 1.
+
+        More than there can be if its PodGroup is not known, is being placed, or has topology constraints, of
+        which only kube-scheduler knows whether they hold.
+        """
+        gang, groups, holds = self._get_gang(pod), self.state.pod_groups, self.state.group_holds
+        if gang is None:
+            return 1
+        if not groups.get_min_count(gang) or groups.has_topology(gang) or holds.list_held_nodes(gang):
+            return MAX_GANG + 1
+        placed, _ = holds.split_members(gang)
+        return max(1, groups.get_min_count(gang) - len(placed))
+
+    def _make_eviction_rules(self, before: Sequence[PreemptionPlan] = ()) -> EvictionRules:
+        going = {victim.uid: victim for plan in before for victim in plan.victims}
+        return EvictionRules(self.budgets, self._spared_until.keys(), self._wall(), going)
+
+    async def _preempt(self, uid: str, refusal: RefusedPod) -> None:
+        began, pod, members = self._clock(), self.state.pods[uid], self._list_members(uid)
+        is_gang = self._get_gang(pod) is not None
+        # A gang may need a node on which there is no possible victim, too.
+        nodes = [node for node in refusal.nodes if is_gang or self._has_possible_victim(node, pod)]
+        found = await self._find_plans(pod, nodes)
         self._next_search_at = self._clock() + SEARCH_PAUSE_FACTOR * (self._clock() - began)
-        if node_name is None:
-            self._resting.failed(pod.uid, self._clock())
+        if not found or not await self._can_start(members, found):
+            self._rest(members)
             return
         # Others had their turn meanwhile: look once more at what matters, without waiting from here on.
-        if not (self._can_act() and self._is_waiting(pod.uid) and self._can_preempt(pod.uid)):
+        if not (self._can_act() and self._is_waiting(uid) and self._can_preempt(uid)):
             return
-        pod = self.state.pods[pod.uid]
-        plan = self._make_plans(pod, [node_name])[0]
-        # Where nobody need leave the pod fits by now: kube-scheduler will see that.
-        if plan is None or not plan.leaving_or_evicted or (plan.victims and not self._tokens.take()):
+        before, members = {each.uid for each in members}, self._list_members(uid)
+        plans = self._choose_plans(members, found) if before == {each.uid for each in members} else []
+        victims = [victim for plan in plans for victim in plan.victims]
+        if not self._are_enough(pod, plans) or (victims and not self._tokens.take()):
             return
-        for _ in plan.victims[1:]:
+        for _ in victims[1:]:
             # Whoever comes next waits for these too.
             self._tokens.reserve()
-        nomination = self.nominations.nominate(pod, plan)
-        log.info(
-            "preempting",
-            pod=_format_name(pod),
-            node=node_name,
-            victims=[_format_name(victim) for victim in plan.victims],
-        )
-        self.began(pod, plan)
+        await self._carry_out(uid, members, plans)
+
+    def _are_enough(self, pod: PodRecord, plans: Sequence[PreemptionPlan]) -> bool:
+        """Return True if a pod can start by plans, and not without.
+
+        Where nobody need leave the pods fit by now: kube-scheduler will see that.
+        """
+        return len(plans) >= self._count_missing(pod) and any(plan.leaving_or_evicted for plan in plans)
+
+    async def _can_start(self, members: Sequence[PodRecord], found: Mapping[str, PreemptionPlan]) -> bool:
+        """Return True if enough pods of a gang find a place, also by what else kube-scheduler looks at.
+
+        kube-scheduler has looked at all of it for a pod on its own.
+        """
+        if self._get_gang(members[0]) is None:
+            return True
+        plans = self._choose_plans(members, found)
+        if not self._are_enough(members[0], plans):
+            return False
         try:
-            await self.nominations.announce(nomination)
-            for victim in sorted(plan.victims, key=lambda victim: not self.budgets.list_covering(victim)):
-                if not (self._can_act() and self._is_waiting(pod.uid)):
-                    await self.nominations.withdraw_if_waiting(nomination)
+            pods = decode_alike(
+                {each.uid: await self._api.get(make_pod_path(each.namespace, each.name)) for each in members}
+            )
+        except (KubeApiError, *UNREADABLE) as error:
+            log.info("gang not read", pod=_format_name(members[0]), error=str(error))
+            return False
+        gone = {uid for plan in plans for uid in plan.leaving_or_evicted}
+        nodes = {plan.reservation.node for plan in plans}
+        return bool(pods) and not any(self.shunning.keep_away(pod, gone, nodes) for pod in pods)
+
+    async def _carry_out(
+        self, uid: str, members: Sequence[PodRecord], plans: Sequence[PreemptionPlan]
+    ) -> None:
+        """Reserve the cards of all plans, and evict all victims.
+
+        Args:
+            uid: The pod that was refused.
+            members: The pods of the plans, in their order, and perhaps others.
+        """
+        nominations = [self.nominations.nominate(*each) for each in zip(members, plans, strict=False)]
+        for nomination in nominations:
+            log.info(
+                "preempting",
+                pod=_format_name(nomination.pod),
+                node=nomination.node,
+                victims=[_format_name(victim) for victim in nomination.plan.victims],
+            )
+            self.began(nomination.pod, nomination.plan)
+        victims = [(victim, each) for each in nominations for victim in each.plan.victims]
+        try:
+            for nomination in nominations:
+                await self.nominations.announce(nomination)
+            for victim, nomination in sorted(
+                victims, key=lambda each: not self.budgets.list_covering(each[0])
+            ):
+                if not (self._can_act() and self._still_wait(uid, nominations)):
+                    for each in nominations:
+                        await self.nominations.withdraw_if_waiting(each)
                     return
                 await self._evict(victim, nomination)
         except KubeApiError as error:
-            self._report_failure(pod, str(error))
-            await self.nominations.withdraw(nomination)
+            self._report_failure(self.state.pods.get(uid, members[0]), str(error))
+            self._rest([each for each in members if each.uid != uid])
+            for nomination in nominations:
+                await self.nominations.withdraw(nomination)
+
+    def _still_wait(self, uid: str, nominations: Sequence[Nomination]) -> bool:
+        """Return True if the pods of a plan are still to be served.
+
+        Of a gang one pod may find a card after the first eviction, and the others do not yet.
+        """
+        if self._get_gang(nominations[0].pod) is None:
+            return self._is_waiting(uid)
+        pods = [self.state.pods.get(each.pod.uid) for each in nominations]
+        return all(pod is not None and is_waiting(pod) for pod in pods)
+
+    def _rest(self, pods: Iterable[PodRecord]) -> None:
+        for pod in pods:
+            self._resting.failed(pod.uid, self._clock())
 
     def _has_possible_victim(self, node: str, pod: PodRecord) -> bool:
         """Return True if a node has a possible victim, or a pod that is leaving anyway; a quick check."""
@@ -260,17 +369,50 @@ class Preemptor:
         others = () if record is None else record.pods.values()
         return any(other.priority < pod.priority or other.grace_ends_at is not None for other in others)
 
-    async def _find_best_node(self, pod: PodRecord, nodes: Sequence[str]) -> str | None:
-        """Name the node with the cheapest victims."""
-        best: PreemptionPlan | None = None
+    async def _find_plans(self, pod: PodRecord, nodes: Sequence[str]) -> dict[str, PreemptionPlan]:
+        """Find the cheapest victims of each node."""
+        found: dict[str, PreemptionPlan] = {}
         for first in range(0, len(nodes), NODES_PER_SLICE):
-            for plan in self._make_plans(pod, nodes[first : first + NODES_PER_SLICE]):
-                if plan is not None and (best is None or plan.cost < best.cost):
-                    best = plan
+            some = nodes[first : first + NODES_PER_SLICE]
+            plans = zip(some, self._make_plans(pod, some), strict=True)
+            found.update({node: plan for node, plan in plans if plan is not None})
             await self._sleep(0)
-        return None if best is None else best.reservation.node
+        return found
 
-    def _make_plans(self, pod: PodRecord, nodes: Sequence[str]) -> list[PreemptionPlan | None]:
+    def _choose_plans(
+        self, members: Sequence[PodRecord], found: Mapping[str, PreemptionPlan]
+    ) -> list[PreemptionPlan]:
+        """Choose the node with the cheapest victims for one pod after the other, the first of them that fit.
+
+        Args:
+            found: What was found by node, maybe a while ago, for one pod alone.
+        """
+        chosen: list[PreemptionPlan] = []
+        costs = {node: plan.cost for node, plan in found.items()}
+        while costs and len(chosen) < len(members):
+            node = min(costs, key=costs.__getitem__)
+            plan = self._make_plan(members[len(chosen)], node, chosen)
+            if plan is None:
+                del costs[node]
+            elif plan.cost > costs[node]:
+                costs[node] = plan.cost
+            else:
+                chosen.append(plan)
+        return chosen
+
+    def _make_plan(
+        self, pod: PodRecord, node: str, before: Sequence[PreemptionPlan] = ()
+    ) -> PreemptionPlan | None:
+        return self._make_plans(pod, [node], before)[0]
+
+    def _make_plans(
+        self, pod: PodRecord, nodes: Sequence[str], before: Sequence[PreemptionPlan] = ()
+    ) -> list[PreemptionPlan | None]:
+        """Make a plan on each node.
+
+        Args:
+            before: Plans for others of its gang, of which all come true before.
+        """
         state, request = self.state, pod.request
         if request is None:
             return [None for _ in nodes]
@@ -279,10 +421,21 @@ class Preemptor:
         except RequestError:
             return [None for _ in nodes]
         try:
-            with state.reservations.charged_against(state.nodes, pod.uid, pod.priority):
-                return [plan_on_node(state, node, query, pod, self._make_eviction_rules()) for node in nodes]
+            planned, rules = [plan.reservation for plan in before], self._make_eviction_rules(before)
+            with state.reservations.charged_against(state.nodes, pod.uid, pod.priority, planned):
+                return [
+                    plan_on_node(state, node, query, pod, rules, self._sum_beside(pod, node, before))
+                    for node in nodes
+                ]
         except POLICY_FAULTS:
             return [None for _ in nodes]
+
+    def _sum_beside(self, pod: PodRecord, node: str, before: Sequence[PreemptionPlan]) -> Amounts | None:
+        """Add up what others of a pod's gang would ask of a node; None for a pod on its own."""
+        if self._get_gang(pod) is None:
+            return None
+        uids = [plan.reservation.uid for plan in before if plan.reservation.node == node]
+        return sum_amounts(self.state.pods[uid].amounts for uid in uids)
 
     def _is_waiting(self, uid: str) -> bool:
         """Return True if a pod's last attempt was refused and it still waits."""

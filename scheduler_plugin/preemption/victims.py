@@ -13,11 +13,12 @@ A victim that belongs to a gang counts with all running pods of the gang.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from allocator.card_rules import group_by_model
 from allocator.place import place
+from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, keeps_budgets
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.reservations import Reservation
@@ -46,14 +47,17 @@ class EvictionRules:
         budgets: PodDisruptionBudgets.
         spared: UIDs of pods whose eviction was refused a moment ago.
         wall_s: Seconds since the epoch.
+        going: Pods by UID that would be evicted before: for the pods of a gang that come first.
     """
 
     budgets: DisruptionBudgets
     spared: Collection[str]
     wall_s: float
+    going: Mapping[str, PodRecord] = field(default_factory=dict)
 
     def is_leaving(self, pod: PodRecord) -> bool:
-        return pod.grace_ends_at is not None and self.wall_s < pod.grace_ends_at + OVERDUE_AFTER_S
+        is_deleted = pod.grace_ends_at is not None and self.wall_s < pod.grace_ends_at + OVERDUE_AFTER_S
+        return is_deleted or pod.uid in self.going
 
     def can_evict(self, pod: PodRecord, priority: int) -> bool:
         """Return True if a pod may be evicted for one of this priority."""
@@ -62,8 +66,13 @@ class EvictionRules:
             and pod.grace_ends_at is None
             and not pod.is_mirror
             and pod.uid not in self.spared
-            and keeps_budgets(self.budgets, [pod])
+            and pod.uid not in self.going
+            and self.keeps_budgets([pod])
         )
+
+    def keeps_budgets(self, victims: Iterable[PodRecord]) -> bool:
+        """Return True if no budget is violated by these victims and those that go before."""
+        return keeps_budgets(self.budgets, [*self.going.values(), *victims])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,12 @@ class PreemptionPlan:
 
 
 def plan_on_node(
-    state: ClusterState, node: str, query: SchedulingRequest, pod: PodRecord, eligible: EvictionRules
+    state: ClusterState,
+    node: str,
+    query: SchedulingRequest,
+    pod: PodRecord,
+    eligible: EvictionRules,
+    beside: Amounts | None = None,
 ) -> PreemptionPlan | None:
     """Find the cheapest victims of one node; None if evicting pods does not help.
 
@@ -102,10 +116,14 @@ def plan_on_node(
         state: The cluster, with the reservations of others charged (`Reservations.charged_against`).
         node: The node; only its cards keep it from passing kube-scheduler's filters.
         eligible: Pods that may go.
+        beside: What pods ask for that would go to the node before; cpu, memory and the rest have to suffice
+            for the pod, too. None: they are known to suffice.
     """
     room = read_node(state, node, query)
     if room is None:
         return None
+    asked = NOTHING if beside is None else room.asked
+    room = replace(room, asked=asked, left=room.left.subtract(beside or NOTHING))
     leaving = [uid for uid, each in room.pods.items() if eligible.is_leaving(each)]
     candidates = [
         each
@@ -114,7 +132,7 @@ def plan_on_node(
         and eligible.can_evict(each, pod.priority)
         and room.get_priority(each) < pod.priority
     ]
-    victims = _find_cheapest(room, query, leaving, candidates, eligible.budgets)
+    victims = _find_cheapest(room, query, leaving, candidates, eligible)
     gone = [*leaving, *(victim.uid for victim in victims or ())]
     placement = place(room.get_cards_without(gone), query.request, query.policy_request.card_policy)
     if victims is None or placement is None:
@@ -130,16 +148,17 @@ def _find_cheapest(
     query: SchedulingRequest,
     leaving: Sequence[str],
     candidates: Sequence[PodRecord],
-    budgets: DisruptionBudgets,
+    eligible: EvictionRules,
 ) -> list[PodRecord] | None:
     """Find the cheapest set that frees the cards within the budgets; for several demands a small one."""
 
     def fits(victims: Iterable[PodRecord]) -> bool:
-        return room.fits_without(query, [*leaving, *(victim.uid for victim in victims)])
+        gone = [*leaving, *(victim.uid for victim in victims)]
+        return room.fits_without(query, gone) and room.has_host_without(gone)
 
     if fits(()):
         return []
-    kept = _list_within_budgets(candidates, budgets)
+    kept = _list_within_budgets(candidates, eligible)
     choices: tuple[Callable[[], list[PodRecord] | None], ...] = (
         lambda: _find_cheapest_by_card(room, query, leaving, candidates),
         lambda: _find_cheapest_by_card(room, query, leaving, kept),
@@ -147,16 +166,16 @@ def _find_cheapest(
     )
     for choose in choices:
         group = choose()
-        if group is not None and keeps_budgets(budgets, group) and fits(group):
+        if group is not None and eligible.keeps_budgets(group) and fits(group):
             return drop_needless(sorted(group, key=room.make_eviction_key), fits)
     return None
 
 
-def _list_within_budgets(candidates: Sequence[PodRecord], budgets: DisruptionBudgets) -> list[PodRecord]:
+def _list_within_budgets(candidates: Sequence[PodRecord], eligible: EvictionRules) -> list[PodRecord]:
     """List the least important candidates that may all go without violating a budget."""
     kept: list[PodRecord] = []
     for pod in candidates:
-        if not budgets.list_covering(pod) or keeps_budgets(budgets, [*kept, pod]):
+        if not eligible.budgets.list_covering(pod) or eligible.keeps_budgets([*kept, pod]):
             kept.append(pod)
     return kept
 

@@ -95,10 +95,16 @@ def list_unsupported_fields(spec: Mapping[str, Any]) -> list[str]:
     Args:
         spec: `spec` of the pod, as the API server writes it.
     """
-    return sorted(set(_list_unsupported(spec)))
+    found = {*list_unchecked_fields(spec)}
+    if (spec.get("priority") or 0) > 0 and spec.get("preemptionPolicy") != "Never":
+        found.add("priority above 0 without preemptionPolicy Never")
+    if spec.get("schedulerName") != BATCH_SCHEDULER:
+        found.add(f"schedulerName other than {BATCH_SCHEDULER}")
+    return sorted(found)
 
 
-def _list_unsupported(spec: Mapping[str, Any]) -> Iterator[str]:
+def list_unchecked_fields(spec: Mapping[str, Any]) -> Iterator[str]:
+    """List the fields of a pod's spec that could keep it off a node, and that only kube-scheduler knows."""
     yield from _unknown(spec, POD_FIELDS, "")
     for kind in ("containers", "initContainers"):
         for container in spec.get(kind) or ():
@@ -114,10 +120,6 @@ def _list_unsupported(spec: Mapping[str, Any]) -> Iterator[str]:
     system = (spec.get("os") or {}).get("name", "linux")
     if system != "linux":
         yield f"os.name {system}"
-    if (spec.get("priority") or 0) > 0 and spec.get("preemptionPolicy") != "Never":
-        yield "priority above 0 without preemptionPolicy Never"
-    if spec.get("schedulerName") != BATCH_SCHEDULER:
-        yield f"schedulerName other than {BATCH_SCHEDULER}"
 
 
 def _list_unsupported_of_container(container: Mapping[str, Any], path: str) -> Iterator[str]:

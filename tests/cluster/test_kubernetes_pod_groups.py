@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.cluster_builders import node_object
 API = "/apis/scheduling.k8s.io/v1beta1"
 GROUPS = f"{API}/namespaces/default/podgroups"
 PODS = "/api/v1/namespaces/default/pods"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 POLICY_BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 ZONE = "topology.kubernetes.io/zone"
@@ -106,9 +107,10 @@ class World:
         self._nodes.append(name)
         return name
 
-    def set_used(self, name: str, sizes: Sequence[int], used: Sequence[int]) -> None:
-        """Publish other words of a node."""
-        made: Any = node_object(name, sizes, used, revision=2)
+    def set_used(self, name: str, sizes: Sequence[int], used: Sequence[int], *, seen: bool = False) -> None:
+        """Publish other words of a node, whose daemon may have seen all pods that are gone."""
+        newest = int(self.api.get(PODS)["metadata"]["resourceVersion"]) if seen else 1
+        made: Any = node_object(name, sizes, used, revision=2, seen=newest)
         annotations = {NODE_HOLDS: made["metadata"]["annotations"][NODE_HOLDS]}
         body = {"metadata": {"annotations": annotations}, "status": made["status"]}
         self.api.merge(f"/api/v1/nodes/{name}/status", body)
@@ -126,8 +128,9 @@ class World:
         for at, units in enumerate(gib):
             self.pod(f"{name}-{at}", units, schedulingGroup={"podGroupName": name}, **spec)
 
-    def pod(self, name: str, gib: int, **spec: Any) -> None:
-        self.api.post(PODS, workload.pod(name, workload.container(gib=gib), **spec))
+    def pod(self, name: str, gib: int, metadata: Mapping[str, Any] | None = None, **spec: Any) -> None:
+        made = workload.pod(name, workload.container(gib=gib), **spec)
+        self.api.post(PODS, {**made, "metadata": {**made["metadata"], **(metadata or {})}})
 
     # ---- what became of it
 
@@ -345,16 +348,29 @@ def test_another_replica_of_the_extender_binds_what_the_first_one_filtered(world
     leader.start(ready=False)
 
 
-def test_nobody_is_evicted_for_a_group(world: World) -> None:
-    """One victim is not enough for the group, and two are not planned for it."""
-    world.node((8, 8))
-    for name in ("low-0", "low-1"):
-        world.pod(name, 5, priorityClassName="low")
-    world.wait_bound("low-0", "low-1")
-    world.group("g", (5, 5), priorityClassName="high")
-    world.wait_tried("g", 3)
-    assert world.bound() == {"low-0", "low-1"}
-    assert not any(pod["metadata"].get("deletionTimestamp") for pod in world.pods().values())
+def test_pods_are_evicted_for_all_of_a_gang_or_for_nobody(world: World) -> None:
+    """Of three gangs two cannot start: one lacks a card even then, of one the victims have a budget."""
+    nodes = {name: world.node((8, 8), zone=name) for name in ("large", "kept", "g")}
+    for name in nodes:
+        for at in range(2):
+            label = {"labels": {"victims-of": name}}
+            world.pod(f"low-{name}-{at}", 5, label, priorityClassName="low", nodeSelector={ZONE: name})
+    victims = {name: {f"low-{name}-0", f"low-{name}-1"} for name in nodes}
+    world.wait_bound(*itertools.chain.from_iterable(victims.values()))
+    # Nobody computes what a budget allows here, which is nothing then.
+    selector = {"matchLabels": {"victims-of": "kept"}}
+    world.api.post(BUDGETS, {"metadata": {"name": "kept"}, "spec": {"selector": selector, "minAvailable": 1}})
+    try:
+        for name, pods in (("large", 3), ("kept", 2), ("g", 2)):
+            world.group(name, [5] * pods, priorityClassName="high", nodeSelector={ZONE: name})
+            # The preemptor looks at gangs of one priority in the order of their first refusals.
+            until(lambda name=name: world.proxy.list_calls("filter", f"{name}-0"), f"{name} is tried")
+        until(lambda: not world.pods().keys() & victims["g"], "room is made for a gang")
+        world.set_used(nodes["g"], (8, 8), (0, 0), seen=True)
+        world.wait_bound("g-0", "g-1")
+        assert world.bound() == {"g-0", "g-1", *victims["large"], *victims["kept"]}
+    finally:
+        world.api.delete(f"{BUDGETS}/kept")
 
 
 def test_the_pods_of_a_job_are_bound_together(world: World) -> None:

@@ -341,9 +341,10 @@ def test_a_group_that_is_bound_in_part_is_reported_with_what_to_do(world: GroupW
     )
 
 
-def test_nobody_waits_retries_or_evicts_for_one_pod_of_a_group(world: GroupWorld) -> None:
+def test_nobody_waits_or_retries_for_one_pod_of_a_group(world: GroupWorld) -> None:
     world.node("n", (8,), (4,))
     world.pod("g-0", 5, "g")
     world.ask("g-0")
-    assert (world.reply.refused, world.reply.evictable, world.reply.asked_nodes) == ("", (), None)
+    assert (world.reply.refused, world.reply.asked_nodes) == ("", None)
+    assert (world.reply.gang_refused, world.reply.evictable) == ("uid-g-0", ("n",))
     assert world.reply.unschedulable is not None
