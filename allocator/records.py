@@ -390,6 +390,13 @@ def charge(
     return {uuid: request.demands[0].units_on(sizes.get(uuid, 0)) for uuid in costs}
 
 
+def charge_assigned_compute(request: PodRequest, assignment: Assignment) -> dict[str, int]:
+    """Add up the percent of compute that a pod costs, by UUID, on cards that `charge` agrees with."""
+    return request.charge_compute(
+        [uuid for uuid, _ in assignment[demand.containers[0]]] for demand in request.demands
+    )
+
+
 def _checked(assignment: Assignment, annotation: _Annotation[Any], text: str) -> Assignment:
     """Check what types cannot say: a card stands once in a container.
 

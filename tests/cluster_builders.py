@@ -57,9 +57,12 @@ def node_object(
     extra: Mapping[str, str] | None = None,
     allocatable_units: int | None = OF_HEALTHY_CARDS,
     resources: Mapping[str, str] | None = None,
+    compute: Sequence[int] | None = None,
+    compute_limit: int = 100,
 ) -> dict[str, object]:
     """One Node; sizes None: without our words; seen defaults to the node's own version.
 
+    `compute` is the used compute of each card in percent, None: as a daemon that does not publish it.
     `allocatable_units` is what the kubelet says of the resource itself, None: nothing, nor of percent;
     `resources` is what it says of further ones.
     """
@@ -72,7 +75,8 @@ def node_object(
         allocatable[resource_name(unit_mib)] = str(allocatable_units)
     annotations: dict[str, str] = {}
     if sizes is not None:
-        words = NodeWords.of(unit_mib, sizes, used or [0] * len(sizes), revision)
+        limit = 0 if compute is None else compute_limit
+        words = NodeWords.of(unit_mib, sizes, used or [0] * len(sizes), revision, limit, compute or ())
         allocatable |= {key: str(value) for key, value in node_resources(words).items()}
         annotations[NODE_HOLDS] = dump_holds(
             Holds(version if seen is None else seen, frozenset(holds), claims=claims or {})

@@ -23,6 +23,11 @@ def assumed(state: ClusterState, name: str = "n") -> list[int]:
     return state.nodes.assumed[row, : state.nodes.cards[row]].tolist()
 
 
+def compute_free(state: ClusterState, name: str = "n") -> list[int]:
+    row = state.nodes.rows[name]
+    return state.nodes.compute_free[row, : state.nodes.cards[row]].tolist()
+
+
 def free(state: ClusterState, name: str = "n") -> list[int]:
     row = state.nodes.rows[name]
     return state.nodes.free[row, : state.nodes.cards[row]].tolist()

@@ -30,6 +30,9 @@ class ClusterView(Protocol):
         size: int32[R, K], units a card, 0 beyond the last card.
         occupied: int32[R, K], min(size, used + assumed) units.
         free: int32[R, K], size - occupied.
+        compute_limit: int32[R], percent of each card's compute that pods may ask for; 0 where the node does
+            not publish its compute.
+        compute_free: int32[R, K], percent that is left of it; less than 0 where pods have more.
         free_order: int32[K, R], free units of the node's cards from largest to smallest: `free_order[c - 1]`
             is what c cards have in common.
         model: int32[R, K], index into `model_names`, -1 where the model is not known.
@@ -50,6 +53,8 @@ class ClusterView(Protocol):
     size: IntArray
     occupied: IntArray
     free: IntArray
+    compute_limit: IntArray
+    compute_free: IntArray
     free_order: IntArray
     model: IntArray
     model_names: list[str]

@@ -23,6 +23,7 @@ def _build_cards(view: ClusterView, row: int, taken: Sequence[int]) -> tuple[Car
     count = int(view.cards[row])
     uuids = view.uuids[row] or tuple("" for _ in range(count))
     links = view.links[row] or ((),) * count
+    limit = int(view.compute_limit[row])
     return tuple(
         Card(
             index=card,
@@ -32,12 +33,15 @@ def _build_cards(view: ClusterView, row: int, taken: Sequence[int]) -> tuple[Car
             used_units=taken[card],
             numa=numa if numa >= 0 else None,
             links=links[card],
+            compute_limit=limit,
+            compute_used=limit - compute_free,
         )
-        for card, (size, model, numa) in enumerate(
+        for card, (size, model, numa, compute_free) in enumerate(
             zip(
                 view.size[row, :count].tolist(),
                 view.model[row, :count].tolist(),
                 view.numa[row, :count].tolist(),
+                view.compute_free[row, :count].tolist(),
                 strict=True,
             )
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from allocator.podcards import ByPosition, charged_units
-from allocator.records import Assignment
+from allocator.records import Assignment, charge_assigned_compute
 from allocator.request import PodRequest
 from scheduler_plugin.cache.amounts import NOTHING, Amounts, sum_amounts
 from scheduler_plugin.cache.claim_charges import AllocatedClaim, ClaimTombstone, HeldClaims
@@ -277,6 +277,17 @@ class ChargeRules:
                     units_by_card[card] = units_by_card.get(card, 0) + units
         return units_by_card
 
+    def charge_compute(self, record: NodeRecord, charge: Charge) -> dict[int, int]:
+        """Find the percent of compute that a pod has by card position, on the cards where it has units."""
+        request, assigned = charge.request, charge.assigned
+        if assigned is not None and self.charge_assigned_cards(record, charge) is not None:
+            by_uuid = charge_assigned_compute(request, assigned)
+            return {record.uuids.index(uuid): percent for uuid, percent in by_uuid.items()}
+        return request.charge_compute(
+            [card for card, size in enumerate(record.sizes) if size >= demand.units_on(size)]
+            for demand in request.demands
+        )
+
     def list_charges(self, record: NodeRecord) -> list[Charge]:
         """List everything that counts on the node beyond its words."""
         return [
@@ -284,6 +295,15 @@ class ChargeRules:
             *self.charges_of_assumed(record),
             *self.charges_of_vanished(record),
         ]
+
+    def sum_compute_by_card(self, record: NodeRecord, charges: list[Charge]) -> dict[int, int]:
+        """Add up the compute of charges: percent by position, of the cards where pods have any."""
+        totals: dict[int, int] = {}
+        for charge in charges:
+            if charge.request.asks_compute:
+                for card, percent in self.charge_compute(record, charge).items():
+                    totals[card] = totals.get(card, 0) + percent
+        return totals
 
     def sum_by_card(self, record: NodeRecord, charges: list[Charge]) -> list[int]:
         """Add up charges, units by card. The node serves a pod on its assigned cards and on no others."""

@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from allocator.request import WHOLE
 from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOT_COUNTED, NOTHING, Amounts
 from scheduler_plugin.errors import StateError
 
@@ -22,6 +24,9 @@ MAX_RECENT_CHANGES: Final = 256
 _FEW_ROWS: Final = 8
 """Rows of which each by itself is faster than arithmetic on arrays: most often one has changed."""
 
+NO_COMPUTE: Final[Mapping[int, int]] = MappingProxyType({})
+"""Percent of compute by card position, of who has none."""
+
 _RANK_GAP: Final = 1 << 32
 _ROW_ARRAYS: Final = (
     "name_rank",
@@ -30,12 +35,25 @@ _ROW_ARRAYS: Final = (
     "gpu_capacity",
     "gpu_used",
     "cards",
+    "compute_limit",
     "usable",
     "percent",
     "mixed_models",
     "exclusion",
 )
-_CARD_ARRAYS: Final = ("size", "used", "assumed", "occupied", "free", "evictable", "model", "numa")
+_CARD_ARRAYS: Final = (
+    "size",
+    "used",
+    "assumed",
+    "occupied",
+    "free",
+    "compute_used",
+    "compute_assumed",
+    "compute_free",
+    "evictable",
+    "model",
+    "numa",
+)
 
 
 class Exclusion(IntEnum):
@@ -55,6 +73,7 @@ class NodeArrays:
     Invariants:
 
     - `occupied = min(size, used + assumed)` and `free = size - occupied`.
+    - `compute_free = compute_limit - compute_used - compute_assumed`.
     - `free_order[:, r]` is `free[r]` from largest to smallest.
     - `gpu_capacity` and `gpu_used` are row sums of size and occupied.
     - All about cards is 0 in a row that is not usable.
@@ -67,6 +86,8 @@ class NodeArrays:
         used: int32[R, K], units published by the node. The size where the card is unhealthy or cordoned; more
             than the size where pods have more.
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
+        compute_used: int32[R, K], percent of compute published by the node.
+        compute_assumed: int32[R, K], percent of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
         percent: bool[R], shares of the row's cards can be had.
         mixed_models: bool[R], the row's cards are of more than one model.
@@ -106,6 +127,10 @@ class NodeArrays:
         self.assumed: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.occupied: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.free: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.compute_limit: IntArray = np.zeros(rows, dtype=np.int32)
+        self.compute_used: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.compute_assumed: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.compute_free: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.evictable: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.model: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.numa: IntArray = np.full((rows, cards), -1, dtype=np.int32)
@@ -203,8 +228,11 @@ class NodeArrays:
         """Empty a row's cards and record why."""
         self.exclusion[row] = reason
         self.usable[row] = self.percent[row] = False
-        self.cards[row] = 0
-        for array in (self.size, self.used, self.assumed, self.evictable):
+        self.cards[row] = self.compute_limit[row] = 0
+        for array in (
+            *(self.size, self.used, self.assumed, self.evictable),
+            *(self.compute_used, self.compute_assumed),
+        ):
             array[row] = 0
         self._set_inventory(row, (), (), ())
         self.links[row] = ()
@@ -222,6 +250,8 @@ class NodeArrays:
         numa: Sequence[int] = (),
         links: Sequence[tuple[int, ...]] = (),
         percent: bool = True,
+        compute_limit: int = WHOLE,
+        compute_used: Sequence[int] = (),
     ) -> None:
         """Set the cards that a node publishes.
 
@@ -235,6 +265,8 @@ class NodeArrays:
             numa: NUMA node by card, -1 not known, or empty.
             links: NVLinks from each card to each, or empty.
             percent: Shares of the cards can be had.
+            compute_limit: Percent of each card's compute that pods may ask for.
+            compute_used: Percent by card, or empty if none is used.
         """
         count = len(sizes)
         self._widen_cards(count)
@@ -245,44 +277,66 @@ class NodeArrays:
         self.usable[row] = True
         self.percent[row] = percent
         self.cards[row] = count
+        self.compute_limit[row] = compute_limit
         for array, values in (
             (self.size, sizes),
             (self.used, used),
             (self.evictable, open_sizes),
+            (self.compute_used, compute_used or 0),
         ):
             array[row, :count] = values
             array[row, count:] = 0
         self.assumed[row, count:] = 0
+        self.compute_assumed[row, count:] = 0
         self._set_inventory(row, tuple(uuids), models, numa)
         self.links[row] = tuple(links)
         if before is None or before != self._snapshot_published(row):
             self._update_derived(row)
 
-    def set_assumed(self, row: int, units: Sequence[int]) -> None:
-        """Set the units by card of bound pods that the words do not show yet."""
+    def set_assumed(self, row: int, units: Sequence[int], compute: Mapping[int, int] = NO_COMPUTE) -> None:
+        """Set what bound pods have that the words do not show yet.
+
+        Args:
+            units: Units by card.
+            compute: Percent of compute, by the position of the cards that have any.
+        """
         count = int(self.cards[row])
-        if self.assumed[row, :count].tolist() != list(units):
+        percent = [compute.get(card, 0) for card in range(count)] if compute else [0] * count
+        if (
+            self.assumed[row, :count].tolist() != list(units)
+            or self.compute_assumed[row, :count].tolist() != percent
+        ):
             self.assumed[row, :count] = units
+            self.compute_assumed[row, :count] = percent
             self._update_derived(row)
 
     @contextmanager
-    def with_charges(self, charges: Mapping[int, Mapping[int, int]]) -> Iterator[None]:
-        """Charge more units while the context is open; the versions of the rows grow before and after.
+    def with_charges(
+        self,
+        charges: Mapping[int, Mapping[int, int]],
+        compute_charges: Mapping[int, Mapping[int, int]] = MappingProxyType({}),
+    ) -> Iterator[None]:
+        """Charge more while the context is open; the versions of the rows grow before and after.
 
         Args:
             charges: Units by card position, by row; positions that the row does not have are left out.
+            compute_charges: Percent of compute likewise, of these rows.
         """
-        before = {row: self.assumed[row].copy() for row in charges}
+        before = {row: (self.assumed[row].copy(), self.compute_assumed[row].copy()) for row in charges}
         for row, units_of in charges.items():
-            for card, units in units_of.items():
-                if card < self.cards[row]:
-                    self.assumed[row, card] += units
+            for array, added in (
+                (self.assumed, units_of),
+                (self.compute_assumed, compute_charges.get(row, NO_COMPUTE)),
+            ):
+                for card, amount in added.items():
+                    if card < self.cards[row]:
+                        array[row, card] += amount
             self._update_derived(row)
         try:
             yield
         finally:
-            for row, assumed in before.items():
-                self.assumed[row] = assumed
+            for row, (assumed, compute) in before.items():
+                self.assumed[row], self.compute_assumed[row] = assumed, compute
                 self._update_derived(row)
 
     def set_capacity(self, row: int, amounts: Amounts) -> None:
@@ -398,10 +452,11 @@ class NodeArrays:
 
     def _snapshot_published(self, row: int) -> tuple[object, ...]:
         """Copy what `set_cards` sets, to compare before and after."""
-        arrays = (self.size, self.used, self.evictable, self.numa)
+        arrays = (self.size, self.used, self.evictable, self.numa, self.compute_used)
         return (
             int(self.exclusion[row]),
             int(self.cards[row]),
+            int(self.compute_limit[row]),
             int(self.inventory_version[row]),
             bool(self.percent[row]),
             self.links[row],
@@ -429,7 +484,7 @@ class NodeArrays:
         return known
 
     def _update_derived(self, row: int) -> None:
-        """Recompute what follows from size, used and assumed, and count the change."""
+        """Recompute what follows from what is published and assumed, and count the change."""
         # A handful of numbers: arithmetic on arrays would take longer to begin than to do.
         sizes = self.size[row].tolist()
         taken = zip(sizes, self.used[row].tolist(), self.assumed[row].tolist(), strict=True)
@@ -438,6 +493,9 @@ class NodeArrays:
         self.occupied[row] = occupied
         self.free[row] = free
         self.free_order[:, row] = sorted(free, reverse=True)
+        compute_free = self.compute_free[row]
+        np.subtract(self.compute_limit[row], self.compute_used[row], out=compute_free)
+        compute_free -= self.compute_assumed[row]
         self.gpu_capacity[row] = sum(sizes)
         self.gpu_used[row] = sum(occupied)
         self._count_change(row)

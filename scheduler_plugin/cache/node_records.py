@@ -90,8 +90,11 @@ class NodeRecords:
         self._expire_tombstones(record, now)
         if record.row >= 0:
             if record.sizes:
+                charges = self.rules.list_charges(record)
                 self.nodes.set_assumed(
-                    record.row, self.rules.sum_by_card(record, self.rules.list_charges(record))
+                    record.row,
+                    self.rules.sum_by_card(record, charges),
+                    self.rules.sum_compute_by_card(record, charges),
                 )
             self.nodes.set_requested(record.row, record.in_use)
         elif record.is_empty:

@@ -52,6 +52,8 @@ class PublishedNode:
         models: Models by card.
         numa: NUMA nodes by card, -1 where not known.
         links: NVLinks of each card to each; empty if there are none.
+        compute_limit: Percent of each card's compute that pods may ask for; 0 if the words do not say it.
+        compute_used: Percent by card, the limit if the card is unhealthy or cordoned; empty with limit 0.
         percent: False if the kubelet says that it has no percent to give.
         serves_claims: True if pods get their cards by claims there. Claims wait for the daemon, and the
             kubelet offers no units, so that no pod starts without a claim.
@@ -68,6 +70,8 @@ class PublishedNode:
     models: tuple[str, ...] = ()
     numa: tuple[int, ...] = field(default=())
     links: tuple[tuple[int, ...], ...] = ()
+    compute_limit: int = 0
+    compute_used: tuple[int, ...] = ()
     percent: bool = True
     serves_claims: bool = False
 
@@ -107,6 +111,10 @@ def read_published(node: Node, unit_mib: int) -> PublishedNode:
         models=tuple(record.model for record in inventory),
         numa=tuple(-1 if record.numa is None else record.numa for record in inventory),
         links=_read_links(inventory),
+        compute_limit=words.compute_limit,
+        compute_used=tuple(
+            words.compute_limit if card in out else used for card, used in enumerate(words.compute_used)
+        ),
         percent=claims or not _offers_none(node, PERCENT_RESOURCE),
         serves_claims=claims,
     )

@@ -7,7 +7,7 @@ respect it is tried.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
@@ -30,6 +30,7 @@ class Reservation:
         units: Units by card position in `uuids`. They count from the first eviction on, while the victims
             still have their own.
         uuids: The node's cards by position when the reservation was made; empty if it published none.
+        compute: Percent of compute by card position in `uuids`, likewise.
     """
 
     uid: str
@@ -37,6 +38,7 @@ class Reservation:
     node: str
     units: Mapping[int, int]
     uuids: tuple[str, ...] = ()
+    compute: Mapping[int, int] = field(default_factory=dict)
 
     def get_current_units(self, uuids: Sequence[str]) -> dict[int, int]:
         """Return the units by current card position, without cards that no longer exist.
@@ -44,8 +46,15 @@ class Reservation:
         Args:
             uuids: The node's cards by position now; empty if it publishes none.
         """
-        positions = find_current_positions(self.units, self.uuids, uuids)
-        return {now: self.units[then] for then, now in positions.items()}
+        return self._find_current(self.units, uuids)
+
+    def get_current_compute(self, uuids: Sequence[str]) -> dict[int, int]:
+        """Return the percent of compute as `get_current_units` does the units."""
+        return self._find_current(self.compute, uuids)
+
+    def _find_current(self, amounts: Mapping[int, int], uuids: Sequence[str]) -> dict[int, int]:
+        positions = find_current_positions(amounts, self.uuids, uuids)
+        return {now: amounts[then] for then, now in positions.items()}
 
 
 class Reservations:
@@ -85,16 +94,22 @@ class Reservations:
             planned: Reservations that would be made before one for this pod.
         """
         charges: dict[int, dict[int, int]] = {}
+        compute: dict[int, dict[int, int]] = {}
         for each in chain(self._by_uid.values(), self.held.values(), planned):
             row = nodes.rows.get(each.node)
             if (each.uid, each.node) in self.held and each is not self.held[each.uid, each.node]:
                 continue  # a preemptor has passed filter: the same cards would count twice
             if row is not None and each.uid != uid and each.priority >= priority:
-                sums = charges.setdefault(row, {})
-                for card, units in each.get_current_units(nodes.uuids[row]).items():
-                    sums[card] = sums.get(card, 0) + units
+                uuids = nodes.uuids[row]
+                for totals, amounts in (
+                    (charges, each.get_current_units(uuids)),
+                    (compute, each.get_current_compute(uuids)),
+                ):
+                    sums = totals.setdefault(row, {})
+                    for card, amount in amounts.items():
+                        sums[card] = sums.get(card, 0) + amount
         if not charges:
             yield
             return
-        with nodes.with_charges(charges):
+        with nodes.with_charges(charges, compute):
             yield

@@ -184,6 +184,8 @@ class ClusterState:
                 numa=published.numa,
                 links=published.links,
                 percent=published.percent,
+                compute_limit=published.compute_limit,
+                compute_used=published.compute_used,
             )
         elif self.nodes.exclusion[record.row] != published.exclusion:
             self.nodes.exclude_row(record.row, published.exclusion)

@@ -320,7 +320,14 @@ class Extender:
         if placement is not None:
             self.state.group_holds.hold(
                 group,
-                Reservation(uid, ABOVE_ALL_PRIORITIES, nodes.names[row], placement.charge, nodes.uuids[row]),
+                Reservation(
+                    uid,
+                    ABOVE_ALL_PRIORITIES,
+                    nodes.names[row],
+                    placement.charge,
+                    nodes.uuids[row],
+                    placement.compute,
+                ),
             )
 
     def record_bind_failure(self, uid: str, node: str, now: float) -> None:
@@ -551,7 +558,9 @@ class Extender:
         evictable: tuple[str, ...] = ()
         # A node that is held back has the cards, and takes the pod soon: nobody need be evicted for it.
         if pod.spec.can_preempt and not held.any():
-            evictable = self._list_evictable(rows[known_codes == FilterReason.NOT_FREE])
+            evictable = self._list_evictable(
+                rows[(known_codes == FilterReason.NOT_FREE) | (known_codes == FilterReason.COMPUTE_NOT_FREE)]
+            )
         refusal = UnschedulablePod(pod.metadata, counts, query, rows)
         among = NodeSet.from_rows(self.state.nodes, rows)
         return FilterReply(

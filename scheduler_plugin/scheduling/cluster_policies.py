@@ -198,7 +198,7 @@ class ClusterPolicies:
         """Make the request as policies see it: with the selector, without the mask of admitted cards."""
         return PolicyRequest(
             amounts=amounts,
-            demands=tuple(CardDemand(d.per_card, d.cards) for d in request.demands),
+            demands=tuple(CardDemand(d.per_card, d.cards, d.compute) for d in request.demands),
             card_policy=request.card_policy or self.card_policy,
             selector=request.selector,
             pod=pod,

@@ -7,6 +7,7 @@
    nodes that are alike.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,9 @@ from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     compute_units_by_card,
     group_by_card_size,
+    with_compute,
     with_units_for,
+    without_compute,
     without_rules,
 )
 
@@ -88,6 +91,8 @@ def filter_nodes(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) ->
     Returns:
         bool[m].
     """
+    if query.request.asks_compute:
+        query = with_compute(nodes, query)
     if not query.request.percent:
         return _filter_even_rows(nodes, query, rows)
     fits: BoolArray = nodes.percent[rows]
@@ -104,7 +109,10 @@ def _filter_even_rows(nodes: NodeArrays, query: SchedulingRequest, rows: RowArra
     for demand in ask.demands:
         fits &= _has_cards(nodes, ask, rows, demand.units, demand.cards)
     one_model = _fit_on_one_model(nodes, query, rows, fits)
-    if len(ask.demands) > 1:
+    if len(ask.demands) > 1 and query.request.asks_compute:
+        left = np.flatnonzero(fits & ~one_model)
+        fits[left] = _fit_exactly(nodes, query, rows[left])
+    elif len(ask.demands) > 1:
         sure = _fit_apart(nodes, ask, rows) if ask.rules.apart else _fit_with_any_cards(nodes, ask, rows)
         left = np.flatnonzero(fits & ~sure & ~one_model)
         if left.size:
@@ -267,8 +275,8 @@ def _fit_exactly(
 ) -> BoolArray:
     """Tell where a pod's demands fit together in any way, by one search for each kind of equal nodes."""
     free = _get_free(nodes, query.policy_request, rows, emptied=emptied)
-    if query.request.rules.same_model:
-        return _fit_models_exactly(nodes, query, rows, free, emptied=emptied)
+    if query.request.rules.same_model or query.request.asks_compute:
+        return _fit_cards_exactly(nodes, query, rows, free, emptied=emptied)
     # Positions do not matter, nor cards that are of no use, nor sizes to a pod that asks for units.
     sizes = nodes.size[rows].astype(np.int64) if query.request.percent else np.int64(0)
     kinds = np.sort(np.where(free > 0, sizes * _SIZE + free, 0), axis=1)
@@ -287,32 +295,47 @@ def _fit_exactly(
     return np.array(fits, dtype=np.bool_)
 
 
-def _fit_models_exactly(
+def _fit_cards_exactly(
     nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, free: LongArray, *, emptied: bool
 ) -> BoolArray:
-    """Do what `_fit_exactly` does if models matter, which its node keys do not contain."""
-    names = [*nodes.model_names, ""]
+    """Do what `_fit_exactly` does if models or compute matter, which its node keys do not contain."""
+    request = query.request
+    names = [*nodes.model_names, ""] if request.rules.same_model else [""] * (len(nodes.model_names) + 1)
     demands = [demand.need for demand in query.request.demands]
     known: dict[tuple[object, ...], bool | None] = {}
     fits = []
     for row, units in zip(rows.tolist(), free.tolist(), strict=True):
         sizes = nodes.size[row].tolist() if query.request.percent else [0] * len(units)
         models = [names[model] for model in nodes.model[row].tolist()]
-        kinds = sorted(each for each in zip(sizes, units, models, strict=True) if each[1] > 0)
+        compute = _get_compute(nodes, row, emptied=emptied) if request.asks_compute else [0] * len(units)
+        kinds = sorted(each for each in zip(sizes, units, compute, models, strict=True) if each[1] > 0)
         key = tuple(kinds)
         if key not in known:
-            cards = [(size, left, 0) for size, left, _ in kinds]
-            found = fit_together(cards, demands, [model for *_, model in kinds], query.request.rules)
+            found = fit_together(
+                [kind[:3] for kind in kinds], demands, [model for *_, model in kinds], request.rules
+            )
             known[key] = found.picks is not None if found.complete else None
         fit = known[key]
         fits.append(_can_place(nodes, query, row, emptied=emptied) if fit is None else fit)
     return np.array(fits, dtype=np.bool_)
 
 
+def _get_compute(nodes: NodeArrays, row: int, *, emptied: bool) -> list[int]:
+    """Return the percent of compute that a row's cards have free."""
+    if emptied:
+        return [int(nodes.compute_limit[row])] * nodes.size.shape[1]
+    free: list[int] = nodes.compute_free[row].tolist()
+    return free
+
+
 def _can_place(nodes: NodeArrays, query: SchedulingRequest, row: int, *, emptied: bool) -> bool:
     """Do what `place_many` does for one node."""
     left = (nodes.evictable if emptied else nodes.free)[row].tolist()
-    cards = [card.with_free_units(left[card.index]) for card in build_cards(nodes, row)]
+    compute = _get_compute(nodes, row, emptied=emptied)
+    cards = [
+        replace(card.with_free_units(left[card.index]), compute_used=card.compute_limit - compute[card.index])
+        for card in build_cards(nodes, row)
+    ]
     return place(cards, query.request, query.policy_request.card_policy) is not None
 
 
@@ -388,14 +411,16 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
         rows: intp[m], none of which fits.
 
     Returns:
-        int8[m], a `FilterReason` each. The exclusion of a whole node comes first, else NOT_ADMITTED,
-        TOO_SMALL or NOT_FREE. CARD_RULES means that there is room, but not within the pod's card rules.
-        NO_SUCH_CARD replaces NOT_ADMITTED if no card of the whole cluster is admitted, which is probably a
-        typo.
+        int8[m], a `FilterReason` each. The exclusion of a whole node comes first, else NO_COMPUTE,
+        NOT_ADMITTED, TOO_SMALL, COMPUTE_NOT_FREE (the memory is there) or NOT_FREE. CARD_RULES means that
+        there is room, but not within the pod's card rules. NO_SUCH_CARD replaces NOT_ADMITTED if no card of
+        the whole cluster is admitted, which is probably a typo.
     """
     ask = query.policy_request
     codes: CodeArray = np.full(len(rows), FilterReason.NOT_FREE, dtype=np.int8)
     could = _could_fit(nodes, query, rows)
+    if query.request.asks_compute:
+        codes[filter_nodes(nodes, without_compute(query), rows)] = FilterReason.COMPUTE_NOT_FREE
     codes[~could] = FilterReason.TOO_SMALL
     if ask.rules.apart or (ask.rules.same_model and nodes.mixed_models[rows].any()):
         free = without_rules(query)
@@ -406,6 +431,8 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
         admitted = np.count_nonzero(ask.admits[rows] & (nodes.size[rows] > 0), axis=1)
         somewhere = bool((ask.admits & (nodes.size > 0)).any())
         codes[admitted < most] = FilterReason.NOT_ADMITTED if somewhere else FilterReason.NO_SUCH_CARD
+    if query.request.asks_compute:
+        codes[nodes.compute_limit[rows] == 0] = FilterReason.NO_COMPUTE
     excluded = nodes.exclusion[rows]
     for reason in FilterReason:
         if reason.exclusion is not None:
@@ -425,6 +452,8 @@ def could_fit_emptied(nodes: NodeArrays, query: SchedulingRequest, rows: RowArra
 
 def _could_fit(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """Tell which nodes could take the pod if every other pod were evicted."""
+    if query.request.asks_compute:
+        query = with_compute(nodes, query, emptied=True)
     if not query.request.percent:
         return _could_fit_in_units(nodes, query, rows)
     enough: BoolArray = np.zeros(len(rows), dtype=np.bool_)
@@ -449,7 +478,9 @@ def _could_fit_in_units(nodes: NodeArrays, query: SchedulingRequest, rows: RowAr
         left = np.flatnonzero(enough & ~one_model)
         enough[left] = (
             _fit_apart(nodes, ask, rows[left], emptied=True)
-            if ask.rules.apart
+            if ask.rules.apart and not query.request.asks_compute
+            else _fit_exactly(nodes, query, rows[left], emptied=True)
+            if query.request.asks_compute
             else _fit_together(nodes, query, rows[left], emptied=True)
         )
     return enough

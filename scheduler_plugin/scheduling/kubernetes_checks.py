@@ -348,7 +348,9 @@ class KubernetesChecks:
         row = nodes.rows[name]
         request = PolicyRequest(
             record.amounts,
-            tuple(CardDemand(demand.per_card, demand.cards) for demand in record.charged.demands),
+            tuple(
+                CardDemand(demand.per_card, demand.cards, demand.compute) for demand in record.charged.demands
+            ),
             admits=self._selectors.get_mask(nodes, record.charged.selector),
         )
         query = SchedulingRequest(record.charged, request)

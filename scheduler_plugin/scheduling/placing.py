@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from allocator.card_rules import NO_RULES
+from allocator.cards import Card
 from allocator.errors import CardPolicyError, shown
 from allocator.place import Placement, place, placed
 from allocator.policy import node_policy_chooses
@@ -25,6 +26,7 @@ from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     find_usual_card_size,
     group_by_card_size,
+    with_compute,
     with_units_for,
 )
 
@@ -48,6 +50,8 @@ def place_by_policy(
     if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
         return None
     sizes = nodes.size[row, : int(nodes.cards[row])].tolist()
+    if query.request.asks_compute:
+        query = with_compute(nodes, query)
     if query.request.percent and len(set(sizes)) > 1:
         return place_by_card_policy(nodes, row, query)
     if query.request.rules.same_model and nodes.mixed_models[row]:
@@ -55,11 +59,19 @@ def place_by_policy(
         return place_by_card_policy(nodes, row, query)
     ask = with_units_for(query, max(sizes, default=0)).policy_request
     chosen = _choose_cards(policy, nodes, ask, row)
-    if chosen is None or not ask.rules.allows(build_cards(nodes, row), chosen):
+    cards = build_cards(nodes, row)
+    if chosen is None or not (ask.rules.allows(cards, chosen) and _has_compute(cards, query, chosen)):
         # It takes one card after the other, which may leave a later container none. One of a plug-in may not
         # know the rules.
         return place_by_card_policy(nodes, row, query)
-    return placed(query.request, _prefer_near_cards(nodes, row, ask, chosen), sizes)
+    near = _prefer_near_cards(nodes, row, ask, chosen)
+    return placed(query.request, near if _has_compute(cards, query, near) else chosen, sizes)
+
+
+def _has_compute(cards: Sequence[Card], query: SchedulingRequest, chosen: Sequence[Sequence[int]]) -> bool:
+    """Tell whether the cards chosen for each demand have the compute of all of them."""
+    charge = query.request.charge_compute(chosen)
+    return all(cards[at].compute_free >= percent for at, percent in charge.items())
 
 
 def place_on_node(
@@ -119,6 +131,8 @@ def score_nodes(
     Raises:
         PolicyError: the policy returns invalid scores.
     """
+    if query.request.asks_compute:
+        query = with_compute(nodes, query)
     rules = query.policy_request.rules
     if rules.same_model and nodes.mixed_models.any() and (mixed := nodes.mixed_models[rows]).any():
         scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)

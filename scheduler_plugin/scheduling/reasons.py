@@ -27,8 +27,9 @@ def format_memory(units: int, unit_mib: int) -> str:
 
 
 def format_amount(demand: Demand, unit_mib: int) -> str:
-    """Write what a demand takes of each card: "8 GiB", "50 percent"."""
-    return f"{demand.per_card} percent" if demand.percent else format_memory(demand.per_card, unit_mib)
+    """Write what a demand takes of each card: "8 GiB", "50 percent", "8 GiB and 30 percent of compute"."""
+    memory = f"{demand.per_card} percent" if demand.percent else format_memory(demand.per_card, unit_mib)
+    return f"{memory} and {demand.compute} percent of compute" if demand.compute else memory
 
 
 def _format_card_size(demand: Demand, unit_mib: int) -> str:
@@ -62,6 +63,10 @@ def _name_not_free(demands: Sequence[Demand], _rules: CardRules, unit_mib: int) 
         return f"no cards with {format_demands(demands, unit_mib)} free"
     cards, amount = demands[0].cards, format_amount(demands[0], unit_mib)
     return f"no card with {amount} free" if cards == 1 else f"no {cards} cards with {amount} free each"
+
+
+def _name_compute_not_free(demands: Sequence[Demand], rules: CardRules, unit_mib: int) -> str:
+    return f"{_name_not_free(demands, rules, unit_mib)}: compute is short"
 
 
 def _name_card_rules(demands: Sequence[Demand], rules: CardRules, unit_mib: int) -> str:
@@ -117,6 +122,11 @@ class FilterReason(IntEnum):
         "the cards are there, and others have them",
         (Cure.PODS_END, Cure.OTHER_REQUEST),
     )
+    COMPUTE_NOT_FREE = (
+        _name_compute_not_free,
+        "cards have the memory free, and others have their compute",
+        (Cure.PODS_END, Cure.OTHER_REQUEST),
+    )
     CARD_RULES = (
         _name_card_rules,
         "there is room, but not by the pod's rules: cards of one model for each container, or of its own",
@@ -132,6 +142,11 @@ class FilterReason(IntEnum):
         "no card of the cluster that the pod's gpu-model and gpu-uuid admit",
         "the pod's gpu-model or gpu-uuid admits no card of the cluster",
         (Cure.OTHER_REQUEST,),
+    )
+    NO_COMPUTE = (
+        "no compute of its cards published by the node",
+        "the node does not publish the compute of its cards: its daemon is of an older version",
+        (Cure.DAEMON, Cure.OTHER_REQUEST),
     )
     NO_PLUGIN = (
         "the node's kubelet has no gpupack device plugin at the moment",

@@ -11,7 +11,7 @@ import numpy as np
 
 from allocator.card_rules import NO_RULES
 from allocator.request import WHOLE, PodRequest
-from scheduler_plugin.cache.arrays import ClusterView, LongArray, RowArray
+from scheduler_plugin.cache.arrays import BoolArray, ClusterView, LongArray, RowArray
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
 
@@ -46,8 +46,36 @@ def with_units_for(query: SchedulingRequest, size: int) -> SchedulingRequest:
     """Return the request in units of cards that all have `size` units."""
     if not query.request.percent:
         return query
-    demands = tuple(CardDemand(d.units_on(size), d.cards) for d in query.request.demands)
+    demands = tuple(CardDemand(d.units_on(size), d.cards, d.compute) for d in query.request.demands)
     return replace(query, policy_request=replace(query.policy_request, demands=demands))
+
+
+def with_compute(nodes: ClusterView, query: SchedulingRequest, *, emptied: bool = False) -> SchedulingRequest:
+    """Return the request with only those cards admitted that have the compute for one of its demands now.
+
+    For a pod with one demand that is all there is to its compute. Several demands may share a card.
+
+    Args:
+        emptied: As if every pod had been evicted.
+    """
+    least = min(demand.compute for demand in query.request.demands)
+    if not least:
+        return query
+    ask = query.policy_request
+    there: BoolArray = nodes.compute_limit[:, None] >= least if emptied else nodes.compute_free >= least
+    admits = np.broadcast_to(there, nodes.size.shape) if ask.admits is None else ask.admits & there
+    return replace(query, policy_request=replace(ask, admits=admits))
+
+
+def without_compute(query: SchedulingRequest) -> SchedulingRequest:
+    """Return the request as if it were for memory alone."""
+    containers = tuple(replace(container, compute=0) for container in query.request.containers)
+    demands = tuple(demand._replace(compute=0) for demand in query.policy_request.demands)
+    return replace(
+        query,
+        request=replace(query.request, containers=containers),
+        policy_request=replace(query.policy_request, demands=demands),
+    )
 
 
 def without_rules(query: SchedulingRequest) -> SchedulingRequest:

@@ -73,6 +73,8 @@ cards = st.lists(
         st.booleans(),
         st.sampled_from(MODELS),
         st.integers(-1, 2),
+        st.integers(0, 5),
+        st.integers(0, 5),
     ),
     max_size=6,
 )
@@ -92,10 +94,14 @@ def requests(draw: st.DrawFn) -> PodRequest:
     count = draw(st.integers(1, 3))
     percent = draw(st.booleans())
     sizes = draw(st.lists(st.integers(1, 100 if percent else 8), min_size=1, max_size=3))
+    compute = draw(st.sampled_from(([0] * 3, [0] * 3, [40] * 3, [30, 0, 60], [100, 10, 50])))
     first: Kind = "init" if count == 1 and draw(st.booleans()) else "main"
     kinds: list[Kind] = [first, "main", "main"]
     return PodRequest(
-        tuple(ContainerRequest(f"c{index}", size * count, kinds[index]) for index, size in enumerate(sizes)),
+        tuple(
+            ContainerRequest(f"c{index}", size * count, kinds[index], compute[index])
+            for index, size in enumerate(sizes)
+        ),
         cards=count,
         selector=draw(selectors),
         card_policy=draw(st.sampled_from([None, "least-used", "most-used", "fragmentation", *OTHERS])),
@@ -105,7 +111,12 @@ def requests(draw: st.DrawFn) -> PodRequest:
     )
 
 
-Drawn = list[list[tuple[int, int, int, bool, str, int]]]
+Drawn = list[list[tuple[int, int, int, bool, str, int, int, int]]]
+
+
+def compute_limit(index: int) -> int:
+    """Every third node does not publish its compute, another third gives it away twice."""
+    return (100, 0, 200)[index % 3]
 
 
 def arrays(drawn: Drawn) -> NodeArrays:
@@ -123,8 +134,14 @@ def arrays(drawn: Drawn) -> NodeArrays:
             models=[card[4] for card in node],
             numa=[card[5] for card in node],
             links=links(len(node), index),
+            compute_limit=compute_limit(index),
+            compute_used=[
+                10 * card[6] if ok else compute_limit(index) for card, ok in zip(node, healthy, strict=True)
+            ],
         )
-        nodes.set_assumed(row, [card[2] for card in node])
+        nodes.set_assumed(
+            row, [card[2] for card in node], {position: 10 * card[7] for position, card in enumerate(node)}
+        )
     return nodes
 
 
@@ -146,8 +163,10 @@ def scalar_cards(drawn: Drawn, index: int) -> list[Card]:
             used_units=size if not healthy else min(size, min(used, size) + assumed),
             numa=None if numa < 0 else numa,
             links=links(len(drawn[index]), index)[position] if index % 2 else (),
+            compute_limit=compute_limit(index),
+            compute_used=(10 * tenths if healthy else compute_limit(index)) + 10 * more,
         )
-        for position, (size, used, assumed, healthy, model, numa) in enumerate(drawn[index])
+        for position, (size, used, assumed, healthy, model, numa, tenths, more) in enumerate(drawn[index])
     ]
 
 
@@ -181,15 +200,20 @@ def test_misfits_are_told_apart_as_one_would_by_hand(drawn: Drawn, request: PodR
         index = int(nodes.names[row][1:])
         here = scalar_cards(drawn, index)
         emptied = [
-            replace(card, used_units=0 if drawn[index][card.index][3] else card.size_units) for card in here
+            replace(card, used_units=0 if drawn[index][card.index][3] else card.size_units, compute_used=0)
+            for card in here
         ]
+        memory = replace(request, containers=tuple(replace(each, compute=0) for each in request.containers))
         admitted = sum(request.selector.admits(card) and card.size_units > 0 for card in here)
-        if not request.selector.admits_all and admitted < most:
+        if request.asks_compute and not compute_limit(index):
+            assert code == FilterReason.NO_COMPUTE
+        elif not request.selector.admits_all and admitted < most:
             assert code == (FilterReason.NOT_ADMITTED if somewhere else FilterReason.NO_SUCH_CARD)
         elif place(here, anywhere, "least-used") is not None:
             assert code == FilterReason.CARD_RULES
         elif place(emptied, request, "least-used") is not None:
-            assert code == FilterReason.NOT_FREE
+            found = place(here, memory, "least-used") is not None
+            assert code == (FilterReason.COMPUTE_NOT_FREE if found else FilterReason.NOT_FREE)
         elif place(emptied, anywhere, "least-used") is not None:
             assert code == FilterReason.CARD_RULES
         else:

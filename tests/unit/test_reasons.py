@@ -19,6 +19,7 @@ from tests.ask_world import Node, Pod, World
 
 ONE = (Demand((), 8, 1),)
 TWO = (Demand((), 4, 2),)
+COMPUTE = (Demand((), 8, 1, compute=30),)
 MANY = (Demand((), 8, 1), Demand((), 4, 2))
 
 
@@ -34,6 +35,13 @@ def test_memory(units: int, unit_mib: int, text: str) -> None:
     ("misfit", "demands", "text"),
     [
         (FilterReason.NOT_FREE, ONE, "no card with 8 GiB free"),
+        (FilterReason.NOT_FREE, COMPUTE, "no card with 8 GiB and 30 percent of compute free"),
+        (
+            FilterReason.COMPUTE_NOT_FREE,
+            COMPUTE,
+            "no card with 8 GiB and 30 percent of compute free: compute is short",
+        ),
+        (FilterReason.NO_COMPUTE, COMPUTE, "no compute of its cards published by the node"),
         (FilterReason.NOT_FREE, TWO, "no 2 cards with 4 GiB free each"),
         (FilterReason.NOT_FREE, MANY, "no cards with 8 GiB + 2 x 4 GiB free"),
         (FilterReason.TOO_SMALL, ONE, "no healthy card of 8 GiB or more"),

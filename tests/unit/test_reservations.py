@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from allocator.names import COMPUTE_RESOURCE
 from scheduler_plugin.cache.cards import find_current_positions
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.reservations import Reservation, Reservations
+from tests.cluster_builders import container
+from tests.cluster_builders import node as node_of
 from tests.preemption_world import PreemptionWorld
 
 
@@ -42,8 +45,27 @@ def test_filter_and_prioritize(world: PreemptionWorld, name: str, priority: int,
 
 
 def arrays(nodes: NodeArrays) -> list[Any]:
-    kinds = (nodes.used, nodes.assumed, nodes.occupied, nodes.free, nodes.free_order, nodes.gpu_used)
+    kinds = (
+        nodes.compute_free,
+        nodes.used,
+        nodes.assumed,
+        nodes.occupied,
+        nodes.free,
+        nodes.free_order,
+        nodes.gpu_used,
+    )
     return [kind.tolist() for kind in kinds]
+
+
+@pytest.mark.parametrize(("percent", "passes"), [(40, True), (41, False)])
+def test_compute_is_kept_too(percent: int, passes: bool) -> None:
+    world = PreemptionWorld()
+    world.state.apply_node(node_of("n", (8,), compute=(10,)), 0)
+    world.state.reservations.add_reservation(Reservation("uid-needy", 10, "n", {0: 2}, (), {0: 50}))
+    asks = [container(units=4, resources={COMPUTE_RESOURCE: str(percent)})]
+    before = arrays(world.state.nodes)
+    assert world.filter(world.create("p", 4, containers=asks), ["n"]) == (["n"] if passes else [])
+    assert arrays(world.state.nodes) == before
 
 
 def test_what_was_scored_with_other_arrays_is_not_offered_again(world: PreemptionWorld) -> None:

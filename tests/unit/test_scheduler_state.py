@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from allocator.names import POD_ASSIGNED
+from allocator.names import COMPUTE_RESOURCE, POD_ASSIGNED
 from scheduler_plugin.cache.charges import TOMBSTONE_S, Charge, ChargeRules, NodeRecord
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import container, node, pod, uuid
-from tests.state_world import assigned, assumed, bound, free, state_with
+from tests.state_world import assigned, assumed, bound, compute_free, free, state_with
 
 
 def test_a_bound_pod_counts_where_its_binding_says() -> None:
@@ -18,6 +18,50 @@ def test_a_bound_pod_counts_where_its_binding_says() -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     assert assumed(state) == [0, 8]
     assert free(state) == [16, 8]
+
+
+def computing(percent: int, units: int = 8) -> list[dict[str, object]]:
+    return [container(units=units, resources={COMPUTE_RESOURCE: str(percent)})]
+
+
+def test_compute_counts_with_the_units_until_the_node_publishes_both() -> None:
+    state = ClusterState()
+    state.apply_node(node("n", (16, 16), compute=(10, 20)), 0)
+    assert compute_free(state) == [90, 80]
+    state.apply_pod(bound("a", 8, 1, containers=computing(30)), 0)
+    assert (free(state), compute_free(state)) == ([16, 8], [90, 50])
+    state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"], compute=(10, 50)), 0)
+    assert (free(state), compute_free(state)) == ([16, 8], [90, 50])
+    assert state.nodes.compute_assumed[0].sum() == 0
+
+
+def test_compute_of_a_pod_that_waits_for_its_binding_and_of_one_that_vanished() -> None:
+    state = ClusterState()
+    state.apply_node(node("n", (16, 16), compute=(0, 0)), 0)
+    state.apply_pod(pod("a", containers=computing(30)), 0)
+    made = state.assume("uid-a", "n", {"main": ((uuid("n", 0), 8),)}, 0)
+    assert compute_free(state) == [70, 100]
+    state.forget(made, 0)
+    assert compute_free(state) == [100, 100]
+    state.apply_pod(bound("a", 8, 1, version=7, containers=computing(30)), 0)
+    state.delete_pod(bound("a", 8, 1, version=8, containers=computing(30)), "8", 0)
+    assert compute_free(state) == [100, 70]
+    state.expire_tombstones(TOMBSTONE_S)
+    assert compute_free(state) == [100, 100]
+
+
+def test_compute_of_a_pod_whose_cards_are_not_known_counts_on_every_card_that_could_take_it() -> None:
+    state = ClusterState()
+    state.apply_node(node("n", (16, 4, 8), compute=(0, 0, 0), compute_limit=200), 0)
+    state.apply_pod(bound("a", 8, containers=computing(30)), 0)
+    assert (free(state), compute_free(state)) == ([8, 4, 0], [170, 200, 170])
+
+
+def test_a_node_that_does_not_publish_compute_has_none_and_a_card_out_of_service_neither() -> None:
+    state = state_with()
+    assert compute_free(state) == [0, 0]
+    state.apply_node(node("n", (16, 16), version=6, compute=(0, 10), cordon=uuid("n", 0)), 0)
+    assert compute_free(state) == [0, 90]
 
 
 def test_a_pod_that_waits_or_asks_for_nothing_does_not_count() -> None:

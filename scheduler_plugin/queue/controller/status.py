@@ -327,7 +327,7 @@ def _explain_no_node_ever(queue: Queue, requirements: PodRequirements) -> str:
     codes = explain_rejections(nodes, queue.capacity.make_query(requirements), rows)
     closest = FilterReason.from_code(min(codes.tolist()))
     what = f"it needs {format_demands(demands, queue.state.unit_mib)}"
-    if closest is FilterReason.NOT_FREE:
+    if closest in {FilterReason.NOT_FREE, FilterReason.COMPUTE_NOT_FREE}:
         others = _describe_other_needs(requirements)
         why = f"{what}, and its rules, {others} allow no node with such cards,"
     else:

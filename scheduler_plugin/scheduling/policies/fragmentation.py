@@ -17,7 +17,7 @@ from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.scheduling.policies.fragmentation_file import read_workload
 from scheduler_plugin.scheduling.policies.fragmentation_scores import (
     FragmentationScores,
-    by_uuid,
+    by_row,
     node_by_node,
 )
 from scheduler_plugin.scheduling.policies.fragmentation_workload import (
@@ -74,7 +74,7 @@ class FragmentationPolicy:
         scores = self._follow(view)
         if node_by_node(ask):
             return scores.by_cards(view, ask, rows)
-        return scores.by_row(view, ask, rows) if by_uuid(ask) else scores.by_state(view, ask, rows)
+        return scores.by_row(view, ask, rows) if by_row(ask) else scores.by_state(view, ask, rows)
 
     def choose_cards(
         self, view: ClusterView, ask: PolicyRequest, row: int

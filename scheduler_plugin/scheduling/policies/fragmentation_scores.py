@@ -63,11 +63,21 @@ class FragmentationScores:
         return state_scores
 
     def by_row(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
-        """Score one row after the other: which cards a UUID selector admits is no part of a state."""
-        result: FloatArray = np.zeros(len(rows), dtype=np.float64)
-        for at, row in enumerate(rows.tolist()):
+        """Score rows by the cards that the pod may use, where these do not follow from the state alone."""
+        kinds: dict[tuple[int, bytes], int] = {}
+        masks: list[BoolArray] = []
+        kind_of = np.zeros(len(rows), dtype=np.intp)
+        for at, (row, state) in enumerate(
+            zip(rows.tolist(), self._states.of_row[rows].tolist(), strict=True)
+        ):
             allowed = _allowed(view, ask, row, self._states.order(row))
-            result[at] = self._scored(self._states.of_row[row : row + 1], ask, allowed)[0][0]
+            kind_of[at] = kinds.setdefault((state, allowed.tobytes()), len(masks))
+            if kind_of[at] == len(masks):
+                masks.append(allowed)
+        if not masks:
+            return np.zeros(0, dtype=np.float64)
+        states = np.array([state for state, _ in kinds], dtype=np.intp)
+        result: FloatArray = self._scored(states, ask, np.concatenate(masks))[0][kind_of]
         return self._exactly(view, ask, rows, result)
 
     def _exactly(
@@ -96,7 +106,7 @@ class FragmentationScores:
             taken = _choose_each(view, ask, row)
             return None if taken is None else tuple(taken)
         order = self._states.order(row)
-        if _one_card(ask) and not by_uuid(ask):
+        if _one_card(ask) and not by_row(ask):
             scores, picks = self._table(ask)
             state = self._states.of_row[row]
             if scores[state] < np.inf:
@@ -204,14 +214,14 @@ def node_by_node(ask: PolicyRequest) -> bool:
     return bool(ask.demands) and not node_policy_chooses(name) and get_array_costs(name) is None
 
 
-def by_uuid(ask: PolicyRequest) -> bool:
-    return ask.admits is not None and bool(ask.selector.uuids or ask.selector.excluded_uuids)
+def by_row(ask: PolicyRequest) -> bool:
+    """Tell whether the cards that a pod may use do not follow from a node's state."""
+    selects = bool(ask.selector.uuids or ask.selector.excluded_uuids)
+    return ask.admits is not None and (selects or any(demand.compute for demand in ask.demands))
 
 
-def _allowed(view: ClusterView, ask: PolicyRequest, row: int, order: list[int]) -> BoolArray | None:
-    """Cards of a row that a pod may use, in the order of the row's state: bool[1, K], None: all."""
-    if ask.admits is None:
-        return None
+def _allowed(view: ClusterView, ask: PolicyRequest, row: int, order: list[int]) -> BoolArray:
+    """Cards of a row that a pod may use, in the order of the row's state: bool[1, K]."""
     allowed: BoolArray = np.zeros((1, view.size.shape[1]), dtype=np.bool_)
-    allowed[0, : len(order)] = ask.admits[row][order]
+    allowed[0, : len(order)] = True if ask.admits is None else ask.admits[row][order]
     return allowed

@@ -46,7 +46,7 @@ class PolicyRequest:
     Attributes:
         amounts: What it requests besides cards, by Kubernetes' rule for init containers and sidecars.
         demands: Card demands in placement order; each is served on what the ones before left.
-        admits: bool[R, K], cards that the pod's selectors admit; None: every card.
+        admits: bool[R, K], cards that the pod's selectors admit and that have the compute; None: every card.
         card_policy: Name of the card policy that will choose the cards.
         selector: What `admits` was made of, for policies that learn what is asked for.
         pod: UID of the pod, for policies that count attempts; empty if there is none.
