@@ -312,7 +312,7 @@ async def screenshots(folder: Path) -> None:
             dashboard.board.put_pod(msgspec.convert(pod, Pod))
         for team in TEAMS:
             group = {"metadata": {"name": "finetune", "namespace": team}, "spec": {"minMember": 4}}
-            dashboard.board.put_group(msgspec.convert(group, PodGroup))
+            dashboard.board.coscheduling_groups.put_group(msgspec.convert(group, PodGroup))
         with dashboard.hub.open_page():
             await dashboard.refresh_advice()
         await picture_views(tab, url, views, folder)

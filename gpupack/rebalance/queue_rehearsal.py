@@ -79,7 +79,7 @@ class QueueRehearsal:
         self._state.pod_groups.replace_groups(cluster.pod_groups.list_groups())
         self._expire()
         policies = rules.settings.make_policies()
-        self._queue = Queue(rules.config, self._state, policies, self._wall_s, cluster.group_sizes)
+        self._queue = Queue(rules.config, self._state, policies, self._wall_s, cluster.coscheduling_groups)
         self._queue.batch.enabled = True
         self._queue.job_stages.set_jobs(_assume_complete_jobs(pods))
         self._queue.set_namespaces(rules.namespaces)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -32,7 +33,6 @@ from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import parse_pod_request
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pod_groups import PodGroupSizes
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class Cluster:
         budgets: PodDisruptionBudgets; None if they were not read.
         source: What was asked, for messages.
         claims: ResourceClaims by UID; those that are allocated count until their nodes hold them.
-        pod_groups: PodGroups of Kubernetes, without their pods.
-        group_sizes: PodGroups of the coscheduling plugin.
+        pod_groups: PodGroups of Kubernetes.
+        coscheduling_groups: PodGroups of the coscheduling plugin.
         queue: By what the queue decides, or why that is not known, in words that follow "the queue".
         derived: Each `DerivedValue` that was asked for since the last change, by name.
     """
@@ -94,8 +94,8 @@ class Cluster:
     source: str = "the cluster"
     claims: dict[str, ClaimObject] = field(default_factory=dict)
     queue: QueueRules | str = QUEUE_NOT_READ
-    pod_groups: PodGroups = field(default_factory=PodGroups)
-    group_sizes: PodGroupSizes = field(default_factory=PodGroupSizes)
+    pod_groups: PodGroups[Pod] = field(default_factory=PodGroups)
+    coscheduling_groups: PodGroups[Pod] = field(default_factory=partial(PodGroups, keeps_deleted=True))
     derived: dict[str, Any] = field(init=False, default_factory=dict, compare=False)
     state: ClusterState = field(init=False)
     policies: ClusterPolicies = field(init=False)
@@ -124,8 +124,8 @@ class Cluster:
         budgets: Sequence[PodDisruptionBudget] | None = None,
         source: str = "the cluster",
         claims: Sequence[ClaimObject] = (),
-        pod_groups: PodGroups | None = None,
-        group_sizes: PodGroupSizes | None = None,
+        pod_groups: PodGroups[Pod] | None = None,
+        coscheduling_groups: PodGroups[Pod] | None = None,
     ) -> "Cluster":
         """Build it from lists.
 
@@ -135,7 +135,7 @@ class Cluster:
             budgets: All PodDisruptionBudgets; None if they were not read.
             claims: All ResourceClaims of all namespaces.
             pod_groups: All PodGroups of Kubernetes.
-            group_sizes: All PodGroups of the coscheduling plugin.
+            coscheduling_groups: All PodGroups of the coscheduling plugin.
         """
         by_name = {node.metadata.name: node for node in nodes}
         by_uid: dict[str, Pod] = {}
@@ -154,7 +154,7 @@ class Cluster:
             source,
             {claim.metadata.uid: claim for claim in claims},
             pod_groups=PodGroups() if pod_groups is None else pod_groups,
-            group_sizes=PodGroupSizes() if group_sizes is None else group_sizes,
+            coscheduling_groups=PodGroups() if coscheduling_groups is None else coscheduling_groups,
         )
 
     @classmethod
@@ -181,8 +181,8 @@ class Cluster:
     ) -> "Cluster":
         """Make a cluster of other nodes and pods, of which everything else is known as of this one."""
         unit_mib = self.unit_mib if unit_mib is None else unit_mib
-        others = self.budgets, self.source, self.claims, self.queue, self.pod_groups, self.group_sizes
-        return Cluster(nodes, pods, unit_mib, *others)
+        groups = self.pod_groups, self.coscheduling_groups
+        return Cluster(nodes, pods, unit_mib, self.budgets, self.source, self.claims, self.queue, *groups)
 
     def in_unit(self, unit_mib: int) -> "Cluster":
         """Make a view of the cluster for pods that ask in units of a given size in MiB."""
@@ -191,7 +191,7 @@ class Cluster:
         if unit_mib not in self._units:
             # Who creates pods may ask in millions of units: one that no node publishes costs no look at all.
             view = Cluster({}, {}, unit_mib, self.budgets, self.source)
-            view.pod_groups, view.group_sizes = self.pod_groups, self.group_sizes
+            view.pod_groups, view.coscheduling_groups = self.pod_groups, self.coscheduling_groups
             view.nodes, view.pods, view.claims = self.nodes, self.pods, self.claims
             view.derived["unreadable_nodes"] = self.unreadable_nodes
             return view

@@ -18,8 +18,14 @@ from gpupack.whatif.objects import waits_in_queue
 from gpupack.whatif.queue_rules import QueueRules, read_rules
 from kubeapi.objects import Namespace, Node, Pod, PodDisruptionBudget, PodGroup
 from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH
-from scheduler_plugin.cache.pod_groups import PodGroups, list_pod_group_paths
-from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroupSizes, needs_group
+from scheduler_plugin.cache.pod_groups import (
+    COSCHEDULING,
+    KUBERNETES,
+    GroupKey,
+    PodGroups,
+    find_coscheduling_key,
+    list_pod_group_paths,
+)
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -160,30 +166,25 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, moves: bo
         budgets=found,
         source="the cluster",
         claims=claims,
-        pod_groups=await _read_pod_groups(client, pods),
-        group_sizes=await _read_group_sizes(client, pods),
+        pod_groups=await _read_groups(client, (pod.scheduling_group for pod in pods), KUBERNETES),
+        coscheduling_groups=await _read_groups(
+            client, (find_coscheduling_key(pod.metadata) for pod in pods), COSCHEDULING
+        ),
     )
     if moves:
         cluster.queue = await _read_queue(client, pods)
     return cluster
 
 
-async def _read_group_sizes(client: "KubeClient", pods: Sequence[Pod]) -> PodGroupSizes:
-    """Read the PodGroups of the coscheduling plugin, where any pod needs one."""
-    wanted = any(needs_group(pod.metadata) for pod in pods)
-    groups, fault = await _list_groups(client, (POD_GROUPS_PATH,) if wanted else ())
-    sizes = PodGroupSizes(groups)
-    sizes.fault = fault
-    return sizes
-
-
-async def _read_pod_groups(client: "KubeClient", pods: Sequence[Pod]) -> PodGroups:
-    """Read the PodGroups of Kubernetes, where any pod names one."""
-    wanted = any(pod.scheduling_group for pod in pods)
-    listed, fault = await _list_groups(client, list_pod_group_paths() if wanted else ())
-    groups = PodGroups()
-    groups.replace_groups(listed)
-    groups.set_fault(fault)
+async def _read_groups(
+    client: "KubeClient", keys: Iterable[GroupKey | None], apis: Sequence[str]
+) -> PodGroups[Pod]:
+    """Read the PodGroups of Kubernetes or of the coscheduling plugin, where any pod names one."""
+    groups: PodGroups[Pod] = PodGroups()
+    if any(keys):
+        listed, fault = await _list_groups(client, list_pod_group_paths(apis))
+        groups.replace_groups(listed)
+        groups.set_fault(fault)
     return groups
 
 

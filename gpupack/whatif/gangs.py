@@ -14,8 +14,8 @@ from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.gang_names import read_gang_key, read_gang_name
+from scheduler_plugin.cache.pod_groups import find_coscheduling_key
 from scheduler_plugin.cache.pods import sum_host_requests
-from scheduler_plugin.queue.cache.pod_groups import needs_group
 from scheduler_plugin.queue.cache.pods import read_gang
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_on_empty
@@ -112,7 +112,7 @@ def format_gang(cluster: Cluster, pod: Pod) -> str:
 
 
 def _read_gang(cluster: Cluster, pod: Pod) -> tuple[str, int, str]:
-    name, size, fault = read_gang(pod, cluster.group_sizes)
+    name, size, fault = read_gang(pod, cluster.coscheduling_groups)
     group = pod.scheduling_group
     if group is None:
         return name, size, fault
@@ -123,14 +123,12 @@ def _read_gang(cluster: Cluster, pod: Pod) -> tuple[str, int, str]:
 
 def explain_unknown_gang(cluster: Cluster, pod: Pod) -> str:
     """Say that a pod is treated as single because PodGroups cannot be read; empty if they can."""
-    if pod.scheduling_group is not None:
-        fault, size = cluster.pod_groups.fault, cluster.pod_groups.get_min_count(pod.scheduling_group)
-    else:
-        fault = cluster.group_sizes.fault if needs_group(pod.metadata) else ""
-        size = cluster.group_sizes.get_size(pod.metadata) or 0
-    if not fault or size:
+    key, groups = pod.scheduling_group, cluster.pod_groups
+    if key is None:
+        key, groups = find_coscheduling_key(pod.metadata), cluster.coscheduling_groups
+    if key is None or not groups.fault or groups.get_group(key) is not None:
         return ""
-    name = shown(read_gang_name(pod))
+    name, fault = shown(read_gang_name(pod)), groups.fault
     return f"PodGroups cannot be read ({fault}): how many pods of gang {name} start together is not known"
 
 

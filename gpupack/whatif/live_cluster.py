@@ -7,10 +7,9 @@ from typing import Final
 from allocator.claims import ClaimObject
 from gpupack.inventory.objects import NodesAndPods
 from gpupack.whatif.cluster import Cluster, UnitCounter
-from kubeapi.objects import Node, Pod, PodGroup
-from scheduler_plugin.cache.pod_groups import PodGroups
+from kubeapi.objects import Node, Pod
+from scheduler_plugin.cache.pod_groups import PodGroups, find_coscheduling_key
 from scheduler_plugin.cache.published_nodes import serves_claims
-from scheduler_plugin.queue.cache.pod_groups import GroupedPods, PodGroupSizes
 
 PodKey = tuple[str, str]
 """Namespace and name."""
@@ -29,23 +28,20 @@ class LiveCluster:
         nodes: by name; None before the first list.
         pods: by namespace and name; None before the first list.
         serves_claims: on some node pods get their cards by claims, or did.
-        names_groups: a PodGroup of the coscheduling plugin says how many pods start together with some pod,
-            or did.
-        pod_groups: PodGroups of Kubernetes, which are wanted once a pod has named one.
+        pod_groups: PodGroups of Kubernetes.
+        coscheduling_groups: PodGroups of the coscheduling plugin.
     """
 
     def __init__(self, unit_mib: int | None = None) -> None:
         self.nodes: dict[str, Node] | None = None
         self.pods: dict[PodKey, Pod] | None = None
         self.serves_claims = False
-        self.names_groups = False
-        self.pod_groups = PodGroups()
+        self.pod_groups: PodGroups[Pod] = PodGroups()
+        self.coscheduling_groups: PodGroups[Pod] = PodGroups(keeps_deleted=True)
         self._on_node: dict[str, dict[PodKey, Pod]] = {}
         self._claims: dict[str, ClaimObject] = {}
         self._claims_on_node: dict[str, dict[str, ClaimObject]] = {}
         self._dirty: set[str] = set()
-        self._group_sizes = PodGroupSizes()
-        self._grouped = GroupedPods(self._group_sizes)
         self._cluster: Cluster | None = None
         self._changes: list[Callable[[Cluster], None]] = []
         self._is_stale = True
@@ -94,15 +90,17 @@ class LiveCluster:
         for pod in pods:
             self.put_pod(pod)
             listed.add(pod.metadata.uid)
-        for uid in self._grouped.uids - listed:
-            self._grouped.remove_pod(uid)
+        for groups in (self.pod_groups, self.coscheduling_groups):
+            for uid in groups.member_uids - listed:
+                groups.remove_member(uid)
 
     def put_pod(self, pod: Pod) -> None:
         self.pods = self.pods if self.pods is not None else {}
         key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key, keep=pod.spec.node_name)
-        self.pod_groups.is_wanted |= pod.scheduling_group is not None
-        self.names_groups |= self._grouped.put_pod(pod)
+        uid = pod.metadata.uid
+        self.pod_groups.put_member(pod.scheduling_group, uid, pod)
+        self.coscheduling_groups.put_member(find_coscheduling_key(pod.metadata), uid, pod)
         self.pods[key] = pod
         if pod.spec.node_name:
             self._on_node.setdefault(pod.spec.node_name, {})[key] = pod
@@ -113,7 +111,8 @@ class LiveCluster:
         key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key)
         (self.pods or {}).pop(key, None)
-        self._grouped.remove_pod(pod.metadata.uid)
+        for groups in (self.pod_groups, self.coscheduling_groups):
+            groups.remove_member(pod.metadata.uid)
         self._note_change(lambda cluster, now: cluster.drop_pod(pod, pod.metadata.resource_version, now))
 
     def replace_claims(self, claims: Iterable[ClaimObject]) -> None:
@@ -138,20 +137,6 @@ class LiveCluster:
         self._note_change(
             lambda cluster, now: cluster.drop_claim(claim, claim.metadata.resource_version, now)
         )
-
-    def replace_groups(self, groups: Iterable[PodGroup]) -> None:
-        self._grouped.replace_groups(groups)
-
-    def put_group(self, group: PodGroup) -> None:
-        self._grouped.put_group(group)
-
-    def delete_group(self, key: tuple[str, str]) -> None:
-        """Remove a PodGroup; pods that name it keep its size."""
-        self._grouped.delete_group(key)
-
-    def set_fault(self, fault: str) -> None:
-        """Set why PodGroups cannot be read; empty if they can, or if there are none."""
-        self._grouped.set_fault(fault)
 
     def _off_nodes(self, uid: str) -> None:
         known = self._claims.get(uid)
@@ -201,11 +186,16 @@ class LiveCluster:
         self._is_stale = False
         nodes, pods = list((self.nodes or {}).values()), list((self.pods or {}).values())
         claims, unit_mib = tuple(self._claims.values()), self._unit_mib
-        groups, sizes = self.pod_groups, self._group_sizes
+        groups, plugin_groups = self.pod_groups, self.coscheduling_groups
 
         def build() -> Cluster:
             self._cluster = Cluster.from_objects(
-                nodes, pods, unit_mib=unit_mib, claims=claims, pod_groups=groups, group_sizes=sizes
+                nodes,
+                pods,
+                unit_mib=unit_mib,
+                claims=claims,
+                pod_groups=groups,
+                coscheduling_groups=plugin_groups,
             )
             return self._cluster
 

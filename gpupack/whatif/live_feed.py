@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from allocator.claims import CLAIMS_PATH, ClaimObject, make_claims_path
@@ -10,44 +10,13 @@ from gpupack.inventory.fetching import NODES_PATH, PODS_PATH
 from gpupack.inventory.watched_kind import WatchedKind
 from gpupack.whatif.live_cluster import LiveCluster
 from kubeapi.client import KubeClient
-from kubeapi.errors import KubeApiError
-from kubeapi.objects import Node, Pod, PodGroup
+from kubeapi.objects import Node, Pod
 from kubeapi.paths import quote_segment
-from kubeapi.reflect import Kind, Sink
-from scheduler_plugin.cache.pod_groups import PodGroups, list_pod_group_paths
-from scheduler_plugin.cache.watcher import watch_pod_groups
-from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, make_pod_groups_path
+from scheduler_plugin.cache.pod_groups import COSCHEDULING, KUBERNETES, list_pod_group_paths
+from scheduler_plugin.cache.watcher import PodGroupWatch
 
 WATCH_S: Final = 120
 """A watch ends after so long, which is also when silence is noticed."""
-
-
-class _GroupSink(Sink[PodGroup]):
-    """Gives PodGroups of Kubernetes or of the coscheduling plugin to whoever keeps them, or their fault."""
-
-    def __init__(self, store: LiveCluster | PodGroups, changed: Callable[[], None]) -> None:
-        self._store = store
-        self._changed = changed
-        self.fault = ""
-
-    def replace(self, items: Sequence[PodGroup], _resource_version: str) -> None:
-        self._store.replace_groups(items)
-        self._changed()
-
-    def event(self, kind: Kind, item: PodGroup, _resource_version: str) -> None:
-        if kind == "DELETED":
-            self._store.delete_group(item.key)
-        else:
-            self._store.put_group(item)
-        self._changed()
-
-    def disconnected(self, error: KubeApiError) -> None:
-        """Nothing is said: gangs keep the sizes that are known."""
-
-    def note_fault(self, fault: str) -> None:
-        self.fault = fault
-        self._store.set_fault(fault)
-        self._changed()
 
 
 class LiveFeed:
@@ -66,12 +35,15 @@ class LiveFeed:
         self._namespace = namespace
         self._changed = changed
         self._claims_wanted = asyncio.Event()
-        self._groups_wanted, self._own_groups_wanted = asyncio.Event(), asyncio.Event()
-        self._groups, self._own_groups = _GroupSink(live, changed), _GroupSink(live.pod_groups, changed)
-        self._groups_path = make_pod_groups_path(quote_segment(namespace)) if namespace else POD_GROUPS_PATH
-        self._own_groups_paths = list_pod_group_paths(quote_segment(namespace) if namespace else "")
-        pods = f"/api/v1/namespaces/{quote_segment(namespace)}/pods" if namespace else PODS_PATH
-        claims = make_claims_path(quote_segment(namespace)) if namespace else CLAIMS_PATH
+        within = quote_segment(namespace) if namespace else ""
+        self._groups = [
+            PodGroupWatch(client, groups, time.monotonic, list_pod_group_paths(apis, within))
+            for groups, apis in ((live.pod_groups, KUBERNETES), (live.coscheduling_groups, COSCHEDULING))
+        ]
+        for watch in self._groups:
+            watch.changed.connect(changed)
+        pods = f"/api/v1/namespaces/{within}/pods" if within else PODS_PATH
+        claims = make_claims_path(within) if within else CLAIMS_PATH
         self._nodes = WatchedKind(
             client,
             NODES_PATH,
@@ -101,8 +73,8 @@ class LiveFeed:
             group.create_task(self._nodes.run())
             group.create_task(self._pods.run())
             group.create_task(self._follow_claims())
-            group.create_task(self._follow_groups())
-            group.create_task(self._follow_own_groups())
+            for watch in self._groups:
+                group.create_task(watch.run_once_wanted())
 
     def _nodes_changed(self) -> None:
         if self._live.serves_claims:
@@ -110,21 +82,9 @@ class LiveFeed:
         self._changed()
 
     def _pods_changed(self) -> None:
-        if self._live.names_groups:
-            self._groups_wanted.set()
-        if self._live.pod_groups.is_wanted:
-            self._own_groups_wanted.set()
+        for watch in self._groups:
+            watch.start_if_wanted()
         self._changed()
-
-    async def _follow_groups(self) -> None:
-        """Follow the coscheduling plugin's PodGroups once a pod names one."""
-        await self._groups_wanted.wait()
-        await watch_pod_groups(self._client, self._groups, time.monotonic, self._groups_path)
-
-    async def _follow_own_groups(self) -> None:
-        """Follow Kubernetes' own PodGroups once a pod names one."""
-        await self._own_groups_wanted.wait()
-        await watch_pod_groups(self._client, self._own_groups, time.monotonic, *self._own_groups_paths)
 
     async def _follow_claims(self) -> None:
         """Follow ResourceClaims once a node serves them; without the right to, cards look emptier."""
@@ -152,7 +112,8 @@ class LiveFeed:
             if sink.error is not None:
                 said = "are not up to date" if sink.listed else f"cannot be read, so {loss}"
                 found.append(f"{what.capitalize()} {said}: {sink.error}")
-        for fault in dict.fromkeys(filter(None, (self._groups.fault, self._own_groups.fault))):
+        faults = self._live.coscheduling_groups.fault, self._live.pod_groups.fault
+        for fault in dict.fromkeys(filter(None, faults)):
             loss = "pods whose gangs' sizes they say are asked about one by one"
             found.append(f"PodGroups{where} cannot be read, so {loss}: {fault}")
         if self._namespace:

@@ -16,6 +16,7 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.charges import AssumedPod
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pod_groups import GroupKey, PodGroups
+from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.reservations import Reservation, Reservations
 
 HOLD_S: Final = 2.0
@@ -68,7 +69,7 @@ class GroupHolds:
     """
 
     def __init__(
-        self, groups: PodGroups, reservations: Reservations, assumed: Mapping[str, AssumedPod]
+        self, groups: PodGroups[PodRecord], reservations: Reservations, assumed: Mapping[str, AssumedPod]
     ) -> None:
         self._groups = groups
         self._reservations = reservations

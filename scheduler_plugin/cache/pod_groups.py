@@ -1,50 +1,75 @@
-"""Kubernetes' own PodGroups, and the pods that name them. Pure.
+"""PodGroups of Kubernetes or of the coscheduling plugin, and the pods that name them. Pure.
 
-kube-scheduler places all pods of a PodGroup in one cycle, from Kubernetes 1.37 on.
+kube-scheduler places all pods of one of Kubernetes' own PodGroups in one cycle, from Kubernetes 1.37 on. A
+PodGroup of the plugin only says how many pods a gang has.
 
-Source: https://github.com/kubernetes/api, scheduling/v1beta1.
+Sources: https://github.com/kubernetes/api, scheduling/v1beta1;
+https://github.com/kubernetes-sigs/scheduler-plugins, pkg/coscheduling.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from allocator.errors import shown
-from kubeapi.objects import PodGroup
-from scheduler_plugin.cache.pods import PodRecord
+from allocator.names import POD_GANG, POD_GANG_SIZE
+from kubeapi.objects import ObjectMeta, PodGroup
+from scheduler_plugin.cache.gang_names import read_group_label
+
+P = TypeVar("P")
 
 GroupKey = tuple[str, str]
 """Namespace and name of a PodGroup."""
 
-_API: Final = "/apis/scheduling.k8s.io"
-_VERSIONS: Final = ("v1", "v1beta1", "v1alpha3")
+KUBERNETES: Final = tuple(f"/apis/scheduling.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha3"))
+COSCHEDULING: Final = ("/apis/scheduling.x-k8s.io/v1alpha1",)
 
-_NOBODY: Final[Mapping[str, PodRecord]] = MappingProxyType({})
+_NOBODY: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-def list_pod_group_paths(namespace: str = "") -> tuple[str, ...]:
+def list_pod_group_paths(apis: Sequence[str], namespace: str = "") -> tuple[str, ...]:
     """List where PodGroups may be served, of one namespace or of all; the first that is served counts.
 
-    A name from outside has to be quoted before.
+    Args:
+        apis: KUBERNETES or COSCHEDULING.
+        namespace: A name from outside has to be quoted before.
     """
     within = f"namespaces/{namespace}/" if namespace else ""
-    return tuple(f"{_API}/{version}/{within}podgroups" for version in _VERSIONS)
+    return tuple(f"{api}/{within}podgroups" for api in apis)
 
 
-class PodGroups:
-    """PodGroups as last seen, and all known pods that name one, whether it exists or not.
+def find_coscheduling_key(metadata: ObjectMeta) -> GroupKey | None:
+    """Find the PodGroup of the coscheduling plugin that says the size of a pod's gang; None if none does."""
+    annotations = metadata.annotations or {}
+    if annotations.get(POD_GANG) or POD_GANG_SIZE in annotations:
+        return None
+    name = read_group_label(metadata.labels)[1]
+    return (metadata.namespace, name) if name else None
+
+
+class PodGroups(Generic[P]):
+    """PodGroups of one API as last seen, and all known pods that name one, whether it exists or not.
+
+    Methods that change PodGroups return the keys of those of which something else is known now.
+
+    Args:
+        keeps_deleted: A PodGroup counts after it was deleted, for as long as a pod names it: a running gang
+            keeps its size.
 
     Attributes:
-        is_wanted: Some pod has named a PodGroup. Where that never happens nothing is watched: Kubernetes
+        is_wanted: Some pod has named a PodGroup. Where that never happens nothing need be watched: Kubernetes
             before 1.37, or without its feature gate GenericWorkload, drops the field from pods.
         fault: Why PodGroups cannot be read; empty if they can be, or if none are served.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_deleted: bool = False) -> None:
         self.is_wanted = False
         self.fault = ""
+        self._keeps_deleted = keeps_deleted
         self._groups: dict[GroupKey, PodGroup] = {}
-        self._members: dict[GroupKey, dict[str, PodRecord]] = {}
+        self._deleted: set[GroupKey] = set()
+        self._members: dict[GroupKey, dict[str, P]] = {}
+        self._keys: dict[str, GroupKey] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -98,32 +123,61 @@ class PodGroups:
         named = f"PodGroup {shown(key[1])} has priority {own}, and a pod of it {other}"
         return f"{named}: kube-scheduler starts no such group"
 
-    def get_members(self, key: GroupKey) -> Mapping[str, PodRecord]:
+    @property
+    def member_uids(self) -> set[str]:
+        return set(self._keys)
+
+    def get_members(self, key: GroupKey) -> Mapping[str, P]:
         """Return the pods that name a PodGroup, by UID: waiting, bound and ended ones."""
         return self._members.get(key, _NOBODY)
 
-    def put_member(self, pod: PodRecord) -> None:
-        """Add a pod's newest version; do nothing for a pod without a PodGroup."""
-        if pod.scheduling_group is not None:
+    def put_member(self, key: GroupKey | None, uid: str, pod: P) -> None:
+        """Add a pod's newest version, which names the PodGroup `key`, or none."""
+        if self._keys.get(uid) != key:
+            self.remove_member(uid)
+        if key is not None:
             self.is_wanted = True
-            self._members.setdefault(pod.scheduling_group, {})[pod.uid] = pod
+            self._keys[uid] = key
+            self._members.setdefault(key, {})[uid] = pod
 
-    def remove_member(self, pod: PodRecord) -> None:
-        if pod.scheduling_group is None:
+    def remove_member(self, uid: str) -> None:
+        """Remove a pod; with the last pod of a deleted PodGroup that is removed too."""
+        key = self._keys.pop(uid, None)
+        if key is None:
             return
-        members = self._members.get(pod.scheduling_group, {})
-        members.pop(pod.uid, None)
+        members = self._members[key]
+        del members[uid]
         if not members:
-            self._members.pop(pod.scheduling_group, None)
+            del self._members[key]
+            if key in self._deleted:
+                self._deleted.remove(key)
+                del self._groups[key]
 
-    def put_group(self, group: PodGroup) -> None:
+    def put_group(self, group: PodGroup) -> Collection[GroupKey]:
+        before = self._groups.get(group.key)
         self._groups[group.key] = group
+        self._deleted.discard(group.key)
+        return () if before is not None and before.spec == group.spec else (group.key,)
 
-    def delete_group(self, key: GroupKey) -> None:
-        self._groups.pop(key, None)
+    def delete_group(self, key: GroupKey) -> Collection[GroupKey]:
+        if self._keeps_deleted and key in self._members:
+            if key in self._groups:
+                self._deleted.add(key)
+            return ()
+        return () if self._groups.pop(key, None) is None else (key,)
 
-    def set_fault(self, fault: str) -> None:
+    def replace_groups(self, groups: Iterable[PodGroup]) -> Collection[GroupKey]:
+        gone = self._groups.keys() - self._deleted
+        changed: list[GroupKey] = []
+        for group in groups:
+            changed += self.put_group(group)
+            gone.discard(group.key)
+        for key in gone:
+            changed += self.delete_group(key)
+        return changed
+
+    def set_fault(self, fault: str) -> Collection[GroupKey]:
+        if fault == self.fault:
+            return ()
         self.fault = fault
-
-    def replace_groups(self, groups: Iterable[PodGroup]) -> None:
-        self._groups = {group.key: group for group in groups}
+        return list(self._members)

@@ -74,7 +74,7 @@ class ClusterState:
         self.nodes = self._records.nodes
         self.pods: dict[str, PodRecord] = {}
         self.gangs: dict[tuple[str, str], dict[str, PodRecord]] = {}
-        self.pod_groups = PodGroups()
+        self.pod_groups: PodGroups[PodRecord] = PodGroups()
         self.claims = ClaimCache(self._records, unit_mib, self._find_end)
         self.nominated: set[str] = set()
         self.reservations = Reservations()
@@ -327,7 +327,7 @@ class ClusterState:
         if old is None:
             return
         del self.pods[uid]
-        self.pod_groups.remove_member(old)
+        self.pod_groups.remove_member(uid)
         self._end_group_holds(old)
         self.nominated.discard(uid)
         if old.charged is not None and not old.node:
@@ -427,7 +427,7 @@ class ClusterState:
         self._records.update_arrays(now, expire=True)
 
     def _put_group_member(self, pod: PodRecord) -> None:
-        self.pod_groups.put_member(pod)
+        self.pod_groups.put_member(pod.scheduling_group, pod.uid, pod)
         if pod.node or pod.ended:
             self._end_group_holds(pod)
 

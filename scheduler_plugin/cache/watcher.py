@@ -1,8 +1,8 @@
 """The watches that bring nodes and pods from the API server into the cache."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -11,7 +11,7 @@ from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import KubeApiError, NotFound
 from kubeapi.objects import Node, Pod, PodGroup
 from kubeapi.reflect import Kind, Reflector, Sink, has_gone_back
-from scheduler_plugin.cache.pod_groups import list_pod_group_paths
+from scheduler_plugin.cache.pod_groups import KUBERNETES, GroupKey, PodGroups, list_pod_group_paths
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
 
@@ -126,48 +126,67 @@ class ClaimSink(_CacheSink[ClaimObject]):
             self._state.claims.apply(item, self._clock())
 
 
-class PodGroupSink(_CacheSink[PodGroup]):
-    """PodGroupSink applies what is read of Kubernetes' own PodGroups to the state."""
+class PodGroupWatch(Sink[PodGroup]):
+    """Keeps an index of PodGroups up to date with the API server.
 
-    def note_fault(self, fault: str) -> None:
-        """Set why PodGroups cannot be read; empty if they can, or if none are served."""
-        self._state.pod_groups.set_fault(fault)
-        self.replaced(())
+    Args:
+        groups: The index, which may be shared.
+        paths: Where PodGroups may be served, see `list_pod_group_paths`.
+
+    Attributes:
+        updated: Signals each PodGroup of which something else is known now, once the index has it.
+        changed: Signals every list, every change, and every new fault.
+    """
+
+    def __init__(
+        self, client: KubeClient, groups: PodGroups[Any], clock: Callable[[], float], paths: Sequence[str]
+    ) -> None:
+        self.updated: Signal[[GroupKey]] = Signal()
+        self.changed: Signal[[]] = Signal()
+        self._client = client
+        self._groups = groups
+        self._clock = clock
+        self._paths = paths
+        self._wanted = asyncio.Event()
+
+    def replace(self, items: Sequence[PodGroup], _resource_version: str) -> None:
+        self._report(self._groups.replace_groups(items))
+
+    def event(self, kind: Kind, item: PodGroup, _resource_version: str) -> None:
+        groups = self._groups
+        self._report(groups.delete_group(item.key) if kind == "DELETED" else groups.put_group(item))
+
+    def set_fault(self, fault: str) -> None:
+        """Set why PodGroups cannot be read; empty if they can, or if the cluster has no such API."""
+        self._report(self._groups.set_fault(fault))
+
+    def _report(self, keys: Collection[GroupKey]) -> None:
+        for key in keys:
+            self.updated(key)
         self.changed()
 
-    def _apply_list(self, items: Sequence[PodGroup], _resource_version: str, _restored: bool) -> bool:
-        self._state.pod_groups.replace_groups(items)
-        return False
+    def start_if_wanted(self) -> None:
+        """Let `run_once_wanted` begin if a pod has named a PodGroup."""
+        if self._groups.is_wanted:
+            self._wanted.set()
 
-    def _apply_change(self, kind: Kind, item: PodGroup, _resource_version: str) -> None:
-        if kind == "DELETED":
-            self._state.pod_groups.delete_group(item.key)
-        else:
-            self._state.pod_groups.put_group(item)
+    async def run_once_wanted(self) -> None:
+        await self._wanted.wait()
+        await self.run()
 
-
-class PodGroupConsumer(Sink[PodGroup], Protocol):
-    """A sink of PodGroups that is also told why they cannot be read."""
-
-    def note_fault(self, fault: str) -> None:
-        """Set why PodGroups cannot be read; empty if they can, or if the cluster has no such API."""
-
-
-async def watch_pod_groups(
-    client: KubeClient, sink: PodGroupConsumer, clock: Callable[[], float], *paths: str
-) -> None:
-    """Watch PodGroups once the API server serves one of the paths, which is checked once a minute."""
-    fault = ""
-    while isinstance(found := await _find_served_path(client, paths), KubeApiError):
-        before, fault = fault, "" if isinstance(found, NotFound) else found.reason
-        if fault and not before:
-            log.warning("PodGroups cannot be read", path=paths[0], error=str(found))
-        if fault != before:
-            sink.note_fault(fault)
-        await asyncio.sleep(LOOK_S)
-    if fault:
-        sink.note_fault("")
-    await Reflector(client, found, PodGroup, sink, clock=clock).run()
+    async def run(self) -> None:
+        """Watch once the API server serves one of the paths, which is checked once a minute."""
+        fault = ""
+        while isinstance(found := await _find_served_path(self._client, self._paths), KubeApiError):
+            before, fault = fault, "" if isinstance(found, NotFound) else found.reason
+            if fault and not before:
+                log.warning("PodGroups cannot be read", path=self._paths[0], error=str(found))
+            if fault != before:
+                self.set_fault(fault)
+            await asyncio.sleep(LOOK_S)
+        if fault:
+            self.set_fault("")
+        await Reflector(self._client, found, PodGroup, self, clock=self._clock).run()
 
 
 async def _find_served_path(client: KubeClient, paths: Sequence[str]) -> str | KubeApiError:
@@ -196,7 +215,7 @@ class Watcher:
 
     Attributes:
         node_sink: The sink of nodes.
-        group_sink: The sink of Kubernetes' own PodGroups.
+        groups: The watch of Kubernetes' own PodGroups.
         changed: Signals every list and every change.
         filled: Signals, once, that both lists have been read.
         restored: Signals that a list belongs to another history: etcd was restored from an older state. The
@@ -231,12 +250,11 @@ class Watcher:
         self._claims_wanted, self._claims_tried = asyncio.Event(), asyncio.Event()
         self.node_sink.changed.connect(self._look_for_claims)
         self.claim_sink.tried.connect(self._claims_tried.set)
-        self.group_sink = PodGroupSink(state, clock)
-        self._groups_wanted = asyncio.Event()
-        self.pod_sink.changed.connect(self._look_for_groups)
+        self.groups = PodGroupWatch(client, state.pod_groups, clock, list_pod_group_paths(KUBERNETES))
+        self.pod_sink.changed.connect(self.groups.start_if_wanted)
         self.node_sink.listed.connect(self._record_node_list)
         self.pod_sink.listed.connect(self._record_pod_list)
-        for sink in (self.node_sink, self.pod_sink, self.claim_sink, self.group_sink):
+        for sink in (self.node_sink, self.pod_sink, self.claim_sink, self.groups):
             sink.changed.connect(self.changed)
 
     async def refresh(self) -> None:
@@ -261,14 +279,6 @@ class Watcher:
     async def _watch_claims(self) -> None:
         await self._claims_wanted.wait()
         await self.claims.run()
-
-    def _look_for_groups(self) -> None:
-        if self._state.pod_groups.is_wanted:
-            self._groups_wanted.set()
-
-    async def _watch_groups(self) -> None:
-        await self._groups_wanted.wait()
-        await watch_pod_groups(self._client, self.group_sink, self._clock, *list_pod_group_paths())
 
     def call_after_each_list(self, act: Callable[[], None]) -> None:
         """Call `act` after each complete list, once the memory of the list itself has been freed."""
@@ -341,7 +351,7 @@ class Watcher:
             group.create_task(self.nodes.run())
             group.create_task(self.pods.run())
             group.create_task(self._watch_claims())
-            group.create_task(self._watch_groups())
+            group.create_task(self.groups.run_once_wanted())
 
 
 def _log_node_failure(name: str, error: Exception) -> None:

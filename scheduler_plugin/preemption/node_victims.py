@@ -45,7 +45,7 @@ class NodeUnderPreemption:
     pods: Mapping[str, PodRecord]
     freed: Mapping[str, Mapping[int, int]]
     gangs: Mapping[tuple[str, str], Mapping[str, PodRecord]] = field(default_factory=dict)
-    pod_groups: PodGroups = field(default_factory=PodGroups)
+    pod_groups: PodGroups[PodRecord] = field(default_factory=PodGroups)
 
     def list_gang(self, pod: PodRecord) -> Collection[PodRecord]:
         """List a pod and the other running pods of its gang."""

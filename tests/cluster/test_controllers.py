@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from scheduler_plugin.queue.cache.pod_groups import make_pod_groups_path
+from scheduler_plugin.cache.pod_groups import COSCHEDULING, list_pod_group_paths
 from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, binaries, until
 from tests.cluster.harness import workload as w
@@ -244,7 +244,7 @@ def test_a_train_job_with_an_initializer_is_a_gang_of_its_trainers(
     documents[1]["spec"] |= {"trainer": {"numNodes": 3}, "podTemplateOverrides": [overwritten]}
     with running(cluster, *CONTROLLERS["TrainJob"]), applied(cluster, documents):
         until(lambda: count_running(cluster) == 3, "all trainers run", 120)
-        (group,) = cluster.api.get(make_pod_groups_path("default"))["items"]
+        (group,) = cluster.api.get(list_pod_group_paths(COSCHEDULING, "default")[0])["items"]
         assert group["spec"]["minMember"] == 4
         assert queue.status()["pods"] == []
 

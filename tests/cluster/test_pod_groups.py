@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from scheduler_plugin.cache.gang_names import GROUP_LABELS
-from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH
+from scheduler_plugin.cache.pod_groups import COSCHEDULING, list_pod_group_paths
 from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
@@ -15,7 +15,7 @@ from tests.cluster.harness.daemons import REPOSITORY, Dashboard, QueueController
 from tests.cluster.harness.manifests import apply_all, build
 from tests.cluster.harness.rest import ApiError
 
-GROUPS = POD_GROUPS_PATH.replace("/podgroups", "/namespaces/default/podgroups")
+(GROUPS,) = list_pod_group_paths(COSCHEDULING, "default")
 CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",

@@ -86,31 +86,31 @@ def pod_group(size):
 
 def test_gangs_are_shown_and_asked_about_together():
     board = board_of(World((Node("n1", (16, 16)),), (grouped("g0"), grouped("g1"))), gates=())
-    assert board.names_groups
+    assert board.coscheduling_groups.is_wanted
     assert [pod.gang for pod in explained(board)] == ["", ""]
-    board.replace_groups([pod_group(3)])
+    board.coscheduling_groups.replace_groups([pod_group(3)])
     assert [(pod.gang, pod.state) for pod in explained(board)] == [("train (3)", "pending")] * 2
-    board.put_group(pod_group(2))
+    board.coscheduling_groups.put_group(pod_group(2))
     assert [(pod.gang, pod.state) for pod in explained(board)] == [("train (2)", "fits")] * 2
-    board.delete_group(pod_group(2).key)  # a size outlives its PodGroup while a pod names it
+    board.coscheduling_groups.delete_group(pod_group(2).key)  # its size counts while a pod names it
     assert [pod.gang for pod in explained(board)] == ["train (2)"] * 2
 
 
 def test_where_pod_groups_cannot_be_read_the_pods_say_so():
     board = board_of(World((Node("n1", (16, 16)),), (grouped("g0"),)), gates=())
-    board.set_fault("Forbidden")
+    board.coscheduling_groups.set_fault("Forbidden")
     (pod,) = explained(board)
     assert [note for note in pod.notes if "PodGroups" in note] == [
         'PodGroups cannot be read (Forbidden): how many pods of gang "train" start together is not known'
     ]
-    board.set_fault("")
+    board.coscheduling_groups.set_fault("")
     assert "PodGroups" not in str(explained(board))
 
 
 def test_a_list_of_pods_forgets_the_groups_of_those_that_are_gone():
     board = board_of(World((Node("n1", (16, 16)),), (grouped("g0"),)), gates=())
-    board.replace_groups([pod_group(2)])
+    board.coscheduling_groups.replace_groups([pod_group(2)])
     board.replace_pods([])
-    board.delete_group(pod_group(2).key)
+    board.coscheduling_groups.delete_group(pod_group(2).key)
     board.put_pod(msgspec.convert({**grouped("g1").object()}, objects.Pod))
     assert [pod.gang for pod in explained(board)] == [""]

@@ -65,7 +65,7 @@ def test_a_pod_of_a_later_list_does_not_overtake_one_that_came_before() -> None:
         node_sink=SimpleNamespace(applied=Signal(), replaced=Signal()),
         pod_sink=SimpleNamespace(applied=Signal(), replaced=Signal()),
         claim_sink=SimpleNamespace(applied=Signal(), replaced=Signal()),
-        group_sink=SimpleNamespace(applied=Signal(), replaced=Signal()),
+        groups=SimpleNamespace(updated=Signal()),
     )
     QueueFeed(world.queue, cast("Watcher", sinks), lambda: world.now)
     world.node("n1", (16,))

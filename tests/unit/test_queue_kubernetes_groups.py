@@ -125,8 +125,8 @@ def test_a_group_that_does_not_exist_yet_lets_its_pods_wait(world: QueueWorld) -
 
 def test_groups_that_cannot_be_read_are_told(world: QueueWorld) -> None:
     members(world, 1)
-    world.state.pod_groups.fault = "Forbidden"
-    world.queue.gangs.update_groups()
+    for key in world.state.pod_groups.set_fault("Forbidden"):
+        world.queue.gangs.update_group(key)
     assert {message for _, message in reasons(world)} == {
         'PodGroup "g" cannot be read (Forbidden): kube-scheduler tries no pod of it before it is there'
     }
@@ -136,13 +136,13 @@ def test_the_queue_follows_the_watch_of_groups(world: QueueWorld) -> None:
     watcher = Watcher(None, world.state, lambda: world.now, 60.0)  # type: ignore[arg-type]
     QueueFeed(world.queue, watcher, lambda: world.now)
     members(world, 2)
-    sink = watcher.group_sink
+    sink = watcher.groups
     sink.event("ADDED", pod_group("g", 3), "1")
     assert reasons(world) == {("GangIncomplete", "2 of 3 pods of its gang are ready")}
     sink.event("DELETED", pod_group("g", 3), "2")
     ((_, message),) = reasons(world)
     assert message.startswith('there is no PodGroup "g"')
-    sink.note_fault("Forbidden")
+    sink.set_fault("Forbidden")
     ((_, message),) = reasons(world)
     assert message.startswith('PodGroup "g" cannot be read (Forbidden)')
     sink.replace([pod_group("g", 2)], "3")

@@ -15,13 +15,19 @@ from kubeapi import objects
 from kubeapi.errors import Forbidden, KubeApiError, NotFound, TimedOut
 from kubeapi.objects import ObjectMeta, PodGroup
 from scheduler_plugin.cache.gang_names import GROUP_LABELS, WORKER_GROUP_LABELS
-from scheduler_plugin.cache.watcher import Watcher, watch_pod_groups
-from scheduler_plugin.queue.cache import pod_groups
-from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroupSizes, read_group_key
+from scheduler_plugin.cache.pod_groups import (
+    COSCHEDULING,
+    GroupKey,
+    PodGroups,
+    find_coscheduling_key,
+    list_pod_group_paths,
+)
+from scheduler_plugin.cache.watcher import PodGroupWatch, Watcher
+from scheduler_plugin.queue.cache import pods as queue_pods
 from scheduler_plugin.queue.cache.pods import read_gang, read_queue_info
 from scheduler_plugin.queue.controller import watching
 from scheduler_plugin.queue.controller.status import explain_waiting
-from scheduler_plugin.queue.controller.watching import PodGroupSink, QueueFeed
+from scheduler_plugin.queue.controller.watching import QueueFeed
 from tests.ask_world import Node, Pod
 from tests.cluster_builders import pod_object
 from tests.queue_world import QueueWorld
@@ -34,9 +40,10 @@ def read(
 ) -> tuple[str, int, str]:
     """Read the gang of a pod whose PodGroup says a size."""
     name = next(iter((labels or {}).values()), "")
-    sizes = PodGroupSizes([] if size is None else [group(name, size)])
+    groups: PodGroups[objects.Pod] = PodGroups()
+    groups.replace_groups([] if size is None else [group(name, size)])
     return read_gang(
-        objects.Pod(ObjectMeta(namespace="default", annotations=annotations, labels=labels)), sizes
+        objects.Pod(ObjectMeta(namespace="default", annotations=annotations, labels=labels)), groups
     )
 
 
@@ -83,7 +90,9 @@ def test_a_pod_of_a_group_is_not_taken_for_one_with_annotations() -> None:
     """The write that takes its gate away must not add to annotations that are not there."""
     pod = msgspec.convert(pod_object("g0", 4), objects.Pod)
     pod.metadata.labels, pod.metadata.annotations = {NEW: "train"}, None
-    found = read_queue_info(pod, PodGroupSizes([group("train", 2)]))
+    groups: PodGroups[objects.Pod] = PodGroups()
+    groups.put_group(group("train", 2))
+    found = read_queue_info(pod, groups)
     assert (found.gang, found.gang_size, found.annotated) == ("train", 2, False)
 
 
@@ -99,7 +108,13 @@ class FeedWorld(QueueWorld):
         super().__init__(config)
         watcher = Watcher(None, self.state, lambda: self.now, 60.0)  # type: ignore[arg-type]
         self.feed = QueueFeed(self.queue, watcher, lambda: self.now)
-        self.groups = PodGroupSink(self.feed, lambda: None)
+        self.groups = self.watch_groups(None)
+
+    def watch_groups(self, client: Any) -> PodGroupWatch:
+        paths = list_pod_group_paths(COSCHEDULING)
+        watch = PodGroupWatch(client, self.queue.coscheduling_groups, lambda: 0.0, paths)
+        watch.updated.connect(self.feed.apply_members)
+        return watch
 
     def _send(self, raw: dict[str, Any], *, live: bool = False) -> None:
         self.version += 1
@@ -214,12 +229,12 @@ def test_a_group_looks_at_its_own_pods_only(world: FeedWorld, monkeypatch: pytes
         world.labelled(name, {NEW: name})
     looked: list[str] = []
 
-    def read(metadata: ObjectMeta) -> tuple[str, str]:
+    def read(metadata: ObjectMeta) -> GroupKey | None:
         looked.append(metadata.name)
-        return read_group_key(metadata)
+        return find_coscheduling_key(metadata)
 
-    for module in (pod_groups, watching):
-        monkeypatch.setattr(module, "read_group_key", read, raising=False)
+    for module in (queue_pods, watching):
+        monkeypatch.setattr(module, "find_coscheduling_key", read)
     for name in names:
         world.groups.event("ADDED", group(name, 2), "1")
     assert set(looked) == set(names)
@@ -251,9 +266,8 @@ class Answers:
 async def ask(world: FeedWorld, monkeypatch: pytest.MonkeyPatch, *errors: KubeApiError) -> list[str]:
     """Ask once for each error; the warnings."""
     monkeypatch.setattr("scheduler_plugin.cache.watcher.LOOK_S", 0.0)
-    client: Any = Answers(*errors)
     with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
-        await watch_pod_groups(client, world.groups, lambda: 0.0, POD_GROUPS_PATH)
+        await world.watch_groups(Answers(*errors)).run()
     return [each["error"] for each in logs if each["log_level"] == "warning"]
 
 
@@ -285,7 +299,7 @@ def test_why_counts_pods_of_a_group() -> None:
     cluster = Cluster.from_json(json.dumps({"kind": "List", "items": items}))
     pod = cluster.find_pod("default", "g0")
     assert find_gang(cluster, pod) is None  # whose size nobody says
-    cluster.group_sizes.put(group("train", 3))
+    cluster.coscheduling_groups.put_group(group("train", 3))
     found = find_gang(cluster, pod)
     assert found is not None
     assert (found.name, found.size, found.pods) == ("train", 3, 3)

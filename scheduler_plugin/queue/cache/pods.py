@@ -25,9 +25,9 @@ from kubeapi.objects import (
     PodStatus,
 )
 from scheduler_plugin.cache.gang_names import read_gang_name, read_group_label
+from scheduler_plugin.cache.pod_groups import PodGroups, find_coscheduling_key
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.cache.node_pins import list_pinned_nodes
-from scheduler_plugin.queue.cache.pod_groups import PodGroupSizes
 from scheduler_plugin.scheduling.reasons import REQUEUED
 
 MAX_GANG: Final = 1024
@@ -111,18 +111,18 @@ class PodQueueInfo:
         return bool(self.owner)
 
 
-def read_queue_info(pod: Pod, sizes: PodGroupSizes | None = None) -> PodQueueInfo:
+def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueInfo:
     """Read what the queue needs of a pod; a mistake in it becomes `fault`, not an exception.
 
     Args:
-        sizes: PodGroups of the coscheduling plugin; None: there are none.
+        groups: PodGroups of the coscheduling plugin; None: there are none.
     """
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
     gates = pod.gates
     requeued = is_requeued(pod)
     is_batch = pod.spec.scheduler_name == BATCH_SCHEDULER and not gates
     condition = pod.status.scheduled or Condition()
-    gang, size, fault = read_gang(pod, sizes)
+    gang, size, fault = read_gang(pod, groups)
     job, wrong = _read_name(annotations, POD_JOB)
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
     fault = fault or wrong or wrong_size
@@ -165,7 +165,7 @@ def _read_affinities(pod: Pod) -> Affinities:
     return Affinities(sum(each is not None for each in (affinity, nodes, pod.spec.node_terms)))
 
 
-def read_gang(pod: Pod, sizes: PodGroupSizes | None = None) -> tuple[str, int, str]:
+def read_gang(pod: Pod, groups: PodGroups[Pod] | None = None) -> tuple[str, int, str]:
     """Read the name and size of a pod's gang, and what is wrong with them, in words.
 
     The size of a PodGroup of Kubernetes is not the pod's to say: it is 0 where no annotation says it, too.
@@ -173,7 +173,6 @@ def read_gang(pod: Pod, sizes: PodGroupSizes | None = None) -> tuple[str, int, s
     """
     meta = pod.metadata
     annotations, labels = meta.annotations or {}, meta.labels
-    group_size = None if sizes is None else sizes.get_size(meta)
     (noted, fault), text = _read_name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
     if pod.scheduling_group is not None:
         if text is None:
@@ -186,12 +185,15 @@ def read_gang(pod: Pod, sizes: PodGroupSizes | None = None) -> tuple[str, int, s
         return "", 1, alone if text is not None else ""
     where = f"annotation {POD_GANG_SIZE}"
     if text is None and not noted:  # A label of a PodGroup names it
-        if group_size is None:
+        key = find_coscheduling_key(meta)
+        group = groups.get_group(key) if groups is not None and key is not None else None
+        if group is None:
             how = f"allowed: a PodGroup {shown(gang)} with minMember, or annotation {POD_GANG_SIZE}"
-            why = f": PodGroups cannot be read ({sizes.fault})" if sizes is not None and sizes.fault else ""
+            fault = "" if groups is None else groups.fault
+            why = f": PodGroups cannot be read ({fault})" if fault else ""
             label = read_group_label(labels)[0]
             return gang, 0, f"label {label} names a gang whose size is not known{why}; {how}"
-        text, where = str(group_size), f"minMember of PodGroup {shown(gang)}"
+        text, where = str(group.spec.min_member), f"minMember of PodGroup {shown(gang)}"
     size = int(text) if text is not None and _SIZE.fullmatch(text) else 0
     if not 1 <= size <= MAX_GANG:
         seen = "missing" if text is None else shown(text)

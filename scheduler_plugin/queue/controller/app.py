@@ -15,12 +15,12 @@ from kubeapi.lease_follower import LeaseFollower
 from kubeapi.posting import make_post_client
 from kubeapi.process import run_until
 from kubeapi.serving import start_serving
+from scheduler_plugin.cache.pod_groups import COSCHEDULING, list_pod_group_paths
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.cache.watcher import Watcher, watch_pod_groups
+from scheduler_plugin.cache.watcher import PodGroupWatch, Watcher
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
 from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_leader_label
-from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH
 from scheduler_plugin.queue.controller.batch_client import open_committer_client
 from scheduler_plugin.queue.controller.batch_conditions import BatchConditions
 from scheduler_plugin.queue.controller.config_file import ConfigFile
@@ -32,7 +32,6 @@ from scheduler_plugin.queue.controller.watching import (
     BatchPodSink,
     JobSink,
     NamespaceSink,
-    PodGroupSink,
     QueueFeed,
     watch_batch_pods,
     watch_jobs,
@@ -98,7 +97,10 @@ async def run(
         )
         controller.explainer.reported.connect(conditions.record_reason)
         sink = NamespaceSink(queue, controller.record_change)
-        watcher.changed.connect(controller.record_change)
+        groups = PodGroupWatch(client, queue.coscheduling_groups, clock, list_pod_group_paths(COSCHEDULING))
+        groups.updated.connect(feed.apply_members)
+        for watch in (watcher, groups):
+            watch.changed.connect(controller.record_change)
 
         unready = (lambda: term.stale_view_reason) if label is not None else (lambda: term.pause_reason)
         app = make_app(
@@ -119,7 +121,7 @@ async def run(
             watcher,
             watch_namespaces(client, sink, clock),
             watch_jobs(client, JobSink(queue, controller.record_change), clock),
-            watch_pod_groups(client, PodGroupSink(feed, controller.record_change), clock, POD_GROUPS_PATH),
+            groups,
             watch_batch_pods(client, BatchPodSink(queue, controller.record_change), clock),
             conditions,
             term.run(controller.begin_term),

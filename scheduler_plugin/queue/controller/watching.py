@@ -7,11 +7,11 @@ import msgspec
 
 from allocator.names import BATCH_SCHEDULER
 from kubeapi.client import KubeClient
-from kubeapi.objects import Job, KubeObject, Namespace, Node, Pod, PodGroup
+from kubeapi.objects import Job, KubeObject, Namespace, Node, Pod
 from kubeapi.reflect import Kind, Reflector, Sink
+from scheduler_plugin.cache.pod_groups import GroupKey, find_coscheduling_key
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.jobs import read_job
-from scheduler_plugin.queue.cache.pod_groups import GroupedPods
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 BATCH_PODS: Final = f"spec.schedulerName={BATCH_SCHEDULER},spec.nodeName="
@@ -25,15 +25,14 @@ class QueueFeed:
         self._queue = queue
         self._clock = clock
         self._listed = False
-        self._grouped = GroupedPods(queue.group_sizes)
+        self._groups = queue.coscheduling_groups
         watcher.node_sink.applied.connect(self._set_node)
         watcher.node_sink.replaced.connect(self._replace_nodes)
         watcher.pod_sink.applied.connect(self._set_pod)
         watcher.pod_sink.replaced.connect(self._replace_pods)
         watcher.claim_sink.applied.connect(lambda _, claim: queue.claimed.update_claim(claim.metadata.uid))
         watcher.claim_sink.replaced.connect(lambda _: queue.claimed.update_all())
-        watcher.group_sink.applied.connect(lambda _, group: queue.gangs.update_group(group.key))
-        watcher.group_sink.replaced.connect(lambda _: queue.gangs.update_groups())
+        watcher.groups.updated.connect(queue.gangs.update_group)
 
     def _set_node(self, kind: Kind, node: Node) -> None:
         self._queue.set_node(node.metadata.name, None if kind == "DELETED" else node.traits)
@@ -47,38 +46,24 @@ class QueueFeed:
 
     def _set_pod(self, kind: Kind, pod: Pod) -> None:
         if kind == "DELETED":
-            self._grouped.remove_pod(pod.metadata.uid)
+            self._groups.remove_member(pod.metadata.uid)
             self._queue.delete_pod(pod.metadata.uid, self._clock())
         else:
             self._apply_pod(pod, live=kind == "ADDED")
 
     def _apply_pod(self, pod: Pod, *, live: bool) -> None:
-        self._grouped.put_pod(pod)
+        self._groups.put_member(find_coscheduling_key(pod.metadata), pod.metadata.uid, pod)
         self._queue.apply_pod(pod, self._clock(), live=live)
 
-    def put_group(self, group: PodGroup) -> None:
-        """Add or update a PodGroup; if its size has changed, its pods are processed again."""
-        self._apply_again(self._grouped.put_group(group))
-
-    def set_groups_fault(self, fault: str) -> None:
-        """Set why PodGroups cannot be read, empty if they can; pods that need one report it."""
-        self._apply_again(self._grouped.set_fault(fault))
-
-    def delete_group(self, key: tuple[str, str]) -> None:
-        self._grouped.delete_group(key)
-
-    def replace_groups(self, groups: Sequence[PodGroup]) -> None:
-        """Replace all PodGroups; those missing from the list were deleted."""
-        self._apply_again(self._grouped.replace_groups(groups))
-
-    def _apply_again(self, pods: Sequence[Pod]) -> None:
-        for pod in pods:
+    def apply_members(self, key: GroupKey) -> None:
+        """Process the pods of a PodGroup of the coscheduling plugin again, because that has changed."""
+        for pod in list(self._groups.get_members(key).values()):
             self._apply_pod(pod, live=False)
 
     def _replace_pods(self, pods: Sequence[Pod]) -> None:
         listed = {pod.metadata.uid for pod in pods}
-        for uid in self._grouped.uids - listed:
-            self._grouped.remove_pod(uid)
+        for uid in self._groups.member_uids - listed:
+            self._groups.remove_member(uid)
         for uid in [uid for uid in self._queue.known_uids if uid not in listed]:
             self._queue.delete_pod(uid, self._clock())
         known = set(self._queue.known_uids)
@@ -151,36 +136,6 @@ class JobSink(Sink[Job]):
             else self._job_stages.set_job(read_job(item))
         ):
             self._changed()
-
-
-class PodGroupSink(Sink[PodGroup]):
-    """Writes PodGroups into a feed.
-
-    Args:
-        changed: Called after each change.
-    """
-
-    def __init__(self, feed: QueueFeed, changed: Callable[[], None]) -> None:
-        self._feed = feed
-        self._changed = changed
-
-    def replace(self, items: Sequence[PodGroup], resource_version: str) -> None:
-        del resource_version
-        self._feed.replace_groups(items)
-        self._changed()
-
-    def event(self, kind: Kind, item: PodGroup, resource_version: str) -> None:
-        del resource_version
-        if kind == "DELETED":
-            self._feed.delete_group((item.metadata.namespace, item.metadata.name))
-        else:
-            self._feed.put_group(item)
-            self._changed()
-
-    def note_fault(self, fault: str) -> None:
-        """Set why PodGroups cannot be read; empty if they can, or if the cluster has no such API."""
-        self._feed.set_groups_fault(fault)
-        self._changed()
 
 
 def watch_jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) -> Reflector[Job]:

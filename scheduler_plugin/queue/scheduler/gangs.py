@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from allocator.errors import shown
 from allocator.names import POD_GANG_SIZE
 from scheduler_plugin.cache.pod_groups import GroupKey, PodGroups
+from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.queue.cache.pods import MAX_GANG
 from scheduler_plugin.queue.cache.queued_pods import Gang, GangState, Phase, QueuedPod, make_gang_uid
 from scheduler_plugin.queue.cache.queues import Queues
@@ -25,7 +26,9 @@ class Gangs:
         equivalence_backoff: Gangs that are held back after an equivalent one was refused.
     """
 
-    def __init__(self, pods: Mapping[str, QueuedPod], queues: Queues, pod_groups: PodGroups) -> None:
+    def __init__(
+        self, pods: Mapping[str, QueuedPod], queues: Queues, pod_groups: PodGroups[PodRecord]
+    ) -> None:
         self._queued_pods = pods
         self._queues = queues
         self._pod_groups = pod_groups
@@ -124,11 +127,6 @@ class Gangs:
         """Process the gang of a PodGroup again, because that or a pod of it has changed."""
         gang = self._known.get(make_gang_uid(*key))
         if gang is not None:
-            self._update_waiting(gang)
-
-    def update_groups(self) -> None:
-        """Process the gangs of all PodGroups again."""
-        for gang in [gang for gang in self._known.values() if gang.group is not None]:
             self._update_waiting(gang)
 
     @property

@@ -14,6 +14,7 @@ from kubeapi.backoff import KeyedBackoff
 from kubeapi.objects import Pod
 from kubeapi.selectors import NodeTraits
 from scheduler_plugin.cache.charges import AssumedPod, ChargeRules, NodeRecord
+from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.batch_pods import BatchPods
@@ -21,7 +22,6 @@ from scheduler_plugin.queue.cache.claimed_units import ClaimedUnits
 from scheduler_plugin.queue.cache.ended_pods import EndedPods
 from scheduler_plugin.queue.cache.job_stages import JobStages
 from scheduler_plugin.queue.cache.membership import QueueMembership
-from scheduler_plugin.queue.cache.pod_groups import PodGroupSizes
 from scheduler_plugin.queue.cache.pods import PodQueueInfo, read_queue_info
 from scheduler_plugin.queue.cache.queue_clock import QueueClock
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue, make_gang_uid
@@ -70,8 +70,8 @@ class Queue:
         job_stages: The stages of all jobs; whoever watches Jobs writes them here.
         refusals: Admissions that the API server has refused, by UID, and their pauses.
         ended_pods: Pods that have ended a moment ago.
-        group_sizes: PodGroups of the coscheduling plugin; whoever watches them writes them here, and applies
-            their pods again.
+        coscheduling_groups: PodGroups of the coscheduling plugin; whoever watches them writes them here, and
+            applies their pods again.
         batch: Which pods batch mode binds, and why not others.
         claimed: Units of claims; the watch of claims reports changes to it after the state has them.
         seen_bound: When a pod that was admitted was last seen bound, seconds.
@@ -83,11 +83,13 @@ class Queue:
         state: ClusterState,
         policies: ClusterPolicies,
         wall: float | None = None,
-        group_sizes: PodGroupSizes | None = None,
+        coscheduling_groups: PodGroups[Pod] | None = None,
     ) -> None:
         self.config = config
         self.state = state
-        self.group_sizes = PodGroupSizes() if group_sizes is None else group_sizes
+        if coscheduling_groups is None:
+            coscheduling_groups = PodGroups(keeps_deleted=True)
+        self.coscheduling_groups = coscheduling_groups
         self.queues = Queues(config)
         self.capacity = FreeCapacity(state, policies)
         self.slots = ClusterSlots(config.slots)
@@ -165,7 +167,7 @@ class Queue:
         queued_pod = self.queued_pods.get(uid)
         record, queue_info = (
             self.state.pods.get(uid) or read_pod(pod, self.state.resource),
-            read_queue_info(pod, self.group_sizes),
+            read_queue_info(pod, self.coscheduling_groups),
         )
         # No scheduler binds a placeholder, whatever its label says.
         is_placeholder = pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER and not record.node

@@ -105,7 +105,7 @@ class Process:
             Node: watcher.node_sink,
             Pod: watcher.pod_sink,
             ClaimObject: watcher.claim_sink,
-            PodGroup: watcher.group_sink,
+            PodGroup: watcher.groups,
         }
         QueueFeed(self.queue, watcher, loop.time)
         term = object()
@@ -135,7 +135,7 @@ class Process:
         self.watcher.node_sink.replace(list(world.node_items.values()), str(world.version))
         self.watcher.pod_sink.replace([pod.lite for pod in world.pods.values()], str(world.version))
         self.watcher.claim_sink.replace(list(world.claims.values()), str(world.version))
-        self.watcher.group_sink.replace(list(world.groups.values()), str(world.version))
+        self.watcher.groups.replace(list(world.groups.values()), str(world.version))
         self.specs.replace([_whole(pod.lite) for pod in world.pods.values() if pod.spec.batch], "")
         self.queue.set_namespaces({"default": world.namespace_labels})
         self.watch.skip()
