@@ -241,6 +241,15 @@ def test_a_group_looks_at_its_own_pods_only(world: FeedWorld, monkeypatch: pytes
     assert all(looked.count(name) <= 2 for name in names)
 
 
+def test_a_pod_that_changes_its_label_is_of_the_other_group(world: FeedWorld) -> None:
+    world.groups.replace([group("train", 1), group("other", 1)], "1")
+    uid = world.labelled("g0", {NEW: "train"})
+    world.labelled("g0", {NEW: "other"})
+    groups = world.queue.coscheduling_groups
+    assert not groups.get_members(("default", "train"))
+    assert [*groups.get_members(("default", "other"))] == [uid]
+
+
 def test_a_size_that_changes_counts(world: FeedWorld) -> None:
     world.groups.event("ADDED", group("train", 3), "1")
     for at in range(2):
