@@ -135,6 +135,7 @@ def fit(
     percent: bool = False,
     mixed_models: bool = False,
     containers: str = "",
+    gang: int = 0,
 ) -> FitAnswer:
     """Say how many pods of a size fit now and where, and the largest request that fits.
 
@@ -146,13 +147,15 @@ def fit(
         percent: `units` are percent of a card.
         mixed_models: Cards of one container may be of several models.
         containers: Where several containers go: `same-card`, `apart` or empty.
+        gang: Pods that have to fit at once; the answer says how many of them do not.
 
     Raises:
         InputError: something is wrong with the question, or no node has cards.
     """
     ask = _make_question(units, cards, model, percent=percent)
     others = tuple(_whole("units", each, MAX_UNITS) for each in more)
-    return fit_of(cluster, replace(ask, more=others, mixed_models=mixed_models, containers=containers))
+    ask = replace(ask, more=others, mixed_models=mixed_models, containers=containers)
+    return fit_of(cluster, replace(ask, gang=_whole("gang", gang, MAX_UNITS)) if gang else ask)
 
 
 def advise(

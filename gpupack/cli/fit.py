@@ -24,6 +24,7 @@ Pods of 8 GiB:                   gpupack fit 8
 Of 2 x 40 GiB on cards A100:     gpupack fit 80 --cards 2 --model '*A100*'
 Of half a card:                  gpupack fit 50 --percent
 Of three containers:             gpupack fit 40 40 80 --percent
+A gang of 4 pods of 40 GiB:      gpupack fit 40 --gang 4
 What if a node were gone:        gpupack fit 8 --without gpu-node-3
 What if two nodes were added:    gpupack fit 8 --add 8xh100-80x2
 
@@ -45,6 +46,12 @@ See docs/ask.md.
     help="Where several containers go, as the annotation gpupack.io/containers.",
 )
 @click.option("--percent", is_flag=True, help="UNITS are percent of a card.")
+@click.option(
+    "--gang",
+    type=click.IntRange(2),
+    metavar="PODS",
+    help="Say whether so many pods fit at once, as those of a gang must.",
+)
 @click.option(
     "--without",
     multiple=True,
@@ -87,6 +94,7 @@ def fit(output: str, **options: Any) -> None:
         tuple(more),
         options["mixed_models"],
         options["containers"] or "",
+        options["gang"] or 0,
     )
 
     async def work() -> str:
@@ -115,5 +123,6 @@ def _write_query(asked: "FitQuestion") -> dict[str, str | int]:
         "percent": int(asked.percent),
         "mixed-models": int(asked.mixed_models),
         "containers": asked.containers,
+        "gang": asked.gang,
     }
     return {name: value for name, value in query.items() if value}

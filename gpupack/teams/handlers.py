@@ -200,6 +200,7 @@ def read_fit_question(query: Mapping[str, str]) -> FitQuestion:
         tuple(more),
         _is_set(query, "mixed-models"),
         query.get("containers", ""),
+        _number("gang", query["gang"], MAX_UNITS) if query.get("gang") else 0,
     )
 
 

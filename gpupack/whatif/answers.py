@@ -192,6 +192,8 @@ class FitCount(JsonAnswer, frozen=True):
         nodes: Nodes of both counts.
         tolerating_pods: Further pods that fit if they tolerate the taints of their nodes.
         largest_tolerating_units: The largest request that fits if the pod tolerates every such taint.
+        missing_pods: Pods of the gang that was asked about that find no card beside the others.
+        pods_on_empty_nodes: If some do not: how many of them all empty nodes would take, at most.
     """
 
     pods: int
@@ -199,6 +201,8 @@ class FitCount(JsonAnswer, frozen=True):
     nodes: tuple[NodePods, ...]
     tolerating_pods: int = 0
     largest_tolerating_units: int = 0
+    missing_pods: int = 0
+    pods_on_empty_nodes: int = 0
 
 
 class FitAnswer(FitCount, frozen=True):
@@ -206,11 +210,13 @@ class FitAnswer(FitCount, frozen=True):
 
     Attributes:
         asked: What one of them asks for, in words.
+        gang: Pods that have to fit at once; 0 where nothing was asked about a gang.
         after: Numbers after the change that was asked about, None without one.
         notes: What else to know, a sentence each.
     """
 
     asked: str = ""
+    gang: int = 0
     after: FitCount | None = None
     notes: tuple[str, ...] = ()
     unit_mib: int = 1024

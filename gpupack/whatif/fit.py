@@ -23,6 +23,7 @@ from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
 from scheduler_plugin.scheduling.card_costs import CardCosts, get_array_costs
 from scheduler_plugin.scheduling.filtering import compute_free_on_one_model, filter_nodes
+from scheduler_plugin.scheduling.fit_counts import count_most_on_empty
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 from scheduler_plugin.scheduling.reasons import format_demands
 from scheduler_plugin.scheduling.request import (
@@ -48,6 +49,7 @@ class FitQuestion:
         more: Units of further containers, as `units`.
         mixed_models: Cards of one container may be of several models.
         containers: Where several containers go, as in the annotation gpupack.io/containers; empty: anywhere.
+        gang: Pods that have to fit at once; 0: no gang is asked about.
     """
 
     units: int
@@ -57,6 +59,7 @@ class FitQuestion:
     more: tuple[int, ...] = ()
     mixed_models: bool = False
     containers: str = ""
+    gang: int = 0
 
 
 def build_request(ask: FitQuestion, resource: str) -> PodRequest:
@@ -122,11 +125,12 @@ def answer_fit(
     if changed is None or not changed.has_words:
         require_cards(cluster)
     request = build_request(ask, cluster.state.resource)
-    now = count_fit(cluster, request)
+    now = count_fit(cluster, request, gang=ask.gang)
     return FitAnswer(
         **msgspec.structs.asdict(now),
         asked=format_demands(request.demands, cluster.unit_mib),
-        after=None if changed is None else count_fit(changed, request),
+        gang=ask.gang,
+        after=None if changed is None else count_fit(changed, request, gang=ask.gang),
         notes=(*notes, *explain_unmatched_model(cluster, request), *cluster.list_omissions()),
         unit_mib=cluster.unit_mib,
     )
@@ -163,11 +167,12 @@ def require_cards(cluster: Cluster) -> None:
 
 
 def count_fit(
-    cluster: Cluster, request: PodRequest, requirements: HostRequirements | None = None
+    cluster: Cluster, request: PodRequest, requirements: HostRequirements | None = None, *, gang: int = 0
 ) -> FitCount:
     """Count the pods that fit, one after the other on what the ones before left.
 
     Args:
+        gang: How many have to fit.
         requirements: Of the pods. Without them, nodes whose taints the pods may not tolerate count apart.
     """
     nodes, hosts = cluster.state.nodes, cluster.kube_checks
@@ -187,7 +192,14 @@ def count_fit(
     )
     untainted = rows[[not taints_of(nodes.names[row], plain) for row in rows.tolist()]]
     largest = find_largest_request(cluster, query, untainted)
+    missing = max(0, gang - sum(each.pods for each in found))
+    lasting = hosts.find_lasting_rejections(requirements) if missing else ()
+    ever = cluster.rows[[nodes.names[row] not in lasting for row in cluster.rows.tolist()]]
     return FitCount(
+        missing_pods=missing,
+        pods_on_empty_nodes=(
+            min(gang, int(count_most_on_empty(nodes, query, asked, ever).sum())) if missing else 0
+        ),
         pods=sum(each.pods for each in found if not each.tolerations),
         largest_units=largest,
         nodes=found,

@@ -141,6 +141,8 @@ def _count(count: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
     condition = (
         f", if {'it tolerates' if plain + tainted == 1 else 'they tolerate'} taints" if tainted else ""
     )
+    if answer.gang:
+        yield _judge_gang(count, answer, when)
     more = f", and {tainted} more" if plain and tainted else ""
     yield f"{pods} of {answer.asked} {'fits' if counted == 1 else 'fit'} {when}{more}{condition}."
     if " + " not in answer.asked:
@@ -157,6 +159,19 @@ def _count(count: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
     if len(shown) > _NODES_SHOWN:
         rest = sum(node.pods for node in shown[_NODES_SHOWN:])
         yield f"  and {rest} on {len(shown) - _NODES_SHOWN} more nodes"
+
+
+def _judge_gang(count: FitCount, answer: FitAnswer, when: str) -> str:
+    gang = f"a gang of {answer.gang} pods of {answer.asked}"
+    if not count.missing_pods:
+        condition = ", if its pods tolerate taints" if count.pods < answer.gang else ""
+        return f"There is room for {gang} {when}{condition}."
+    most, missing = count.pods_on_empty_nodes, count.missing_pods
+    ever = "all of it" if most == answer.gang else f"at most {most} of them, so it never starts"
+    return (
+        f"There is no room for {gang} {when}: {missing} of them find{'s' if missing == 1 else ''} none. "
+        f"Empty nodes take {ever}."
+    )
 
 
 def format_advice(answer: Advice, *, planned: bool = False, colour: bool = False) -> str:

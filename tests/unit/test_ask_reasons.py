@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 
 import gpupack
 from allocator.names import PACKED_LAYOUT, PERCENT_RESOURCE, resource_name
 from gpupack import InputError
+from gpupack.cli.fit import fit
 from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_start
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
@@ -356,3 +358,47 @@ def test_several_containers_that_fit_each_by_itself_are_said_not_to_fit_together
     (group,) = explain_pod(changed(world, p=ask), "default", "p").nodes
     assert group.reason == reason
     assert group.text.startswith(text)
+
+
+GANGS = World((Node("a", (8, 8)), Node("b", (8, 8), taints=("team:NoSchedule",))), (Pod("x", 4, "a", (0,)),))
+
+
+@pytest.mark.parametrize(
+    ("units", "gang", "said"),
+    [
+        (4, 3, "There is room for a gang of 3 pods of 4 GiB now."),
+        (8, 3, "There is room for a gang of 3 pods of 8 GiB now, if its pods tolerate taints."),
+        (
+            8,
+            4,
+            (
+                "There is no room for a gang of 4 pods of 8 GiB now: 1 of them finds none. "
+                "Empty nodes take all of it."
+            ),
+        ),
+        (
+            8,
+            6,
+            (
+                "There is no room for a gang of 6 pods of 8 GiB now: 3 of them find none. "
+                "Empty nodes take at most 4 of them, so it never starts."
+            ),
+        ),
+    ],
+)
+def test_a_gang_is_judged_as_one(units, gang, said):
+    answer = gpupack.fit(GANGS.cluster, units, gang=gang)
+    assert format_fit(answer).splitlines()[0] == said
+    assert answer.gang == gang
+
+
+def test_a_gang_is_judged_again_after_a_change(tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_text(GANGS.text)
+    asked = ["8", "--gang", "3", "-f", str(path)]
+    lines = CliRunner().invoke(fit, [*asked, "--without", "b"]).output.splitlines()
+    assert lines[0].startswith("There is room for a gang of 3 pods")
+    assert (
+        "There is no room for a gang of 3 pods of 8 GiB after the change: 2 of them find none. "
+        in "".join(lines)
+    )

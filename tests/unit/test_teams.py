@@ -159,6 +159,7 @@ def test_fit_counts_room_beside_others() -> None:
             FitQuestion(40, 2, "*A100*", True, (80,), True),
         ),
         ({"units": "8", "percent": "0", "containers": "apart"}, FitQuestion(8, containers="apart")),
+        ({"units": "8", "gang": "4"}, FitQuestion(8, gang=4)),
     ],
 )
 def test_a_question_is_read(query: dict, expected: FitQuestion) -> None:
@@ -174,6 +175,7 @@ def test_a_question_is_read(query: dict, expected: FitQuestion) -> None:
         {"units": "8,"},
         {"units": ",".join("1" * 17)},
         {"units": "8", "cards": "65"},
+        {"units": "8", "gang": "0"},
     ],
 )
 def test_what_is_no_question_is_refused(query: dict) -> None:
