@@ -166,7 +166,8 @@ class Daemon:
         gpus = tuple(self._source.cards())
         check_units(gpus, settings.unit_mib)
         cards = cards_in_units(gpus, settings.unit_mib)
-        ledger = Ledger(cards, policy=settings.card_policy)
+        limit = settings.compute_limit_percent
+        ledger = Ledger(cards, policy=settings.card_policy, compute_limit=limit)
         checkpoint_reader = CheckpointReader(settings.device_plugin_dir)
         prepared = make_prepared_claims(settings) if settings.serve == DRA else None
         account = self.account = LedgerService(

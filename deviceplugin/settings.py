@@ -11,6 +11,8 @@ from allocator.names import (
     PERCENT_RESOURCE,
     resource_name,
 )
+from allocator.packing import MAX_COMPUTE_LIMIT
+from allocator.request import WHOLE
 from deviceplugin import option_values as values
 from deviceplugin.errors import NodeSettingsError
 from deviceplugin.gpus.api.provider import GpuProvider
@@ -37,6 +39,12 @@ class Settings(HttpAddress):
         help="How pods get their cards here: dra serves ResourceClaims, on Kubernetes 1.36 or later.",
     )
     unit_mib: int = option(MIB_PER_GIB, help="MiB of one unit; names the resource.")
+    compute_limit_percent: int = option(
+        WHOLE,
+        least=1,
+        most=MAX_COMPUTE_LIMIT,
+        help="Percent of a card's compute that containers are given in all; beyond 100 their shares overlap.",
+    )
     kubeconfig: str | None = kubeconfig_option()
     device_plugin_dir: Path = option(
         Path("/var/lib/kubelet/device-plugins"),

@@ -17,6 +17,7 @@ class NodeAccounts:
 
     Attributes:
         policy: the cluster's card policy.
+        compute_limit: percent of its compute that each card gives away in all.
         cards: by UUID in word order, `used_units` 0.
         card_of: UUID of the card by device ID, of units and of percent.
         percent_ids: device IDs that stand for percent of a card.
@@ -29,6 +30,7 @@ class NodeAccounts:
     """
 
     policy: str
+    compute_limit: int = WHOLE
     cards: dict[str, Card] = field(default_factory=dict)
     card_of: dict[str, str] = field(default_factory=dict)
     percent_ids: frozenset[str] = frozenset()
@@ -52,7 +54,7 @@ class NodeAccounts:
         Raises:
             LedgerError: a UUID twice.
         """
-        by_uuid = {card.uuid: card for card in cards}
+        by_uuid = {card.uuid: replace(card, compute_limit=self.compute_limit) for card in cards}
         if len(by_uuid) != len(cards):
             raise LedgerError(f"cards {shown([card.uuid for card in cards])}; allowed: every UUID once")
         units = {device_id(card.uuid, slot): card.uuid for card in cards for slot in range(card.size_units)}
@@ -131,6 +133,10 @@ class NodeAccounts:
             return {uuid: units[uuid] for uuid in self.cards if units.get(uuid)}
         return self.units_of_containers(sets)
 
+    def cards_of(self, sets: Iterable[frozenset[str]]) -> frozenset[str]:
+        """Find the cards of this node of which there are IDs among these."""
+        return frozenset(text.partition(SEPARATOR)[0] for ids in sets for text in ids) & self.cards.keys()
+
     def eligible_cards(self, request: PodRequest, demand: Demand) -> Units:
         """Find the cards that could ever take a demand, with the units that it takes there."""
         fitting = [card for card in self.cards.values() if request.selector.admits(card)]
@@ -143,3 +149,7 @@ class NodeAccounts:
         if pod.assigned is None or costs is None or not costs.keys() <= self.cards.keys():
             return ()
         return tuple(sorted(uuid for uuid, _ in pod.assigned[demand.containers[0]]))
+
+    def assigned_compute(self, pod: Pod) -> Units:
+        """Return the percent of compute by card that the scheduler assigned to a pod; empty if it did not."""
+        return pod.request.charge_compute(self.assigned_cards(pod, demand) for demand in pod.request.demands)

@@ -1,4 +1,7 @@
-"""Charges: the units of each card that pods have or may have. Where little is known of a pod, the most."""
+"""Charges: what pods have or may have of each card, in units and in percent of its compute.
+
+Where little is known of a pod, the most.
+"""
 
 from allocator.ledger.accounts import NodeAccounts
 from allocator.ledger.pods import PodAccount, Units, add
@@ -51,6 +54,49 @@ def charge_cards(accounts: NodeAccounts) -> Units:
     for account in accounts.pods.values():
         add(total, charge_pod(accounts, account))
     return total
+
+
+def charge_pod_compute(accounts: NodeAccounts, account: PodAccount) -> Units:
+    """Return the percent of compute by card that one pod is charged with, as `charge_pod` does its units.
+
+    How much a pod asks for is not known before a list shows it: it is charged with all that its cards give.
+    """
+    if account.bound and not account.pod.request.asks_compute:
+        return {}
+    besides = _besides(accounts, account)
+    if not account.bound:
+        return dict.fromkeys(account.units | besides, accounts.compute_limit)
+    request = account.pod.request
+    sets = [account.id_sets(demand.containers) for demand in request.demands]
+    charge = request.charge_compute(map(accounts.cards_of, sets))
+    if besides and besides == account.pod.assigned_costs and not account.previously_published:
+        possible = accounts.assigned_compute(account.pod)
+    else:  # on which of these cards which container is, nobody says
+        possible = request.charge_compute([besides] * len(sets))
+    return {uuid: max(d.get(uuid, 0) for d in (charge, possible)) for uuid in charge | possible}
+
+
+def promised_compute(accounts: NodeAccounts) -> Units:
+    """Return the percent of compute by card that pods have, may have, or were assigned and wait for."""
+    total: Units = dict.fromkeys(accounts.cards, 0)
+    for account in accounts.pods.values():
+        add(total, charge_pod_compute(accounts, account))
+        if account.bound and not account.is_complete:
+            add(total, accounts.assigned_compute(account.pod))
+    return total
+
+
+def used_compute(accounts: NodeAccounts) -> tuple[int, ...]:
+    """Return the percent of compute used of each card as published: all while it is unavailable."""
+    total: Units = dict.fromkeys(accounts.cards, 0)
+    for account in accounts.pods.values():
+        add(total, charge_pod_compute(accounts, account))
+    return tuple(
+        accounts.compute_limit
+        if not card.healthy or card.cordoned
+        else min(accounts.compute_limit, total[uuid])
+        for uuid, card in accounts.cards.items()
+    )
 
 
 def charge_published_pods(accounts: NodeAccounts) -> dict[str, Units]:

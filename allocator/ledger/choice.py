@@ -197,16 +197,23 @@ class AllocationRequest:
         for pod in accounts.pods.values():
             if pod is not account and pod.bound and not pod.is_complete:
                 add(expected, pod.pod.assigned_costs or {})
-        for used in (accounts.unaccounted_use, {}):
+        compute = charges.promised_compute(accounts) if request.asks_compute else {}
+        # Nobody is refused for compute here: a card whose compute others have is better than none.
+        tries = [(accounts.unaccounted_use, True), (Units(), True), (Units(), False)]
+        for used, with_compute in tries if compute else tries[:2]:
             cards = [
-                card.with_free_units(max(0, room[uuid] - expected.get(uuid, 0) - used.get(uuid, 0)))
+                replace(
+                    card.with_free_units(max(0, room[uuid] - expected.get(uuid, 0) - used.get(uuid, 0))),
+                    compute_used=compute.get(uuid, 0),
+                )
                 for uuid, card in accounts.cards.items()
             ]
             if request.rules.apart:
                 # Another container of the pod has these.
                 cards = [card.with_free_units(0) if card.uuid in taken else card for card in cards]
             for demands in ((demand, *later), (demand,)) if later else ((demand,),):
-                chosen = self._chosen(cards, demands, request)
+                asked = demands if with_compute else [replace(each, compute=0) for each in demands]
+                chosen = self._chosen(cards, asked, request)
                 if chosen is not None:
                     return tuple(cards[position].uuid for position in chosen[0])
         return ()

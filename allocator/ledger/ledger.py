@@ -15,7 +15,8 @@ from allocator.ledger.accounts import NodeAccounts
 from allocator.ledger.choice import AllocationRequest
 from allocator.ledger.pods import CheckpointEntry, Pod, PodAccount, Units
 from allocator.names import DEFAULT_CARD_POLICY
-from allocator.request import PodRequest
+from allocator.packing import NodeWords
+from allocator.request import WHOLE, PodRequest
 
 UnavailableReason = Literal["unhealthy", "not_enforced", "cordoned", "client_limit", "detached"]
 """Why a card is unavailable: health, no memory limit, a cordon, MPS clients as fit, a released driver."""
@@ -28,10 +29,13 @@ class Ledger:
 
     Args:
         cards: every card in word order, `used_units` 0.
+        compute_limit: percent of its compute that each card gives away in all.
     """
 
-    def __init__(self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY) -> None:
-        self._accounts = NodeAccounts(policy)
+    def __init__(
+        self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY, compute_limit: int = WHOLE
+    ) -> None:
+        self._accounts = NodeAccounts(policy, compute_limit)
         self._out: dict[UnavailableReason, frozenset[str]] = dict.fromkeys(
             get_args(UnavailableReason), frozenset()
         )
@@ -342,6 +346,12 @@ class Ledger:
     def used(self) -> tuple[int, ...]:
         """Units of each card in word order as published."""
         return charges.used_units(self._accounts)
+
+    def make_words(self, unit_mib: int) -> NodeWords:
+        """Say what each card has and what of it is used, as published but for the revision, which is 0."""
+        sizes = [card.size_units for card in self.installed]
+        limit, compute = self._accounts.compute_limit, charges.used_compute(self._accounts)
+        return NodeWords.of(unit_mib, sizes, self.used(), 0, limit, compute)
 
     def allocated_units_by_pod(self) -> dict[str, Units]:
         shares: dict[str, Units] = {uuid: {} for uuid in self._accounts.cards}

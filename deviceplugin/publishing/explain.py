@@ -9,6 +9,7 @@ from allocator.ledger.accounts import NodeAccounts
 def explain_node(accounts: NodeAccounts) -> dict[str, Any]:
     """Collect the daemon's state for people, as JSON values."""
     charged_units = charges.charge_cards(accounts)
+    compute = dict(zip(accounts.cards, charges.used_compute(accounts), strict=True))
     return {
         "cards": [
             {
@@ -16,6 +17,7 @@ def explain_node(accounts: NodeAccounts) -> dict[str, Any]:
                 "size": card.size_units,
                 "used": units,
                 "charged": charged_units[uuid],
+                "compute": compute[uuid],
                 "unaccounted_use": accounts.unaccounted_use.get(uuid, 0),
                 "healthy": card.healthy,
                 "cordoned": card.cordoned,

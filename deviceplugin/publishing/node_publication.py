@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from allocator.names import NODE_CARDS, NODE_HOLDS, PACKED_PREFIX, PACKED_REVISION
-from allocator.packing import PAYLOAD_BITS, Layout, NodeWords, node_resources, width
+from allocator.packing import PAYLOAD_BITS, NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
 from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.option_values import PUBLISH_GAP_S
@@ -28,22 +28,17 @@ class NodePublication:
     """NodePublication is what the Node should say, or said.
 
     Attributes:
+        words: of revision 0, whatever revision the Node has.
         accounted_pods: units by the card's position, by UID, of the pods that the words contain.
         seen_version: resourceVersion that the words take into account.
         claims: prepared claims that the words contain, see `Holds`.
     """
 
-    unit_mib: int
-    sizes: tuple[int, ...]
-    used: tuple[int, ...]
+    words: NodeWords
     accounted_pods: Mapping[str, Mapping[int, int]]
     inventory: tuple[CardRecord, ...]
     seen_version: int
     claims: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(width(max(self.sizes, default=0)), len(self.sizes), self.unit_mib)
 
 
 def publish_reason(wanted: NodePublication, node: NodeObject, owed: int) -> str | None:
@@ -63,11 +58,15 @@ def publish_reason(wanted: NodePublication, node: NodeObject, owed: int) -> str 
     words, holds = node.read_words(), node.read_accounted_pods()
     if words is None or holds is None or words.revision > LAST_REVISION or holds.seen > wanted.seen_version:
         return "lost"
-    if words.layout != wanted.layout or words.sizes != wanted.sizes:
+    if _describe_cards(words) != _describe_cards(wanted.words):
         return "lost"
-    if _released(wanted, words.used, holds, owed):
+    if _released(wanted, words, holds, owed):
         return "released"
-    if words.used != wanted.used or _holds_differ(wanted, holds) or node.read_cards() != wanted.inventory:
+    if (
+        replace(words, revision=0) != wanted.words
+        or _holds_differ(wanted, holds)
+        or node.read_cards() != wanted.inventory
+    ):
         return "gained"
     return None
 
@@ -77,15 +76,21 @@ def changes_since(wanted: NodePublication, written: NodePublication, owed: int) 
 
     Other cards than before are as urgent as units that are free again.
     """
-    if (wanted.layout, wanted.sizes) != (written.layout, written.sizes):
+    if _describe_cards(wanted.words) != _describe_cards(written.words):
         return "released"
-    if _released(wanted, written.used, _holds(written), owed):
+    if _released(wanted, written.words, _holds(written), owed):
         return "released"
     return None if replace(written, seen_version=wanted.seen_version) == wanted else "gained"
 
 
-def _released(wanted: NodePublication, used: tuple[int, ...], holds: Holds, owed: int) -> bool:
-    less = any(now < before for now, before in zip(wanted.used, used, strict=True))
+def _describe_cards(words: NodeWords) -> tuple[object, ...]:
+    """Return what the words say of the cards themselves, whoever uses them."""
+    return words.layout, words.sizes, words.compute_limit
+
+
+def _released(wanted: NodePublication, words: NodeWords, holds: Holds, owed: int) -> bool:
+    now = (*wanted.words.used, *wanted.words.compute_used)
+    less = any(new < before for new, before in zip(now, (*words.used, *words.compute_used), strict=True))
     gone = holds.uids - wanted.accounted_pods.keys() or holds.claims.keys() - wanted.claims.keys()
     return less or holds.seen < owed or bool(gone)
 
@@ -104,7 +109,7 @@ def differences(wanted: NodePublication, node: NodeObject, owed: int) -> list[st
     """Name the resources and annotations for which `publish_reason` wants the Node patched."""
     words, holds = node.read_words(), node.read_accounted_pods()
     differing = []
-    if words is None or (words.layout, words.sizes, words.used) != (wanted.layout, wanted.sizes, wanted.used):
+    if words is None or replace(words, revision=0) != wanted.words:
         differing.append(f"{PACKED_PREFIX}*")
     elif words.revision > LAST_REVISION:
         differing.append(PACKED_REVISION)
@@ -140,9 +145,8 @@ def make_status_patch(wanted: NodePublication, node: NodeObject, revision: int) 
     Args:
         node: the Node as known; packed resources of it that are not ours any more are removed.
     """
-    words = NodeWords(layout=wanted.layout, sizes=wanted.sizes, used=wanted.used, revision=revision)
     resources: dict[str, int | None] = dict.fromkeys(sorted(node.list_packed_keys()))
-    resources.update(node_resources(words))
+    resources.update(node_resources(replace(wanted.words, revision=revision)))
     annotations = {
         NODE_HOLDS: dump_holds(_holds(wanted)),
         NODE_CARDS: _dump_cards(wanted.inventory),
@@ -181,7 +185,8 @@ def make_last_patch(node: NodeObject, revision: int) -> dict[str, Any] | None:
     words, cards = node.read_words(), node.read_cards()
     if words is None:
         return None
-    resources = node_resources(replace(words, used=words.sizes, revision=revision))
+    full = (words.compute_limit,) * len(words.compute_used)
+    resources = node_resources(replace(words, used=words.sizes, compute_used=full, revision=revision))
     inventory = [msgspec.structs.replace(card, healthy=False) for card in cards or ()]
     return {
         "metadata": {"annotations": {NODE_CARDS: dump_cards(inventory)} if inventory else {}},

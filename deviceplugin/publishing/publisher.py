@@ -205,7 +205,7 @@ class NodePublisher:
         log.info(
             "published",
             reason=reason,
-            used=list(wanted.used),
+            used=list(wanted.words.used),
             holds=len(wanted.accounted_pods),
             revision=revision,
         )
@@ -261,9 +261,7 @@ class NodePublisher:
     def _wanted(self) -> NodePublication:
         ledger = self._account.ledger
         return NodePublication(
-            unit_mib=self._unit_mib,
-            sizes=tuple(card.size_units for card in ledger.installed),
-            used=ledger.used(),
+            words=ledger.make_words(self._unit_mib),
             accounted_pods=ledger.published_holds(),
             inventory=tuple(self._inventory()),
             seen_version=self._pod_view.seen_version,

@@ -14,7 +14,7 @@ import pytest
 from allocator.ledger import charges
 from tests.property.kernel.history import AGAIN, ViolationError
 from tests.property.kernel.mutant import Kind
-from tests.property.undercount.histories import HISTORY, ODD, calm, dense, mixed, percent
+from tests.property.undercount.histories import HISTORY, ODD, calm, compute, dense, mixed, percent
 from tests.property.undercount.simulation import run
 
 STEPS = int(os.environ.get("GPUPACK_UNDERCOUNT_STEPS", "20000"))
@@ -42,7 +42,7 @@ def test_invariant_holds_in_every_interleaving(part: int) -> None:
 
 @pytest.mark.histories
 @pytest.mark.parametrize("part", range(4))
-@pytest.mark.parametrize("kind", [dense, mixed, percent])
+@pytest.mark.parametrize("kind", [dense, mixed, percent, compute])
 def test_invariant_holds_whatever_comes_more_often(kind: Kind, part: int) -> None:
     for seed in range(FIRST_SEED + part, FIRST_SEED + OTHERS, 4):
         kind(seed)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from allocator.names import NODE_HOLDS
+from allocator.packing import NodeWords
 from allocator.records import CardRecord
 from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.publishing.node_publication import (
@@ -30,8 +31,11 @@ def inventory(*, healthy: bool = True) -> tuple[CardRecord, ...]:
 U1 = {"u1": {0: 3}}
 
 
-def wanted(used=(3, 0), holds=U1, sizes=(8, 8), seen=7, cards=None) -> NodePublication:
-    return NodePublication(1024, sizes, used, holds, cards or inventory(), seen)
+def wanted(
+    used=(3, 0), holds=U1, sizes=(8, 8), seen=7, cards=None, limit=100, compute=(30, 0)
+) -> NodePublication:
+    words = NodeWords.of(1024, sizes, used, 0, limit, compute[: len(sizes)])
+    return NodePublication(words, holds, cards or inventory(), seen)
 
 
 def node_saying(said: NodePublication, revision: int = 5, **extra: int) -> NodeObject:
@@ -61,6 +65,10 @@ def test_a_node_that_says_it_all_needs_nothing():
         pytest.param(wanted(cards=inventory(healthy=False)), 0, "gained", id="other inventory"),
         pytest.param(wanted(used=(2, 0)), 0, "released", id="less used"),
         pytest.param(wanted(used=(2, 8)), 0, "released", id="less and more used"),
+        pytest.param(wanted(compute=(30, 5)), 0, "gained", id="more compute used"),
+        pytest.param(wanted(compute=(0, 40)), 0, "released", id="less and more compute used"),
+        pytest.param(wanted(limit=200), 0, "lost", id="other limit of compute"),
+        pytest.param(wanted(limit=0, compute=()), 0, "lost", id="other version"),
         pytest.param(wanted(holds={}), 0, "released", id="a pod less"),
         pytest.param(wanted(), 8, "released", id="seen is owed"),
         pytest.param(wanted(sizes=(8, 4), used=(3, 0)), 0, "lost", id="other sizes"),
@@ -106,6 +114,9 @@ def test_holds_of_the_release_before_lack_the_units_and_are_written_anew():
         pytest.param(wanted(used=(4, 0)), 0, "gained", id="more used"),
         pytest.param(wanted(cards=inventory(healthy=False)), 0, "gained", id="other inventory"),
         pytest.param(wanted(used=(2, 0)), 0, "released", id="less used"),
+        pytest.param(wanted(compute=(30, 5)), 0, "gained", id="more compute used"),
+        pytest.param(wanted(compute=(0, 0)), 0, "released", id="less compute used"),
+        pytest.param(wanted(limit=200), 0, "released", id="other limit of compute"),
         pytest.param(wanted(holds={"u2": {0: 3}}), 0, "released", id="another pod"),
         pytest.param(wanted(holds={"u1": {1: 3}}), 0, "gained", id="units on another card"),
         pytest.param(wanted(seen=8), 8, "released", id="seen is owed"),
@@ -148,9 +159,11 @@ def test_the_patch_says_everything_at_once():
     body = make_status_patch(wanted(), NodeObject(metadata=metadata()), 6)
     assert body["status"]["capacity"] == body["status"]["allocatable"]
     assert body["status"]["capacity"] == {
-        "gpupack.io/packed-layout": 1 | 4 << 4 | 2 << 10 | 1024 << 20,
+        "gpupack.io/packed-layout": 2 | 4 << 4 | 2 << 10 | 1024 << 20,
         "gpupack.io/packed-size-0": 8 | 8 << 4,
         "gpupack.io/packed-used-0": 3,
+        "gpupack.io/packed-compute-limit": 100,
+        "gpupack.io/packed-compute-used-0": 30,
         "gpupack.io/packed-revision": 6,
     }
     assert json.loads(body["metadata"]["annotations"]["gpupack.io/holds"]) == {
@@ -208,11 +221,12 @@ def test_a_farewell_offers_nothing_and_leaves_holds_alone():
     words = after.read_words()
     assert words is not None
     assert (words.used, words.sizes, words.revision) == ((8, 8), (8, 8), 9)
+    assert words.compute_used == (100, 100)
     assert after.read_accounted_pods() == node.read_accounted_pods()
     assert [card.healthy for card in after.read_cards() or ()] == [False, False]
     # The next start has something to restore, at once.
     assert publish_reason(wanted(used=(3, 0), holds=U1), after, 0) == "released"
-    assert publish_reason(wanted(used=(8, 8), holds=U1), after, 0) == "gained"
+    assert publish_reason(wanted(used=(8, 8), holds=U1, compute=(100, 100)), after, 0) == "gained"
 
 
 def test_a_node_without_words_needs_no_farewell():

@@ -216,9 +216,7 @@ class ModelDaemon:
         if not self.listed or not self.ledger.is_complete:
             return
         wanted = NodePublication(
-            unit_mib=UNIT_MIB,
-            sizes=tuple(card.size_units for card in self.ledger.installed),
-            used=self.ledger.used(),
+            words=self.ledger.make_words(UNIT_MIB),
             accounted_pods=self.ledger.published_holds(),
             inventory=tuple(
                 CardRecord(card.uuid, card.index, card.model, card.size_units * UNIT_MIB, None, healthy=True)

@@ -300,14 +300,13 @@ class ModelDaemon(Plugin):
         self.own.replace([self._node()], "")
         node = self.own.node
         assert node is not None
-        used, holds = self.ledger.used(), self.ledger.published_holds()
-        sizes = tuple(card.size_units for card in self.ledger.installed)
-        wanted = NodePublication(UNIT_MIB, sizes, used, holds, self.inventory, self.pods.seen_version)
+        words, holds = self.ledger.make_words(UNIT_MIB), self.ledger.published_holds()
+        wanted = NodePublication(words, holds, self.inventory, self.pods.seen_version)
         if publish_reason(wanted, node, self.pods.owed_version) is None:
             return False
         self.revision = next_revision(self.revision, node, 0)
         self._send(make_status_patch(wanted, node, self.revision))
-        self.published, self.said = (used, frozenset(holds)), self.cards
+        self.published, self.said = (words.used, frozenset(holds)), self.cards
         return True
 
     def _node(self) -> NodeObject:

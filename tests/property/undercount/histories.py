@@ -30,6 +30,11 @@ def percent(seed: int) -> None:
     run(seed, HISTORY, density=1.0 + seed % 2, percent=0.5)
 
 
+def compute(seed: int) -> None:
+    """Half of the pods ask for compute too."""
+    run(seed, HISTORY, density=1.0 + seed % 2, percent=0.25 * (seed % 3), compute=0.5)
+
+
 def mixed(seed: int) -> None:
     """Some events, chosen by the seed, come up to ten times less or eight times more often."""
     _mixed(seed, {})

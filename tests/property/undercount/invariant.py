@@ -78,6 +78,14 @@ class Invariant(Scene):
                     f"with {running[card.uuid]}, {node.daemon.explain()}"
                 )
 
+        asked = node.kubelet.compute((node.ever_held & node.kubelet.running) - node.kubelet.late)
+        for card, used in zip(node.daemon.said, words.compute_used if words else (), strict=False):
+            if words is not None and used < min(words.compute_limit, asked.get(card.uuid, 0)):
+                self._fail(
+                    f"{node.name}: words show {used} percent of the compute of {card.uuid}, containers they "
+                    f"once held run with {asked[card.uuid]}, {node.daemon.explain()}"
+                )
+
         facts = node.daemon.ledger.accounts
         for one in facts.pods.values():
             served = one.admitted or one.known_ids or one.pending_ids

@@ -362,6 +362,22 @@ class ModelKubelet:
                     units[uuid] = units.get(uuid, 0) + count
         return units
 
+    def compute(self, uids: Collection[str]) -> dict[str, int]:
+        """Percent of compute by card that the containers of these pods ask for, where they have devices."""
+        compute: dict[str, int] = {}
+        for uid in uids:
+            pod = self.world.created[uid]
+            sets = self.truth.get(uid, set()) if pod.compute else set()
+            for uuid, asking in Counter(card for ids in sets for card in set(map(card_of, ids))).items():
+                request = pod.request
+                each = (
+                    request.demands[0].compute
+                    if request.shared
+                    else pod.compute * min(asking, len(pod.containers))
+                )
+                compute[uuid] = compute.get(uuid, 0) + each
+        return compute
+
     def cards(self, uid: str, containers: Collection[str]) -> tuple[str, ...]:
         """UUIDs of the cards that its memory has for containers of a pod, sorted."""
         mine = self.devices.get(uid, {})

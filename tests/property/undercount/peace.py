@@ -109,6 +109,11 @@ class Peace(Invariant):
             ledger = node.daemon.ledger
             charged = charges.charge_cards(ledger.accounts)
             words = self.world.words(node.name)
+            asked = node.kubelet.compute(node.kubelet.admitted)
+            compute = {
+                "kubelet": tuple(min(100, asked.get(card.uuid, 0)) for card in node.daemon.cards),
+                "words": words.compute_used if words else None,
+            }
             arrays, row = self.extender.state.nodes, self.extender.state.nodes.rows[node.name]
             assumed = arrays.used[row] + arrays.assumed[row]
             views = {
@@ -130,8 +135,9 @@ class Peace(Invariant):
                 full = views["ledger"]
                 if all(units <= more for units, more in zip(truth.values(), full, strict=True)):
                     views["kubelet"] = full
-            if any(len(set(each.values())) != 1 for each in (views, shown)):
-                self._fail(f"{node.name}: views differ {views} {shown}\n{node.daemon.explain()}")
+                compute = {}
+            if any(len(set(each.values())) > 1 for each in (views, shown, compute)):
+                self._fail(f"{node.name}: views differ {views} {shown} {compute}\n{node.daemon.explain()}")
             if node.daemon.holds.keys() != node.kubelet.admitted:
                 self._fail(f"{node.name}: holds {node.daemon.holds}, admitted {node.kubelet.admitted}")
 

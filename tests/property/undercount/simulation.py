@@ -56,6 +56,7 @@ class Simulation(Trouble):
         more: how much more often things of these names happen, besides.
         percent: how many of the pods ask for percent of cards.
         large: cards are larger, and pods ask for as many units of them as percent.
+        compute: how many of the pods ask for compute.
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class Simulation(Trouble):
         more: Mapping[str, float] = MappingProxyType({}),
         percent: float = 0.0,
         large: bool = False,
+        compute: float = 0.0,
     ) -> None:
         super().__init__(seed, calm=density == 0, large=large)
-        self.percent = percent
+        self.percent, self.compute = percent, compute
         self.names = itertools.count()
         self.shapes = self.random.sample(SHAPES, self.random.choice((1, 2, 3, len(SHAPES))))
         self.picky = self.random.choice((0.0, 0.15))
@@ -166,8 +168,10 @@ class Simulation(Trouble):
         if self.random.random() < 0.2 and self.world.pods:
             other = dict(self.random.choice(list(self.world.pods.values())).annotations)
             notes |= {key: other[key] for key in (POD_ALLOCATION,) if key in other}
+        asks = self.compute > 0 and self.random.random() < self.compute
+        compute = self.random.choice((10, 25, 30, 50)) if asks else 0
         number = next(self.names)
-        self._say(f"create {name} u{number} {shape} {notes}")
+        self._say(f"create {name} u{number} {shape} {notes}" + (f" compute {compute}" if compute else ""))
         self.world.create(
             ModelPod(
                 uid=f"u{number}",
@@ -177,6 +181,7 @@ class Simulation(Trouble):
                 annotations=tuple(notes.items()),
                 created=f"{number:08}",
                 percent=percent,
+                compute=compute,
             )
         )
 
@@ -299,6 +304,7 @@ def run(
     more: Mapping[str, float] = MappingProxyType({}),
     percent: float = 0.0,
     large: bool = False,
+    compute: float = 0.0,
 ) -> int:
     """Run one history; returns the steps done.
 
@@ -309,9 +315,10 @@ def run(
         more: likewise.
         percent: likewise.
         large: likewise.
+        compute: likewise.
 
     Raises:
         ViolationError: the invariant broke.
     """
-    Simulation(seed, density, more, percent, large).play(steps)
+    Simulation(seed, density, more, percent, large, compute).play(steps)
     return steps

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import msgspec
 
-from allocator.names import NODE_CORDON, PERCENT_RESOURCE, POD_ASSIGNED, resource_name
+from allocator.names import COMPUTE_RESOURCE, NODE_CORDON, PERCENT_RESOURCE, POD_ASSIGNED, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
 from deviceplugin.allocation.objects import (
@@ -32,7 +32,8 @@ RESOURCE = resource_name(UNIT_MIB)
 class ModelPod:
     """One version of a pod; `containers` are (name, units, kind) with kind init, sidecar or main.
 
-    With `percent` they ask for percent of a card in place of units.
+    With `percent` they ask for percent of a card in place of units. Each asks for `compute` percent of the
+    compute of each of its cards.
     """
 
     uid: str
@@ -46,10 +47,15 @@ class ModelPod:
     created: str = ""
     ours: bool = False
     percent: bool = False
+    compute: int = 0
 
     @property
     def resource(self) -> str:
         return PERCENT_RESOURCE if self.percent else RESOURCE
+
+    def limits(self, units: int) -> dict[str, str | int]:
+        limits: dict[str, str | int] = {self.resource: str(units)}
+        return limits | ({COMPUTE_RESOURCE: str(self.compute)} if self.compute else {})
 
     @property
     def ended(self) -> bool:
@@ -60,7 +66,7 @@ class ModelPod:
         """What the extender decodes."""
 
         def container(name: str, units: int, kind: str) -> Container:
-            amount: dict[str, str | int] = {self.resource: str(units)}
+            amount = self.limits(units)
             return Container(
                 name=name,
                 restart_policy="Always" if kind == "sidecar" else None,
@@ -89,7 +95,7 @@ class ModelPod:
             return {
                 "name": name,
                 "restartPolicy": "Always" if kind == "sidecar" else None,
-                "resources": {"limits": {self.resource: str(units)}},
+                "resources": {"limits": self.limits(units)},
             }
 
         request = parse_pod(
@@ -109,7 +115,7 @@ class ModelPod:
             return Container(
                 name=name,
                 restart_policy="Always" if kind == "sidecar" else None,
-                resources=ResourceRequirements(limits={self.resource: str(units)}),
+                resources=ResourceRequirements(limits=self.limits(units)),
             )
 
         return PodObject(
@@ -135,13 +141,14 @@ class ModelPod:
 
 @dataclass
 class World:
-    """What is true in etcd, and how it came about."""
+    """What is true in etcd, and how it came about; `created` are all pods there ever were, by UID."""
 
     now: float = 0.0
     version: int = 0
     deleted_at: dict[str, float] = field(default_factory=dict)
     gone: str = ""
     pods: dict[str, ModelPod] = field(default_factory=dict)
+    created: dict[str, ModelPod] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     pod_events: list[Event[ModelPod]] = field(default_factory=list)
     node_events: list[Event[Node]] = field(default_factory=list)
@@ -149,6 +156,7 @@ class World:
 
     def create(self, pod: ModelPod) -> None:
         self.version += 1
+        self.created[pod.uid] = pod
         self._store("ADDED", replace(pod, version=self.version))
 
     def change(self, name: str, uid: str, **changes: object) -> bool:
