@@ -58,8 +58,11 @@ def test_both_ways_to_join_the_extender_agree() -> None:
     service = objects("overlays/join-existing-scheduler")["Service", "gpupack-extender"]["metadata"]
     host = f"{service['name']}.{service['namespace']}.svc"
     assert (theirs["urlPrefix"], theirs["tlsConfig"]["serverName"]) == (f"https://{host}", host)
-    resources = (names.resource_name(1024), names.PERCENT_RESOURCE)
-    assert ours["managedResources"] == [{"name": name, "ignoredByScheduler": False} for name in resources]
+    sums = (names.resource_name(1024), names.PERCENT_RESOURCE)
+    assert ours["managedResources"] == [
+        *({"name": name, "ignoredByScheduler": False} for name in sums),
+        {"name": names.COMPUTE_RESOURCE, "ignoredByScheduler": True},
+    ]
     assert (ours["filterVerb"], ours["prioritizeVerb"], ours["bindVerb"]) == ("filter", "prioritize", "bind")
 
 

@@ -326,5 +326,7 @@ def extender_entry(url: str) -> dict[str, Any]:
         "httpTimeout": "10s",
         "nodeCacheCapable": True,
         "ignorable": False,
-        "managedResources": [{"name": name, "ignoredByScheduler": False} for name in (RESOURCE, PERCENT)],
+        "managedResources": [
+            {"name": name, "ignoredByScheduler": name == COMPUTE} for name in (RESOURCE, PERCENT, COMPUTE)
+        ],
     }
