@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from allocator.errors import RequestError, shown
@@ -100,12 +99,16 @@ class _PodExplainer:
         self._pod = pod
         self._events = events
         self._queued = queued
+        condition = pod.status.scheduled
+        refused = condition is not None and condition.status == "False"
+        self._scheduler_message = condition.message or condition.reason if condition and refused else ""
         self._problem = ""
         self._request: PodRequest | None = None
         try:
             self._request = cluster.read_request(pod)
         except RequestError as error:
             self._problem = str(error)
+        self._gates, self._is_batch = list_gates(pod), is_of_batch_mode(pod)
 
     def _make_answer(self, state: State, text: str, **more: object) -> PodExplanation:
         meta = self._pod.metadata
@@ -127,13 +130,6 @@ class _PodExplainer:
         if self._request is None:
             return ""
         return format_demands(self._request.demands, self._cluster.unit_mib)
-
-    @property
-    def _scheduler_message(self) -> str:
-        condition = self._pod.status.scheduled
-        if condition is None or condition.status != "False":
-            return ""
-        return condition.message or condition.reason
 
     @property
     def has_cards_by_claims(self) -> bool:
@@ -188,34 +184,52 @@ class _PodExplainer:
         return self._make_answer("running", text, cards=cards, notes=notes)
 
     def explain_waiting(self, *, ways: bool, moves: bool) -> PodExplanation:
-        """A pod that has no node."""
+        """Explain a pod that has no node."""
+        # 1. Whether there is anything to look at.
         self._problem = self._problem or find_policy_refusal(self._pod, self._scheduler_message)
         if self._request is None or self._problem:
             return self._refused()
+        unknowns = describe_unknowns(self._pod)
         if not self._cluster.has_words:
             return self._make_answer("pending", _no_words(self._cluster))
+        # 2. What it asks for, and the pods that start with it.
         requirements = HostRequirements.from_pod(self._pod)
+        unseen = self._cluster.kube_checks.list_unchecked_rules(requirements)
         query = make_query(self._cluster, self._request, requirements)
-        found = collect_node_results(self._cluster, query, requirements)
         gang = find_gang(self._cluster, self._pod)
+        held = explain_held_group(self._cluster, self._pod)
+        unknown_gang = explain_unknown_gang(self._cluster, self._pod)
+        if self._cluster.pod_groups.has_topology(self._pod.scheduling_group):
+            unseen = [*unseen, "topology constraints of its PodGroup"]
         what_if = WhatIf(self._cluster, query, requirements)
         if gang is not None:
             what_if = replace(what_if, pods=gang.pods, others=gang.others)
-        held = explain_held_group(self._cluster, self._pod)
+        # 3. What the nodes say.
+        found = collect_node_results(self._cluster, query, requirements)
         together = held or ("" if gang is None else _gang_waits(what_if, gang))
         if together:
             found = replace(found, fits=())
+        # 4. What would let it start.
         outs: list[WayOut] = []
         unsought = ""
         if ways and not found.fits and not held and not (gang and gang.refused):
             outs = list(find_ways_out(what_if, found, PodCardUsage(self._cluster), moves=moves))
             unsought = explain_skipped_search(what_if) if moves else ""
-        gates = list_gates(self._pod)
-        notes = self._notes(found, gates) + ((unsought,) if unsought else ())
-        is_batch = is_of_batch_mode(self._pod)
-        if gates or is_batch:
+        # 5. The answer, by who has to act next.
+        not_looked_at = f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}"
+        notes = (
+            *self._note_other_scheduler(),
+            *unknowns,
+            *((unknown_gang,) if unknown_gang else ()),
+            *((not_looked_at,) if unseen else ()),
+            *self._note_other_pods(),
+            *_note_corrupt_words(found),
+            *((CLAIMS_NOT_READ,) if self._cluster.lacks_claims else ()),
+            *((unsought,) if unsought else ()),
+        )
+        if self._gates or self._is_batch:
             outs = [*self._explain_queue(), *outs]
-            explain = self._explain_batch if is_batch else partial(self._explain_gates, gates)
+            explain = self._explain_batch if self._is_batch else self._explain_gates
             text = explain(found, together)
             return self._make_answer(
                 "gated", text, nodes=found.groups, ways_out=tuple(outs), fits=found.fits, notes=notes
@@ -240,11 +254,11 @@ class _PodExplainer:
             text += f"; {_takes(found.fits)} take it then"
         return f"{text}; {together}" if together else text
 
-    def _explain_gates(self, gates: Sequence[str], found: NodeResults, together: str) -> str:
+    def _explain_gates(self, found: NodeResults, together: str) -> str:
         """Say what a pod waits for that kube-scheduler has not begun with."""
-        held = f"is held by scheduling gate {' and '.join(gates)}"
+        held = f"is held by scheduling gate {' and '.join(self._gates)}"
         text = f"{held}: kube-scheduler does not try it until that is gone"
-        if gates == [POD_REQUEUED]:
+        if self._gates == [POD_REQUEUED]:
             text = "waits in its queue again: kube-scheduler found no node for it when it was admitted"
         said = self._find_queue_entry()
         if said is not None:
@@ -306,22 +320,15 @@ class _PodExplainer:
         text = f"waits for its turn in {where}: `gpupack queue status` says its position"
         return [WayOut("queue", text, queue=queue)]
 
-    def _notes(self, found: NodeResults, gates: Sequence[str]) -> tuple[str, ...]:
+    def _note_other_scheduler(self) -> list[str]:
+        if not self._is_of_other_scheduler or self._gates:
+            return []
+        joined = f"where the extender has joined {self._pod.spec.scheduler_name} it is asked all the same"
+        return [f"{joined} (docs/install/joining.md); here no pod of that scheduler has cards from it"]
+
+    def _note_other_pods(self) -> list[str]:
+        """List the pods that cards are kept for, and those that stand for this one."""
         notes = []
-        if self._is_of_other_scheduler and not gates:
-            notes.append(
-                f"where the extender has joined {self._pod.spec.scheduler_name} it is asked all the same "
-                "(docs/install/joining.md); here no pod of that scheduler has cards from it"
-            )
-        notes += describe_unknowns(self._pod)
-        unknown = explain_unknown_gang(self._cluster, self._pod)
-        if unknown:
-            notes.append(unknown)
-        unseen = self._cluster.kube_checks.list_unchecked_rules(HostRequirements.from_pod(self._pod))
-        if self._cluster.pod_groups.has_topology(self._pod.scheduling_group):
-            unseen = [*unseen, "topology constraints of its PodGroup"]
-        if unseen:
-            notes.append(f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}")
         reserved = [
             f"{pod.full_name} on {pod.status.nominated_node_name}"
             for pod in self._cluster.list_waiting_pods()
@@ -332,17 +339,17 @@ class _PodExplainer:
         if self._pod.status.nominated_node_name:
             node = self._pod.status.nominated_node_name
             notes.append(f"node {node} is kept for it while pods of lower priority leave")
-        notes += [
+        return notes + [
             f"pod {pod.full_name} stands for it, and asks a cluster autoscaler for a node"
             for pod in self._cluster.pods.values()
             if is_placeholder(pod)
             and self._pod.full_name in (pod.metadata.get_annotation(PLACEHOLDER_FOR) or "").split(",")
         ]
-        broken = [group for group in found.groups if group.reason == "CorruptWords"]
-        notes += [f"words that cannot be read are on {', '.join(group.examples)}" for group in broken]
-        if self._cluster.lacks_claims:
-            notes.append(CLAIMS_NOT_READ)
-        return tuple(notes)
+
+
+def _note_corrupt_words(found: NodeResults) -> list[str]:
+    broken = [group for group in found.groups if group.reason == "CorruptWords"]
+    return [f"words that cannot be read are on {', '.join(group.examples)}" for group in broken]
 
 
 def _nothing_asked(pod: Pod, resource: str) -> str:

@@ -37,6 +37,7 @@ from scheduler_plugin.scheduling.reasons import (
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 _FILTER_REASONS: Final = {reason.json_name: reason for reason in FilterReason}
+_BY_CODE: Final = {int(reason): Rejection(name) for name, reason in _FILTER_REASONS.items()}
 _WITH_CARDS: Final = [name for name, reason in _FILTER_REASONS.items() if reason < FilterReason.NOT_ADMITTED]
 """Reasons of nodes that have cards which the pod may use."""
 
@@ -89,20 +90,16 @@ def collect_node_results(
     out = rows[~filter_nodes(nodes, query, rows)]
     codes = explain_rejections(nodes, query, out)
     sums = cluster.kube_checks.find_nodes_short_of_sum(query.request)
-    by_code = {int(reason): Rejection(reason.json_name) for reason in FilterReason}
-    rejections_by_node = {nodes.names[row]: by_code[code] for row, code in _pairs(out, codes)}
+    refused = zip(out.tolist(), codes.tolist(), strict=True)
+    rejections_by_node = {nodes.names[row]: _BY_CODE[code] for row, code in refused}
     # A node without GPU memory is that first of all, whatever taints it has.
     for name, rejection in rejections.items():
-        if rejections_by_node.get(name) != Rejection(FilterReason.NO_WORDS.json_name):
+        if rejections_by_node.get(name) != _BY_CODE[FilterReason.NO_WORDS]:
             rejections_by_node[name] = rejection
     for name in sums:
         rejections_by_node.setdefault(name, Rejection(SUM))
     fits = tuple(nodes.names[row] for row in rows.tolist() if nodes.names[row] not in rejections_by_node)
     return NodeResults(fits, rejections_by_node, _groups(cluster, query, requirements, rejections_by_node))
-
-
-def _pairs(rows: RowArray, codes: np.ndarray[tuple[int], np.dtype[np.int8]]) -> zip:  # type: ignore[type-arg]
-    return zip(rows.tolist(), codes.tolist(), strict=True)
 
 
 def _groups(

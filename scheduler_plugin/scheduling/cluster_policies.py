@@ -185,14 +185,12 @@ class ClusterPolicies:
         names = request.node_policy or self.node_policy, ask.card_policy
         if names not in self._checked:
             self._checked.add(names)
-            self._warn_slow(explain_slow_policy(self.get_policy(request), ask.card_policy))
+            line = explain_slow_policy(self.get_policy(request), ask.card_policy)
+            if line and line not in self.warnings:
+                self.warnings.append(line)
+                self.slow_policy_found(line)
         admits = self._selectors.get_mask(nodes, request.selector)
         return SchedulingRequest(request, ask if admits is None else replace(ask, admits=admits))
-
-    def _warn_slow(self, line: str) -> None:
-        if line and line not in self.warnings:
-            self.warnings.append(line)
-            self.slow_policy_found(line)
 
     def make_policy_request(self, request: PodRequest, amounts: Amounts, pod: str = "") -> PolicyRequest:
         """Make the request as policies see it: with the selector, without the mask of admitted cards."""
