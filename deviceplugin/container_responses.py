@@ -79,18 +79,19 @@ class ContainerResponses:
             await asyncio.sleep(NAMES_LOOK_S)
             await self.prepare()
 
-    def make_grant(self, mib: Mapping[str, int]) -> ContainerGrant:
+    def make_grant(self, mib: Mapping[str, int], compute: int = 0) -> ContainerGrant:
         """Describe a container's cards to it. Where parts have the same variable, the later part's counts.
 
         Args:
             mib: MiB that it has of each card, by UUID.
+            compute: percent that it asks for of each card's compute; 0 if for none.
         """
         grant = ContainerGrant(self._limit_capability.container_envs(mib))
         grant += self._strategies.describe_cards(list(mib))
         if self._settings.driver_dir is not None and (folder := self._source.vendor.driver_folder):
             grant += ContainerGrant(mounts=(Mount(folder, str(self._settings.driver_dir), read_only=True),))
         if self._mps_clients is not None:
-            grant += self._mps_clients.make_grant(mib)
+            grant += self._mps_clients.make_grant(mib, compute)
         if self._settings.advise_frameworks:
             grant += self._advise_frameworks(mib)
         return grant

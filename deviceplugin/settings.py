@@ -93,7 +93,7 @@ class Settings(HttpAddress):
     )
     mps_root: Path = option(Path("/run/gpupack/mps"), help="Folder of the host where gpupack mps is met.")
     mps_threads: bool = option(
-        False, help="Limit a container's share of the multiprocessors like that of the memory."
+        False, help="Limit the multiprocessors of containers that ask for no compute like their memory."
     )
     over_use_mib: int = option(
         values.DEFAULT_TOLERANCE_MIB,

@@ -22,7 +22,7 @@ def allocation_service(account: LedgerService, unit_mib: int = 1024, **parts: An
     defaults = {
         "request_list": lambda: None,
         "list_admitted_pods": nobody_says,
-        "make_grant": lambda _: ContainerGrant(),
+        "make_grant": lambda _mib, _compute: ContainerGrant(),
     }
     return AllocationService(account, unit_mib, **{**defaults, **parts})
 
@@ -42,7 +42,7 @@ class Node:
         self.account = LedgerService(self.ledger, self.checkpoint.read, RESOURCE, clock=self.clock)
         self.asked = self.lists = 0
         self.listed: set[str] | None = set()
-        self.make_grant: MakeGrant = lambda _: ContainerGrant()
+        self.make_grant: MakeGrant = lambda _mib, _compute: ContainerGrant()
         parts = {
             "request_list": self.count,
             "list_admitted_pods": self.taken_up,
@@ -52,8 +52,8 @@ class Node:
         self.answers = allocation_service(self.account, **parts)
         self.percent = allocation_service(self.account, percent=True, **parts)
 
-    def grant(self, mib: Mapping[str, int]) -> ContainerGrant:
-        return self.make_grant(mib)
+    def grant(self, mib: Mapping[str, int], compute: int) -> ContainerGrant:
+        return self.make_grant(mib, compute)
 
     def count(self) -> None:
         self.lists += 1

@@ -87,7 +87,9 @@ class LimitsWorld:
         self.supports = LimitCapability(self.account, self.driver, mode=self.mode)
         self.enforcement = MemoryEnforcement(self.supports)
         self.answers = allocation_service(
-            self.account, GIB, make_grant=lambda mib: ContainerGrant(self.supports.container_envs(mib))
+            self.account,
+            GIB,
+            make_grant=lambda mib, _compute: ContainerGrant(self.supports.container_envs(mib)),
         )
         self.enforcer = Enforcer(
             self.account,

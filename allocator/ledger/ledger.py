@@ -211,6 +211,18 @@ class Ledger:
         )
         return accounts.units_by_card(wanted)
 
+    def asked_compute(self, ids: frozenset[str]) -> int:
+        """Return the percent of compute that the container asks for which was just allocated these IDs."""
+        return next(
+            (
+                container.compute
+                for account in self._accounts.pods.values()
+                for container in account.pod.request.containers
+                if account.pending_ids.get(container.name) == ids
+            ),
+            0,
+        )
+
     def apply_kubelet_restart(self) -> None:
         """Apply a restart of the kubelet, which forgot pending IDs; containers may run with them."""
         for account in [account for account in self._accounts.pods.values() if account.pending_ids]:

@@ -33,8 +33,8 @@ TAKEN: Final = (
 )
 CROWDED: Final = f"containers of pods that were deleted still run on this node's cards; {AGAIN}"
 
-MakeGrant = Callable[[Mapping[str, int]], ContainerGrant]
-"""Says what a container is given, by its MiB on each card's UUID."""
+MakeGrant = Callable[[Mapping[str, int], int], ContainerGrant]
+"""Says what a container is given, by its MiB on each card's UUID and the compute that it asks for."""
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ class AllocationService:
         request_list: Asks for a complete list of this node's pods that begins now.
         list_admitted_pods: Asks the kubelet which pods it has begun to admit, by namespace and name; None
             where it does not say.
-        make_grant: Says what a container is given, by its MiB on each card's UUID.
+        make_grant: Says what a container is given.
     """
 
     def __init__(
@@ -154,18 +154,21 @@ class AllocationService:
             raise AllocationRefusedError("spans-cards", f"{error}; {AGAIN}") from error
         # The kubelet waits for the answer; nobody else waits for the rest.
         asyncio.get_running_loop().call_soon(self._tell, units)
-        return container_grant(self._make_grant, units, self._unit_mib)
+        compute = account.ledger.asked_compute(frozenset(ids))
+        return container_grant(self._make_grant, units, self._unit_mib, compute)
 
     def _tell(self, units: Mapping[str, int]) -> None:
         log.info("allocated", cards=units)
         self._account.notify_subscribers()
 
 
-def container_grant(make_grant: MakeGrant, units: Mapping[str, int], unit_mib: int) -> ContainerGrant:
+def container_grant(
+    make_grant: MakeGrant, units: Mapping[str, int], unit_mib: int, compute: int = 0
+) -> ContainerGrant:
     """Describe its cards to a container that has so many units of each, by UUID."""
     mib = {uuid: count * unit_mib for uuid, count in units.items()}
     share = {
         "GPUPACK_MEMORY_MIB": str(min(mib.values())),
         "GPUPACK_CARDS": ",".join(f"{uuid}:{count}" for uuid, count in units.items()),
     }
-    return ContainerGrant(share) + make_grant(mib)
+    return ContainerGrant(share) + make_grant(mib, compute)

@@ -73,11 +73,12 @@ class MpsClients:
             log.debug("servers of a card's service cannot be read", error=str(error))
         return self._server_pids
 
-    def make_grant(self, shares_mib: Mapping[str, int]) -> ContainerGrant:
+    def make_grant(self, shares_mib: Mapping[str, int], compute: int) -> ContainerGrant:
         """Make a container a client.
 
         Args:
             shares_mib: MiB by card UUID of one container, which the ledger has as granted.
+            compute: percent that it asks for of each card's compute; 0 if for none.
         """
         uuid, mib = next(iter(shares_mib.items()))
         if self._driver_holds(uuid) or not self.can_limit(uuid, mib, len(shares_mib)):
@@ -94,7 +95,7 @@ class MpsClients:
                 "container without memory limit: the card has all clients", card=uuid, most=state.clients
             )
             return ContainerGrant()
-        return self._service.make_grant(uuid, mib, self._size_mib(uuid))
+        return self._service.make_grant(uuid, mib, self._size_mib(uuid), compute)
 
     async def run(self) -> None:
         while True:

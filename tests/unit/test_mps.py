@@ -5,6 +5,7 @@ import errno
 import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from pytest_mock import MockerFixture
 
 from allocator.ledger import CheckpointEntry
 from allocator.names import PERCENT_RESOURCE
+from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.enforcement.mps_clients import MpsClients
@@ -233,8 +235,21 @@ def test_the_share_of_the_multiprocessors_on_request(tmp_path: Path, units: int,
     assert envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == threads
 
 
+@pytest.mark.parametrize("threads", [True, False])
+def test_a_container_that_asks_for_compute_gets_so_much_of_the_multiprocessors(
+    tmp_path: Path, *, threads: bool
+) -> None:
+    world = World(tmp_path, 16, threads=threads)
+    request = PodRequest(tuple(ContainerRequest(f"c{i}", 2 + i, "main", compute=30 * i) for i in range(2)))
+    assigned = {f"c{i}": (("c0", 2 + i),) for i in range(2)}
+    world.node.bind(replace(pod("a", 1), request=request, assigned=assigned))
+    told = [client_envs(world.allocate(*ids("c0", *range(3 * i, 4 * i + 2)))) for i in range(2)]
+    shares = [envs.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") for envs in told]
+    assert shares == ["13" if threads else None, "30"]
+
+
 def test_units_that_are_no_whole_gib(tmp_path: Path) -> None:
-    grant = MpsService(tmp_path).make_grant("c0", 1536, 16384)
+    grant = MpsService(tmp_path).make_grant("c0", 1536, 16384, 0)
     assert grant.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1536M"
 
 

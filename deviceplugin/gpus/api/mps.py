@@ -34,8 +34,12 @@ class MpsControl(Protocol):
             OSError: Its processes cannot be read now.
         """
 
-    def make_grant(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
-        """Make a container a client that may use `mib` of a card's `size_mib`."""
+    def make_grant(self, uuid: str, mib: int, size_mib: int, compute: int) -> ContainerGrant:
+        """Make a container a client that may use `mib` of a card's `size_mib`.
+
+        Args:
+            compute: percent of the card's compute that it asks for; 0 if for none.
+        """
 
 
 class CardGenerations(Protocol):

@@ -107,7 +107,7 @@ class GpuProvider:
 
         Args:
             root: Folder in which the daemon and the service meet.
-            threads: Limit a container's share of the multiprocessors too.
+            threads: Limit the multiprocessors of a container that asks for no compute like its memory.
         """
         del root, threads
         return None

@@ -156,7 +156,7 @@ class ModelDaemon:
             self.slow,
             self.prepared,
             DiskCdi(self.cdi),
-            lambda _mib: ContainerGrant(),
+            lambda _mib, _compute: ContainerGrant(),
             node_name=NODE,
             unit_mib=UNIT_MIB,
             room_wait_s=0,

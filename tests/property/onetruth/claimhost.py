@@ -54,7 +54,7 @@ class ClaimHost(Host):
             _Objects(claim, pod),
             self.prepared,
             DiskCdi({}),
-            lambda _mib: ContainerGrant(),
+            lambda _mib, _compute: ContainerGrant(),
             node_name=self.name,
             unit_mib=MIB_PER_GIB,
             room_wait_s=0,

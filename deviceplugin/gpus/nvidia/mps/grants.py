@@ -51,7 +51,9 @@ def find_obstacle(architecture: int | None, cuda: int | None) -> str:
     return ""
 
 
-def grant_client(folder: CardFolder, root: Path, mib: int, size_mib: int, *, threads: bool) -> ContainerGrant:
+def grant_client(
+    folder: CardFolder, root: Path, mib: int, size_mib: int, *, threads: bool, compute: int = 0
+) -> ContainerGrant:
     """Describe a share of one card to a container.
 
     Args:
@@ -59,7 +61,8 @@ def grant_client(folder: CardFolder, root: Path, mib: int, size_mib: int, *, thr
         root: folder of all cards.
         mib: the share; the limit of each of the container's processes.
         size_mib: what containers can have of the card in all.
-        threads: limit the share of the card's multiprocessors likewise.
+        threads: without `compute` limit the share of the card's multiprocessors likewise.
+        compute: percent of the card's multiprocessors that the container asks for; 0 if for none.
     """
     limit = f"{mib // _MIB_A_GIB}G" if mib % _MIB_A_GIB == 0 else f"{mib}M"
     envs = {
@@ -67,8 +70,10 @@ def grant_client(folder: CardFolder, root: Path, mib: int, size_mib: int, *, thr
         # The container sees one card, so its number there is 0.
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}",
     }
-    if threads:
-        envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(min(100, max(1, -(-100 * mib // size_mib))))
+    if threads and not compute:
+        compute = min(100, max(1, -(-100 * mib // size_mib)))
+    if compute:
+        envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(compute)
     return ContainerGrant(
         envs,
         mounts=(

@@ -14,7 +14,7 @@ class MpsService:
 
     Args:
         root: folder of the host where they are met; containers are given its parts.
-        threads: limit a container's share of a card's multiprocessors like that of its memory.
+        threads: limit the multiprocessors of a container that asks for no compute like its memory.
         proc: where the host's processes are shown.
     """
 
@@ -55,6 +55,7 @@ class MpsService:
                 if not is_gone(error):
                     raise
 
-    def make_grant(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
+    def make_grant(self, uuid: str, mib: int, size_mib: int, compute: int) -> ContainerGrant:
         """Describe a share of a card that has one, see `grants.grant_client`."""
-        return grant_client(CardFolder(self._root, uuid), self._root, mib, size_mib, threads=self._threads)
+        folder = CardFolder(self._root, uuid)
+        return grant_client(folder, self._root, mib, size_mib, threads=self._threads, compute=compute)
