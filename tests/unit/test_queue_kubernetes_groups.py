@@ -182,6 +182,36 @@ def test_a_group_without_gang_policy_needs_only_its_gates_gone_together(world: Q
     assert sorted(world.admitted()) == ["g0", "g1"]
 
 
+def test_a_job_that_is_larger_than_its_queue_is_told_what_keeps_it_whole() -> None:
+    """kube-controller-manager makes its PodGroup, with which the queue cannot let some of it go."""
+    world = QueueWorld("queues: [{name: a, nominalQuota: 10}]")
+    world.node("n1", (16, 16))
+    world.pod_group("g")
+    members(world, 3)
+    assert world.admitted() == []
+    told = "it needs 12 units; queue a can never have more than 10"
+    why = 'kube-scheduler tries no pod of PodGroup "g" before all gates are gone'
+    assert reasons(world) == {("NeverFits", f"{told}; {why}: make the Job smaller, or without a PodGroup")}
+
+
+def test_pods_that_have_succeeded_do_not_count_for_a_group(world: QueueWorld) -> None:
+    """kube-scheduler tries none of a group with fewer others than its minCount."""
+    world.pod_group("g", 3)
+    first, second, _ = members(world, 3)
+    assert len(world.admitted()) == 3
+    for at in range(3):
+        world.bind(f"uid-g{at}")
+    world.change(first, status={"phase": "Succeeded"})
+    world.delete(second)
+    world.pod("again", 4, group="g")
+    assert world.admitted() == []
+    there = "2 of the 3 pods that its PodGroup needs are there"
+    told = f"{there}: kube-scheduler does not count 1 that has succeeded. Lower its minCount"
+    assert reasons(world) == {("GangIncomplete", told)}
+    world.pod_group("g", 2)
+    assert world.admitted() == ["again"]
+
+
 def test_an_annotation_that_disagrees_with_the_group_is_told(world: QueueWorld) -> None:
     world.pod_group("g", 3)
     members(world, 3, annotations={POD_GANG: "train", POD_GANG_SIZE: "2"})
@@ -195,7 +225,10 @@ def test_the_annotation_counts_where_the_group_lets_each_pod_start(world: QueueW
     world.pod_group("g")
     members(world, 2, annotations={POD_GANG: "train", POD_GANG_SIZE: "3"})
     assert world.admitted() == []
-    assert reasons(world) == {("GangIncomplete", "2 of 3 pods of its gang are ready")}
+    told = '2 of 3 pods of its gang are ready; none of another PodGroup than "g" counts'
+    assert reasons(world) == {("GangIncomplete", told)}
+    world.pod("other", 4, group="other", annotations={POD_GANG: "train", POD_GANG_SIZE: "3"})
+    assert world.admitted() == [], "another Job's pods are of that Job's PodGroup"
     world.pod("g2", 4, group="g", annotations={POD_GANG: "train", POD_GANG_SIZE: "3"})
     assert sorted(world.admitted()) == ["g0", "g1", "g2"]
 

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from allocator.errors import shown
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.queue.cache.job_stages import TO_COME
 from scheduler_plugin.queue.cache.queued_pods import Gang, Phase, QueuedPod
@@ -220,9 +221,12 @@ def _explain_pod(queue: Queue, pod: QueuedPod) -> tuple[WaitReason, str]:
     if pause:
         return WaitReason.HELD, pause
     if gang is not None and not gang.waiting_queue:
-        return WaitReason.GANG, gang.fault or _explain_incomplete_gang(gang)
+        return WaitReason.GANG, gang.fault or _explain_incomplete_gang(queue, gang)
     queue_state = queue.queues[pod.queue_info.queue]
     never = _explain_never(queue, queue_state, pod, pod.requirements)
+    if never and gang is not None and gang.group is not None and queue.gangs.starts_one_by_one(gang):
+        whole = f"kube-scheduler tries no pod of PodGroup {shown(gang.group[1])} before all gates are gone"
+        never = f"{never}; {whole}: make the Job smaller, or without a PodGroup"
     if never:
         return WaitReason.NEVER, never
     return _explain_waiting_in_queue(queue, queue_state, pod, pod.requirements)
@@ -370,8 +374,12 @@ def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
     return (1, f"{name} (refused)") if queue.explain_refusal(pod) else (2, f"{name} (waits)")
 
 
-def _explain_incomplete_gang(gang: Gang) -> str:
+def _explain_incomplete_gang(queue: Queue, gang: Gang) -> str:
     size, ready = gang.size, len(gang.ready_uids)
+    if uncounted := queue.gangs.count_uncounted(gang):
+        there = f"{len(gang.members)} of the {size} pods that its PodGroup needs are there"
+        those = f"{uncounted} that {'has' if uncounted == 1 else 'have'} succeeded"
+        return f"{there}: kube-scheduler does not count {those}. Lower its minCount"
     if gang.group is not None:
         size = max(size, len(gang.members))
     if ready == size < len(gang.members):
@@ -379,6 +387,8 @@ def _explain_incomplete_gang(gang: Gang) -> str:
         end = "1 earlier one still ends" if earlier == 1 else f"{earlier} earlier ones still end"
         return f"all {size} pods of its gang are ready, and {end}"
     done = f", and {gang.succeeded} have succeeded" if gang.succeeded else ""
+    if gang.group is not None and size > len(gang.members) and queue.gangs.starts_one_by_one(gang):
+        done = f"{done}; none of another PodGroup than {shown(gang.group[1])} counts"
     return f"{ready} of {size} pods of its gang are ready{done}"
 
 

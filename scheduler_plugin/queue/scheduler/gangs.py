@@ -123,6 +123,16 @@ class Gangs:
         """UIDs of the pods that name a PodGroup and are in no queue."""
         return self._outside.keys()
 
+    def count_uncounted(self, gang: Gang) -> int:
+        """Count the pods that have succeeded where kube-scheduler would need them for a PodGroup."""
+        if len(gang.members) >= gang.size or not self._pod_groups.ends_together(gang.group):
+            return 0
+        return gang.succeeded
+
+    def starts_one_by_one(self, gang: Gang) -> bool:
+        """Return True for a PodGroup whose pods need only lose their gates together."""
+        return gang.group is not None and not self._pod_groups.ends_together(gang.group)
+
     def update_group(self, key: GroupKey) -> None:
         """Process the gang of a PodGroup again, because that or a pod of it has changed."""
         gang = self._known.get(make_gang_uid(*key))
@@ -267,6 +277,7 @@ class Gangs:
         goes = bool(pods) and not gang.fault
         is_complete = len(gang.ready_uids) == len(pods) and len(pods) + gang.succeeded >= gang.size
         goes = goes and (is_complete or self._can_join(gang, pods, admitted))
+        goes = goes and not self.count_uncounted(gang)
         workload = self._make_workload(gang, pods) if goes else None
         if gang.waiting_queue:
             waiting = self._queues[gang.waiting_queue].waiting
