@@ -150,7 +150,12 @@ class PreemptionWorld:
     def publish(self, name: str) -> None:
         self.version += 1
         sizes, used, holds = self.nodes[name]
-        made = node(name, sizes, used, version=self.version, holds=holds, cpu=self.cpu[name])
+        compute = [0] * len(sizes)
+        for held_name, (_, card, _) in self.cards.items():
+            held = self.state.pods.get(f"uid-{held_name}")
+            if held is not None and held.uid in holds and held.charged is not None:
+                compute[card] = min(100, compute[card] + held.charged.demands[0].compute)
+        made = node(name, sizes, used, version=self.version, holds=holds, cpu=self.cpu[name], compute=compute)
         self.state.apply_node(made, self.now)
 
     def publish_without(self, name: str, lost: int) -> None:

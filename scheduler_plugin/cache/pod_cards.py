@@ -4,8 +4,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from allocator.podcards import ByPosition, first_assigned_units, published_units, unheld_units
+from allocator.podcards import (
+    ByPosition,
+    assigned_units,
+    first_assigned_units,
+    published_units,
+    unheld_units,
+)
+from allocator.records import charge_assigned_compute
+from allocator.request import PodRequest
 from scheduler_plugin.cache.charges import NodeRecord
+from scheduler_plugin.cache.node_arrays import NO_COMPUTE
 from scheduler_plugin.cache.pods import PodRecord
 
 
@@ -18,11 +27,14 @@ class PodCards:
         closed_cards: Positions of cards that certainly free nothing when pods go: they are closed to pods, or
             other processes fill them. The words stop at a card's size, so what such processes use beyond that
             is unknown.
+        compute: Percent of compute by card position of each pod, by UID; pods of which it is not known have
+            none.
         shared: Units of each pod, by UID, of claims that other pods use too: they stay in use when it goes.
     """
 
     units: Mapping[str, ByPosition]
     closed_cards: frozenset[int]
+    compute: Mapping[str, ByPosition] = field(default_factory=dict)
     shared: Mapping[str, Counter[int]] = field(default_factory=dict)
 
     def get_freed_units(self, uid: str) -> ByPosition:
@@ -34,6 +46,10 @@ class PodCards:
         if not self.closed_cards:
             return units
         return {card: count for card, count in units.items() if card not in self.closed_cards}
+
+    def get_freed_compute(self, uid: str) -> ByPosition:
+        """Return the percent of compute that certainly becomes free when a pod goes, by card position."""
+        return self.compute.get(uid, NO_COMPUTE)
 
 
 def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
@@ -49,7 +65,29 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
         elif pod.charged is not None:
             units[uid] = unheld_units(pod.charged, pod.assigned, pod.allocated, record.uuids, record.sizes)
     closed = {card for card, units_open in enumerate(evictable[: len(record.sizes)]) if not units_open}
-    return PodCards(units, frozenset(closed | _filled_by_others(record, units)), _find_shared(record))
+    compute = {
+        uid: _find_compute(record, pod, pod.charged, units.get(uid, {}))
+        for uid, pod in record.pods.items()
+        if pod.charged is not None and pod.charged.asks_compute
+    }
+    return PodCards(
+        units, frozenset(closed | _filled_by_others(record, units)), compute, _find_shared(record)
+    )
+
+
+def _find_compute(
+    record: NodeRecord, pod: PodRecord, request: PodRequest, units: ByPosition
+) -> Mapping[int, int]:
+    """Find the percent of compute of a pod on the cards where it has units."""
+    if len(request.demands) == 1:
+        return request.charge_compute([units])
+    for assignment in (pod.allocated, pod.assigned):
+        has = None if assignment is None else assigned_units(request, assignment, record.uuids, record.sizes)
+        if assignment is not None and has is not None and has.keys() == units.keys():
+            by_uuid = charge_assigned_compute(request, assignment)
+            positions = {uuid: at for at, uuid in enumerate(record.uuids)}
+            return {positions[uuid]: percent for uuid, percent in by_uuid.items() if uuid in positions}
+    return {}
 
 
 def _find_shared(record: NodeRecord) -> dict[str, Counter[int]]:

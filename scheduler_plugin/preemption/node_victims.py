@@ -6,9 +6,10 @@ from typing import Final, TypeVar
 
 from allocator.cards import Card
 from allocator.place import place
+from allocator.podcards import ByPosition
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.cards import build_charged_cards
-from scheduler_plugin.cache.pod_cards import read_pod_cards
+from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
 from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
@@ -34,6 +35,7 @@ class NodeUnderPreemption:
         open_units: Units by card that pods can use at all: 0 if the card is unhealthy or cordoned.
         pods: Pods that can be named as victims, by UID.
         freed: Units that each of them would certainly free, by card.
+        freed_compute: Percent of compute likewise; only of those that have any.
         gangs: All running pods by gang: without one of them the others have run in vain.
         pod_groups: PodGroups of Kubernetes, some of which are no gangs.
     """
@@ -43,7 +45,8 @@ class NodeUnderPreemption:
     asked: Amounts
     open_units: tuple[int, ...]
     pods: Mapping[str, PodRecord]
-    freed: Mapping[str, Mapping[int, int]]
+    freed: Mapping[str, ByPosition]
+    freed_compute: Mapping[str, ByPosition] = field(default_factory=dict)
     gangs: Mapping[tuple[str, str], Mapping[str, PodRecord]] = field(default_factory=dict)
     pod_groups: PodGroups[PodRecord] = field(default_factory=PodGroups)
 
@@ -73,14 +76,28 @@ class NodeUnderPreemption:
 
     def get_cards_without(self, victims: Iterable[str]) -> tuple[Card, ...]:
         """Return the cards as they are once the victims are gone."""
-        gone = [0] * len(self.cards)
+        gone, compute_gone = [0] * len(self.cards), [0] * len(self.cards)
         for uid in victims:
             for card, units in self.freed.get(uid, {}).items():
                 gone[card] += units
+            for card, percent in self.freed_compute.get(uid, {}).items():
+                compute_gone[card] += percent
         return tuple(
-            replace(card, used_units=max(0, card.used_units - units)) if can_open else card
-            for card, units, can_open in zip(self.cards, gone, self.open_units, strict=True)
+            replace(
+                card,
+                used_units=max(0, card.used_units - units),
+                compute_used=max(0, card.compute_used - percent),
+            )
+            if can_open
+            else card
+            for card, units, percent, can_open in zip(
+                self.cards, gone, compute_gone, self.open_units, strict=True
+            )
         )
+
+    def get_freed(self, pod: PodRecord, card: int) -> tuple[int, int]:
+        """Return the units and the percent of compute that a pod would free of a card."""
+        return self.freed[pod.uid].get(card, 0), self.freed_compute.get(pod.uid, {}).get(card, 0)
 
     def fits_without(self, query: SchedulingRequest, victims: Iterable[str]) -> bool:
         """Return True if the pod has its cards once the victims are gone."""
@@ -120,16 +137,25 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
     open_units = tuple(nodes.evictable[row, : int(nodes.cards[row])].tolist())
     pod_cards = read_pod_cards(record, open_units)
     return NodeUnderPreemption(
-        # More than a card's size may be taken; all of it must go before anything is free.
-        cards=build_charged_cards(nodes, row),
+        # More than a card has may be taken; all of it must go before anything is free.
+        cards=tuple(_count_compute(card, pod_cards) for card in build_charged_cards(nodes, row)),
         left=record.left,
         asked=leave_out_undecided(asked.amounts, record.capacity).without_sums(),
         open_units=open_units,
         pods=record.pods,
         freed={uid: pod_cards.get_freed_units(uid) for uid in record.pods},
+        freed_compute=pod_cards.compute,
         gangs=state.gangs,
         pod_groups=state.pod_groups,
     )
+
+
+def _count_compute(card: Card, pod_cards: PodCards) -> Card:
+    """Count all compute that the pods of a card have: the words stop at the limit."""
+    if card.compute_used < card.compute_limit:
+        return card
+    known = sum(compute.get(card.index, 0) for compute in pod_cards.compute.values())
+    return replace(card, compute_used=max(card.compute_used, known))
 
 
 def drop_needless(victims: Sequence[Victim], is_enough: Callable[[Sequence[Victim]], bool]) -> list[Victim]:

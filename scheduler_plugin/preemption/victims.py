@@ -39,6 +39,12 @@ MAX_SUMS: Final = 4096
 """Sums of units that are kept while the cheapest victims of a card are looked for; beyond, a simpler way."""
 
 
+_Freed = tuple[int, int]
+"""Units and percent of compute that are freed of a card."""
+
+_NOTHING: Final[_Freed] = (0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class EvictionRules:
     """EvictionRules tells which pods may be evicted.
@@ -206,13 +212,14 @@ def _find_cheapest_by_card(
         return None
     demand = query.request.demands[0]
     cards = room.get_cards_without(leaving)
-    needs: dict[int, int] = {}
+    needs: dict[int, _Freed] = {}
     for position, card in enumerate(cards):
         size, units = room.open_units[position], demand.units_on(card.size_units)
-        if size >= units and query.request.selector.admits(card):
-            needs[position] = units - size + card.used_units
+        if size >= units and card.compute_limit >= demand.compute and query.request.selector.admits(card):
+            compute = demand.compute - card.compute_free if demand.compute else 0
+            needs[position] = max(0, units - size + card.used_units), max(0, compute)
     of_card = {
-        card: [(room.freed[pod.uid][card], pod) for pod in candidates if card in room.freed[pod.uid]]
+        card: [(room.get_freed(pod, card), pod) for pod in candidates if card in room.freed[pod.uid]]
         for card in needs
     }
     groups = group_by_model(cards, needs).values() if query.request.rules.same_model else [list(needs)]
@@ -222,8 +229,8 @@ def _find_cheapest_by_card(
 
 def _find_cheapest_of_cards(
     room: NodeUnderPreemption,
-    of_card: Mapping[int, Sequence[tuple[int, PodRecord]]],
-    needs: Mapping[int, int],
+    of_card: Mapping[int, Sequence[tuple[_Freed, PodRecord]]],
+    needs: Mapping[int, _Freed],
     group: Sequence[int],
     cards: int,
 ) -> list[PodRecord] | None:
@@ -252,31 +259,36 @@ def _find_cheapest_of_cards(
 
 
 def _find_priority_level(
-    room: NodeUnderPreemption, pods: Iterable[tuple[int, PodRecord]], need: int
+    room: NodeUnderPreemption, pods: Iterable[tuple[_Freed, PodRecord]], need: _Freed
 ) -> int | None:
-    """Find the smallest priority up to which a card's pods must go to free `need` units; None: never."""
-    if need <= 0:
+    """Find the smallest priority up to which a card's pods must go to free what is needed; None: never."""
+    if need == _NOTHING:
         return -LIFT
-    freed = 0
-    for units, pod in pods:
-        freed += units
-        if freed >= need:
+    reached = _NOTHING
+    for freed, pod in pods:
+        reached = _add_freed(reached, freed, need)
+        if reached == need:
             return room.get_priority(pod)
     return None
 
 
+def _add_freed(one: _Freed, other: _Freed, need: _Freed) -> _Freed:
+    """Add what pods free, up to what is needed."""
+    return min(need[0], one[0] + other[0]), min(need[1], one[1] + other[1])
+
+
 def _find_smallest_sum(
-    room: NodeUnderPreemption, pods: Sequence[tuple[int, PodRecord]], need: int
+    room: NodeUnderPreemption, pods: Sequence[tuple[_Freed, PodRecord]], need: _Freed
 ) -> list[PodRecord] | None:
-    """Find the pods of one card with the smallest sum of priorities that free `need` units."""
-    if need <= 0:
+    """Find the pods of one card with the smallest sum of priorities that free what is needed."""
+    if need == _NOTHING:
         return []
-    best: Mapping[int, tuple[int, tuple[PodRecord, ...]]] = {0: (0, ())}
-    for units, pod in pods:
+    best: Mapping[_Freed, tuple[int, tuple[PodRecord, ...]]] = {_NOTHING: (0, ())}
+    for freed, pod in pods:
         grown = dict(best)
-        for freed, (total, chosen) in best.items():
+        for before, (total, chosen) in best.items():
             lost = sum(member.priority + LIFT for member in room.list_gang(pod))
-            reached, raised = min(need, freed + units), total + lost
+            reached, raised = _add_freed(before, freed, need), total + lost
             if reached not in grown or raised < grown[reached][0]:
                 grown[reached] = (raised, (*chosen, pod))
         best = grown

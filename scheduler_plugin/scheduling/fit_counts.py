@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from allocator.exact import fit_together
-from allocator.request import WHOLE, Demand
+from allocator.request import Demand
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
@@ -44,6 +44,11 @@ def count_most_pods(
     by_demand = compute_units_by_card(nodes, query, rows)
     for demand, units in zip(query.request.demands, by_demand, strict=True):
         fits = np.where(has_cards & (units > 0), free // np.maximum(units, 1), 0)
+        if demand.compute:
+            limit = nodes.compute_limit[rows][:, None]
+            fits = np.minimum(
+                fits, np.maximum(0, limit if emptied else nodes.compute_free[rows]) // demand.compute
+            )
         if rules.same_model and nodes.mixed_models[rows].any():
             models = nodes.model[rows]
             groups = [
@@ -90,12 +95,16 @@ def can_ever_hold_all(nodes: NodeArrays, kinds: Iterable[tuple[SchedulingRequest
     """
     usable = nodes.usable
     sizes = nodes.evictable[usable]
+    limits = np.broadcast_to(nodes.compute_limit[usable][:, None], sizes.shape)
     demands = [demand for query, pods in kinds for demand in query.request.demands * pods]
     if int(sizes.astype(np.int64).sum()) < sum(
         _compute_least_units(demand, sizes) * demand.cards for demand in demands
     ):
         return False
-    cards = [(size, size, WHOLE) for size in sizes[sizes > 0].tolist()]
+    there = sizes > 0
+    cards = [
+        (size, size, limit) for size, limit in zip(sizes[there].tolist(), limits[there].tolist(), strict=True)
+    ]
     if len(cards) > MOST_SEARCHED or len(demands) > MOST_SEARCHED:
         return True
     found = fit_together(cards, [demand.need for demand in demands])

@@ -1,16 +1,18 @@
 """A node on paper, for questions about pods that are not there yet or would be gone. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from allocator.cards import Card
 from allocator.place import Placement, place
+from allocator.podcards import ByPosition
 from allocator.request import PodRequest
 from scheduler_plugin.cache.amounts import Amounts
+from scheduler_plugin.cache.node_arrays import NO_COMPUTE
 
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 """Takes a change back; changes may be taken back in any order, each once."""
 
 
@@ -47,19 +49,30 @@ class ScratchNode:
         if not asked.fits_in(self.left):
             return None
         placement = place(self.cards, request, card_policy)
-        return None if placement is None else PutPod(placement, self.add_pod(asked, placement.charge))
+        return (
+            None
+            if placement is None
+            else PutPod(placement, self.add_pod(asked, placement.charge, placement.compute))
+        )
 
-    def add_pod(self, asked: Amounts, units_by_card: Mapping[int, int]) -> Undo:
+    def add_pod(
+        self, asked: Amounts, units_by_card: ByPosition, compute_by_card: ByPosition = NO_COMPUTE
+    ) -> Undo:
         """Put a pod on given cards, whatever is left there."""
-        self._change(asked, units_by_card, 1)
-        return partial(self._change, asked, units_by_card, -1)
+        return self._change(asked, units_by_card, compute_by_card, 1)
 
-    def remove_pod(self, asked: Amounts, units_by_card: Mapping[int, int]) -> Undo:
-        self._change(asked, units_by_card, -1)
-        return partial(self._change, asked, units_by_card, 1)
+    def remove_pod(
+        self, asked: Amounts, units_by_card: ByPosition, compute_by_card: ByPosition = NO_COMPUTE
+    ) -> Undo:
+        return self._change(asked, units_by_card, compute_by_card, -1)
 
-    def _change(self, asked: Amounts, units_by_card: Mapping[int, int], times: int) -> None:
-        for at, units in units_by_card.items():
+    def _change(self, asked: Amounts, units: ByPosition, compute: ByPosition, times: int) -> Undo:
+        for at in units.keys() | compute.keys():
             card = self.cards[at]
-            self.cards[at] = replace(card, used_units=card.used_units + times * units)
+            self.cards[at] = replace(
+                card,
+                used_units=card.used_units + times * units.get(at, 0),
+                compute_used=card.compute_used + times * compute.get(at, 0),
+            )
         self.left = self.left.add(asked, -times)
+        return partial(self._change, asked, units, compute, -times)

@@ -5,6 +5,7 @@ from itertools import chain, combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.names import COMPUTE_RESOURCE
 from allocator.place import place
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
 from scheduler_plugin.preemption.node_victims import compute_cost, read_node
@@ -25,6 +26,7 @@ running = st.tuples(
     st.sampled_from((1, 2, 3, PRIORITY - 1, PRIORITY)),
     st.sampled_from(APPS),
     st.sampled_from(("", "", "", "", "", "soon", "overdue")),
+    st.sampled_from((0, 0, 30, 60)),
 )
 
 
@@ -35,26 +37,35 @@ running = st.tuples(
     shape=st.sampled_from(("one card", "two cards", "two containers")),
     units=st.integers(4, SIZE),
     spared=st.sets(st.integers(0, 6), max_size=1),
+    compute=st.sampled_from((0, 0, 40, 80)),
 )
 def test_victims(
-    pods: list[tuple[int, int, int, str, str]],
+    pods: list[tuple[int, int, int, str, str, int]],
     allowed: tuple[int, int],
     shape: str,
     units: int,
     spared: set[int],
+    compute: int,
 ) -> None:
     world = PreemptionWorld()
     world.node("n", (SIZE,) * CARDS)
-    for number, (card, size, priority, app, leaves) in enumerate(pods):
+    for number, (card, size, priority, app, leaves, percent) in enumerate(pods):
         if world.nodes["n"][1][card] + size <= SIZE:
             labels = {"app": app} if app else {}
-            world.run("n", f"v{number}", card, size, priority, labels=labels, deleted=LEAVES[leaves])
+            own = [container(units=size, resources={COMPUTE_RESOURCE: str(percent)})]
+            world.run(
+                *("n", f"v{number}", card, size, priority),
+                labels=labels,
+                deleted=LEAVES[leaves],
+                containers=own,
+            )
     world.publish("n")
     world.budget("web", allowed[0])
     world.budget("db", allowed[1])
     two = {"annotations": {"gpupack.io/cards": "2"}} if shape == "two cards" else {}
-    several = {"containers": [container("x", units), container("y", 3)]} if shape == "two containers" else {}
     wanted = units * 2 if two else units
+    asks = [container("x", wanted, resources={COMPUTE_RESOURCE: str(compute)})]
+    several = {"containers": [*asks, container("y", 3)] if shape == "two containers" else asks}
     world.create("needy", wanted, spec={"priority": PRIORITY}, **two, **several)
     pod = world.state.pods["uid-needy"]
     assert pod.request is not None
@@ -89,7 +100,7 @@ def test_victims(
             query.policy_request.card_policy,
         )
         assert after is not None
-        assert found.reservation.units == after.charge
+        assert (found.reservation.units, found.reservation.compute) == (after.charge, after.compute)
     subsets = chain.from_iterable(combinations(may_go, count) for count in range(len(may_go) + 1))
     sufficient = [subset for subset in subsets if fits(subset)]
     allowed_ones = [subset for subset in sufficient if keeps_budgets(world.budgets, subset)]

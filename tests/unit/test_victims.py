@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from allocator.names import POD_ALLOCATION, POD_ASSIGNED, POD_GANG, POD_GANG_SIZE
+from allocator.names import COMPUTE_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, POD_GANG, POD_GANG_SIZE
 from scheduler_plugin.preemption import victims
 from scheduler_plugin.preemption.node_victims import compute_cost
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan, plan_on_node
@@ -64,6 +64,21 @@ def test_one_card(
     world = PreemptionWorld()
     world.node("n", sizes, **pods)
     assert names(plan(world, units)) == expected
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"), [(0, {"c"}), (30, {"c"}), (50, {"a"}), (90, {"a", "b"}), (100, {"a", "b"})]
+)
+def test_victims_free_the_compute_too(compute: int, expected: set[str]) -> None:
+    """c has most of the memory and no compute; a and b have the compute."""
+    world = PreemptionWorld()
+    world.node("n", (8,))
+    for name, units, percent, priority in (("a", 2, 50, 2), ("b", 2, 20, 2), ("c", 4, 0, 1)):
+        asks = [container(units=units, resources={COMPUTE_RESOURCE: str(percent)})]
+        world.run("n", name, 0, units, priority, containers=asks)
+    world.publish("n")
+    asks = [container(units=2, resources={COMPUTE_RESOURCE: str(compute)})]
+    assert names(plan(world, containers=asks)) == expected
 
 
 def test_the_cards_are_those_that_the_victims_leave() -> None:

@@ -28,6 +28,7 @@ class _PlannedLoad:
     """Load of one node: pods of the workload, and reservations of other workloads."""
 
     units: list[int]
+    compute: list[int]
     others: NodeReservations
     amounts: Amounts = NOTHING
 
@@ -40,11 +41,13 @@ class _PlannedPlace:
         missing: Units that must become free first.
         row: Row of the node.
         units: Units of the pod, by card.
+        compute: Percent of compute of the pod, by card.
     """
 
     missing: int
     row: int
     units: dict[int, int] = field(default_factory=dict)
+    compute: dict[int, int] = field(default_factory=dict)
 
 
 class ReservationPlanner:
@@ -198,6 +201,7 @@ class ReservationPlanner:
         occupied = nodes.occupied[row].tolist()
         admits = self._capacity.make_query(requirements).policy_request.admits
         units, spot, rules = list(load.units), _PlannedPlace(0, row), requirements.request.rules
+        limit, planned = int(nodes.compute_limit[row]), list(load.compute)
         models = nodes.model[row].tolist()
         for demand in requirements.request.demands:
             needs = [demand.units_on(size) for size in open_units]
@@ -206,6 +210,7 @@ class ReservationPlanner:
                 (short, max(0, size - occupied[card] - units[card] - needs[card]), card)
                 for card, size in enumerate(open_units)
                 if size >= units[card] + needs[card]
+                and (not demand.compute or limit >= planned[card] + demand.compute)
                 and card not in load.others.cards
                 and (admits is None or admits[row, card])
                 and (among is None or card in among)
@@ -221,7 +226,9 @@ class ReservationPlanner:
             for short, _, card in able:
                 spot.missing += short
                 units[card] += needs[card]
+                planned[card] += demand.compute
                 spot.units[card] = spot.units.get(card, 0) + needs[card]
+                spot.compute[card] = spot.compute.get(card, 0) + demand.compute
         return spot
 
     def _has_slot(self, load: _PlannedLoad, node: str) -> bool:
@@ -236,6 +243,7 @@ class ReservationPlanner:
         load.amounts = load.amounts.add(amounts)
         for card, units in spot.units.items():
             load.units[card] += units
+            load.compute[card] += spot.compute[card]
         nodes = self._capacity.state.nodes
         name, uuids = nodes.names[spot.row], nodes.uuids[spot.row]
         cards = tuple(sorted(spot.units))
@@ -251,7 +259,9 @@ class ReservationPlanner:
                 if self._alone
                 else self._capacity.reservations.sum_others(self._workload_uid, name, uuids)
             )
-            load = self._loads[row] = _PlannedLoad([0] * nodes.size.shape[1], others)
+            load = self._loads[row] = _PlannedLoad(
+                [0] * nodes.size.shape[1], [0] * nodes.size.shape[1], others
+            )
         return load
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from allocator.errors import shown
-from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.cache.arrays import BoolArray, RowArray
 from scheduler_plugin.queue.cache.job_stages import TO_COME
 from scheduler_plugin.queue.cache.queued_pods import Gang, Phase, QueuedPod
 from scheduler_plugin.queue.cache.queues import QueueState
@@ -22,7 +22,11 @@ from scheduler_plugin.scheduling.available import explain_widened, widen_pattern
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.fit_counts import can_ever_hold_all
 from scheduler_plugin.scheduling.reasons import FilterReason, format_demands, format_event_text, format_rules
-from scheduler_plugin.scheduling.request import compute_largest_percent
+from scheduler_plugin.scheduling.request import (
+    SchedulingRequest,
+    compute_largest_percent,
+    without_compute,
+)
 
 STAGE_NAMED: Final = 3
 """Pods of a first stage that a message names."""
@@ -453,26 +457,27 @@ def _explain_quota(cohort: Cohort, queue: QueueState, needs: int) -> str:
 
 
 def _explain_no_capacity(queue: Queue, requirements: PodRequirements) -> str:
-    nodes, demands, query = (
-        queue.state.nodes,
-        requirements.request.demands,
-        queue.capacity.make_query(requirements),
-    )
-    cards = max(demand.cards for demand in demands)
-    units = max(demand.per_card for demand in demands)
-    kind = "percent" if requirements.percent else "units"
-    if len(demands) > 1:
-        need = format_demands(demands, queue.state.unit_mib)
-    elif cards > 1:
-        need = f"{cards} cards of a node with {units} {kind} free each"
-    else:
-        need = f"{units} percent of one card" if requirements.percent else f"{units} units on one card"
+    nodes, query = queue.state.nodes, queue.capacity.make_query(requirements)
+    need = _format_need(requirements, queue.state.unit_mib)
     usable = np.flatnonzero(nodes.usable)
     able = usable[filter_nodes(nodes, query, usable)]
     if able.size:
         if queue.capacity.lacks_sum(requirements, able):
             return f"it needs {need}; {BY_SUM}"
         return f"it needs {need}{BY_RULES} {_describe_other_needs(requirements)} allow: none has that"
+    if requirements.request.asks_compute and filter_nodes(nodes, without_compute(query), usable).any():
+        return f"it needs {need}; cards have the memory free, and others have their compute"
+    return _explain_memory(queue, requirements, query, usable)
+
+
+def _explain_memory(
+    queue: Queue, requirements: PodRequirements, query: SchedulingRequest, usable: RowArray
+) -> str:
+    """Say how much of the GPU memory that a pod needs is free together."""
+    need = _format_need(requirements, queue.state.unit_mib)
+    nodes, demands = queue.state.nodes, requirements.request.demands
+    cards = max(demand.cards for demand in demands)
+    units = max(demand.per_card for demand in demands)
     free = nodes.free[usable].astype(np.int64)
     if query.policy_request.admits is not None:
         free = np.where(query.policy_request.admits[usable], free, 0)
@@ -489,6 +494,18 @@ def _explain_no_capacity(queue: Queue, requirements: PodRequirements) -> str:
         return f"it needs {need}; the node with the most has {most}"
     admitted = "" if requirements.request.selector.admits_all else " that it admits"
     return f"it needs {need}; the largest free card{admitted} has {largest}"
+
+
+def _format_need(requirements: PodRequirements, unit_mib: int) -> str:
+    demands = requirements.request.demands
+    if len(demands) > 1 or requirements.request.asks_compute:
+        return format_demands(demands, unit_mib)
+    units, cards = demands[0].per_card, demands[0].cards
+    if cards > 1:
+        return (
+            f"{cards} cards of a node with {units} {'percent' if requirements.percent else 'units'} free each"
+        )
+    return f"{units} percent of one card" if requirements.percent else f"{units} units on one card"
 
 
 def _describe_other_needs(requirements: PodRequirements) -> str:

@@ -1,0 +1,81 @@
+"""Pods that ask for compute: the queue admits none to a card that has the memory alone."""
+
+from typing import Any
+
+from allocator.names import COMPUTE_RESOURCE
+from scheduler_plugin.queue.controller import status
+from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
+from tests.cluster_builders import container
+from tests.queue_world import QueueWorld
+
+COHORT = "queues: [{name: a, cohort: x, nominalQuota: 8}, {name: b, cohort: x, nominalQuota: 8}]"
+
+
+def ask(world: QueueWorld, name: str, percent: int, units: int = 4, **more: Any) -> str:
+    return world.pod(
+        name, containers=[container(units=units, resources={COMPUTE_RESOURCE: str(percent)})], **more
+    )
+
+
+def explain(world: QueueWorld) -> tuple[str, str]:
+    why, *_ = status.explain_waiting(world.queue, 0)
+    return why.reason, why.message
+
+
+def test_a_pod_waits_for_compute_and_no_other_pod_waits_with_it() -> None:
+    world = QueueWorld()
+    world.node("n", (16,), compute=(10,))
+    first = ask(world, "first", 60, created=1)
+    ask(world, "second", 60, created=2)
+    ask(world, "memory", 0, created=3)
+    assert world.admitted() == ["first", "memory"]
+    assert explain(world) == (
+        "NoRoom",
+        "it needs 4 GiB and 60 percent of compute; cards have the memory free, and others have their compute",
+    )
+    world.delete(first)
+    assert world.admitted() == ["second"]
+
+
+def test_what_no_card_gives_away_is_never_admitted() -> None:
+    world = QueueWorld()
+    world.node("old", (16,))
+    world.pod("p", containers=[container(name, 1, resources={COMPUTE_RESOURCE: "80"}) for name in "xy"])
+    assert world.admitted() == []
+    assert explain(world)[0] == "NeverFits"
+    world.node("n", (16,), compute=(0,))
+    assert world.admitted() == []
+    assert explain(world)[0] == "NeverFits", "the two need one card, whose compute is 100"
+    world.node("n", (16,), compute=(0,), compute_limit=200)
+    assert world.admitted() == ["p"]
+
+
+def test_a_gang_is_admitted_where_its_pods_have_compute_together() -> None:
+    world = QueueWorld()
+    world.node("n", (16, 16), compute=(0, 0))
+    for number in range(3):
+        ask(world, f"g{number}", 60, gang="g", size=3)
+    assert world.admitted() == [], "two have the memory of one card, and not its compute"
+    assert explain(world)[0] == "NeverFits"
+    world.node("m", (16,), compute=(0,))
+    assert sorted(world.admitted()) == ["g0", "g1", "g2"]
+
+
+def test_what_is_taken_back_frees_the_compute() -> None:
+    world = QueueWorld(f"{COHORT}\nreclaim: evict")
+    world.node("n", (16,), compute=(0,))
+    uids = [
+        world.pod("a0", 4, created=0),
+        world.pod("a1", 4, created=1),
+        ask(world, "a2", 60, created=2),
+        world.pod("a3", 4, created=3),
+    ]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    ask(world, "b0", 60, queue="b", created=50)
+    assert world.admitted() == []
+    (found,) = Reclaimer(world.queue).find_plans(0)
+    assert [world.name(victim.uid) for victim in found.victims] == ["a2"], (
+        "the newest would free memory alone"
+    )
