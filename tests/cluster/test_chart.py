@@ -48,6 +48,7 @@ COMPONENTS = {
     "memory-limits": ["memoryLimits.enabled=true"],
     "mig": ["mig.enabled=true"],
     "mps": ["mps.enabled=true"],
+    "network-policy": ["networkPolicy.enabled=true"],
     "openshift": ["platform=openshift"],
     "priority-quota": ["priorityQuota.enabled=true"],
     "queue-batch": ["queue.enabled=true", "queue.batch.enabled=true", "queue.batch.sharedNodes=true"],
@@ -96,6 +97,7 @@ def read_platforms() -> dict[str, list[str]]:
 PLATFORMS = read_platforms()
 EVERYTHING = [
     *("queue.enabled=true", "queue.batch.enabled=true", "autoscale.enabled=true", "dashboard.enabled=true"),
+    *("networkPolicy.enabled=true", "networkPolicy.from[0].ipBlock.cidr=192.0.2.10/32"),
     *("dashboard.teams=true", "gpuTaint.enabled=true", "visibleDevices.enabled=true", "mps.enabled=true"),
 ]
 

@@ -92,6 +92,7 @@ CASES = {
     ),
     "monitoring": Case(("base", "monitoring"), "monitoring"),
     "mps": Case(("base", "mps"), "mps"),
+    "network-policy": Case(("base", "network-policy"), "network-policy"),
     "of a node": Case(
         ("base", "bottlerocket", "cdi", "mig", "nvidia-runtime-class", "simulated-gpus", "k0s")
     ),
@@ -211,7 +212,7 @@ def uninstall(cluster: Cluster, component: str) -> tuple[int, list[str]]:
 
 SHOWN_BY_OTHERS = frozenset(
     {"autoscale", "dashboard", "dashboard-teams", "evict-over-use", "gpu-taint", "monitoring", "mps"}
-    | {"of a node", "openshift", "visible-devices"}
+    | {"network-policy", "of a node", "openshift", "visible-devices"}
 )
 """Cases that run nightly: their objects go the way of the others'."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import shutil
 import signal
 import sys
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
@@ -70,8 +72,11 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
             backoff=Backoff(0.05, 0.1), ask_s=3.0,
         )  # fmt: skip
 
-    async with running(MpsSupervisor(options, source, SimulatedGenerations(), make=make).run()):
+    supervisor = MpsSupervisor(options, source, SimulatedGenerations(), make=make)
+    assert supervisor.find_unready() == "no card has been found that MPS can share"
+    async with running(supervisor.run()):
         await until(lambda: all(service.read_state(uuid) for uuid in CARDS))
+        assert supervisor.find_unready() == ""
         pids = [pid_of(root, uuid) for uuid in CARDS]
         assert [service.read_state(uuid) for uuid in CARDS] == [
             ControlDaemonState(48, (pid + 1000,), pid) for pid in pids
@@ -82,6 +87,7 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
         broken.touch()
         end(pids[0], signal.SIGKILL)
         await until(lambda: service.read_state(CARDS[0]) is None)
+        assert supervisor.find_unready() == f"card {CARDS[0]}: its control daemon does not answer"
         assert service.read_state(CARDS[1]) is not None
         broken.unlink()
         await until(lambda: service.read_state(CARDS[0]))
@@ -161,8 +167,15 @@ async def test_the_command_ends_with_its_children_and_one_that_is_killed_is_clea
     command = [sys.executable, "-m", "gpupack", "mps", f"--root={root}", f"--control-program={program}"]
     command += ["--gpus=simulated", "--profile=2xt4"]
     service = MpsService(root)
-    first = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    first = await asyncio.create_subprocess_exec(
+        *command, "--http=127.0.0.1:0", "--log-format=json", stderr=asyncio.subprocess.PIPE
+    )
+    assert first.stderr is not None
     await until(lambda: all(service.read_state(uuid) for uuid in CARDS))
+    while (event := json.loads(await first.stderr.readline()))["event"] != "serving":
+        pass
+    async with ClientSession() as session, session.get(f"{event['url']}/readyz") as answer:
+        assert (answer.status, await answer.text()) == (200, "ok\n")
     third = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, said = await third.communicate()
     assert (third.returncode, said.decode().splitlines()[-1]) == (
@@ -215,6 +228,7 @@ async def test_the_node_says_who_holds_its_containers_and_what_they_are_given(ro
         (["--gpus=simulated"], "--profile: required with --gpus simulated, and allowed with that only"),
         (["--gpus=simulated", "--profile=2xt4", "--root=here"], "--root 'here'; allowed: a path from / on"),
         (["--log-level=loud"], "--log-level 'loud'; allowed: debug, info, warning, error"),
+        (["--http=8917"], "--http '8917'; allowed: HOST:PORT with a port from 0 to 65535"),
         (["--log-format=xml"], "--log-format 'xml'; allowed: text, json"),
     ],
 )

@@ -150,6 +150,16 @@ def schema() -> dict[str, Any]:
             "ValidatingAdmissionPolicies.",
         ),
         "visibleDevices": closed({"enabled": _BOOL}, "Keeps pods from naming cards themselves."),
+        "networkPolicy": closed(
+            {
+                "enabled": _BOOL,
+                "from": said(
+                    "Who may connect beside gpupack's own pods, peers as in a NetworkPolicy.",
+                    {"type": "array", "items": _OBJECT},
+                ),
+            },
+            "Closes the ports of gpupack's pods.",
+        ),
         "gpuTaint": closed({"enabled": _BOOL}, "Pods that ask tolerate the taint nvidia.com/gpu."),
         "cdi": closed({"enabled": _BOOL}, "Names the cards as CDI devices."),
         "dra": closed(

@@ -263,6 +263,32 @@ def test_prometheus_is_told_of_a_listener_without_verbs(name: str) -> None:
             assert tls or verbs.startswith("--http=127.0.0.1:")
 
 
+def test_prometheus_is_led_to_what_has_metrics_and_to_nothing_else() -> None:
+    """Else a target is down for good."""
+    components = [
+        MANIFESTS / "components" / name for name in ("autoscale", "dashboard", "dra", "mps", "queue")
+    ]
+    built = build(MANIFESTS / "overlays" / "monitoring", *components)
+    services = {one["metadata"]["name"]: one["spec"] for one in built if one["kind"] == "Service"}
+    ports = {port["targetPort"] for port in services["gpupack-metrics"]["ports"]}
+    for one in built:
+        if one["kind"] in {"DaemonSet", "Deployment"}:
+            metadata = one["spec"]["template"]["metadata"]
+            assert services["gpupack-metrics"]["selector"].items() <= metadata["labels"].items()
+            names_of = {port["name"] for each in pod_template(one)["containers"] for port in each["ports"]}
+            assert bool(names_of & ports) == ("prometheus.io/port" in metadata.get("annotations", {}))
+
+
+def test_the_network_policy_names_every_port() -> None:
+    everything = [path.parent for path in MANIFESTS.glob("components/*/kustomization.yaml")]
+    there = [MANIFESTS / "base", MANIFESTS / "extender", *everything]
+    files = [yaml.safe_load_all(path.read_text()) for folder in there for path in folder.glob("*.yaml")]
+    named = set(re.findall(r"'name': '([a-z]+)', 'containerPort'", str([list(each) for each in files])))
+    (policy,) = find_brought(MANIFESTS / "components" / "network-policy")
+    (rule,) = policy["spec"]["ingress"]
+    assert {each["port"] for each in rule["ports"]} == named | {"metrics"}
+
+
 def test_rights_are_few() -> None:
     base, joined = objects("base"), objects("overlays/join-existing-scheduler")
 

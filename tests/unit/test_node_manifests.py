@@ -93,7 +93,7 @@ def test_the_mps_component_and_the_daemon_meet_in_one_folder() -> None:
     node, mps = built["gpupack-node"], built["gpupack-mps"]
     root = str(MpsSettings(root=Path("/run/gpupack/mps")).root)
     assert "--sharing=mps" in container(node)["args"]
-    assert container(mps)["args"] == ["mps", f"--root={root}"]
+    assert container(mps)["args"] == ["mps", f"--root={root}", "--http=:8917"]
     assert NodeSettings(node_name="n1").mps_root == Path(root)
     for one in (node, mps):
         (volume,) = [each for each in pod_template(one)["volumes"] if each["name"] == "mps"]

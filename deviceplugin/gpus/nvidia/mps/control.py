@@ -54,6 +54,11 @@ class ControlDaemon:
         self._reported = ""
         self.starts = 0
 
+    @property
+    def answers(self) -> bool:
+        """Whether it answered when it was last asked."""
+        return self._folder.is_served
+
     async def run(self) -> None:
         """Keep the daemon running until cancelled, then make it and its servers quit."""
         clock = asyncio.get_running_loop().time

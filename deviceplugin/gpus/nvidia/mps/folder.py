@@ -103,6 +103,11 @@ class CardFolder:
             self._held = _locked(self._lock, fcntl.LOCK_EX)
         return self._held is not None
 
+    @property
+    def is_served(self) -> bool:
+        """Whether the control daemon answers, as this process last announced."""
+        return self._held is not None
+
     def end(self) -> None:
         """Say that it does not answer any more."""
         if self._held is not None:

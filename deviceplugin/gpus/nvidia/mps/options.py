@@ -19,6 +19,7 @@ class MpsOptions:
         name="control-program",
         help="NVIDIA's control daemon; its runtime brings it along with the capability `compute`.",
     )
+    http: str | None = option(None, metavar="HOST:PORT", help="Serve /healthz and /readyz there.")
     multi_user: bool = option(
         False,
         negative="single-user",

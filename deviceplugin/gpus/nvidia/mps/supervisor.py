@@ -3,11 +3,13 @@
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import structlog
+from aiohttp import web
 
 from deviceplugin.errors import GpuError, NodeSettingsError
 from deviceplugin.gpus.api.mps import CardGenerations
@@ -17,6 +19,7 @@ from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder, lock_root
 from deviceplugin.gpus.nvidia.mps.grants import client_limit, find_obstacle
 from deviceplugin.gpus.nvidia.mps.options import MpsOptions
 from kubeapi.process import run_until
+from kubeapi.serving import serve_health, start_serving
 
 log = structlog.get_logger(__name__)
 
@@ -107,7 +110,7 @@ class MpsSupervisor:
         self._generations = generations
         self._make = make or self._daemon
         self._look_s = look_s
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, tuple[ControlDaemon, asyncio.Task[None]]] = {}
         self._reported: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -124,6 +127,13 @@ class MpsSupervisor:
         finally:
             await self._stop(list(self._running))
 
+    def find_unready(self) -> str:
+        """Say which cards have no control daemon that answers; empty if all that can have one do."""
+        if not self._running:
+            return "no card has been found that MPS can share"
+        silent = [uuid for uuid, (daemon, _) in self._running.items() if not daemon.answers]
+        return "\n".join(f"card {uuid}: its control daemon does not answer" for uuid in silent)
+
     async def _follow(self, cards: Sequence[MpsCard]) -> None:
         """Start what is new and stop what is gone; a card in trouble keeps its control daemon."""
         there = {card.uuid for card in cards}
@@ -135,10 +145,10 @@ class MpsSupervisor:
                 self._warn_once(card)
                 continue
             daemon = self._make(CardFolder(self._settings.root, card.uuid), card.clients)
-            self._running[card.uuid] = asyncio.create_task(daemon.run())
+            self._running[card.uuid] = daemon, asyncio.create_task(daemon.run())
 
     async def _stop(self, uuids: Sequence[str]) -> None:
-        tasks = [self._running.pop(uuid) for uuid in uuids]
+        tasks = [self._running.pop(uuid)[1] for uuid in uuids]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -167,9 +177,20 @@ async def run(
     try:
         await asyncio.to_thread(source.open)
         try:
-            await run_until(stop, MpsSupervisor(settings, source, generations))
+            supervisor = MpsSupervisor(settings, source, generations)
+            async with AsyncExitStack() as stack:
+                if settings.http is not None:
+                    await _serve(stack, settings.http, supervisor)
+                await run_until(stop, supervisor)
         finally:
             await asyncio.to_thread(source.close)
     finally:
         os.close(lock)
     log.info("stopped")
+
+
+async def _serve(stack: AsyncExitStack, address: str, supervisor: MpsSupervisor) -> None:
+    app = web.Application()
+    app.add_routes(serve_health(supervisor.find_unready))
+    served = await start_serving(stack, app, address, lambda text: NodeSettingsError((f"--{text}",)))
+    log.info("serving", url=served.url)
