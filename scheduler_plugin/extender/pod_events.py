@@ -104,7 +104,9 @@ class PodReporter:
             and pod.spec.scheduler_name not in {BATCH_SCHEDULER, PLACEHOLDER_SCHEDULER}
         ):
             refusal = extender.explain_unasked(pod, self._clock())
-            if refusal is not None:
+            message = "" if pod.status.scheduled is None else pod.status.scheduled.message
+            # A message with a reason of ours: the extender of the other replica was asked, and reports it.
+            if refusal is not None and not any(why in message for why in refusal.list_reasons(self._state)):
                 self._report_refusal(refusal)
 
     def report_bound(self, args: BindArgs, took_s: float) -> None:

@@ -64,6 +64,15 @@ class UnschedulablePod:
         """The cause in one word: the reason of the nodes that come closest to taking the pod."""
         return INVALID if self.problem else min(self.counts).metric_label
 
+    def list_reasons(self, state: ClusterState) -> list[str]:
+        """List the reasons as kube-scheduler's message has them, without numbers of nodes."""
+        if self.request is None:
+            return [self.problem]
+        asked = self.request.request
+        return [
+            format_event_text(reason, asked.demands, state.unit_mib, asked.rules) for reason in self.counts
+        ]
+
     def format_text(self, state: ClusterState) -> str:
         if self.request is None or self.rows is None:
             return self.problem

@@ -468,9 +468,8 @@ def test_corrupt_words_of_a_node_exclude_that_node_only(cluster):
 
 
 def test_a_request_beyond_the_nodes_sum_waits_with_numbers(cluster):
-    """kube-scheduler rules the node out by its own sum, and asks no extender."""
-    if cluster.serves_claims:
-        pytest.skip("a node that serves claims has no sum that kube-scheduler could add up")
+    """kube-scheduler rules the node out by its own sum, and asks the extender only where nodes serve claims."""
     cluster.create(w.pod("huge", w.container(gib=99)))
-    cluster.wait_event("huge", "Insufficient gpupack.io/gpu-memory-gib")
+    ruled_out = "no healthy card of 99 GiB" if cluster.serves_claims else "Insufficient gpupack.io/gpu-memory-gib"
+    cluster.wait_event("huge", f"FailedScheduling: 0/1 nodes are available: 1 {ruled_out}")
     cluster.wait_event("huge", "WaitingForCards: 0/1 nodes can take 99 GiB: 1 no healthy card of 99 GiB")

@@ -109,6 +109,15 @@ def test_a_request_beyond_every_nodes_sum_is_told_with_numbers_though_nobody_ask
     assert told.reporter.unschedulable_pods.has_refused("uid-p")
 
 
+def test_a_refusal_that_the_other_replica_told_kube_scheduler_is_not_told_again(told: Told) -> None:
+    """Each replica sees the pod's condition; only one of them was asked."""
+    message = "0/1 nodes are available: 1 no healthy card of 99 GiB or more."
+    (condition,) = UNSCHEDULABLE["conditions"]
+    told.see(pod("p", 99, status={"conditions": [{**condition, "message": message}]}))
+    assert told.events == []
+    assert not told.reporter.unschedulable_pods.has_refused("uid-p")
+
+
 def test_a_node_whose_kubelet_lost_the_plugin_is_told_though_nobody_asked(told: Told) -> None:
     told.world.node("a", (16, 16), (8, 10), allocatable_units=0)
     told.see(pod("p", 4, status=UNSCHEDULABLE))
