@@ -63,7 +63,8 @@ async def fetch(kubeconfig: str | None, context: str | None, namespace: str, ser
             ) from error
         except ServerError as error:
             raise ServerError(
-                f"{where} does not answer: is a pod of the queue Ready? ({error.message})",
+                f"{where} does not answer: is the queue installed (docs/queue.md), and a pod of it Ready? "
+                f"({error.message})",
                 status=error.status,
             ) from error
 

@@ -120,7 +120,10 @@ def list_workload(
         pod for pod in cluster.pods.values() if pod.metadata.namespace == namespace and workload.owns(pod)
     ]
     if not pods:
-        raise InputError(f"{cluster.source} has no pod of {workload.name} in namespace {shown(namespace)}")
+        raise InputError(
+            f"{cluster.source} has no pod of {workload.name} in namespace {shown(namespace)}; if it is "
+            "there, kubectl describe says why it has none (for a Deployment: of its ReplicaSet)"
+        )
     pods.sort(key=lambda pod: pod.full_name)
     kept = pods[:most]
     lines = _lines(cluster, kept, now_s, queued, budget)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ruamel.yaml.comments import CommentedMap
 
+from allocator.names import GPU_PREFIX
 from gpupack.errors import InputError
 from gpupack.migration.pods import Say, rewrite_pod
 from gpupack.migration.requests import KAI_AMOUNTS, MigrationOptions
@@ -31,11 +32,14 @@ _NAMED: Final = re.compile(
 
 _NOT_ASKING: Final = frozenset(
     {
-        *("tolerations", "taints", "startupTaints", "nodeSelector", "affinity"),
+        *("tolerations", "taints", "startupTaints", "nodeSelector", "nodeLabels", "affinity"),
         *("managedFields", "kubectl.kubernetes.io/last-applied-configuration"),
     }
 )
 """What stands below these names cards and asks for none."""
+
+_AMOUNTS: Final = frozenset({"limits", "requests", "resources"})
+"""Below these names a key with `gpu` in it asks for cards, whoever reads it."""
 
 _SELF_ANNOTATED: Final = frozenset({"InferenceService", "ServingRuntime", "ClusterServingRuntime"})
 """Kinds of KServe whose pods have their annotations, and no schedulerName, beside their containers."""
@@ -136,17 +140,37 @@ def _list_places(paths: Iterable[str]) -> str:
 
 def _advise(kind: str, group: str, said: str) -> str:
     """Say what a person has to do about what is named outside of pods."""
-    if group == "kueue.x-k8s.io":
-        return "write gpupack.io/gpu-memory-gib and a quota in GiB (docs/howto/kueue.md)"
-    if kind in {"ResourceQuota", "LimitRange"}:
-        return "write requests.gpupack.io/gpu-memory-gib and a quota in GiB (docs/howto/quota.md)"
-    if group.endswith(("run.ai", "kai.scheduler")):
-        return "queues of teams are in docs/queue.md"
-    if "gpu.nvidia.com" in said or "mig.nvidia.com" in said:
-        return "a claim has deviceClassName gpupack (docs/dra.md), or the pod asks in its limits"
-    if "metadata.annotations" in said:
-        return "write the amount into the limits of the container that computes"
-    return "write gpupack.io/gpu-memory-gib and its GiB, or gpupack.io/gpu-percent, by hand"
+    advice = (
+        (
+            group == "kueue.x-k8s.io",
+            "write gpupack.io/gpu-memory-gib and a quota in GiB (docs/howto/kueue.md)",
+        ),
+        (
+            kind in {"ResourceQuota", "LimitRange"},
+            "write requests.gpupack.io/gpu-memory-gib and a quota in GiB (docs/howto/quota.md)",
+        ),
+        (group.endswith(("run.ai", "kai.scheduler")), "queues of teams are in docs/queue.md"),
+        (
+            "gpu.nvidia.com" in said or "mig.nvidia.com" in said,
+            "a claim has deviceClassName gpupack (docs/dra.md), or the pod asks in its limits",
+        ),
+        (
+            "metadata.annotations" in said,
+            "write the amount into the limits of the container that computes",
+        ),
+        (
+            "resourceProfile" in said,
+            "write the limits of the profile where its operator has them (KubeAI's chart: resourceProfiles)",
+        ),
+        (
+            not _NAMED.search(said),
+            "gpupack knows no such resource: write gpupack.io/gpu-memory-gib for NVIDIA's cards only",
+        ),
+    )
+    return next(
+        (text for holds, text in advice if holds),
+        "write gpupack.io/gpu-memory-gib and its GiB, or gpupack.io/gpu-percent, by hand",
+    )
 
 
 def _warn_of_owner(name: str, metadata: dict[str, Any], done: Migrated) -> None:
@@ -271,4 +295,15 @@ def _find_named(value: Any, path: str, without: list[dict[str, Any]]) -> Iterato
             yield from ((path, name) for name in _NAMED.findall(key))
             if key in KAI_AMOUNTS and path.endswith("annotations"):
                 yield path, key
+            if isinstance(each, str):
+                yield from _find_unknown(path, key, each)
             yield from _find_named(each, below, without)
+
+
+def _find_unknown(path: str, key: str, value: str) -> Iterator[tuple[str, str]]:
+    """Find a request for cards whose name this command does not know: another resource, or a profile."""
+    if key == "resourceProfile" and "gpu" in value:
+        yield f"{path}.{key}", value
+    amounts = path.rpartition(".")[2] in _AMOUNTS
+    if amounts and "gpu" in key and not key.startswith(GPU_PREFIX) and str(value) != "0":
+        yield path, key

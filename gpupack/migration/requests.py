@@ -243,7 +243,8 @@ def _number(name: str, amount: Any) -> int:
     try:
         number = parse_integer(str(amount))
     except QuantityError as error:
-        raise UntranslatableError(f"{name}: {error}") from error
+        hint = "; replace the placeholder first, as envsubst does" if "$" in str(amount) else ""
+        raise UntranslatableError(f"{name}: {error}{hint}") from error
     if number < 0 or (name in _MEMORY and not str(amount).isdigit()):
         # `8Gi` would be 8 589 934 592 MiB.
         raise UntranslatableError(f"{name}: {shown(str(amount))}; allowed: a whole number without a suffix")

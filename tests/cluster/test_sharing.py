@@ -468,8 +468,10 @@ def test_corrupt_words_of_a_node_exclude_that_node_only(cluster):
 
 
 def test_a_request_beyond_the_nodes_sum_waits_with_numbers(cluster):
-    """kube-scheduler rules the node out by its own sum, and asks the extender only where nodes serve claims."""
+    """kube-scheduler rules the node out by its sum; only where nodes serve claims it asks the extender."""
     cluster.create(w.pod("huge", w.container(gib=99)))
-    ruled_out = "no healthy card of 99 GiB" if cluster.serves_claims else "Insufficient gpupack.io/gpu-memory-gib"
+    ruled_out = (
+        "no healthy card of 99 GiB" if cluster.serves_claims else "Insufficient gpupack.io/gpu-memory-gib"
+    )
     cluster.wait_event("huge", f"FailedScheduling: 0/1 nodes are available: 1 {ruled_out}")
     cluster.wait_event("huge", "WaitingForCards: 0/1 nodes can take 99 GiB: 1 no healthy card of 99 GiB")

@@ -170,6 +170,7 @@ def test_only_gpushare_has_all_containers_on_one_card(first, second, annotations
         (pod({"nvidia.com/gpu": "0.5"}), "allowed: a whole number"),
         (pod({"nvidia.com/gpumem": 1, "nvidia.com/gpucores": 150}), "gpucores: 150; allowed: 1 to 100"),
         (pod({"nvidia.com/gpu": 1}, {"gpu-sm-percentage": "half"}), "gpu-sm-percentage: "),
+        (pod({"nvidia.com/gpu": "${COUNT}"}), "replace the placeholder first, as envsubst does"),
         (pod({"nvidia.com/gpu": 65}), "allowed: at most 64"),
         (pod({"aliyun.com/gpu-mem": 1, "nvidia.com/gpu": 1}), "keep one of them"),
         (pod({"aliyun.com/gpu-count": 1}), "gpupack.io/cards"),
@@ -442,6 +443,17 @@ PATCH = '{"containers":[{"name":"main","resources":{"limits":{"nvidia.com/gpumem
             pod({}, containers=[{"name": "c", "args": ["--resource=nvidia.com/gpu"]}]),
             "nvidia.com/gpu at spec.containers[0].args[0]",
         ),
+        (pod({"amd.com/gpu": 1}), "amd.com/gpu at spec.containers[0].resources.limits: gpupack knows"),
+        (pod({"koordinator.sh/gpu-core": 50}), "koordinator.sh/gpu-core at"),
+        (
+            named("DynamoGraphDeployment", spec={"services": {"W": {"resources": {"limits": {"gpu": "2"}}}}}),
+            "gpu at spec.services.W.resources.limits: ",
+        ),
+        (named("VLLMRuntime", spec={"resources": {"cpu": 4, "gpu": 1}}), "gpu at spec.resources: "),
+        (
+            named("Model", "kubeai.org/v1", spec={"resourceProfile": "nvidia-gpu-l4:1"}),
+            "nvidia-gpu-l4:1 at spec.resourceProfile: write the limits of the profile",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else value["kind"],
 )
@@ -466,9 +478,14 @@ def test_labels_taints_and_records_ask_for_nothing():
         tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}],
     )
     document["metadata"]["labels"] = {"nvidia.com/gpu-driver-upgrade-drain.skip": "true"}
+    document["spec"]["initContainers"] = [{"name": "i", "resources": {"limits": {"gpu": "0"}}}]
     document["metadata"]["managedFields"] = [{"fieldsV1": {"f:nvidia.com/gpu": {}}}]
     document["status"] = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}
-    _, done = one(document)
+    flavor = named(
+        "ResourceFlavor", "kueue.x-k8s.io/v1beta2", spec={"nodeLabels": {"pool": "nvidia.com/gpu"}}
+    )
+    profile = named("Model", "kubeai.org/v1", spec={"resourceProfile": "cpu:2"})
+    _, done = run(document, flavor, profile)
     assert (done.complete, done.notes) == (True, [])
 
 
