@@ -69,6 +69,9 @@ def test_every_name_of_the_repository_is_that_of_pyproject() -> None:
         for found in re.findall(r"(?:github\.com|ghcr\.io)/([\w-]+/gpupack)\b", page.read_text())
     }
     assert named == {ours}
+    icon = yaml.safe_load((chart / "Chart.yaml").read_text())["icon"]
+    name, _, path = icon.removeprefix("https://raw.githubusercontent.com/").partition("/main/")
+    assert (name, (ROOT / path).is_file()) == (ours, True)
     assert "OWNER" not in (ROOT / ".krew.yaml").read_text()
 
 
