@@ -136,6 +136,7 @@ def fit(
     mixed_models: bool = False,
     containers: str = "",
     gang: int = 0,
+    compute: int = 0,
 ) -> FitAnswer:
     """Say how many pods of a size fit now and where, and the largest request that fits.
 
@@ -148,13 +149,14 @@ def fit(
         mixed_models: Cards of one container may be of several models.
         containers: Where several containers go: `same-card`, `apart` or empty.
         gang: Pods that have to fit at once; the answer says how many of them do not.
+        compute: Percent of the compute of each card that each container asks for.
 
     Raises:
         InputError: something is wrong with the question, or no node has cards.
     """
     ask = _make_question(units, cards, model, percent=percent)
     others = tuple(_whole("units", each, MAX_UNITS) for each in more)
-    ask = replace(ask, more=others, mixed_models=mixed_models, containers=containers)
+    ask = replace(ask, more=others, mixed_models=mixed_models, containers=containers, compute=compute)
     return fit_of(cluster, replace(ask, gang=_whole("gang", gang, MAX_UNITS)) if gang else ask)
 
 

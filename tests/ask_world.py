@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from allocator.names import (
+    COMPUTE_RESOURCE,
     NODE_HOLDS,
     POD_ASSIGNED,
     POD_CARDS,
@@ -47,6 +48,7 @@ class Pod:
     namespace: str = "default"
     policies: tuple[tuple[str, str], ...] = ()
     queue: str = ""
+    compute: int = 0
 
     @property
     def each(self) -> int:
@@ -67,7 +69,15 @@ class Pod:
             node=self.node,
             phase="Running" if self.node else "Pending",
             annotations=annotations,
-            containers=[container("main", self.units, cpu=str(self.cpu), memory="0")],
+            containers=[
+                container(
+                    "main",
+                    self.units,
+                    cpu=str(self.cpu),
+                    memory="0",
+                    resources={COMPUTE_RESOURCE: str(self.compute)} if self.compute else None,
+                )
+            ],
             spec={
                 "priority": self.priority,
                 "tolerations": [{"key": key, "operator": "Exists"} for key in self.tolerates],
@@ -87,7 +97,10 @@ class Pod:
 
 @dataclass(frozen=True)
 class Node:
-    """A node: sizes of its cards, units used on them by nobody's processes, model, taints and so on."""
+    """A node: sizes of its cards, units used on them by nobody's processes, model, taints and so on.
+
+    `publishes_compute` is False for a daemon of an older version.
+    """
 
     name: str
     sizes: tuple[int, ...] = (16, 16)
@@ -98,6 +111,7 @@ class Node:
     cordoned: bool = False
     ready: bool = True
     cpu: int = 40
+    publishes_compute: bool = True
 
     def used(self, pods) -> list[int]:
         used = list(self.foreign or (0 for _ in self.sizes))
@@ -111,6 +125,7 @@ class Node:
         here = [pod for pod in pods if pod.node == self.name]
         held = [pod for pod in here if pod.held]
         words = [min(size, units) for size, units in zip(self.sizes, self.used(held), strict=True)]
+        compute = [sum(pod.compute for pod in held if card in pod.cards) for card in range(len(self.sizes))]
         units = {f"uid-{pod.name}": dict.fromkeys(pod.cards, pod.each) for pod in held}
         made = node_object(
             self.name,
@@ -119,6 +134,7 @@ class Node:
             version=100,
             models=[self.model] * len(self.sizes),
             cpu=str(self.cpu),
+            compute=compute if self.publishes_compute else None,
             extra={NODE_HOLDS: dump_holds(Holds(100, frozenset(units), units))},
         )
         made["kind"] = "Node"

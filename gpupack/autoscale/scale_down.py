@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from allocator.names import NODE_KEPT
+from allocator.place import Placement
 from gpupack.rebalance.movable_pods import MovablePods
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import find_gang_key, make_query
@@ -150,16 +151,19 @@ def _move_all(
             moved = _move(cluster, record, rows, leaving)
             if moved is None:
                 return record
-            row, charge = moved
-            mine.enter_context(cluster.state.nodes.with_charges({row: charge}))
+            row, placement = moved
+            charges_of_node = cluster.state.nodes.with_charges(
+                {row: placement.charge}, {row: placement.compute}
+            )
+            mine.enter_context(charges_of_node)
         charges.push(mine.pop_all())
     return None
 
 
 def _move(
     cluster: Cluster, record: PodRecord, rows: RowArray, leaving: Sequence[str]
-) -> tuple[int, Mapping[int, int]] | None:
-    """Find the fullest node with cards for a pod; its row, and the units by card."""
+) -> tuple[int, Placement] | None:
+    """Find the fullest node with cards for a pod; its row, and the cards."""
     pod = cluster.pods[record.uid]
     request = record.charged
     if request is None:
@@ -175,7 +179,7 @@ def _move(
         for row in allowed.tolist():
             placement = what_if.choose_cards(nodes.names[row])
             if placement is not None:
-                return row, placement.charge
+                return row, placement
     return None
 
 

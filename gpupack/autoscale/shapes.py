@@ -292,7 +292,8 @@ def _empty_node(
         CardRecord(f"GPU-new-{number}", number, model, size * unit_mib, None, healthy=True)
         for number, (model, size) in enumerate(card_set)
     ]
-    words = NodeWords.of(unit_mib, sizes, [0] * len(sizes), 1)
+    # Its daemon publishes compute: what is left of older versions is not what a new node is like.
+    words = NodeWords.of(unit_mib, sizes, [0] * len(sizes), 1, WHOLE, [0] * len(sizes))
     amounts: dict[str, str | int] = {
         **(others or {}),
         "cpu": f"{cpu_milli}m",

@@ -128,7 +128,8 @@ class SumPacking:
     """SumPacking is where a cluster autoscaler thinks that unschedulable pods go.
 
     Attributes:
-        fit_by_sum: UIDs of the pods that fit a node by its sum.
+        fit_by_sum: UIDs of the pods that fit a node by its sum. Those that ask for compute are among them: an
+            autoscaler knows no node with such a resource, and adds none for them either.
         short: The others with their kinds, in order: for these it adds nodes.
     """
 
@@ -143,6 +144,9 @@ def pack_by_sums(view: SumView, kinds: Sequence[EquivalentPods]) -> SumPacking:
     fit_by_sum: set[str] = set()
     short: list[tuple[WaitingPod, EquivalentPods]] = []
     for pod, kind in pods:
+        if kind.request.asks_compute:
+            fit_by_sum.add(pod.uid)
+            continue
         # What is left becomes less only: a node that was too full stays so.
         there = candidates[id(kind)] = view.keep_fitting(candidates[id(kind)], kind.amounts)
         if len(there):

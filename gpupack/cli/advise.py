@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gpupack.cli.cluster_source import output_option, read_source, run_question, source_options
+from gpupack.cli.cluster_source import (
+    compute_option,
+    output_option,
+    read_source,
+    run_question,
+    source_options,
+)
 from gpupack.cli.common import FAILED, print_lines, version_option
 from gpupack.cli.names import complete_nodes
 from gpupack.terminal import wants_colour
@@ -49,6 +55,7 @@ _FOR: Final = re.compile(r"([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,3}))?")
 @click.option("--cards", type=click.IntRange(1, 64), default=1, show_default=True, help="Cards of a pod.")
 @click.option("--model", default="", metavar="LIST", help="As the annotation gpupack.io/gpu-model.")
 @click.option("--percent", is_flag=True, help="UNITS are percent of a card.")
+@compute_option
 @click.option(
     "--max-priority",
     type=int,
@@ -155,7 +162,9 @@ async def _find(
     if pods is None:
         advice = advise_empty(cluster, empty, limits)
     else:
-        size = FitQuestion(pods[0], options["cards"], options["model"], options["percent"])
+        size = FitQuestion(
+            pods[0], options["cards"], options["model"], options["percent"], compute=options["compute"]
+        )
         advice = advise_start(cluster, size, pods[1], limits)
     return cluster, add_notes(advice, cluster.list_omissions())
 

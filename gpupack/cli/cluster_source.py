@@ -51,6 +51,13 @@ def source_options(command: Decorated) -> Decorated:
     return command
 
 
+compute_option = click.option(
+    "--compute",
+    type=click.IntRange(0, 100),
+    default=0,
+    metavar="PERCENT",
+    help="Of the compute of each card, as gpupack.io/gpu-compute-percent.",
+)
 output_option = click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True
 )

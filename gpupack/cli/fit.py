@@ -6,6 +6,7 @@ import click
 
 from gpupack.cli.cluster_source import (
     ask_where_forbidden,
+    compute_option,
     output_option,
     read_source,
     run_question,
@@ -23,6 +24,7 @@ FIT_HELP = """Say how many pods of UNITS of GPU memory fit now, and where; and t
 Pods of 8 GiB:                   gpupack fit 8
 Of 2 x 40 GiB on cards A100:     gpupack fit 80 --cards 2 --model '*A100*'
 Of half a card:                  gpupack fit 50 --percent
+Of 8 GiB and 30 % of the compute: gpupack fit 8 --compute 30
 Of three containers:             gpupack fit 40 40 80 --percent
 A gang of 4 pods of 40 GiB:      gpupack fit 40 --gang 4
 What if a node were gone:        gpupack fit 8 --without gpu-node-3
@@ -46,6 +48,7 @@ See docs/ask.md.
     help="Where several containers go, as the annotation gpupack.io/containers.",
 )
 @click.option("--percent", is_flag=True, help="UNITS are percent of a card.")
+@compute_option
 @click.option(
     "--gang",
     type=click.IntRange(2),
@@ -95,6 +98,7 @@ def fit(output: str, **options: Any) -> None:
         options["mixed_models"],
         options["containers"] or "",
         options["gang"] or 0,
+        options["compute"],
     )
 
     async def work() -> str:
@@ -124,5 +128,6 @@ def _write_query(asked: "FitQuestion") -> dict[str, str | int]:
         "mixed-models": int(asked.mixed_models),
         "containers": asked.containers,
         "gang": asked.gang,
+        "compute": asked.compute,
     }
     return {name: value for name, value in query.items() if value}

@@ -265,7 +265,7 @@ class DashboardHandlers:
         )
 
     async def fit(self, request: web.Request) -> web.Response:
-        """GET /api/fit?units=N&cards=N&model=LIST&percent=1: what `gpupack fit -o json` says."""
+        """GET /api/fit?units=N&cards=N&model=LIST&percent=1&compute=N: what `gpupack fit -o json` says."""
         return await _answer(self._answers.count_fit(request.query), 400)
 
     @asynccontextmanager

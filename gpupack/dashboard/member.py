@@ -143,6 +143,7 @@ def _sum_others(pods: Sequence[PodDetail], namespace: str) -> list[PodDetail]:
         share="allocated",
         used=sum(used) if len(used) == len(others) else None,
         held="",
+        compute=sum(pod.compute for pod in others),
     )
     return [*own, total]
 
@@ -290,5 +291,5 @@ class MemberDashboard:
         return await self._ask("why", {"pod": pod})
 
     async def count_fit(self, query: Mapping[str, str]) -> bytes:
-        names: Any = ("units", "cards", "model", "percent")
+        names: Any = ("units", "cards", "model", "percent", "compute")
         return await self._ask("fit", {"units": 1, **{key: query[key] for key in names if key in query}})

@@ -190,6 +190,7 @@ class PodDetail(msgspec.Struct, frozen=True):
     Attributes:
         used: MiB, None if nobody tells.
         held: what holds the pod to its share: `driver`, `mps`, `accounted`; empty if nobody tells.
+        compute: percent of the card's compute that it asks for; 0 for none.
     """
 
     namespace: str
@@ -199,15 +200,24 @@ class PodDetail(msgspec.Struct, frozen=True):
     share: str
     used: int | None
     held: str
+    compute: int
 
 
 class CardDetail(msgspec.Struct, frozen=True):
-    """CardDetail is a card with its pods; `used` are the units that its words say."""
+    """CardDetail is a card with its pods.
+
+    Attributes:
+        used: units, as its words say.
+        compute: percent of its compute that pods ask for, None where nobody says.
+        compute_limit: percent that it gives away, 0 where nobody says.
+    """
 
     index: int
     uuid: str | None
     model: str | None
     used: int
+    compute: int | None
+    compute_limit: int
     pods: list[PodDetail]
 
 
@@ -228,6 +238,8 @@ def make_node_detail(row: NodeRow, tile: NodeTile) -> NodeDetail:
                 card.uuid,
                 card.model,
                 card.used_units,
+                card.compute_in_use,
+                card.compute_limit,
                 [_make_pod_detail(pod) for pod in card.pods],
             )
             for card in row.cards
@@ -237,4 +249,6 @@ def make_node_detail(row: NodeRow, tile: NodeTile) -> NodeDetail:
 
 
 def _make_pod_detail(pod: PodRow) -> PodDetail:
-    return PodDetail(pod.namespace, pod.name, pod.uid, pod.units, pod.share, pod.used_mib, pod.held)
+    return PodDetail(
+        *(pod.namespace, pod.name, pod.uid, pod.units, pod.share, pod.used_mib, pod.held, pod.compute)
+    )

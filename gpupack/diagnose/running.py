@@ -91,6 +91,8 @@ def _use(card: CardRow, uid: str, unit_mib: int, memory_of: Sequence[MemoryRecor
         limit_mib=promised * unit_mib if held_by and held_by <= LIMITED else None,
         held=held_by.pop() if len(held_by) == 1 else "",
         share=own[0].share,
+        compute=sum(pod.compute for pod in own),
+        compute_in_use=card.compute_in_use,
         neighbours=tuple(
             PodUnits(pod.namespace, pod.name or pod.uid, pod.units, (card.index,))
             for pod in card.pods

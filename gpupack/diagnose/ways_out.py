@@ -1,11 +1,18 @@
 """Finds what would let a pod that waits start; each way is checked by asking filter again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from allocator.names import POD_CARDS, POD_CONTAINERS, POD_GPU_MODEL, POD_GPU_UUID, POD_MIXED_MODELS
+from allocator.names import (
+    COMPUTE_RESOURCE,
+    POD_CARDS,
+    POD_CONTAINERS,
+    POD_GPU_MODEL,
+    POD_GPU_UUID,
+    POD_MIXED_MODELS,
+)
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from gpupack.diagnose.evictions import can_start_without, find_fewest_evictions
@@ -44,6 +51,7 @@ def find_ways_out(
         moves: Also search for moves of other pods.
     """
     yield from _smaller(what_if)
+    yield from _less_compute(what_if)
     yield from _more_cards(what_if)
     yield from _stars(what_if)
     yield from _no_rules(what_if)
@@ -66,16 +74,12 @@ def _smaller(what_if: WhatIf) -> Iterator[WayOut]:
     request = what_if.query.request
     number = max(range(len(request.containers)), key=lambda i: request.containers[i].units)
     container = request.containers[number]
-    fits, too_much = 0, container.units // request.cards
-    while too_much - fits > 1:
-        middle = (fits + too_much) // 2
-        if len(what_if.with_request(_with_units(request, number, middle * request.cards)).find_rows()):
-            fits = middle
-        else:
-            too_much = middle
-    if not fits:
+    units = request.cards * _find_largest(
+        lambda each: what_if.with_request(_with_units(request, number, each * request.cards)),
+        container.units // request.cards,
+    )
+    if not units:
         return
-    units = fits * request.cards
     node = what_if.with_request(_with_units(request, number, units)).rank_nodes()[0]
     several = len(request.containers) > 1
     whose = f"container {container.name} asking for " if several else "a request of "
@@ -87,6 +91,42 @@ def _smaller(what_if: WhatIf) -> Iterator[WayOut]:
         units=units,
         container=container.name if several else "",
     )
+
+
+def _find_largest(ask: Callable[[int], WhatIf], too_much: int) -> int:
+    """Find the largest amount below `too_much` that any node takes; 0 for none."""
+    fits = 0
+    while too_much - fits > 1:
+        middle = (fits + too_much) // 2
+        if len(ask(middle).find_rows()):
+            fits = middle
+        else:
+            too_much = middle
+    return fits
+
+
+def _less_compute(what_if: WhatIf) -> Iterator[WayOut]:
+    """The largest smaller share of compute for all containers, or none at all."""
+    request = what_if.query.request
+    if not request.asks_compute:
+        return
+
+    def ask(most: int) -> WhatIf:
+        containers = (replace(each, compute=min(each.compute, most)) for each in request.containers)
+        return what_if.with_request(replace(request, containers=tuple(containers)))
+
+    asked = max(container.compute for container in request.containers)
+    compute = _find_largest(ask, asked)
+    nodes = ask(compute).rank_nodes()
+    if nodes:
+        less = f"with {compute} percent of compute in place of {asked}"
+        yield WayOut(
+            "less-compute",
+            f"{less if compute else f'without {COMPUTE_RESOURCE}'} it {what_if.fits_phrase} now, on node "
+            f"{nodes[0]}",
+            node=nodes[0],
+            compute=compute,
+        )
 
 
 def _for(what_if: WhatIf) -> str:

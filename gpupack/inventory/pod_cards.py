@@ -7,7 +7,7 @@ from typing import Final
 
 from allocator.claims import ClaimObject
 from allocator.errors import AllocatorError
-from allocator.names import POD_ALLOCATION
+from allocator.names import COMPUTE_RESOURCE, POD_ALLOCATION
 from allocator.podcards import (
     assigned_units,
     first_assigned_units,
@@ -21,7 +21,7 @@ from allocator.request import PodRequest
 from gpupack.inventory.records import CardRow, PodRow, Share
 from kubeapi.errors import make_printable
 from kubeapi.objects import Pod
-from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
+from scheduler_plugin.cache.charges import Charge, ChargeRules, NodeRecord
 from scheduler_plugin.cache.claim_charges import AllocatedClaim, read_claim
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 
@@ -102,19 +102,23 @@ def join_pods(
                     whole = 0 if published is not None else units_of_pod(record.charged, node.sizes)
                     nowhere.append(PodRow(namespace, name, meta.uid, whole, "unknown"))
         memory = _memory(pod)
+        compute = _compute_of(pod, node, resource) if asks_compute(pod) else {}
         for position, count in units.items():
             used_mib, by = memory.get(cards[position].uuid or "", (None, ""))
-            row = PodRow(namespace, name, meta.uid, count, share, used_mib, by)
+            percent = compute.get(position, 0)
+            row = PodRow(namespace, name, meta.uid, count, share, used_mib, by, percent)
             on_card.setdefault(position, []).append(row)
     for uid, units in held.items():
         for position, count in published_units(units, node.sizes).items():
             on_card.setdefault(position, []).append(PodRow("", "", make_printable(uid), count, "ending"))
-    assumed = _RULES.sum_by_card(node, _RULES.list_charges(node))
+    charges = _RULES.list_charges(node)
+    assumed, assumed_compute = _RULES.sum_by_card(node, charges), _RULES.sum_compute_by_card(node, charges)
     with_pods = tuple(
         replace(
             card,
             pods=tuple(sorted(on_card.get(position, ()), key=_order)),
             assumed_units=assumed[position],
+            assumed_compute=assumed_compute.get(position, 0),
         )
         if position in on_card or assumed[position]
         else card
@@ -139,6 +143,22 @@ def _memory(pod: Pod) -> dict[str, tuple[int | None, str]]:
             used_mib = (before_mib or 0) + (record.used or 0) if known else None
             memory[uuid] = used_mib, make_printable(record.held)
     return memory
+
+
+def asks_compute(pod: Pod) -> bool:
+    """Tell whether a container asks for compute; reading its whole request takes longer."""
+    resources = (container.resources for container in pod.spec.all_containers)
+    return any(COMPUTE_RESOURCE in (each.limits or ()) for each in resources if each is not None)
+
+
+def _compute_of(pod: Pod, node: NodeRecord, resource: str) -> Mapping[int, int]:
+    """Find the percent of compute that a pod asks for, by the position of the cards that it may be on."""
+    record = read_pod(pod, resource)
+    if record.charged is None:
+        return {}
+    return _RULES.charge_compute(
+        node, Charge(record.uid, record.charged, record.allocated or record.assigned)
+    )
 
 
 def _cards_of(record: PodRecord, request: PodRequest, node: NodeRecord) -> tuple[Share, Mapping[int, int]]:

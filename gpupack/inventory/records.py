@@ -23,6 +23,7 @@ class PodRow:
         share: how it stands to the card.
         used_mib: MiB that it uses there as of lately, None if nobody tells.
         held: what holds it to its share: `driver`, `mps`, `accounted`; empty if nobody tells.
+        compute: percent of the card's compute that it asks for there; 0 if it takes what is left.
     """
 
     namespace: str
@@ -32,6 +33,7 @@ class PodRow:
     share: Share
     used_mib: int | None = None
     held: str = ""
+    compute: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,9 @@ class CardRow:
         held_units: what the words hold of pods there, None if the node does not say.
         assumed_units: units of pods that the words do not hold yet, as the extender counts them; 0 unless
             pods were asked for.
+        compute_limit: percent of its compute that it gives away; 0 if its node does not publish it.
+        compute_used: percent that are given away, as the words say: all while the card is out of use.
+        assumed_compute: percent of pods that the words do not hold yet, as `assumed_units`.
         pods: on this card; empty unless they were asked for.
         telemetry: what it does, as its node's daemon says; None if that is not known or not asked for.
     """
@@ -70,6 +75,9 @@ class CardRow:
     detached: bool = False
     held_units: int | None = None
     assumed_units: int = 0
+    compute_limit: int = 0
+    compute_used: int = 0
+    assumed_compute: int = 0
     pods: tuple[PodRow, ...] = ()
     telemetry: CardTelemetry | None = None
 
@@ -86,6 +94,11 @@ class CardRow:
         if self.state == "ok" or self.held_units is None:
             return min(self.used_units + self.assumed_units, self.size_units)
         return min(self.held_units + self.assumed_units, self.size_units)
+
+    @property
+    def compute_in_use(self) -> int | None:
+        """Percent of its compute that pods ask for; None where nobody says, also of a card out of use."""
+        return self.compute_used + self.assumed_compute if self.compute_limit and self.state == "ok" else None
 
     @property
     def free_units(self) -> int:

@@ -87,7 +87,11 @@ def _by_node(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
 def _by_card(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
     measured = any(card.telemetry is not None for row in rows for card in row.cards)
     columns = _TELEMETRY_TITLES if measured else ()
-    titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MEMORY", *columns, "MODEL", "UUID")
+    compute = _shows_compute(rows)
+    titles = (
+        *("NODE", "STATUS", "CARD", "UNIT", "USED", *compute, "STATE", "MEMORY"),
+        *(*columns, "MODEL", "UUID"),
+    )
     yield _titles(*titles)
     for row in rows:
         tail = format_remark(row, options)
@@ -96,7 +100,7 @@ def _by_card(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
                 *_node_cells(row),
                 Cell(str(card.index)),
                 Cell(_unit(row.unit_mib)),
-                *_card_cells(row, card),
+                *_card_cells(row, card, compute),
                 Cell(", ".join(filter(None, (card.held, card.memory_mode))) or "-"),
                 *(_telemetry_cells(card.telemetry or NO_TELEMETRY) if measured else ()),
                 *_inventory_cells(card),
@@ -112,14 +116,14 @@ def _by_card(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
 def _by_pod(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
     """Lay out one line for each pod on each card; a card without pods has a line too."""
     inventory = ("MODEL", "UUID") if options.output == "wide" else ()
+    compute = _shows_compute(rows)
     titles = (
         "NODE",
         "CARD",
-        "USED",
-        "STATE",
+        *("USED", *compute, "STATE"),
         "NAMESPACE",
         "POD",
-        "UNITS",
+        *("UNITS", *compute),
         "SHARE",
         "USED MIB",
         "MEMORY",
@@ -130,11 +134,15 @@ def _by_pod(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
         tail = format_remark(row, options)
         for card in row.cards:
             for pod in card.pods or (_NOBODY,):
-                cells = [Cell(row.node), Cell(str(card.index)), *_card_cells(row, card), *_pod_cells(pod)]
+                cells = [Cell(row.node), Cell(str(card.index)), *_card_cells(row, card, compute)]
+                cells += _pod_cells(pod, compute)
                 yield Line([*cells, *(_inventory_cells(card) if inventory else ())], tail)
                 tail = ""
         for pod in row.pods:
-            yield Line([Cell(row.node), *_dashes(3), *_pod_cells(pod), *_dashes(len(inventory))], tail)
+            on_no_card = _dashes(3 + len(compute))
+            yield Line(
+                [Cell(row.node), *on_no_card, *_pod_cells(pod, compute), *_dashes(len(inventory))], tail
+            )
             tail = ""
         if not row.cards and not row.pods:
             yield Line([Cell(row.node), *_dashes(len(titles) - 1)], tail)
@@ -152,9 +160,22 @@ def _node_cells(row: NodeRow) -> list[Cell]:
     return [Cell(row.node), Cell(format_status(row), Style.PLAIN if row.takes_pods else _OUT)]
 
 
-def _card_cells(row: NodeRow, card: CardRow) -> list[Cell]:
+def _shows_compute(rows: Sequence[NodeRow]) -> tuple[str, ...]:
+    """The title of the column of compute, where any pod asks for some."""
+    asked = any(
+        card.compute_in_use or any(pod.compute for pod in card.pods) for row in rows for card in row.cards
+    )
+    return ("COMPUTE",) if asked else ()
+
+
+def _card_cells(row: NodeRow, card: CardRow, compute: Sequence[str]) -> list[Cell]:
     state = "-" if row.without_daemon else card.state
-    return [Cell(_fill(card), _style(row, card)), Cell(state, Style.PLAIN if state == "ok" else _OUT)]
+    given = "-" if card.compute_in_use is None else f"{card.compute_in_use}/{card.compute_limit}%"
+    return [
+        Cell(_fill(card), _style(row, card)),
+        *(Cell(given) for _ in compute),
+        Cell(state, Style.PLAIN if state == "ok" else _OUT),
+    ]
 
 
 def _inventory_cells(card: CardRow) -> list[Cell]:
@@ -188,15 +209,16 @@ def _measure(value: float | None, unit: str) -> str:
     return "-" if value is None else f"{value:.0f}{unit}"
 
 
-def _pod_cells(pod: PodRow) -> list[Cell]:
+def _pod_cells(pod: PodRow, compute: Sequence[str]) -> list[Cell]:
     if not pod.uid:
-        return _dashes(6)
+        return _dashes(6 + len(compute))
     name = pod.name or f"UID {pod.uid}"
     used = "-" if pod.used_mib is None else str(pod.used_mib)
     return [
         Cell(pod.namespace or "-"),
         Cell(name),
         Cell(str(pod.units)),
+        *(Cell(f"{pod.compute}%" if pod.compute else "-") for _ in compute),
         Cell(pod.share),
         Cell(used),
         Cell(pod.held or "-"),

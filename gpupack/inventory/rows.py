@@ -111,6 +111,7 @@ def _build_cards(
 ) -> tuple[tuple[CardRow, ...], Holds | None, list[str]]:
     """Join the words with the annotations; what is wrong with these comes back beside."""
     problems = []
+    limit, compute_used = words.compute_limit, words.compute_used or [0] * words.layout.cards
     cordoned: frozenset[str] = frozenset()
     reasons: Mapping[str, str] = {}
     holds, fault = _read_holds(annotations)
@@ -142,13 +143,22 @@ def _build_cards(
                     memory_mode=make_printable(record.memory_mode),
                     detached=record.driver == DETACHED,
                     held_units=None if held is None else held[position],
+                    compute_limit=limit,
+                    compute_used=compute_used[position],
                 )
                 for position, (card, record) in enumerate(zip(joined, inventory, strict=True))
             )
     if not cards:
         cards = tuple(
-            CardRow(position, None, None, size, used, held_units=None if held is None else held[position])
-            for position, (size, used) in enumerate(zip(words.sizes, words.used, strict=True))
+            CardRow(
+                *(position, None, None, size, used),
+                held_units=None if held is None else held[position],
+                compute_limit=limit,
+                compute_used=compute,
+            )
+            for position, (size, used, compute) in enumerate(
+                zip(words.sizes, words.used, compute_used, strict=True)
+            )
         )
     if fault:
         problems.append(fault)

@@ -59,6 +59,8 @@ def explain_skipped_search(what_if: WhatIf) -> str:
         command += f" --cards {request.cards}"
     if request.percent:
         command += " --percent"
+    if request.asks_compute:
+        command += f" --compute {request.demands[0].compute}"
     pod = what_if.requirements.pod
     models = "" if pod is None else pod.metadata.get_annotation(POD_GPU_MODEL) or ""
     if models:

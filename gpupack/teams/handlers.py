@@ -10,7 +10,7 @@ import structlog
 from aiohttp import web
 
 from allocator.errors import shown
-from allocator.request import MAX_CARDS, MAX_UNITS
+from allocator.request import MAX_CARDS, MAX_UNITS, WHOLE
 from gpupack.errors import InputError
 from gpupack.teams import DENIED, TOKEN_HEADER
 from gpupack.teams.answers import count_fit_for_member, explain_own_pod, list_own_pods
@@ -201,6 +201,7 @@ def read_fit_question(query: Mapping[str, str]) -> FitQuestion:
         _is_set(query, "mixed-models"),
         query.get("containers", ""),
         _number("gang", query["gang"], MAX_UNITS) if query.get("gang") else 0,
+        _number("compute", query["compute"], WHOLE) if _is_set(query, "compute") else 0,
     )
 
 

@@ -15,12 +15,14 @@ class JsonAnswer(msgspec.Struct, frozen=True, omit_defaults=False):
 class ClosestNode(JsonAnswer, frozen=True):
     """The node of a group that comes closest, and its card: the driver's number and its free units.
 
-    Without a card where the host's cpu or memory, or the sum of its units, is the reason.
+    Without a card where the host's cpu or memory, or the sum of its units, is the reason. With the percent of
+    the card's compute that is left where that is the reason.
     """
 
     node: str
     card: int | None
     free_units: int | None
+    compute_free: int | None = None
 
 
 class NodeGroup(JsonAnswer, frozen=True):
@@ -87,6 +89,7 @@ class WayOut(msgspec.Struct, frozen=True, omit_defaults=True):
         node: Where the pod fits then.
         units: Units of a smaller request: per container where there are several, see `container`.
         container: Whose request it is.
+        compute: Percent of the compute of each card to ask for, of a smaller share.
         cards: Number of cards to ask for.
         model: A model of card that the pod fits on.
         taint: That the pod would have to tolerate.
@@ -102,6 +105,7 @@ class WayOut(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str = ""
     units: int = 0
     container: str = ""
+    compute: int = 0
     cards: int = 0
     model: str = ""
     taint: str = ""
@@ -125,6 +129,8 @@ class PodCard(JsonAnswer, frozen=True):
         used_mib: What the pod used lately, None if the node has not said.
         limit_mib: What it can use at most, None if nothing refuses more.
         held: What holds it to that, see docs/limits.md; empty if the node has not said.
+        compute: Percent of the card's compute that it asks for; 0 if it takes what is left.
+        compute_in_use: Percent that all together ask for, None if the node has not said.
     """
 
     card: int
@@ -139,6 +145,8 @@ class PodCard(JsonAnswer, frozen=True):
     used_mib: int | None = None
     limit_mib: int | None = None
     held: str = ""
+    compute: int = 0
+    compute_in_use: int | None = None
 
 
 class PodExplanation(JsonAnswer, frozen=True):

@@ -9,6 +9,7 @@ from allocator.errors import shown
 from allocator.names import NODE_CARDS, PERCENT_RESOURCE
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
+from allocator.request import WHOLE
 from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster, read_requested_unit
@@ -126,7 +127,7 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[Node]:
             CardRecord(f"GPU-{name}-{at}", at, card.model, card.schedulable_mib, None, healthy=True)
             for at, card in enumerate(cards)
         ]
-        words = NodeWords.of(cluster.unit_mib, sizes, [0] * len(sizes), 1)
+        words = NodeWords.of(cluster.unit_mib, sizes, [0] * len(sizes), 1, WHOLE, [0] * len(sizes))
         amounts: dict[str, str | int] = {
             "cpu": f"{max(_MILLI, int(arrays.cpu_capacity.max(initial=0)))}m",
             "memory": str(max(_BYTES, int(arrays.memory_capacity.max(initial=0)))),

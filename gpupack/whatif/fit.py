@@ -9,7 +9,14 @@ import numpy as np
 
 from allocator.cards import Card
 from allocator.errors import RequestError
-from allocator.names import PERCENT_RESOURCE, POD_CARDS, POD_CONTAINERS, POD_GPU_MODEL, POD_MIXED_MODELS
+from allocator.names import (
+    COMPUTE_RESOURCE,
+    PERCENT_RESOURCE,
+    POD_CARDS,
+    POD_CONTAINERS,
+    POD_GPU_MODEL,
+    POD_MIXED_MODELS,
+)
 from allocator.quantity import canonical
 from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
 from gpupack.errors import InputError
@@ -31,6 +38,7 @@ from scheduler_plugin.scheduling.request import (
     compute_largest_percent,
     compute_units_by_card,
     group_by_card_size,
+    with_compute,
     with_units_for,
 )
 from scheduler_plugin.scheduling.scratch_node import ScratchNode
@@ -50,6 +58,7 @@ class FitQuestion:
         mixed_models: Cards of one container may be of several models.
         containers: Where several containers go, as in the annotation gpupack.io/containers; empty: anywhere.
         gang: Pods that have to fit at once; 0: no gang is asked about.
+        compute: Percent of the compute of each card that each container asks for; 0: none.
     """
 
     units: int
@@ -60,6 +69,7 @@ class FitQuestion:
     mixed_models: bool = False
     containers: str = ""
     gang: int = 0
+    compute: int = 0
 
 
 def build_request(ask: FitQuestion, resource: str) -> PodRequest:
@@ -79,8 +89,12 @@ def build_request(ask: FitQuestion, resource: str) -> PodRequest:
     if ask.containers:
         annotations[POD_CONTAINERS] = ask.containers
     name = PERCENT_RESOURCE if ask.percent else resource
+    compute = {COMPUTE_RESOURCE: canonical(ask.compute)} if ask.compute else {}
     containers = [
-        {"name": f"c{number}" if number else "pod", "resources": {"limits": {name: canonical(units)}}}
+        {
+            "name": f"c{number}" if number else "pod",
+            "resources": {"limits": {name: canonical(units), **compute}},
+        }
         for number, units in enumerate(amounts)
     ]
     try:
@@ -234,7 +248,10 @@ def count_fit_by_node(
         if query.policy_request.admits is not None:
             free = np.where(query.policy_request.admits[rows], free, 0)
         there = (nodes.size[rows] > 0) & (each > 0)
-        sums = np.where(there, free // np.maximum(each, 1), 0).sum(axis=1).tolist()
+        pods = np.where(there, free // np.maximum(each, 1), 0)
+        if demands[0].compute:
+            pods = np.minimum(pods, np.maximum(nodes.compute_free[rows], 0) // demands[0].compute)
+        sums = pods.sum(axis=1).tolist()
         return Counter({name: min(most[name], number) for name, number in zip(names, sums, strict=True)})
     counts: Counter[str] = Counter()
     if query.request.rules.same_model:
@@ -260,7 +277,7 @@ def _filled(
     """
     nodes = cluster.state.nodes
     costs = get_array_costs(query.policy_request.card_policy)
-    if costs is None or len(query.policy_request.demands) > 1:
+    if costs is None or len(query.policy_request.demands) > 1 or query.request.asks_compute:
         return Counter(
             {
                 nodes.names[row]: _one_by_one(cluster, query, row, most[nodes.names[row]])
@@ -321,6 +338,8 @@ def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowAr
     nodes, request = cluster.state.nodes, query.request
     if len(request.demands) > 1:
         return 0
+    if request.asks_compute:
+        query = with_compute(nodes, query)
     if request.percent:
         rows = rows[nodes.percent[rows]]
     rows = rows[[find_largest_sum_left(cluster, request, nodes.names[row]) > 0 for row in rows.tolist()]]

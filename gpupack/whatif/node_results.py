@@ -129,6 +129,8 @@ def _group(
     if rejection.reason in _WITH_CARDS:
         too_small = rejection.reason == FilterReason.TOO_SMALL.json_name
         best, asked = find_closest_node(cluster, query, rows, empty=too_small)
+    if rejection.reason == FilterReason.COMPUTE_NOT_FREE.json_name:
+        best = find_closest_compute(cluster, query, rows)
     if rejection.reason in {CPU, MEMORY, SUM}:
         best = _roomiest(cluster, query, rejection, rows)
     if not asked:
@@ -211,6 +213,32 @@ def find_closest_node(
     return best, demand.units_on(int(nodes.size[row, card]))
 
 
+def find_closest_compute(cluster: Cluster, query: SchedulingRequest, rows: RowArray) -> ClosestNode | None:
+    """Find the node whose cards with the memory free lack the least compute, and its deciding card.
+
+    It is found for the demand that asks for most compute of each card; see `find_closest_node`.
+    """
+    nodes = cluster.state.nodes
+    demands = query.request.demands
+    at = max(range(len(demands)), key=lambda i: (demands[i].compute, demands[i].cards))
+    has_memory = (
+        free_of_admitted_cards(cluster, query, rows) >= compute_units_by_card(nodes, query, rows)[at]
+    ) & (nodes.size[rows] > 0)
+    left = np.where(has_memory, nodes.compute_free[rows], -(1 << 30))
+    order = np.argsort(-left, axis=1, kind="stable")[:, demands[at].cards - 1]
+    first = int(left[np.arange(len(rows)), order].argmax())
+    card, row = int(order[first]), int(rows[first])
+    if not has_memory[first, card]:
+        return None
+    indexes = cluster.state.node_records[nodes.names[row]].indexes
+    return ClosestNode(
+        nodes.names[row],
+        indexes[card] if indexes else card,
+        int(nodes.free[row, card]),
+        max(0, int(nodes.compute_free[row, card])),
+    )
+
+
 class _Sentences:
     """_Sentences says why, with the numbers of a group."""
 
@@ -223,6 +251,7 @@ class _Sentences:
     def explain(self, rejection: Rejection, rows: RowArray, best: ClosestNode | None, asked: int) -> str:
         special = {
             FilterReason.NOT_FREE.json_name: self._not_free,
+            FilterReason.COMPUTE_NOT_FREE.json_name: self._compute_not_free,
             FilterReason.CARD_RULES.json_name: self._card_rules,
             FilterReason.TOO_SMALL.json_name: self._too_small,
             FilterReason.NOT_ADMITTED.json_name: self._not_admitted,
@@ -275,6 +304,17 @@ class _Sentences:
             f"asked are {demand.cards}"
         )
 
+    def _compute_not_free(self, _rows: RowArray, best: ClosestNode | None, _asked: int) -> str:
+        demands = self._query.request.demands
+        wanted = format_demands(demands, self._unit)
+        if best is None or best.free_units is None or len(demands) > 1:
+            return f"{wanted} do not fit together on any node: compute is short on cards with the memory"
+        asked = demands[0].compute
+        free = format_memory(best.free_units, self._unit)
+        which = "the closest card" if demands[0].cards == 1 else f"of {demands[0].cards} cards the last one"
+        left = f"only {best.compute_free} percent of its compute left, asked {asked}"
+        return f"{which} has {free} free, but {left}"
+
     def _count_most_cards(self, rows: RowArray, units: IntArray) -> int:
         """Count the cards of a node that have what the first demand asks of each, on the node with most."""
         nodes = self._cluster.state.nodes
@@ -289,6 +329,12 @@ class _Sentences:
         sizes = free_of_admitted_cards(self._cluster, self._query, rows, empty=True)
         demands = self._query.request.demands
         wanted = format_demands(demands, self._unit)
+        compute, limit = (
+            max(demand.compute for demand in demands),
+            int(self._cluster.state.nodes.compute_limit[rows].max()),
+        )
+        if compute > limit:
+            return f"a card gives {limit} percent of its compute in all, asked {wanted}"
         if not sizes.any():
             return f"no card is healthy and in use there, asked {wanted}"
         most = max(demand.cards for demand in demands)

@@ -113,6 +113,9 @@ def _card(card: PodCard, unit_mib: int) -> Iterator[str]:
             "and nothing refuses more than the promise" if card.held else "and not what holds it to its share"
         )
     yield f"    {used}, {limit}"
+    if card.compute:
+        together = "" if card.compute_in_use is None else f", {card.compute_in_use} percent by all together"
+        yield f"    of its compute {card.compute} percent are promised to it{together}"
     for other in card.neighbours:
         name = f"{other.namespace}/{other.pod}" if other.namespace else other.pod
         yield f"    beside {name}: {format_memory(other.units, unit_mib)}"
@@ -134,7 +137,7 @@ def _fit(answer: FitAnswer) -> Iterator[str]:
 
 
 def _count(count: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
-    percent = answer.asked.endswith("percent")
+    percent = answer.asked.partition(" and ")[0].endswith("percent")
     plain, tainted = count.pods, count.tolerating_pods
     counted = plain or tainted
     pods = "1 pod" if counted == 1 else f"{counted} pods"

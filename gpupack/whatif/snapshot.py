@@ -23,6 +23,7 @@ from scheduler_plugin.cache.pods import parse_pod_request, sum_host_requests, su
 from scheduler_plugin.simulator.trace import (
     CARD,
     CARD_UNITS_COLUMN,
+    COMPUTE_COLUMN,
     CONTAINERS_COLUMN,
     CREATED_COLUMN,
     DELETED_COLUMN,
@@ -45,6 +46,7 @@ POD_HEADER: Final = (
     DELETED_COLUMN,
     GPU_UNITS_COLUMN,
     CONTAINERS_COLUMN,
+    COMPUTE_COLUMN,
 )
 
 _Note = tuple[str, str, str]
@@ -313,6 +315,7 @@ def _pod(
         max(ended, started, created) if ended else "",
         units,
         "apart" if request.rules.apart else "",
+        "|".join(str(demand.compute) for demand in request.demands) if request.asks_compute else "",
     )
 
 

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -18,13 +19,14 @@ from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_by_policy
 from scheduler_plugin.scheduling.policies.registry import CardChooser, CardDemand, NodePolicy, PolicyRequest
-from scheduler_plugin.scheduling.request import SchedulingRequest
+from scheduler_plugin.scheduling.request import SchedulingRequest, without_compute
 from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
 
 if TYPE_CHECKING:
     from allocator.cards import Card
 
 MIB: Final = 1 << 20
+NO_CHARGE: Final[Mapping[int, int]] = MappingProxyType({})
 _COLUMN_NAMES: Final = ("pods", "cpu", "host memory", "GPU memory", "percent of cards")
 
 
@@ -48,8 +50,18 @@ class SimulatedPodKind:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether it asks for units with one container, as nearly all pods do: that is found faster."""
-        return self.query is None or (len(self.request.demands) == 1 and not self.query.request.percent)
+        """Tell whether it asks for units alone, with one container, as most do: that is found faster."""
+        if self.query is None:
+            return True
+        request = self.query.request
+        return len(self.request.demands) == 1 and not (request.percent or request.asks_compute)
+
+
+class ChosenCards(NamedTuple):
+    """Cards of a pod: units and percent of compute, by position; without compute where it asks for none."""
+
+    units: Mapping[int, int] = NO_CHARGE
+    compute: Mapping[int, int] = NO_CHARGE
 
 
 class SimulatedCluster:
@@ -78,6 +90,7 @@ class SimulatedCluster:
         self.arrays = self._fill_arrays(nodes, others) if arrays is None else arrays
         self._all_rows = np.arange(self.arrays.row_count)
         self._cards: dict[int, list[Card]] = {}
+        self._compute: dict[int, dict[int, int]] = {}
         self._kinds: dict[tuple[object, ...], SimulatedPodKind] = {}
         self.gpus = sum(node.cards for node in nodes)
         self.units = int(self.arrays.size.sum())
@@ -129,6 +142,7 @@ class SimulatedCluster:
             pod.models,
             pod.others,
             pod.apart,
+            pod.compute,
             card_policy,
         )
         kind = self._kinds.get(key)
@@ -138,6 +152,7 @@ class SimulatedCluster:
 
     def _make_kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:
         amounts = pod.gpu_units or ((-(-pod.gpu_milli * self.card_units // CARD),) if pod.cards else ())
+        compute = pod.compute_of(len(amounts))
         selector = Selector(models=tuple(model.lower() for model in pod.models))
         nodes: BoolArray | None = None
         admits: BoolArray | None = None
@@ -147,8 +162,11 @@ class SimulatedCluster:
         policy_request = PolicyRequest(
             amounts=Amounts(1, pod.cpu_milli, pod.memory_mib * MIB, others=pod.others),
             demands=tuple(
-                CardDemand(max(1, amount * self._usual // WHOLE) if pod.percent else amount, pod.cards_each)
-                for amount in amounts
+                CardDemand(
+                    *(max(1, amount * self._usual // WHOLE) if pod.percent else amount, pod.cards_each),
+                    compute=percent,
+                )
+                for amount, percent in zip(amounts, compute, strict=True)
             ),
             admits=admits,
             card_policy=card_policy,
@@ -158,8 +176,8 @@ class SimulatedCluster:
         query = None
         if amounts:
             containers = tuple(
-                ContainerRequest(f"c{number}", amount * pod.cards_each, "main")
-                for number, amount in enumerate(amounts)
+                ContainerRequest(f"c{number}", amount * pod.cards_each, "main", percent)
+                for number, (amount, percent) in enumerate(zip(amounts, compute, strict=True))
             )
             query = SchedulingRequest(
                 PodRequest(
@@ -217,6 +235,10 @@ class SimulatedCluster:
             return "no node of that model"
         there = self._mask_with_cards(kind)
         if there is not None and not there.any():
+            if kind.query is not None and kind.query.request.asks_compute:
+                memory = filter_nodes(arrays, without_compute(kind.query), self._all_rows)
+                if memory.any():
+                    return "not enough compute beside the memory of cards"
             alone = len(policy_request.demands) == policy_request.demands[0].cards == 1
             return "no card with enough free" if alone else "not enough cards free"
         rows = np.flatnonzero(arrays.usable if there is None else there)
@@ -231,8 +253,8 @@ class SimulatedCluster:
         # Each of its containers would find its cards, but for the others.
         return "not enough cards free"
 
-    def choose_cards(self, kind: SimulatedPodKind, row: int, policy: NodePolicy) -> Mapping[int, int]:
-        """Choose cards as bind does on one of `filter_rows`'s rows: units by card.
+    def choose_cards(self, kind: SimulatedPodKind, row: int, policy: NodePolicy) -> ChosenCards:
+        """Choose cards as bind does on one of `filter_rows`'s rows.
 
         Args:
             policy: That ranked the row; it may choose cards itself.
@@ -241,34 +263,39 @@ class SimulatedCluster:
             PolicyError: what a policy gives is no cards, or no costs.
         """
         if kind.query is None:
-            return {}
+            return ChosenCards()
         by_node = isinstance(policy, CardChooser) and node_policy_chooses(kind.request.card_policy)
         if by_node or not kind.is_plain:
             placement = place_by_policy(policy, self.arrays, row, kind.query)
-            return {} if placement is None else placement.charge
-        units, count, compute = kind.request.demands[0]
+            return ChosenCards() if placement is None else ChosenCards(placement.charge, placement.compute)
+        units, count, _ = kind.request.demands[0]
         cards = self._cards.get(row)
         if cards is None:
             cards = self._cards[row] = list(build_cards(self.arrays, row))
-        chosen = choose(cards, units, count, kind.request.card_policy, compute=compute)
-        return dict.fromkeys(chosen or (), units)
+        return ChosenCards(dict.fromkeys(choose(cards, units, count, kind.request.card_policy) or (), units))
 
-    def add_pod(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
-        self._add_charge(kind, row, charge, 1)
+    def add_pod(self, kind: SimulatedPodKind, row: int, chosen: ChosenCards) -> None:
+        self._add_charge(kind, row, chosen, 1)
 
-    def remove_pod(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
-        self._add_charge(kind, row, charge, -1)
+    def remove_pod(self, kind: SimulatedPodKind, row: int, chosen: ChosenCards) -> None:
+        self._add_charge(kind, row, chosen, -1)
 
-    def _add_charge(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int], times: int) -> None:
+    def _add_charge(self, kind: SimulatedPodKind, row: int, chosen: ChosenCards, times: int) -> None:
         arrays = self.arrays
-        if charge:
+        if chosen.units:
             allocated = arrays.assumed[row, : arrays.cards[row]].tolist()
+            compute = self._compute.get(row, {})
+            if chosen.compute:
+                compute = self._compute.setdefault(row, compute)
+                for card, percent in chosen.compute.items():
+                    compute[card] = compute.get(card, 0) + times * percent
             known = self._cards.get(row)
-            for card, units in charge.items():
+            for card, units in chosen.units.items():
                 allocated[card] += times * units
                 if known is not None:
-                    known[card] = replace(known[card], used_units=allocated[card])
-            arrays.set_assumed(row, allocated)
+                    taken = compute.get(card, 0)
+                    known[card] = replace(known[card], used_units=allocated[card], compute_used=taken)
+            arrays.set_assumed(row, allocated, compute)
         arrays.add_requested(row, kind.request.amounts, times)
 
     def _mask_fitting(self, kind: SimulatedPodKind, rows: RowArray) -> BoolArray:

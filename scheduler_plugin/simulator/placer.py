@@ -19,20 +19,20 @@ from scheduler_plugin.scheduling.policies.registry import (
     NodePolicy,
     make_policy,
 )
-from scheduler_plugin.simulator.cluster import SimulatedCluster, SimulatedPodKind
+from scheduler_plugin.simulator.cluster import ChosenCards, SimulatedCluster, SimulatedPodKind
 
 HELD: Final = "held back by the policy"
 
 
 class PlacedPod(NamedTuple):
-    """Place of a pod: a row, and its units by position of the card there."""
+    """Place of a pod: a row, and its cards there."""
 
     row: int
-    charge: Mapping[int, int]
+    cards: ChosenCards
 
     @property
     def units(self) -> int:
-        return sum(self.charge.values())
+        return sum(self.cards.units.values())
 
 
 class Placer:
@@ -70,10 +70,10 @@ class Placer:
         row = self.find_row(kind, uid)
         if isinstance(row, str):
             return row
-        charge = self._cluster.choose_cards(kind, row, self._policy)
-        self._cluster.add_pod(kind, row, charge)
+        cards = self._cluster.choose_cards(kind, row, self._policy)
+        self._cluster.add_pod(kind, row, cards)
         self.record_placed(kind, uid)
-        return PlacedPod(row, charge)
+        return PlacedPod(row, cards)
 
     def find_row(self, kind: SimulatedPodKind, uid: str) -> int | str:
         """Find the row where a pod goes; the reason when there is none. Nothing is taken."""
@@ -115,7 +115,7 @@ class Placer:
         )
 
     def remove_pod(self, kind: SimulatedPodKind, place: PlacedPod, uid: str) -> None:
-        self._cluster.remove_pod(kind, place.row, place.charge)
+        self._cluster.remove_pod(kind, place.row, place.cards)
         self.record_gone(uid)
 
 

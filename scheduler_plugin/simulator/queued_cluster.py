@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from allocator.names import (
+    COMPUTE_RESOURCE,
     NODE_CARDS,
     PERCENT_RESOURCE,
     POD_ASSIGNED,
@@ -20,6 +21,7 @@ from allocator.names import (
 )
 from allocator.packing import NodeWords, node_resources
 from allocator.records import Assignment, CardRecord, dump_assigned, dump_cards
+from allocator.request import WHOLE
 from kubeapi.objects import (
     Container,
     Node,
@@ -72,7 +74,8 @@ def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm
     resources |= {name: str(amount) for name, amount in node.others}
     annotations: dict[str, str] = {}
     if node.cards:
-        words = NodeWords.of(UNIT_MIB, [card_units] * node.cards, [0] * node.cards, 1)
+        none = [0] * node.cards
+        words = NodeWords.of(UNIT_MIB, [card_units] * node.cards, none, 1, WHOLE, none)
         resources |= {key: str(value) for key, value in node_resources(words).items()}
         cards = [
             CardRecord(f"GPU-{row}-{card}", card, node.model, card_units * UNIT_MIB, None, healthy=True)
@@ -169,5 +172,7 @@ def _make_containers(pod: TracePod, kind: SimulatedPodKind) -> list[Container]:
     found: list[Container] = []
     for container in requested:
         amounts: ResourceList = {resource: str(container.units), **({} if found else host)}
+        if container.compute:
+            amounts[COMPUTE_RESOURCE] = str(container.compute)
         found.append(Container(container.name, resources=ResourceRequirements(amounts, amounts)))
     return found or [Container("c0", resources=ResourceRequirements(host, host))]

@@ -24,7 +24,7 @@ from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.arrivals import Replay
-from scheduler_plugin.simulator.cluster import SimulatedCluster, SimulatedPodKind
+from scheduler_plugin.simulator.cluster import ChosenCards, SimulatedCluster, SimulatedPodKind
 from scheduler_plugin.simulator.placer import PlacedPod, Placer
 from scheduler_plugin.simulator.queued_cluster import UNIT_MIB, PodObjects, ReplayChargeRules, make_node
 from scheduler_plugin.simulator.replay import ReplayState, Running
@@ -243,7 +243,7 @@ class QueuedReplayState(ReplayState):
                         charge[positions[uuid]] = charge.get(positions[uuid], 0) + units
                 self._state.apply_pod(pod, now)
                 self.queue.apply_pod(pod, now, live=True)
-                self._start_pod(number, PlacedPod(row, charge), now)
+                self._start_pod(number, PlacedPod(row, ChosenCards(charge)), now)
 
     def _evict_victims(self, now: float) -> bool:
         """Evict whoever the queue names; whether that was anybody. The victims are made again, and wait."""
@@ -272,7 +272,7 @@ class QueuedReplayState(ReplayState):
                 left.append(number)
                 continue
             self._state.apply_pod(self._pods.make(number, uid, kind, node=self._state.nodes.names[row]), now)
-            self._start_pod(number, PlacedPod(row, {}), now)
+            self._start_pod(number, PlacedPod(row, ChosenCards()), now)
         self._without_cards = left
 
 

@@ -32,6 +32,7 @@ JOB_COLUMN: Final = "job"
 RACK_COLUMN: Final = "rack"
 CARD_UNITS_COLUMN: Final = "card_units"
 GPU_UNITS_COLUMN: Final = "gpu_units"
+COMPUTE_COLUMN: Final = "gpu_compute"
 CONTAINERS_COLUMN: Final = "containers"
 CREATED_COLUMN: Final = "creation_time"
 DELETED_COLUMN: Final = "deletion_time"
@@ -81,7 +82,8 @@ class TracePod:
 
     Where there are `gpu_units` it asks for so many units of each card, whatever that is in thousandths. With
     `percent` it asks for so many percent of each card. There is an amount for each container, and the cards
-    are split evenly over them. `apart`: no card serves two of its containers.
+    are split evenly over them. `apart`: no card serves two of its containers. `compute` is the percent of the
+    compute of each card, likewise for each container.
 
     The pod may have names of data that it reads, a job that it belongs to, and requests of further resources.
     """
@@ -100,6 +102,7 @@ class TracePod:
     percent: bool = False
     others: ResourceAmounts = ()
     apart: bool = False
+    compute: tuple[int, ...] = ()
 
     @property
     def cards_each(self) -> int:
@@ -109,9 +112,16 @@ class TracePod:
     def demands(self) -> tuple[Demand, ...]:
         """Demands on cards whose units the pod names, container by container."""
         return tuple(
-            Demand((), units, self.cards_each, percent=self.percent, least=units if self.percent else 0)
-            for units in self.gpu_units
+            Demand(
+                *((), units, self.cards_each, self.percent, units if self.percent else 0),
+                compute=compute,
+            )
+            for units, compute in zip(self.gpu_units, self.compute_of(len(self.gpu_units)), strict=True)
         )
+
+    def compute_of(self, containers: int) -> tuple[int, ...]:
+        """Percent of compute of so many containers."""
+        return self.compute or (0,) * containers
 
     @property
     def requested_milli(self) -> int:
@@ -175,7 +185,8 @@ def read_pods(
     Args:
         path: CSV file with the columns of `POD_COLUMNS`. The file may have `gpu_spec` (models, `A|B`),
             `queue`, `gpu_units` (in place of `gpu_milli` units of each card, or percent, `40%`; for several
-            containers `2|2|4`). There may be `containers` (`apart` or empty), `data` (names, `A|B`), `job`.
+            containers `2|2|4`) and `gpu_compute` (percent of each card's compute, likewise). There may be
+            `containers` (`apart` or empty), `data` (names, `A|B`), `job`.
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
         timed: Read when pods came and ended, too, in whole seconds. The columns are `creation_time`,
@@ -271,6 +282,8 @@ def _read_pod(
     models = tuple(sorted(_read_names(row.get(MODELS_COLUMN))))
     pod = TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ())
     units, percent, fault = _read_amounts(where, row, cards)
+    compute, wrong = _read_compute(where, row, max(1, len(units))) if cards else ((), "")
+    fault = fault or wrong
     amounts, wrong = _read_other_amounts(where, others, row)
     if fault or wrong:
         return None, fault or wrong
@@ -288,8 +301,23 @@ def _read_pod(
         gpu_units=units,
         percent=percent,
         others=amounts,
+        compute=compute,
     )
     return pod, ""
+
+
+def _read_compute(where: str, row: Mapping[str, str | None], containers: int) -> tuple[tuple[int, ...], str]:
+    """Read the percent of compute of each container; none if the row does not say, or says 0 of all."""
+    text = (row.get(COMPUTE_COLUMN) or "").strip()
+    parts = text.split("|") if text else []
+    numbers = [_parse_number(where, COMPUTE_COLUMN, part.strip().removesuffix("%"), WHOLE) for part in parts]
+    if any(fault for _, fault in numbers) or len(parts) not in {0, containers}:
+        allowed = f"a whole number from 0 to {WHOLE}" + (
+            f" for each of {containers}" if containers > 1 else ""
+        )
+        return (), f"{where}: {COMPUTE_COLUMN} is {_quote_text(text)}; allowed: {allowed}"
+    compute = tuple(number for number, _ in numbers)
+    return (compute if any(compute) else ()), ""
 
 
 def _read_amounts(where: str, row: Mapping[str, str | None], cards: int) -> tuple[tuple[int, ...], bool, str]:

@@ -296,7 +296,7 @@ def test_the_keys_that_scripts_rely_on():
     told = json.loads(run("why", "inference", "-n", "team-a", "-o", "json").output)
     assert {"pod", "state", "nodes", "ways_out"} <= told.keys()
     assert {"reason", "count", "best", "asked_units"} <= told["nodes"][0].keys()
-    assert told["nodes"][0]["best"].keys() == {"node", "card", "free_units"}
+    assert told["nodes"][0]["best"].keys() == {"node", "card", "free_units", "compute_free"}
     assert all({"kind", "text"} <= way.keys() for way in told["ways_out"])
 
     told = json.loads(run("fit", "8", "-o", "json").output)

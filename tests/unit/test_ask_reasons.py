@@ -1,12 +1,14 @@
 """What why, fit and snapshot say: the right node, the right reason, and what was left out."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 import gpupack
 from allocator.names import PACKED_LAYOUT, PERCENT_RESOURCE, resource_name
+from allocator.place import place
 from gpupack import InputError
 from gpupack.cli.fit import fit
 from gpupack.diagnose import explain_pod
@@ -14,7 +16,8 @@ from gpupack.rebalance.advise import advise_start
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.rendering import format_fit, format_why
 from gpupack.whatif.snapshot import make_snapshot
-from tests.ask_world import Node, Pod, World, without_words
+from scheduler_plugin.cache.cards import build_cards
+from tests.ask_world import Node, Pod, World, by_extender, without_words
 
 GIB = resource_name(1024)
 
@@ -40,6 +43,98 @@ def test_too_little_cpu_names_the_node_with_the_most_left_and_no_card():
     assert (group.reason, group.best.node, group.best.card, group.best.free_units) == ("Cpu", "b", None, None)
     assert group.text == "the most cpu that a node has left is 7 cpu, asked 50 cpu"
     assert "asked 50 cpu (node b)" in format_why(answer)
+
+
+COMPUTE_TAKEN = (
+    Pod("a", 4, "n", (0,), compute=90),
+    Pod("b", 8, "n", (1,), compute=80),
+    Pod("c", 14, "m", (0,), compute=80),
+)
+"""Card 1 of node n has 8 GiB and 20 percent of compute left, which is closest."""
+
+
+def test_compute_that_is_short_is_told_with_card_and_percent():
+    world = World((Node("n"), Node("m", (16,)), Node("old", publishes_compute=False)), COMPUTE_TAKEN)
+    world = world.but(Pod("p", 8, compute=30))
+
+    answer = explain_pod(world.cluster, "default", "p")
+
+    told = {group.reason: group for group in answer.nodes}
+    assert set(told) == {"ComputeNotFree", "NotFree", "NoCompute"}
+    short = told["ComputeNotFree"]
+    assert (short.best.node, short.best.card, short.best.free_units, short.best.compute_free) == (
+        "n",
+        1,
+        8,
+        20,
+    )
+    assert short.text == (
+        "the closest card has 8 GiB free, but only 20 percent of its compute left, asked 30"
+    )
+    assert "asked 30 (node n, card 1)" in format_why(answer)
+    ways = {way.kind: way for way in answer.ways_out}
+    assert (ways["less-compute"].compute, ways["less-compute"].node) == (20, "n")
+    assert "with 20 percent of compute in place of 30 it fits now" in ways["less-compute"].text
+    assert "smaller-request" not in ways
+
+
+def test_a_pod_without_compute_is_not_told_of_it():
+    world = World((Node("n", (16,)),), (Pod("a", 4, "n", (0,), compute=100), Pod("p", 8)))
+    answer = explain_pod(world.cluster, "default", "p")
+    assert answer.state == "fits"
+    none = explain_pod(world.but(Pod("p", 8, compute=1)).cluster, "default", "p")
+    assert [(way.kind, way.compute) for way in none.ways_out if way.kind == "less-compute"] == [
+        ("less-compute", 0)
+    ]
+    assert "without gpupack.io/gpu-compute-percent it fits now, on node n" in format_why(none)
+
+
+def test_a_running_pod_is_told_its_compute():
+    world = World(
+        (Node("n", (16,)),), (Pod("a", 4, "n", (0,), compute=40), Pod("b", 4, "n", (0,), compute=25))
+    )
+    (card,) = explain_pod(world.cluster, "default", "a").cards
+    assert (card.compute, card.compute_in_use) == (40, 65)
+    told = format_why(explain_pod(world.cluster, "default", "a"))
+    assert "of its compute 40 percent are promised to it, 65 percent by all together" in told
+
+
+@pytest.mark.parametrize(
+    ("ask", "pods", "largest"),
+    [
+        (FitQuestion(4), 6, 16),
+        (FitQuestion(4, compute=30), 4, 16),
+        (FitQuestion(4, compute=5), 6, 16),
+        (FitQuestion(4, compute=50), 2, 16),
+        (FitQuestion(25, percent=True, compute=20), 6, 100),
+    ],
+)
+def test_fit_counts_by_memory_and_compute(ask, pods, largest):
+    """Card 0 has 8 GiB and 40 percent left, card 1 all of 16 GiB and 100 percent."""
+    world = World((Node("n"), Node("old", publishes_compute=False, cordoned=True)), ())
+    world = world.but(Pod("a", 8, "n", (0,), compute=60))
+    answer = answer_fit(world.cluster, ask)
+    assert (answer.pods, answer.largest_units) == (pods, largest)
+    assert ask.percent or answer.pods == count_placed(world, ask)
+    assert ("percent of compute" in format_fit(answer)) == bool(ask.compute)
+    assert f"The largest request that fits now: {'100 percent' if ask.percent else '16 GiB'}" in format_fit(
+        answer
+    )
+
+
+def count_placed(world, ask):
+    """Put pods where bind would, one after the other, until the extender's own filter refuses one."""
+    placed = 0
+    while "n" in by_extender(
+        world, pod := Pod(f"p{placed}", ask.units, count=ask.cards, compute=ask.compute)
+    ):
+        cluster = world.but(pod).cluster
+        request = cluster.read_request(cluster.find_pod("default", pod.name))
+        nodes = cluster.state.nodes
+        placement = place(build_cards(nodes, nodes.rows["n"]), request, "fragmentation")
+        world = world.but(replace(pod, node="n", cards=tuple(placement.charge)))
+        placed += 1
+    return placed
 
 
 @pytest.mark.parametrize(

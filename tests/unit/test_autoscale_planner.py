@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from allocator.names import NODE_LABEL, PLACEHOLDER_FOR, POD_GANG, POD_GANG_SIZE, STARTUP_TAINT
+from allocator.names import (
+    COMPUTE_RESOURCE,
+    NODE_LABEL,
+    PLACEHOLDER_FOR,
+    POD_GANG,
+    POD_GANG_SIZE,
+    STARTUP_TAINT,
+)
 from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
@@ -52,6 +59,21 @@ def test_a_pod_that_is_short_by_the_sum_itself_needs_no_help():
     plan = plan_of(grown(nodes, [*pods, waits("waits", 40)]))
 
     assert (asked(plan), outcomes(plan)) == ([], {"waits": "sum_short"})
+
+
+@pytest.mark.parametrize("free", [40, 10], ids=["memory-is-there", "sum-is-short"])
+def test_a_pod_short_of_compute_gets_a_node_whatever_the_sum_says(free):
+    """An autoscaler knows no node with the resource: it adds none for the pod, which it would for memory."""
+    nodes, pods = fragments(free=free)
+    pods = [replace(pod, compute=80) for pod in pods]
+    two = [waits(f"w{at}", 40, compute=60) for at in range(2)]
+    plan = plan_of(grown(nodes, [*pods, *two]))
+    assert asked(plan) == [(160, "default/w0", "default/w1")]
+    assert outcomes(plan) == {"w0": "asked", "w1": "asked"}
+    limits = plan.placeholders[0].spec["containers"][0]["resources"]["limits"]
+    assert COMPUTE_RESOURCE not in limits
+    whole = plan_of(grown(nodes, [*pods, *(replace(pod, compute=100) for pod in two)]))
+    assert asked(whole) == [(160, "default/w0", "default/w1")]
 
 
 def test_a_pod_that_asks_for_no_cpu_is_not_short_of_it_where_more_is_requested_than_there_is():

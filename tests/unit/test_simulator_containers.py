@@ -65,6 +65,64 @@ def test_percent_are_of_the_card_that_the_pod_gets(nodes, asked, charge):
     assert not cluster.arrays.assumed.any()
 
 
+@pytest.mark.parametrize("policy", NODE_POLICIES.names())
+def test_compute_of_cards_is_given_away_and_comes_back(policy):
+    """Two cards of 5 units: memory for ten pods of one unit, compute for three of 60 and 30 percent."""
+    cluster, where = placer([FIVES], policy)
+    large, small, plain = (
+        cluster.get_kind(TracePod("p", 1, 1, 1, 200, gpu_units=(1,), compute=compute), "fragmentation")
+        for compute in ((60,), (30,), ())
+    )
+    places = [where.place_pod(large, str(number)) for number in range(2)]
+    assert cluster.arrays.compute_assumed[0].tolist() == [60, 60]
+    assert where.place_pod(large, "2") == "not enough compute beside the memory of cards"
+    assert [type(where.place_pod(small, str(number))) for number in (3, 4)] == [PlacedPod, PlacedPod]
+    assert isinstance(where.place_pod(plain, "5"), PlacedPod)
+    assert cluster.arrays.compute_assumed[0].tolist() == [90, 90]
+    where.remove_pod(large, places[0], "0")
+    assert sorted(cluster.arrays.compute_assumed[0].tolist()) == [30, 90]
+    assert list(where.place_pod(large, "6").cards.compute.values()) == [60]
+    assert cluster.arrays.compute_assumed[0].tolist() == [90, 90]
+
+
+@pytest.mark.parametrize(
+    ("units", "compute", "expected"),
+    [("2|2", "30|0", (30, 0)), ("2", " 30% ", (30,)), ("", "100", (100,)), ("2", "", ()), ("2|2", "0|0", ())],
+)
+def test_compute_of_a_trace(tmp_path, units, compute, expected):
+    cards = max(1, units.count("|") + 1)
+    head = HEAD.strip() + ",gpu_compute\n"
+    (tmp_path / "pods.csv").write_text(f"{head}p,1,1,{cards},500,{units},{compute}\n")
+    warnings = []
+    (read,) = read_pods(str(tmp_path / "pods.csv"), [FIVES], warnings.append)
+    assert (read.compute, warnings) == (expected, [])
+
+
+@pytest.mark.parametrize(
+    ("units", "compute", "said"),
+    [
+        ("2", "101", "gpu_compute is '101'; allowed: a whole number from 0 to 100;"),
+        ("2|2", "30", "gpu_compute is '30'; allowed: a whole number from 0 to 100 for each of 2;"),
+        ("2", "many", "gpu_compute is 'many'; allowed:"),
+    ],
+)
+def test_compute_of_a_trace_that_cannot_be_is_told(tmp_path, units, compute, said):
+    head = HEAD.strip() + ",gpu_compute\n"
+    text = f"{head}p,1,1,2,500,{units},{compute}\ngood,1,1,1,10,,\n"
+    (tmp_path / "pods.csv").write_text(text)
+    warnings = []
+    assert len(read_pods(str(tmp_path / "pods.csv"), [FIVES], warnings.append)) == 1
+    assert said in warnings[0]
+
+
+def test_a_snapshot_has_the_compute_of_pods(tmp_path):
+    world = World((Node("n", (5, 5)),), (Pod("p", 1, compute=30), Pod("q", 1)))
+    taken = make_trace(Asked.from_json(world.text))
+    nodes, pods = map(str, taken.write(tmp_path))
+    read = read_pods(pods, read_nodes(nodes, pytest.fail), pytest.fail)
+    assert {pod.name: pod.compute for pod in read} == {"default/p": (30,), "default/q": ()}
+
+
 def test_what_does_not_fit_together_is_dropped_with_a_reason():
     cluster, where = placer([FIVES])
     assert where.place_pod(cluster.get_kind(pod(4, 4, 4), "least-used"), "0") == "not enough cards free"
@@ -149,7 +207,7 @@ def test_a_snapshot_has_every_container(tmp_path, containers, annotations, row):
 
     taken = make_trace(Asked.from_json(World((Node("n", (5, 5)),), (Waits("p", 1),)).text))
     (written,) = taken.pods
-    assert (written[3], written[4], written[-2]) == row
+    assert (written[3], written[4], written[-3]) == row
     assert taken.notes == ()
     nodes, pods = map(str, taken.write(tmp_path))
     warnings = []

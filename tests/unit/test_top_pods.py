@@ -1,12 +1,14 @@
 """`gpupack top --pods`: which pod sits on which card, by the node's word, else by the pod's annotations."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from allocator.records import Holds, MemoryRecord, dump_allocation, dump_assigned, dump_holds
 from gpupack.errors import InputError
 from gpupack.inventory import PodRow, build_rows, load_nodes, render
+from tests.ask_world import Node, Pod, World
 from tests.kubectl_nodes import CARDS, INVENTORY, node
 
 GIB = "gpupack.io/gpu-memory-gib"
@@ -153,12 +155,40 @@ def test_cards_and_nodes_without_pods_have_a_line_too():
 def test_json():
     (record,) = json.loads(render([ROW], "json", pods=True))
     first = {"namespace": "default", "name": "a", "uid": "u-a", "units": 3, "share": "allocated"}
-    first |= {"used_mib": None, "held": None}
+    first |= {"used_mib": None, "held": None, "compute": 0}
     assert record["cards"][0]["pods"][0] == first
     assert record["pods"] == [{**first, "name": "none", "uid": "u-none", "units": 5, "share": "unknown"}]
     (without,) = json.loads(render([ROW], "json"))
     assert "pods" not in without
     assert "pods" not in without["cards"][0]
+
+
+def test_compute_of_cards_and_pods_stands_beside_units():
+    """Of pods that the words hold, of one that they do not hold yet, and of a card that is out of use."""
+    world = World(
+        (Node("n", (16, 16)),),
+        (
+            Pod("held", 4, "n", (0,), compute=30),
+            Pod("bound", 4, "n", (1,), held=False, compute=60),
+            Pod("plain", 4, "n", (1,)),
+        ),
+    )
+    (row,) = build_rows(load_nodes(world.text, pods=True))
+    assert [(card.compute_in_use, card.compute_limit) for card in row.cards] == [(30, 100), (60, 100)]
+    assert [[(pod.name, pod.compute) for pod in card.pods] for card in row.cards] == [
+        [("held", 30)],
+        [("bound", 60), ("plain", 0)],
+    ]
+    titles, *lines = render([row], "table", pods=True).splitlines()
+    assert titles.split().count("COMPUTE") == 2
+    assert ["30/100%" in line and "30%" in line for line in lines[:1]] == [True]
+    assert "COMPUTE" in render([row], "wide")
+    assert "COMPUTE" not in render(build_rows(load_nodes(World((Node("n"),)).text)), "wide")
+    (record,) = json.loads(render([row], "json", pods=True))
+    assert [card["compute_in_use"] for card in record["cards"]] == [30, 60]
+    assert [pod["compute"] for card in record["cards"] for pod in card["pods"]] == [30, 60, 0]
+    down = replace(row.cards[0], healthy=False)
+    assert down.compute_in_use is None
 
 
 def test_names_of_others_do_not_reach_the_terminal():

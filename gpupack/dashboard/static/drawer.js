@@ -43,7 +43,7 @@ function Pods({ pods, unit, size }) {
         ${SHARES[pod.share] && html` <em>${SHARES[pod.share]}</em>`}
         ${size > 0 && html`<span class="mini" aria-hidden="true"><span style=${{ width: `${(100 * pod.units) / size}%` }}></span>
           ${pod.used != null && html`<i style=${{ left: `${Math.min(100, (100 * pod.used) / unit / size)}%` }}></i>`}</span>`}</th>
-      <td class="n">${gib(pod.units, unit)}</td>
+      <td class="n">${gib(pod.units, unit)}${pod.compute > 0 && `, ${pod.compute} %`}</td>
       <td class="n ${pod.used > pod.units * unit ? "over" : ""}">${pod.used == null ? "–" : gib(pod.used, 1)}</td>
       <td class="n" title=${HELD[pod.held]?.[1]}>${HELD[pod.held]?.[0] ?? "–"}</td>
     </tr>`)}</tbody></table>`;
@@ -57,7 +57,8 @@ function CardPart({ node, row, detail, telemetry, chosen, position, pick }) {
     <h3><button type="button" onClick=${pick} aria-pressed=${chosen}>Card ${card.index}</button>
       ${card.state !== OK && html`<span class="badge">${card.state === UNHEALTHY ? "unhealthy" : "cordoned"}</span>`}
       <span class="muted">${`${gib(card.allocated + card.overuse + card.external, node.unit)} of ${gib(card.size, node.unit)} GiB, ${
-        card.state === OK && node.open ? `${gib(card.free, node.unit)} free` : "takes no pods"}`}</span></h3>
+        card.state === OK && node.open ? `${gib(card.free, node.unit)} free` : "takes no pods"}${
+        detail?.compute ? `, ${detail.compute} of ${detail.compute_limit} % of its compute promised` : ""}`}</span></h3>
     <${Bar} node=${node} card=${card} />
     ${(card.overuse > 0 || card.external > 0) && html`<p class="note">${`${gib(card.overuse + card.external, node.unit)} GiB are used ${
       card.external === 0 ? "beyond what pods were promised" : card.overuse === 0 ? "by processes that belong to no pod of gpupack" : "beyond what pods were promised, in part by processes of no pod"}.`}</p>`}

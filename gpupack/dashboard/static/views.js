@@ -76,13 +76,15 @@ function OwnSize({ unit }) {
     const percent = form.get("what") === "percent";
     const amount = Number(form.get("amount"));
     const units = percent ? amount : Math.ceil((amount * 1024) / unit);
-    const query = new URLSearchParams({ units, cards: form.get("cards"), model: form.get("model"), ...(percent ? { percent: 1 } : {}) });
+    const query = new URLSearchParams({ units, ...(percent ? { percent: 1 } : {}) });
+    for (const name of ["cards", "model", "compute"]) query.set(name, form.get(name));
     fetch(`api/fit?${query}`).then((answer) => answer.json()).then(setFound).catch((error) => setFound({ error: String(error) }));
   };
   return html`<form class="own" onSubmit=${ask} aria-label="Pods of a size of your own">
     <label><span class="label">Memory</span><input name="amount" type="number" min="1" step="any" value="8" required /></label>
     <label><span class="sr">in</span><select name="what"><option value="gib">GiB</option><option value="percent">% of a card</option></select></label>
     <label><span class="label">Cards</span><input name="cards" type="number" min="1" max="64" value="1" required /></label>
+    <label title="Percent of the compute of each card"><span class="label">Compute</span><input name="compute" type="number" min="0" max="100" value="0" required /></label>
     <label><span class="label">Model</span><input name="model" placeholder="*A100*, !T4" autocomplete="off" spellcheck=${false} /></label>
     <button type="submit">Count</button>
     <output aria-live="polite">${found && (found.error ?? told(found))}
