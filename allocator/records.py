@@ -81,10 +81,17 @@ class Holds:
 
 
 class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A container's memory on a card: what limits it, as `CardRecord.held`, and MiB used, as of lately."""
+    """A container's use of a card, as of lately.
+
+    Attributes:
+        held: what limits its memory, as `CardRecord.held`.
+        used: MiB; None if unknown.
+        compute: percent of the time in which it kept the card busy; None if unknown.
+    """
 
     held: str
     used: _Natural | None = None
+    compute: _Natural | None = None
 
 
 class CardRecord(msgspec.Struct, frozen=True, gc=False):

@@ -122,6 +122,8 @@ class ContainerMemoryService:
                     "promised_mib": row.promised_mib,
                     "used_mib": row.used_mib,
                     "limit_mib": row.limit_mib,
+                    "compute": row.compute,
+                    "used_compute": row.used_compute,
                     "held": row.enforcement.value,
                     "problem": row.problem,
                 }

@@ -32,22 +32,32 @@ class ContainerMemoryMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Write one sample for each container on each card, made when it is written."""
         rows = list(self.rows())
-        for name, help_text, value_mib in (
-            ("promised_bytes", "Memory that a container was given on a card.", _promised_mib),
-            ("used_bytes", "Memory that it uses there; missing where nobody can tell.", _used_mib),
+        for name, help_text, value in (
+            ("promised_bytes", "Memory that a container was given on a card.", _promised_bytes),
+            ("used_bytes", "Memory that it uses there; missing where nobody can tell.", _used_bytes),
             (
                 "limit_bytes",
                 "Its limit there, as it was read back; missing where there is none.",
-                _limit_mib,
+                _limit_bytes,
             ),
             (
                 "over_use_bytes",
                 "Memory used beyond the promise where that is not tolerated, else 0.",
-                self._over_use_mib,
+                self._over_use_bytes,
+            ),
+            (
+                "compute_percent",
+                "Percent of the card's compute that it asks for; missing where it asks for none.",
+                _asked_compute,
+            ),
+            (
+                "compute_used_percent",
+                "Percent of the time in which it kept the card busy; missing where nobody can tell.",
+                _used_compute,
             ),
         ):
             family = GaugeMetricFamily(f"gpupack_container_{name}", help_text, labels=LABELS)
-            family.samples = _samples(family.name, rows, value_mib)  # type: ignore[assignment]  # is read once
+            family.samples = _samples(family.name, rows, value)  # type: ignore[assignment]  # is read once
             yield family
         cards = GaugeMetricFamily(
             "gpupack_card_memory_held",
@@ -66,32 +76,40 @@ class ContainerMemoryMetrics(Collector):
             denied.add_metric([uuid], int(forbidden))
         yield denied
 
-    def _over_use_mib(self, row: ContainerUse) -> int:
-        return row.beyond_mib if self.over(row) else 0
+    def _over_use_bytes(self, row: ContainerUse) -> int:
+        return row.beyond_mib * MIB_BYTES if self.over(row) else 0
 
 
 def _samples(
-    name: str, rows: Iterable[ContainerUse], value_mib: Callable[[ContainerUse], int | None]
+    name: str, rows: Iterable[ContainerUse], read: Callable[[ContainerUse], int | None]
 ) -> Iterator[Sample]:
     for row in rows:
-        mib = value_mib(row)
-        if mib is not None:
+        value = read(row)
+        if value is not None:
             labels = {
                 "namespace": row.namespace,
                 "pod": row.pod,
                 "container": row.container,
                 "uuid": row.uuid,
             }
-            yield Sample(name, labels, mib * MIB_BYTES)
+            yield Sample(name, labels, value)
 
 
-def _promised_mib(row: ContainerUse) -> int:
-    return row.promised_mib
+def _promised_bytes(row: ContainerUse) -> int:
+    return row.promised_mib * MIB_BYTES
 
 
-def _used_mib(row: ContainerUse) -> int | None:
-    return row.used_mib
+def _used_bytes(row: ContainerUse) -> int | None:
+    return None if row.used_mib is None else row.used_mib * MIB_BYTES
 
 
-def _limit_mib(row: ContainerUse) -> int | None:
-    return row.limit_mib
+def _limit_bytes(row: ContainerUse) -> int | None:
+    return None if row.limit_mib is None else row.limit_mib * MIB_BYTES
+
+
+def _asked_compute(row: ContainerUse) -> int | None:
+    return row.compute or None
+
+
+def _used_compute(row: ContainerUse) -> int | None:
+    return row.used_compute

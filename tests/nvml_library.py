@@ -299,6 +299,14 @@ def _processes() -> None:
 _processes()
 
 
+@_symbol("nvmlDeviceGetProcessUtilization", c_void_p, c_void_p, c_void_p, c_ulonglong)
+def _process_utilization(library: Library, card: int, out: int | None, count: int, since_us: int) -> None:
+    kind = pynvml.c_nvmlProcessUtilizationSample_t
+    told = library.call("DeviceGetProcessUtilization", library.find(card), since_us)
+    items = [kind(pid=pid, timeStamp=time_us, smUtil=percent) for pid, time_us, percent in told]
+    _write_list(kind, items, count, out)
+
+
 @_symbol("nvmlEventSetCreate", c_void_p)
 def _create_events(library: Library, out: int) -> None:
     library.give(out, library.call("EventSetCreate"))

@@ -49,6 +49,7 @@ class Card:
     compute: list[SimpleNamespace] = field(default_factory=list)
     graphics: list[SimpleNamespace] = field(default_factory=list)
     mps: list[SimpleNamespace] = field(default_factory=list)
+    busy: list[tuple[int, int, int]] = field(default_factory=list)
     ecc: int = 0
     action: int = 0
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -268,6 +269,15 @@ class Driver:
 
     def DeviceGetGraphicsRunningProcesses(self, card: Card) -> list[SimpleNamespace]:
         return card.graphics
+
+    def DeviceGetProcessUtilization(self, card: Card, since_us: int) -> list[tuple[int, int, int]]:
+        """Pid, time and percent of the driver's samples of processes; there are none of MIG instances."""
+        if card.uuid.startswith("MIG-"):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        told = [sample for sample in card.busy if sample[1] > since_us]
+        if not told:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return told
 
     def DeviceGetMPSComputeRunningProcesses(self, card: Card) -> list[SimpleNamespace]:
         return card.mps

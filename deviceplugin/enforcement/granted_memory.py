@@ -47,6 +47,12 @@ class GrantedMemory:
         """Return MiB by container and card of a pod, as of the last `update`."""
         return self._grants.get(uid, {})
 
+    def asked_compute(self, uid: str) -> Mapping[str, int]:
+        """Return the percent of compute that containers of a pod ask for, of those that ask."""
+        account = self._account.ledger.accounts.pods.get(uid)
+        containers = account.pod.request.containers if account is not None else ()
+        return {container.name: container.compute for container in containers if container.compute}
+
     def grants_by_pod(self) -> Mapping[str, Grants]:
         """Return MiB by container and card of every pod."""
         return self._grants

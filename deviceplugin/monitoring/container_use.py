@@ -13,7 +13,7 @@ from deviceplugin.enforcement.limit_plan import Grants
 from deviceplugin.enforcement.limit_state import ContainerLimit
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.gpus.api.memory_limits import Enforcement
-from deviceplugin.gpus.api.source import GpuSample
+from deviceplugin.gpus.api.source import GpuProcess, GpuSample
 from deviceplugin.host.cgroups import ProcessPlace
 
 TURN: Final = 50
@@ -38,6 +38,9 @@ class ContainerUse:
         enforcement: what holds it to its promise.
         problem: why its limit is not in force though the driver could hold it; empty if all is well.
         measured_s: when `used_mib` was measured, by the ledger's clock; None without it.
+        compute: percent of the card's compute that it asks for; 0 if for none.
+        used_compute: percent of the time in which its processes kept the card busy; None if that cannot be
+            measured.
     """
 
     uid: str
@@ -51,6 +54,8 @@ class ContainerUse:
     enforcement: Enforcement
     problem: str = ""
     measured_s: float | None = None
+    compute: int = 0
+    used_compute: int | None = None
 
     @property
     def beyond_mib(self) -> int:
@@ -117,16 +122,22 @@ class ContainerUseReader:
         for limit in self._enforcer.list_limits():
             limits.setdefault((limit.uid, limit.uuid), []).append(limit)
         oldest_s, sampled_s = self._clock() - FRESH_S, self._sampler.sampled_s
-        measured = self._measured() if sampled_s >= oldest_s else {}
+        is_fresh = sampled_s >= oldest_s
+        measured = self._measured(lambda process: process.used_mib) if is_fresh else {}
+        busy = self._measured(lambda process: process.compute_percent) if is_fresh else {}
         for uid, grants in list(self._granted_memory.grants_by_pod().items()):
             pod = self._pods.find_pod(uid)
             for row in self._promised(uid, pod, grants):
                 alone = sum(row.uuid in shares for shares in grants.values()) == 1
                 used = measured.get(row.uuid)
                 if used is not None:
-                    used_mib = _find_used_mib(row.container, pod, used.get(uid, {}), alone=alone)
-                    measured_s = None if used_mib is None else sampled_s
-                    row = replace(row, used_mib=used_mib, measured_s=measured_s)  # noqa: PLW2901 - the same
+                    used_mib = _add_up(row.container, pod, used.get(uid, {}), alone=alone)
+                    row = replace(  # noqa: PLW2901 - the same
+                        row,
+                        used_mib=used_mib,
+                        measured_s=None if used_mib is None else sampled_s,
+                        used_compute=_add_up(row.container, pod, busy[row.uuid].get(uid, {}), alone=alone),
+                    )
                 mine = [
                     limit
                     for limit in limits.get((uid, row.uuid), ())
@@ -136,14 +147,18 @@ class ContainerUseReader:
 
     def _promised(self, uid: str, pod: PodObject | None, grants: Grants) -> Iterator[ContainerUse]:
         namespace, name = (pod.metadata.namespace, pod.metadata.name) if pod is not None else ("", "")
+        compute = self._granted_memory.asked_compute(uid)
         for container, shares in grants.items():
             if pod is None or container not in pod.ended_containers:
                 for uuid, mib in shares.items():
                     held = self._enforcement.get_container_enforcement(uuid, mib, len(shares))
-                    yield ContainerUse(uid, namespace, name, container, uuid, mib, None, None, held)
+                    row = ContainerUse(uid, namespace, name, container, uuid, mib, None, None, held)
+                    yield replace(row, compute=compute[container]) if container in compute else row
 
-    def _measured(self) -> dict[str, dict[str, dict[str, int | None]]]:
-        """MiB by card, pod and container's ID, as far as the driver tells processes apart."""
+    def _measured(
+        self, read: Callable[[GpuProcess], int | None]
+    ) -> dict[str, dict[str, dict[str, int | None]]]:
+        """Add up a number of processes by card, pod and container's ID, as far as the driver tells it."""
         measured: dict[str, dict[str, dict[str, int | None]]] = {}
         places = self._sampler.places
         for sample in self._sampler.samples:
@@ -157,11 +172,9 @@ class ContainerUseReader:
                 place = places[process.pid]
                 if place is not None:
                     of_pod = pods.setdefault(place.uid, {})
-                    before_mib = of_pod.get(place.container_id, 0)
-                    known = before_mib is not None and process.used_mib is not None
-                    of_pod[place.container_id] = (
-                        (before_mib or 0) + (process.used_mib or 0) if known else None
-                    )
+                    before, more = of_pod.get(place.container_id, 0), read(process)
+                    known = before is not None and more is not None
+                    of_pod[place.container_id] = (before or 0) + (more or 0) if known else None
         return measured
 
 
@@ -185,21 +198,21 @@ def _limited(row: ContainerUse, limits: Sequence[ContainerLimit], oldest_s: floa
     return replace(row, limit_mib=max(hard, default=None), enforcement=held, problem=problem)
 
 
-def _find_used_mib(
+def _add_up(
     container: str, pod: PodObject | None, used: Mapping[str, int | None], *, alone: bool
 ) -> int | None:
-    """MiB of one container out of those of its pod, None if that is not known.
+    """Add up what one container uses out of what its pod does, None if that is not known.
 
     Processes of a container without a name yet are its own if no other container has the card.
     """
     names = pod.container_names if pod is not None else {}
-    total_mib = 0
-    for identifier, mib in used.items():
+    total = 0
+    for identifier, amount in used.items():
         name = names.get(identifier)
         if name is None and not alone:
             return None
         if name is None or name == container:
-            if mib is None:
+            if amount is None:
                 return None
-            total_mib += mib
-    return total_mib
+            total += amount
+    return total

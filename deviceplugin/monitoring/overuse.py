@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 
+from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.monitoring.container_use import ContainerUse
 from deviceplugin.option_values import DEFAULT_TOLERANCE_MIB
 from kubeapi.backoff import KeyedBackoff
@@ -21,8 +22,15 @@ log = structlog.get_logger(__name__)
 LOOK_S: Final = 5.0
 """How often whoever owns this should look."""
 
+COMPUTE_OVER_USE_S: Final = 60.0
+"""So long a container uses too much compute before that is told: a burst takes nothing from anybody."""
+
+COMPUTE_TOLERANCE: Final = 10
+"""Points of percent beyond what it asks for that are not told."""
+
 OVER_USE: Final = "GPUMemoryOverUse"
 OVER_USE_ENDED: Final = "GPUMemoryOverUseEnded"
+COMPUTE_OVER_USE: Final = "GPUComputeOverUse"
 NOT_LIMITED: Final = "GPUMemoryNotLimited"
 EVICTED: Final = "GPUMemoryEvicted"
 
@@ -83,6 +91,8 @@ class OverUseWatcher:
         self._clock = clock
         self._reported: set[Key] = set()
         self._over_s: dict[Key, tuple[float, float]] = {}
+        self._compute_over_s: dict[Key, float] = {}
+        self._compute_reported: set[Key] = set()
         self._evicted: set[str] = set()
         self._refused: KeyedBackoff[str] = KeyedBackoff(LOOK_S, 300.0, random.uniform)
         self.found = 0
@@ -108,7 +118,10 @@ class OverUseWatcher:
         present = {(row.uid, row.container, row.uuid) for row in rows}
         for row in rows:
             self._record_use(row)
+            self._record_compute(row)
         self._reported &= present
+        self._compute_reported &= present
+        self._compute_over_s = {key: at_s for key, at_s in self._compute_over_s.items() if key in present}
         self._over_s = {key: times for key, times in self._over_s.items() if key in present}
         uids = {uid for uid, _, _ in present}
         self._evicted &= uids
@@ -150,6 +163,30 @@ class OverUseWatcher:
         )
         log.warning("memory over-use", pod=row.uid, said=said)
         self._record(pod.ref, "Warning", OVER_USE, said)
+
+    def _record_compute(self, row: ContainerUse) -> None:
+        """Tell once of a container that uses more compute than it asks for, all the time for a while.
+
+        MPS limits the multiprocessors, not the time: its clients may keep a card busy all the time.
+        """
+        key = row.uid, row.container, row.uuid
+        used = row.used_compute
+        if not row.compute or row.enforcement is Enforcement.MPS or key in self._compute_reported:
+            return
+        if used is None or used <= row.compute + COMPUTE_TOLERANCE:
+            self._compute_over_s.pop(key, None)
+            return
+        first_s = self._compute_over_s.setdefault(key, self._clock())
+        pod = self._find(row.uid)
+        if pod is None or self._clock() - first_s < COMPUTE_OVER_USE_S:
+            return
+        self._compute_reported.add(key)
+        said = (
+            f"container {row.container} kept card {row.uuid} busy for {used} percent of the time, it asked "
+            f"for {row.compute} percent of its compute; nothing limits it here"
+        )
+        log.warning("compute over-use", pod=row.uid, said=said)
+        self._record(pod.ref, "Warning", COMPUTE_OVER_USE, said)
 
     async def _evict_pod(self, uid: str) -> None:
         """Evict a pod, exactly that one; a refusal, as of a PodDisruptionBudget, is tried again later."""

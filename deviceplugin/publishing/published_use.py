@@ -1,6 +1,8 @@
-"""Decides when a pod's memory use is written to its `gpupack.io/allocation` annotation.
+"""Decides when a pod's use is written to its `gpupack.io/allocation` annotation.
 
-This happens at most once a minute, and only after a change of 256 MiB or an eighth of the share.
+This happens at most once a minute, and only after a change of 256 MiB or an eighth of the share, or of 20
+percent of a card's compute. Compute is written for containers that ask for some: of others it rises and falls
+all the time.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,15 +20,23 @@ STEP_MIB: Final = 256
 STEP_SHARE: Final = 8
 """A change of less than so many MiB, or than this part of the promise, is not told."""
 
+STEP_PERCENT: Final = 20
+"""A change of less than so much of the compute is not told."""
+
 Place = tuple[str, str]
 """Container and card."""
+
+Use = tuple[int | None, int | None]
+"""MiB and percent of the compute; None where it is unknown."""
+
+_UNKNOWN: Final[Use] = (None, None)
 
 
 @dataclass(slots=True)
 class _PublishedPod:
-    published: dict[Place, int | None] = field(default_factory=dict)
+    published: dict[Place, Use] = field(default_factory=dict)
     at_s: float = float("-inf")
-    current: dict[Place, int | None] = field(default_factory=dict)
+    current: dict[Place, Use] = field(default_factory=dict)
     is_due: bool = False
 
 
@@ -52,8 +62,9 @@ class PublishedUse:
                 pod = self._pods[row.uid] = before.get(row.uid, _PublishedPod())
                 pod.current, pod.is_due = {}, False
             place = row.container, row.uuid
-            pod.current[place] = row.used_mib
-            pod.is_due |= now_s - pod.at_s >= EVERY_S and _differs(pod.published.get(place), row)
+            use = pod.current[place] = row.used_mib, row.used_compute if row.compute else None
+            told = pod.published.get(place, _UNKNOWN)
+            pod.is_due |= now_s - pod.at_s >= EVERY_S and _differs(told, use, row.promised_mib)
         return any(pod.is_due for pod in self._pods.values())
 
     def list_records(
@@ -71,7 +82,7 @@ class PublishedUse:
         pod = self._pods.setdefault(uid, _PublishedPod())
         if not pod.published:
             pod.published = {
-                (name, uuid): record.used
+                (name, uuid): (record.used, record.compute)
                 for name, cards in written().items()
                 for uuid, record in cards.items()
             }
@@ -80,7 +91,8 @@ class PublishedUse:
         return {
             name: {
                 uuid: MemoryRecord(
-                    self._holding(uuid, units, len(shares)).value, pod.published.get((name, uuid))
+                    self._holding(uuid, units, len(shares)).value,
+                    *pod.published.get((name, uuid), _UNKNOWN),
                 )
                 for uuid, units in shares
             }
@@ -88,7 +100,10 @@ class PublishedUse:
         }
 
 
-def _differs(told_mib: int | None, row: ContainerUse) -> bool:
-    if told_mib is None or row.used_mib is None:
-        return told_mib != row.used_mib
-    return abs(told_mib - row.used_mib) >= max(STEP_MIB, row.promised_mib // STEP_SHARE)
+def _differs(told: Use, now: Use, promised_mib: int) -> bool:
+    steps = max(STEP_MIB, promised_mib // STEP_SHARE), STEP_PERCENT
+    return any(_is_step(*each) for each in zip(told, now, steps, strict=True))
+
+
+def _is_step(told: int | None, now: int | None, step: int) -> bool:
+    return told != now if told is None or now is None else abs(told - now) >= step

@@ -74,7 +74,7 @@ def node_metrics() -> str:
         memory=MagicMock(list_counters=lambda: ContainerMemoryService.list_counters(MagicMock()))
     )
     metrics.set_sources(1024, lambda: [card], lambda: node, DaemonStatus.list_counters(status), "XID")
-    row = ContainerUse("u", "n", "p", "c", "x", 1, 1, 1, Enforcement.DRIVER)
+    row = ContainerUse("u", "n", "p", "c", "x", 1, 1, 1, Enforcement.DRIVER, compute=1, used_compute=1)
     held, forbidden = {"x": Enforcement.DRIVER}, {"x": False}
     metrics.add_collector(
         ContainerMemoryMetrics(lambda: [row], lambda _: True, lambda: held, lambda: forbidden)

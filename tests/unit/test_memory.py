@@ -5,10 +5,13 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 
+from allocator.ledger import Pod as LedgerPod
+from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.container_memory_metrics import ContainerMemoryMetrics
 from deviceplugin.enforcement.granted_memory import GrantedMemory
@@ -42,6 +45,7 @@ class Node:
         self.world = world
         self.view = View()
         self.processes: dict[tuple[str, int], tuple[str, str, int | None]] = {}
+        self.busy: dict[int, int] = {}
         self.told_apart = True
         self.unknown: set[int] = set()
         self.now_s = self.sampled_s = time.monotonic()
@@ -58,7 +62,9 @@ class Node:
     def samples(self) -> list[GpuSample]:
         def on(card: str) -> tuple[GpuProcess, ...]:
             found = self.processes.items()
-            return tuple(GpuProcess(pid, mib) for (uuid, pid), (_, _, mib) in found if uuid == card)
+            return tuple(
+                GpuProcess(pid, mib, self.busy.get(pid)) for (uuid, pid), (_, _, mib) in found if uuid == card
+            )
 
         return [GpuSample(card, 0, on(card) if self.told_apart else None) for card in ("c0", "c1")]
 
@@ -115,6 +121,27 @@ async def test_processes_are_told_apart_by_their_containers(world: LimitsWorld, 
     (other, main, side) = node.memory.read_rows()
     assert (other.pod, main.namespace, main.pod, side.promised_mib) == ("", "default", "web", GIB)
     assert (main.limit_mib, main.enforcement) == (None, Enforcement.ACCOUNTED)
+
+
+async def test_what_compute_a_container_asks_for_and_uses(world: LimitsWorld, node: Node) -> None:
+    world.give(UID, "main", range(3))
+    world.give(UID, "side", range(3, 4))
+    containers = ContainerRequest("main", 3, "main", compute=30), ContainerRequest("side", 1, "main")
+    world.account.ledger.apply_pod(LedgerPod(UID, "default", "web", PodRequest(containers)), 1.0)
+    node.runs(UID, {"a": "main", "b": "side"})
+    node.processes = {("c0", 1): (UID, "a", 100), ("c0", 2): (UID, "a", 200), ("c0", 3): (UID, "b", 50)}
+    node.busy = {1: 20, 2: 15}
+    rows = node.memory.read_rows()
+    assert [(row.container, row.compute, row.used_compute) for row in rows] == [
+        ("main", 30, 35),
+        ("side", 0, None),
+    ]
+    metrics = ContainerMemoryMetrics(lambda: rows, lambda _: False, dict)
+    told = [line for line in generate_latest(metrics).decode().splitlines() if "_percent{" in line]
+    assert [(line.partition("{")[0], line.rpartition(" ")[2]) for line in told] == [
+        ("gpupack_container_compute_percent", "30.0"),
+        ("gpupack_container_compute_used_percent", "35.0"),
+    ]
 
 
 async def test_use_that_nobody_can_tell_is_not_zero(world: LimitsWorld, node: Node) -> None:
@@ -350,6 +377,8 @@ def test_metrics_say_what_is_known_and_no_more() -> None:
         "gpupack_container_used_bytes": [2000 * mib],
         "gpupack_container_limit_bytes": [],
         "gpupack_container_over_use_bytes": [1000 * mib, 0],
+        "gpupack_container_compute_percent": [],
+        "gpupack_container_compute_used_percent": [],
         "gpupack_card_memory_held": [1],
         "gpupack_card_memory_limits_forbidden": [0, 1],
     }
@@ -378,6 +407,20 @@ def test_only_changes_that_are_worth_a_write_are_told() -> None:
     assert not told.apply_use([])
 
 
+def test_the_compute_of_containers_that_ask_for_some_is_told() -> None:
+    now_s = [0.0]
+    told = PublishedUse(lambda *_: Enforcement.ACCOUNTED, lambda: now_s[0])
+
+    def looks(percent: int, asked: int = 30) -> tuple[bool, int | None]:
+        now_s[0] += 100.0
+        is_due = told.apply_use([replace(row(500), compute=asked, used_compute=percent)])
+        (record,) = told.list_records(UID, {"main": (("c0", 1),)}, dict)["main"].values()
+        return is_due, record.compute
+
+    assert [looks(percent) for percent in (25, 44, 45)] == [(True, 25), (False, 25), (True, 45)]
+    assert looks(99, asked=0) == (True, None)
+
+
 def test_what_a_daemon_before_wrote_is_not_written_again() -> None:
     told = PublishedUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
     before = PublishedUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
@@ -391,6 +434,37 @@ def test_cards_that_cannot_are_said_to_be_accounted(tmp_path: Path) -> None:
     world = LimitsWorld(tmp_path)
     world.driver.say(LimitSupport(False, "old"))
     assert world.enforcement.get_enforcement("c0") is Enforcement.ACCOUNTED
+
+
+async def test_compute_over_use_is_told_once_after_a_minute_and_never_evicts() -> None:
+    watch = Watch(evict_after_s=5.0)
+    asking = replace(row(10), compute=30, used_compute=41)
+    for seconds in (0, 55):
+        await watch.look(asking, after_s=seconds)
+    await watch.look(replace(asking, used_compute=40), after_s=5)  # within what is tolerated: begins again
+    for seconds in (5, 55):
+        await watch.look(asking, after_s=seconds)
+    assert watch.events == []
+    for seconds in (5, 5, 600):
+        await watch.look(asking, after_s=seconds)
+    assert [event[:2] for event in watch.events] == [(f"api-{UID}", "GPUComputeOverUse")]
+    assert "busy for 41 percent of the time, it asked for 30 percent" in watch.events[0][2]
+    assert watch.evicted == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"enforcement": Enforcement.MPS}, id="MPS limits its multiprocessors"),
+        pytest.param({"compute": 0}, id="asks for none"),
+        pytest.param({"used_compute": None}, id="not measured"),
+    ],
+)
+async def test_whose_compute_is_not_told(change: dict[str, Any]) -> None:
+    watch = Watch()
+    for _ in range(3):
+        await watch.look(replace(row(10), **({"compute": 30, "used_compute": 99} | change)), after_s=60)
+    assert watch.events == []
 
 
 async def test_metrics_of_many_containers_are_written_in_turns():

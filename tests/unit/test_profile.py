@@ -79,7 +79,7 @@ def test_devices_override_the_defaults_field_by_field() -> None:
     document["devices"][0] |= {
         "name": "Other",
         "memory": {"used_bytes": 1048577},
-        "processes": [{"pid": 7, "type": "C", "used_memory_mib": 3}],
+        "processes": [{"pid": 7, "type": "C", "used_memory_mib": 3, "compute_percent": 40}],
         "failure": {"mode": "ecc_uncorrectable", "after_calls": 4, "xid": {"code": 94}},
     }
     document["devices"][1]["failure"] = {"mode": "healthy"}
@@ -87,7 +87,7 @@ def test_devices_override_the_defaults_field_by_field() -> None:
     assert (first.used_mib, first.processes, first.failure) == (0, (GpuProcess(5, None),), None)
     assert second.card.model == "Other"
     assert second.card.total_mib == 10240
-    assert (second.used_mib, second.processes) == (2, (GpuProcess(7, 3),))
+    assert (second.used_mib, second.processes) == (2, (GpuProcess(7, 3, 40),))
     assert second.failure == SimulatedFailure("ecc_uncorrectable", 4, 94)
 
 

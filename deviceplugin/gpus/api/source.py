@@ -73,10 +73,13 @@ class GpuProcess:
     Attributes:
         pid: Its number in the host's pid namespace.
         used_mib: MiB that it uses; None if the driver does not say.
+        compute_percent: percent of the time since the last measurement in which its kernels ran; None if the
+            driver does not say.
     """
 
     pid: int
     used_mib: int | None
+    compute_percent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

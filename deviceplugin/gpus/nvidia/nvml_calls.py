@@ -48,6 +48,9 @@ _RECOVERY: Final = {
 
 _LAST_NUMA_NODE: Final = 1023
 
+WHOLE: Final = 100
+"""Percent; drivers were seen to tell more of processes that have just begun."""
+
 _ROWS: Final = (
     "rows_remapped_corrected",
     "rows_remapped_uncorrected",
@@ -217,6 +220,32 @@ def list_processes(handle: Any) -> tuple[GpuProcess, ...] | None:
         known = used.get(entry.pid)
         used[entry.pid] = mib if known is None or mib is None else max(known, mib)
     return tuple(GpuProcess(pid, mib) for pid, mib in sorted(used.items()))
+
+
+def read_process_compute(handle: Any, since_us: int) -> tuple[Mapping[int, int], int]:
+    """Read how busy each process kept a card, in percent by pid; who is not among them did nothing.
+
+    Args:
+        since_us: answer of the last call, 0 for none: what was sampled before does not count.
+
+    Returns:
+        With the driver's time of the newest sample.
+
+    Raises:
+        NVMLError: the card does not say.
+    """
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_NOT_FOUND:
+            return {}, since_us
+        raise
+    by_pid: dict[int, list[int]] = {}
+    for sample in samples:
+        if sample.timeStamp > since_us and sample.smUtil <= WHOLE:
+            by_pid.setdefault(sample.pid, []).append(sample.smUtil)
+    newest_us = max((sample.timeStamp for sample in samples), default=since_us)
+    return {pid: round(sum(found) / len(found)) for pid, found in by_pid.items()}, newest_us
 
 
 def _process_list(handle: Any, kind: str) -> list[Any] | None:

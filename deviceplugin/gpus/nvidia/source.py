@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
+import structlog
 
 from deviceplugin.errors import DriverGoneError, GpuError
 from deviceplugin.gpus.api.card_listing import (
@@ -23,7 +24,15 @@ from deviceplugin.gpus.api.card_listing import (
 from deviceplugin.gpus.api.health import fault_event
 from deviceplugin.gpus.api.health_events import HealthEventQueue
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
-from deviceplugin.gpus.api.source import ENDS, GONE_S, GpuCard, GpuSample, HealthEvent, sysfs_bus_id
+from deviceplugin.gpus.api.source import (
+    ENDS,
+    GONE_S,
+    GpuCard,
+    GpuProcess,
+    GpuSample,
+    HealthEvent,
+    sysfs_bus_id,
+)
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia import nvml_calls as calls
 from deviceplugin.gpus.nvidia.events import NvmlEvents
@@ -37,6 +46,8 @@ from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, NVIDIA
 
 if TYPE_CHECKING:
     from deviceplugin.gpus.api.telemetry import CardTelemetry
+
+log = structlog.get_logger(__name__)
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 
@@ -160,6 +171,8 @@ class NvmlGpus:
         self._watched: tuple[object, ...] = ()
         self._memory_errors: Mapping[str, Mapping[str, int]] = {}
         self._telemetry: dict[str, CardTelemetry] = {}
+        self._compute_seen_us: dict[str, int] = {}
+        self._without_compute: set[str] = set()
         self._events = HealthEventQueue()
         self._driver_events = NvmlEvents(self._report, self._events.wake)
         self._open = self._lost = False
@@ -527,12 +540,27 @@ class NvmlGpus:
         processes = calls.list_processes(device.handle)
         if not processes and not self._sees_processes:
             processes = None
+        if processes:
+            processes = self._add_compute(device, processes)
         keeps_pages = device.card.memory_node is not None
         # Asked once for all instances of a card.
         telemetry = self._telemetry.get(card)
         if telemetry is None:
             telemetry = self._telemetry[card] = read_telemetry(device.parent)
         return GpuSample(uuid, used_mib, processes, trouble, errors, keeps_pages, telemetry)
+
+    def _add_compute(self, device: _NvmlDevice, processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
+        """Add how busy each process kept the card, where the driver tells it."""
+        uuid = device.card.uuid
+        try:
+            busy, seen_us = calls.read_process_compute(device.handle, self._compute_seen_us.get(uuid, 0))
+        except pynvml.NVMLError as error:
+            if uuid not in self._without_compute:
+                self._without_compute.add(uuid)
+                log.info("card does not tell what compute its processes use", card=uuid, error=str(error))
+            return processes
+        self._compute_seen_us[uuid] = seen_us
+        return tuple(replace(process, compute_percent=busy.get(process.pid, 0)) for process in processes)
 
     def _report(self, event: Any) -> None:
         """Queue an XID for the cards it concerns: all of them when the driver does not say which."""

@@ -28,7 +28,7 @@ class SimulatedUse:
         for pid, (growth, since_s, from_mib) in self.growing.items():
             part = 1.0 if growth.over_s == 0 else min(1.0, (now_s - since_s) / growth.over_s)
             mib = from_mib + int((growth.to_mib - from_mib) * part)
-            found[pid] = GpuProcess(pid, min(mib, most_mib))
+            found[pid] = replace(found.get(pid, GpuProcess(pid, 0)), used_mib=min(mib, most_mib))
         return tuple(found[pid] for pid in sorted(found))
 
 

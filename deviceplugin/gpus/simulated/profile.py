@@ -177,6 +177,7 @@ class _Mig(Struct, frozen=True):
 class _Process(Struct, frozen=True):
     pid: Annotated[int, Meta(ge=1, le=1 << 22)]
     used_memory_mib: _Bytes | None = None
+    compute_percent: Annotated[int, Meta(ge=0, le=100)] | None = None
 
 
 class _Xid(Struct, frozen=True):
@@ -373,7 +374,7 @@ def _simulated(
     return SimulatedCard(
         card,
         -(-used // _MIB),
-        tuple(GpuProcess(process.pid, process.used_memory_mib) for process in processes),
+        tuple(GpuProcess(each.pid, each.used_memory_mib, each.compute_percent) for each in processes),
         None
         if failure.mode == "healthy"
         else SimulatedFailure(failure.mode, failure.after_calls, failure.xid.code),
