@@ -68,16 +68,18 @@ test: ## Everything that needs no root and no cluster (5 minutes on two cores)
 	@$(MAKE) --no-print-directory -j 3 lint test-in-process test-processes
 
 # Examples and histories that nobody has seen; SEED=N runs those of an earlier run again.
+test-random: HAVE_RANDOM = $(shell grep -rlE 'hypothesis|mark\.histories' --include='test_*.py' tests/unit tests/property)
 test-random: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 test-random: $(VENV)/.dev ## Property tests with examples and histories of a random seed, or of SEED=N
 	@echo "seed $(SEED): make test-random SEED=$(SEED) runs this again"
 	@GPUPACK_RANDOM_EXAMPLES=1 GPUPACK_UNDERCOUNT_FIRST_SEED=$(SEED) \
-	  GPUPACK_UNDERCOUNT_STEPS=$${GPUPACK_UNDERCOUNT_STEPS:-50000} \
-	  GPUPACK_QUEUE_FIRST_SEED=$(SEED) GPUPACK_QUEUE_STEPS=$${GPUPACK_QUEUE_STEPS:-14000} \
-	  GPUPACK_QUEUE_HISTORIES=$${GPUPACK_QUEUE_HISTORIES:-6} \
-	  GPUPACK_AUTOSCALE_FIRST_SEED=$(SEED) GPUPACK_AUTOSCALE_CLUSTERS=$${GPUPACK_AUTOSCALE_CLUSTERS:-9} \
-	  GPUPACK_CLAIMS_FIRST_SEED=$(SEED) GPUPACK_CLAIMS_STEPS=$${GPUPACK_CLAIMS_STEPS:-28000} \
-	  $(PYTEST) tests/unit tests/property -m 'hypothesis or histories' --hypothesis-seed=$(SEED) -n 4 --dist worksteal -q \
+	  GPUPACK_UNDERCOUNT_STEPS=$${GPUPACK_UNDERCOUNT_STEPS:-25000} \
+	  GPUPACK_QUEUE_FIRST_SEED=$(SEED) GPUPACK_QUEUE_STEPS=$${GPUPACK_QUEUE_STEPS:-7000} \
+	  GPUPACK_QUEUE_HISTORIES=$${GPUPACK_QUEUE_HISTORIES:-3} \
+	  GPUPACK_AUTOSCALE_FIRST_SEED=$(SEED) GPUPACK_AUTOSCALE_CLUSTERS=$${GPUPACK_AUTOSCALE_CLUSTERS:-5} \
+	  GPUPACK_GROUPS_FIRST_SEED=$(SEED) \
+	  GPUPACK_CLAIMS_FIRST_SEED=$(SEED) GPUPACK_CLAIMS_STEPS=$${GPUPACK_CLAIMS_STEPS:-14000} \
+	  $(PYTEST) $(HAVE_RANDOM) -m 'hypothesis or histories' --hypothesis-seed=$(SEED) -n 3 --dist worksteal -q \
 	  || { echo "failed with seed $(SEED): make test-random SEED=$(SEED) runs it again" >&2; exit 1; }
 
 mutants: $(VENV)/.dev ## Run the mutants whose code has changed, and record that they fail

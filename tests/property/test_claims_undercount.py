@@ -1,6 +1,6 @@
 """Claims and ordinary pods on one card: the extender never counts less, a node never gives more.
 
-Shipped modules of node and extender in a model world. `GPUPACK_CLAIMS_STEPS` sets the number of steps, 8 000
+Shipped modules of node and extender in a model world. `GPUPACK_CLAIMS_STEPS` sets the number of steps, 4 000
 by default, `GPUPACK_CLAIMS_FIRST_SEED` the seed of the first history.
 """
 
@@ -13,11 +13,11 @@ from tests.property.claimed.history import run
 from tests.property.claimed.mutants import STEPS, troubled, vanishing
 from tests.property.kernel.history import AGAIN, ViolationError
 
-ALL_STEPS = int(os.environ.get("GPUPACK_CLAIMS_STEPS", "8000"))
+ALL_STEPS = int(os.environ.get("GPUPACK_CLAIMS_STEPS", "4000"))
 FIRST_SEED = int(os.environ.get("GPUPACK_CLAIMS_FIRST_SEED", "0"))
 PARTS = 2
 
-pytestmark = pytest.mark.timeout(0 if ALL_STEPS > 28_000 else 300)
+pytestmark = pytest.mark.timeout(0 if ALL_STEPS > 14_000 else 300)
 
 
 @pytest.mark.histories

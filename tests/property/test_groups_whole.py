@@ -1,6 +1,6 @@
 """No PodGroup is bound in part while it could be whole, and no card is held for longer than is promised.
 
-Shipped modules of the extender in a model world. `GPUPACK_GROUPS_STEPS` sets the number of steps, 12 000 by
+Shipped modules of the extender in a model world. `GPUPACK_GROUPS_STEPS` sets the number of steps, 6 000 by
 default, `GPUPACK_GROUPS_FIRST_SEED` the seed of the first history.
 """
 
@@ -13,7 +13,7 @@ from tests.property.grouped.history import run
 from tests.property.grouped.mutants import STEPS, quiet, troubled
 from tests.property.kernel.history import AGAIN, ViolationError
 
-ALL_STEPS = int(os.environ.get("GPUPACK_GROUPS_STEPS", "12000"))
+ALL_STEPS = int(os.environ.get("GPUPACK_GROUPS_STEPS", "6000"))
 FIRST_SEED = int(os.environ.get("GPUPACK_GROUPS_FIRST_SEED", "0"))
 
 pytestmark = pytest.mark.timeout(0 if ALL_STEPS > 12_000 else 300)

@@ -1,6 +1,6 @@
 """Whatever the extender binds, the node can admit: shipped modules of node and extender in a model world.
 
-`GPUPACK_UNDERCOUNT_STEPS` sets the number of steps (default 20 000), `GPUPACK_UNDERCOUNT_FIRST_SEED` the
+`GPUPACK_UNDERCOUNT_STEPS` sets the number of steps (default 10 000), `GPUPACK_UNDERCOUNT_FIRST_SEED` the
 seed of the first history, `GPUPACK_UNDERCOUNT_DENSITY` how much more often trouble comes. The model leaves
 out what docs/accounting.md calls outside the invariant.
 """
@@ -17,11 +17,11 @@ from tests.property.kernel.mutant import Kind
 from tests.property.undercount.histories import HISTORY, ODD, calm, compute, dense, mixed, percent
 from tests.property.undercount.simulation import run
 
-STEPS = int(os.environ.get("GPUPACK_UNDERCOUNT_STEPS", "20000"))
+STEPS = int(os.environ.get("GPUPACK_UNDERCOUNT_STEPS", "10000"))
 FIRST_SEED = int(os.environ.get("GPUPACK_UNDERCOUNT_FIRST_SEED", "0"))
 DENSITY = float(os.environ.get("GPUPACK_UNDERCOUNT_DENSITY", "1"))
 PARTS = 8
-OTHERS = max(min(24, STEPS // 2_000), STEPS // HISTORY // 10)
+OTHERS = max(min(12, STEPS // 2_000), STEPS // HISTORY // 10)
 """Histories of each other kind."""
 ODD_ONES = max(1, min(3, STEPS // 15_000), STEPS // HISTORY // 100)
 """Histories of each odd kind."""

@@ -18,7 +18,7 @@ from tests.property.kernel.history import AGAIN, ViolationError
 from tests.property.queuemodel.histories import KINDS
 from tests.property.queuemodel.simulation import run
 
-STEPS = int(os.environ.get("GPUPACK_QUEUE_STEPS", "6000"))
+STEPS = int(os.environ.get("GPUPACK_QUEUE_STEPS", "3000"))
 FIRST_SEED = int(os.environ.get("GPUPACK_QUEUE_FIRST_SEED", "0"))
 PARTS = 2
 
@@ -40,7 +40,7 @@ SHARES = {
 }
 """Of the steps, by kind; a step under load takes several times as long as others."""
 
-pytestmark = pytest.mark.timeout(0 if STEPS > 14_000 else 300)
+pytestmark = pytest.mark.timeout(0 if STEPS > 7_000 else 300)
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ TOLD = """
 import hashlib, logging, structlog
 from tests.property.queuemodel.simulation import Simulation
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-for kind, seed in (("gangs", 7001), ("reclaim", 5018)):
+for kind, seed in (("gangs", 1), ("reclaim", 5018)):
     history = Simulation(kind, seed)
     history.run()
     events = [(each.kind, each.at, repr(each.item)) for each in history.world.events]

@@ -12,8 +12,12 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from tests.cluster.harness.polling import PATIENCE_S, until
+
+RARE_GARBAGE: Final = {"GOGC": "400"}
+"""For programs in Go, which else collect garbage four times as often: a start takes a fifth less of a core."""
 
 
 class Process:
@@ -47,7 +51,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=cwd,
-                env=dict(os.environ, **(environment or {})),
+                env={**os.environ, **RARE_GARBAGE, **(environment or {})},
             )
 
     @property
