@@ -102,7 +102,10 @@ def versions() -> bytes:
 
 def run(*command: str | Path, cwd: Path | None = None) -> bytes:
     """What a command prints; its own words where it fails."""
-    done = subprocess.run(command, cwd=cwd, check=False, capture_output=True)
+    # Bytecode belongs beside its source, also where the caller keeps its own elsewhere or has none.
+    own = {"PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    done = subprocess.run(command, cwd=cwd, env=environment, check=False, capture_output=True)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}: {done.stderr.decode(errors='replace')[-2000:]}")
     return done.stdout
@@ -207,7 +210,7 @@ def compiled(folder: Path, inside: str) -> None:
 
 
 def pip(*arguments: str | Path) -> tuple[str | Path, ...]:
-    """A call of pip that compiles what it installs."""
+    """A call of pip that leaves compiling to us: what it compiles is for the times of files here."""
     return (
         sys.executable,
         "-m",
@@ -215,7 +218,7 @@ def pip(*arguments: str | Path) -> tuple[str | Path, ...]:
         "install",
         "-q",
         "--disable-pip-version-check",
-        "--compile",
+        "--no-compile",
         *arguments,
     )
 

@@ -45,6 +45,7 @@ from benchmarks.machine import cpu_s, machine
 from benchmarks.profiled import FILE
 from scheduler_plugin.settings import Settings
 from tests.cluster.harness import Api, Cluster, until, workload
+from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE, free_ports
 from tests.cluster.harness.daemons import QueueController
 
@@ -199,8 +200,8 @@ def one_round(cluster: Cluster, pods: int, side: str, flags: Sequence[str]) -> R
         cluster.extender.start()
     groups = -(-pods // GANG_PODS) if side == "gangs" else 0
     in_parallel(groups, lambda i: api.post(GROUPS, fake_group(i, min(GANG_PODS, pods - i * GANG_PODS))))
-    in_parallel(pods, lambda i: api.post("/api/v1/namespaces/default/pods", fake_pod(cluster, i, side)))
-    start = api.get("/api/v1/namespaces/default/pods", limit=1)["metadata"]["resourceVersion"]
+    in_parallel(pods, lambda i: api.post(PODS, fake_pod(cluster, i, side)))
+    start = api.get(PODS, limit=1)["metadata"]["resourceVersion"]
     try:
         if side in ("extender", "gangs", "claims"):
             time.sleep(SETTLED_S)
@@ -226,8 +227,8 @@ def one_round(cluster: Cluster, pods: int, side: str, flags: Sequence[str]) -> R
         cluster.extender.kill()
         if queue is not None:
             queue.kill()
-    api.delete("/api/v1/namespaces/default/pods", grace_s=0)
-    until(lambda: not api.get("/api/v1/namespaces/default/pods", limit=1)["items"], "pods deleted", 120)
+    api.delete(PODS, grace_s=0)
+    until(lambda: not api.get(PODS, limit=1)["items"], "pods deleted", 120)
     claim_sides.clear(cluster, in_parallel)
     in_parallel(groups, lambda i: delete_group(api, i))
     more = pods - 1
@@ -251,7 +252,7 @@ def delete_group(api: Api, index: int) -> None:
 def bare_client(cluster: Cluster, *, bind: bool) -> BareClient:
     """A client for all pods that exist, not started."""
     api = cluster.api
-    pods = api.get("/api/v1/namespaces/default/pods")["items"]
+    pods = api.get(PODS)["items"]
     nodes = [node["metadata"]["name"] for node in api.get("/api/v1/nodes")["items"]]
     return BareClient(str(cluster.control.admin_config), pods, nodes, bind=bind)
 
@@ -290,7 +291,7 @@ def binding_times(
     """
     bound: set[str] = set()
     first: Reading | None = None
-    for event in watch_pods(api, resource_version):
+    for event in watch(api, PODS, resource_version):
         pod = event["object"]
         if pod["spec"].get("nodeName") and pod["metadata"]["name"] not in bound:
             bound.add(pod["metadata"]["name"])
@@ -302,8 +303,8 @@ def binding_times(
     raise AssertionError("the watch ended")
 
 
-def watch_pods(api: Api, resource_version: str) -> Iterator[Any]:
-    """Yield the events of the pods of the namespace `default` for ever; two silent minutes are an error.
+def watch(api: Api, path: str, resource_version: str) -> Iterator[Any]:
+    """Yield the events of the objects below a path for ever; two silent minutes are an error.
 
     An API server with much to do ends a watch that is slow for a moment: it goes on from where it was.
     """
@@ -313,8 +314,8 @@ def watch_pods(api: Api, resource_version: str) -> Iterator[Any]:
         connection = http.client.HTTPSConnection(
             parts.hostname or "", parts.port, timeout=120, context=context
         )
-        path = f"/api/v1/namespaces/default/pods?watch=true&resourceVersion={resource_version}"
-        connection.request("GET", path, headers={"Authorization": f"Bearer {api.token}"})
+        query = f"watch=true&resourceVersion={resource_version}"
+        connection.request("GET", f"{path}?{query}", headers={"Authorization": f"Bearer {api.token}"})
         try:
             for line in connection.getresponse():
                 event = json.loads(line)

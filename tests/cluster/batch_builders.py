@@ -9,7 +9,7 @@ from http.client import HTTPException
 from typing import Any
 
 from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED, QUEUE_NAME
-from benchmarks.throughput import CARD_GIB, in_parallel, watch_pods
+from benchmarks.throughput import CARD_GIB, in_parallel
 from tests.cluster.harness import Api, Cluster
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
@@ -72,7 +72,7 @@ def watch_nodes(api: Api) -> Iterator[dict[str, set[str]]]:
 
     def watch() -> None:
         with suppress(OSError, HTTPException):  # the API server ends with the cluster
-            for event in watch_pods(api, since):
+            for event in watch(api, PODS, since):
                 pod = event["object"]
                 if pod["spec"].get("nodeName"):
                     seen.setdefault(pod["metadata"]["uid"], set()).add(pod["spec"]["nodeName"])

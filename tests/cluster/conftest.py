@@ -1,5 +1,6 @@
 """Real cluster tests: skipped with a plain reason where they cannot run, failed where they must (CI)."""
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/cluster/" in item.path.as_posix():
             item.add_marker(pytest.mark.cluster)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(600))
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
@@ -103,13 +106,18 @@ def make_cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """gpupack's image, built here."""
+    """gpupack's image, built here, once for all workers."""
     reason = shipped.obstacle()
     if reason is not None:
         assert os.environ.get("GPUPACK_IMAGE_REQUIRED") != "1", reason
         pytest.skip(reason)
-    target = tmp_path_factory.mktemp("image") / "gpupack.tar"
-    shipped.build_image(target)
+    # A worker of pytest-xdist has a folder of its own in the run's.
+    folder = tmp_path_factory.getbasetemp()
+    target = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "gpupack.tar"
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            shipped.build_image(target)
     return target
 
 

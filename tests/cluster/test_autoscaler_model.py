@@ -68,7 +68,7 @@ def put(api: Any, scene: model.Cloud, cloud: Cloud) -> None:
     """Write the cluster of the model on the API server."""
     for machine in scene.machines.values():
         cloud.groups[machine.group.name].machines[machine.name] = time.monotonic()
-    until(lambda: cloud.usable() == set(scene.machines), "all nodes", 60)
+    until(lambda: cloud.usable() == set(scene.machines), "all nodes")
     for pod in scene.running.values():
         api.post(PODS, pod_of(pod, nodeName=pod.node))
     for name in sorted(scene.refused):
@@ -111,7 +111,7 @@ def real_answer(
                 return False
             return bool(cloud.calls) or len(autoscaler.said("Starting main loop")) > LOOPS
 
-        until(has_decided, "a decision", 90)
+        until(has_decided, "a decision")
         log = autoscaler.log.read_text(errors="replace")
         # What it says after it has added nodes is of another cluster.
         before = log.partition("Final scale-up plan")[0]

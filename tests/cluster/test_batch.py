@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allocator.names import BATCH_POOL, BATCH_SCHEDULER, QUEUE_GATE, QUEUE_NAME
-from benchmarks.throughput import CARD_GIB, fake_node, in_parallel, watch_pods
+from benchmarks.throughput import CARD_GIB, fake_node, in_parallel, watch
 from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
 from tests.cluster.batch_builders import RESTARTS_ALL, UNITS, bound, check_cards, create_all, of_batch, queued
 from tests.cluster.harness import ApiError, Cluster, until
@@ -147,7 +147,7 @@ def test_on_shared_nodes_a_pods_rules_are_its_own(policies: Cluster) -> None:
 
     try:
         apply_all(policies.api, shared)
-        until(is_free, "the other policy in force", 60)
+        until(is_free, "the other policy in force")
     finally:
         apply_all(policies.api, own)
         until(lambda: are_in_force(policies), "both policies in force again")
@@ -210,7 +210,7 @@ def writes(fleet: Cluster, since: str, names: set[str]) -> Counter[str]:
     """How often each of these pods was written until all of them were bound."""
     found: Counter[str] = Counter()
     unbound = set(names)
-    for event in watch_pods(fleet.api, since):
+    for event in watch(fleet.api, PODS, since):
         name = event["object"]["metadata"]["name"]
         if name not in names:
             continue
@@ -249,7 +249,7 @@ def test_a_burst_of_a_hundred_pods_is_bound_by_one_write_a_pod(
 
 def test_pods_are_bound_without_a_kube_scheduler(fleet: Cluster, queue: QueueController) -> None:
     create_all(fleet, "plain", 60)
-    until(lambda: len(bound(fleet, "plain")) == 60, "pods bound", 60)
+    until(lambda: len(bound(fleet, "plain")) == 60, "pods bound")
     check_cards(fleet)
 
 
@@ -258,19 +258,19 @@ def test_a_committer_that_is_killed_in_a_batch_binds_nothing_twice(
 ) -> None:
     """The next process waits for what the one before may have sent, and lists the pods."""
     create_all(fleet, "killed", 120)
-    until(lambda: len(bound(fleet, "killed")) > 5, "some pods bound", 60)
+    until(lambda: len(bound(fleet, "killed")) > 5, "some pods bound")
     fleet.extender.kill()
     fleet.extender.start()
-    until(lambda: len(bound(fleet, "killed")) == 120, "all pods bound", 120)
+    until(lambda: len(bound(fleet, "killed")) == 120, "all pods bound")
     check_cards(fleet)
 
 
 def test_a_queue_that_is_killed_in_a_batch_goes_on(fleet: Cluster, queue: QueueController) -> None:
     create_all(fleet, "queue", 120)
-    until(lambda: len(bound(fleet, "queue")) > 5, "some pods bound", 60)
+    until(lambda: len(bound(fleet, "queue")) > 5, "some pods bound")
     queue.kill()
     queue.start()
-    until(lambda: len(bound(fleet, "queue")) == 120, "all pods bound", 120)
+    until(lambda: len(bound(fleet, "queue")) == 120, "all pods bound")
     check_cards(fleet)
 
 
@@ -279,11 +279,11 @@ def test_an_api_server_that_is_away_in_a_batch_has_every_pod_bound_once(
 ) -> None:
     """Some Bindings get no answer: they may have been done, and are not sent to another node."""
     create_all(fleet, "away", 120)
-    until(lambda: len(bound(fleet, "away")) > 5, "some pods bound", 60)
+    until(lambda: len(bound(fleet, "away")) > 5, "some pods bound")
     fleet.control.kill("kube-apiserver")
     time.sleep(AWAY_S)
     fleet.control.start_api_server()
-    until(lambda: len(bound(fleet, "away")) == 120, "all pods bound", 180)
+    until(lambda: len(bound(fleet, "away")) == 120, "all pods bound")
     check_cards(fleet)
 
 
@@ -295,8 +295,8 @@ def test_nodes_that_go_in_a_batch_get_no_pod(fleet: Cluster, queue: QueueControl
     known = 'gpupack_scheduler_nodes{words="readable"}'
     until(lambda: fleet.extender.metric(known) == NODE_COUNT - len(gone), "the scheduler knows")
     create_all(fleet, "later", 40)
-    until(lambda: len(bound(fleet, "nodes")) == 60, "all pods bound", 120)
-    until(lambda: len(bound(fleet, "later")) == 40, "all later pods bound", 120)
+    until(lambda: len(bound(fleet, "nodes")) == 60, "all pods bound")
+    until(lambda: len(bound(fleet, "later")) == 40, "all later pods bound")
     assert not {pod["spec"]["nodeName"] for pod in bound(fleet, "later")} & set(gone)
     check_cards(fleet)
 
@@ -309,8 +309,8 @@ def test_who_waits_says_why_and_is_bound_when_there_is_room(fleet: Cluster, queu
         conditions = fleet.api.get(f"{PODS}/{name}")["status"].get("conditions", [])
         return next((each for each in conditions if each["type"] == "PodScheduled"), {})
 
-    until(lambda: condition("large").get("reason") == "Unschedulable", "the condition", 60)
-    until(lambda: "hostNetwork" in condition("odd").get("message", ""), "the field named", 60)
+    until(lambda: condition("large").get("reason") == "Unschedulable", "the condition")
+    until(lambda: "hostNetwork" in condition("odd").get("message", ""), "the field named")
     assert not bound(fleet, "odd")
 
 
@@ -328,12 +328,12 @@ def test_a_pod_waits_while_its_nodes_take_no_more_pods(fleet: Cluster, queue: Qu
         conditions = fleet.api.get(f"{PODS}/beyond")["status"].get("conditions", [])
         return next((each for each in conditions if each["type"] == "PodScheduled"), {})
 
-    until(lambda: "number of pods" in condition().get("message", ""), "the reason", 60)
-    until(lambda: condition().get("reason") == "Unschedulable", "what autoscalers look for", 60)
+    until(lambda: "number of pods" in condition().get("message", ""), "the reason")
+    until(lambda: condition().get("reason") == "Unschedulable", "what autoscalers look for")
     last = fake_node(999)
     last["metadata"]["labels"] |= {"group": "full"}
     fleet.api.post(NODES, last)
-    until(lambda: len(bound(fleet, "beyond")) == 1, "bound on the node with room", 60)
+    until(lambda: len(bound(fleet, "beyond")) == 1, "bound on the node with room")
 
 
 def test_the_api_server_refuses_a_gated_pod(fleet: Cluster) -> None:

@@ -49,7 +49,7 @@ def test_a_pod_that_needs_a_feature_of_its_node_is_kube_schedulers(fleet: Cluste
     fleet.api.post(NODES, fake_node(0))
     pod = fleet.api.post(PODS, w.pod("restarts-all", w.container(), **RESTARTS_ALL))
     look = verdict(fleet, "restarts-all")
-    until(lambda: bool(look()), "kube-scheduler's word", 60)
+    until(lambda: bool(look()), "kube-scheduler's word")
     assert "didn't match Pod's required features" in look()
     assert list_unsupported_fields({**pod["spec"], "schedulerName": BATCH_SCHEDULER})
     fleet.api.delete(f"{PODS}/restarts-all", grace_s=0)

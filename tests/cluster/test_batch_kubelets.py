@@ -77,7 +77,7 @@ def nodes(make_cluster: Any) -> Iterator[tuple[Cluster, list[Node]]]:
         for node in made:
             node.side.start()
             node.daemon.start(ready=False)
-        until(lambda: all(units(cluster, name) == CARDS * CARD_GIB for name in names), "nodes ready", 180)
+        until(lambda: all(units(cluster, name) == CARDS * CARD_GIB for name in names), "nodes ready")
         until(lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"), "account")
         yield cluster, made
     finally:
@@ -206,4 +206,4 @@ def test_both_fill_the_same_nodes_and_no_kubelet_has_to_refuse_a_card(
         states = [node_state(cluster.api.get(f"{NODES}/{node.name}")) for node in made]
         return all(state is not None and not any(state.used) for state in states)
 
-    until(released, "the words say that nothing is used", 60)
+    until(released, "the words say that nothing is used")

@@ -34,10 +34,10 @@ def replicas(cluster: Cluster) -> Iterator[tuple[Replica, Replica]]:
     number = len(list(cluster.home.glob("one-*")))
     first, second = (Replica(cluster, f"{name}-{number}", QUEUES) for name in ("one", "two"))
     cluster.api.delete(PODS, grace_s=0)
-    until(lambda: not cluster.api.get(PODS)["items"], "no pods", 60)
+    until(lambda: not cluster.api.get(PODS)["items"], "no pods")
     try:
         first.start()
-        until(first.leads, "the first one leads", 60)
+        until(first.leads, "the first one leads")
         second.start()
         until(first.queue.is_ready, "the first one's queue works")
         yield first, second
@@ -62,8 +62,8 @@ def test_a_leader_that_is_killed_with_a_call_under_way_loses_and_doubles_nothing
         done = first.bound()
         first.kill()
         server.thaw()
-        until(lambda: len(bound(cluster, "burst")) == BURST, "all pods bound", 180)
-        until(lambda: len(seen) == BURST, "all pods seen bound", 60)
+        until(lambda: len(bound(cluster, "burst")) == BURST, "all pods bound")
+        until(lambda: len(seen) == BURST, "all pods seen bound")
     assert {len(nodes) for nodes in seen.values()} == {1}
     assert done < BURST
     assert done + second.bound() <= BURST
@@ -88,17 +88,17 @@ def test_a_lease_that_goes_to_another_one_in_a_burst_loses_and_doubles_nothing(
         creator = threading.Thread(target=create)
         creator.start()
         try:
-            until(lambda: len(bound(cluster, "steady")) > 5, "some pods bound", 60)
+            until(lambda: len(bound(cluster, "steady")) > 5, "some pods bound")
             first.kill_kube_scheduler()
-            until(second.leads, "the second one leads", 60)
+            until(second.leads, "the second one leads")
             before = first.bound()
-            until(lambda: second.bound() > 5, "the second one binds", 60)
+            until(lambda: second.bound() > 5, "the second one binds")
             assert first.bound() == before, "the first one binds no more"
         finally:
             ended.set()
             creator.join()
-        until(lambda: len(bound(cluster, "steady")) == created, "all pods bound", 120)
-        until(lambda: len(seen) == created, "all pods seen bound", 60)
+        until(lambda: len(bound(cluster, "steady")) == created, "all pods bound")
+        until(lambda: len(seen) == created, "all pods seen bound")
     assert {len(nodes) for nodes in seen.values()} == {1}
     assert first.bound() + second.bound() == created
     check_cards(cluster)

@@ -157,7 +157,7 @@ def test_over_use_is_told_and_evicted(cluster, card, run):
     greedy = run(program_pod(card, cluster, "greedy", 2))
     uid = cluster.pod("greedy")["metadata"]["uid"]
     greedy.fill(2 * 1024 + OVER_USE_MIB)
-    cluster.wait_gone("greedy", 120)
+    cluster.wait_gone("greedy")
 
     def is_told() -> bool:
         told = {event.partition(":")[0] for event in cluster.events_of(uid)}
@@ -256,7 +256,7 @@ def test_the_cluster_verifies_itself(cluster):
 def test_claims_share_the_same_card(cluster, card, run):
     dra.skip_without_shares()
     apply_all(cluster.api, build(MANIFESTS / "base", COMPONENTS / "dra"))
-    cluster.serves_claims, cluster.patience_s = True, dra.PATIENCE_S
+    cluster.serves_claims = True
     cluster.daemon.stop()
     cluster.daemon.flags = [*card.flags(cluster), "--serve=dra"]
     cluster.daemon.start()

@@ -173,7 +173,7 @@ def test_pods_of_a_controller_wait_together_and_run_together(
     with running(cluster, *CONTROLLERS[kind]), applied(cluster, documents):
         expected = sorted((gang, pods, "NoRoom") for gang, pods in gangs.items() for _ in range(pods))
         # On the third card two of them have room. PodGroups are known a minute after their CRD.
-        until(lambda: waiting(queue) == expected, f"all pods of {gangs} wait", 120)
+        until(lambda: waiting(queue) == expected, f"all pods of {gangs} wait")
         assert [pod["spec"]["schedulingGates"] for pod in pods_of(cluster)] == [GATE] * len(expected)
         workload = f"{kind}/{documents[-1]['metadata']['name']}".lower()
         config = f"--kubeconfig={cluster.control.admin_config}"
@@ -183,8 +183,8 @@ def test_pods_of_a_controller_wait_together_and_run_together(
             cluster.delete(f"other{number}")
         # The second group of a LeaderWorkerSet, whichever that is, has no room as a whole.
         behind = [[each for each in expected if each[0] != gang] for gang in gangs]
-        until(lambda: waiting(queue) in behind, "one gang admitted", 60)
-        until(lambda: count_running(cluster) == next(iter(gangs.values())), "one gang runs", 60)
+        until(lambda: waiting(queue) in behind, "one gang admitted")
+        until(lambda: count_running(cluster) == next(iter(gangs.values())), "one gang runs")
         assert waiting(queue) in behind
 
 
@@ -201,7 +201,7 @@ def test_a_gang_of_more_pods_than_cards_is_said_never_to_fit(
     gangs = gangs_of(documents)
     with running(cluster, *CONTROLLERS[kind]), applied(cluster, documents):
         expected = sorted((gang, pods, "NeverFits") for gang, pods in gangs.items() for _ in range(pods))
-        until(lambda: waiting(queue) == expected, f"no pod of {gangs} ever fits", 120)
+        until(lambda: waiting(queue) == expected, f"no pod of {gangs} ever fits")
         _, table = gpupack("queue", "status", f"--url={queue.url}").split("\n\n")
         rows = [re.split(r" {2,}", line) for line in table.splitlines()[1:]]
         never = "the cluster has room for 3 of them at once even if all other pods ended"
@@ -243,7 +243,7 @@ def test_a_train_job_with_an_initializer_is_a_gang_of_its_trainers(
     }
     documents[1]["spec"] |= {"trainer": {"numNodes": 3}, "podTemplateOverrides": [overwritten]}
     with running(cluster, *CONTROLLERS["TrainJob"]), applied(cluster, documents):
-        until(lambda: count_running(cluster) == 3, "all trainers run", 120)
+        until(lambda: count_running(cluster) == 3, "all trainers run")
         (group,) = cluster.api.get(list_pod_group_paths(COSCHEDULING, "default")[0])["items"]
         assert group["spec"]["minMember"] == 4
         assert queue.status()["pods"] == []
@@ -263,7 +263,7 @@ def test_a_gang_of_which_a_container_ends_is_made_again_and_runs_whole(
         document["spec"]["replicas"] = 1
     size = sum(count for _, count in templates_of(document))
     with running(cluster, *CONTROLLERS[kind]), applied(cluster, [document]):
-        until(lambda: count_running(cluster) == size, "all run", 60)
+        until(lambda: count_running(cluster) == size, "all run")
         before = {pod["metadata"]["uid"] for pod in pods_of(cluster)}
         (failing, *_) = pods_of(cluster)
         kill(cluster, failing)
@@ -272,7 +272,7 @@ def test_a_gang_of_which_a_container_ends_is_made_again_and_runs_whole(
             uids = {pod["metadata"]["uid"] for pod in pods_of(cluster)}
             return not uids & before and count_running(cluster) == size
 
-        until(runs_again, "all run again", 90)
+        until(runs_again, "all run again")
         assert queue.status()["pods"] == []
 
 

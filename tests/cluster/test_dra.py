@@ -95,7 +95,7 @@ def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Clus
 
     before = {one["metadata"]["uid"] for one in slices(cluster)}
     cluster.host.restart_kubelet()
-    until(lambda: {one["metadata"]["uid"] for one in slices(cluster)} - before, "slices published again", 120)
+    until(lambda: {one["metadata"]["uid"] for one in slices(cluster)} - before, "slices published again")
     cluster.wait_used([0, 20])
     assert cluster.pod("p20")["status"]["phase"] == "Running"
     # The claim that the kubelet prepares now is another one, on what is left of the same card.
@@ -145,7 +145,7 @@ def test_a_claim_that_was_allocated_by_hand_waits_for_room_and_then_runs(cluster
     target = {"apiVersion": "v1", "kind": "Node", "name": cluster.node_name}
     binding = {"metadata": {"name": "late", "uid": pod["metadata"]["uid"]}, "target": target}
     cluster.api.post(f"{PODS}/late/binding", {"apiVersion": "v1", "kind": "Binding", **binding})
-    event = cluster.wait_event("late", "has 16 units, of which other pods have 10", 60)
+    event = cluster.wait_event("late", "has 16 units, of which other pods have 10")
     assert "10 more are not there" in event
     assert cluster.pod("late")["status"]["phase"] == "Pending"
     cluster.wait_used([10, 0])
@@ -303,15 +303,15 @@ def test_pods_that_come_while_the_daemon_is_away_wait_and_run(cluster: Cluster, 
     """After half a minute the kubelet deletes the slices: a claim then waits for its allocation, too."""
     cluster.daemon.kill()
     if not has_slices:
-        until(lambda: not slices(cluster), "slices gone", 120)
+        until(lambda: not slices(cluster), "slices gone")
     cluster.create(workload.pod("waits", workload.container(gib=20)))
     cluster.api.post(CLAIMS, claim("c8", 8))
     cluster.create(claim_pod("p8", "c8"))
     for name in ("waits", "p8") if has_slices else ("waits",):
-        until(lambda name=name: cluster.pod(name)["spec"].get("nodeName"), "bound", 60)
+        until(lambda name=name: cluster.pod(name)["spec"].get("nodeName"), "bound")
     if not has_slices:
-        cluster.wait_event("p8", "FailedScheduling", 60)
-    cluster.wait_event("waits", "FailedPrepareDynamicResources", 60)
+        cluster.wait_event("p8", "FailedScheduling")
+    cluster.wait_event("waits", "FailedPrepareDynamicResources")
     assert {cluster.pod(name)["status"]["phase"] for name in ("waits", "p8")} == {"Pending"}
     cluster.daemon.start()
     for name in ("waits", "p8"):
@@ -338,7 +338,7 @@ def test_claims_from_a_template_and_a_claim_that_containers_share(cluster: Clust
         until(lambda: sum(cluster.state().used) == 12, "units of both")
         for name in ("a", "b"):
             cluster.delete(name)
-        until(lambda: not cluster.api.get(CLAIMS)["items"], "claims gone with their pods", 60)
+        until(lambda: not cluster.api.get(CLAIMS)["items"], "claims gone with their pods")
     finally:
         cluster.api.delete(f"{path}/six", grace_s=0)
 
@@ -422,7 +422,7 @@ def test_claims_and_ordinary_pods_fill_one_card_together(cluster: Cluster) -> No
             cluster.create(claim_pod(name, "shared"))
         # Bound: their claims are allocated, and the node may not have prepared them yet.
         for name in ("made", "first", "second"):
-            until(lambda name=name: cluster.pod(name)["spec"].get("nodeName"), "bound", 60)
+            until(lambda name=name: cluster.pod(name)["spec"].get("nodeName"), "bound")
         cluster.create(workload.pod("fills", workload.container(gib=5)))
         cluster.create(workload.pod("other", workload.container(gib=6)))
         for name in ("made", "first", "second", "fills", "other"):
@@ -447,7 +447,7 @@ def test_pods_that_ask_by_limits_are_evicted_for_a_more_important_one_and_pods_w
     cluster.wait_running("goes")
     assert assigned(cluster, "goes") == {"main": [[SMALL, 14]]}
     cluster.create(workload.pod("urgent", workload.container(gib=16), priorityClassName="high"))
-    cluster.wait_running("urgent", 60)
+    cluster.wait_running("urgent")
     assert assigned(cluster, "urgent") == {"main": [[SMALL, 16]]}
     assert not cluster.exists("goes")
     cluster.create(workload.pod("in-vain", workload.container(gib=20), priorityClassName="high"))

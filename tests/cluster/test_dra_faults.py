@@ -64,8 +64,8 @@ def test_the_daemon_cannot_read_claims_for_a_while(cluster: Cluster, link: tuple
         cluster.api.post(CLAIMS, claim("c4", 4, ON_SMALL))
         cluster.create(claim_pod("p4", "c4"))
         cluster.create(workload.pod("ordinary", workload.container(gib=20)))
-        cluster.wait_event("p4", "cannot be read", 60)
-        cluster.wait_event("ordinary", "cannot be read", 60)
+        cluster.wait_event("p4", "cannot be read")
+        cluster.wait_event("ordinary", "cannot be read")
         assert {cluster.pod(name)["status"]["phase"] for name in ("p4", "ordinary")} == {"Pending"}
     finally:
         slow.flow()
@@ -82,13 +82,13 @@ def test_the_api_server_is_away_while_claims_are_prepared(cluster: Cluster) -> N
         else:
             cluster.api.post(CLAIMS, claim(f"of-{name}", 3))
             cluster.create(claim_pod(name, f"of-{name}"))
-    until(lambda: any(cluster.pod(name)["spec"].get("nodeName") for name in names), "one is bound", 60)
+    until(lambda: any(cluster.pod(name)["spec"].get("nodeName") for name in names), "one is bound")
     cluster.control.kill("kube-apiserver")
     holds_for(lambda: cluster.daemon.alive and cluster.extender.alive, "both live on", 6)
     cluster.control.start_api_server()
     for name in names:
         cluster.wait_running(name)
-    until(lambda: sum(cluster.state().used) == 18, "units of all", 60)
+    until(lambda: sum(cluster.state().used) == 18, "units of all")
 
 
 def test_a_claim_that_is_deleted_by_force_counts_on_while_its_pod_runs(cluster: Cluster) -> None:
@@ -101,7 +101,7 @@ def test_a_claim_that_is_deleted_by_force_counts_on_while_its_pod_runs(cluster: 
     until(lambda: not cluster.api.get(CLAIMS)["items"], "the claim gone")
     cluster.api.post(CLAIMS, claim("late", 12, ON_SMALL))
     cluster.create(claim_pod("waits", "late"))
-    told = cluster.wait_event("waits", "has 16 units, of which other pods have 12", 90)
+    told = cluster.wait_event("waits", "has 16 units, of which other pods have 12")
     assert "12 more are not there" in told
     cluster.create(workload.pod("beside", workload.container(gib=20)))
     cluster.wait_running("beside")
@@ -134,7 +134,7 @@ def test_a_full_card_is_refused_to_a_claim_allocated_by_hand_and_to_no_other(clu
     )
     cluster.create(workload.pod("other", workload.container(gib=4)))
     cluster.wait_running("other")
-    cluster.wait_event("late", "has 32 units, of which other pods have 32", 90)
+    cluster.wait_event("late", "has 32 units, of which other pods have 32")
     cluster.wait_used([4, 32])
     assert cluster.pod("late")["status"]["phase"] == "Pending"
 
@@ -177,7 +177,7 @@ def test_the_extender_is_killed_as_it_writes(cluster: Cluster, number: int) -> N
     with Hook(cluster, seen):
         until(is_heeded, "the webhook in force")
         cluster.create(workload.pod("again", workload.container(gib=20)))
-        until(lambda: killed, "the extender killed", 60)
+        until(lambda: killed, "the extender killed")
     cluster.extender.kill()
     cluster.extender.start()
     cluster.wait_running("again")
@@ -186,5 +186,5 @@ def test_the_extender_is_killed_as_it_writes(cluster: Cluster, number: int) -> N
     assert shares(cluster, found["metadata"]["name"]) == [(LARGE.lower(), "20Gi")]
     cluster.wait_used([0, 20])
     cluster.delete("again")
-    until(lambda: not cluster.api.get(CLAIMS)["items"], "the claim gone with its pod", 60)
+    until(lambda: not cluster.api.get(CLAIMS)["items"], "the claim gone with its pod")
     until(lambda: not cdi_files(cluster), "CDI file gone")

@@ -70,7 +70,7 @@ def start_as_installed(cluster: Cluster, way: Way) -> None:
     control.start_controllers()
     way.install(cluster)
     cluster.host.start()
-    until(cluster.node_ready, "node ready", 120)
+    until(cluster.node_ready, "node ready")
     for account in ("gpupack-node", SCHEDULER):
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}"
         until(lambda path=path: cluster.api.get(path), f"service account {account}")
@@ -79,10 +79,9 @@ def start_as_installed(cluster: Cluster, way: Way) -> None:
     control.use_scheduler_config(shipped_scheduler_config(cluster, scheduler))
     control.start_scheduler(scheduler)
     cluster.extender.start()
-    cluster.patience_s = dra.PATIENCE_S
     cluster.daemon.flags = claims_flags(cluster)
     cluster.daemon.start()
-    until(lambda: dra.slices(cluster), "slices", 60)
+    until(lambda: dra.slices(cluster), "slices")
     until(
         lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
         "default service account",
@@ -164,10 +163,10 @@ def test_a_daemon_sets_the_resource_to_nothing_only(cluster: Cluster) -> None:
 
 def check_nothing_is_left(cluster: Cluster) -> None:
     """Neither claim, slice, CDI file nor socket."""
-    until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "claims gone, finalizers and all", 60)
+    until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "claims gone, finalizers and all")
     until(lambda: not dra.cdi_files(cluster), "CDI files gone")
     # The kubelet deletes the slices of a driver that stays away for half a minute.
-    until(lambda: not dra.slices(cluster), "slices gone", 120)
+    until(lambda: not dra.slices(cluster), "slices gone")
     sockets = [path.name for path in cluster.host.kubelet_dir.glob("plugins*/**/*.sock")]
     assert sockets == []
 
@@ -185,16 +184,16 @@ def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(clu
     cluster.daemon.flags = claims_flags(cluster)
     cluster.daemon.start()
     for name in ("ordinary", "p4"):
-        cluster.wait_gone(name, 60)
+        cluster.wait_gone(name)
     cluster.api.delete(f"{dra.CLAIMS}/c4", grace_s=0)
     # The API server may forget a pod before the kubelet has its claim let go.
-    until(lambda: not dra.cdi_files(cluster), "claims let go", 60)
+    until(lambda: not dra.cdi_files(cluster), "claims let go")
     cluster.daemon.stop()
     check_nothing_is_left(cluster)
 
     cluster.daemon.flags = []
     cluster.daemon.start()
-    until(cluster.allocatable, "the kubelet's count of units", 60)
+    until(cluster.allocatable, "the kubelet's count of units")
     cluster.create(w.pod("of-devices", w.container(gib=20)))
     cluster.wait_running("of-devices")
     assert cluster.api.get(dra.CLAIMS)["items"] == []
@@ -209,7 +208,7 @@ def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(clu
     cluster.daemon.flags = claims_flags(cluster)
     written = cluster.daemon.log.read_text().count(KIND_WRITTEN)
     cluster.daemon.start()
-    until(lambda: dra.slices(cluster), "slices", 60)
+    until(lambda: dra.slices(cluster), "slices")
     cluster.create(w.pod("of-claims", w.container(gib=20)))
     cluster.wait_running("of-claims")
     assert len(cluster.api.get(dra.CLAIMS)["items"]) == 1
@@ -228,8 +227,8 @@ def status_of_capacity(cluster: Cluster) -> Json:
 
 def test_nothing_is_left_of_an_installation(cluster: Cluster, way: Way) -> None:
     """In the order of docs/install.md: pods, manifests, Nodes."""
-    until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "claims gone with their pods", 60)
-    cluster.wait_used([0, 0], 60)
+    until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "claims gone with their pods")
+    cluster.wait_used([0, 0])
     until(lambda: not dra.cdi_files(cluster), "claims let go")
     cluster.daemon.stop()
     cluster.extender.stop()

@@ -117,9 +117,9 @@ def test_no_card_has_more_than_there_is_and_no_pod_runs_without_one(cluster: Clu
 
     until(step, f"{ALL} pods have ended", 250 + 10 * ALL, 0.2)
     assert not wrong, wrong
-    until(lambda: not phases(cluster), "all pods gone", 60)
-    until(lambda: not cluster.api.get(CLAIMS)["items"], "all claims gone", 60)
-    cluster.wait_used([0, 0], 60)
+    until(lambda: not phases(cluster), "all pods gone")
+    until(lambda: not cluster.api.get(CLAIMS)["items"], "all claims gone")
+    cluster.wait_used([0, 0])
     until(lambda: prepared(cluster) == {} and cdi_files(cluster) == [], "all claims let go")
 
 
@@ -129,7 +129,7 @@ def test_words_slices_claims_and_containers_agree_when_all_is_quiet(cluster: Clu
     for number in range(STAY):
         name = f"stays-{number}"
         cluster.create(any_pod(random, name, STAYS))
-        until(lambda name=name: settled(cluster, name), f"{name} settled", 150)
+        until(lambda name=name: settled(cluster, name), f"{name} settled")
 
     def agree() -> dict[str, int]:
         views = cluster.state().used_by_uuid, promised_now(cluster), allocated(cluster), prepared(cluster)
@@ -138,7 +138,7 @@ def test_words_slices_claims_and_containers_agree_when_all_is_quiet(cluster: Clu
         assert all(view == views[0] for view in views), views
         return views[0]
 
-    units = until(agree, "all views agree", 60)
+    units = until(agree, "all views agree")
     assert units
     free = {card.lower(): size - units.get(card, 0) for card, size in SIZES.items()}
 

@@ -32,7 +32,7 @@ def bind(cluster: Cluster, name: str) -> str:
         assert cluster.extender.call("bind", call) == {"Error": ""}
         return True
 
-    until(bound, f"pod {name} bound", 60)
+    until(bound, f"pod {name} bound")
     ((card, _),) = json.loads(cluster.pod(name)["metadata"]["annotations"]["gpupack.io/assigned"])["main"]
     return str(card)
 

@@ -17,7 +17,7 @@ def whole_node_is_usable(cluster: Cluster) -> None:
     for name in ("left", "right"):
         cluster.create(w.pod(name, w.container(gib=8)))
     for name in ("left", "right"):
-        cluster.wait_running(name, 60)
+        cluster.wait_running(name)
     assert wait_agree(cluster).used == [8, 8]
 
 
@@ -29,7 +29,7 @@ def test_pod_force_deleted_between_bind_and_admission(cluster):
         until(lambda: "nodeName" in cluster.pod("brief")["spec"], "bound")
         cluster.delete("brief", grace_s=0)
         cluster.create(w.pod("next", w.container(gib=8)))
-        until(lambda: "nodeName" in cluster.pod("next")["spec"], "next bound", 60)
+        until(lambda: "nodeName" in cluster.pod("next")["spec"], "next bound")
     finally:
         kubelet.thaw()
     cluster.wait_running("next")
@@ -45,7 +45,7 @@ def test_pod_re_created_under_its_name_between_bind_and_admission(cluster):
         until(lambda: "nodeName" in cluster.pod("same")["spec"], "bound")
         cluster.delete("same", grace_s=0)
         second = cluster.create(w.pod("same", w.container(gib=6)))
-        until(lambda: "nodeName" in cluster.pod("same")["spec"], "bound again", 60)
+        until(lambda: "nodeName" in cluster.pod("same")["spec"], "bound again")
     finally:
         kubelet.thaw()
     cluster.wait_running("same")
@@ -81,7 +81,7 @@ def test_stateful_set_pod_comes_again_under_its_name(cluster, grace_s):
         other = grants(cluster, "store-1")
         cluster.delete("store-0", grace_s=grace_s, wait=False)
         until(lambda: cluster.pod("store-0")["metadata"]["uid"] != uids[0], "a new store-0")
-        new = cluster.wait_running("store-0", 60)["metadata"]["uid"]
+        new = cluster.wait_running("store-0")["metadata"]["uid"]
         state = wait_agree(cluster)
         assert state.used == [5, 5]
         assert state.holds == {new, uids[1]}
@@ -89,7 +89,7 @@ def test_stateful_set_pod_comes_again_under_its_name(cluster, grace_s):
         until(lambda: cluster.allocation("store-0")["uid"] == new, "allocation of the new pod")
     finally:
         cluster.api.delete(f"{STATEFUL_SETS}/store")
-        until(lambda: not cluster.exists("store-0") and not cluster.exists("store-1"), "set gone", 60)
+        until(lambda: not cluster.exists("store-0") and not cluster.exists("store-1"), "set gone")
 
 
 def test_force_deleted_running_pod_is_charged_until_its_container_ended(cluster):

@@ -109,7 +109,7 @@ def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):
     assert not second.is_ready()
     join(cluster, first)
     cluster.create(w.pod("one", w.container(gib=5)))
-    cluster.wait_running("one", 60)
+    cluster.wait_running("one")
     cluster.wait_event("one", "CardsAssigned: Assigned on node")
     with pytest.raises(urllib.error.HTTPError, match="403"):
         first.http("/bind")  # without a client certificate
@@ -119,7 +119,7 @@ def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):
     assert cluster.api.get(LEASE)["spec"]["holderIdentity"] != holder
     join(cluster, second)
     cluster.create(w.pod("two", w.container(gib=5)))
-    cluster.wait_running("two", 60)
+    cluster.wait_running("two")
     assert wait_agree(cluster).used == [5, 5]
 
 
@@ -141,6 +141,6 @@ def test_with_dra_an_unchanged_pod_has_its_claim_from_the_joined_extender(make_c
         assert claim["metadata"]["ownerReferences"][0]["name"] == "ordinary"
         cluster.wait_used([0, 12])
         cluster.delete("ordinary")
-        until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "the claim gone with its pod", 60)
+        until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "the claim gone with its pod")
     finally:
         replica.kill()

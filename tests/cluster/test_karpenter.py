@@ -105,7 +105,7 @@ class World:
 
     def settled(self, number: int) -> None:
         """So many nodes were ever made, and no placeholder stays."""
-        until(lambda: not self.placeholders(), "no placeholder left", 60)
+        until(lambda: not self.placeholders(), "no placeholder left")
         holds_for(lambda: len(self.karpenter.born) == number and not self.placeholders(), "quiet", LOOKS_S)
 
 
@@ -152,7 +152,7 @@ def test_from_none_and_then_from_fragments_each_time_one_node(make_world: Any) -
     world.wait_bound("a", "b")
     world.settled(1)
     world.create("waits", 40)
-    world.cluster.wait_event("waits", "Pod should schedule on", 60)
+    world.cluster.wait_event("waits", "Pod should schedule on")
     holds_for(lambda: len(world.karpenter.born) == 1, "Karpenter is blind", LOOKS_S)
     world.ours.start()
     world.wait_bound("waits")
@@ -213,7 +213,7 @@ def test_a_node_whose_pods_fit_on_no_other_card_is_not_disrupted(make_world: Any
         annotations = world.api.get(f"{NODES}/{full}")["metadata"].get("annotations", {})
         return annotations.get(DO_NOT_DISRUPT) == "true"
 
-    until(is_kept, "the node kept", 60)
+    until(is_kept, "the node kept")
     world.set_budget("100%")
     holds_for(lambda: bool(world.node_of("a")) and bool(world.node_of("b")), "both run", 32)
     assert full in {node["metadata"]["name"] for node in world.karpenter.nodes()}

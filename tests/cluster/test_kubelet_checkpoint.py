@@ -63,7 +63,7 @@ def restart(cluster: Cluster, meanwhile: Callable[[], object] = lambda: None) ->
     meanwhile()
     cluster.host.start_kubelet()
     cluster.wait_registered(since)
-    until(cluster.node_ready, "node ready", 60)
+    until(cluster.node_ready, "node ready")
 
 
 def test_every_container_stands_under_its_pods_uid(cluster):
@@ -241,7 +241,7 @@ def test_a_torn_checkpoint_keeps_no_daemon_from_starting(cluster):
             if restarted:
                 cluster.host.start_kubelet()
             cluster.wait_registered(since)
-            until(cluster.node_ready, "node ready", 60)
+            until(cluster.node_ready, "node ready")
             cluster.create(w.pod(f"new-{round_}", w.container(gib=3)))
             cluster.wait_running(f"new-{round_}")
         cluster.wait_used([3, 8])
@@ -260,5 +260,5 @@ def test_a_pod_bound_while_the_kubelet_is_away_finds_its_room(cluster):
     cluster.create(w.pod("c", w.container(gib=8)))
     until(lambda: "nodeName" in cluster.pod("c")["spec"], "bound")
     cluster.host.start_kubelet()
-    cluster.wait_running("c", 60)
+    cluster.wait_running("c")
     cluster.wait_used([8, 8])

@@ -435,7 +435,7 @@ def test_another_device_plugin_is_told_as_an_event_of_the_node(cluster):
 def test_a_second_daemon_waits_and_goes_on_when_the_first_is_killed(cluster):
     # What controllers of the tests before made may still be ending.
     cluster.clear()
-    cluster.wait_used([0, 0], 60)
+    cluster.wait_used([0, 0])
     cluster.create(w.pod("runs", w.container(gib=5)))
     cluster.wait_running("runs")
     second = cluster.daemon.beside(*free_ports(1))

@@ -27,5 +27,5 @@ def test_no_pod_fails_while_the_daemon_is_away(make_cluster):
     cluster.daemon.start()
     creating.join()
     for number in range(PODS):
-        cluster.wait_running(f"p{number}", 60)
+        cluster.wait_running(f"p{number}")
     until(lambda: sum(cluster.state().used) == 2 * PODS, "the true words are back")

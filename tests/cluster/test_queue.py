@@ -214,7 +214,7 @@ def test_a_second_stage_waits_for_the_pods_that_a_job_is_still_to_make(
     lacks = "Job default/maps has 0 of 2 pods that succeeded"
     until(lambda: any(lacks in pod["message"] for pod in running.status()["pods"]), "its Job is known")
     cluster.api.merge(f"{jobs}/maps", {"spec": {"suspend": False}})
-    cluster.wait_running("reduce", 90)
+    cluster.wait_running("reduce")
     until(lambda: cluster.api.get(f"{jobs}/maps")["status"].get("succeeded") == 2, "its Job has both")
     maps = [pod for pod in cluster.api.get(PODS)["items"] if pod["metadata"]["name"].startswith("maps")]
     assert [pod["status"]["phase"] for pod in maps] == ["Succeeded"] * 2
@@ -249,7 +249,7 @@ def test_reclaim_by_eviction_for_a_pod_and_for_a_gang(cluster: Cluster, running:
 
     with protected(cluster, {"keep": "it"}):
         cluster.create(gated("a0", 4))
-        cluster.wait_running("a0", timeout_s=60)
+        cluster.wait_running("a0")
         assert len(left()) == 3
         assert "violate the pod's disruption budget" in cluster.wait_event("b3", "NotRemoved")
         gang = {"gpupack.io/gang": "g", "gpupack.io/gang-size": "2"}
@@ -257,7 +257,7 @@ def test_reclaim_by_eviction_for_a_pod_and_for_a_gang(cluster: Cluster, running:
         until(lambda: [p["reason"] for p in running.status()["pods"]] == ["GangIncomplete"], "half a gang")
         assert len(left()) == 3, "nobody goes for half a gang"
         cluster.create(gated("g1", 4, annotations=gang))
-        cluster.wait_running("g0", timeout_s=60)
+        cluster.wait_running("g0")
         cluster.wait_running("g1")
         assert left() == [3]
 
@@ -373,7 +373,7 @@ def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: 
     pod = w.pod("inside", w.container(gib=3))
     pod["metadata"]["namespace"] = "team"
     wanted = ([{"name": GATE}], {QUEUE_NAME: "b"})
-    until(lambda: _born(cluster, pod) == wanted, "the namespace's queue", 60)
+    until(lambda: _born(cluster, pod) == wanted, "the namespace's queue")
     for each in policies:
         cluster.api.delete(
             f"/apis/admissionregistration.k8s.io/v1/{_plural(each)}/{each['metadata']['name']}"
@@ -443,7 +443,7 @@ def test_beside_the_real_kueue(cluster: Cluster, running: QueueController) -> No
         cluster.create(kueue.gated(gated("both", 3)))
         cluster.wait_running("ours")
         names = [f"k{number}" for number in range(3)]
-        until(lambda: sum(wears_gate(cluster, name) for name in names) == 1, "Kueue admits two of three", 60)
+        until(lambda: sum(wears_gate(cluster, name) for name in names) == 1, "Kueue admits two of three")
         (waiting,) = [name for name in names if wears_gate(cluster, name)]
         assert cluster.pod("both")["spec"]["schedulingGates"] == [{"name": GATE}, kueue.GATE]
         for name in names:

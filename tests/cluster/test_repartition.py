@@ -70,7 +70,7 @@ def test_instances_change_while_pods_run(make_cluster):
     assert cluster.daemon.metric("gpupack_node_registrations_total") == registrations
     # The kubelet restarts, asks for nothing that is gone, and all pods run on.
     cluster.host.restart_kubelet()
-    cluster.wait_used([40, 20, 10, 0], 60)
+    cluster.wait_used([40, 20, 10, 0])
     assert cluster.pod("stays")["status"]["phase"] == "Running"
 
 

@@ -75,7 +75,7 @@ def test_kubelet_restart_with_the_api_server_away(cluster, two):
         holds_for(lambda: cluster.daemon.alive, "gpupack node lives without API server", 5)
         cluster.control.start_api_server()
         cluster.wait_registered(since)
-        until(cluster.node_ready, "node ready", 60)
+        until(cluster.node_ready, "node ready")
         only_3_gib_fit(cluster)
     assert {name: grants(cluster, name) for name in two} == two
 
@@ -188,7 +188,7 @@ def test_extender_away_stops_only_pods_that_ask(cluster):
     cluster.wait_running("plain")
     assert cluster.pod("asking")["status"]["phase"] == "Pending"
     cluster.extender.start()
-    cluster.wait_running("asking", 60)
+    cluster.wait_running("asking")
 
 
 def test_a_pod_that_waits_outlives_the_extender_that_refused_it(cluster):
@@ -275,7 +275,7 @@ def test_node_object_deleted_and_made_again(cluster, two):
     if all(cluster.exists(name) for name in two):
         assert after.used_by_uuid == {**two["a"], **two["b"]}
     cluster.create(w.pod("c", w.container(gib=3)))
-    cluster.wait_running("c", 60)
+    cluster.wait_running("c")
     uuid = cluster.environment("c")["NVIDIA_VISIBLE_DEVICES"]
     until(lambda: cluster.state().used_by_uuid[uuid] >= 3, "words hold the new pod")
     cluster.clear()

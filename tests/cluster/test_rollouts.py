@@ -4,25 +4,27 @@ import base64
 import copy
 import itertools
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
+from http.client import HTTPException
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from allocator.names import LEADER_LABEL, QUEUE_GATE, QUEUE_NAME
-from benchmarks.throughput import fake_node
-from scheduler_plugin.queue.controller.settings import QueueSettings
-from scheduler_plugin.settings import Settings
+from benchmarks.throughput import fake_node, watch
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import NODES, PODS
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.joining import OVERLAY, configure_joined, make_certificate
 from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build
+from tests.cluster.harness.polling import PATIENCE_S
 from tests.cluster.harness.processpods import ProcessNodes
 from tests.cluster.harness.rest import Api, ApiError
 from tests.cluster.harness.servicelink import ServiceLink
@@ -147,7 +149,7 @@ class Installed:
                 made["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
             self.cluster.create(made)
 
-    def wait(self, probe: Callable[[], object], what: str, timeout_s: float = 180) -> None:
+    def wait(self, probe: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait while pods arrive and nodes work."""
 
         def arriving() -> object:
@@ -197,17 +199,6 @@ class Installed:
         assert not waiting, waiting
         return True
 
-    def waits(self) -> dict[str, float]:
-        """The longest time from a pod's creation to its binding, seconds, by kind."""
-        found: dict[str, float] = {}
-        for pod in self.api.get(PODS)["items"]:
-            kind = pod["metadata"]["name"].partition("-")[0]
-            (bound,) = [one for one in pod["status"]["conditions"] if one["type"] == "PodScheduled"]
-            created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-            took = datetime.fromisoformat(bound["lastTransitionTime"]) - created
-            found[kind] = max(found.get(kind, 0.0), took.total_seconds())
-        return found
-
 
 @pytest.fixture(scope="module")
 def installed(make_cluster) -> Iterator[Installed]:
@@ -224,16 +215,36 @@ def installed(make_cluster) -> Iterator[Installed]:
 
 
 @pytest.fixture(autouse=True)
-def no_pod_fails_or_waits_longer_than_the_lease(installed: Installed) -> Iterator[None]:
+def every_pod_runs_and_no_lease_runs_out(installed: Installed) -> Iterator[None]:
     """Look at all pods that came during a test, and let the next one begin with none."""
-    yield
-    installed.nodes.until(installed.all_started, "every pod runs", 60)
-    longest = installed.waits()
-    lease_s, queue_s = Settings().lease_s, QueueSettings(config="").lease_s
-    assert {kind for kind in longest if longest[kind] > (queue_s if kind == "queued" else lease_s)} == set()
-    assert longest.keys() == {"joined", "queued", "own"}
+    with watch_holders(installed.api) as holders:
+        yield
+        installed.nodes.until(installed.all_started, "every pod runs")
+    came = {pod["metadata"]["name"].partition("-")[0] for pod in installed.api.get(PODS)["items"]}
+    assert came == {"joined", "queued", "own"}
+    for lease, one_by_one in holders.items():
+        assert not [pair for pair in pairwise(one_by_one) if all(pair)], f"{lease} was not given up"
     installed.api.delete(PODS, grace_s=0)
     installed.nodes.until(lambda: not installed.api.get(PODS)["items"], "no pods")
+
+
+@contextmanager
+def watch_holders(api: Api) -> Iterator[dict[str, list[str]]]:
+    """Who holds each Lease from now on, in turn; nobody, the empty name, once it was given up."""
+    since = api.get(LEASES, limit=1)["metadata"]["resourceVersion"]
+    holders: dict[str, list[str]] = {}
+
+    def follow() -> None:
+        with suppress(OSError, HTTPException):  # the API server ends with the cluster
+            for event in watch(api, LEASES, since):
+                lease = event["object"]
+                seen = holders.setdefault(lease["metadata"]["name"], [])
+                holder = lease["spec"].get("holderIdentity", "")
+                if seen[-1:] != [holder]:
+                    seen.append(holder)
+
+    threading.Thread(target=follow, daemon=True).start()
+    yield holders
 
 
 def change(installed: Installed, revision: str) -> None:
@@ -247,7 +258,7 @@ def change(installed: Installed, revision: str) -> None:
 
 def wait_available(installed: Installed) -> None:
     """Wait until the first install is done: this test may be the first one that is run."""
-    installed.nodes.until(installed.settled, "all replicas available", 180)
+    installed.nodes.until(installed.settled, "all replicas available")
     installed.nodes.until(installed.leaders, "both Services have one endpoint, the leader")
 
 
@@ -267,6 +278,7 @@ def test_an_update_ends_and_changes_the_leader_once(installed: Installed) -> Non
     assert all(installed.leaders()[name] != former[name] for name in ELECTED)
 
 
+@pytest.mark.nightly
 def test_a_rollback_ends(installed: Installed) -> None:
     wait_available(installed)
     change(installed, "2")

@@ -206,7 +206,7 @@ def _opened(cluster: Cluster, url: str) -> http.client.HTTPResponse:
 def test_pods_share_cards_and_the_standby_takes_over(cluster):
     pods = wait_ready(cluster, SCHEDULER, len(REPLICAS))
     cluster.create(w.pod("one", w.container(gib=8), schedulerName=SCHEDULER))
-    cluster.wait_running("one", 60)
+    cluster.wait_running("one")
     cluster.wait_event("one", "CardsAssigned: Assigned on node")
     cluster.wait_used([0, 8])
     environment = cluster.environment("one")
@@ -227,7 +227,7 @@ def test_pods_share_cards_and_the_standby_takes_over(cluster):
     assert _pids(cluster, leader, "kube-scheduler")
     assert cluster.api.get(LEASE)["spec"]["holderIdentity"] == holder
     cluster.create(w.pod("two", w.container(gib=8), schedulerName=SCHEDULER))
-    cluster.wait_running("two", 90)
+    cluster.wait_running("two")
     lease = cluster.api.get(LEASE)["spec"]
     assert lease["holderIdentity"] != holder
     # Longer than the extender that ended would have waited for the answer to a Binding.
@@ -268,7 +268,7 @@ def apply_node(cluster: Cluster, checkout: Path, image: str) -> None:
         assert (status["observedGeneration"], counts) == (one["metadata"]["generation"], [1, 1]), status
         return True
 
-    until(is_through, f"DaemonSet of {image} rolled out", 180)
+    until(is_through, f"DaemonSet of {image} rolled out")
 
 
 def test_the_daemon_set_is_updated_and_rolled_back_while_pods_arrive(cluster, archive, tmp_path):
@@ -297,7 +297,7 @@ def test_the_daemon_set_is_updated_and_rolled_back_while_pods_arrive(cluster, ar
         creating.join()
     assert names
     for name in names:
-        cluster.wait_running(name, 60)
+        cluster.wait_running(name)
     until(lambda: sum(cluster.state().used) == charged + len(names), "the words count every pod once")
     (daemon,) = wait_ready(cluster, "gpupack-node", 1)
     assert daemon["spec"]["containers"][0]["image"] == this

@@ -73,7 +73,7 @@ def cluster(make_cluster: Any) -> Cluster:
             phase = lambda namespace=namespace, name=name: cluster.api.get(  # noqa: E731
                 f"/api/v1/namespaces/{namespace}/pods/{name}"
             )["status"]["phase"]
-            until(lambda phase=phase: phase() == "Running", f"{name} runs", 60)
+            until(lambda phase=phase: phase() == "Running", f"{name} runs")
     cluster.wait_used([0, 14])
     for name in (USER, MEMBER):
         cluster.api.post(f"/api/v1/namespaces/{TEAM}/serviceaccounts", {"metadata": {"name": name}})

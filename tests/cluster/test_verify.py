@@ -90,7 +90,7 @@ def unscheduled(cluster: Cluster) -> Cluster:
         cluster.api.merge(f"{DEPLOYMENTS}/{shipped.SCHEDULER}-{name}", {"spec": {"replicas": 0}})
     label = f"app.kubernetes.io/name={shipped.SCHEDULER}"
     # One that is ending goes on placing pods.
-    until(lambda: not cluster.api.get(shipped.SYSTEM_PODS, labelSelector=label)["items"], "no scheduler", 180)
+    until(lambda: not cluster.api.get(shipped.SYSTEM_PODS, labelSelector=label)["items"], "no scheduler")
     return cluster
 
 
@@ -124,7 +124,7 @@ def test_a_namespace_that_exists_is_left_alone(cluster: Cluster, account: Path) 
         assert is_there(cluster)
     finally:
         cluster.api.delete(OURS)
-        until(lambda: not is_there(cluster), "the namespace is gone", 90)
+        until(lambda: not is_there(cluster), "the namespace is gone")
 
 
 def test_without_a_right_nothing_is_created(cluster: Cluster) -> None:
@@ -178,7 +178,7 @@ def test_interrupted_it_undoes_what_it_did(
         cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as run:  # fmt: skip
         try:
-            until(lambda: len(unscheduled.api.get(f"{OURS}/pods")["items"]) == 2, "two pods wait", 60)
+            until(lambda: len(unscheduled.api.get(f"{OURS}/pods")["items"]) == 2, "two pods wait")
             run.send_signal(number)
             run.send_signal(number)
             out, said = run.communicate(timeout=150)
@@ -194,9 +194,9 @@ def test_interrupted_it_undoes_what_it_did(
 def test_without_a_daemon_nothing_is_tried(cluster: Cluster, account: Path) -> None:
     path = f"/apis/apps/v1/namespaces/{shipped.NAMESPACE}/daemonsets/gpupack-node"
     cluster.api.merge(path, {"spec": {"template": {"spec": {"nodeSelector": {"no": "node"}}}}})
-    until(lambda: not shipped.system_pods(cluster, "gpupack-node"), "no daemon", 90)
+    until(lambda: not shipped.system_pods(cluster, "gpupack-node"), "no daemon")
     # A daemon that ends calls its cards full first.
-    until(lambda: all(card.used == card.size for card in cluster.state().cards), "full cards", 90)
+    until(lambda: all(card.used == card.size for card in cluster.state().cards), "full cards")
     status, report, said = verify(account)
     assert (status, report["proofs"]) == (1, []), said
     (cards,) = [finding for finding in report["findings"] if finding["what"] == "cards"]

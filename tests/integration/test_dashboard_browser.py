@@ -243,10 +243,10 @@ async def test_a_phone_and_the_dark(browser):
             assert await tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(245, 246, 248)"
 
 
-async def test_five_thousand_nodes(browser):
-    fleet = Fleet(5000, uniform=True, pods=1)
+async def test_two_thousand_nodes(browser):
+    fleet = Fleet(2000, uniform=True, pods=1)
     async with shown(fleet) as (dashboard, url), opened(browser, url) as tab:
-        await tab.until(f"{text('.count')} === '5,000 nodes'")
+        await tab.until(f"{text('.count')} === '2,000 nodes'")
         assert await tab.run("document.querySelectorAll('.card').length") < 1000
         last = fleet.nodes[-1]
         last.pods.clear()

@@ -61,14 +61,11 @@ def tools(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "with a worker"])
-def test_everything_is_built_before_the_limit_of_a_test_runs(
-    tmp_path: Path, tools: Path, workers: tuple[str, ...]
-) -> None:
+def test_everything_is_built_before_the_limit_of_a_test_runs(tmp_path: Path, tools: Path) -> None:
     reason = binaries.obstacle()
     if reason is not None and "no Go" not in reason:
         pytest.skip(reason)
-    done, builds = run_cluster_test(tmp_path, tools, *workers, PATH=f"{tools}:{os.environ['PATH']}")
+    done, builds = run_cluster_test(tmp_path, tools, "-n", "1", PATH=f"{tools}:{os.environ['PATH']}")
     assert "1 passed" in done.stdout, done.stdout
     assert builds == ["kubebin", "containerdbin", "kustomizebin", "toolbin", "promqlbin"]
 

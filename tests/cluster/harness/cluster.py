@@ -28,11 +28,9 @@ class Cluster:
 
     Attributes:
         serves_claims: whether its node gives pods their cards by claims.
-        patience_s: what waiting for a pod or its events takes at least, before it is a failure.
     """
 
     serves_claims = False
-    patience_s = 0.0
 
     def __init__(
         self, profile: dict[str, Any] | str | None = None, *, with_node: bool = True, name: str = "n1"
@@ -87,7 +85,7 @@ class Cluster:
         self.control.start()
         if self.node is not None:
             self.node.start()
-            until(self.node_ready, f"node {self.node_name} ready", 120)
+            until(self.node_ready, f"node {self.node_name} ready")
         if self._daemon is not None:
             self._daemon.start(ready=False)
             self.extender.start(ready=False)
@@ -160,7 +158,7 @@ class Cluster:
     def node_object(self) -> Json:
         return self.api.get(f"{NODES}/{self.node_name}")
 
-    def wait_registered(self, after: float, timeout_s: float = 120) -> None:
+    def wait_registered(self, after: float, timeout_s: float = PATIENCE_S) -> None:
         """Return once the kubelet that runs now has taken `gpupack node`'s devices and the Node says so.
 
         Args:
@@ -238,7 +236,7 @@ class Cluster:
             return pod if status.get("phase") == "Running" and started else None
 
         try:
-            pod = until(running, f"pod {name} running", max(timeout_s, self.patience_s))
+            pod = until(running, f"pod {name} running", timeout_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\nevents: {self.events(name)}") from error
         status = pod["status"]
@@ -288,7 +286,7 @@ class Cluster:
             assert found, f"events {events}"
             return found
 
-        return until(matching, f"event of {name} with {text!r}", max(timeout_s, self.patience_s))
+        return until(matching, f"event of {name} with {text!r}", timeout_s)
 
     def environment(self, name: str, container: str = "main") -> dict[str, str]:
         """The environment of a running container, read from its process."""

@@ -78,7 +78,7 @@ def _running(cluster: Cluster, controller: binaries.Published) -> Iterator[None]
         },
     )
     try:
-        until(lambda: not process.alive or _is_ready(health), f"{controller.name} ready", 60)
+        until(lambda: not process.alive or _is_ready(health), f"{controller.name} ready")
         assert process.alive, process.tail()
         yield
     finally:

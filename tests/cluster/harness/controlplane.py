@@ -252,7 +252,7 @@ class ControlPlane:
         def ready() -> bool:
             return not server.alive or self.api.call("GET", "/readyz", timeout_s=5) == "ok"
 
-        until(ready, "kube-apiserver ready", 120)
+        until(ready, "kube-apiserver ready")
         assert server.alive, server.tail()
 
     def start_controllers(self) -> None:

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.harness.node import NodeSide
-from tests.cluster.harness.polling import until
+from tests.cluster.harness.polling import PATIENCE_S, until
 from tests.cluster.harness.processes import Process
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -46,7 +46,7 @@ class _Daemon:
         if ready:
             self.wait_ready()
 
-    def wait_ready(self, timeout_s: float = 90) -> None:
+    def wait_ready(self, timeout_s: float = PATIENCE_S) -> None:
         """Return once /readyz answers 200.
 
         Raises:

@@ -16,8 +16,6 @@ from tests.cluster.harness.versions import minor_of
 API: Final = "/apis/resource.k8s.io/v1"
 CLAIMS: Final = f"{API}/namespaces/default/resourceclaims"
 DRIVER: Final = "gpu.gpupack.io"
-PATIENCE_S: Final = 150
-"""A kubelet that may not read a claim yet, or is refused, asks again up to a minute later."""
 
 NODE_KINDS: Final = ("device-plugin", pytest.param("dra", marks=pytest.mark.nightly))
 """Parameters of a fixture whose tests run on nodes of both kinds."""
@@ -43,9 +41,8 @@ def start_with_claims(cluster: Cluster) -> None:
     leave_to_extender(cluster)
     cluster.control.start()
     cluster.host.start()
-    until(cluster.node_ready, "node ready", 120)
+    until(cluster.node_ready, "node ready")
     cluster.serves_claims = True
-    cluster.patience_s = PATIENCE_S
     cluster.daemon.flags += ["--serve", "dra", "--cdi-dirs", str(cdi_folder(cluster))]
     cluster.daemon.start()
     cluster.extender.start()

@@ -23,7 +23,7 @@ def start_as_installed(cluster: Cluster, *components: Path) -> None:
     control.start_controllers()
     apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "base", *components))
     cluster.host.start()
-    until(cluster.node_ready, "node ready", 120)
+    until(cluster.node_ready, "node ready")
     cluster.api.post("/api/v1/nodes", {"metadata": {"name": OTHER_NODE}, "spec": {"unschedulable": True}})
     for account in ("gpupack-node", SCHEDULER):
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}"

@@ -265,6 +265,8 @@ stream_server_address = "127.0.0.1"
             "containerRuntimeEndpoint": f"unix://{self._containerd_socket}",
             "resolvConf": "",
             "nodeStatusUpdateFrequency": "1s",
+            # A pod whose claims the driver refused is tried again then: by default after a minute or more.
+            "syncFrequency": "2s",
             "makeIPTablesUtilChains": False,
             "volumePluginDir": str(self._home / "volumes"),
             "oomScoreAdj": 0,

@@ -6,8 +6,8 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-PATIENCE_S: Final = 60.0
-"""Far beyond any real wait: a machine under load may take ten times as long as an idle one."""
+PATIENCE_S: Final = 180.0
+"""Far beyond any real wait: a machine under load may take twenty times as long as an idle one."""
 
 
 def until(probe: Callable[[], T], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> T:

@@ -17,7 +17,7 @@ from typing import Final
 from tests.cluster.harness.polling import PATIENCE_S, until
 
 RARE_GARBAGE: Final = {"GOGC": "400"}
-"""For programs in Go, which else collect garbage four times as often: a start takes a fifth less of a core."""
+"""For programs in Go, which else collect garbage four times as often and start a fifth more slowly."""
 
 
 class Process:

@@ -141,7 +141,7 @@ def start_as_pods(cluster: Cluster, archive: Path) -> None:
     control.start()
     cluster.host.start()
     cluster.host.ctr("images", "import", str(archive))
-    until(cluster.node_ready, "node ready", 120)
+    until(cluster.node_ready, "node ready")
     until(
         lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
         "default service account",
@@ -202,7 +202,7 @@ def wait_ready(cluster: Cluster, name: str, count: int) -> list[Json]:
         return pods if len(pods) == len(good) == count else []
 
     try:
-        return until(ready, f"{count} pods of {name} ready", 180)
+        return until(ready, f"{count} pods of {name} ready")
     except AssertionError as error:
         pods = system_pods(cluster, name)
         states = json.dumps([pod["status"].get("containerStatuses") for pod in pods])
