@@ -11,6 +11,7 @@ from math import ceil
 from typing import Final, Literal
 
 from allocator.errors import QuantityError, shown
+from allocator.names import MIB_PER_GIB
 
 MAX_LENGTH: Final = 64
 MAX_EXPONENT: Final = 64
@@ -100,6 +101,12 @@ recall_integer: Final = lru_cache(maxsize=1024)(parse_integer)
 recall_milli: Final = lru_cache(maxsize=4096)(parse_milli)
 recall_bytes: Final = lru_cache(maxsize=4096)(parse_bytes)
 """`recall_milli`, `recall_bytes` and `recall_integer` remember amounts: a cluster has few different ones."""
+
+
+def format_memory(units: int, unit_mib: int) -> str:
+    """Write an amount of GPU memory for people: in GiB where it is whole, else in MiB."""
+    mib = units * unit_mib
+    return f"{mib // MIB_PER_GIB} GiB" if mib % MIB_PER_GIB == 0 else f"{mib} MiB"
 
 
 def canonical(value: str | int) -> str:

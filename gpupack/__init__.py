@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from allocator.errors import PackingError
     from gpupack.api import advise, cards, decode, fetch, fit, rank, read, simulate, why
+    from gpupack.encodings import as_json
     from gpupack.errors import InputError
-    from gpupack.whatif.answers import as_json
     from gpupack.whatif.cluster import Cluster
     from kubeapi.errors import ConfigError, KubeApiError
     from scheduler_plugin.errors import PolicyError, SettingsError, TraceError

@@ -1,6 +1,14 @@
-"""Reads text as people's shells write it."""
+"""Reads text as people's shells write it, and writes answers for scripts."""
 
 import codecs
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpupack.errors import InputError
+
+T = TypeVar("T")
 
 
 def to_utf8(raw: bytes) -> bytes:
@@ -14,3 +22,26 @@ def to_utf8(raw: bytes) -> bytes:
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return raw.decode("utf-16").encode()
     return raw.removeprefix(codecs.BOM_UTF8)
+
+
+def read_input(filename: str, parse: Callable[[bytes], T]) -> T:
+    """Read a file, or standard input for `-`.
+
+    Raises:
+        InputError: that of `parse`, with the name of the file.
+        OSError: the file cannot be read.
+    """
+    if filename == "-":
+        return parse(sys.stdin.buffer.read())
+    raw = Path(filename).read_bytes()
+    try:
+        return parse(raw)
+    except InputError as error:
+        raise InputError(f"{filename}: {error}") from error
+
+
+def as_json(answer: Any) -> str:
+    """Write an answer for scripts."""
+    import msgspec  # noqa: PLC0415
+
+    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()

@@ -8,6 +8,7 @@ import msgspec
 from deviceplugin.check import can_serve
 from deviceplugin.gpus.api.check_finding import CheckFinding
 from deviceplugin.proof.report import ProofReport
+from gpupack.encodings import as_json
 from gpupack.inventory.grid import Cell, Line, align_columns
 from gpupack.terminal import Style
 from kubeapi.errors import make_printable
@@ -38,7 +39,7 @@ def render(findings: Sequence[CheckFinding], output: str, *, colour: bool) -> st
         Text without a final line break.
     """
     if output == "json":
-        return msgspec.json.format(msgspec.json.encode(findings), indent=1).decode()
+        return as_json(findings)
     verdict = (
         "A daemon can serve pods here." if can_serve(list(findings)) else "A daemon cannot serve pods here."
     )
@@ -59,7 +60,7 @@ def render_report(
         Text without a final line break.
     """
     if output == "json":
-        return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+        return as_json(report)
     results = [proof.result for proof in report.proofs]
     counts = ", ".join(f"{results.count(result)} {result}" for result in _RESULTS)
     ended = "Interrupted, and what had been done was undone: " if report.interrupted else ""

@@ -18,7 +18,7 @@ from allocator.names import (
     resource_name,
 )
 from allocator.packing import MAX_CARDS, NodeWords, node_resources
-from allocator.quantity import parse_bytes, parse_milli
+from allocator.quantity import format_memory, parse_bytes, parse_milli
 from allocator.records import CardRecord, dump_cards
 from allocator.request import WHOLE
 from gpupack.errors import InputError
@@ -230,8 +230,7 @@ def describe_card_set(card_set: CardSet, unit_mib: int) -> str:
     """Write cards for people: "2 x 80 GiB NVIDIA H100"."""
     parts = []
     for model, size in dict.fromkeys(card_set):
-        amount = size * unit_mib
-        text = f"{amount >> 10} GiB" if not amount % 1024 else f"{amount} MiB"
+        text = format_memory(size, unit_mib)
         parts.append(f"{card_set.count((model, size))} x {text}{f' {model}' if model else ''}")
     return ", ".join(parts)
 

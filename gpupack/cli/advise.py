@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gpupack.cli.cluster_source import (
-    compute_option,
-    output_option,
-    read_source,
-    run_question,
-    source_options,
-)
-from gpupack.cli.common import FAILED, print_lines, version_option
+from gpupack.cli.cluster_source import compute_option, read_source, run_question, source_options
+from gpupack.cli.common import FAILED, output_option, print_lines, timeout_option, version_option
 from gpupack.cli.names import complete_nodes
 from gpupack.terminal import wants_colour
 
@@ -66,17 +60,9 @@ _FOR: Final = re.compile(r"([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,3}))?")
     "--apply", "applies", is_flag=True, help="Make the moves: evict each pod, wait for its successor."
 )
 @click.option("--dry-run", is_flag=True, help="With --apply: only ask whether each eviction is allowed.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(1, 86_400),
-    default=300.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="With --apply: for each move, beside the pod's grace period.",
-)
+@timeout_option("With --apply: for each move, beside the pod's grace period.")
 @source_options
-@output_option
+@output_option("text", "json")
 @version_option
 def advise(
     output: str,
@@ -88,8 +74,8 @@ def advise(
     **options: Any,
 ) -> None:
     """Say which pods to move."""
+    from gpupack.encodings import as_json
     from gpupack.rebalance.planning import SearchLimits
-    from gpupack.whatif.answers import as_json
     from gpupack.whatif.rendering import format_advice
 
     if (wanted is None) == (empty is None):

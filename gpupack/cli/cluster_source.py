@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
-from gpupack.cli.common import FAILED, context_option, exit_with_faults, print_lines
+from gpupack.cli.common import (
+    FAILED,
+    Command,
+    cluster_options,
+    exit_on_faults,
+    exit_with_faults,
+    print_lines,
+    refuse_beside_file,
+)
 
 if TYPE_CHECKING:
     import msgspec
@@ -18,13 +26,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound="msgspec.Struct")
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _FOR_MEMBERS: Final = (
     "`why`, `fit` and `dashboard` answer members of a namespace without that right: docs/teams.md"
 )
 
 
-def source_options(command: Decorated) -> Decorated:
+def source_options(command: Command) -> Command:
     """Give a command the options that say which cluster."""
     options = (
         click.option(
@@ -33,12 +40,7 @@ def source_options(command: Decorated) -> Decorated:
             metavar="FILE|-",
             help="Output of `kubectl get nodes,pods -A -o json`. Default: ask the cluster.",
         ),
-        click.option(
-            "--kubeconfig",
-            metavar="FILE",
-            help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
-        ),
-        context_option,
+        cluster_options,
         click.option(
             "--unit-mib",
             type=click.IntRange(1, 1 << 20),
@@ -58,9 +60,6 @@ compute_option = click.option(
     metavar="PERCENT",
     help="Of the compute of each card, as gpupack.io/gpu-compute-percent.",
 )
-output_option = click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
 
 
 def read_source(options: dict[str, Any]) -> Any:
@@ -71,10 +70,7 @@ def read_source(options: dict[str, Any]) -> Any:
     """
     from gpupack.whatif.fetching import ClusterSource
 
-    if options["filename"] is not None:
-        for name in ("context", "kubeconfig"):
-            if options[name]:
-                raise click.UsageError(f"--{name} is for a cluster: leave it out with --filename")
+    refuse_beside_file(options, "context", "kubeconfig")
     return ClusterSource(options["filename"], options["kubeconfig"], options["context"], options["unit_mib"])
 
 
@@ -128,19 +124,10 @@ async def ask_where_forbidden(
 
 def run_question(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Do the asking; what is wrong becomes one line and an exit status."""
-    from allocator.errors import AllocatorError
-    from gpupack.errors import InputError
-    from kubeapi.errors import ConfigError, KubeApiError
-    from scheduler_plugin.errors import SchedulerError
-
     # The process ends with the answer. Meanwhile the collector would walk every node and pod again and again.
     gc.disable()
-    try:
+    with exit_on_faults(exit_with_refusal):
         return asyncio.run(work())
-    except (InputError, ConfigError, AllocatorError, SchedulerError, OSError) as error:
-        exit_with_faults(error)
-    except KubeApiError as error:
-        exit_with_refusal(error)
 
 
 def exit_with_refusal(error: "KubeApiError") -> NoReturn:

@@ -2,14 +2,21 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from gpupack import __version__
 from gpupack.policies import load_policies
+from kubeapi.process_options import KUBECONFIG_HELP
+
+if TYPE_CHECKING:
+    from kubeapi.errors import KubeApiError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
@@ -116,3 +123,59 @@ card_policy_parameter = click.option(
 context_option = click.option(
     "--context", metavar="NAME", help="Context of the kubeconfig; default: its current one."
 )
+
+
+def cluster_options(command: Command) -> Command:
+    """Give a command the options that say how the API server is reached."""
+    return click.option("--kubeconfig", metavar="FILE", help=KUBECONFIG_HELP)(context_option(command))
+
+
+def output_option(*formats: str) -> Callable[[Command], Command]:
+    """Give a command the option of how its answer is written; the first format is the default."""
+    return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True)
+
+
+def timeout_option(what: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(1, 86_400),
+        default=300.0,
+        show_default=True,
+        metavar="SECONDS",
+        help=what,
+    )
+
+
+def refuse_beside_file(options: Mapping[str, Any], *names: str) -> None:
+    """Refuse options that are for a cluster where the answer is about a file.
+
+    Raises:
+        UsageError: one of them was given beside --filename.
+    """
+    for name in names if options["filename"] is not None else ():
+        if options[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is for a cluster: leave it out with --filename")
+
+
+@contextmanager
+def exit_on_faults(exit_refused: "Callable[[KubeApiError], NoReturn] | None" = None) -> Iterator[None]:
+    """Make what is wrong one line, and an exit status: 2 where the user can mend it, else 1.
+
+    Args:
+        exit_refused: Exits for what the API server has refused; None: that is said in a line.
+    """
+    from allocator.errors import AllocatorError
+    from gpupack.errors import InputError
+    from kubeapi.errors import ConfigError, KubeApiError
+    from scheduler_plugin.errors import SchedulerError
+
+    try:
+        yield
+    except (InputError, ConfigError, AllocatorError, SchedulerError, OSError) as error:
+        exit_with_faults(error)
+    except KubeApiError as error:
+        if exit_refused is not None:
+            exit_refused(error)
+        exit_with_faults(error, FAILED)

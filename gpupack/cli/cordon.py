@@ -1,12 +1,11 @@
 """`gpupack cordon` and `gpupack uncordon`: keep cards free of new pods, and give them back."""
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gpupack.cli.common import FAILED, context_option, exit_with_faults, print_lines, version_option
+from gpupack.cli.common import Command, cluster_options, exit_on_faults, print_lines, version_option
 from gpupack.cli.names import complete_nodes
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ UNCORDON_HELP: Final = """Give cards back that `gpupack cordon` keeps free of ne
 CARD is the driver's index, a UUID, or the beginning of one. Needed rights: get and patch nodes.
 """
 
-Command = Callable[..., None]
-
 
 def _options(command: Command) -> Command:
     for add in reversed(
@@ -44,12 +41,7 @@ def _options(command: Command) -> Command:
             click.argument("cards", nargs=-1, metavar="[CARD]..."),
             click.option("--all", "every", is_flag=True, help="All cards of the node, in place of CARD."),
             click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing."),
-            click.option(
-                "--kubeconfig",
-                metavar="FILE",
-                help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
-            ),
-            context_option,
+            cluster_options,
             version_option,
         )
     ):
@@ -74,17 +66,11 @@ def uncordon(**options: Any) -> None:
 
 def _change(options: dict[str, Any], reason: str, *, cordon: bool) -> None:
     from gpupack.cordon import CordonRequest
-    from gpupack.errors import InputError
-    from kubeapi.errors import ConfigError, KubeApiError
 
     if bool(options["cards"]) == options["every"]:
         raise click.UsageError("name the cards of the node, or give --all; allowed: one of the two")
-    try:
+    with exit_on_faults():
         outcomes = asyncio.run(_apply(CordonRequest(cordon, options["cards"], reason), options))
-    except (InputError, ConfigError) as error:
-        exit_with_faults(error)
-    except KubeApiError as error:
-        exit_with_faults(error, FAILED)
     for outcome in outcomes:
         print_lines(_describe_outcome(options["node"], outcome, cordon=cordon, dry_run=options["dry_run"]))
     if not outcomes:

@@ -1,7 +1,5 @@
 """`gpupack dashboard`: every card of the cluster on one page."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +8,7 @@ from gpupack.cli.common import (
     FAILED,
     context_option,
     exit_with_faults,
+    refuse_beside_file,
     refuse_option,
     run_daemon,
     version_option,
@@ -42,13 +41,8 @@ def dashboard(**options: Any) -> None:
     if port is not None:
         refuse_option("http", "allowed without --port only")
         options["http"] = f"127.0.0.1:{port}"
-    if filename is not None:
-        cluster_options = ("namespace", "context", "kubeconfig", "queue_url")
-        for name in (*cluster_options, "daemon_port", "teams_http"):
-            if options[name]:
-                raise click.UsageError(
-                    f"--{name.replace('_', '-')} is for a cluster: leave it out with --filename"
-                )
+    for_clusters = "namespace", "context", "kubeconfig", "queue_url", "daemon_port", "teams_http"
+    refuse_beside_file({"filename": filename, **options}, *for_clusters)
     try:
         _serve(filename, options, browser)
     except KubeApiError as error:
@@ -60,7 +54,7 @@ def dashboard(**options: Any) -> None:
 def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) -> None:
     from gpupack.dashboard.app import serve_cluster, serve_file
     from gpupack.dashboard.browser import can_open_browser, open_browser
-    from gpupack.errors import InputError
+    from gpupack.encodings import read_input
     from gpupack.whatif.objects import load_objects
 
     settings = Settings(**options)
@@ -73,12 +67,6 @@ def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) 
     if filename is None:
         run_daemon(lambda stop: serve_cluster(settings, stop=stop, started=started))
         return
-    if filename == "-":
-        name, found = "standard input", load_objects(sys.stdin.buffer.read())
-    else:
-        name = filename
-        try:
-            found = load_objects(Path(filename).read_bytes())
-        except InputError as error:
-            raise InputError(f"{filename}: {error}") from error
+    found = read_input(filename, load_objects)
+    name = "standard input" if filename == "-" else filename
     run_daemon(lambda stop: serve_file(settings, found, name, stop=stop, started=started))

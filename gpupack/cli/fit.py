@@ -7,12 +7,11 @@ import click
 from gpupack.cli.cluster_source import (
     ask_where_forbidden,
     compute_option,
-    output_option,
     read_source,
     run_question,
     source_options,
 )
-from gpupack.cli.common import print_lines, version_option
+from gpupack.cli.common import output_option, print_lines, version_option
 from gpupack.cli.names import complete_nodes
 
 if TYPE_CHECKING:
@@ -75,11 +74,12 @@ See docs/ask.md.
     help="Whose member asks, where you may not list nodes. Default: the context's, else default.",
 )
 @source_options
-@output_option
+@output_option("text", "json")
 @version_option
 def fit(output: str, **options: Any) -> None:
     """Say how many pods fit."""
-    from gpupack.whatif.answers import FitAnswer, as_json
+    from gpupack.encodings import as_json
+    from gpupack.whatif.answers import FitAnswer
     from gpupack.whatif.changes import apply_changes
     from gpupack.whatif.fetching import read_cluster
     from gpupack.whatif.fit import FitQuestion

@@ -1,7 +1,6 @@
 """`gpupack migrate`: manifests for other ways to share GPUs, for gpupack."""
 
 import sys
-from pathlib import Path
 
 import click
 
@@ -47,6 +46,7 @@ def migrate(
 ) -> None:
     """Rewrite manifests."""
     from allocator.names import resource_name
+    from gpupack.encodings import read_input
     from gpupack.errors import InputError
     from gpupack.migration.documents import migrate as rewritten
     from gpupack.migration.requests import MigrationOptions
@@ -57,14 +57,14 @@ def migrate(
     try:
         resource_name(unit_mib)
         name = "standard input" if filename == "-" else filename
-        raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
+        text = read_input(filename, _decode)
         options = MigrationOptions(
             unit_mib=unit_mib,
             gpushare_unit_mib=1024 if gpushare_unit == "GiB" else 1,
             gpu_gib=gpu_gib,
             scheduler_name=scheduler_name,
         )
-        done = rewritten(_text(raw, name), name, options)
+        done = rewritten(text, name, options)
     except (InputError, OSError) as error:
         exit_with_faults(error)
     for note in done.notes:
@@ -75,13 +75,11 @@ def migrate(
     click.echo(done.text, nl=False)
 
 
-def _text(raw: bytes, name: str) -> str:
+def _decode(raw: bytes) -> str:
     from gpupack.encodings import to_utf8
     from gpupack.errors import InputError
 
     try:
         return to_utf8(raw).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name} is no text in UTF-8 or UTF-16: {error.reason} at byte {error.start}"
-        ) from error
+        raise InputError(f"no text in UTF-8 or UTF-16: {error.reason} at byte {error.start}") from error

@@ -8,9 +8,11 @@ import click
 from allocator.names import DEFAULT_NODE_POLICY, SYSTEM_NAMESPACE
 from gpupack.cli.common import (
     FAILED,
-    context_option,
+    cluster_options,
+    exit_on_faults,
     exit_with_faults,
     load_policies_or_exit,
+    output_option,
     print_lines,
     refuse_option,
     run_daemon,
@@ -19,7 +21,6 @@ from gpupack.cli.common import (
 from gpupack.cli.names import complete_queues
 from gpupack.cli.settings_options import settings_options
 from gpupack.policies import PolicyGroup, all_policies
-from kubeapi.process_options import KUBECONFIG_HELP
 from scheduler_plugin.queue.controller.settings import QueueSettings
 
 QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/queue wait in the queue that
@@ -73,13 +74,12 @@ The exit status is 0 where all can be used, and 1 where one has a fault. It need
 
 @queue.command(help=CHECK_HELP, short_help="Check configurations, without a cluster.")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option("text", "json")
 @click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True, help="As of the queue.")
 @version_option
 def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
     """Check configurations."""
-    import msgspec
-
+    from gpupack.encodings import as_json
     from gpupack.errors import InputError
     from gpupack.queuecheck import check_files
     from scheduler_plugin.errors import SettingsError
@@ -92,7 +92,7 @@ def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
     except (InputError, SettingsError) as error:
         exit_with_faults(error)
     if output == "json":
-        print_lines(msgspec.json.format(msgspec.json.encode(checked), indent=2).decode())
+        print_lines(as_json(checked))
     else:
         for each in checked:
             if not each.faults:
@@ -108,14 +108,13 @@ def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
 @queue.command(short_help="Show who has what, who waits and why.")
 @click.argument("name", required=False, shell_complete=complete_queues)
 @click.option("--pods/--no-pods", default=True, show_default=True, help="Also every pod that waits.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option("table", "json")
 @click.option(
     "-n", "--namespace", default=SYSTEM_NAMESPACE, show_default=True, help="Of the queue's Service."
 )
 @click.option("--service", default="gpupack-queue", show_default=True, help="The queue's Service.")
 @click.option("--url", metavar="URL", help="Ask the queue itself there, such as http://127.0.0.1:8914.")
-@click.option("--kubeconfig", metavar="FILE", help=KUBECONFIG_HELP)
-@context_option
+@cluster_options
 @version_option
 def status(
     name: str | None,
@@ -134,25 +133,15 @@ def status(
     import asyncio
 
     from gpupack import queuestatus
-    from gpupack.errors import InputError
-    from kubeapi.errors import ConfigError, KubeApiError
+    from gpupack.encodings import as_json
 
     if url is not None:
         for option in ("namespace", "service", "kubeconfig", "context"):
             refuse_option(option, "is for a way through the API server: leave it out with --url")
-    try:
+    with exit_on_faults():
         if url is not None:
             raw = asyncio.run(queuestatus.fetch_from(url))
         else:
             raw = asyncio.run(queuestatus.fetch(kubeconfig, context, namespace, service))
         queue_status = queuestatus.read(raw, name)
-    except (InputError, ConfigError) as error:
-        exit_with_faults(error)
-    except KubeApiError as error:
-        exit_with_faults(error, FAILED)
-    if output == "json":
-        import msgspec
-
-        print_lines(msgspec.json.format(msgspec.json.encode(queue_status), indent=2).decode())
-    else:
-        print_lines(queuestatus.render(queue_status, pods=pods))
+    print_lines(as_json(queue_status) if output == "json" else queuestatus.render(queue_status, pods=pods))

@@ -2,15 +2,20 @@
 
 import asyncio
 import gc
-import sys
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from allocator.names import SYSTEM_NAMESPACE
 from gpupack.cli.cluster_source import exit_with_refusal
-from gpupack.cli.common import context_option, exit_with_faults, version_option
+from gpupack.cli.common import (
+    cluster_options,
+    exit_on_faults,
+    output_option,
+    refuse_beside_file,
+    version_option,
+)
 from gpupack.cli.names import complete_nodes
 from gpupack.helptexts import TOP_HELP
 from gpupack.terminal import wants_colour
@@ -30,9 +35,7 @@ if TYPE_CHECKING:
     help="Output of `kubectl get nodes -o json` or, which --pods needs, `kubectl get nodes,pods -A -o json`. "
     "Default: ask the cluster.",
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True
-)
+@output_option("table", "wide", "json")
 @click.option("--pods", is_flag=True, help="Show the pods on each card.")
 @click.option("--queues", is_flag=True, help="Also the queues and who waits in them; JSON is an object then.")
 @click.option(
@@ -49,39 +52,24 @@ if TYPE_CHECKING:
     "Default: with -o wide only.",
 )
 @click.option("-w", "--watch", is_flag=True, help="Show them again whenever something has changed.")
-@click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
-)
-@context_option
+@cluster_options
 @version_option
 def top(**options: Any) -> None:
     """Show every card of the cluster."""
-    from gpupack.errors import InputError
-    from kubeapi.errors import ConfigError, KubeApiError
-
-    if options["filename"] is not None:
-        for name in ("watch", "context", "kubeconfig", "queues", "telemetry"):
-            if options[name]:
-                raise click.UsageError(f"--{name} is for a cluster: leave it out with --filename")
+    refuse_beside_file(options, "watch", "context", "kubeconfig", "queues", "telemetry")
     has_column = options["output"] == "json" or (options["output"] == "wide" and not options["pods"])
     if options["telemetry"] and not has_column:
         raise click.UsageError("--telemetry is for -o wide without --pods, and for -o json")
     if options["queues"] and options["watch"]:
         raise click.UsageError("--queues is asked once: leave it out with --watch")
-    try:
+    with exit_on_faults(exit_with_refusal):
         text = _watched(options) if options["watch"] else _text(options)
-    except (InputError, ConfigError, OSError) as error:
-        exit_with_faults(error)
-    except KubeApiError as error:
-        exit_with_refusal(error)
     if text:
         click.echo(text)
 
 
 def _text(options: dict[str, Any]) -> str:
-    from gpupack.errors import InputError
+    from gpupack.encodings import read_input
     from gpupack.inventory import build_rows, fetch, load_nodes, render
     from gpupack.inventory.objects import CLAIMS_NOT_READ
 
@@ -92,11 +80,7 @@ def _text(options: dict[str, Any]) -> str:
         found = asyncio.run(fetch(options["kubeconfig"], names, pods=pods, context=options["context"]))
         rows, problem = _with_telemetry(build_rows(found, names), options)
     else:
-        raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
-        try:
-            found = load_nodes(raw, pods=pods)
-        except InputError as error:
-            raise error if filename == "-" else InputError(f"{filename}: {error}") from error
+        found = read_input(filename, partial(load_nodes, pods=pods))
         rows, problem = build_rows(found, names), ""
     if found.claims is None:
         problem = f"{problem}\n{CLAIMS_NOT_READ}".lstrip()
@@ -142,6 +126,7 @@ def _with_queues(nodes: "Sequence[NodeRow]", options: dict[str, Any], look: dict
     import msgspec
 
     from gpupack import queuestatus
+    from gpupack.encodings import as_json
     from gpupack.inventory.as_json import build_records
     from gpupack.inventory.rendering import render
 
@@ -155,7 +140,7 @@ def _with_queues(nodes: "Sequence[NodeRow]", options: dict[str, Any], look: dict
     if options["output"] != "json":
         return f"{render(nodes, options['output'], **look)}\n\n{queuestatus.render(status, pods=True)}"
     answer = {"nodes": build_records(nodes, pods=look["pods"]), "queue": msgspec.to_builtins(status)}
-    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
+    return as_json(answer)
 
 
 def _watched(options: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpupack.cli.common import FAILED, context_option, exit_with_faults, print_lines, version_option
+from gpupack.cli.common import FAILED, cluster_options, exit_on_faults, print_lines, version_option
 from gpupack.cli.names import complete_nodes
 from gpupack.components import COMPONENTS
 
@@ -46,26 +46,14 @@ patch nodes where there are taints, list resourceclaims where nodes serve claims
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and change nothing.")
 @click.option("--force", is_flag=True, help="Also where pods hold GPU memory.")
-@click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
-)
-@context_option
+@cluster_options
 @version_option
 def uninstall(nodes: tuple[str, ...], components: tuple[str, ...], **options: Any) -> None:
     """Clean the Nodes, or take out components."""
-    from gpupack.errors import InputError
-    from kubeapi.errors import ConfigError, KubeApiError
-
     if nodes and components:
         raise click.UsageError("NODE with --component: a component is taken out of the whole cluster")
-    try:
+    with exit_on_faults():
         clean = asyncio.run(_take_out(components, **options) if components else _run(nodes, **options))
-    except (InputError, ConfigError) as error:
-        exit_with_faults(error)
-    except KubeApiError as error:
-        exit_with_faults(error, FAILED)
     if not clean:
         sys.exit(FAILED)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpupack.cli.common import exit_with_faults, print_lines, version_option
+from gpupack.cli.common import exit_with_faults, output_option, print_lines, version_option
 from gpupack.helptexts import USAGE_HELP
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 @click.option("--by", default="namespace", show_default=True, metavar="namespace|pod|label:KEY")
 @click.option("--since", default="24h", show_default=True, metavar="TIME", help="Where the time begins.")
 @click.option("--until", default="now", show_default=True, metavar="TIME", help="Where it ends.")
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
-)
+@output_option("table", "csv", "json")
 @version_option
 def usage(**options: Any) -> None:
     """Add up GiB-hours."""

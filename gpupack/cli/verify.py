@@ -13,9 +13,11 @@ from allocator.names import SYSTEM_NAMESPACE
 from gpupack.cli.common import (
     FAILED,
     INTERRUPTED,
-    context_option,
-    exit_with_faults,
+    cluster_options,
+    exit_on_faults,
+    output_option,
     print_lines,
+    timeout_option,
     version_option,
 )
 from gpupack.cli.names import complete_nodes
@@ -74,22 +76,9 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Namespace of gpupack's daemons.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(1, 86_400),
-    default=300.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="For all steps together, beside what is undone.",
-)
-@click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
-)
-@context_option
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@timeout_option("For all steps together, beside what is undone.")
+@cluster_options
+@output_option("table", "json")
 @click.option("--in-container", type=click.IntRange(0), hidden=True, metavar="MIB")
 @version_option
 def verify(
@@ -100,17 +89,11 @@ def verify(
         from gpupack.verify.container import serve
 
         serve(in_container, os.environ, click.echo)
-    from gpupack.errors import InputError
     from gpupack.nodecheck import render_report
     from gpupack.verify.verifier import VerifyOptions, has_failed
-    from kubeapi.errors import ConfigError, KubeApiError
 
-    try:
+    with exit_on_faults():
         report = asyncio.run(_run(VerifyOptions(**options), kubeconfig, context))
-    except (InputError, ConfigError) as error:
-        exit_with_faults(error)
-    except KubeApiError as error:
-        exit_with_faults(error, FAILED)
     click.echo(render_report(report, output, colour=wants_colour(), page="docs/howto/verify.md"))
     if report.interrupted:
         sys.exit(INTERRUPTED)

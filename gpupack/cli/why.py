@@ -7,12 +7,11 @@ import click
 
 from gpupack.cli.cluster_source import (
     ask_where_forbidden,
-    output_option,
     read_source,
     run_question,
     source_options,
 )
-from gpupack.cli.common import print_lines, version_option
+from gpupack.cli.common import output_option, print_lines, version_option
 from gpupack.cli.names import complete_pods
 from gpupack.terminal import wants_colour
 
@@ -47,7 +46,7 @@ It reads Nodes and Pods (and, from a cluster, the pod's Events), and changes not
     help="Of the pod or workload. Default: the context's, else default; for the list of who waits all.",
 )
 @source_options
-@output_option
+@output_option("text", "json")
 @version_option
 def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> None:
     """Explain the state of a pod."""
@@ -55,7 +54,8 @@ def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> 
 
     from gpupack.diagnose.listing import parse_workload
     from gpupack.diagnose.why import explain_pod as why_of
-    from gpupack.whatif.answers import PodExplanation, as_json
+    from gpupack.encodings import as_json
+    from gpupack.whatif.answers import PodExplanation
     from gpupack.whatif.fetching import read_cluster_and_pod, read_own_events
     from gpupack.whatif.rendering import format_why
     from kubeapi.errors import Forbidden
@@ -88,7 +88,7 @@ def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> 
 def _list(source: "ClusterSource", namespace: str | None, workload: "Workload | None", output: str) -> str:
     """Ask about the pods of a workload, None: about all that wait."""
     from gpupack.diagnose.listing import PodList, format_pods, list_waiting, list_workload
-    from gpupack.whatif.answers import as_json
+    from gpupack.encodings import as_json
     from gpupack.whatif.fetching import read_waiting
     from kubeapi.errors import Forbidden
 

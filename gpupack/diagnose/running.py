@@ -5,6 +5,7 @@ from typing import Final
 
 from allocator.errors import AllocatorError
 from allocator.names import POD_ALLOCATION
+from allocator.quantity import format_memory
 from allocator.records import MemoryRecord, load_allocation
 from gpupack.inventory.objects import NodesAndPods as TopCluster
 from gpupack.inventory.records import CardRow
@@ -13,7 +14,6 @@ from gpupack.whatif.answers import PodCard, PodUnits
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
 from kubeapi.objects import Pod
-from scheduler_plugin.scheduling.reasons import format_memory
 
 LIMITED: Final = frozenset({"driver", "mps"})
 """What refuses memory beyond the promise, see docs/limits.md."""

@@ -13,6 +13,7 @@ from allocator.names import (
     POD_GPU_UUID,
     POD_MIXED_MODELS,
 )
+from allocator.quantity import format_memory
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from gpupack.diagnose.evictions import can_start_without, find_fewest_evictions
@@ -28,7 +29,7 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.available import widen_patterns
 from scheduler_plugin.scheduling.node_fit import CORDONED, NOT_READY, PORTS, SELECTOR, TAINT
-from scheduler_plugin.scheduling.reasons import Cure, FilterReason, format_memory
+from scheduler_plugin.scheduling.reasons import Cure, FilterReason
 
 _MOST_CARDS: Final = 8
 _MODELS: Final = 3

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
+from gpupack.encodings import as_json
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
 
 
 def format_json(rows: Sequence[NodeRow], *, pods: bool) -> str:
     """Write the rows; with `pods` those on each card, and those on none that is known."""
-    return msgspec.json.format(msgspec.json.encode(build_records(rows, pods=pods)), indent=2).decode()
+    return as_json(build_records(rows, pods=pods))
 
 
 def build_records(rows: Sequence[NodeRow], *, pods: bool) -> list[dict[str, Any]]:

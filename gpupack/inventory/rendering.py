@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from allocator.names import MIB_PER_GIB
+from allocator.quantity import format_memory
 from deviceplugin.gpus.api.telemetry import IDLE, NO_TELEMETRY, CardTelemetry
 from deviceplugin.gpus.foreign_resources import describe_foreign
 from gpupack.inventory.as_json import format_json
@@ -294,7 +294,7 @@ def _mark(row: NodeRow, card: CardRow) -> str:
 def _unit(unit_mib: int | None) -> str:
     if unit_mib is None:
         return "-"
-    return f"{unit_mib // MIB_PER_GIB} GiB" if unit_mib % MIB_PER_GIB == 0 else f"{unit_mib} MiB"
+    return format_memory(1, unit_mib)
 
 
 @dataclass(frozen=True, slots=True)

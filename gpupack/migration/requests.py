@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any, Final
 
 from allocator.errors import QuantityError, shown
-from allocator.names import COMPUTE_RESOURCE, PERCENT_RESOURCE
+from allocator.names import COMPUTE_RESOURCE, MIB_PER_GIB, PERCENT_RESOURCE
 from allocator.quantity import parse_integer
 
 GPU: Final = "nvidia.com/gpu"
@@ -60,7 +60,6 @@ _MEMORY: Final = frozenset(
     {GPUSHARE_MEMORY, HAMI_MIB, *(name for name, like in _LIKE_HAMI.items() if like == HAMI_MIB)}
 )
 _COMPUTE: Final = frozenset({HAMI_CORES, *(name for name, like in _LIKE_HAMI.items() if like == HAMI_CORES)})
-_MIB_PER_GIB: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ def _without_memory(
 ) -> CardRequest | None:
     """Translate cards of which only the number is known."""
     if options.gpu_gib is not None:
-        return _memory(cards, options.gpu_gib * _MIB_PER_GIB, options, notes)
+        return _memory(cards, options.gpu_gib * MIB_PER_GIB, options, notes)
     if shared:
         raise UntranslatableError(
             f"{SHARED_GPU} is a replica that says no memory: give --gpu-gib, the GiB that each may use"

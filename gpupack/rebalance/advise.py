@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from allocator.quantity import format_memory
 from allocator.request import PodRequest
 from gpupack.errors import InputError
 from gpupack.rebalance.goals import EmptyGoal, StartGoal
@@ -16,7 +17,6 @@ from gpupack.whatif.fit import FitQuestion, build_request, count_fit, explain_un
 from gpupack.whatif.kube_checks import HostRequirements, require_of_plain_pod
 from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
 from scheduler_plugin.scheduling.node_fit import CORDONED, NOT_READY, TAINT
-from scheduler_plugin.scheduling.reasons import format_memory
 
 _TRIES: Final = 5
 _HALVED: Final = 3

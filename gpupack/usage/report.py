@@ -11,6 +11,7 @@ import msgspec
 
 from allocator.errors import shown
 from allocator.names import MIB_PER_GIB
+from gpupack.encodings import as_json
 from gpupack.errors import InputError
 from gpupack.inventory.grid import Cell, Line, align_columns
 from gpupack.terminal import Style
@@ -135,7 +136,7 @@ def format_report(report: UsageReport, output: Output) -> str:
     """Write the report, without a final line break."""
     columns = UsageKey.parse(report.by).columns
     if output == "json":
-        return msgspec.json.format(msgspec.json.encode(_plain(report, columns)), indent=2).decode()
+        return as_json(_plain(report, columns))
     if output == "csv":
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")

@@ -262,8 +262,3 @@ class Advice(JsonAnswer, frozen=True):
 def add_notes(advice: Advice, more: tuple[str, ...]) -> Advice:
     """Make a copy of an advice with more notes."""
     return msgspec.structs.replace(advice, notes=(*advice.notes, *more))
-
-
-def as_json(answer: msgspec.Struct) -> str:
-    """Write an answer for scripts."""
-    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()

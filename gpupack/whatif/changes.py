@@ -8,6 +8,7 @@ from typing import Final
 from allocator.errors import shown
 from allocator.names import NODE_CARDS, PERCENT_RESOURCE
 from allocator.packing import NodeWords, node_resources
+from allocator.quantity import format_memory
 from allocator.records import CardRecord, dump_cards
 from allocator.request import WHOLE
 from gpupack.errors import InputError
@@ -15,7 +16,6 @@ from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster, read_requested_unit
 from kubeapi.objects import Node, NodeStatus, ObjectMeta
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
-from scheduler_plugin.scheduling.reasons import format_memory
 
 _TIMES: Final = re.compile(r"(.+?)x([1-9][0-9]{0,3})")
 _MOST: Final = 9999

@@ -1,15 +1,15 @@
 """Fetches the cluster that is asked about from an API server or a file."""
 
 import asyncio
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from allocator.names import QUEUE_NAME, SYSTEM_NAMESPACE
+from gpupack.encodings import read_input
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, list_all, list_claims
 from gpupack.whatif.cluster import QUEUE_NOT_READ, Cluster
@@ -80,16 +80,9 @@ async def read_cluster(source: ClusterSource, *, moves: bool = False) -> Cluster
         KubeApiError: no configuration, no server, or no right to list nodes and pods.
     """
     if source.filename is not None:
-        try:
-            return Cluster.from_json(_bytes(source.filename), unit_mib=source.unit_mib)
-        except InputError as error:
-            raise error if source.filename == "-" else InputError(f"{source.filename}: {error}") from error
+        return read_input(source.filename, partial(Cluster.from_json, unit_mib=source.unit_mib))
     async with await connect(source.kubeconfig, source.context) as client:
         return await list_cluster(client, source, moves=moves)
-
-
-def _bytes(filename: str) -> bytes:
-    return sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
 
 
 async def read_cluster_and_pod(

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from allocator.quantity import format_memory
 from gpupack.whatif.answers import ClosestNode, NodeGroup
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
@@ -27,13 +28,7 @@ from scheduler_plugin.scheduling.node_fit import (
     TAINT,
     Rejection,
 )
-from scheduler_plugin.scheduling.reasons import (
-    FilterReason,
-    format_amount,
-    format_demands,
-    format_memory,
-    format_rules,
-)
+from scheduler_plugin.scheduling.reasons import FilterReason, format_amount, format_demands, format_rules
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 _FILTER_REASONS: Final = {reason.json_name: reason for reason in FilterReason}

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from allocator.quantity import format_memory
 from gpupack.terminal import Style, short_age
 from gpupack.whatif.answers import Advice, ClosestNode, FitAnswer, FitCount, PodCard, PodExplanation
 from kubeapi.errors import make_printable
 from kubeapi.metadata import parse_time
-from scheduler_plugin.scheduling.reasons import format_memory
 
 _NODES_SHOWN = 10
 

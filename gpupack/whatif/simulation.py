@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from allocator.quantity import format_memory
 from gpupack.whatif.changes import apply_changes
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import require_cards
@@ -15,7 +16,7 @@ from gpupack.whatif.snapshot import FILES, Snapshot, make_snapshot
 from scheduler_plugin.cache.pods import sum_host_requests
 from scheduler_plugin.errors import TraceError
 from scheduler_plugin.queue.controller.config_file import ConfigFile
-from scheduler_plugin.scheduling.reasons import format_demands, format_memory
+from scheduler_plugin.scheduling.reasons import format_demands
 from scheduler_plugin.simulator.app import run, simulate, write_json
 from scheduler_plugin.simulator.options import SimulationOptions
 from scheduler_plugin.simulator.queued_replay import check_trace

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from allocator.names import BATCH_SCHEDULER, PLACEHOLDER_SCHEDULER
+from allocator.quantity import format_memory
 from kubeapi.bounded import BoundedDict
 from kubeapi.events import EventRecorder, EventType, ObjectRef, make_pod_group_ref, make_pod_ref
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
@@ -17,7 +18,6 @@ from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.protocol import BindArgs
 from scheduler_plugin.extender.unschedulable_pods import REPEAT_AFTER_S, UnschedulablePod, UnschedulablePods
 from scheduler_plugin.extender.verbs import Extender
-from scheduler_plugin.scheduling.reasons import format_memory
 
 ASSIGNED = "CardsAssigned"
 WAITING = "WaitingForCards"

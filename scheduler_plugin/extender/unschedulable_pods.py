@@ -13,18 +13,13 @@ from typing import Final
 import numpy as np
 
 from allocator.names import PLACEHOLDER_LABEL
+from allocator.quantity import format_memory
 from kubeapi.objects import ObjectMeta
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
-from scheduler_plugin.scheduling.reasons import (
-    FilterReason,
-    format_amount,
-    format_demands,
-    format_event_text,
-    format_memory,
-)
+from scheduler_plugin.scheduling.reasons import FilterReason, format_amount, format_demands, format_event_text
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 REPEAT_AFTER_S: Final = 1800.0

@@ -9,7 +9,8 @@ from enum import IntEnum, StrEnum
 from typing import Final, Self
 
 from allocator.card_rules import NO_RULES, CardRules
-from allocator.names import MIB_PER_GIB, POD_CONTAINERS, POD_MIXED_MODELS
+from allocator.names import POD_CONTAINERS, POD_MIXED_MODELS
+from allocator.quantity import format_memory
 from allocator.request import Demand
 from scheduler_plugin.cache.node_arrays import Exclusion
 
@@ -18,12 +19,6 @@ REQUEUED: Final = "it was requeued: it waits in its queue again"
 
 EventText = Callable[[Sequence[Demand], CardRules, int], str]
 """Writes why a node cannot take a pod: of what it asks for, of its cards' rules, and of the MiB a unit."""
-
-
-def format_memory(units: int, unit_mib: int) -> str:
-    """Write an amount of GPU memory for people: in GiB where it is whole, else in MiB."""
-    mib = units * unit_mib
-    return f"{mib // MIB_PER_GIB} GiB" if mib % MIB_PER_GIB == 0 else f"{mib} MiB"
 
 
 def format_amount(demand: Demand, unit_mib: int) -> str:

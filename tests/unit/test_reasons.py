@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from allocator.quantity import format_memory
 from allocator.request import ContainerRequest, Demand, PodRequest
 from allocator.selector import Selector
 from gpupack.whatif.kube_checks import HostRequirements
@@ -14,7 +15,7 @@ from scheduler_plugin.extender.metrics import _REASONS
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.node_fit import Rejection
-from scheduler_plugin.scheduling.reasons import Cure, FilterReason, format_event_text, format_memory
+from scheduler_plugin.scheduling.reasons import Cure, FilterReason, format_event_text
 from tests.ask_world import Node, Pod, World
 
 ONE = (Demand((), 8, 1),)

@@ -6,6 +6,7 @@ https://docs.nvidia.com/deploy/mps/appendix-tools-and-interface-reference.html
 from pathlib import Path
 from typing import Final
 
+from allocator.names import MIB_PER_GIB
 from deviceplugin.gpus.api.container_grant import ContainerGrant, Mount
 from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder
 
@@ -18,8 +19,6 @@ CUDA_WITH_LIMITS: Final = 11_050
 CUDA_WITH_MORE_CLIENTS: Final = 13_010
 
 PIPE_IN_CONTAINER: Final = "/run/gpupack/mps"
-
-_MIB_A_GIB: Final = 1024
 
 
 def client_limit(cuda: int) -> int:
@@ -64,7 +63,7 @@ def grant_client(
         threads: without `compute` limit the share of the card's multiprocessors likewise.
         compute: percent of the card's multiprocessors that the container asks for; 0 if for none.
     """
-    limit = f"{mib // _MIB_A_GIB}G" if mib % _MIB_A_GIB == 0 else f"{mib}M"
+    limit = f"{mib // MIB_PER_GIB}G" if mib % MIB_PER_GIB == 0 else f"{mib}M"
     envs = {
         "CUDA_MPS_PIPE_DIRECTORY": PIPE_IN_CONTAINER,
         # The container sees one card, so its number there is 0.
