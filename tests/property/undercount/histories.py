@@ -90,6 +90,17 @@ forgetful = odds(
 )
 """Kubelets and daemons restart and lose what they had."""
 
+compute_restarts = odds(
+    compute=0.7,
+    more={
+        **dict.fromkeys(("stop_daemon", "force_delete", "restart_kubelet"), 8.0),
+        **dict.fromkeys(("run", "publish", "view"), 4.0),
+        "reap": 0.3,
+        "sleep": 0.3,
+    },
+)
+"""Pods that ask for compute are deleted while they run, and the daemon does not remember them."""
+
 about_to_start = odds(
     more={
         **dict.fromkeys(("create", "kubelet_hears"), 2.0),
