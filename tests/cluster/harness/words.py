@@ -14,12 +14,13 @@ PAYLOAD_BITS = 53
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """One card as its Node object shows it; amounts in units."""
+    """One card as its Node object shows it; amounts in units, compute in percent."""
 
     uuid: str
     size: int
     used: int
     healthy: bool
+    compute: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,11 @@ class NodeState:
     def used(self) -> list[int]:
         """Used units by card."""
         return [card.used for card in self.cards]
+
+    @property
+    def compute(self) -> list[int]:
+        """Percent of compute that is given away, by card."""
+        return [card.compute for card in self.cards]
 
     @property
     def used_by_uuid(self) -> dict[str, int]:
@@ -57,15 +63,16 @@ def node_state(node: dict[str, Any]) -> NodeState | None:
         return None
     assert capacity == allocatable, f"capacity and allocatable differ: {capacity} {allocatable}"
     layout = capacity["layout"]
-    assert layout & 0xF == 1, f"layout version {layout & 0xF}"
+    assert layout & 0xF == 2, f"layout version {layout & 0xF}"
     bits, count, unit_mib = layout >> 4 & 0x3F, layout >> 10 & 0x3FF, layout >> 20
     annotations = node["metadata"].get("annotations", {})
     inventory = json.loads(annotations.get("gpupack.io/cards", "[]"))
     assert len(inventory) == count, f"{count} cards in the words, {len(inventory)} in the inventory"
     sizes, used = (_decode(capacity, kind, bits, count) for kind in ("size", "used"))
+    compute = _decode(capacity, "compute-used", capacity["compute-limit"].bit_length(), count)
     cards = [
-        CardState(entry["uuid"], size, taken, entry["healthy"])
-        for entry, size, taken in zip(inventory, sizes, used, strict=True)
+        CardState(entry["uuid"], size, taken, entry["healthy"], percent)
+        for entry, size, taken, percent in zip(inventory, sizes, used, compute, strict=True)
     ]
     holds = json.loads(annotations.get("gpupack.io/holds", '{"uids": []}'))["uids"]
     return NodeState(capacity["revision"], unit_mib, tuple(cards), frozenset(holds))
