@@ -50,6 +50,19 @@ class Card:
         """Tell whether so much is free; who asks for no compute does not look at it."""
         return self.free_units >= units and (not compute or self.compute_free >= compute)
 
+    def by_tighter_number(self, units: int) -> "Card":
+        """Return the card as full as the tighter of its two numbers makes it, for who asks for compute too.
+
+        A card that has the units keeps them, however little of its compute is left.
+
+        Args:
+            units: What is asked of the card.
+        """
+        free = self.size_units * self.compute_free // max(1, self.compute_limit)
+        if self.free_units < units or self.free_units <= free:
+            return self
+        return self.with_free_units(max(units, free))
+
     def with_free_units(self, units: int) -> "Card":
         """Return the card as if so many of its units were free; 0 makes it full."""
         return replace(self, used_units=self.size_units - units)

@@ -112,6 +112,8 @@ def costs_of_fitting(
 ) -> dict[int, float]:
     """Ask a policy what the cards cost that have units and compute free and that the selector admits.
 
+    Of a request for compute the policy sees each card as full as the tighter of its two numbers makes it.
+
     Returns:
         Costs by position in `cards`, ascending; empty if fewer than `count` cards fit.
 
@@ -131,7 +133,12 @@ def costs_of_fitting(
     if len(fitting) < count:
         return {}
     # A policy is asked about one amount; where it depends on the card, once for each.
-    by_need = {need: asked_costs(policy, costs_of, cards, need) for need in {needs[i] for i in fitting}}
+    by_need = {
+        need: asked_costs(
+            policy, costs_of, [card.by_tighter_number(need) for card in cards] if compute else cards, need
+        )
+        for need in {needs[i] for i in fitting}
+    }
     costs = {i: by_need[needs[i]][i] for i in fitting}
     for i, cost in costs.items():
         if not isinstance(cost, Real) or cost != cost:  # noqa: PLR0124 - not a number

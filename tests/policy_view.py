@@ -15,20 +15,24 @@ from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
 def view(nodes: Mapping[str, tuple[Any, ...]]) -> NodeArrays:
-    """Arrays of `{name: (cpu capacity, memory capacity, card sizes, cpu used, memory used, cards used)}`."""
+    """Arrays of `{name: (cpu capacity, memory capacity, card sizes, cpu used, memory used, cards used)}`.
+
+    The percent of compute used of each card may follow.
+    """
     arrays = NodeArrays(rows=1, cards=1)
-    for name, (cpu, memory, sizes, cpu_used, memory_used, used) in nodes.items():
+    for name, (cpu, memory, sizes, cpu_used, memory_used, used, *compute) in nodes.items():
         row = arrays.add_node(name)
         arrays.set_capacity(row, Amounts(cpu_milli=cpu, memory_bytes=memory))
         arrays.set_cards(
             row, sizes, used, models=["A"] * len(sizes), uuids=[f"{name}-{i}" for i in range(len(sizes))]
         )
         arrays.set_requested(row, Amounts(cpu_milli=cpu_used, memory_bytes=memory_used))
+        arrays.set_assumed(row, [0] * len(sizes), dict(enumerate(compute[0] if compute else ())))
     return arrays
 
 
 def ask(
-    cpu: int = 0, memory: int = 0, *demands: tuple[int, int], others: ResourceAmounts = (), **more: Any
+    cpu: int = 0, memory: int = 0, *demands: tuple[int, ...], others: ResourceAmounts = (), **more: Any
 ) -> PolicyRequest:
     amounts = Amounts(1, cpu, memory, others=others)
     return PolicyRequest(amounts, tuple(CardDemand(*demand) for demand in demands), **more)

@@ -3,8 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.request import ContainerRequest, PodRequest
 from scheduler_plugin.cache.amounts import Amounts
+from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import PolicyError
+from scheduler_plugin.scheduling.placing import score_nodes
 from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.scheduling.policies.best_fit import SKIPPED, BestFit, BestFitSettings
 from scheduler_plugin.scheduling.policies.registry import CardDemand
@@ -13,9 +17,11 @@ from scheduler_plugin.scheduling.policies.remaining import (
     GPU,
     MEMORY,
     NO_SET,
+    compute_tighter,
     compute_tightest,
     find_dominant_class,
 )
+from scheduler_plugin.scheduling.request import SchedulingRequest
 from tests.examples import examples
 from tests.policy_view import ask, mask_fitting, place, view
 
@@ -46,6 +52,45 @@ def test_golden_of_the_plain_scores(mode):
     rows = rows_of(arrays)
     scores = make_policy("best-fit", {"mode": mode}).score(arrays, REQUEST, rows)
     assert winner(arrays, scores, rows) == "c"
+
+
+@pytest.mark.parametrize("mode", ["pick", "candidates"])
+@pytest.mark.parametrize(("compute", "expected"), [(0, "a"), (30, "b")])
+def test_golden_of_the_tighter_of_memory_and_compute(mode, compute, expected):
+    arrays = view(
+        {
+            "a": (0, 0, [16], 0, 0, [8], [20]),
+            "b": (0, 0, [16], 0, 0, [0], [70]),
+            "c": (0, 0, [16], 0, 0, [4], [0]),
+        }
+    )
+    policy = make_policy("best-fit", {"mode": mode})
+    request = PodRequest((ContainerRequest("main", 4, "main", compute),))
+    query = SchedulingRequest(request, ask(0, 0, (4, 1, compute)))
+    rows = rows_of(arrays)
+    assert winner(arrays, score_nodes(policy, arrays, query, rows), rows) == expected
+
+
+@given(
+    cards=st.lists(
+        st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 120)), min_size=1, max_size=6
+    ),
+    units=st.integers(1, 20),
+    limit=st.sampled_from((0, 100, 150)),
+)
+def test_the_tighter_number_of_arrays_is_that_of_cards(cards, units, limit):
+    arrays = NodeArrays()
+    row = arrays.add_node("n")
+    arrays.set_cards(
+        row,
+        [size for size, *_ in cards],
+        [min(size, used) for size, used, _ in cards],
+        compute_limit=limit,
+        compute_used=[compute for *_, compute in cards],
+    )
+    found = compute_tighter(arrays, CardDemand(units, 1, 10), np.array([row], dtype=np.intp))
+    expected = [card.by_tighter_number(units).free_units for card in build_cards(arrays, row)]
+    assert found[0, : len(cards)].tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from allocator.names import COMPUTE_RESOURCE
 from allocator.request import PodRequest
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
@@ -18,6 +19,7 @@ from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from tests.cluster_builders import container, node, pod
 from tests.other_policies import offered
+from tests.policy_view import ask, view
 
 DISK, NIC = "ephemeral-storage", "example.com/nic"
 
@@ -198,6 +200,21 @@ def test_the_formulas_with_five_classes(seed: int) -> None:
         level = sum(weight * (fraction - mean) ** 2 for fraction, weight in there)
         expected = sqrt(level / sum(weight for _, weight in there))
         assert weighted[at] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("resources", "expected"), [({}, "a"), ({"resources": COMPUTE_RESOURCE}, "b")])
+def test_compute_is_a_class_of_its_own_for_who_names_it(resources: dict[str, str], expected: str) -> None:
+    """The example of docs/policies/balanced.md: on b memory and compute are used alike then."""
+    nodes = view({"a": (0, 0, [16], 0, 0, [8], [0]), "b": (0, 0, [16], 0, 0, [8], [50])})
+    request = ask(0, 0, (4, 1, 20))
+    rows = np.flatnonzero(nodes.usable)
+    for name in ("balanced", "weighted-balance"):
+        policy = make_policy(name, {**resources, **({"threshold": "0"} if name != "balanced" else {})})
+        scores = policy.score(nodes, request, rows)
+        assert nodes.names[int(rows[np.argmin(scores)])] == expected
+    waiting: Any = make_policy("weighted-balance", resources)
+    waiting.waiting(nodes, [(ask(0, 0, (4, 1, 110)), ["waits"])])
+    assert waiting.pending_by_class[3:] == ((1,) if resources else ())
 
 
 def test_scores_follow_when_others_are_seen() -> None:

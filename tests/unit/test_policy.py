@@ -42,6 +42,23 @@ def test_golden_choices(used, sizes, units, count, least, most):
     assert choose(node(used, sizes), units, count, "most-used") == most
 
 
+@pytest.mark.parametrize(
+    ("policy", "compute", "chosen"),
+    [
+        ("most-used", 0, 0),
+        ("most-used", 30, 1),
+        ("least-used", 0, 1),
+        ("least-used", 30, 2),
+        ("fragmentation", 0, 0),
+        ("fragmentation", 30, 1),
+    ],
+)
+def test_golden_choices_by_the_tighter_of_memory_and_compute(policy, compute, chosen):
+    """The example of docs/policies/choosing.md: of the second card only compute is used."""
+    cards = node([8, 0, 4], compute_used=[20, 70, 0])
+    assert choose(cards, 4, 1, policy, compute=compute) == (chosen,)
+
+
 @pytest.mark.parametrize("policy", CARD_POLICIES.names())
 def test_cards_out_of_play(policy):
     cards = node([0, 0, 0, 0], healthy=[False, True, True, True], cordoned=[False, True, False, False])

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from allocator.errors import shown
+from allocator.names import COMPUTE_RESOURCE
 from allocator.registry import Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, LongArray, RowArray
 from scheduler_plugin.errors import PolicyError
@@ -38,10 +39,11 @@ def parse_resources(policy: str, parameters: Parameters) -> tuple[str, ...]:
     text = parameters.get("resources", "")
     names = tuple(part.strip() for part in text.split(",")) if text.strip() else ()
     for name in names:
-        if _RESOURCE.fullmatch(name) is None:
+        if _RESOURCE.fullmatch(name) is None and name != COMPUTE_RESOURCE:
             raise PolicyError(
-                f"{policy}: resources names {shown(name)}; allowed: ephemeral-storage, hugepages-SIZE and"
-                f" names like example.com/nic, beside {', '.join(CLASSES)}, which always count"
+                f"{policy}: resources names {shown(name)}; allowed: ephemeral-storage, hugepages-SIZE,"
+                f" {COMPUTE_RESOURCE} and names like example.com/nic, beside {', '.join(CLASSES)}, which"
+                " always count"
             )
         if names.count(name) > 1:
             raise PolicyError(f"{policy}: resources names {name} twice; allowed: once")
@@ -56,12 +58,29 @@ def list_columns(view: ClusterView, others: Sequence[str]) -> list[tuple[LongArr
         (view.gpu_capacity, view.gpu_used),
     ]
     for name in others:
-        if name in view.other_resources:
+        if name == COMPUTE_RESOURCE:
+            columns.append(_count_compute(view))
+        elif name in view.other_resources:
             at = view.other_resources.index(name)
             columns.append((view.other_capacity[at], view.other_used[at]))
         else:
             columns.append((np.zeros(len(view.version), np.int64),) * 2)
     return columns
+
+
+def _count_compute(view: ClusterView) -> tuple[LongArray, LongArray]:
+    """Count the percent of compute that the cards of each node have and have given away: int64[R] both."""
+    limit = view.compute_limit.astype(np.int64)
+    there = view.size > 0
+    capacity: LongArray = limit * np.count_nonzero(there, axis=1)
+    used: LongArray = np.where(there, limit[:, None] - view.compute_free, 0).sum(axis=1, dtype=np.int64)
+    return capacity, used
+
+
+def list_asked(ask: PolicyRequest, others: Sequence[str]) -> list[int]:
+    """List what a pod asks of each class."""
+    amounts = {**dict(ask.other_resources), COMPUTE_RESOURCE: ask.compute}
+    return [ask.cpu_milli, ask.memory_bytes, ask.gpu_units, *(amounts.get(name, 0) for name in others)]
 
 
 class Fractions:
@@ -151,8 +170,7 @@ class Fractions:
         Args:
             rows: intp[m].
         """
-        others = dict(ask.other_resources)
-        request = [ask.cpu_milli, ask.memory_bytes, ask.gpu_units, *(others.get(n, 0) for n in self._others)]
+        request = list_asked(ask, self._others)
         result = self._inverse.take(rows, axis=1)
         result *= np.array(request, dtype=np.float64)[:, None]
         result += self._used.take(rows, axis=1)

@@ -81,6 +81,11 @@ class PolicyRequest:
         """Units over all cards and demands."""
         return sum(demand.units * demand.cards for demand in self.demands)
 
+    @property
+    def compute(self) -> int:
+        """Percent of compute over all cards and demands."""
+        return sum(demand.compute * demand.cards for demand in self.demands)
+
 
 class NodePolicy(Protocol):
     """Ranks nodes for a pod; see the module's text for the rules.

@@ -42,10 +42,23 @@ def compute_tightest(
     elif admits is None:
         free = view.free_order.take(rows, axis=1)
     else:
-        free = np.where(admits[rows], view.free[rows], -1).T
+        free = compute_tighter(view, demand, rows) if demand.compute else view.free[rows]
+        free = np.where(admits[rows], free, -1).T
         free = np.sort(free, axis=0)[::-1] if cards > 1 else free
     least = _compute_tightest_card(free, units) if cards == 1 else _compute_tightest_cards(free, units, cards)
     return least[rows] if everywhere else least
+
+
+def compute_tighter(view: ClusterView, demand: CardDemand, rows: RowArray) -> IntArray:
+    """Compute what cards have free by the tighter of their two numbers: int32[m, K], in units.
+
+    `Card.by_tighter_number` says the same of one card.
+    """
+    free: IntArray = view.free[rows]
+    limit = np.maximum(view.compute_limit[rows], 1)[:, None]
+    by_compute = view.size[rows] * view.compute_free[rows] // limit
+    tighter: IntArray = np.where(free >= demand.units, np.maximum(demand.units, by_compute), free)
+    return np.minimum(free, tighter)
 
 
 def _compute_tightest_card(free: IntArray, units: int) -> LongArray:

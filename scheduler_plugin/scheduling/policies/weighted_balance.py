@@ -35,6 +35,7 @@ from scheduler_plugin.scheduling.policies.fractions import (
     DECIMALS,
     Fractions,
     add_classes,
+    list_asked,
     list_columns,
     parse_resources,
 )
@@ -322,8 +323,8 @@ def _short_classes(
 
 def _shortages(view: ClusterView, ask: PolicyRequest, others: Sequence[str], rows: RowArray) -> BoolArray:
     """Find the classes that are short on nodes: bool[k, n]."""
-    columns, amounts = list_columns(view, others), dict(ask.other_resources)
-    asked = [ask.cpu_milli, ask.memory_bytes, 0, *(amounts.get(name, 0) for name in others)]
+    columns, asked = list_columns(view, others), list_asked(ask, others)
+    asked[CLASSES.index("gpu-memory")] = 0
     short = np.zeros((len(columns), len(rows)), dtype=np.bool_)
     for at, (amount, (capacity, used)) in enumerate(zip(asked, columns, strict=True)):
         # Of what a pod does not ask for it is never short, as kube-scheduler has it.
