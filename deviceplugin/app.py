@@ -58,6 +58,7 @@ from deviceplugin.settings import Settings
 from deviceplugin.status import DaemonStatus
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
+from kubeapi.paths import NODES_PATH, PODS_PATH
 from kubeapi.process import run_until
 from kubeapi.reflect import Reflector
 
@@ -496,11 +497,11 @@ class Daemon:
         """Follow the own Node, then its pods: the ledger wants to hear first what it published before."""
         name = self._settings.node_name
         node_reflector = Reflector(
-            client, "/api/v1/nodes", NodeObject, nodes, params={"fieldSelector": f"metadata.name={name}"}
+            client, NODES_PATH, NodeObject, nodes, params={"fieldSelector": f"metadata.name={name}"}
         )
         pod_reflector = Reflector(
             client,
-            "/api/v1/pods",
+            PODS_PATH,
             PodObject,
             pods,
             params={"fieldSelector": f"spec.nodeName={name}"},

@@ -23,7 +23,7 @@ from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.node_changes import change_node
 from kubeapi.errors import NotFound
 from kubeapi.objects import WritableNode
-from kubeapi.paths import quote_segment
+from kubeapi.paths import make_node_path
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -218,7 +218,7 @@ class Cordoner:
                     "resourceVersion": seen.metadata.resource_version,
                     "annotations": wanted.annotations,
                 }
-                await self._client.patch(f"/api/v1/nodes/{quote_segment(node)}", {"metadata": metadata})
+                await self._client.patch(make_node_path(node), {"metadata": metadata})
             return wanted.outcomes
 
         try:

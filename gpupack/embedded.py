@@ -28,6 +28,7 @@ from deviceplugin.publishing.shutdown import ShutdownTimeouts
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.errors import GpupackError
 from gpupack.own_pods import DAEMON_NAMES
+from kubeapi.paths import make_collection_path
 from scheduler_plugin.app import run as run_extender
 from scheduler_plugin.settings import Settings as SchedulerSettings
 from standins.apiserver.server import ApiServer
@@ -116,7 +117,7 @@ class _DaemonPods:
         }
 
 
-_DAEMON_PODS: Final = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods"
+_DAEMON_PODS: Final = make_collection_path(SYSTEM_NAMESPACE, "pods")
 
 
 def _name_pod(node: str) -> str:

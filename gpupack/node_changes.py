@@ -8,7 +8,7 @@ import msgspec
 
 from kubeapi.errors import Conflict, decode_answer
 from kubeapi.objects import WritableNode
-from kubeapi.paths import quote_segment
+from kubeapi.paths import make_node_path
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -43,7 +43,7 @@ async def change_node(client: "KubeClient", name: str, change: Callable[[Writabl
     """
 
     async def change_once() -> T:
-        return await change(read_node(await client.get(f"/api/v1/nodes/{quote_segment(name)}")))
+        return await change(read_node(await client.get(make_node_path(name))))
 
     for _ in range(_TRIES - 1):
         with suppress(Conflict):

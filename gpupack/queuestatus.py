@@ -10,7 +10,7 @@ from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
 from gpupack.terminal import cell_width, short_age
 from kubeapi.errors import UNREADABLE, NotFound, ServerError, describe_unreachable, make_printable
-from kubeapi.paths import quote_segment
+from kubeapi.paths import make_service_path
 from kubeapi.urls import find_proxy
 from scheduler_plugin.queue.controller.status import QueueReport, WaitExplanation
 
@@ -49,9 +49,7 @@ async def fetch(kubeconfig: str | None, context: str | None, namespace: str, ser
     Raises:
         KubeApiError: there is no way to it.
     """
-    path = (
-        f"/api/v1/namespaces/{quote_segment(namespace)}/services/{quote_segment(service)}:http/proxy/status"
-    )
+    path = make_service_path(namespace, service, "status")
     where = f"the Service {service} in namespace {namespace}"
     async with await connect(kubeconfig, context) as client:
         try:

@@ -23,13 +23,13 @@ from allocator.names import (
     STARTUP_TAINT,
 )
 from gpupack.errors import InputError
-from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, list_all
+from gpupack.inventory.fetching import list_all
 from gpupack.node_changes import change_node, read_node
 from gpupack.own_pods import DAEMON_NAMES, is_placeholder
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, Forbidden, NotFound
 from kubeapi.objects import Pod, WritableNode
-from kubeapi.paths import make_pod_path, quote_segment
+from kubeapi.paths import NODES_PATH, PODS_PATH, make_node_path, make_pod_path
 
 PREFIX: Final = f"{DOMAIN}/"
 
@@ -328,7 +328,7 @@ class Uninstaller:
         if traces.taints:
             left = [taint for taint in node.spec.taints or () if taint.get("key") not in traces.taints]
             body = {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}
-            answer = await self._client.patch(f"/api/v1/nodes/{quote_segment(name)}", body)
+            answer = await self._client.patch(make_node_path(name), body)
             version = read_node(answer).metadata.resource_version
         if traces.resources or traces.annotations or traces.labels:
             await self._client.patch_node_status(name, traces.patch(version))

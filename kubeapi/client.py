@@ -29,7 +29,7 @@ from kubeapi.errors import (
     make_error,
 )
 from kubeapi.objects import KubeStruct, ListMeta
-from kubeapi.paths import add_query, make_pod_path, quote_segment
+from kubeapi.paths import add_query, make_node_path, make_pod_path
 from kubeapi.streams import make_keepalive_socket, read_at_most, split_lines
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class KubeClient:
         self, name: str, body: Body, *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> bytes:
         """Merge into nodes/NAME/status; labels and annotations in the same patch count too."""
-        return await self.patch(f"/api/v1/nodes/{quote_segment(name)}/status", body, timeout_s=timeout_s)
+        return await self.patch(f"{make_node_path(name)}/status", body, timeout_s=timeout_s)
 
     async def annotate_pod(
         self,

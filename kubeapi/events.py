@@ -12,7 +12,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Final
 
 import structlog
@@ -40,7 +39,8 @@ from kubeapi.errors import (
     Unreachable,
     shorten,
 )
-from kubeapi.paths import quote_segment
+from kubeapi.metadata import format_time
+from kubeapi.paths import make_collection_path, quote_segment
 from kubeapi.ratelimit import TokenBucket
 
 QUEUE: Final = 1000
@@ -195,10 +195,10 @@ class EventRecorder:
                 return
 
     async def _send(self, series: EventSeries) -> None:
-        collection = f"/api/v1/namespaces/{quote_segment(series.ref.namespace or 'default')}/events"
+        collection = make_collection_path(series.ref.namespace or "default", "events")
         newest = {
             "count": series.count,
-            "lastTimestamp": _format_time(series.last_s),
+            "lastTimestamp": format_time(series.last_s),
             "message": series.message,
         }
         if series.name:
@@ -241,7 +241,7 @@ class EventRecorder:
             "source": {"component": self._component, **({"host": self._host} if self._host else {})},
             "reportingComponent": self._component,
             "reportingInstance": self._host or self._component,
-            "firstTimestamp": _format_time(series.first_s),
+            "firstTimestamp": format_time(series.first_s),
         }
 
     def _name(self, ref: ObjectRef) -> str:
@@ -261,10 +261,6 @@ class EventRecorder:
 def _clean_text(text: str, limit: int) -> str:
     """Cut a text, and keep out what no terminal and no JSON should carry."""
     return shorten(text, limit)
-
-
-def _format_time(when_s: float) -> str:
-    return datetime.fromtimestamp(when_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 __all__ = ["EventRecorder", "EventType", "ObjectRef", "make_node_ref", "make_pod_group_ref", "make_pod_ref"]

@@ -16,7 +16,7 @@ import structlog
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.errors import KubeApiError, NotFound, decode_answer
 from kubeapi.objects import Pod, make_list_decoder
-from kubeapi.paths import make_pod_path, quote_segment
+from kubeapi.paths import make_collection_path, make_pod_path
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """A ReplicaSet that becomes smaller deletes pods of low cost first: so an update changes the leader once."""
@@ -133,7 +133,7 @@ class LeaderLabel:
         )
 
     async def _take_from_others(self) -> None:
-        path = f"/api/v1/namespaces/{quote_segment(self._namespace)}/pods"
+        path = make_collection_path(self._namespace, "pods")
         selector = f"{self._label}={self._value}"
         body = await self._client.get(path, timeout_s=self._timeout_s, labelSelector=selector)
         for other in decode_answer(body, _decode_pods, "a list of pods").items or ():

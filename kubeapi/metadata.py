@@ -19,3 +19,8 @@ def parse_time(text: str | None) -> float | None:
         return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def format_time(when_s: float) -> str:
+    """Write seconds since the epoch as the API writes times."""
+    return datetime.fromtimestamp(when_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, urlencode
 
+NODES_PATH: Final = "/api/v1/nodes"
+PODS_PATH: Final = "/api/v1/pods"
+
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 """Content type of a patch that merges lists, as a pod's conditions, by their key."""
 
@@ -13,8 +16,22 @@ def quote_segment(name: str) -> str:
     return quote(name, safe="")
 
 
+def make_node_path(name: str) -> str:
+    return f"{NODES_PATH}/{quote_segment(name)}"
+
+
+def make_collection_path(namespace: str, kind: str) -> str:
+    """Make the path of the objects of a kind of the core API, such as `pods`, in a namespace."""
+    return f"/api/v1/namespaces/{quote_segment(namespace)}/{kind}"
+
+
 def make_pod_path(namespace: str, name: str) -> str:
-    return f"/api/v1/namespaces/{quote_segment(namespace)}/pods/{quote_segment(name)}"
+    return f"{make_collection_path(namespace, 'pods')}/{quote_segment(name)}"
+
+
+def make_service_path(namespace: str, service: str, page: str) -> str:
+    """Make the path of a page that a Service's port `http` serves, which needs the right to its proxy."""
+    return f"{make_collection_path(namespace, 'services')}/{quote_segment(service)}:http/proxy/{page}"
 
 
 def add_query(path: str, params: Mapping[str, str | int]) -> str:

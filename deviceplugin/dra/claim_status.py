@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +24,7 @@ from kubeapi.errors import (
     NotFound,
     decode_answer,
 )
+from kubeapi.metadata import format_time
 from kubeapi.paths import quote_segment
 from kubeapi.stepper import Stepper
 
@@ -144,8 +144,7 @@ class ClaimStatusWriter:
         status = found.get("status") or {}
         if found["metadata"].get("uid") != claim.uid or not status.get("allocation"):
             return
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        mine = device_statuses(claim, self._node_name, now)
+        mine = device_statuses(claim, self._node_name, format_time(time.time()))
         before = status.get("devices") or []
         if _says_all(before, mine):
             return

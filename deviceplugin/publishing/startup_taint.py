@@ -17,7 +17,7 @@ from deviceplugin.allocation.own_node import OwnNode
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound
-from kubeapi.paths import quote_segment
+from kubeapi.paths import make_node_path
 from kubeapi.stepper import Stepper
 
 WRITE_TIMEOUT_S: Final = 10.0
@@ -80,7 +80,7 @@ class StartupTaint:
             return LOOK_AGAIN_S
         try:
             await self._client.patch(
-                f"/api/v1/nodes/{quote_segment(self._node_name)}",
+                make_node_path(self._node_name),
                 make_removal_patch(node),
                 timeout_s=WRITE_TIMEOUT_S,
             )

@@ -4,9 +4,9 @@ No write does harm when it is done twice. Names of placeholders follow from what
 names a UID, and a patch of a Node its version. What fails is done again in the next pass.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import structlog
@@ -15,8 +15,9 @@ from allocator.names import NODE_HOST, PLACEHOLDER_FOR
 from gpupack.autoscale.placeholders import Changes, condition_patch
 from gpupack.autoscale.scale_down import NodeChange
 from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.metadata import format_time
 from kubeapi.objects import Node
-from kubeapi.paths import STRATEGIC_PATCH, make_pod_path, quote_segment
+from kubeapi.paths import STRATEGIC_PATCH, make_collection_path, make_node_path, make_pod_path
 
 NODES_EACH_PASS: Final = 100
 """Nodes that are annotated, or labelled, in one pass: thousands must not be written at once."""
@@ -61,7 +62,7 @@ class Writer:
         self.trouble = ""
         for name, value in list(values.items())[:NODES_EACH_PASS]:
             body = {"metadata": {"labels": {NODE_HOST: value}}}
-            await self._do("label", name, self._patch(f"/api/v1/nodes/{quote_segment(name)}", body))
+            await self._do("label", name, self._patch(make_node_path(name), body))
 
     async def write_placeholders(self, changes: Changes) -> None:
         """Delete, create, mark and rename placeholders.
@@ -93,21 +94,19 @@ class Writer:
             if node is None:
                 continue
             body = change.patch(node.metadata.resource_version)
-            await self._do(
-                "node", change.name, self._patch(f"/api/v1/nodes/{quote_segment(change.name)}", body)
-            )
+            await self._do("node", change.name, self._patch(make_node_path(change.name), body))
 
     async def _delete(self, name: str, options: Any) -> None:
         await self._api.delete(make_pod_path(self._namespace, name), options, timeout_s=self._timeout_s)
 
     async def _create(self, manifest: Any) -> None:
-        path = f"/api/v1/namespaces/{quote_segment(self._namespace)}/pods"
+        path = make_collection_path(self._namespace, "pods")
         await self._api.post(path, manifest, timeout_s=self._timeout_s)
 
     async def _mark(self, name: str) -> None:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         path = f"{make_pod_path(self._namespace, name)}/status"
-        await self._api.patch(path, condition_patch(now), STRATEGIC_PATCH, timeout_s=self._timeout_s)
+        body = condition_patch(format_time(time.time()))
+        await self._api.patch(path, body, STRATEGIC_PATCH, timeout_s=self._timeout_s)
 
     async def _patch(self, path: str, body: Any) -> None:
         await self._api.patch(path, body, timeout_s=self._timeout_s)

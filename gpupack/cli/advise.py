@@ -12,6 +12,7 @@ from gpupack.cli.cluster_source import compute_option, read_source, run_question
 from gpupack.cli.common import FAILED, output_option, print_lines, timeout_option, version_option
 from gpupack.cli.names import complete_nodes
 from gpupack.terminal import wants_colour
+from kubeapi.paths import make_collection_path
 
 if TYPE_CHECKING:
     from gpupack.rebalance.apply import AppliedAdvice, ApplyOptions
@@ -170,7 +171,6 @@ async def _apply(
     from gpupack.rebalance.apply import MoveApplier
     from gpupack.whatif.fetching import list_cluster
     from kubeapi.objects import Pod
-    from kubeapi.paths import quote_segment
 
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine runs in a task
@@ -180,7 +180,7 @@ async def _apply(
             api=client,
             read=lambda: list_cluster(client, source, moves=True),
             list_pods=lambda namespace: list_all(
-                client, f"/api/v1/namespaces/{quote_segment(namespace)}/pods", Pod, "pods"
+                client, make_collection_path(namespace, "pods"), Pod, "pods"
             ),
             cordon=Cordoner(client).apply,
             limits=limits,

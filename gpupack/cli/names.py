@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from allocator.names import SYSTEM_NAMESPACE
+from kubeapi.paths import NODES_PATH, make_collection_path
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -22,7 +23,7 @@ MOST: Final = 500
 
 def complete_nodes(context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Propose nodes."""
-    return _matching(incomplete, _ask_cluster(context, lambda client: _names(client, "/api/v1/nodes")))
+    return _matching(incomplete, _ask_cluster(context, lambda client: _names(client, NODES_PATH)))
 
 
 def complete_pods(context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -30,10 +31,9 @@ def complete_pods(context: click.Context, _param: click.Parameter, incomplete: s
     named, slash, _ = incomplete.rpartition("/")
 
     async def names(client: "KubeClient") -> list[str]:
-        from kubeapi.paths import quote_segment
 
         namespace = named or context.params.get("namespace") or client.namespace or "default"
-        found = await _names(client, f"/api/v1/namespaces/{quote_segment(namespace)}/pods")
+        found = await _names(client, make_collection_path(namespace, "pods"))
         return [f"{named}{slash}{name}" for name in found]
 
     return _matching(incomplete, _ask_cluster(context, names))

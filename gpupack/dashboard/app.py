@@ -21,7 +21,7 @@ from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.telemetry import TelemetrySource, explain_no_telemetry, read_own_namespace
 from gpupack.dashboard.trend import EVERY_S, Trend, make_trend_point
 from gpupack.errors import InputError
-from gpupack.inventory.fetching import NODES_PATH, connect
+from gpupack.inventory.fetching import connect
 from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.teams.handlers import MemberHandlers
 from gpupack.teams.reviews import MemberReviewer
@@ -34,6 +34,7 @@ from gpupack.whatif.objects import KubeObjects
 from gpupack.whatif.questions import Questions
 from kubeapi.client import KubeClient
 from kubeapi.errors import Forbidden, KubeApiError
+from kubeapi.paths import NODES_PATH
 from kubeapi.process import run_until
 from kubeapi.serving import start_serving
 from scheduler_plugin.extender.tls import ServerTls, open_tls

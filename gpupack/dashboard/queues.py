@@ -11,7 +11,7 @@ from gpupack import queuestatus
 from gpupack.errors import InputError
 from kubeapi.client import KubeClient
 from kubeapi.errors import Forbidden, KubeApiError, NotFound, describe_unreachable
-from kubeapi.paths import quote_segment
+from kubeapi.paths import make_service_path
 from scheduler_plugin.queue.controller.status import WaitExplanation
 
 EVERY_S: Final = 5.0
@@ -25,9 +25,7 @@ Ask = Callable[[], Awaitable[bytes]]
 
 def ask_through_api(client: KubeClient, namespace: str, service: str) -> Ask:
     """Ask through the API server, which needs the right to `get` services/proxy."""
-    path = (
-        f"/api/v1/namespaces/{quote_segment(namespace)}/services/{quote_segment(service)}:http/proxy/status"
-    )
+    path = make_service_path(namespace, service, "status")
 
     async def ask() -> bytes:
         return await client.get(path)

@@ -1,7 +1,7 @@
 """Fetches the nodes and pods of a cluster from its API server, once."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -9,14 +9,12 @@ from allocator.claims import CLAIMS_PATH, ClaimObject
 from gpupack.errors import InputError
 from gpupack.inventory.objects import NodesAndPods, make_unknown_node_error, serves_claims
 from kubeapi.objects import Node, Pod, make_list_decoder
+from kubeapi.paths import NODES_PATH, PODS_PATH
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
 
 T = TypeVar("T")
-
-NODES_PATH: Final = "/api/v1/nodes"
-PODS_PATH: Final = "/api/v1/pods"
 
 
 async def fetch(

@@ -16,6 +16,7 @@ from gpupack.inventory.fetching import list_all
 from gpupack.inventory.records import NodeRow
 from gpupack.own_pods import DAEMON_NAMES
 from kubeapi.objects import KubeObject, Pod
+from kubeapi.paths import make_collection_path, make_pod_path
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -66,12 +67,10 @@ async def find_daemons(
         InputError: the server answers with something else.
         KubeApiError: no right to list them, or no server.
     """
-    from kubeapi.paths import quote_segment  # noqa: PLC0415 - as in fetching
-
     params = {"labelSelector": f"app.kubernetes.io/name in ({','.join(DAEMON_NAMES)})"}
     if node:
         params["fieldSelector"] = f"spec.nodeName={node}"
-    path = f"/api/v1/namespaces/{quote_segment(namespace)}/pods"
+    path = make_collection_path(namespace, "pods")
     pods = await list_all(client, path, Pod, "pods", **params)
     found: dict[str, Pod] = {}
     for pod in sorted(pods, key=_rank_pod):
@@ -97,10 +96,7 @@ async def ask_daemon(client: "KubeClient", pod: KubeObject, page: str, **params:
     Raises:
         KubeApiError: there is no way to it, it has no such page, or it answers more than `MAX_BYTES`.
     """
-    from kubeapi.paths import quote_segment  # noqa: PLC0415
-
-    name, namespace = quote_segment(pod.metadata.name), quote_segment(pod.metadata.namespace)
-    path = f"/api/v1/namespaces/{namespace}/pods/{name}/proxy/{page}"
+    path = f"{make_pod_path(pod.metadata.namespace, pod.metadata.name)}/proxy/{page}"
     return await client.get_at_most(path, MAX_BYTES, timeout_s=TIMEOUT_S, **params)
 
 

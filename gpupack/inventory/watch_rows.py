@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.names import SYSTEM_NAMESPACE
-from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect
+from gpupack.inventory.fetching import connect
 from gpupack.inventory.objects import CLAIMS_NOT_READ, NodesAndPods, serves_claims
 from gpupack.inventory.records import NodeRow
 from gpupack.inventory.rendering import RenderOptions, format_lines
@@ -21,6 +21,7 @@ from gpupack.inventory.watched_kind import WatchedKind
 from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
 from kubeapi.objects import Node, Pod
+from kubeapi.paths import NODES_PATH, PODS_PATH
 
 T = TypeVar("T", bound=Node | Pod | ClaimObject)
 

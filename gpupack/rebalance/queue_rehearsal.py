@@ -3,7 +3,6 @@
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -27,6 +26,7 @@ from gpupack.rebalance.plan_state import Card, Destination
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.queue_rules import QueueRules
 from gpupack.whatif.unknown_requests import drop_unknown_policies
+from kubeapi.metadata import format_time
 from kubeapi.objects import Node, Pod, PodSchedulingGate, PodStatus
 from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.state import ClusterState
@@ -205,7 +205,7 @@ class QueueRehearsal:
                 uid=f"{pod.metadata.uid}-successor",
                 resource_version="",
                 annotations=annotations,
-                creation_timestamp=datetime.fromtimestamp(self._wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                creation_timestamp=format_time(self._wall_s),
                 deletion_timestamp=None,
             ),
             spec=msgspec.structs.replace(pod.spec, node_name="", scheduling_gates=gates),

@@ -13,7 +13,7 @@ from gpupack.errors import InputError
 from gpupack.teams import AUDIENCE, MEMBER, PORT, SERVICE, TOKEN_HEADER
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, Forbidden, Invalid, KubeApiError, NotFound, ServerError
-from kubeapi.paths import quote_segment
+from kubeapi.paths import make_collection_path, quote_segment
 
 TOKEN_S: Final = 600
 """The least that the API server gives."""
@@ -50,7 +50,7 @@ async def ask_as_member(
         KubeApiError: there is no such Service, or no right to ask.
     """
     headers = {TOKEN_HEADER: token}
-    services = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/services"
+    services = make_collection_path(SYSTEM_NAMESPACE, "services")
     whole: dict[str, Any] = {"namespace": namespace, **query}
     try:
         try:

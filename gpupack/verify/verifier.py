@@ -20,7 +20,7 @@ from deviceplugin.gpus.api.check_finding import CheckFinding, Verdict
 from deviceplugin.proof.prover import PIECE_MIB, CardProof, Result
 from deviceplugin.proof.report import ProofReport, ProvenCard
 from gpupack.errors import InputError
-from gpupack.inventory.fetching import NODES_PATH, list_all
+from gpupack.inventory.fetching import list_all
 from gpupack.inventory.objects import NodesAndPods
 from gpupack.inventory.rows import build_rows
 from gpupack.inventory.telemetry import ask_daemon, find_daemons
@@ -49,7 +49,7 @@ from kubeapi.objects import (
     NodeSystemInfo,
     ServerVersion,
 )
-from kubeapi.paths import make_pod_path, quote_segment
+from kubeapi.paths import NODES_PATH, make_collection_path, make_pod_path, quote_segment
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -442,7 +442,7 @@ class Verifier:
 
     @property
     def _pods_path(self) -> str:
-        return f"/api/v1/namespaces/{quote_segment(self.options.namespace)}/pods"
+        return make_collection_path(self.options.namespace, "pods")
 
     async def _get_pod(self, name: str) -> TriedPod:
         body = await self.client.get(make_pod_path(self.options.namespace, name))
@@ -534,7 +534,7 @@ class Verifier:
         self._say(WAITS, "proven", said.partition(" preemption: ")[0])
 
     async def _wait_event(self) -> None:
-        path = f"/api/v1/namespaces/{quote_segment(self.options.namespace)}/events"
+        path = make_collection_path(self.options.namespace, "events")
         selector = f"involvedObject.name={_PODS[0]},reason={ASSIGNED}"
 
         async def probe() -> bool | None:

@@ -11,12 +11,13 @@ import msgspec
 from allocator.names import QUEUE_NAME, SYSTEM_NAMESPACE
 from gpupack.encodings import read_input
 from gpupack.errors import InputError
-from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, list_all, list_claims
+from gpupack.inventory.fetching import connect, list_all, list_claims
 from gpupack.whatif.cluster import QUEUE_NOT_READ, Cluster
 from gpupack.whatif.events import PodEvent, PodEvents, format_events
 from gpupack.whatif.objects import waits_in_queue
 from gpupack.whatif.queue_rules import QueueRules, read_rules
 from kubeapi.objects import Namespace, Node, Pod, PodDisruptionBudget, PodGroup
+from kubeapi.paths import NODES_PATH, PODS_PATH, make_collection_path, make_service_path
 from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH
 from scheduler_plugin.cache.pod_groups import (
     COSCHEDULING,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 DEFAULT: Final = "default"
-_QUEUE_PATH: Final = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/services/gpupack-queue:http/proxy"
+_QUEUE: Final = SYSTEM_NAMESPACE, "gpupack-queue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +213,10 @@ async def _budgets(client: "KubeClient") -> Sequence[PodDisruptionBudget] | None
 async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[PodEvent, ...]:
     """Events of all pods of a name, none if they may not be read."""
     from kubeapi.errors import UNREADABLE, KubeApiError  # noqa: PLC0415
-    from kubeapi.paths import quote_segment  # noqa: PLC0415
 
     try:
         raw = await client.get(
-            f"/api/v1/namespaces/{quote_segment(namespace)}/events",
+            make_collection_path(namespace, "events"),
             fieldSelector=f"involvedObject.kind=Pod,involvedObject.name={name}",
         )
         return msgspec.json.decode(raw, type=PodEvents).items
@@ -230,7 +230,7 @@ async def _queued(client: "KubeClient") -> "tuple[QueueWhy, ...] | None":
     from kubeapi.errors import KubeApiError  # noqa: PLC0415
 
     try:
-        raw = await client.get(f"{_QUEUE_PATH}/status")
+        raw = await client.get(make_service_path(*_QUEUE, "status"))
         return read_status(raw).pods
     except (KubeApiError, InputError):
         return None
@@ -244,7 +244,7 @@ async def _read_queue(client: "KubeClient", pods: Iterable[Pod]) -> QueueRules |
     if not any(QUEUE_NAME in (pod.metadata.labels or {}) for pod in pods):
         return QUEUE_NOT_READ
     try:
-        raw = await client.get(f"{_QUEUE_PATH}/configuration")
+        raw = await client.get(make_service_path(*_QUEUE, "configuration"))
         served = msgspec.json.decode(raw, type=DecisionSettings)
         found = await list_all(client, "/api/v1/namespaces", Namespace, "namespaces")
         return read_rules(served, {each.metadata.name: each.metadata.labels or {} for each in found})

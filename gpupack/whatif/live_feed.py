@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 from allocator.claims import CLAIMS_PATH, ClaimObject, make_claims_path
-from gpupack.inventory.fetching import NODES_PATH, PODS_PATH
 from gpupack.inventory.watched_kind import WatchedKind
 from gpupack.whatif.live_cluster import LiveCluster
 from kubeapi.client import KubeClient
 from kubeapi.objects import Node, Pod
-from kubeapi.paths import quote_segment
+from kubeapi.paths import NODES_PATH, PODS_PATH, make_collection_path, quote_segment
 from scheduler_plugin.cache.pod_groups import COSCHEDULING, KUBERNETES, list_pod_group_paths
 from scheduler_plugin.cache.watcher import PodGroupWatch
 
@@ -42,7 +41,7 @@ class LiveFeed:
         ]
         for watch in self._groups:
             watch.changed.connect(changed)
-        pods = f"/api/v1/namespaces/{within}/pods" if within else PODS_PATH
+        pods = make_collection_path(namespace, "pods") if namespace else PODS_PATH
         claims = make_claims_path(within) if within else CLAIMS_PATH
         self._nodes = WatchedKind(
             client,

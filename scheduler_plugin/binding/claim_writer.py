@@ -13,8 +13,8 @@ bound. A pod that is tried again keeps the same claim, whatever its next node is
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -23,6 +23,7 @@ import structlog
 from allocator.claims import CLAIMS_PATH, ClaimObject, make_claims_path
 from allocator.names import CLAIM_LABEL
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
+from kubeapi.metadata import format_time
 from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.pod_claims import BoundPodClaim
 from scheduler_plugin.errors import CommitError
@@ -153,10 +154,9 @@ class ClaimWriter:
         if shares:
             # An allocation cannot be changed, only ended.
             found = await self._put_status(found, _DEALLOCATED)
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         status = {
             # Without a time kube-scheduler tries for ever to write one.
-            "allocation": {"allocationTimestamp": now, **claim.allocation},
+            "allocation": {"allocationTimestamp": format_time(time.time()), **claim.allocation},
             "reservedFor": [{"resource": "pods", "name": claim.pod, "uid": claim.pod_uid}],
         }
         return await self._put_status(found, status)

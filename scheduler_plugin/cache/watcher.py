@@ -10,6 +10,7 @@ from allocator.claims import CLAIMS_PATH, ClaimObject
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import KubeApiError, NotFound
 from kubeapi.objects import Node, Pod, PodGroup
+from kubeapi.paths import NODES_PATH, PODS_PATH
 from kubeapi.reflect import Kind, Reflector, Sink, has_gone_back
 from scheduler_plugin.cache.pod_groups import KUBERNETES, GroupKey, PodGroups, list_pod_group_paths
 from scheduler_plugin.cache.signals import Signal
@@ -240,8 +241,8 @@ class Watcher:
         self._pods_listed, self._nodes_listed = asyncio.Event(), asyncio.Event()
         state.node_failed.connect(_log_node_failure)
         self.node_sink, self.pod_sink = NodeSink(state, clock), PodSink(state, clock)
-        self.nodes = Reflector(client, "/api/v1/nodes", Node, self.node_sink, clock=clock, watch_s=watch_s)
-        self.pods = Reflector(client, "/api/v1/pods", Pod, self.pod_sink, clock=clock, watch_s=watch_s)
+        self.nodes = Reflector(client, NODES_PATH, Node, self.node_sink, clock=clock, watch_s=watch_s)
+        self.pods = Reflector(client, PODS_PATH, Pod, self.pod_sink, clock=clock, watch_s=watch_s)
         self.claim_sink = ClaimSink(state, clock)
         self.claims = Reflector(
             client, CLAIMS_PATH, ClaimObject, self.claim_sink, clock=clock, watch_s=watch_s

@@ -26,6 +26,7 @@ import structlog
 from kubeapi.bounded import BoundedDict
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound, decode_answer
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
+from kubeapi.metadata import format_time
 from kubeapi.objects import Pod
 from kubeapi.paths import STRATEGIC_PATCH, make_pod_path
 from scheduler_plugin.cache.pods import PodRecord
@@ -192,7 +193,7 @@ class RefusedPodRetrier:
         name, path = f"{pod.namespace}/{pod.name}", make_pod_path(pod.namespace, pod.name)
         probed = {
             "type": "PodScheduled",
-            "lastProbeTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "lastProbeTime": format_time(time.time()),
         }
         body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [probed]}}
         try:

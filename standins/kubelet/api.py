@@ -6,15 +6,16 @@ server is away everything waits and is tried again; nothing is forgotten.
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import aiohttp
 
 from allocator.quantity import parse_integer
+from kubeapi.metadata import format_time
 from standins.kubelet.pods import Pod, is_extended_resource, read_pod
 from standins.kubelet.process import PodStatus, Process
 
@@ -258,7 +259,7 @@ def new_node(name: str) -> dict[str, Any]:
 
 def status_fields(pod: Pod, status: PodStatus) -> dict[str, Any]:
     """Make the fields of pod status that the kubelet writes; startTime is set once and then stays."""
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = format_time(time.time())
     running = status.phase == "Running"
     fields: dict[str, Any] = {
         "phase": status.phase,

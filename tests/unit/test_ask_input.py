@@ -14,12 +14,12 @@ from gpupack import InputError
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.cli.app import cli
 from gpupack.diagnose import explain_pod
-from gpupack.inventory.fetching import NODES_PATH
 from gpupack.rebalance.advise import advise_empty, advise_start
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.fetching import ClusterSource, list_cluster
 from gpupack.whatif.objects import load_objects
 from kubeapi.errors import Forbidden
+from kubeapi.paths import NODES_PATH
 from tests.ask_world import EXAMPLE, Node, Pod, World, without_words
 
 

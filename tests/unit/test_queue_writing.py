@@ -226,3 +226,16 @@ def test_a_release_names_the_cards_that_are_meant_for_the_pod_in_either_mode(nod
     *_, test, add = make_admission_patch(world.queue.queued_pods[plain], node, ["GPU-n1-0"])
     assert add["path"] == "/metadata/annotations"
     assert test["path"] == "/metadata/resourceVersion", "an annotation that was not seen is not lost"
+
+
+async def test_whether_a_pod_was_bound_is_asked_again_with_the_jitter_of_the_writer() -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    api = Api(Unreachable("x"), Unreachable("x"), entry()[1])
+    writer = PodWriter(api, lambda: True, 1.0, sleep, lambda low, high: (low + high) / 4)
+    assert await writer.find_node(entry()[0]) == WriteResult(WriteOutcome.REFUSED)
+    assert slept == [2.0, *slept[1:]]
+    assert slept[2] == 2 * slept[1]

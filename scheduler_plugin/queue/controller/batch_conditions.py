@@ -13,6 +13,7 @@ import structlog
 
 from kubeapi.errors import KubeApiError
 from kubeapi.events import BUSY_S
+from kubeapi.metadata import format_time
 from kubeapi.paths import STRATEGIC_PATCH, make_pod_path
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
 from scheduler_plugin.queue.controller.status import WaitReason
@@ -100,6 +101,6 @@ def make_condition_patch(uid: str, reason: WaitReason, message: str, now: dateti
         "status": "False",
         "reason": "Unschedulable" if more_nodes_help else reason.value,
         "message": message[:LONGEST],
-        "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lastTransitionTime": format_time(now.timestamp()),
     }
     return {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}

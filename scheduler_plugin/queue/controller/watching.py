@@ -8,6 +8,7 @@ import msgspec
 from allocator.names import BATCH_SCHEDULER
 from kubeapi.client import KubeClient
 from kubeapi.objects import Job, KubeObject, Namespace, Node, Pod
+from kubeapi.paths import PODS_PATH
 from kubeapi.reflect import Kind, Reflector, Sink
 from scheduler_plugin.cache.pod_groups import GroupKey, find_coscheduling_key
 from scheduler_plugin.cache.watcher import Watcher
@@ -187,6 +188,4 @@ def watch_batch_pods(
     client: KubeClient, sink: BatchPodSink, clock: Callable[[], float]
 ) -> Reflector[WholePod]:
     """Watch the pods that wait for batch mode, with their whole spec."""
-    return Reflector(
-        client, "/api/v1/pods", WholePod, sink, params={"fieldSelector": BATCH_PODS}, clock=clock
-    )
+    return Reflector(client, PODS_PATH, WholePod, sink, params={"fieldSelector": BATCH_PODS}, clock=clock)

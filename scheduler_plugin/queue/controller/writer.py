@@ -121,12 +121,12 @@ class PodWriter:
             except NotFound:
                 return WriteResult(WriteOutcome.GONE)
             except (Invalid, Conflict, Forbidden) as error:
-                return await self._check_earlier_patch(path, record, error.message, requeued=False)
+                return await self._check_earlier_patch(record, error.message, requeued=False)
             except KubeApiError as error:
                 asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
                 pause_s = backoff.failed(asked_s)
                 if backoff.failures == TRIES:
-                    return await self._check_earlier_patch(path, record, error.message, requeued=False)
+                    return await self._check_earlier_patch(record, error.message, requeued=False)
                 await self._sleep(pause_s)
             else:
                 return WriteResult(WriteOutcome.DONE)
@@ -147,7 +147,7 @@ class PodWriter:
             return WriteResult(WriteOutcome.GONE)
         except (Conflict, Invalid, Forbidden) as error:
             # It has changed, was bound perhaps, or a policy or webhook does not let it be marked.
-            return await self._check_earlier_patch(path, pod.record, error.message, requeued=True)
+            return await self._check_earlier_patch(pod.record, error.message, requeued=True)
         except KubeApiError as error:
             return WriteResult(WriteOutcome.UNKNOWN, error.message)
         return WriteResult(WriteOutcome.DONE)
@@ -172,38 +172,39 @@ class PodWriter:
 
         The committer sends no Binding later than one write time-out after it receives the call.
         """
-        record, backoff = pod.record, Backoff(cap_s=5.0)
-        path = make_pod_path(record.namespace, record.name)
         await self._sleep(2 * self._timeout_s)
-        while self._can_write():
-            try:
-                now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
-            except NotFound:
-                return WriteResult(WriteOutcome.GONE)
-            except UNREADABLE:
-                return WriteResult(WriteOutcome.REFUSED)
-            except KubeApiError:
-                await self._sleep(backoff.failed(None))
-                continue
-            if now.metadata.uid != record.uid:
-                return WriteResult(WriteOutcome.GONE)
-            return WriteResult(WriteOutcome.DONE if now.spec.node_name else WriteOutcome.REFUSED)
-        return WriteResult(WriteOutcome.REFUSED)
+        now = await self._read_pod(pod.record)
+        if isinstance(now, WriteResult):
+            return now
+        return WriteResult(WriteOutcome.DONE if now.spec.node_name else WriteOutcome.REFUSED)
 
-    async def _check_earlier_patch(
-        self, path: str, record: PodRecord, why: str, *, requeued: bool
-    ) -> WriteResult:
+    async def _check_earlier_patch(self, record: PodRecord, why: str, *, requeued: bool) -> WriteResult:
         """Find out whether a refused patch had already been applied by an earlier try without an answer.
-
-        This read is repeated until it is answered: if an admitted pod were taken for one that was not
-        admitted, its room would be given away.
 
         Args:
             record: The pod that the patch was made for.
             why: The API server's message; it means nothing if the pod has changed since.
             requeued: Whether the patch marks the pod as requeued instead of admitting it.
         """
+        now = await self._read_pod(record, why)
+        if isinstance(now, WriteResult):
+            return now
+        if is_requeued(now) if requeued else not (now.is_gated or is_requeued(now)):
+            return WriteResult(WriteOutcome.DONE)
+        changed = now.metadata.resource_version != record.resource_version
+        return WriteResult(WriteOutcome.REFUSED, "" if changed else why)
+
+    async def _read_pod(self, record: PodRecord, why: str = "") -> Pod | WriteResult:
+        """Read a pod as it is now; where that says nothing of it, return what became of the write.
+
+        This read is repeated until it is answered: if an admitted pod were taken for one that was not
+        admitted, its room would be given away.
+
+        Args:
+            why: Why the write was refused, if it was.
+        """
         backoff = Backoff(cap_s=5.0, uniform=self._uniform)
+        path = make_pod_path(record.namespace, record.name)
         while self._can_write():
             try:
                 now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
@@ -214,12 +215,7 @@ class PodWriter:
             except KubeApiError:
                 await self._sleep(backoff.failed(None))
                 continue
-            if now.metadata.uid != record.uid:
-                return WriteResult(WriteOutcome.GONE)
-            if is_requeued(now) if requeued else not (now.is_gated or is_requeued(now)):
-                return WriteResult(WriteOutcome.DONE)
-            changed = now.metadata.resource_version != record.resource_version
-            return WriteResult(WriteOutcome.REFUSED, "" if changed else why)
+            return WriteResult(WriteOutcome.GONE) if now.metadata.uid != record.uid else now
         return WriteResult(WriteOutcome.REFUSED)
 
 
