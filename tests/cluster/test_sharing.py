@@ -296,8 +296,10 @@ def test_a_runtime_that_knows_cdi_is_given_the_cards_of_our_specification(cluste
         cluster.daemon.start()
 
 
-def test_a_client_of_mps_gets_its_mounts_on_a_real_runtime(cluster):
+def test_the_mounts_of_mps_of_the_driver_and_of_cards_names_arrive_on_a_real_runtime(cluster):
     """The control daemon is a stand-in; what the runtime makes of the grant is not."""
+    driver = cluster.home / "driver"
+    (driver / "lib64").mkdir(parents=True)
     root = cluster.home / "mps"
     program = make_program(cluster.home)
     command = [sys.executable, "-m", "gpupack", "mps", f"--root={root}", f"--control-program={program}"]
@@ -307,15 +309,20 @@ def test_a_client_of_mps_gets_its_mounts_on_a_real_runtime(cluster):
     with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL) as mps:
         try:
             cluster.daemon.flags = [*flags, "--sharing=mps", f"--mps-root={root}", "--memory-limits=off"]
+            cluster.daemon.flags += ["--device-list-strategy=volume-mounts", f"--driver-dir={driver}"]
             cluster.daemon.start()
-            looks = "touch /dev/shm/from-the-container; ls /run/gpupack/mps; exec sleep 1000"
+            looks = (
+                "touch /dev/shm/from-the-container; ls /var/run/nvidia-container-devices /usr/local/nvidia"
+            )
+            looks += " /run/gpupack/mps; exec sleep 1000"
             until(lambda: {card.held for card in cards_of(cluster)} == {"mps"}, "MPS on both cards")
             cluster.create(w.pod("client", w.container(gib=5, command=["sh", "-c", looks])))
             cluster.wait_running("client")
             assert cluster.environment("client")["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=5G"
-            until(
-                lambda: "control" in cluster.output("client", "main").split(), "the control daemon's socket"
-            )
+            uuid = cluster.environment("client")["GPUPACK_CARDS"].partition(":")[0]
+            expected = {"control", "lib64", uuid}
+            until(lambda: expected <= set(cluster.output("client", "main").split()), f"the names {expected}")
+            assert cluster.environment("client")["NVIDIA_VISIBLE_DEVICES"] == "void"
             assert (root / "shm" / "from-the-container").exists()
         finally:
             mps.terminate()
