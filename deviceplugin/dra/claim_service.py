@@ -236,7 +236,7 @@ class ClaimService:
             AllocationRefusedError: they cannot have it now, in words.
         """
         away = self._away(claim.shares)
-        grants = {} if away else self._make_grants(claim.shares)
+        grants = {} if away else self._make_grants(claim)
         problem = None
         try:
             if away:
@@ -255,14 +255,15 @@ class ClaimService:
         self._problems[claim.uid] = f"claim {claim.namespace}/{claim.name}: {problem}"
         raise AllocationRefusedError("not-ready", self._problems[claim.uid])
 
-    def _make_grants(self, shares: Sequence[ClaimShare]) -> dict[str, ContainerGrant]:
+    def _make_grants(self, claim: PreparedClaim) -> dict[str, ContainerGrant]:
         return {
             request: container_grant(
                 self._make_grant,
-                _units([share for share in shares if share.request == request]),
+                _units([share for share in claim.shares if share.request == request]),
                 self._unit_mib,
+                claim.compute.get(request, 0),
             )
-            for request in dict.fromkeys(share.request for share in shares)
+            for request in dict.fromkeys(share.request for share in claim.shares)
         }
 
     async def _take(self, namespace: str, name: str, uid: str) -> PreparedClaim:
@@ -408,7 +409,19 @@ class ClaimService:
             },
             shares=tuple(shares),
             is_for_limits=claim.is_for_limits,
+            compute=self._asked_compute(pod, containers) if claim.is_for_limits else {},
         )
+
+    def _asked_compute(
+        self, pod: PodObject, containers: Mapping[str, Sequence[ClaimShare]]
+    ) -> dict[str, int]:
+        """Return the percent of compute by request; containers that have one together get the largest."""
+        request, _ = pod.parse_request(self._prepared.resource)
+        compute: dict[str, int] = {}
+        for container in request.containers if request is not None else ():
+            for share in containers.get(container.name, ()) if container.compute else ():
+                compute[share.request] = max(container.compute, compute.get(share.request, 0))
+        return compute
 
     def _ids(self, runtime_uid: str, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
         """Name the lowest units of each card that nobody has, but for what the pod has let go itself.

@@ -39,6 +39,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
         ids: device IDs by container of that pod, as in the kubelet's checkpoint.
         shares: what was allocated of which card.
         is_for_limits: the extender wrote it for a pod that asks by its limits.
+        compute: percent of compute, by request, that the containers ask for by their limits.
     """
 
     uid: str
@@ -49,6 +50,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     ids: dict[str, list[str]]
     shares: tuple[ClaimShare, ...]
     is_for_limits: bool = False
+    compute: dict[str, int] = {}
 
     @property
     def units(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from pytest_mock import MockerFixture
 from allocator.ids import device_names
 from allocator.ledger import release
 from allocator.names import DRA_API, NODE_HOLDS
+from allocator.packing import read_node
 from allocator.records import load_holds
 from deviceplugin import container_responses
 from deviceplugin.check import check_node
@@ -183,6 +184,24 @@ async def test_holds_names_the_claims_that_the_words_contain() -> None:
         await until(lambda: not held(), "no claim in holds")
         assert world.used == [5, 2], "its pod still runs"
         assert uid in load_holds(world.api.node(NODE)["metadata"]["annotations"][NODE_HOLDS]).uids
+
+
+async def test_the_compute_that_a_pods_limits_ask_for_counts_and_is_said_to_what_holds_it(
+    mocker: MockerFixture,
+) -> None:
+    granted = mocker.spy(container_responses.ContainerResponses, "make_grant")
+    limits = {"gpupack.io/gpu-memory-gib": "2", "gpupack.io/gpu-compute-percent": "30"}
+    asks = {"name": "main", "image": "x", "resources": {"claims": [{"name": "c"}], "limits": limits}}
+    async with dra_world() as world:
+        await world.claim("of-limits", (1, 2), pod="pod-b", label=True, containers=[asks])
+        await world.prepare("of-limits")
+
+        def published() -> tuple[int, ...]:
+            words = read_node(world.api.node(NODE)["status"]["allocatable"])
+            return words.compute_used if words is not None else ()
+
+        await until(lambda: published() == (0, 30), "the compute in the words")
+        assert [call.args[1:] for call in granted.call_args_list] == [({card(1): 2048}, 30)]
 
 
 async def test_a_claim_that_was_let_go_is_prepared_again_for_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
