@@ -63,6 +63,7 @@ def _pods(pods: Sequence[PodRow]) -> list[dict[str, Any]]:
             "uid": pod.uid,
             "units": pod.units,
             "compute": pod.compute,
+            "used_compute": pod.used_compute,
             "share": pod.share,
             "used_mib": pod.used_mib,
             "held": pod.held or None,

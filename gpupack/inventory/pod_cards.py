@@ -101,12 +101,12 @@ def join_pods(
                 if not units:
                     whole = 0 if published is not None else units_of_pod(record.charged, node.sizes)
                     nowhere.append(PodRow(namespace, name, meta.uid, whole, "unknown"))
-        memory = _memory(pod)
+        use = _read_use(pod)
         compute = _compute_of(pod, node, resource) if asks_compute(pod) else {}
         for position, count in units.items():
-            used_mib, by = memory.get(cards[position].uuid or "", (None, ""))
+            used_mib, by, busy = use.get(cards[position].uuid or "", (None, "", None))
             percent = compute.get(position, 0)
-            row = PodRow(namespace, name, meta.uid, count, share, used_mib, by, percent)
+            row = PodRow(namespace, name, meta.uid, count, share, used_mib, by, percent, busy)
             on_card.setdefault(position, []).append(row)
     for uid, units in held.items():
         for position, count in published_units(units, node.sizes).items():
@@ -131,18 +131,25 @@ def _order(pod: PodRow) -> tuple[str, str, str]:
     return pod.namespace, pod.name, pod.uid
 
 
-def _memory(pod: Pod) -> dict[str, tuple[int | None, str]]:
-    """MiB used and what limits it, by card, from `allocation`; None if it lacks one container."""
-    memory: dict[str, tuple[int | None, str]] = {}
+def _read_use(pod: Pod) -> dict[str, tuple[int | None, str, int | None]]:
+    """Read from `allocation`, by card, what a pod uses.
+
+    Returns:
+        MiB, None if they lack one container; what limits it; percent of compute, of the containers that ask
+        for some, None if there are none.
+    """
+    use: dict[str, tuple[int | None, str, int | None]] = {}
     with suppress(AllocatorError):
         allocation = load_allocation(pod.metadata.get_annotation(POD_ALLOCATION) or "")
         cards = allocation.memory.values() if allocation.uid == pod.metadata.uid else ()
         for uuid, record in (pair for card in cards for pair in card.items()):
-            before_mib, _ = memory.get(uuid, (0, ""))
+            before_mib, _, busy = use.get(uuid, (0, "", None))
             known = before_mib is not None and record.used is not None
             used_mib = (before_mib or 0) + (record.used or 0) if known else None
-            memory[uuid] = used_mib, make_printable(record.held)
-    return memory
+            if record.compute is not None:
+                busy = (busy or 0) + record.compute
+            use[uuid] = used_mib, make_printable(record.held), busy
+    return use
 
 
 def asks_compute(pod: Pod) -> bool:

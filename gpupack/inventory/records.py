@@ -24,6 +24,7 @@ class PodRow:
         used_mib: MiB that it uses there as of lately, None if nobody tells.
         held: what holds it to its share: `driver`, `mps`, `accounted`; empty if nobody tells.
         compute: percent of the card's compute that it asks for there; 0 if it takes what is left.
+        used_compute: percent of the time in which it kept the card busy, as of lately; None if nobody tells.
     """
 
     namespace: str
@@ -34,6 +35,7 @@ class PodRow:
     used_mib: int | None = None
     held: str = ""
     compute: int = 0
+    used_compute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,11 +214,12 @@ def _pod_cells(pod: PodRow, compute: Sequence[str]) -> list[Cell]:
         return _dashes(6 + len(compute))
     name = pod.name or f"UID {pod.uid}"
     used = "-" if pod.used_mib is None else str(pod.used_mib)
+    busy = "" if pod.used_compute is None else f"{pod.used_compute}/"
     return [
         Cell(pod.namespace or "-"),
         Cell(name),
         Cell(str(pod.units)),
-        *(Cell(f"{pod.compute}%" if pod.compute else "-") for _ in compute),
+        *(Cell(f"{busy}{pod.compute}%" if pod.compute else "-") for _ in compute),
         Cell(pod.share),
         Cell(used),
         Cell(pod.held or "-"),

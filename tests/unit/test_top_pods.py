@@ -125,7 +125,7 @@ def test_the_table_has_a_line_for_each_pod_on_each_card():
 
 
 def test_what_pods_really_use_is_told_by_their_annotation():
-    driver, accounted = MemoryRecord("driver", 700), MemoryRecord("accounted")
+    driver, accounted = MemoryRecord("driver", 700, 25), MemoryRecord("accounted")
     memory = {"main": {"GPU-a": driver, "GPU-b": driver}, "side": {"GPU-a": driver, "GPU-b": accounted}}
 
     def told(uid: str) -> str:
@@ -137,6 +137,7 @@ def test_what_pods_really_use_is_told_by_their_annotation():
         holds={"u-p": {0: 4, 1: 4}, "u-copy": {0: 4}},
     )
     used = [{each.name: (each.used_mib, each.held) for each in card.pods} for card in row.cards]
+    assert [[each.used_compute for each in card.pods] for card in row.cards] == [[None, 50], [25]]
     # One container of which nobody can tell makes the pod's use unknown.
     assert used == [{"p": (1400, "driver"), "copy": (None, "")}, {"p": (None, "accounted")}]
     assert render([row], "table", pods=True).splitlines()[2].endswith("allocated  1400      driver")
@@ -155,7 +156,7 @@ def test_cards_and_nodes_without_pods_have_a_line_too():
 def test_json():
     (record,) = json.loads(render([ROW], "json", pods=True))
     first = {"namespace": "default", "name": "a", "uid": "u-a", "units": 3, "share": "allocated"}
-    first |= {"used_mib": None, "held": None, "compute": 0}
+    first |= {"used_mib": None, "held": None, "compute": 0, "used_compute": None}
     assert record["cards"][0]["pods"][0] == first
     assert record["pods"] == [{**first, "name": "none", "uid": "u-none", "units": 5, "share": "unknown"}]
     (without,) = json.loads(render([ROW], "json"))
@@ -189,6 +190,13 @@ def test_compute_of_cards_and_pods_stands_beside_units():
     assert [pod["compute"] for card in record["cards"] for pod in card["pods"]] == [30, 60, 0]
     down = replace(row.cards[0], healthy=False)
     assert down.compute_in_use is None
+
+
+def test_the_compute_that_a_pod_uses_stands_before_what_it_asks_for():
+    row = read(pod("p"), holds={"u-p": {0: 4}})
+    (mine,) = row.cards[0].pods
+    cards = (replace(row.cards[0], pods=(replace(mine, compute=30, used_compute=41),)), *row.cards[1:])
+    assert " 41/30% " in render([replace(row, cards=cards)], "table", pods=True)
 
 
 def test_names_of_others_do_not_reach_the_terminal():
