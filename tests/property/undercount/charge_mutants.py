@@ -342,7 +342,7 @@ CHARGE_MUTANTS = (
         "return dict.fromkeys(account.units | besides, accounts.compute_limit)",
         "return {}",
         compute_restarts,
-        2,
+        72,
     ),
     Mutant(
         "node: compute of a pod that has lost its entry counts where it may be",

@@ -108,7 +108,8 @@ class Invariant(Scene):
         if not self._fit(node, waiting):
             self._fail(
                 f"{node.name}: {[(pod.name, pod.uid, pod.containers) for pod in waiting]} are bound and not "
-                f"admitted, the cards have {self._free(node)} free; {units_of(node.kubelet.devices)}, "
+                f"admitted, the cards have {self._free(node)} and {self._compute_free(node)} percent free; "
+                f"{units_of(node.kubelet.devices)}, "
                 f"{node.daemon.explain()}"
             )
 
@@ -123,11 +124,19 @@ class Invariant(Scene):
     def _fit(self, node: Node, pods: list[ModelPod]) -> bool:
         """Whether there is a way to serve all of the pods from what is free."""
         demands = [
-            (tuple(d.units_on(card.size_units) for card in node.daemon.cards), d.cards, 0)
+            (tuple(d.units_on(card.size_units) for card in node.daemon.cards), d.cards, d.compute)
             for pod in pods
             for d in pod.request.demands
         ]
-        return fits(self._free(node), tuple(sorted(demands, reverse=True)))
+        demands.sort(reverse=True)
+        return fits(self._free(node), demands, compute_free=self._compute_free(node))
+
+    def _compute_free(self, node: Node) -> tuple[int, ...]:
+        """Percent of compute that no container in use asks for on each card."""
+        kubelet = node.kubelet
+        asked = kubelet.compute((kubelet.admitted | kubelet.running) - kubelet.late)
+        limit = node.daemon.ledger.accounts.compute_limit
+        return tuple(limit - asked.get(card.uuid, 0) for card in node.daemon.cards)
 
     def _beside_late(self, node: Node, pod: ModelPod) -> bool:
         """Whether a pod has no room only because of one that nobody could wait for.

@@ -6,7 +6,7 @@ from tests.property.kernel.mutant import Mutant
 from . import extender
 from .charge_mutants import CHARGE_MUTANTS
 from .choice_mutants import CHOICE_MUTANTS
-from .histories import busy, deaf_extender, mixed, others_bind, percent, plain
+from .histories import busy, compute, deaf_extender, mixed, others_bind, percent, plain
 
 MUTANTS = (
     Mutant(
@@ -64,6 +64,22 @@ MUTANTS = (
         "if False:",
         others_bind,
         3005,
+    ),
+    Mutant(
+        "extender: compute of a pod that no node holds counts",
+        charges.ChargeRules.sum_compute_by_card,
+        "if charge.request.asks_compute:",
+        "if False:",
+        compute,
+        12,
+    ),
+    Mutant(
+        "extender: compute of a pod bound without us counts on every card",
+        charges.ChargeRules.charge_compute,
+        "[card for card, size in enumerate(record.sizes) if size >= demand.units_on(size)]",
+        "()",
+        compute,
+        25,
     ),
     Mutant(
         "extender: only the node's own holds confirm",

@@ -169,7 +169,7 @@ class Simulation(Trouble):
             other = dict(self.random.choice(list(self.world.pods.values())).annotations)
             notes |= {key: other[key] for key in (POD_ALLOCATION,) if key in other}
         asks = self.compute > 0 and self.random.random() < self.compute
-        compute = self.random.choice((10, 25, 30, 50)) if asks else 0
+        compute = self.random.choice((10, 30, 60, 90)) if asks else 0
         number = next(self.names)
         self._say(f"create {name} u{number} {shape} {notes}" + (f" compute {compute}" if compute else ""))
         self.world.create(

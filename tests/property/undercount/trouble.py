@@ -290,9 +290,13 @@ class Trouble(Peace):
             return
         pod = self.random.choice(waiting)
         sizes = [card.size_units for card in node.daemon.cards]
-        free = tuple(int(units) for units in self.extender.state.nodes.free[row][: len(sizes)])
-        demands = [(tuple(d.units_on(size) for size in sizes), d.cards, 0) for d in pod.request.demands]
-        if fits(free, tuple(sorted(demands, reverse=True))):
+        nodes = self.extender.state.nodes
+        free = nodes.free[row, : len(sizes)].tolist()
+        compute = nodes.compute_free[row, : len(sizes)].tolist()
+        demands = [
+            (tuple(d.units_on(size) for size in sizes), d.cards, d.compute) for d in pod.request.demands
+        ]
+        if fits(free, sorted(demands, reverse=True), compute_free=compute):
             self._say(f"foreign scheduler binds {pod.name} {pod.uid} to {node.name}")
             self.world.bind(pod.name, pod.uid, pod.version, node.name, None, ours=False)
             while self.extender.deliver_pod():
