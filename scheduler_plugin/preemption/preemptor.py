@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
 import structlog
 
 from allocator.errors import RequestError
@@ -30,7 +31,9 @@ from scheduler_plugin.preemption.gang_members import ShunningPods, decode_alike
 from scheduler_plugin.preemption.nominations import Nomination, Nominations, is_waiting
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan, plan_on_node
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 ROUND_INTERVAL_S: Final = 0.5
 """Between two rounds."""
@@ -264,9 +267,9 @@ class Preemptor:
 
     async def _preempt(self, uid: str, refusal: RefusedPod) -> None:
         began, pod, members = self._clock(), self.state.pods[uid], self._list_members(uid)
-        is_gang = self._get_gang(pod) is not None
-        # A gang may need a node on which there is no possible victim, too.
-        nodes = [node for node in refusal.nodes if is_gang or self._has_possible_victim(node, pod)]
+        nodes = [node for node in refusal.nodes if self._has_possible_victim(node, pod)]
+        if nodes and self._get_gang(pod) is not None:
+            nodes = list(dict.fromkeys([*nodes, *self._list_open(pod, refusal.nodes)]))
         found = await self._find_plans(pod, nodes)
         self._next_search_at = self._clock() + SEARCH_PAUSE_FACTOR * (self._clock() - began)
         if not found or not await self._can_start(members, found):
@@ -369,6 +372,28 @@ class Preemptor:
         others = () if record is None else record.pods.values()
         return any(other.priority < pod.priority or other.grace_ends_at is not None for other in others)
 
+    def _list_open(self, pod: PodRecord, nodes: Sequence[str]) -> list[str]:
+        """List the nodes that take a pod as they are: for others of its gang, which come first."""
+        state, query = self.state, self._make_query(pod)
+        known = [node for node in nodes if node in state.nodes.rows]
+        if query is None or not known:
+            return []
+        rows = np.array([state.nodes.rows[node] for node in known], dtype=np.intp)
+        try:
+            with state.reservations.charged_against(state.nodes, pod.uid, pod.priority):
+                fits = filter_nodes(state.nodes, query, rows)
+        except POLICY_FAULTS:
+            return []
+        return [known[at] for at in np.flatnonzero(fits).tolist()]
+
+    def _make_query(self, pod: PodRecord) -> SchedulingRequest | None:
+        if pod.request is None:
+            return None
+        try:
+            return self.policies.make_request(self.state.nodes, pod.request, pod.amounts)
+        except RequestError:
+            return None
+
     async def _find_plans(self, pod: PodRecord, nodes: Sequence[str]) -> dict[str, PreemptionPlan]:
         """Find the cheapest victims of each node."""
         found: dict[str, PreemptionPlan] = {}
@@ -413,12 +438,8 @@ class Preemptor:
         Args:
             before: Plans for others of its gang, of which all come true before.
         """
-        state, request = self.state, pod.request
-        if request is None:
-            return [None for _ in nodes]
-        try:
-            query = self.policies.make_request(state.nodes, request, pod.amounts)
-        except RequestError:
+        state, query = self.state, self._make_query(pod)
+        if query is None:
             return [None for _ in nodes]
         try:
             planned, rules = [plan.reservation for plan in before], self._make_eviction_rules(before)

@@ -1,0 +1,223 @@
+"""How long pods on their own wait until they are bound while gangs fail beside them, and whose time that is.
+
+`python -m benchmarks.beside_gangs [--nodes N] [--gangs G] [--pods P] [--rounds R]`, as root, starts a control
+plane on this machine with fake nodes on whose cards 60 of 80 GiB are in use. The gangs are PodGroups of eight
+pods of 40 GiB: for kube-scheduler's sum they fit, and for no card. The pods on their own ask for 4 GiB, one
+after the other: the next one is created once the one before is bound.
+
+kube-scheduler works on one pod or PodGroup after the other, and a PodGroup is more work. So every round is
+run a second time with an extender that decides nothing: it lets every pod pass on all nodes, refuses every
+pod of a gang on all nodes, and sends the Binding. How much longer pods wait there is kube-scheduler's own
+share. The processor time of both is printed, too, because waits say little on a busy machine.
+
+The last line is JSON; its `ours` is how much longer pods wait beside gangs than without them, with gpupack,
+over the same with the extender that decides nothing. 1.1 is 10 % worse.
+"""
+
+import argparse
+import json
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+from allocator.packing import Layout, NodeWords, node_resources, width
+from benchmarks.machine import cpu_s, machine
+from benchmarks.throughput import (
+    CARD_GIB,
+    CARDS,
+    EXTENDER,
+    GANG_PODS,
+    GROUPS,
+    SETTLED_S,
+    delete_group,
+    fake_group,
+    fake_node,
+    in_parallel,
+    listed,
+    watch_pods,
+)
+from tests.cluster.harness import Api, Cluster, until, workload
+
+PODS: Final = "/api/v1/namespaces/default/pods"
+USED_GIB, GANG_GIB, POD_GIB = 60, 40, 4
+OURS, NOBODY = "gpupack", "an extender that decides nothing"
+EXTENDERS: Final = (OURS, NOBODY)
+
+
+def main() -> None:
+    """Run the benchmark as its command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.beside_gangs", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=50, help="fake nodes (default 50)")
+    parser.add_argument("--gangs", type=int, default=10, help="gangs that fail (default 10)")
+    parser.add_argument("--pods", type=int, default=50, help="pods on their own in a round (default 50)")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds (default 4)")
+    options = parser.parse_args()
+    if min(options.nodes, options.gangs, options.pods, options.rounds) < 1:
+        parser.error("all numbers must be 1 or more")
+    print(machine())
+    waits: dict[tuple[str, int], list[float]] = {}
+    cluster = Cluster(with_node=False)
+    try:
+        cluster.control.with_pod_groups = True
+        cluster.control.start_without_controllers()
+        in_parallel(options.nodes, lambda index: cluster.api.post("/api/v1/nodes", used_node(index)))
+        for number in range(options.rounds):
+            for extender in EXTENDERS if number % 2 == 0 else reversed(EXTENDERS):
+                for gangs in (0, options.gangs):
+                    found, cpu_ms = one_round(cluster, extender, gangs, options.pods)
+                    waits.setdefault((extender, gangs), []).extend(found)
+                    what = f"{quantiles(found)}; processor ms a pod: {listed(cpu_ms)}"
+                    print(f"round {number + 1}, {extender}, {gangs} gangs: {what}", flush=True)
+    finally:
+        cluster.stop()
+    longer = {
+        extender: statistics.median(waits[extender, options.gangs]) / statistics.median(waits[extender, 0])
+        for extender in EXTENDERS
+    }
+    for extender, ratio in longer.items():
+        print(f"{extender}: pods wait {ratio:.2f} times as long beside gangs that fail")
+    figures = {"ours": round(longer[OURS] / longer[NOBODY], 3)}
+    print(json.dumps({**figures, **{name: round(ratio, 3) for name, ratio in longer.items()}}))
+
+
+def quantiles(waits: list[float]) -> str:
+    """Write how long pods waited, for people."""
+    tenths = statistics.quantiles(waits, n=10, method="inclusive")
+    return f"median {1000 * statistics.median(waits):.0f} ms, 90 % within {1000 * tenths[-1]:.0f} ms"
+
+
+def one_round(cluster: Cluster, extender: str, gangs: int, pods: int) -> tuple[list[float], dict[str, float]]:
+    """Let gangs fail, and time pods on their own.
+
+    Returns:
+        Seconds from the creation of each of the pods to its node; processor milliseconds a pod by process.
+    """
+    control, api = cluster.control, cluster.api
+    with serve(cluster, extender) as url:
+        control.configure_scheduler(url)
+        control.start_scheduler()
+        in_parallel(gangs, lambda index: api.post(GROUPS, fake_group(index, GANG_PODS)))
+        in_parallel(gangs * GANG_PODS, lambda index: api.post(PODS, member(index)))
+        time.sleep(SETTLED_S)
+        until(lambda: count_refused(api) == gangs * GANG_PODS, "every gang has failed", 120)
+        pids = {"kube-scheduler": control.running["kube-scheduler"].pid}
+        if extender == OURS:
+            pids[EXTENDER] = cluster.extender.pid
+        before = {name: cpu_s(pid) for name, pid in pids.items()}
+        try:
+            waits = [time_pod(api, f"single-{number:05d}") for number in range(pods)]
+            return waits, {name: 1000 * (cpu_s(pid) - before[name]) / pods for name, pid in pids.items()}
+        finally:
+            control.kill("kube-scheduler")
+            api.delete(PODS, grace_s=0)
+            until(lambda: not api.get(PODS, limit=1)["items"], "pods deleted", 120)
+            in_parallel(gangs, lambda index: delete_group(api, index))
+
+
+@contextmanager
+def serve(cluster: Cluster, extender: str) -> Iterator[str]:
+    """Run an extender; give its URL."""
+    if extender == NOBODY:
+        server = IdleExtender(cluster.api)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            server.server_close()
+        return
+    cluster.extender.start()
+    try:
+        yield cluster.extender.url
+    finally:
+        cluster.extender.kill()
+
+
+class IdleExtender(ThreadingHTTPServer):
+    """An extender that decides nothing but that no pod of a gang fits."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing: kube-scheduler is killed at the end of each round."""
+
+    def __init__(self, api: Api) -> None:
+        super().__init__(("127.0.0.1", 0), _IdleHandler)
+        self.api = api
+
+    def answer(self, verb: str, asked: Any) -> Any:
+        """Answer a call as an extender does."""
+        if verb == "bind":
+            target = {"apiVersion": "v1", "kind": "Node", "name": asked["Node"]}
+            body = {"metadata": {"name": asked["PodName"], "uid": asked["PodUID"]}, "target": target}
+            self.api.post(f"{PODS}/{asked['PodName']}/binding", body)
+            return {"Error": ""}
+        names = asked["NodeNames"]
+        if verb == "prioritize":
+            return [{"Host": name, "Score": 0} for name in names]
+        if asked["Pod"]["spec"].get("schedulingGroup"):
+            return {"NodeNames": [], "FailedAndUnresolvableNodes": dict.fromkeys(names, "no")}
+        return {"NodeNames": names[:1]}
+
+
+class _IdleHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: IdleExtender
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.dumps(self.server.answer(self.path.rpartition("/")[2], asked)).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def count_refused(api: Api) -> int:
+    """Count the pods that kube-scheduler has found no node for."""
+    conditions = [pod["status"].get("conditions") or () for pod in api.get(PODS)["items"]]
+    return sum(any(each.get("reason") == "Unschedulable" for each in of_pod) for of_pod in conditions)
+
+
+def time_pod(api: Api, name: str) -> float:
+    """Create a pod, and return the seconds until it is seen bound."""
+    limits: dict[str, str | int] = {"cpu": "100m", "memory": "256Mi"}
+    made = workload.pod(name, workload.container(gib=POD_GIB, limits=limits))
+    began = time.monotonic()
+    version = api.post(PODS, made)["metadata"]["resourceVersion"]
+    for event in watch_pods(api, version):
+        pod = event["object"]
+        if pod["metadata"]["name"] == name and pod["spec"].get("nodeName"):
+            break
+    return time.monotonic() - began
+
+
+def member(index: int) -> dict[str, Any]:
+    """A pod of a gang that no card takes."""
+    container = workload.container(gib=GANG_GIB, limits={"cpu": "100m", "memory": "256Mi"})
+    pod = workload.pod(f"member-{index:05d}", container)
+    pod["spec"]["schedulingGroup"] = {"podGroupName": f"gang-{index // GANG_PODS}"}
+    return pod
+
+
+def used_node(index: int) -> dict[str, Any]:
+    """A fake node with as much in use on every card."""
+    made = fake_node(index)
+    layout = Layout(bits=width(CARD_GIB), cards=CARDS, unit_mib=1024)
+    words = NodeWords(layout, (CARD_GIB,) * CARDS, (USED_GIB,) * CARDS, revision=1)
+    amounts = {key: str(value) for key, value in node_resources(words).items()}
+    for part in ("capacity", "allocatable"):
+        made["status"][part] = {**made["status"][part], **amounts}
+    return made
+
+
+if __name__ == "__main__":
+    main()
