@@ -38,11 +38,11 @@ from benchmarks.throughput import (
     fake_node,
     in_parallel,
     listed,
-    watch_pods,
+    watch,
 )
 from tests.cluster.harness import Api, Cluster, until, workload
+from tests.cluster.harness.cluster import PODS
 
-PODS: Final = "/api/v1/namespaces/default/pods"
 USED_GIB, GANG_GIB, POD_GIB = 60, 40, 4
 OURS, NOBODY = "gpupack", "an extender that decides nothing"
 EXTENDERS: Final = (OURS, NOBODY)
@@ -60,6 +60,7 @@ def main() -> None:
         parser.error("all numbers must be 1 or more")
     print(machine())
     waits: dict[tuple[str, int], list[float]] = {}
+    costs: dict[tuple[str, int], list[dict[str, float]]] = {}
     cluster = Cluster(with_node=False)
     try:
         cluster.control.with_pod_groups = True
@@ -70,6 +71,7 @@ def main() -> None:
                 for gangs in (0, options.gangs):
                     found, cpu_ms = one_round(cluster, extender, gangs, options.pods)
                     waits.setdefault((extender, gangs), []).extend(found)
+                    costs.setdefault((extender, gangs), []).append(cpu_ms)
                     what = f"{quantiles(found)}; processor ms a pod: {listed(cpu_ms)}"
                     print(f"round {number + 1}, {extender}, {gangs} gangs: {what}", flush=True)
     finally:
@@ -79,9 +81,17 @@ def main() -> None:
         for extender in EXTENDERS
     }
     for extender, ratio in longer.items():
+        alone, beside = mean_of(costs[extender, 0]), mean_of(costs[extender, options.gangs])
+        more = {name: beside[name] - alone[name] for name in alone}
         print(f"{extender}: pods wait {ratio:.2f} times as long beside gangs that fail")
+        print(f"{extender}: processor ms a pod more beside gangs that fail: {listed(more)}")
     figures = {"ours": round(longer[OURS] / longer[NOBODY], 3)}
     print(json.dumps({**figures, **{name: round(ratio, 3) for name, ratio in longer.items()}}))
+
+
+def mean_of(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of the rounds, process by process."""
+    return {name: statistics.mean(each[name] for each in rounds) for name in rounds[0]}
 
 
 def quantiles(waits: list[float]) -> str:
@@ -193,7 +203,7 @@ def time_pod(api: Api, name: str) -> float:
     made = workload.pod(name, workload.container(gib=POD_GIB, limits=limits))
     began = time.monotonic()
     version = api.post(PODS, made)["metadata"]["resourceVersion"]
-    for event in watch_pods(api, version):
+    for event in watch(api, PODS, version):
         pod = event["object"]
         if pod["metadata"]["name"] == name and pod["spec"].get("nodeName"):
             break
