@@ -3,6 +3,7 @@
 The cards are simulated and so are their limits; kubelet, containerd, cgroups and the checkpoint are real.
 """
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -95,6 +96,10 @@ def test_every_container_is_held_to_its_own_share(cluster):
     assert f"is {main_mib} MiB" in grow("main", main_mib + 1, 900_001)
 
 
+MOODS = {("unlimited", "misc", False), ("not_found", "dmem", True), ("not_supported", "dmem", False)}
+"""One for everything that drivers differ in; the others of them run nightly."""
+
+
 def become(cluster: Cluster, limits: dict[str, Any], *, has_reserved: bool = False) -> None:
     """Let the node have another driver: the same cards of 8 GiB beside 512 MiB that it keeps for itself."""
     cluster.clear()
@@ -107,9 +112,13 @@ def become(cluster: Cluster, limits: dict[str, Any], *, has_reserved: bool = Fal
     cluster.wait_used([0, 0])
 
 
-@pytest.mark.parametrize("has_reserved", [False, True], ids=["used alone", "used with reserved"])
-@pytest.mark.parametrize("backend", ["misc", "dmem"])
-@pytest.mark.parametrize("unset", ["unlimited", "not_found", "not_supported"])
+@pytest.mark.parametrize(
+    ("unset", "backend", "has_reserved"),
+    [
+        pytest.param(*mood, marks=() if mood in MOODS else pytest.mark.nightly)
+        for mood in product(("unlimited", "not_found", "not_supported"), ("misc", "dmem"), (False, True))
+    ],
+)
 def test_a_container_is_held_in_every_mood_of_the_driver(cluster, unset, backend, has_reserved):
     """All of an idle card fits, its limit is set and refuses, whatever the driver says of none."""
     become(cluster, {"unset": unset, "backend": backend}, has_reserved=has_reserved)

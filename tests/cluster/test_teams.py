@@ -109,7 +109,7 @@ def publish_endpoint(cluster: Cluster, address: str, port: int) -> None:
     )
 
 
-@pytest.fixture(scope="module", params=["http", "https"])
+@pytest.fixture(scope="module", params=["https", pytest.param("http", marks=pytest.mark.nightly)])
 def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
     """The dashboard with the rights that its manifests give it, behind the Service of its manifests."""
     page, teams = free_ports(2)
@@ -127,7 +127,7 @@ def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
             del one["spec"]["selector"]
     apply_all(cluster.api, [one for one in objects if one["kind"] != "Deployment"])
     publish_endpoint(cluster, address, teams)
-    if request.param == "http":
+    if request.param == "https":
         bind_role(cluster, TEAM, "ClusterRole", "gpupack-member", USER)
         bind_role(cluster, TEAM, "ClusterRole", "gpupack-member-account", MEMBER)
         bind_role(cluster, SYSTEM, "Role", "gpupack-ask", USER)

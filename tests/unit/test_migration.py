@@ -832,7 +832,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("kind: \x00", "is not YAML"),
         (BOMB, f"more than {MAX_VALUES} values"),
         ("[" * 1200, "nested too deeply"),
-        ('{"a":' * 100_000, "nested too deeply"),
+        ('{"a":' * 10_000, "nested too deeply"),
     ],
 )
 def test_rubbish_is_refused_in_one_line(text, said):
