@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from allocator.ledger import Pod
+from allocator.texts import list_some
 from kubeapi.events import EventType, ObjectRef, make_node_ref, make_pod_ref
 
 UNHEALTHY: Final = "GPUUnhealthy"
@@ -69,9 +70,8 @@ class NodeEvents:
 
     def record_limits_forbidden(self, uuids: Sequence[str], reason: str) -> None:
         """Tell that containers on cards are not limited for want of a right of this daemon."""
-        cards = ", ".join(self._card(uuid) for uuid in uuids[:_NAMED])
-        more = f" and {len(uuids) - _NAMED} more" if len(uuids) > _NAMED else ""
-        said = f"containers' memory is accounted, not limited, on {cards}{more}: {reason}"
+        cards = list_some([self._card(uuid) for uuid in uuids], _NAMED)
+        said = f"containers' memory is accounted, not limited, on {cards}: {reason}"
         self._record(self._ref, "Warning", FORBIDDEN, said)
 
     def record_recovered(self, uuid: str, pods: Sequence[Pod] = ()) -> None:
@@ -146,9 +146,7 @@ def _running(pods: Sequence[Pod]) -> str:
     """Name the first pods on a card; an Event's message is short."""
     if not pods:
         return ""
-    names = [f"{pod.namespace}/{pod.name}" for pod in pods[:_NAMED]]
-    more = f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else ""
-    return f"; pods on it: {', '.join(names)}{more}"
+    return f"; pods on it: {list_some([f'{pod.namespace}/{pod.name}' for pod in pods], _NAMED)}"
 
 
 def _ref_of(pod: Pod) -> ObjectRef:

@@ -46,7 +46,7 @@ _ELSEWHERE = {
     "PolicyError": "scheduler_plugin.errors",
     "SettingsError": "scheduler_plugin.errors",
     "TraceError": "scheduler_plugin.errors",
-    "as_json": "gpupack.whatif.answers",
+    "as_json": "gpupack.encodings",
 }
 
 

@@ -22,6 +22,7 @@ from allocator.names import (
     QUEUE_GATE,
     STARTUP_TAINT,
 )
+from allocator.texts import count_of, list_some
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import list_all
 from gpupack.node_changes import change_node, read_node
@@ -31,6 +32,7 @@ from kubeapi.errors import Conflict, Forbidden, NotFound
 from kubeapi.objects import Pod, WritableNode
 from kubeapi.paths import NODES_PATH, PODS_PATH, make_node_path, make_pod_path
 
+_NAMED: Final = 10
 PREFIX: Final = f"{DOMAIN}/"
 
 NAME_LABEL: Final = "app.kubernetes.io/name"
@@ -160,8 +162,7 @@ def describe_holders(pods: Collection[InstalledPod], where: str = "") -> str:
     )
     if not holding:
         return ""
-    subject = f"{_count(holding, 'pod')} {where}".rstrip()
-    return f"{subject} {_verb(holding, 'hold')} GPU memory: {_some(holding)}"
+    return f"{_pods_that(holding, 'hold', where)} GPU memory: {list_some(holding, _NAMED)}"
 
 
 def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
@@ -177,13 +178,13 @@ def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
     warnings = [holding] if holding else []
     if waiting:
         warnings.append(
-            f"{_count(waiting, 'pod')} {_verb(waiting, 'wait')} for GPU memory and will not start without "
-            f"gpupack: {_some(waiting)}"
+            f"{_pods_that(waiting, 'wait')} for GPU memory and will not start without gpupack: "
+            f"{list_some(waiting, _NAMED)}"
         )
     if gated:
         warnings.append(
-            f"{_count(gated, 'pod')} {_verb(gated, 'wait')} behind the gate {QUEUE_GATE}, which only gpupack "
-            f"queue and gpupack uninstall --component queue take away: {_some(gated)}"
+            f"{_pods_that(gated, 'wait')} behind the gate {QUEUE_GATE}, which only gpupack queue and"
+            f" gpupack uninstall --component queue take away: {list_some(gated, _NAMED)}"
         )
     return warnings
 
@@ -368,14 +369,6 @@ def _ours(keys: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(key for key in keys if key.startswith(PREFIX)))
 
 
-def _count(texts: Sequence[str], what: str) -> str:
-    return f"{len(texts)} {what}{'' if len(texts) == 1 else 's'}"
-
-
-def _verb(texts: Sequence[str], verb: str) -> str:
-    return f"{verb}{'s' if len(texts) == 1 else ''}"
-
-
-def _some(texts: Sequence[str], most: int = 10) -> str:
-    rest = len(texts) - most
-    return ", ".join(texts[:most]) + (f" and {rest} more" if rest > 0 else "")
+def _pods_that(names: Sequence[str], verb: str, where: str = "") -> str:
+    subject = f"{count_of(len(names), 'pod')} {where}".rstrip()
+    return f"{subject} {verb}{'s' if len(names) == 1 else ''}"

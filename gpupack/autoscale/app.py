@@ -11,6 +11,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from allocator.texts import count_of
 from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.autoscale.placeholders import find_changes
 from gpupack.autoscale.planner import Plan, Planner, PodOutcome
@@ -124,10 +125,8 @@ class AutoscaleLoop:
         """Write on Nodes that a few moves would empty them, once for as long as that holds."""
         for name, pods in moves.items():
             if name not in self._emptiable:
-                which = "1 pod" if pods == 1 else f"{pods} pods"
-                said = (
-                    f"{which} with cards here would find cards on other nodes; gpupack advise --empty {name}"
-                )
+                which = f"{count_of(pods, 'pod')} with cards here"
+                said = f"{which} would find cards on other nodes; gpupack advise --empty {name}"
                 self._recorder.event(make_node_ref(name), "Normal", "CouldBeEmptied", said)
         self._emptiable = frozenset(moves)
 

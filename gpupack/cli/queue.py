@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from allocator.names import DEFAULT_NODE_POLICY, SYSTEM_NAMESPACE
+from allocator.texts import count_of
 from gpupack.cli.common import (
     FAILED,
     cluster_options,
@@ -96,9 +97,7 @@ def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
     else:
         for each in checked:
             if not each.faults:
-                print_lines(
-                    f"{each.name}: {each.queues} {'queue' if each.queues == 1 else 'queues'}, no fault"
-                )
+                print_lines(f"{each.name}: {count_of(each.queues, 'queue')}, no fault")
             for fault in each.faults:
                 print_lines(f"{each.name}: {fault}", err=True)
     if any(each.faults for each in checked):

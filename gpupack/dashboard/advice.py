@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from allocator.errors import AllocatorError
+from allocator.texts import count_of
 from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
@@ -116,9 +117,7 @@ def explain_pending_pod(cluster: Cluster, pod: Pod, queued: QueuedAs) -> Pending
         state=found.state,
         asked=found.asked,
         text=found.text,
-        nodes=tuple(
-            f"{group.count} {'node' if group.count == 1 else 'nodes'}: {group.text}" for group in found.nodes
-        ),
+        nodes=tuple(f"{count_of(group.count, 'node')}: {group.text}" for group in found.nodes),
         notes=found.notes,
         scheduler=found.scheduler,
         queue="" if of_queue is None else of_queue.queue,

@@ -16,6 +16,7 @@ from allocator.names import (
 from allocator.quantity import format_memory
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
+from allocator.texts import count_of, list_some
 from gpupack.diagnose.evictions import can_start_without, find_fewest_evictions
 from gpupack.rebalance.verified_moves import find_verified_moves
 from gpupack.whatif.answers import PodUnits, WayOut
@@ -186,8 +187,7 @@ def _no_rules(what_if: WhatIf) -> Iterator[WayOut]:
     for kind, how, other in tries:
         found = what_if.with_request(other).rank_nodes()
         if found:
-            text = f"{how} it {what_if.fits_phrase} now, on {_count(found)}, first {found[0]}"
-            yield WayOut(kind, text, node=found[0])
+            yield WayOut(kind, f"{how} {_say_where(what_if, found)}", node=found[0])
 
 
 def _stars(what_if: WhatIf) -> Iterator[WayOut]:
@@ -203,8 +203,7 @@ def _stars(what_if: WhatIf) -> Iterator[WayOut]:
         model = _model(starred, found[0])
         yield WayOut(
             "model-pattern",
-            f"with stars ({how}) it {what_if.fits_phrase} now, on {_count(found)}, first {found[0]}"
-            + (f" ({model})" if model else ""),
+            f"with stars ({how}) {_say_where(what_if, found, model)}",
             node=found[0],
             model=model,
         )
@@ -227,15 +226,16 @@ def _other_cards(what_if: WhatIf) -> Iterator[WayOut]:
             model = _model(freed, found[0])
             yield WayOut(
                 "other-model" if annotation == POD_GPU_MODEL else "other-card",
-                f"without the annotation {annotation} it {what_if.fits_phrase} now, on {_count(found)}, "
-                f"first {found[0]}" + (f" ({model})" if model else ""),
+                f"without the annotation {annotation} {_say_where(what_if, found, model)}",
                 node=found[0],
                 model=model,
             )
 
 
-def _count(names: list[str]) -> str:
-    return "1 node" if len(names) == 1 else f"{len(names)} nodes"
+def _say_where(what_if: WhatIf, found: Sequence[str], model: str = "") -> str:
+    """Say on which nodes a changed pod fits, and on which model of card on the best of them."""
+    first = f"{found[0]} ({model})" if model else found[0]
+    return f"it {what_if.fits_phrase} now, on {count_of(len(found), 'node')}, first {first}"
 
 
 def _model(what_if: WhatIf, node: str) -> str:
@@ -351,13 +351,9 @@ def _describe_pods(
         )
         for pod in records
     )
-    said = ", ".join(
-        f"{pod.namespace}/{pod.pod} ({format_memory(pod.units, what_if.cluster.unit_mib)})"
-        for pod in pods[:_PODS_NAMED]
-    )
-    if len(pods) > _PODS_NAMED:
-        said += f" and {len(pods) - _PODS_NAMED} more"
-    return pods, said
+    unit_mib = what_if.cluster.unit_mib
+    named = [f"{pod.namespace}/{pod.pod} ({format_memory(pod.units, unit_mib)})" for pod in pods]
+    return pods, list_some(named, _PODS_NAMED)
 
 
 def _list_pods_of_other_revisions(what_if: WhatIf, usage: PodCardUsage) -> list[PodRecord]:

@@ -16,6 +16,7 @@ from allocator.names import (
     SCHEDULER_NAME,
 )
 from allocator.request import MAX_UNITS
+from allocator.texts import list_some
 from gpupack.diagnose.running import list_pod_cards
 from gpupack.diagnose.ways_out import find_ways_out
 from gpupack.inventory.objects import CLAIMS_NOT_READ
@@ -402,9 +403,7 @@ def _too_few(what_if: WhatIf, what: str) -> str:
 
 
 def _takes(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NODES_NAMED])
-    more = len(names) - _NODES_NAMED
-    return f"{'node' if len(names) == 1 else 'nodes'} {shown}{f' and {more} more' if more > 0 else ''} would"
+    return f"{'node' if len(names) == 1 else 'nodes'} {list_some(names, _NODES_NAMED)} would"
 
 
 def _no_words(cluster: Cluster) -> str:

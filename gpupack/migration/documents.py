@@ -8,6 +8,7 @@ from typing import Any, Final
 from ruamel.yaml.comments import CommentedMap
 
 from allocator.names import GPU_PREFIX
+from allocator.texts import list_some
 from gpupack.errors import InputError
 from gpupack.migration.pods import Say, rewrite_pod
 from gpupack.migration.requests import KAI_AMOUNTS, MigrationOptions
@@ -133,9 +134,7 @@ def _migrate(kind: str, manifest: dict[str, Any], options: MigrationOptions, don
 
 
 def _list_places(paths: Iterable[str]) -> str:
-    listed = list(paths)
-    more = len(listed) - _PLACES
-    return ", ".join(listed[:_PLACES]) + (f" and {more} more" if more > 0 else "")
+    return list_some(list(paths), _PLACES)
 
 
 def _advise(kind: str, group: str, said: str) -> str:

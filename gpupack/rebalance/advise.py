@@ -5,6 +5,7 @@ from typing import Final
 
 from allocator.quantity import format_memory
 from allocator.request import PodRequest
+from allocator.texts import count_of
 from gpupack.errors import InputError
 from gpupack.rebalance.goals import EmptyGoal, StartGoal
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
@@ -179,16 +180,12 @@ def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None
     plan, _ = found
     left = 0 if plan.moves else len(there)
     if plan.moves:
-        text = f"No pod is left on {what} after {_moves(len(plan.moves))}"
+        text = f"No pod is left on {what} after {count_of(len(plan.moves), 'move')}"
         notes.append("keep new pods off it first: gpupack cordon, see docs/ask.md")
     else:
         text = f"No list of moves was found that empties {what}"
     plan.notes += [*notes, *movable_pods.notes]
     return _advice(cluster, plan, len(cards) if plan.moves else 0, len(there), left, text)
-
-
-def _moves(number: int) -> str:
-    return "1 move" if number == 1 else f"{number} moves"
 
 
 def _pods(number: int) -> str:
@@ -198,7 +195,7 @@ def _pods(number: int) -> str:
 def _told_start(now: int, then: int, wanted: int, plan: MovePlan) -> str:
     if not plan.moves:
         return f"{_pods(now)} now, and no list of moves was found that lets another one start"
-    said = f"{_pods(now)} now, {then} after {_moves(len(plan.moves))}"
+    said = f"{_pods(now)} now, {then} after {count_of(len(plan.moves), 'move')}"
     return said if then >= wanted else f"{said}; no list was found that lets all {wanted} start"
 
 
@@ -291,8 +288,8 @@ def _count_empty(cluster: Cluster, cards: frozenset[Card]) -> int:
 def _advice(cluster: Cluster, plan: MovePlan, gained: int, before: int, then: int, text: str) -> Advice:
     notes = list(plan.notes)
     if len(plan.moves) > plan.at_least:
-        verb = "is" if plan.at_least == 1 else "are"
-        notes.append(f"a list of fewer moves may exist: at least {_moves(plan.at_least)} {verb} needed")
+        needed = f"{count_of(plan.at_least, 'move')} {'is' if plan.at_least == 1 else 'are'} needed"
+        notes.append(f"a list of fewer moves may exist: at least {needed}")
     if plan.moves and cluster.budgets is None:
         notes.append("PodDisruptionBudgets were not read: the API server may refuse an eviction")
     return Advice(

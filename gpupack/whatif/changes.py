@@ -11,6 +11,7 @@ from allocator.packing import NodeWords, node_resources
 from allocator.quantity import format_memory
 from allocator.records import CardRecord, dump_cards
 from allocator.request import WHOLE
+from allocator.texts import count_of
 from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster, read_requested_unit
@@ -148,6 +149,5 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[Node]:
 def _describe_added(cluster: Cluster, node: Node, profile: str, count: int) -> str:
     row = Cluster({node.name: node}, {}, cluster.unit_mib).state.nodes
     sizes = row.size[row.rows[node.name], : int(row.cards[row.rows[node.name]])].tolist()
-    nodes = "1 node" if count == 1 else f"{count} nodes"
     largest = format_memory(max(sizes), cluster.unit_mib)
-    return f"added {nodes} of {profile}: {len(sizes)} cards each, the largest of {largest}"
+    return f"added {count_of(count, 'node')} of {profile}: {len(sizes)} cards each, the largest of {largest}"

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from allocator.quantity import format_memory
+from allocator.texts import count_of
 from gpupack.terminal import Style, short_age
 from gpupack.whatif.answers import Advice, ClosestNode, FitAnswer, FitCount, PodCard, PodExplanation
 from kubeapi.errors import make_printable
@@ -64,7 +65,7 @@ def _why(answer: PodExplanation, now_s: float | None) -> Iterator[str]:
         for group in answer.nodes:
             names = ", ".join(group.examples) + (", ..." if group.count > len(group.examples) else "")
             where = names if group.best is None else _best(group.best)
-            yield f"  {_nodes(group.count)}: {group.text} ({where})"
+            yield f"  {count_of(group.count, 'node')}: {group.text} ({where})"
     if answer.ways_out:
         yield ""
         yield "Ways out, each checked against the cluster as it is:"
@@ -87,10 +88,6 @@ def _listed(title: str, lines: Iterable[str]) -> Iterator[str]:
         yield ""
         yield title
         yield from (f"  - {line}" for line in kept)
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _card(card: PodCard, unit_mib: int) -> Iterator[str]:
@@ -140,14 +137,14 @@ def _count(count: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
     percent = answer.asked.partition(" and ")[0].endswith("percent")
     plain, tainted = count.pods, count.tolerating_pods
     counted = plain or tainted
-    pods = "1 pod" if counted == 1 else f"{counted} pods"
     condition = (
         f", if {'it tolerates' if plain + tainted == 1 else 'they tolerate'} taints" if tainted else ""
     )
     if answer.gang:
         yield _judge_gang(count, answer, when)
     more = f", and {tainted} more" if plain and tainted else ""
-    yield f"{pods} of {answer.asked} {'fits' if counted == 1 else 'fit'} {when}{more}{condition}."
+    fit = f"{answer.asked} {'fits' if counted == 1 else 'fit'} {when}"
+    yield f"{count_of(counted, 'pod')} of {fit}{more}{condition}."
     if " + " not in answer.asked:
         largest, tolerating = (
             f"{units} percent" if percent else format_memory(units, answer.unit_mib)

@@ -7,6 +7,7 @@ import structlog
 
 from allocator.names import BATCH_SCHEDULER, PLACEHOLDER_SCHEDULER
 from allocator.quantity import format_memory
+from allocator.texts import list_some
 from kubeapi.bounded import BoundedDict
 from kubeapi.events import EventRecorder, EventType, ObjectRef, make_pod_group_ref, make_pod_ref
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
@@ -77,11 +78,9 @@ class PodReporter:
         self._groups_in_part[key] = now
         pods = [pod for pod in groups.get_members(key).values() if not pod.ended]
         waiting = sorted(pod.name for pod in pods if not pod.node)
-        names = ", ".join(waiting[:MAX_NAMES])
-        names += f" and {len(waiting) - MAX_NAMES} more" if len(waiting) > MAX_NAMES else ""
         text = (
             f"Only {len(pods) - len(waiting)} of the {groups.get_min_count(key)} pods of PodGroup {key[1]} "
-            f"that start together are bound. Not bound: {names}, because {why} "
+            f"that start together are bound. Not bound: {list_some(waiting, MAX_NAMES)}, because {why} "
             "Make a card free for each, or delete the pods of the group, so that it starts anew."
         )
         log.warning("PodGroup is bound in part", group="/".join(key), waiting=len(waiting), why=why)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from allocator.names import BATCH_SCHEDULER, QUEUE_GATE, SCHEDULER_NAME
+from allocator.texts import list_some
 from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
 
 FIELDS_SHOWN: Final = 5
@@ -45,8 +46,7 @@ class BatchPods:
             return NOT_READ
         if not fields:
             return ""
-        more = " ..." if len(fields) > FIELDS_SHOWN else ""
         return (
-            f"batch mode does not know {', '.join(fields[:FIELDS_SHOWN])}{more}: create the pod without"
+            f"batch mode does not know {list_some(fields, FIELDS_SHOWN)}: create the pod without"
             f" it, or with schedulerName {SCHEDULER_NAME} and the scheduling gate {QUEUE_GATE}"
         )

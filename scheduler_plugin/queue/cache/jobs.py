@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from allocator.names import POD_DATA, POD_JOB
+from allocator.texts import count_of
 from kubeapi.objects import Job
 
 
@@ -37,7 +38,7 @@ class PodMaker:
         if self.completions is not None:
             pods = f"{self.succeeded} of {self.completions} pods"
         else:
-            pods = "1 pod" if self.succeeded == 1 else f"{self.succeeded} pods"
+            pods = count_of(self.succeeded, "pod")
         if self.failed:
             return f"Job {self.name} has failed, with {pods} that succeeded"
         if self.completions is None:

@@ -5,6 +5,7 @@ from typing import Final
 
 from allocator.errors import shown
 from allocator.names import PERCENT_RESOURCE, QUEUE_NAME
+from allocator.texts import list_some
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 from scheduler_plugin.queue.config.queues import QueueConfig, QueueForm
 
@@ -31,9 +32,7 @@ def explain_refusal(pod: QueuedPod, config: QueueConfig, namespace_labels: Mappi
     if wrong:
         return wrong
     if pod.queue_info.foreign_gates:
-        gates = pod.queue_info.foreign_gates
-        more = " ..." if len(gates) > NAMES_SHOWN else ""
-        return f"it waits for the scheduling gates {', '.join(gates[:NAMES_SHOWN])}{more}"
+        return f"it waits for the scheduling gates {list_some(pod.queue_info.foreign_gates, NAMES_SHOWN)}"
     return "it is being deleted" if pod.queue_info.ending else ""
 
 

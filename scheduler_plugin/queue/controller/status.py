@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from allocator.errors import shown
+from allocator.texts import count_of
 from scheduler_plugin.cache.arrays import BoolArray, RowArray
 from scheduler_plugin.queue.cache.job_stages import TO_COME
 from scheduler_plugin.queue.cache.queued_pods import Gang, Phase, QueuedPod
@@ -357,8 +358,7 @@ def _explain_first_stage(queue: Queue, unfinished: Collection[str], job: str) ->
     found = sorted(_rank_unfinished_pod(queue, uid) for uid in islice(known, MAX_STAGE_PODS))
     named = ", ".join(text for _, text in found[:STAGE_NAMED])
     more = count - min(len(found), STAGE_NAMED)
-    pods = "1 unfinished pod" if count == 1 else f"{count} unfinished pods"
-    said = f"its job waits for {pods} with data, its first stage: {named}"
+    said = f"its job waits for {count_of(count, 'unfinished pod')} with data, its first stage: {named}"
     return said + (f" and {more} more" if more else "") + (f"; {lacks}" if lacks else "")
 
 
