@@ -50,6 +50,8 @@ def card(used, size=14, uuid=None, model=None):
         "assumed_units": 0,
         "in_use_units": used,
         "held_units": None,
+        "compute_limit": None,
+        "compute_in_use": None,
         "healthy": True,
         "cordoned": False,
         "cordon_reason": None,
