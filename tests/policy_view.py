@@ -41,10 +41,12 @@ def ask(
 def place(arrays: NodeArrays, row: int, cards: Sequence[Sequence[int]], wanted: PolicyRequest) -> None:
     """Put a pod on cards of a row."""
     assumed = arrays.assumed[row, : arrays.cards[row]].tolist()
+    compute = arrays.compute_assumed[row, : arrays.cards[row]].tolist()
     for demand, chosen in zip(wanted.demands, cards, strict=True):
         for card in chosen:
             assumed[card] += demand.units
-    arrays.set_assumed(row, assumed)
+            compute[card] += demand.compute
+    arrays.set_assumed(row, assumed, dict(enumerate(compute)))
     arrays.add_requested(row, wanted.amounts)
 
 

@@ -190,9 +190,18 @@ def _has_cards(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, units: int
     if ask.admits is None:
         result: BoolArray = nodes.free_order[cards - 1][rows] >= units
         return result
-    counts = np.count_nonzero((nodes.free[rows] >= units) & ask.admits[rows], axis=1)
-    admitted: BoolArray = counts >= cards
+    # To look at all rows takes less time than to gather the cards of a quarter of them.
+    if 4 * len(rows) > nodes.row_count:
+        admitted: BoolArray = _have_so_many((nodes.free >= units) & ask.admits, cards)[rows]
+    else:
+        admitted = _have_so_many((nodes.free[rows] >= units) & ask.admits[rows], cards)
     return admitted
+
+
+def _have_so_many(there: BoolArray, cards: int) -> BoolArray:
+    """Tell which rows of bool[m, K] have so many True: a product takes an eighth of the time of counting."""
+    result: BoolArray = there.astype(np.float32) @ np.ones(there.shape[1], dtype=np.float32) >= cards
+    return result
 
 
 def _fit_with_any_cards(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> BoolArray:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -233,7 +235,8 @@ def test_nodes_that_are_alike_are_read_once(monkeypatch):
     assert scores[0] != scores[1]
 
 
-def test_incremental_equals_fresh():
+@pytest.mark.parametrize("percents", [(0,), (0, 20, 40)])
+def test_incremental_equals_fresh(percents):
     rng = np.random.default_rng(7)
     workload = TypicalWorkload.from_pods(
         [one(81, 4000, 4), one(47, 6000, 8), one(32, 2000, 2), one(100, 8000, 16), ask(1, 1)]
@@ -244,7 +247,13 @@ def test_incremental_equals_fresh():
     pods = [one(81, 4000, 2), one(47, 6000, 2), one(32, 2000, 2), one(100, 8000, 2), one(10, 500, 2)]
     for _ in range(120):
         pod = pods[rng.integers(len(pods))]
-        fitting = rows[(arrays.free_order[0][rows] >= pod.demands[0].units)]
+        percent = percents[rng.integers(len(percents))]
+        if percent:
+            demands = (pod.demands[0]._replace(compute=percent),)
+            pod = replace(pod, demands=demands, admits=arrays.compute_free >= percent)
+        able = arrays.free >= pod.demands[0].units
+        able &= True if pod.admits is None else pod.admits
+        fitting = rows[able[rows].any(axis=1)]
         if not fitting.size:
             continue
         scores = lasting.score(arrays, pod, fitting)
@@ -252,6 +261,7 @@ def test_incremental_equals_fresh():
         row = int(fitting[scores.argmin()])
         chosen = lasting.choose_cards(arrays, pod, row)
         assert chosen == FragmentationPolicy(workload).choose_cards(arrays, pod, row)
+        assert able[row, chosen[0][0]]
         place(arrays, row, chosen, pod)
 
 

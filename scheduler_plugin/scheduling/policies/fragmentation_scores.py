@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from allocator.place import choose_each
 from allocator.policy import node_policy_chooses
 from kubeapi.bounded import BoundedDict
-from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
+from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.card_costs import CardCosts, get_array_costs
 from scheduler_plugin.scheduling.policies.fragmentation_placing import RESOLUTION, StatePlacer
@@ -19,6 +19,12 @@ from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalW
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
 PickArray = NDArray[np.int16]
+
+_SHAPES: Final = 64
+"""Shapes of pods whose scores by row are remembered."""
+
+_MASK_BITS: Final = 24
+"""Cards of a node that are written as one number."""
 
 _ENTRIES: Final = 1 << 23
 """Scores that are remembered, over all shapes."""
@@ -36,6 +42,7 @@ class FragmentationScores:
         self._states = NodeStates(self._terms)
         self._generation = 0
         self._known: BoundedDict[tuple[object, ...], tuple[FloatArray, PickArray]] = BoundedDict(1)
+        self._kinds: BoundedDict[tuple[object, ...], tuple[LongArray, FloatArray]] = BoundedDict(_SHAPES)
 
     def follow(self, view: ClusterView) -> None:
         """Bring the states of rows whose version changed up to date."""
@@ -43,6 +50,7 @@ class FragmentationScores:
         if self._states.generation != self._generation:
             self._generation = self._states.generation
             self._known.clear()
+            self._kinds.clear()
 
     def by_state(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows, computing only states that no pod of this shape was scored on before."""
@@ -64,21 +72,23 @@ class FragmentationScores:
 
     def by_row(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by the cards that the pod may use, where these do not follow from the state alone."""
-        kinds: dict[tuple[int, bytes], int] = {}
-        masks: list[BoolArray] = []
-        kind_of = np.zeros(len(rows), dtype=np.intp)
-        for at, (row, state) in enumerate(
-            zip(rows.tolist(), self._states.of_row[rows].tolist(), strict=True)
-        ):
-            allowed = _allowed(view, ask, row, self._states.order(row))
-            kind_of[at] = kinds.setdefault((state, allowed.tobytes()), len(masks))
-            if kind_of[at] == len(masks):
-                masks.append(allowed)
-        if not masks:
-            return np.zeros(0, dtype=np.float64)
-        states = np.array([state for state, _ in kinds], dtype=np.intp)
-        result: FloatArray = self._scored(states, ask, np.concatenate(masks))[0][kind_of]
-        return self._exactly(view, ask, rows, result)
+        allowed = _allowed(view, ask, rows, self._states.orders(rows))
+        width = allowed.shape[1]
+        if len(ask.demands) > 1 or width > _MASK_BITS:
+            return self._exactly(view, ask, rows, self._scored(self._states.of_row[rows], ask, allowed)[0])
+        # Of one demand the score follows from the state and the cards. Most rows are as they were last time.
+        kinds = self._states.of_row[rows] << width | allowed @ (1 << np.arange(width))
+        seen, scores = self._kinds.recall(
+            _make_shape(ask), lambda: (np.full(len(view.names), -1), np.zeros(len(view.names)))
+        )
+        stale = np.flatnonzero(seen[rows] != kinds)
+        if stale.size:
+            _, first, number = np.unique(kinds[stale], return_index=True, return_inverse=True)
+            states = self._states.of_row[rows[stale[first]]]
+            scores[rows[stale]] = self._scored(states, ask, allowed[stale[first]])[0][number]
+            seen[rows[stale]] = kinds[stale]
+        result: FloatArray = scores[rows]
+        return result
 
     def _exactly(
         self, view: ClusterView, ask: PolicyRequest, rows: RowArray, scores: FloatArray
@@ -111,7 +121,8 @@ class FragmentationScores:
             state = self._states.of_row[row]
             if scores[state] < np.inf:
                 return ((order[int(picks[state])],),)
-        allowed = _allowed(view, ask, row, order)
+        rows = np.array([row], dtype=np.intp)
+        allowed = _allowed(view, ask, rows, self._states.orders(rows))
         score, chosen = self._scored(self._states.of_row[row : row + 1], ask, allowed)
         if not score[0] < np.inf:
             return None
@@ -130,7 +141,7 @@ class FragmentationScores:
     def _table(self, ask: PolicyRequest) -> tuple[FloatArray, PickArray]:
         """Scores by state for pods like this one, NaN where not known, and the card of those with one."""
         capacity = self._states.capacity
-        key = (ask.cpu_milli, ask.memory_bytes, ask.demands, ask.selector, ask.card_policy, ask.rules)
+        key = _make_shape(ask)
         self._known.most = max(1, _ENTRIES // capacity)
         table = self._known.recall(
             key, lambda: (np.full(capacity, np.nan, dtype=np.float64), np.zeros(capacity, dtype=np.int16))
@@ -194,6 +205,11 @@ class FragmentationScores:
         return np.where(place.fits, ranked + states.tie[numbers], np.inf), chosen
 
 
+def _make_shape(ask: PolicyRequest) -> tuple[object, ...]:
+    """Return what of a pod its score follows from, besides the node."""
+    return (ask.cpu_milli, ask.memory_bytes, ask.demands, ask.selector, ask.card_policy, ask.rules)
+
+
 def _fullest(demand: CardDemand) -> CardCosts:
     """Prefer for one card the fullest that has the units, for several the emptiest."""
     sign = 1 if demand.cards == 1 else -1
@@ -220,8 +236,9 @@ def by_row(ask: PolicyRequest) -> bool:
     return ask.admits is not None and (selects or any(demand.compute for demand in ask.demands))
 
 
-def _allowed(view: ClusterView, ask: PolicyRequest, row: int, order: list[int]) -> BoolArray:
-    """Cards of a row that a pod may use, in the order of the row's state: bool[1, K]."""
-    allowed: BoolArray = np.zeros((1, view.size.shape[1]), dtype=np.bool_)
-    allowed[0, : len(order)] = True if ask.admits is None else ask.admits[row][order]
+def _allowed(view: ClusterView, ask: PolicyRequest, rows: RowArray, orders: RowArray) -> BoolArray:
+    """Cards of rows that a pod may use, in the order of the rows' states: bool[m, K]."""
+    allowed: BoolArray = np.arange(orders.shape[1]) < view.cards[rows][:, None]
+    if ask.admits is not None:
+        allowed &= np.take_along_axis(ask.admits[rows], orders, axis=1)
     return allowed

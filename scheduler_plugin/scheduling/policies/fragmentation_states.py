@@ -45,6 +45,8 @@ class NodeStates:
         self._most_cpu = 1
         capacity = max(64, rows)
         self._cards_of_row: list[list[int]] = [[]] * rows
+        self._orders: RowArray = np.zeros((rows, width), dtype=np.intp)
+        self._ordered: LongArray = np.full(rows, -1, dtype=np.int64)
         self.of_row: RowArray = np.zeros(rows, dtype=np.intp)
         self.cards: RowArray = np.full((capacity, width), NO_CARD, dtype=np.intp)
         self.sums: FloatArray = np.zeros((capacity, self._terms.table.shape[1]), dtype=np.float64)
@@ -84,6 +86,14 @@ class NodeStates:
         """Positions of a row's cards in the order in which its state has them; stable among equals."""
         cards = self._cards_of_row[row]
         return sorted(range(len(cards)), key=cards.__getitem__, reverse=True)
+
+    def orders(self, rows: RowArray) -> RowArray:
+        """Positions of the cards of rows as `order` gives them, then those without a card: intp[m, K]."""
+        for row in rows[self._ordered[rows] != self._versions[rows]].tolist():
+            order = self.order(row)
+            self._orders[row] = [*order, *range(len(order), self._width)]
+            self._ordered[row] = self._versions[row]
+        return self._orders[rows]
 
     def _cards(self, view: ClusterView, row: int) -> list[int]:
         count = int(view.cards[row])
