@@ -42,6 +42,9 @@ _NOT_ASKING: Final = frozenset(
 _AMOUNTS: Final = frozenset({"limits", "requests", "resources"})
 """Below these names a key with `gpu` in it asks for cards, whoever reads it."""
 
+_CLASSES: Final = frozenset({"deviceClassName", "resourceProfile"})
+"""Their values say what is asked for: in a ResourceClaim, and in a Model of KubeAI."""
+
 _SELF_ANNOTATED: Final = frozenset({"InferenceService", "ServingRuntime", "ClusterServingRuntime"})
 """Kinds of KServe whose pods have their annotations, and no schedulerName, beside their containers."""
 
@@ -300,8 +303,8 @@ def _find_named(value: Any, path: str, without: list[dict[str, Any]]) -> Iterato
 
 
 def _find_unknown(path: str, key: str, value: str) -> Iterator[tuple[str, str]]:
-    """Find a request for cards whose name this command does not know: another resource, or a profile."""
-    if key == "resourceProfile" and "gpu" in value:
+    """Find a request for cards by a name that `_NAMED` does not have: a resource, a class or a profile."""
+    if key in _CLASSES and "gpu" in value and "gpupack" not in value:
         yield f"{path}.{key}", value
     amounts = path.rpartition(".")[2] in _AMOUNTS
     if amounts and "gpu" in key and not key.startswith(GPU_PREFIX) and str(value) != "0":

@@ -451,6 +451,12 @@ PATCH = '{"containers":[{"name":"main","resources":{"limits":{"nvidia.com/gpumem
         ),
         (named("VLLMRuntime", spec={"resources": {"cpu": 4, "gpu": 1}}), "gpu at spec.resources: "),
         (
+            named(
+                "ResourceClaim", spec={"requests": [{"exactly": {"deviceClassName": "vfio.gpu.nvidia.com"}}]}
+            ),
+            "vfio.gpu.nvidia.com at spec.requests[0].exactly.deviceClassName: a claim has",
+        ),
+        (
             named("Model", "kubeai.org/v1", spec={"resourceProfile": "nvidia-gpu-l4:1"}),
             "nvidia-gpu-l4:1 at spec.resourceProfile: write the limits of the profile",
         ),
@@ -485,7 +491,8 @@ def test_labels_taints_and_records_ask_for_nothing():
         "ResourceFlavor", "kueue.x-k8s.io/v1beta2", spec={"nodeLabels": {"pool": "nvidia.com/gpu"}}
     )
     profile = named("Model", "kubeai.org/v1", spec={"resourceProfile": "cpu:2"})
-    _, done = run(document, flavor, profile)
+    claim = named("ResourceClaim", spec={"requests": [{"exactly": {"deviceClassName": "gpupack"}}]})
+    _, done = run(document, flavor, profile, claim)
     assert (done.complete, done.notes) == (True, [])
 
 
