@@ -39,12 +39,14 @@ class MovablePod:
         pod: As the API server has it, but for the nodes that its queue named: its successor is bound to none.
         record: As the state has it.
         units: On its cards, by position.
+        compute: Percent of their compute that its end frees, by position.
         owner: Its controller.
     """
 
     pod: Pod
     record: PodRecord
     units: Mapping[int, int]
+    compute: Mapping[int, int]
     owner: OwnerReference
 
     @property
@@ -92,7 +94,7 @@ class MovablePods:
         owner = None if pod is None else pod.metadata.controller
         if pod is None or record is None or record.request is None or owner is None:
             return None
-        return MovablePod(_unpin(pod), record, self._held.get_units(record), owner)
+        return self._make(pod, record, owner)
 
     def _list_movable(self, record: PodRecord) -> Iterator[MovablePod]:
         pod = self._cluster.pods.get(record.uid)
@@ -100,7 +102,11 @@ class MovablePods:
             return
         owner = pod.metadata.controller
         if owner is not None:
-            yield MovablePod(_unpin(pod), record, self._held.get_units(record), owner)
+            yield self._make(pod, record, owner)
+
+    def _make(self, pod: Pod, record: PodRecord, owner: OwnerReference) -> MovablePod:
+        held = self._held
+        return MovablePod(_unpin(pod), record, held.get_units(record), held.get_freed_compute(record), owner)
 
     def explain_why_fixed(self, pod: Pod, record: PodRecord) -> str:
         """Say why a pod may not be moved, empty: it may."""

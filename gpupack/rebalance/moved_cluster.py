@@ -1,12 +1,13 @@
 """Builds the cluster as it would be after moves, so that filter itself can be asked about it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from allocator.errors import AllocatorError
 from allocator.names import NODE_HOLDS, PACKED_PREFIX, POD_ALLOCATION, POD_ASSIGNED
-from allocator.packing import NodeWords, node_resources, read_node
+from allocator.packing import node_resources, read_node
 from allocator.records import Holds, dump_assigned, dump_holds, load_holds
 from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.rebalance.plan_state import Destination
@@ -22,14 +23,14 @@ def apply_moves(cluster: Cluster, moves: Sequence[tuple[MovablePod, Destination]
     """
     nodes, pods = dict(cluster.nodes), dict(cluster.pods)
     for movable, destination in moves:
-        nodes[movable.node] = remove_from_words(nodes[movable.node], movable.uid, movable.units)
+        nodes[movable.node] = remove_from_words(nodes[movable.node], movable)
         pods[movable.uid] = bind_pod(cluster, movable.pod, destination)
     return cluster.with_objects(nodes, pods)
 
 
-def remove_from_words(node: Node, uid: str, units: Mapping[int, int]) -> Node:
+def remove_from_words(node: Node, movable: MovablePod) -> Node:
     """Return a node without a pod in its words; unchanged if they did not contain it."""
-    annotations = node.metadata.annotations or {}
+    uid, annotations = movable.uid, node.metadata.annotations or {}
     try:
         holds = load_holds(annotations[NODE_HOLDS])
         words = read_node(node.status.allocatable or {})
@@ -37,8 +38,9 @@ def remove_from_words(node: Node, uid: str, units: Mapping[int, int]) -> Node:
         return node
     if uid not in holds.uids or words is None:
         return node
-    used = tuple(max(0, count - units.get(card, 0)) for card, count in enumerate(words.used))
-    written = node_resources(NodeWords.of(words.layout.unit_mib, words.sizes, used, words.revision + 1))
+    used = _subtract(words.used, movable.units)
+    compute = _subtract(words.compute_used, movable.compute)
+    written = node_resources(replace(words, used=used, compute_used=compute, revision=words.revision + 1))
     amounts: dict[str, str | int] = {
         name: value
         for name, value in (node.status.allocatable or {}).items()
@@ -53,6 +55,10 @@ def remove_from_words(node: Node, uid: str, units: Mapping[int, int]) -> Node:
         ),
         status=msgspec.structs.replace(node.status, allocatable=amounts),
     )
+
+
+def _subtract(used: Sequence[int], freed: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(max(0, amount - freed.get(card, 0)) for card, amount in enumerate(used))
 
 
 def bind_pod(cluster: Cluster, pod: Pod, destination: Destination) -> Pod:

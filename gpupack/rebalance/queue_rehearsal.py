@@ -168,7 +168,7 @@ class QueueRehearsal:
         self._state.delete_pod(pod, pod.metadata.resource_version, _NOW_S)
         self._expire()
         self._queue.delete_pod(movable.uid, _NOW_S)
-        self._set_node(remove_from_words(self._nodes[movable.node], movable.uid, movable.units))
+        self._set_node(remove_from_words(self._nodes[movable.node], movable))
         self._admit()
 
     def _cordon(self, cards: Collection[Card]) -> None:

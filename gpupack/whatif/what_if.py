@@ -149,6 +149,10 @@ class PodCardUsage:
         """Units that certainly become free when a pod goes, by card position; see `PodCards.closed`."""
         return self._get_pod_cards(record.node).get_freed_units(record.uid)
 
+    def get_freed_compute(self, record: PodRecord) -> ByPosition:
+        """Percent of compute that certainly becomes free when a pod goes, by card position."""
+        return self._get_pod_cards(record.node).get_freed_compute(record.uid)
+
     def list_pods(self, node: str) -> list[PodRecord]:
         """The pods of a node that have cards there, by namespace and name."""
         node_record = self._cluster.state.node_records.get(node)

@@ -5,12 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from allocator.place import Placement
 from gpupack.diagnose import explain_pod
 from gpupack.rebalance import verified_moves
 from gpupack.rebalance.advise import advise_empty, advise_start
+from gpupack.rebalance.movable_pods import MovablePods
+from gpupack.rebalance.moved_cluster import apply_moves
+from gpupack.rebalance.plan_state import Destination
 from gpupack.rebalance.planning import NEAR_NODES, SearchLimits
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.rendering import format_advice, format_why
+from gpupack.whatif.what_if import PodCardUsage
 from kubeapi.objects import (
     ObjectMeta,
     PodDisruptionBudget,
@@ -41,6 +46,17 @@ def moved(cluster, limits=None):
 
 def test_the_smallest_pod_moves():
     assert moved(cluster()) == ["small"]
+
+
+def test_a_node_that_a_pod_leaves_has_the_compute_of_the_others_and_of_the_pod_where_it_comes():
+    pods = (Pod("leaves", 3, "a", (0,), compute=30), Pod("stays", 3, "a", (0,), compute=20))
+    before = World((Node("a", (16,)), Node("b", (16,))), pods).cluster
+    movable = MovablePods(before, PodCardUsage(before)).find("uid-leaves")
+    assert movable is not None
+    there = Destination("b", Placement((("main", ((0, 3),)),), {0: 3}, {0: 30}))
+    then = apply_moves(before, [(movable, there)])
+    free = {name: then.state.nodes.compute_free[row, 0] for name, row in then.state.nodes.rows.items()}
+    assert free == {"a": 80, "b": 70}
 
 
 def test_new_pods_tolerate_nothing_so_tainted_and_cordoned_nodes_are_no_places_for_them():

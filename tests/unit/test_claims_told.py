@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 import gpupack
 from allocator.claims import ClaimObject
-from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS
+from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS, resource_name
 from allocator.records import Holds, dump_holds
 from gpupack.cli.app import cli
 from gpupack.dashboard.board import ClusterBoard
@@ -17,13 +17,15 @@ from gpupack.diagnose.why import explain_pod
 from gpupack.inventory.objects import CLAIMS_NOT_READ, load_nodes
 from gpupack.inventory.rows import build_rows
 from gpupack.rebalance.advise import advise_empty
+from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.rebalance.moved_cluster import remove_from_words
 from gpupack.whatif.changes import apply_changes
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion, answer_fit
 from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER, make_snapshot
 from gpupack.whatif.what_if import PodCardUsage
-from kubeapi.objects import Node, Pod
+from kubeapi.objects import Node, OwnerReference, Pod
+from scheduler_plugin.cache.pods import read_pod
 from tests.cluster_builders import claim, claim_object, container, node_object, pod_object
 from tests.unit.test_claim_cache import state_of_claims
 
@@ -153,7 +155,9 @@ def test_words_without_a_pod_still_contain_the_claims() -> None:
     made = node_object("n", (16, 16), (10, 0), holds=["uid-p"], claims={"uid-one": {0: 10}})
     node = json.dumps({"items": [made | {"kind": "Node"}]})
     (found,) = Cluster.from_json(node).nodes.values()
-    left = Cluster({"n": remove_from_words(found, "uid-p", {})}, {}, 1024)
+    pod = msgspec.convert(pod_object("p", 1, node="n"), Pod)
+    movable = MovablePod(pod, read_pod(pod, resource_name(1024)), {}, {}, OwnerReference())
+    left = Cluster({"n": remove_from_words(found, movable)}, {}, 1024)
     assert left.state.node_records["n"].held_claims == {"uid-one": {0: 10}}
 
 
