@@ -111,6 +111,7 @@ async def test_after_the_first_eviction_the_others_follow() -> None:
         ("cpu", ()),
         ("shunned there", ()),
         ("shunned in the zone", ()),
+        ("kube-scheduler preempts", ()),
     ],
 )
 async def test_nobody_is_evicted_for_a_gang_that_could_not_start(change: str, names: tuple[str, ...]) -> None:
@@ -130,6 +131,7 @@ async def test_nobody_is_evicted_for_a_gang_that_could_not_start(change: str, na
         spec={"preemptionPolicy": "Never"} if change == "never preempts" else {},
         cpu="5" if change == "cpu" else "1",
         labels={"app": "train"},
+        status={"nominatedNodeName": "n1"} if change == "kube-scheduler preempts" else {},
     )
     if change == "another size":
         world.member(2, 3)
@@ -224,6 +226,17 @@ async def test_a_refused_eviction_gives_up_what_is_kept_for_all() -> None:
     assert world.kept == {}
     assert [line.partition(":")[0] for line in world.failed] == ["g-0"]
     assert await world.attempt() == [], "all of the gang rests"
+
+
+async def test_after_a_restart_a_gang_gets_the_cards_of_pods_that_are_leaving() -> None:
+    world = GangWorld()
+    world.group()
+    await world.attempt()
+    for uid in [f"uid-{name}" for name in world.kept]:
+        world.state.reservations.remove_reservation(uid)
+    world.restart()
+    assert await world.attempt() == ["low-n1", "low-n2"], "nobody a second time"
+    assert world.kept == {"g-0": "n1", "g-1": "n2"}
 
 
 async def test_a_gang_that_does_not_take_its_cards_loses_them() -> None:
