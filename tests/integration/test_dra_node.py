@@ -192,15 +192,15 @@ async def test_the_compute_that_a_pods_limits_ask_for_counts_and_is_said_to_what
     granted = mocker.spy(container_responses.ContainerResponses, "make_grant")
     limits = {"gpupack.io/gpu-memory-gib": "2", "gpupack.io/gpu-compute-percent": "30"}
     asks = {"name": "main", "image": "x", "resources": {"claims": [{"name": "c"}], "limits": limits}}
-    async with dra_world() as world:
+    async with dra_world(compute_limit_percent=150) as world:
         await world.claim("of-limits", (1, 2), pod="pod-b", label=True, containers=[asks])
         await world.prepare("of-limits")
 
         def published() -> tuple[int, ...]:
             words = read_node(world.api.node(NODE)["status"]["allocatable"])
-            return words.compute_used if words is not None else ()
+            return (words.compute_limit, *words.compute_used) if words is not None else ()
 
-        await until(lambda: published() == (0, 30), "the compute in the words")
+        await until(lambda: published() == (150, 0, 30), "the compute in the words")
         assert [call.args[1:] for call in granted.call_args_list] == [({card(1): 2048}, 30)]
 
 
