@@ -16,7 +16,7 @@ from tests.cluster.harness import Cluster, dra, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import add_priority_class, told, wait_quota
 from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.controlplane import PERCENT
+from tests.cluster.harness.controlplane import COMPUTE, PERCENT
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.rest import ApiError
@@ -98,6 +98,51 @@ def test_a_pod_that_another_scheduler_bound_is_told_the_way_out(cluster):
     for number in range(2):
         cluster.wait_running(f"p{number}")
     refused_elsewhere(cluster, 6, f"no card has 6 units free; free units by card: [3, 3]; {NOT_OURS}")
+
+
+@pytest.mark.telling
+@ONLY_DEVICE_PLUGIN
+def test_shares_of_compute_are_kept_apart_and_counted_by_quota_and_limit_range(cluster):
+    """No node has the resource: kube-scheduler and kubelet leave it alone, the API server counts it."""
+
+    def shares(name, percent):
+        return w.pod(name, w.container(gib=2, limits={COMPUTE: percent} if percent else {}))
+
+    for name in ("first", "second"):
+        cluster.create(shares(name, 60))
+    for name in ("first", "second", "plain"):
+        if name == "plain":
+            cluster.create(shares(name, 0))
+        cluster.wait_running(name)
+    assert grants(cluster, "first").keys() != grants(cluster, "second").keys()
+    wait_agree(cluster)
+    assert cluster.state().compute == [60, 60]
+    cluster.create(shares("third", 60))
+    cluster.wait_event("third", "no card with 2 GiB and 60 percent of compute free: compute is short")
+    cluster.daemon.kill()
+    cluster.daemon.start()
+    until(lambda: cluster.state().compute == [60, 60], "the same compute after a restart")
+    assert cluster.pod("third")["status"]["phase"] == "Pending"
+    cluster.delete("first")
+    cluster.wait_running("third")
+
+    limit = {"type": "Container", "max": {COMPUTE: "70"}}
+    for kind, spec in (
+        ("resourcequotas", {"hard": {f"requests.{COMPUTE}": "150"}}),
+        ("limitranges", {"limits": [limit]}),
+    ):
+        path = f"/api/v1/namespaces/default/{kind}"
+        cluster.api.post(path, {"metadata": {"name": "compute"}, "spec": spec})
+    try:
+        wait_quota(cluster, shares("fourth", 40))
+        assert f"used: requests.{COMPUTE}=120, limited: requests.{COMPUTE}=150" in told(
+            cluster, shares("fourth", 40)
+        )
+        until(lambda: f"maximum {COMPUTE} usage per Container is 70" in told(cluster, shares("p", 71)), "max")
+        assert f"requested: requests.{COMPUTE}=70" in told(cluster, shares("p", 0)), "max is the default, too"
+    finally:
+        for kind in ("resourcequotas", "limitranges"):
+            cluster.api.delete(f"/api/v1/namespaces/default/{kind}/compute")
 
 
 def refused_elsewhere(cluster: Cluster, gib: int, sentence: str) -> None:
@@ -235,7 +280,7 @@ def test_a_pod_of_high_priority_has_the_card_of_one_that_is_evicted(cluster):
         cluster.wait_running(name)
     card = grants(cluster, "cheap")
     cluster.create(w.pod("urgent", w.container(gib=8), priorityClassName="dearest"))
-    cluster.wait_running("urgent")
+    cluster.wait_running("urgent", 60)
     assert set(grants(cluster, "urgent")) == set(card)
     assert not cluster.exists("cheap")
     assert cluster.pod("dear")["status"]["phase"] == "Running"
@@ -382,19 +427,19 @@ def test_after_a_reboot_the_kubelet_may_come_long_before_the_daemon(cluster):
     """By claims a pod that was bound before waits and runs; with the device plugin it fails for good."""
     cluster.host.running["kubelet"].freeze()
     cluster.create(w.pod("early", w.container(gib=5)))
-    until(lambda: cluster.pod("early")["spec"].get("nodeName"), "bound")
+    until(lambda: cluster.pod("early")["spec"].get("nodeName"), "bound", 60)
     cluster.daemon.kill()
     cluster.host.running["kubelet"].thaw()
     cluster.host.restart_kubelet()
     if cluster.serves_claims:
-        cluster.wait_event("early", "FailedPrepareDynamicResources")
+        cluster.wait_event("early", "FailedPrepareDynamicResources", 90)
         assert cluster.pod("early")["status"]["phase"] == "Pending"
         cluster.daemon.start()
         cluster.wait_running("early")
-        until(lambda: dra.slices(cluster), "slices published again")
+        until(lambda: dra.slices(cluster), "slices published again", 60)
         assert wait_agree(cluster).used_by_uuid == grants(cluster, "early")
     else:
-        until(lambda: cluster.pod("early")["status"]["phase"] == "Failed", "refused by the kubelet")
+        until(lambda: cluster.pod("early")["status"]["phase"] == "Failed", "refused by the kubelet", 90)
         cluster.daemon.start()
         cluster.create(w.pod("later", w.container(gib=5)))
         cluster.wait_running("later")
