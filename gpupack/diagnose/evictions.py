@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from gpupack.whatif.gangs import find_gang_key, list_gang
-from gpupack.whatif.what_if import PodCardUsage, WhatIf, charge_cards
+from gpupack.whatif.what_if import PodCardUsage, WhatIf, without_pods
 from scheduler_plugin.cache.arrays import LongArray
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.request import compute_units_by_card
@@ -116,13 +116,8 @@ def _iterate_sets(units: Sequence[tuple[PodRecord, ...]], count: int) -> Iterato
 
 def can_start_without(what_if: WhatIf, usage: PodCardUsage, node: str, pods: Sequence[PodRecord]) -> bool:
     """Ask filter and kube-scheduler's rules whether a node takes a pod once others have ended."""
-    freed: dict[str, dict[int, int]] = {}
-    for pod in pods:
-        on_node = freed.setdefault(pod.node, {})
-        for card, units in usage.get_freed_units(pod).items():
-            on_node[card] = on_node.get(card, 0) - units
     row = np.array([what_if.cluster.state.nodes.rows[node]], dtype=np.intp)
-    with charge_cards(what_if.cluster, freed):
+    with without_pods(what_if.cluster, usage, pods):
         return len(what_if.find_rows(leaving={pod.uid for pod in pods}, only=row)) > 0
 
 

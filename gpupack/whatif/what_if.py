@@ -1,7 +1,7 @@
 """Filter and kube-scheduler's rules, asked about a pod that is changed, or about cards that are."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -122,15 +122,20 @@ class WhatIf:
 
 
 @contextmanager
-def charge_cards(cluster: Cluster, by_node: Mapping[str, ByPosition]) -> Iterator[None]:
-    """Show filter cards with other units in use for a while.
-
-    Args:
-        by_node: ByPosition more (less, where negative) by card position, by node.
-    """
-    nodes = cluster.state.nodes
-    rows = {nodes.rows[name]: units for name, units in by_node.items()}
-    with nodes.with_charges(rows):
+def without_pods(cluster: Cluster, usage: "PodCardUsage", pods: Iterable[PodRecord]) -> Iterator[None]:
+    """Show filter the cards as if some pods had ended, for a while."""
+    units: dict[int, dict[int, int]] = {}
+    compute: dict[int, dict[int, int]] = {}
+    for pod in pods:
+        row = cluster.state.nodes.rows[pod.node]
+        for totals, freed in (
+            (units, usage.get_freed_units(pod)),
+            (compute, usage.get_freed_compute(pod)),
+        ):
+            on_node = totals.setdefault(row, {})
+            for card, amount in freed.items():
+                on_node[card] = on_node.get(card, 0) - amount
+    with cluster.state.nodes.with_charges(units, compute):
         yield
 
 

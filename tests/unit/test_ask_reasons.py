@@ -75,6 +75,7 @@ def test_compute_that_is_short_is_told_with_card_and_percent():
     ways = {way.kind: way for way in answer.ways_out}
     assert (ways["less-compute"].compute, ways["less-compute"].node) == (20, "n")
     assert "with 20 percent of compute in place of 30 it fits now" in ways["less-compute"].text
+    assert [pod.pod for pod in ways["pods-end"].pods] == ["a"], "its end frees the compute, too"
     assert "smaller-request" not in ways
 
 
