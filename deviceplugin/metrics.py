@@ -31,6 +31,7 @@ class CardState:
         used: published as used.
         promised: held by containers.
         beyond: used by others, or by pods beyond their promise.
+        compute: percent of its compute published as given away.
         measured_mib: MiB that the driver counts as used; None if it was not measured yet.
         residue_mib: MiB among those that no process uses and that do not count; None if there can be none.
         healthy: fit for pods.
@@ -44,6 +45,7 @@ class CardState:
     used: int
     promised: int
     beyond: int
+    compute: int
     measured_mib: int | None
     healthy: bool
     cordoned: bool
@@ -199,6 +201,7 @@ class _StateCollector(Collector):
                 "Memory used by others or beyond promise.",
                 lambda c: c.beyond * self._unit_bytes,
             ),
+            ("compute_given_percent", "Percent of the compute published as given away.", lambda c: c.compute),
             ("healthy", "1 where the card is fit for pods.", lambda c: int(c.healthy)),
             ("cordoned", "1 where people keep the card free.", lambda c: int(c.cordoned)),
         ):

@@ -136,7 +136,8 @@ class DaemonStatus:
 
     def list_card_states(self) -> Iterator[CardState]:
         ledger = self.account.ledger
-        for card, used in zip(ledger.cards(), ledger.used(), strict=True):
+        words = ledger.make_words(self.settings.unit_mib)
+        for card, used, compute in zip(ledger.cards(), words.used, words.compute_used, strict=True):
             use = self.sampler.uses.get(card.uuid)
             yield CardState(
                 uuid=card.uuid,
@@ -144,6 +145,7 @@ class DaemonStatus:
                 size=card.size_units,
                 used=used,
                 promised=card.used_units,
+                compute=compute,
                 beyond=use.extra_units(self.settings.unit_mib) if use is not None else 0,
                 measured_mib=use.measured_mib if use is not None else None,
                 healthy=card.healthy,

@@ -61,6 +61,10 @@ async def test_what_the_driver_counts_is_told_by_card() -> None:
         assert measured == [1536 * 2**20, 0]
         promised = [told[f"gpupack_card_promised_bytes {card(index)}"] for index in range(2)]
         assert promised == [3 * 2**30, 0]
+        world.daemon.account.ledger.set_unavailable("client_limit", [card(1)])
+        told = await metrics(world)
+        given = [told[f"gpupack_card_compute_given_percent {card(index)}"] for index in range(2)]
+        assert given == [0, 100], "a card that takes no pods has none to give"
 
 
 async def test_a_card_that_was_never_measured_tells_nothing() -> None:
