@@ -1,6 +1,7 @@
 """Goals of a list of moves: that pods of a size start, or that cards are empty."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -99,7 +100,8 @@ class StartGoal:
     def count_on_node(self, node: str, *, final: bool = True) -> int:
         free = self._plan_state.get_free_units(node)
         most = ONE_POD.with_sums(self._request).count_in(self._plan_state.get_left(node))
-        key = (node, free, most, final)
+        compute = self._plan_state.get_free_compute(node) if self._demand.compute else ()
+        key = (node, free, compute, most, final)
         found = self._known.get(key)
         if found is None:
             if len(self._known) > _REMEMBERED:
@@ -117,7 +119,11 @@ class StartGoal:
         arrays = self._cluster.state.nodes
         policy = self._request.card_policy or self._cluster.policies.card_policy
         row = arrays.rows[node]
-        now = [card.with_free_units(free[at]) for at, card in enumerate(build_cards(arrays, row))]
+        compute = self._plan_state.get_free_compute(node)
+        now = [
+            replace(card.with_free_units(free[at]), compute_used=card.compute_limit - compute[at])
+            for at, card in enumerate(build_cards(arrays, row))
+        ]
         return count_fit_on_cards(now, self._request, policy, most)
 
     def _count_fits(self, node: str, free: tuple[int, ...] | list[int]) -> list[int]:
@@ -129,7 +135,11 @@ class StartGoal:
                 self._demand.units_on(size) if can and size else 0
                 for size, can in zip(sizes, self._list_admitted(node, len(sizes)), strict=True)
             ]
-        return [room // needed if needed else 0 for room, needed in zip(free, units, strict=True)]
+        fits = [room // needed if needed else 0 for room, needed in zip(free, units, strict=True)]
+        if not self._demand.compute:
+            return fits
+        compute = (max(0, left) // self._demand.compute for left in self._plan_state.get_free_compute(node))
+        return [min(counts) for counts in zip(fits, compute, strict=True)]
 
     def _list_admitted(self, node: str, count: int) -> list[bool]:
         selector = self._request.selector

@@ -94,8 +94,10 @@ def find_refused_moves(
             what_if.requirements, leaving={movable.uid}, only=[destination.node]
         )
         row = then.state.nodes.rows[destination.node]
-        short = then.state.nodes.used[row] + then.state.nodes.assumed[row] > then.state.nodes.size[row]
-        was = before.state.nodes.used[row] + before.state.nodes.assumed[row] > before.state.nodes.size[row]
+        short, was = (
+            (nodes.used[row] + nodes.assumed[row] > nodes.size[row]) | (nodes.compute_free[row] < 0)
+            for nodes in (then.state.nodes, before.state.nodes)
+        )
         little = then.kube_checks.find_nodes_short_of_sum(
             what_if.query.request, leaving={movable.uid}, only=[destination.node]
         )

@@ -120,6 +120,14 @@ class PlanState:
         row = nodes.rows[node]
         return tuple(nodes.free[row, : nodes.cards[row]].tolist())
 
+    def get_free_compute(self, node: str) -> tuple[int, ...]:
+        """Percent of compute that a node's cards have free, by position."""
+        if node in self._nodes:
+            return tuple([card.compute_free for card in self._nodes[node].cards])
+        nodes = self.cluster.state.nodes
+        row = nodes.rows[node]
+        return tuple(nodes.compute_free[row, : nodes.cards[row]].tolist())
+
     def get_sizes(self, node: str) -> list[int]:
         """Units of a node's cards, by position."""
         nodes = self.cluster.state.nodes
@@ -143,12 +151,13 @@ class PlanState:
     # Pods that go and come.
 
     def remove_pod(self, movable: MovablePod) -> None:
-        change = self._get_node(movable.node).remove_pod
-        self._keep_undo(movable.node, change(self._get_moved_pod(movable).amounts, movable.units))
+        change, amounts = self._get_node(movable.node).remove_pod, self._get_moved_pod(movable).amounts
+        self._keep_undo(movable.node, change(amounts, movable.units, movable.compute))
 
     def place_pod(self, movable: MovablePod, destination: Destination) -> None:
-        change, charge = self._get_node(destination.node).add_pod, destination.placement.charge
-        self._keep_undo(destination.node, change(self._get_moved_pod(movable).amounts, charge))
+        change, placement = self._get_node(destination.node).add_pod, destination.placement
+        amounts = self._get_moved_pod(movable).amounts
+        self._keep_undo(destination.node, change(amounts, placement.charge, placement.compute))
 
     def _keep_undo(self, node: str, undo: Undo) -> None:
         self._count_change(node)

@@ -79,6 +79,18 @@ def test_compute_that_is_short_is_told_with_card_and_percent():
     assert "smaller-request" not in ways
 
 
+def test_ends_and_moves_that_free_compute_are_ways_out():
+    """Both cards have the memory; a small pod has the compute, and the other card has too little for both."""
+    pods = (Pod("large", 4, "n", (0,), compute=70), Pod("small", 2, "n", (1,), compute=30))
+    world = World((Node("n"), Node("m", (4,))), (*pods, Pod("p", 8, compute=90)))
+    ways = {way.kind: way for way in explain_pod(world.cluster, "default", "p").ways_out}
+    assert [pod.pod for pod in ways["pods-end"].pods] == ["small"]
+    (move,) = ways["moves"].moves
+    assert (move.pod, move.source.node) == ("small", "n")
+    for wanted in (1, 2):
+        assert advise_start(world.without("p").cluster, FitQuestion(8, compute=90), wanted).after.pods == 1
+
+
 def test_a_pod_without_compute_is_not_told_of_it():
     world = World((Node("n", (16,)),), (Pod("a", 4, "n", (0,), compute=100), Pod("p", 8)))
     answer = explain_pod(world.cluster, "default", "p")
@@ -107,6 +119,7 @@ def test_a_running_pod_is_told_its_compute():
         (FitQuestion(4, compute=30), 4, 16),
         (FitQuestion(4, compute=5), 6, 16),
         (FitQuestion(4, compute=50), 2, 16),
+        (FitQuestion(8, cards=2, compute=40), 1, 16),
         (FitQuestion(25, percent=True, compute=20), 6, 100),
     ],
 )
