@@ -31,6 +31,15 @@ def request(*units: int, **fields: object) -> PodRequest:
     return PodRequest(made, **fields)  # type: ignore[arg-type]
 
 
+def computing(*containers: tuple[int, int], cards: int = 1, **fields: object) -> PodRequest:
+    """Containers that ask for units of each card, and for compute."""
+    made = (
+        ContainerRequest(f"c{at}", units * cards, "main", compute)
+        for at, (units, compute) in enumerate(containers)
+    )
+    return PodRequest(tuple(made), cards, **fields)  # type: ignore[arg-type]
+
+
 def cards(models: tuple[str, ...], free: tuple[int, ...], size: int = 40) -> list[Card]:
     return [
         Card(at, f"GPU-{at}", model, size, size - units)
@@ -210,6 +219,11 @@ def test_the_text_names_the_rule_and_the_annotation():
         request(16, 16, cards=2, places="apart"),
         request(50, 60, percent=True, places="apart"),
         request(100, cards=2, percent=True),
+        computing((4, 50)),
+        computing((8, 50), cards=2),
+        computing((4, 50), (4, 40), (4, 0)),
+        computing((4, 50), (8, 60), places="apart"),
+        computing((10, 20), (10, 30), (10, 50), percent=True, places="same-card"),
     ],
     ids=str,
 )
@@ -220,6 +234,9 @@ def test_every_policy_scores_and_places_what_filter_lets_through(node_policy, ca
         (("A100",) * 4, (8, 40, 30, 20)),
         (("A100", "L40S"), (40, 40)),
     )
+    for row in range(4):
+        count = int(made.cards[row])
+        made.set_assumed(row, [0] * count, {at: 0 if at % 2 else 60 for at in range(count)})
     policies = ClusterPolicies(node_policy=node_policy, card_policy_name=card_policy)
     query = policies.make_request(made, asked, ONE_POD)
     rows = np.arange(4, dtype=np.intp)
@@ -230,6 +247,8 @@ def test_every_policy_scores_and_places_what_filter_lets_through(node_policy, ca
     for row in rows.tolist():
         placement = place_by_policy(policy, made, row, query)
         assert placement is not None
+        free = made.compute_free[row].tolist()
+        assert all(percent <= free[at] for at, percent in placement.compute.items())
         models = made.model[row].tolist()
         chosen = [[at for at, _ in shares] for _, shares in placement.containers]
         assert all(len({models[at] for at in each}) == 1 for each in chosen)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from allocator.names import COMPUTE_RESOURCE
 from kubeapi.objects import PodGroup
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.group_holds import BINDING_HOLD_S, HOLD_S
@@ -15,7 +16,7 @@ from scheduler_plugin.errors import CommitError
 from scheduler_plugin.extender.pod_events import BOUND_IN_PART, PodReporter
 from scheduler_plugin.extender.verbs import BINDING_REFUSED, GROUP_FAILED, REFUSED_BINDING_S
 from scheduler_plugin.preemption.node_victims import read_node
-from tests.cluster_builders import pod, pod_object
+from tests.cluster_builders import container, pod, pod_object
 from tests.extender_world import World
 from tests.state_world import assigned
 
@@ -84,6 +85,23 @@ def test_the_second_pod_is_refused_where_the_sum_suffices_and_no_card_does(world
     assert world.held() == set()
     world.pod("s", 5)
     assert world.ask("s") == "n"
+
+
+def test_compute_is_held_with_the_cards(world: GroupWorld) -> None:
+    """Each pod has the compute of a card for itself; a pod that asks for none goes beside them."""
+    world.node("n", (16, 16), compute=(0, 0))
+    for name in ("g-0", "g-1", "s"):
+        group = "g" if name != "s" else ""
+        asks = [container(units=4, resources={COMPUTE_RESOURCE: "60"})]
+        world.pod(name, 4, group, containers=asks)
+    assert (world.ask("g-0"), world.ask("g-1")) == ("n", "n")
+    assert world.ask("s") == "no card with 4 GiB and 60 percent of compute free: compute is short"
+    with pytest.raises(CommitError, match="compute is short"):
+        world.bind("s", "n")
+    assert {*world.bind("g-1", "n"), *world.bind("g-0", "n")} == {"GPU-n-0", "GPU-n-1"}
+    assert "compute is short" in world.ask("s")
+    world.pod("memory", 4)
+    assert world.ask("memory") == "n"
 
 
 def test_cards_are_held_against_every_other_pod_until_the_binding(world: GroupWorld) -> None:
