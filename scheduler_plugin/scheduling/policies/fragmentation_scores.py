@@ -23,9 +23,6 @@ PickArray = NDArray[np.int16]
 _SHAPES: Final = 64
 """Shapes of pods whose scores by row are remembered."""
 
-_MASK_BITS: Final = 24
-"""Cards of a node that are written as one number."""
-
 _ENTRIES: Final = 1 << 23
 """Scores that are remembered, over all shapes."""
 
@@ -42,7 +39,7 @@ class FragmentationScores:
         self._states = NodeStates(self._terms)
         self._generation = 0
         self._known: BoundedDict[tuple[object, ...], tuple[FloatArray, PickArray]] = BoundedDict(1)
-        self._kinds: BoundedDict[tuple[object, ...], tuple[LongArray, FloatArray]] = BoundedDict(_SHAPES)
+        self._by_row: BoundedDict[tuple[object, ...], tuple[LongArray, FloatArray]] = BoundedDict(_SHAPES)
 
     def follow(self, view: ClusterView) -> None:
         """Bring the states of rows whose version changed up to date."""
@@ -50,7 +47,7 @@ class FragmentationScores:
         if self._states.generation != self._generation:
             self._generation = self._states.generation
             self._known.clear()
-            self._kinds.clear()
+            self._by_row.clear()
 
     def by_state(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows, computing only states that no pod of this shape was scored on before."""
@@ -72,22 +69,26 @@ class FragmentationScores:
 
     def by_row(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by the cards that the pod may use, where these do not follow from the state alone."""
-        allowed = _allowed(view, ask, rows, self._states.orders(rows))
-        width = allowed.shape[1]
-        if len(ask.demands) > 1 or width > _MASK_BITS:
-            return self._exactly(view, ask, rows, self._scored(self._states.of_row[rows], ask, allowed)[0])
-        # Of one demand the score follows from the state and the cards. Most rows are as they were last time.
-        kinds = self._states.of_row[rows] << width | allowed @ (1 << np.arange(width))
-        seen, scores = self._kinds.recall(
+        if len(ask.demands) > 1 or not ask.demands[0].compute:
+            return self._exactly(view, ask, rows, self._score_allowed(view, ask, rows))
+        # Which cards have the compute follows from the row's version; most rows are as they were last time.
+        seen, scores = self._by_row.recall(
             _make_shape(ask), lambda: (np.full(len(view.names), -1), np.zeros(len(view.names)))
         )
-        stale = np.flatnonzero(seen[rows] != kinds)
+        stale = rows[seen[rows] != view.version[rows]]
         if stale.size:
-            _, first, number = np.unique(kinds[stale], return_index=True, return_inverse=True)
-            states = self._states.of_row[rows[stale[first]]]
-            scores[rows[stale]] = self._scored(states, ask, allowed[stale[first]])[0][number]
-            seen[rows[stale]] = kinds[stale]
+            scores[stale] = self._score_allowed(view, ask, stale)
+            seen[stale] = view.version[stale]
         result: FloatArray = scores[rows]
+        return result
+
+    def _score_allowed(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
+        allowed = _allowed(view, ask, rows, self._states.orders(rows))
+        # Rows of one state with the same cards are alike.
+        kinds = np.column_stack((self._states.of_row[rows], allowed))
+        _, first, number = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+        states = self._states.of_row[rows[first]]
+        result: FloatArray = self._scored(states, ask, allowed[first])[0][number.ravel()]
         return result
 
     def _exactly(
