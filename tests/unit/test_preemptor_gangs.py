@@ -1,13 +1,17 @@
 """Preemption for a PodGroup: for all of its waiting pods, or for nobody."""
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kubeapi.objects import PodGroup
 from scheduler_plugin.cache.group_holds import HOLD_S
 from scheduler_plugin.preemption.nominations import RESERVED_AFTER_EVICTION_S
+from tests.examples import examples
 from tests.preemption_world import BUDGET_SAYS_NO, PreemptionWorld
 
 NODES = {"n1": (0, 5, 1), "n2": (0, 5, 1)}
@@ -248,3 +252,40 @@ async def test_a_gang_that_does_not_take_its_cards_loses_them() -> None:
     await world.settle(0)
     await world.settle(RESERVED_AFTER_EVICTION_S)
     assert world.kept == {}
+
+
+UNITS = st.integers(3, 8)
+
+
+@examples(400)
+@given(
+    pods=st.lists(st.tuples(UNITS, st.sampled_from((0, 1, 3))), min_size=4, max_size=6),
+    per_node=st.integers(1, 3),
+    size=st.integers(2, 4),
+    spare=st.integers(0, 2),
+    units=UNITS,
+)
+def test_whoever_is_evicted_makes_room_for_a_gang_that_starts(
+    pods: list[tuple[int, int]], per_node: int, size: int, spare: int, units: int
+) -> None:
+    """Each card has one pod."""
+    world = GangWorld()
+    for name in NODES:
+        world.vanish(f"low-{name}")
+        del world.nodes[name]
+    for at in range(0, len(pods), per_node):
+        some = pods[at : at + per_node]
+        there = {f"p{at + card}": (card, *pod) for card, pod in enumerate(some)}
+        world.node(f"m{at}", (8,) * len(some), **there)
+    names = [f"g-{at}" for at in range(size)]
+    least = max(2, size - spare)
+    world.group(size, least, units, spec={"priority": 2})
+
+    evicted = asyncio.run(world.attempt(*names))
+
+    assert all(world.state.pods[f"uid-{name}"].priority < 2 for name in evicted)
+    for name in evicted:
+        world.vanish(name)
+    if evicted:
+        passed = [bool(world.filter(world.api.pods[world.path(name)])) for name in names]
+        assert sum(passed) >= least
