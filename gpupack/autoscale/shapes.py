@@ -11,24 +11,20 @@ from allocator.cards import Card
 from allocator.errors import QuantityError, shown
 from allocator.names import (
     DOMAIN,
-    NODE_CARDS,
     NODE_LABEL,
-    PERCENT_RESOURCE,
     STARTUP_TAINT,
-    resource_name,
 )
-from allocator.packing import MAX_CARDS, NodeWords, node_resources
+from allocator.packing import MAX_CARDS
 from allocator.quantity import format_memory, parse_bytes, parse_milli
-from allocator.records import CardRecord, dump_cards
-from allocator.request import WHOLE
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from kubeapi.bounded_yaml import load_yaml
 from kubeapi.names import LABEL_KEY, LABEL_VALUE, is_label_key, is_label_value
-from kubeapi.objects import Node, NodeSpec, NodeStatus, ObjectMeta, Pod
+from kubeapi.objects import Node, Pod
 from kubeapi.selectors import HOSTNAME, Taint
 from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
 from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.empty_nodes import make_empty_node
 from scheduler_plugin.cache.pods import sum_host_requests
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 
@@ -286,31 +282,17 @@ def _empty_node(
     pods: int | None = None,
     others: Mapping[str, str | int] | None = None,
 ) -> Node:
-    sizes = [size for _, size in card_set]
-    records = [
-        CardRecord(f"GPU-new-{number}", number, model, size * unit_mib, None, healthy=True)
-        for number, (model, size) in enumerate(card_set)
-    ]
-    # Its daemon publishes compute: what is left of older versions is not what a new node is like.
-    words = NodeWords.of(unit_mib, sizes, [0] * len(sizes), 1, WHOLE, [0] * len(sizes))
-    amounts: dict[str, str | int] = {
+    amounts = {
         **(others or {}),
         "cpu": f"{cpu_milli}m",
         "memory": str(memory_bytes),
         "pods": str(DEFAULT_MAX_PODS if pods is None else pods),
-        resource_name(unit_mib): str(sum(sizes)),
-        PERCENT_RESOURCE: str(2 * WHOLE * len(sizes)),
-        **{key: str(value) for key, value in node_resources(words).items()},
     }
-    return Node(
-        metadata=ObjectMeta(
-            name=name,
-            labels={**{key: value for key, value in labels.items() if key != HOSTNAME}, NODE_LABEL: "true"},
-            annotations={NODE_CARDS: dump_cards(records)},
-        ),
-        spec=NodeSpec(taints=taints),
-        status=NodeStatus(allocatable=amounts, capacity=amounts),
-    )
+    cards = [(model, size * unit_mib) for model, size in card_set]
+    kept = {key: value for key, value in labels.items() if key != HOSTNAME}
+    # Its daemon publishes compute: what is left of older versions is not what a new node is like.
+    labels = {**kept, NODE_LABEL: "true"}
+    return make_empty_node(name, cards, unit_mib, amounts, labels, taints, cards_of="new")
 
 
 # The file of shapes.

@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Final
 
 from allocator.errors import shown
-from allocator.names import NODE_CARDS, PERCENT_RESOURCE
-from allocator.packing import NodeWords, node_resources
 from allocator.quantity import format_memory
-from allocator.records import CardRecord, dump_cards
-from allocator.request import WHOLE
 from allocator.texts import count_of
 from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster, read_requested_unit
-from kubeapi.objects import Node, NodeStatus, ObjectMeta
+from kubeapi.objects import Node
+from scheduler_plugin.cache.empty_nodes import make_empty_node
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 
 _TIMES: Final = re.compile(r"(.+?)x([1-9][0-9]{0,3})")
@@ -110,11 +107,11 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[Node]:
     from deviceplugin.gpus.simulated.profile import load_profile  # noqa: PLC0415
 
     try:
-        cards = [each.card for each in load_profile(profile).cards]
+        loaded = [each.card for each in load_profile(profile).cards]
     except ProfileError as error:
         raise InputError(str(error)) from error
-    sizes = [card.schedulable_mib // cluster.unit_mib for card in cards]
-    if not any(sizes):
+    cards = [(card.model, card.schedulable_mib) for card in loaded]
+    if not any(mib >= cluster.unit_mib for _, mib in cards):
         raise InputError(f"profile {profile}: no card has {cluster.unit_mib} MiB or more")
     arrays, records_by_name = cluster.state.nodes, cluster.state.node_records.values()
     made: list[Node] = []
@@ -124,25 +121,12 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[Node]:
         name = f"added-{number}"
         if name in cluster.nodes:
             continue
-        records = [
-            CardRecord(f"GPU-{name}-{at}", at, card.model, card.schedulable_mib, None, healthy=True)
-            for at, card in enumerate(cards)
-        ]
-        words = NodeWords.of(cluster.unit_mib, sizes, [0] * len(sizes), 1, WHOLE, [0] * len(sizes))
-        amounts: dict[str, str | int] = {
+        amounts = {
             "cpu": f"{max(_MILLI, int(arrays.cpu_capacity.max(initial=0)))}m",
             "memory": str(max(_BYTES, int(arrays.memory_capacity.max(initial=0)))),
             "pods": str(max([DEFAULT_MAX_PODS, *(each.capacity.pods for each in records_by_name)])),
-            cluster.state.resource: str(sum(sizes)),
-            PERCENT_RESOURCE: str(200 * len(sizes)),
-            **{key: str(value) for key, value in node_resources(words).items()},
         }
-        made.append(
-            Node(
-                metadata=ObjectMeta(name=name, annotations={NODE_CARDS: dump_cards(records)}),
-                status=NodeStatus(allocatable=amounts, capacity=amounts),
-            )
-        )
+        made.append(make_empty_node(name, cards, cluster.unit_mib, amounts))
     return made
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from allocator.names import (
     COMPUTE_RESOURCE,
-    NODE_CARDS,
     PERCENT_RESOURCE,
     POD_ASSIGNED,
     POD_CARDS,
@@ -19,13 +18,10 @@ from allocator.names import (
     QUEUE_NAME,
     resource_name,
 )
-from allocator.packing import NodeWords, node_resources
-from allocator.records import Assignment, CardRecord, dump_assigned, dump_cards
-from allocator.request import WHOLE
+from allocator.records import Assignment, dump_assigned
 from kubeapi.objects import (
     Container,
     Node,
-    NodeStatus,
     ObjectMeta,
     Pod,
     PodSchedulingGate,
@@ -35,6 +31,7 @@ from kubeapi.objects import (
     ResourceRequirements,
 )
 from scheduler_plugin.cache.charges import NodeRecord
+from scheduler_plugin.cache.empty_nodes import make_empty_node
 from scheduler_plugin.queue.config.queues import LocalityForm
 from scheduler_plugin.queue.scheduler.queue import QueueChargeRules
 from scheduler_plugin.simulator.cluster import SimulatedPodKind
@@ -60,7 +57,7 @@ def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm
     """Make the Node of a trace's node.
 
     Args:
-        row: Its place in the list, for the UUIDs of its cards.
+        row: Its place in the list, for its version.
         locality: Labels that say which data it has, and its rack.
     """
     # A trace says neither how many pods a node takes nor what its kubelet offers: the cards decide.
@@ -72,23 +69,13 @@ def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm
         PERCENT_RESOURCE: _MANY,
     }
     resources |= {name: str(amount) for name, amount in node.others}
-    annotations: dict[str, str] = {}
-    if node.cards:
-        none = [0] * node.cards
-        words = NodeWords.of(UNIT_MIB, [card_units] * node.cards, none, 1, WHOLE, none)
-        resources |= {key: str(value) for key, value in node_resources(words).items()}
-        cards = [
-            CardRecord(f"GPU-{row}-{card}", card, node.model, card_units * UNIT_MIB, None, healthy=True)
-            for card in range(node.cards)
-        ]
-        annotations[NODE_CARDS] = dump_cards(cards)
     labels = {f"{locality.label_prefix}{data}": "" for data in node.data}
     if node.rack:
         labels[locality.rack_label] = node.rack
-    metadata = ObjectMeta(
-        name=node.name, resource_version=str(row + 1), annotations=annotations, labels=labels
-    )
-    return Node(metadata, status=NodeStatus(allocatable=resources))
+    cards = [(node.model, card_units * UNIT_MIB)] * node.cards
+    made = make_empty_node(node.name, cards, UNIT_MIB, resources, labels)
+    made.metadata.resource_version = str(row + 1)
+    return made
 
 
 class PodObjects:
