@@ -26,8 +26,8 @@ MUTANTS = (
     Mutant(
         "other pods respect held cards",
         Reservations.charged_against,
-        "chain(self._by_uid.values(), self.held.values())",
-        "self._by_uid.values()",
+        "chain(self._by_uid.values(), self.held.values(), planned)",
+        "chain(self._by_uid.values(), planned)",
         quiet,
         0,
     ),

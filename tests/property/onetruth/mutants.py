@@ -56,8 +56,8 @@ MUTANTS = tuple(
         (
             "a pod that was just bound counts in top",
             pod_cards.join_pods,
-            "assumed = _RULES.sum_by_card(node, _RULES.list_charges(node))",
-            "assumed = [0] * len(cards)",
+            "_RULES.sum_by_card(node, charges)",
+            "[0] * len(cards)",
         ),
         (
             "a pod that was just bound counts in the dashboard",
