@@ -13,11 +13,10 @@ import uvloop
 
 from allocator.names import QUEUE_GATE, QUEUE_NAME
 from kubeapi.client import KubeClient
-from kubeapi.paths import make_pod_path
+from kubeapi.paths import JSON_PATCH, make_pod_path
 from kubeapi.posting import make_post_client
 from scheduler_plugin.queue.cache.node_pins import make_node_affinity
 from scheduler_plugin.queue.controller.controller import UNDER_WAY
-from scheduler_plugin.queue.controller.writer import JSON_PATCH
 
 
 class BareClient:

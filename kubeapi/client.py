@@ -29,13 +29,12 @@ from kubeapi.errors import (
     make_error,
 )
 from kubeapi.objects import KubeStruct, ListMeta
-from kubeapi.paths import add_query, make_node_path, make_pod_path
+from kubeapi.paths import MERGE_PATCH, add_query, make_node_path, make_pod_path
 from kubeapi.streams import make_keepalive_socket, read_at_most, split_lines
 
 if TYPE_CHECKING:
     from kubeapi.posting import MakePosts
 
-MERGE_PATCH = "application/merge-patch+json"
 
 REQUEST_TIMEOUT_S, CONNECT_TIMEOUT_S = 30.0, 5.0
 CONNECTIONS = 16

@@ -7,6 +7,8 @@ from urllib.parse import quote, urlencode
 NODES_PATH: Final = "/api/v1/nodes"
 PODS_PATH: Final = "/api/v1/pods"
 
+MERGE_PATCH: Final = "application/merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 """Content type of a patch that merges lists, as a pod's conditions, by their key."""
 

@@ -25,14 +25,12 @@ from kubeapi.errors import (
 )
 from kubeapi.eviction import evict_pod
 from kubeapi.objects import Pod
-from kubeapi.paths import make_pod_path
+from kubeapi.paths import JSON_PATCH, make_pod_path
 from kubeapi.selectors import REQUIRED
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
 from scheduler_plugin.queue.cache.node_pins import add_pins, make_node_affinity
 from scheduler_plugin.queue.cache.pods import Affinities
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
-
-JSON_PATCH: Final = "application/json-patch+json"
 
 TRIES: Final = 4
 """Patches of one pod before others have its turn: what fails for one pod may be done for others."""
