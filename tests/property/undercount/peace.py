@@ -111,7 +111,11 @@ class Peace(Invariant):
             words = self.world.words(node.name)
             asked = node.kubelet.compute(node.kubelet.admitted)
             compute = {
-                "kubelet": tuple(min(100, asked.get(card.uuid, 0)) for card in node.daemon.cards),
+                # A card that the driver has lost gives nothing away.
+                "kubelet": tuple(
+                    min(100, asked.get(card.uuid, 0)) if card.size_units else 100
+                    for card in node.daemon.cards
+                ),
                 "words": words.compute_used if words else None,
             }
             arrays, row = self.extender.state.nodes, self.extender.state.nodes.rows[node.name]
