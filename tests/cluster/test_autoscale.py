@@ -165,6 +165,7 @@ def test_a_placeholder_stays_while_the_api_server_is_away_for_a_minute(
     until(lambda: not placeholders(cluster), "the placeholder gone", 60)
 
 
+@pytest.mark.nightly
 def test_a_node_is_kept_under_its_own_rights(cluster: Cluster, autoscale: Autoscale) -> None:
     assert autoscale.alive
     cluster.api.merge(f"{NODES}/n1", {"metadata": {"annotations": {"gpupack.io/holds": None}}})

@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.cluster.harness import Cluster, cgroups, dra, growing, until
 from tests.cluster.harness import workload as w
@@ -102,14 +101,10 @@ MOODS = {("unlimited", "misc", False), ("not_found", "dmem", True), ("not_suppor
 
 def become(cluster: Cluster, limits: dict[str, Any], *, has_reserved: bool = False) -> None:
     """Let the node have another driver: the same cards of 8 GiB beside 512 MiB that it keeps for itself."""
-    cluster.clear()
-    cluster.daemon.stop()
     made = w.cards(8704, 8704, reserved_mib=512)
     for device in made["devices"]:
         device["memory"]["used_has_reserved"] = has_reserved
-    cluster.daemon.profile.write_text(yaml.safe_dump({**made, "limits": limits}))
-    cluster.daemon.start()
-    cluster.wait_used([0, 0])
+    cluster.change_cards({**made, "limits": limits})
 
 
 @pytest.mark.parametrize(

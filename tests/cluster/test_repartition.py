@@ -40,8 +40,13 @@ def write(cluster: Cluster, made: dict) -> None:
     draft.rename(cluster.daemon.profile)
 
 
-def test_instances_change_while_pods_run(make_cluster):
-    cluster: Cluster = make_cluster(profile(BEFORE))
+@pytest.fixture(scope="module")
+def cluster(make_cluster) -> Cluster:
+    return make_cluster(profile(BEFORE))
+
+
+def test_instances_change_while_pods_run(cluster):
+    cluster.change_cards(profile(BEFORE))
     instances = parse_profile("t", yaml.safe_dump(profile(BEFORE))).cards[0].instances
     assert instances is not None
     stays, goes = (instance.uuid for instance in instances)
@@ -114,11 +119,11 @@ def test_with_dra_instances_change_while_pods_run(make_cluster):
     cluster.wait_used([30, 20, 0, 8])
 
 
-def test_a_node_goes_on_where_a_card_loses_its_units_with_a_pod_on_it(make_cluster):
+def test_a_node_goes_on_where_a_card_loses_its_units_with_a_pod_on_it(cluster):
     """MIG mode is switched on, and there are no instances."""
     before, after = profile([]), profile([])
     del before["devices"][0]["mig"]
-    cluster: Cluster = make_cluster(before)
+    cluster.change_cards(before)
     large = cluster.state().cards[0].uuid
     cluster.create(w.pod("half", w.container(limits={PERCENT_RESOURCE: 50}), annotations=on(large)))
     cluster.wait_running("half")
@@ -132,10 +137,10 @@ def test_a_node_goes_on_where_a_card_loses_its_units_with_a_pod_on_it(make_clust
     cluster.wait_used([40, 8])
 
 
-def test_memory_that_compute_instances_share_is_promised_to_nobody(make_cluster):
+def test_memory_that_compute_instances_share_is_promised_to_nobody(cluster):
     """A GPU instance is divided into compute instances, and put together again."""
     divided = ["3g.40gb", "1c.3g.40gb", "2c.3g.40gb"]
-    cluster: Cluster = make_cluster(profile(divided))
+    cluster.change_cards(profile(divided))
     assert [card.size for card in cluster.state().cards] == [40, 0, 0, 8]
     until(lambda: cluster.allocatable() == 48, "the kubelet has the memory of the whole instance alone")
     write(cluster, profile(BEFORE))
@@ -147,13 +152,13 @@ def test_memory_that_compute_instances_share_is_promised_to_nobody(make_cluster)
     cluster.wait_used([40, 40, 0])
 
 
-def test_mig_mode_changes_while_cordoned_empty_cards_are_let_go(make_cluster):
+def test_mig_mode_changes_while_cordoned_empty_cards_are_let_go(cluster):
     """The steps of docs/howto/gpu-operator.md; the card refuses the change while the daemon has it open."""
     made = profile([])
     del made["devices"][0]["mig"]
     made["driver"] = {"mode_change": "when_unused"}
     made["script"] = [{"at_s": 0, "card": 0, "mig": BEFORE}]
-    cluster: Cluster = make_cluster(made)
+    cluster.change_cards(made)
     cards = [card.uuid for card in cluster.state().cards]
     node = f"/api/v1/nodes/{cluster.node_name}"
 

@@ -4,8 +4,11 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Self
+
+import yaml
 
 from tests.cluster.harness import binaries, cgroups
 from tests.cluster.harness.controlplane import ADMIN_TOKEN, RESOURCE, ControlPlane, free_ports
@@ -267,6 +270,16 @@ class Cluster:
             # The words may be empty because they do not have the units of the last pods yet.
             until(lambda: not self._ledger()["charged"], "nothing charged")
             self.wait_used([0] * len(self.state().cards))
+
+    def change_cards(self, profile: dict[str, Any]) -> None:
+        """Clear the node and let it have other simulated cards, whose daemon starts with them."""
+        self.clear()
+        self.daemon.stop()
+        self.daemon.profile.write_text(yaml.safe_dump(profile))
+        since = time.time()
+        self.daemon.start()
+        self.wait_registered(since)
+        self.wait_used([0] * len(self.state().cards))
 
     def events(self, name: str) -> list[str]:
         """`reason: message` of every event of the pod that has this name now."""
