@@ -50,8 +50,8 @@ def test_the_request_policy_bounds_amounts_as_the_code_does() -> None:
     assert f"> {names.MAX_UNIT_MIB}" in policy
     # A resource of another kind must be made known to this policy.
     others = {value for key, value in vars(names).items() if re.fullmatch("[A-Z].*_RESOURCE", key)}
-    assert others == {names.PERCENT_RESOURCE}
-    assert f"name == '{names.PERCENT_RESOURCE}'" in policy
+    assert others == {names.PERCENT_RESOURCE, names.COMPUTE_RESOURCE}
+    assert all(f"name == '{other}'" in policy for other in others)
 
 
 def listed(name: str, key: str) -> list[str]:

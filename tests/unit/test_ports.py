@@ -29,7 +29,7 @@ def test_no_two_commands_listen_on_the_same_port_by_default() -> None:
     listening = {
         name
         for name, command in cli.commands.items()
-        if any("--http" in option.opts for option in command.params)
+        if any("--http" in option.opts and option.default is not None for option in command.params)
     }
     assert listening == SETTINGS.keys()
     assert len({default_port(name) for name in SETTINGS}) == len(SETTINGS)
