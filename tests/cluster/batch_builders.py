@@ -9,7 +9,7 @@ from http.client import HTTPException
 from typing import Any
 
 from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED, QUEUE_NAME
-from benchmarks.throughput import CARD_GIB, in_parallel
+from benchmarks.throughput import CARD_GIB, in_parallel, watch
 from tests.cluster.harness import Api, Cluster
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
@@ -70,12 +70,12 @@ def watch_nodes(api: Api) -> Iterator[dict[str, set[str]]]:
     since = api.get(PODS, limit=1)["metadata"]["resourceVersion"]
     seen: dict[str, set[str]] = {}
 
-    def watch() -> None:
+    def follow() -> None:
         with suppress(OSError, HTTPException):  # the API server ends with the cluster
             for event in watch(api, PODS, since):
                 pod = event["object"]
                 if pod["spec"].get("nodeName"):
                     seen.setdefault(pod["metadata"]["uid"], set()).add(pod["spec"]["nodeName"])
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()
     yield seen

@@ -91,12 +91,16 @@ def test_every_container_stands_under_its_pods_uid(cluster):
 
 
 def test_restarts_leave_the_checkpoint_as_it_is(cluster):
-    """Whoever restarts, and with the kubelet away: the same entries."""
-    uid = cluster.create(w.pod("kept", w.container(gib=2), init=[w.container("prepare", 6, ("/bin/true",))]))
+    """Whoever restarts, and with the kubelet away: the same entries.
+
+    All of the pod's containers run: a kubelet that starts asks again for one that does not, as an ordinary
+    init container that has ended, and refuses the pod if it knows no devices yet.
+    """
+    uid = cluster.create(w.pod("kept", w.container(gib=2), init=[w.container("side", 6, sidecar=True)]))
     cluster.wait_running("kept")
     before, seen = entries(cluster, uid), []
-    assert before.keys() == {"prepare", "main"}
-    cluster.wait_used([0, 6])
+    assert before.keys() == {"side", "main"}
+    until(lambda: sum(cluster.state().used) == 8, "the pod published")
     restart(cluster, lambda: seen.append(entries(cluster, uid)))
     assert seen == [before]
     assert entries(cluster, uid) == before
