@@ -318,9 +318,9 @@ def is_evicted(api: Api, name: str) -> bool:
     try:
         api.post(f"{SYSTEM_PODS}/{name}/eviction", eviction)
     except ApiError as error:
-        if error.status != HTTPStatus.TOO_MANY_REQUESTS:
+        if error.status not in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.NOT_FOUND}:
             raise
-        return False
+        return error.status == HTTPStatus.NOT_FOUND
     return True
 
 
