@@ -1,14 +1,15 @@
 """Retry refused pods that kube-scheduler would leave waiting.
 
-kube-scheduler tries a refused pod again when something in the cluster changes. That leaves three kinds of
-pods waiting, until the next change anywhere or for five minutes:
+kube-scheduler tries a refused pod again when something in the cluster changes. That leaves two kinds of pods
+waiting, until the next change anywhere or for five minutes:
 
 - kube-scheduler saw the change before us, so we refused the pod on old data. `stale_refusals` waits for such
   events, but not for long.
 - Room became free without a change that kube-scheduler can see, as when the reservation of another pod is
   dropped.
-- The pod asks for compute, and kube-scheduler's own sums refused it. A Node that comes, or that offers more,
-  does not have it tried again: that check knows no `ignoredByScheduler`, and no Node has the resource.
+
+A pod that asks for compute, and that kube-scheduler's own sums refused last, is left waiting too. A change of
+its status does not help it: `NodeResourcesFit` looks at no such change.
 
 Checking such a pod does not count as an attempt to place it, so it uses up no round for which a policy holds
 it back.
@@ -24,7 +25,6 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
-import numpy as np
 import structlog
 
 from kubeapi.bounded import BoundedDict
@@ -44,9 +44,6 @@ RETRY_AFTER_S: Final = 1.0
 
 HELD_RETRY_AFTER_S: Final = 5.0
 """A pod that its node policy holds back has its next round after so long, if nothing else has it tried."""
-
-MAX_RETRY_AFTER_S: Final = 60.0
-"""A pod that asks for compute, and that kube-scheduler leaves waiting, is tried at least so often."""
 
 PODS_PER_ROUND: Final = 16
 """Pods that are looked at in one round, one round a second."""
@@ -78,15 +75,8 @@ class PatchApi(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RefusedPod:
-    """A refused pod; `tries` are those since we asked kube-scheduler for the first of them."""
-
     asked_nodes: NodeSet
     refused_at: float
-    tries: int = 0
-
-    @property
-    def due_at(self) -> float:
-        return self.refused_at + min(MAX_RETRY_AFTER_S, RETRY_AFTER_S * (1 << min(self.tries, 6)))
 
 
 class RefusedPodRetrier:
@@ -117,7 +107,6 @@ class RefusedPodRetrier:
         self._leadership = leadership
         self._refused: BoundedDict[str, _RefusedPod] = BoundedDict(MAX_REFUSED_PODS)
         self._term: float | None = None
-        self._capacity = extender.state.nodes.capacity.copy()
         extender.state.pod_resolved.connect(self._forget_pod)
 
     def record_reply(self, reply: FilterReply) -> None:
@@ -139,15 +128,15 @@ class RefusedPodRetrier:
         term = self._leadership.since
         if term is None or self._stale():
             return
-        capacity = self._extender.state.nodes.capacity
         if term != self._term:
             self._term = term
             self._add_waiting_pods()
-        elif not np.array_equal(capacity, self._capacity):
-            self._add_waiting_pods(only_compute=True)
-        self._capacity = capacity.copy()
         now = self._clock()
-        due = [(uid, refused) for uid, refused in self._refused.items() if now >= refused.due_at]
+        due = [
+            (uid, refused)
+            for uid, refused in self._refused.items()
+            if now >= refused.refused_at + RETRY_AFTER_S
+        ]
         for uid, refused in due[:PODS_PER_ROUND]:
             await asyncio.sleep(0)  # calls under way come first
             if self._stale():
@@ -156,21 +145,14 @@ class RefusedPodRetrier:
                 continue
             self._refused.move_to_end(uid)
             pod = self._pop_if_passing(uid, refused)
-            if pod is None:
-                continue
-            if not await self._request_retry(pod, known=bool(refused.asked_nodes.bits)):
+            if pod is not None and not await self._request_retry(pod, known=bool(refused.asked_nodes.bits)):
                 self._refused.setdefault(uid, refused)
                 return
-            if pod.request is not None and pod.request.asks_compute:
-                # kube-scheduler's view of the Node may be older than ours, and its news brings no other try.
-                self._refused.setdefault(uid, _RefusedPod(NodeSet(), self._clock(), refused.tries + 1))
 
-    def _add_waiting_pods(self, *, only_compute: bool = False) -> None:
+    def _add_waiting_pods(self) -> None:
         """Treat every waiting pod as refused; kube-scheduler's calls correct that within a second."""
         for pod in self._extender.state.pods.values():
-            request = pod.request
-            waits = request is not None and (request.asks_compute or not only_compute)
-            waits = waits and not (pod.node or pod.ended or pod.is_gated)
+            waits = pod.request is not None and not (pod.node or pod.ended or pod.is_gated)
             # kube-scheduler tries a gang again by itself, as a whole.
             waits = waits and not self._extender.state.pod_groups.ends_together(pod.scheduling_group)
             if waits and pod.uid not in self._refused:
@@ -213,10 +195,7 @@ class RefusedPodRetrier:
             False if it did not work and may work later, else True.
         """
         name, path = f"{pod.namespace}/{pod.name}", make_pod_path(pod.namespace, pod.name)
-        probed = {
-            "type": "PodScheduled",
-            "lastProbeTime": format_time(time.time()),
-        }
+        probed = {"type": "PodScheduled", "lastProbeTime": format_time(time.time())}
         body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [probed]}}
         try:
             if not known and not _was_refused(await self._api.get(path, timeout_s=WRITE_S)):

@@ -2,18 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
-from allocator.names import COMPUTE_RESOURCE
 from kubeapi.errors import KubeApiError, NotFound, TimedOut
-from kubeapi.objects import Pod, PodSchedulingGate
+from kubeapi.objects import PodSchedulingGate
 from kubeapi.paths import STRATEGIC_PATCH
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.retry import (
     HELD_RETRY_AFTER_S,
-    MAX_RETRY_AFTER_S,
     PODS_PER_ROUND,
     RETRY_AFTER_S,
     UNKNOWN_POD_S,
@@ -21,7 +18,7 @@ from scheduler_plugin.extender.retry import (
 )
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from tests.api_requests import ApiRequests
-from tests.cluster_builders import container, pod, pod_object
+from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
 from tests.other_policies import offered
 
@@ -203,26 +200,6 @@ async def test_pods_that_a_predecessor_refused_are_looked_at(setup: Setup) -> No
     setup.since = 200.0
     assert await setup.look() == []
     assert await setup.look() == ["p"]
-
-
-async def test_a_pod_that_asks_for_compute_is_looked_at_once_nodes_offer_more(setup: Setup) -> None:
-    """kube-scheduler's sums refused it, so filter never did, and no Node that changes has it tried again."""
-    assert await setup.look() == []
-    for name, resources in (("compute", {COMPUTE_RESOURCE: "30"}), ("plain", {})):
-        made = pod_object(name, containers=[container(units=8, resources=resources)], version=50)
-        setup.world.state.apply_pod(msgspec.convert(made, Pod), 0)
-    setup.world.node("m", (16,), compute=(80,))
-    assert await setup.look() == []
-    assert await setup.look() == [], "30 percent are not free there"
-    setup.world.node("m", (16,), compute=(70,), revision=2)
-    assert await setup.look() == ["compute"]
-    assert await setup.look() == []
-    assert await setup.look() == ["compute"], "kube-scheduler has refused it again, by an older view"
-    assert await setup.look(3 * RETRY_AFTER_S) == []
-    setup.api.scheduled = ""
-    assert await setup.look() == [], "kube-scheduler has not come to it yet"
-    setup.world.state.apply_pod(pod("compute", 8, node="m", version=60), 0)
-    assert await setup.look(MAX_RETRY_AFTER_S) == []
 
 
 async def test_a_predecessor_did_not_refuse_a_pod_that_does_not_say_so(setup: Setup) -> None:
