@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from allocator.errors import RequestError
-from allocator.records import Assignment, Holds, charge
+from allocator.records import Assignment, Holds, charge, charge_assigned_compute
 from allocator.request import PodRequest
 
 ByPosition = Mapping[int, int]
@@ -82,6 +82,14 @@ def charged_units(
             return None
         charges[uuids.index(uuid)] = units
     return charges
+
+
+def charged_compute(
+    request: PodRequest, assignment: Assignment, uuids: Sequence[str | None]
+) -> dict[int, int]:
+    """Charge a pod's percent of compute by card position, on cards that `charge` agrees with."""
+    by_uuid = charge_assigned_compute(request, assignment)
+    return {at: by_uuid[uuid] for at, uuid in enumerate(uuids) if uuid is not None and uuid in by_uuid}
 
 
 def unheld_units(

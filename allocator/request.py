@@ -45,7 +45,7 @@ WHOLE: Final = 100
 
 _CARDS: Final = re.compile(r"[1-9][0-9]?")
 
-Card = TypeVar("Card")
+Named = TypeVar("Named")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +198,13 @@ class PodRequest:
         each = container.units // self.cards
         return each * size // WHOLE if self.percent else each
 
-    def charge_compute(self, chosen: Iterable[Iterable[Card]]) -> dict[Card, int]:
+    def charge_compute(self, chosen: Iterable[Iterable[Named]]) -> dict[Named, int]:
         """Add up the compute that the pod costs on each card, in percent; empty if it asks for none.
 
         Args:
             chosen: The cards of each demand, however they are named.
         """
-        charge: dict[Card, int] = {}
+        charge: dict[Named, int] = {}
         for demand, cards in zip(self.demands, chosen, strict=True):
             for card in cards if demand.compute else ():
                 charge[card] = charge.get(card, 0) + demand.compute

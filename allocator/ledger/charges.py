@@ -76,11 +76,17 @@ def charge_pod_compute(accounts: NodeAccounts, account: PodAccount) -> Units:
     return {uuid: max(d.get(uuid, 0) for d in (charge, possible)) for uuid in charge | possible}
 
 
-def promised_compute(accounts: NodeAccounts) -> Units:
-    """Return the percent of compute by card that pods have, may have, or were assigned and wait for."""
+def _charge_compute(accounts: NodeAccounts) -> Units:
     total: Units = dict.fromkeys(accounts.cards, 0)
     for account in accounts.pods.values():
         add(total, charge_pod_compute(accounts, account))
+    return total
+
+
+def promised_compute(accounts: NodeAccounts) -> Units:
+    """Return the percent of compute by card that pods have, may have, or were assigned and wait for."""
+    total = _charge_compute(accounts)
+    for account in accounts.pods.values():
         if account.bound and not account.is_complete:
             add(total, accounts.assigned_compute(account.pod))
     return total
@@ -88,9 +94,7 @@ def promised_compute(accounts: NodeAccounts) -> Units:
 
 def used_compute(accounts: NodeAccounts) -> tuple[int, ...]:
     """Return the percent of compute used of each card as published: all while it is unavailable."""
-    total: Units = dict.fromkeys(accounts.cards, 0)
-    for account in accounts.pods.values():
-        add(total, charge_pod_compute(accounts, account))
+    total = _charge_compute(accounts)
     return tuple(
         accounts.compute_limit
         if not card.healthy or card.cordoned

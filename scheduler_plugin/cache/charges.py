@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from allocator.podcards import ByPosition, charged_units
-from allocator.records import Assignment, charge_assigned_compute
+from allocator.podcards import ByPosition, charged_compute, charged_units
+from allocator.records import Assignment
 from allocator.request import PodRequest
 from scheduler_plugin.cache.amounts import NOTHING, Amounts, sum_amounts
 from scheduler_plugin.cache.claim_charges import AllocatedClaim, ClaimTombstone, HeldClaims
@@ -281,8 +281,7 @@ class ChargeRules:
         """Find the percent of compute that a pod has by card position, on the cards where it has units."""
         request, assigned = charge.request, charge.assigned
         if assigned is not None and self.charge_assigned_cards(record, charge) is not None:
-            by_uuid = charge_assigned_compute(request, assigned)
-            return {record.uuids.index(uuid): percent for uuid, percent in by_uuid.items()}
+            return charged_compute(request, assigned, record.uuids)
         return request.charge_compute(
             [card for card, size in enumerate(record.sizes) if size >= demand.units_on(size)]
             for demand in request.demands

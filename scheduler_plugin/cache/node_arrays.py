@@ -229,10 +229,8 @@ class NodeArrays:
         self.exclusion[row] = reason
         self.usable[row] = self.percent[row] = False
         self.cards[row] = self.compute_limit[row] = 0
-        for array in (
-            *(self.size, self.used, self.assumed, self.evictable),
-            *(self.compute_used, self.compute_assumed),
-        ):
+        published = self.size, self.evictable, self.used, self.compute_used
+        for array in (*published, self.assumed, self.compute_assumed):
             array[row] = 0
         self._set_inventory(row, (), (), ())
         self.links[row] = ()

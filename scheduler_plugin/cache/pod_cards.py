@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from allocator.podcards import (
     ByPosition,
     assigned_units,
+    charged_compute,
     first_assigned_units,
     published_units,
     unheld_units,
 )
-from allocator.records import charge_assigned_compute
 from allocator.request import PodRequest
 from scheduler_plugin.cache.charges import NodeRecord
 from scheduler_plugin.cache.node_arrays import NO_COMPUTE
@@ -84,9 +84,7 @@ def _find_compute(
     for assignment in (pod.allocated, pod.assigned):
         has = None if assignment is None else assigned_units(request, assignment, record.uuids, record.sizes)
         if assignment is not None and has is not None and has.keys() == units.keys():
-            by_uuid = charge_assigned_compute(request, assignment)
-            positions = {uuid: at for at, uuid in enumerate(record.uuids)}
-            return {positions[uuid]: percent for uuid, percent in by_uuid.items() if uuid in positions}
+            return charged_compute(request, assignment, record.uuids)
     return {}
 
 

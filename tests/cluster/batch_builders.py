@@ -1,18 +1,18 @@
 """Pods of batch mode on a real API server, and what became of them."""
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.client import HTTPException
+from contextlib import contextmanager
 from typing import Any
 
 from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED, QUEUE_NAME
-from benchmarks.throughput import CARD_GIB, in_parallel, watch
+from benchmarks.throughput import CARD_GIB, in_parallel
 from tests.cluster.harness import Api, Cluster
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.following import follow
+from tests.cluster.harness.rest import Json
 
 RESTARTS_ALL = {
     "initContainers": [
@@ -67,15 +67,11 @@ def check_cards(fleet: Cluster) -> None:
 @contextmanager
 def watch_nodes(api: Api) -> Iterator[dict[str, set[str]]]:
     """All nodes on which each pod is seen from now on, by the pod's UID."""
-    since = api.get(PODS, limit=1)["metadata"]["resourceVersion"]
     seen: dict[str, set[str]] = {}
 
-    def follow() -> None:
-        with suppress(OSError, HTTPException):  # the API server ends with the cluster
-            for event in watch(api, PODS, since):
-                pod = event["object"]
-                if pod["spec"].get("nodeName"):
-                    seen.setdefault(pod["metadata"]["uid"], set()).add(pod["spec"]["nodeName"])
+    def note(pod: Json) -> None:
+        if pod["spec"].get("nodeName"):
+            seen.setdefault(pod["metadata"]["uid"], set()).add(pod["spec"]["nodeName"])
 
-    threading.Thread(target=follow, daemon=True).start()
+    follow(api, PODS, note)
     yield seen

@@ -4,13 +4,11 @@ import base64
 import copy
 import itertools
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http import HTTPStatus
-from http.client import HTTPException
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,17 @@ from typing import Any
 import pytest
 
 from allocator.names import LEADER_LABEL, QUEUE_GATE, QUEUE_NAME
-from benchmarks.throughput import fake_node, watch
+from benchmarks.throughput import fake_node
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import NODES, PODS
 from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.following import follow
 from tests.cluster.harness.joining import OVERLAY, configure_joined, make_certificate
 from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build
 from tests.cluster.harness.polling import PATIENCE_S
 from tests.cluster.harness.processpods import ProcessNodes
-from tests.cluster.harness.rest import Api, ApiError
+from tests.cluster.harness.rest import Api, ApiError, Json
 from tests.cluster.harness.servicelink import ServiceLink
 from tests.cluster.harness.shipped import previous_checkout
 
@@ -232,19 +231,15 @@ def every_pod_runs_and_no_lease_runs_out(installed: Installed) -> Iterator[None]
 @contextmanager
 def watch_holders(api: Api) -> Iterator[dict[str, list[str]]]:
     """Who holds each Lease from now on, in turn; nobody, the empty name, once it was given up."""
-    since = api.get(LEASES, limit=1)["metadata"]["resourceVersion"]
     holders: dict[str, list[str]] = {}
 
-    def follow() -> None:
-        with suppress(OSError, HTTPException):  # the API server ends with the cluster
-            for event in watch(api, LEASES, since):
-                lease = event["object"]
-                seen = holders.setdefault(lease["metadata"]["name"], [])
-                holder = lease["spec"].get("holderIdentity", "")
-                if seen[-1:] != [holder]:
-                    seen.append(holder)
+    def note(lease: Json) -> None:
+        seen = holders.setdefault(lease["metadata"]["name"], [])
+        holder = lease["spec"].get("holderIdentity", "")
+        if seen[-1:] != [holder]:
+            seen.append(holder)
 
-    threading.Thread(target=follow, daemon=True).start()
+    follow(api, LEASES, note)
     yield holders
 
 

@@ -48,7 +48,7 @@ _RECOVERY: Final = {
 
 _LAST_NUMA_NODE: Final = 1023
 
-WHOLE: Final = 100
+_FULLY_BUSY: Final = 100
 """Percent; drivers were seen to tell more of processes that have just begun."""
 
 _ROWS: Final = (
@@ -242,7 +242,7 @@ def read_process_compute(handle: Any, since_us: int) -> tuple[Mapping[int, int],
         raise
     by_pid: dict[int, list[int]] = {}
     for sample in samples:
-        if sample.timeStamp > since_us and sample.smUtil <= WHOLE:
+        if sample.timeStamp > since_us and sample.smUtil <= _FULLY_BUSY:
             by_pid.setdefault(sample.pid, []).append(sample.smUtil)
     newest_us = max((sample.timeStamp for sample in samples), default=since_us)
     return {pid: round(sum(found) / len(found)) for pid, found in by_pid.items()}, newest_us
