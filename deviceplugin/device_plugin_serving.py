@@ -9,6 +9,7 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.allocation.reconciler import CgroupProber
 from deviceplugin.dra.serving import check_no_claims
+from deviceplugin.kubelet.call_runner import Observe
 from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.pod_resources import PodResources
@@ -41,7 +42,7 @@ class DevicePluginServing:
         checkpoint_reader: CheckpointReader,
         pod_resources: PodResources,
         make_grant: MakeGrant,
-        observe: Callable[[str, float, str], None],
+        observe: Observe,
         on_registered: Callable[[], None],
         on_kubelet_restart: Callable[[], None],
     ) -> None:

@@ -1,28 +1,20 @@
 """The services that the kubelet calls: what this plugin is, and claims to prepare and to unprepare."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import structlog
-
-from allocator.errors import AllocatorError
 from allocator.names import DRA_DRIVER
 from deviceplugin.dra.claims import PreparedDevice
-from deviceplugin.errors import AllocationRefusedError
+from deviceplugin.kubelet.call_runner import CallRunner, Observe, Refusal
 from deviceplugin.kubelet.wire import dra_pb2 as pb
 from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
 from deviceplugin.kubelet.wire import pluginregistration_pb2 as registration_pb
 from deviceplugin.kubelet.wire import pluginregistration_pb2_grpc as registration_rpc
 
-log = structlog.get_logger(__name__)
-
 PLUGIN_TYPE: Final = "DRAPlugin"
 VERSION: Final = "v1.DRAPlugin"
-
-Observe = Callable[[str, float, str], None]
 
 
 class ClaimPreparer(Protocol):
@@ -39,13 +31,13 @@ class DraPlugin(rpc.DRAPluginServicer):
 
     Args:
         pool: name of the node's pool.
-        observe: called after every claim with the method, the seconds it took and OK or the refusal's kind.
+        observe: called after every claim as `CallRunner` says.
     """
 
     def __init__(self, claims: ClaimPreparer, pool: str, *, observe: Observe | None = None) -> None:
         self._claims = claims
         self._pool = pool
-        self._observe = observe
+        self._calls = CallRunner(observe)
 
     async def NodePrepareResources(  # noqa: N802 - the wire's name
         self, request: pb.NodePrepareResourcesRequest, _context: Any
@@ -63,15 +55,16 @@ class DraPlugin(rpc.DRAPluginServicer):
         """Unprepare claims, one after the other."""
         answer = pb.NodeUnprepareResourcesResponse()
         for claim in request.claims:
-            _, error = await self._call("NodeUnprepareResources", self._claims.unprepare(claim.uid))
+            refusal = await self._calls.run("NodeUnprepareResources", self._claims.unprepare(claim.uid))
+            error = "" if refusal is None else refusal.message
             answer.claims[claim.uid].CopyFrom(pb.NodeUnprepareResourceResponse(error=error))
         return answer
 
     async def _prepare(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
         work = self._claims.prepare(claim.namespace, claim.name, claim.uid)
-        prepared, error = await self._call("NodePrepareResources", work)
-        if prepared is None:
-            return pb.NodePrepareResourceResponse(error=error)
+        prepared = await self._calls.run("NodePrepareResources", work)
+        if isinstance(prepared, Refusal):
+            return pb.NodePrepareResourceResponse(error=prepared.message)
         return pb.NodePrepareResourceResponse(
             devices=[
                 pb.Device(
@@ -84,24 +77,6 @@ class DraPlugin(rpc.DRAPluginServicer):
                 for device in prepared
             ]
         )
-
-    async def _call(self, method: str, work: Awaitable[Any]) -> tuple[Any, str]:
-        """Return the result and an empty text, or None and why not."""
-        began_s, code = time.perf_counter(), "OK"
-        try:
-            return await work, ""
-        except AllocationRefusedError as error:
-            code, message = error.kind, str(error)
-        except AllocatorError as error:
-            code, message = "invalid", str(error)
-        except Exception as error:
-            log.exception("kubelet call failed", method=method)
-            code, message = "internal", f"{method} failed inside gpupack: {type(error).__name__}"
-        finally:
-            if self._observe is not None:
-                self._observe(method, time.perf_counter() - began_s, code)
-        log.warning("claim refused", method=method, kind=code, reason=message)
-        return None, message
 
 
 class PluginRegistration(registration_rpc.RegistrationServicer):

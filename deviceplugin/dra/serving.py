@@ -18,13 +18,14 @@ from deviceplugin.allocation.reconciler import CgroupProber
 from deviceplugin.dra.cdi_files import CdiFiles
 from deviceplugin.dra.claim_service import ClaimService
 from deviceplugin.dra.claim_status import ClaimStatusWriter
-from deviceplugin.dra.plugin_service import DraPlugin, Observe
+from deviceplugin.dra.plugin_service import DraPlugin
 from deviceplugin.dra.prepared_claims import FOLDER, PreparedClaims
 from deviceplugin.dra.registration import DraRegistrar, plugin_folder
 from deviceplugin.dra.slice_publisher import SlicePublisher
 from deviceplugin.errors import DevicePluginError, KindInUseError
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.host.cgroups import CgroupProbe
+from deviceplugin.kubelet.call_runner import Observe
 from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.settings import Settings

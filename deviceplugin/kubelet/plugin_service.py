@@ -5,33 +5,16 @@ status and one clear line, and no other call suffers.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
-import grpc
-import structlog
-
-from allocator.errors import AllocatorError, shown
-from deviceplugin.errors import AllocationRefusedError, RefusalKind
+from allocator.errors import shown
+from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.kubelet.call_runner import CallRunner, Observe, Refusal, Response
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
-
-Response = TypeVar("Response")
-
-log = structlog.get_logger(__name__)
-
-STATUS_OF: Final[Mapping[RefusalKind, grpc.StatusCode]] = {
-    "invalid": grpc.StatusCode.INVALID_ARGUMENT,
-    "unknown": grpc.StatusCode.NOT_FOUND,
-    "unhealthy": grpc.StatusCode.FAILED_PRECONDITION,
-    "spans-cards": grpc.StatusCode.FAILED_PRECONDITION,
-    "no-room": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "not-ready": grpc.StatusCode.UNAVAILABLE,
-}
-
 
 HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
@@ -78,14 +61,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
     """DevicePlugin is the servicer. All of it, `send_devices` too, belongs to one event loop.
 
     Args:
-        observe: called after every unary call with the method, the seconds it took and the status' name.
+        observe: called after every unary call as `CallRunner` says.
     """
 
-    def __init__(
-        self, devices: DeviceAllocator, *, observe: Callable[[str, float, str], None] | None = None
-    ) -> None:
+    def __init__(self, devices: DeviceAllocator, *, observe: Observe | None = None) -> None:
         self._devices = devices
-        self._observe = observe
+        self._calls = CallRunner(observe)
         self._streams: dict[int, DeviceStream] = {}
         self._opened = 0
         self._on_streams: Callable[[], None] = lambda: None
@@ -158,7 +139,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
                 ]
             )
 
-        return await self._reply("GetPreferredAllocation", answer, context)
+        return await self._reply("GetPreferredAllocation", answer(), context)
 
     async def Allocate(  # noqa: N802 - the wire's name
         self, request: pb.AllocateRequest, context: Any
@@ -175,7 +156,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
                 ]
             )
 
-        return await self._reply("Allocate", answer, context)
+        return await self._reply("Allocate", answer(), context)
 
     async def PreStartContainer(  # noqa: N802 - the wire's name
         self, _request: pb.PreStartContainerRequest, _context: Any
@@ -217,29 +198,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
                     "delete this pod, what made it makes another",
                 )
 
-    async def _reply(self, method: str, answer: Callable[[], Awaitable[Response]], context: Any) -> Response:
-        """Return the answer, or abort the call with a status; an unforeseen fault ends this call only."""
-        began, code, message = time.perf_counter(), grpc.StatusCode.OK, ""
-        try:
-            return await answer()
-        except AllocationRefusedError as error:
-            code, message = STATUS_OF[error.kind], str(error)
-        except AllocatorError as error:
-            code, message = STATUS_OF["invalid"], str(error)
-        except Exception as error:
-            log.exception("kubelet call failed", method=method)
-            code, message = (
-                grpc.StatusCode.INTERNAL,
-                f"{method} failed inside gpupack: {type(error).__name__}",
-            )
-        finally:
-            if self._observe is not None:
-                # The kubelet has its answer before it is counted.
-                took_s = time.perf_counter() - began
-                asyncio.get_running_loop().call_soon(self._observe, method, took_s, code.name)
-        if code is not grpc.StatusCode.INTERNAL:
-            log.warning("kubelet call refused", method=method, status=code.name, reason=message)
-        await context.abort(code, message)
+    async def _reply(self, method: str, work: Awaitable[Response], context: Any) -> Response:
+        """Return the answer, or abort the call with a status."""
+        answer = await self._calls.run(method, work)
+        if not isinstance(answer, Refusal):
+            return answer
+        await context.abort(answer.code, answer.message)
         raise AssertionError("abort raises")  # pragma: no cover
 
 

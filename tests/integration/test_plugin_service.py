@@ -7,11 +7,15 @@ import grpc
 import pytest
 
 from allocator.errors import LedgerError
+from deviceplugin.dra.claims import PreparedDevice
+from deviceplugin.dra.plugin_service import DraPlugin
 from deviceplugin.errors import AllocationRefusedError, RefusalKind
 from deviceplugin.gpus.api.container_grant import ContainerGrant
-from deviceplugin.kubelet.plugin_service import STATUS_OF, DevicePlugin
+from deviceplugin.kubelet.call_runner import STATUS_OF
+from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
+from deviceplugin.kubelet.wire import dra_pb2
 from tests.kubelet_world import SimpleAllocator, short_folder
 from tests.waiting import until
 
@@ -167,6 +171,39 @@ async def test_every_kind_of_refusal_has_its_status(here: Setting, kind: Refusal
     here.allocator.refuse = AllocationRefusedError(kind, "the reason")
     assert await refused(here.allocate("GPU-0::0")) == (STATUS_OF[kind], "the reason")
     assert here.observed == [("Allocate", STATUS_OF[kind].name)]
+
+
+async def test_a_call_that_the_kubelet_gives_up_is_no_success(here: Setting) -> None:
+    here.allocator.hangs = True
+    call = here.stub.Allocate(
+        pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["GPU-0::0"])])
+    )
+    await until(lambda: here.allocator.allocate_calls)
+    call.cancel()
+    await until(lambda: here.observed)
+    assert here.observed == [("Allocate", "CANCELLED")]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(AllocationRefusedError("no-room", "full"), "RESOURCE_EXHAUSTED"), (KeyError("secret"), "INTERNAL")],
+)
+async def test_claims_are_counted_by_the_same_statuses(error: Exception, code: str) -> None:
+    class Claims:
+        async def prepare(self, namespace: str, name: str, uid: str) -> Sequence[PreparedDevice]:
+            raise error
+
+        async def unprepare(self, uid: str) -> None:
+            pass
+
+    observed: list[tuple[str, str]] = []
+    plugin = DraPlugin(Claims(), "n", observe=lambda method, _s, code: observed.append((method, code)))
+    claim = dra_pb2.Claim(namespace="default", name="c", uid="u")
+    answer = await plugin.NodePrepareResources(dra_pb2.NodePrepareResourcesRequest(claims=[claim]), None)
+    assert answer.claims["u"].error
+    await plugin.NodeUnprepareResources(dra_pb2.NodeUnprepareResourcesRequest(claims=[claim]), None)
+    await until(lambda: len(observed) == 2)
+    assert observed == [("NodePrepareResources", code), ("NodeUnprepareResources", "OK")]
 
 
 async def test_errors_of_the_core_are_refusals(here: Setting) -> None:
