@@ -26,7 +26,6 @@ class BatchPods:
         self._unsupported: dict[str, tuple[str, ...]] = {}
 
     def set_spec(self, uid: str, spec: Mapping[str, Any]) -> None:
-        """Take a pod's whole spec, as the API server writes it."""
         self._unsupported[uid] = tuple(list_unsupported_fields(spec))
 
     def forget_pod(self, uid: str) -> None:

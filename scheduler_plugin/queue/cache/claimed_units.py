@@ -13,9 +13,6 @@ class ClaimedUnits:
 
     That is the queue of a pod for which the claim is reserved: the first one that names a queue, as
     `QueueMembership` takes what it names.
-
-    Args:
-        membership: Which queue is whose.
     """
 
     def __init__(self, state: ClusterState, queues: Queues, membership: QueueMembership) -> None:
@@ -29,7 +26,6 @@ class ClaimedUnits:
 
     @property
     def pod_uids(self) -> Collection[str]:
-        """UIDs of all pods with claims that name a queue."""
         return self._names.keys()
 
     def set_pod(self, uid: str, queue: str) -> None:
@@ -72,7 +68,6 @@ class ClaimedUnits:
             self.update_claim(uid)
 
     def _note_sources(self, uid: str, sources: tuple[str, ...]) -> None:
-        """Note what names the queue of a claim: its namespace and its pods."""
         for source in self._sources.pop(uid, ()):
             self._by_source[source].discard(uid)
             if not self._by_source[source]:
@@ -96,5 +91,4 @@ class ClaimedUnits:
 
 
 def _describe_namespace(name: str) -> str:
-    """Name a namespace as no pod is named."""
     return f"namespace {name}"

@@ -46,7 +46,6 @@ class EndedPods:
         return charged or {}
 
     def _forget_old(self, now: float) -> None:
-        """Drop the pods that ended too long ago; the oldest come first."""
         while self._ended:
             uid = next(iter(self._ended))
             if now - self._ended[uid][1] < STILL_COUNTED_S:

@@ -51,11 +51,9 @@ class _StagePod:
     """A pod that names a job.
 
     Attributes:
-        name: Name of the pod, with its namespace.
         job: Its job, told apart by namespace.
         part: What it is for its job.
-        maker: UID of the Job that made it, empty for none.
-        size: Pods of the first stage, as it says; None: it does not say.
+        size: Pods of the first stage, as its annotation says; None without one.
     """
 
     name: str
@@ -98,7 +96,6 @@ class _FirstStage:
     blocked_queues: set[str] = field(default_factory=set)
 
     def count(self, maker: str, *parts: _StagePart) -> int:
-        """Count the pods of a Job that play one of these parts."""
         return sum(self.parts[part, maker] for part in parts)
 
     def record_needed(self, maker: str) -> None:
@@ -108,12 +105,7 @@ class _FirstStage:
             self.needed[maker] = max(self.needed[maker], pods)
 
     def explain_uncounted(self, jobs: Collection[str], name: str) -> str:
-        """Say which pods are missing that no known Job accounts for; empty if none are.
-
-        Args:
-            jobs: UIDs of the Jobs that are known.
-            name: Of the job, told apart by namespace.
-        """
+        """Say which pods are missing that no known Job accounts for; empty if none are."""
         others = {*self.made, *self.needed, *self.done} - set(jobs)
         missing = sum(
             max(
@@ -168,7 +160,6 @@ class JobStages:
         self._set_part(pod.record, pod.queue_info, part)
 
     def end_pod(self, record: PodRecord, queue_info: PodQueueInfo, *, succeeded: bool) -> None:
-        """Record that a pod has ended while its object still exists."""
         part = _StagePart.DONE if succeeded else _StagePart.FAILED
         self._set_part(record, queue_info, part if queue_info.data else _StagePart.REST)
 
@@ -204,7 +195,7 @@ class JobStages:
         return self._update_made_by(job.uid, job.job)
 
     def remove_job(self, uid: str) -> bool:
-        """Forget a deleted Job, which creates no more pods; return True if a stage depended on it."""
+        """Forget a deleted Job; return True if a stage depended on it."""
         job = self._jobs.pop(uid, None)
         if job is None:
             return False
@@ -228,11 +219,7 @@ class JobStages:
                 self._queues[queue].waiting.begin_first_stage(TO_COME, job)
 
     def explain_missing(self, job: str) -> str:
-        """Say what a first stage still lacks, apart from its known unfinished pods; empty if nothing.
-
-        Args:
-            job: Told apart by namespace.
-        """
+        """Say what a first stage still lacks, apart from its known unfinished pods; empty if nothing."""
         stage = self._stages.get(job, _FirstStage())
         makers = [uid for uid in stage.made if uid] + [
             uid for uid, maker in stage.makers.items() if maker.reads_data and uid not in stage.made
@@ -254,7 +241,6 @@ class JobStages:
         return next((maker.missing for maker in known if maker.missing), "")
 
     def _set_part(self, record: PodRecord, queue_info: PodQueueInfo, part: _StagePart) -> None:
-        """Record the part that a pod plays in its job, in place of its earlier one."""
         uid = record.uid
         new = None
         if queue_info.job:
@@ -310,7 +296,6 @@ class JobStages:
             self._update_count(uid)
 
     def _update_count(self, uid: str) -> None:
-        """Start or stop counting a pod as unfinished for its job, in its queue."""
         pod = self._pods.get(uid)
         failed = pod is not None and pod.part is _StagePart.FAILED
         (self._ended_badly.add if failed else self._ended_badly.discard)(uid)
@@ -335,7 +320,6 @@ class JobStages:
         self._queues.forget_if_unused(queue)
 
     def _update_made_by(self, maker: str, job: str) -> bool:
-        """Update every stage that depends on a Job; return True if any does."""
         for uid in [uid for uid in self._ended_badly if self._pods[uid].maker == maker]:
             self._update_count(uid)
         names = [name for name, stage in self._stages.items() if name == job or maker in stage.made]
@@ -344,7 +328,6 @@ class JobStages:
         return bool(names)
 
     def _update_second_stage(self, job: str) -> None:
-        """Hold the second stage of a job while its first stage is incomplete, else release it."""
         stage = self._stages.get(job)
         if stage is None:
             return
@@ -360,12 +343,10 @@ class JobStages:
 
 
 def _is_of_same_stage(old: _StagePod, new: _StagePod | None) -> bool:
-    """Return True if a pod still belongs to the same first stage."""
     return new is not None and new.part in _FIRST_STAGE and (new.job, new.maker) == (old.job, old.maker)
 
 
 def _count_down(counts: Counter[T], key: T) -> None:
-    """Decrease a count by one; drop the key at 0."""
     counts[key] -= 1
     if not counts[key]:
         del counts[key]

@@ -12,13 +12,11 @@ class PodMaker:
     """A Job, as far as it says how many pods a first stage has.
 
     Attributes:
-        uid: UID of the Job.
-        name: Name of the Job, with its namespace.
+        name: With its namespace.
         job: Job that its pods name in gpupack.io/job, prefixed with the namespace; empty for none.
         reads_data: Its pods name data, so they are a first stage.
         completions: Pods that must succeed; None: only the Job's own condition says when it is complete.
         complete: Enough pods of the Job have succeeded.
-        failed: The Job creates no more pods although some are missing.
     """
 
     uid: str

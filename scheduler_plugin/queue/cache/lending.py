@@ -29,15 +29,13 @@ class SlotMatch(IntEnum):
 
 
 class LendingQueue(Protocol[W]):
-    """LendingQueue is what the choice of a workload needs of a queue."""
+    """What choosing a workload needs to know of a queue."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def weight(self) -> float:
-        """Weight of the queue beside the others, above 0."""
-        ...
+    def weight(self) -> float: ...
 
     @property
     def allocated(self) -> float:
@@ -53,7 +51,6 @@ class SlotChoice(Generic[W]):
     """The workload that gets a slot.
 
     Attributes:
-        queue: Name of its queue.
         slot_match: Which kind of workload got which type of slot; None if there are no types.
         relaxed: Its data is elsewhere; no workload whose data is near was waiting.
         lender: Name of the queue whose turn it was, empty when it was its own.
@@ -116,8 +113,7 @@ def sort_by_launch_order(
 ) -> list[QueuedWorkload[W]]:
     """Sort the workloads that start on a node: second stages first, because they finish jobs and free slots.
 
-    Args:
-        plain: By age alone.
+    With `plain` only their age counts.
     """
     return sorted(
         workloads, key=lambda workload: (not plain and workload.kind is SlotType.LOCAL, *workload.age_key)
@@ -137,7 +133,6 @@ def _find_oldest(
     *,
     relaxed: bool,
 ) -> WorkloadGroup[W] | None:
-    """Find the group with the longest waiting workload of a class that may run; None if there is none."""
     # Whether a group can run costs more than its age does: it is asked of the oldest first.
     groups = {group.get_oldest().age_key: group for group in queue.waiting.list_groups(kind)}
     ages = list(groups)

@@ -44,7 +44,6 @@ class QueueMembership:
         return self._labels.get(namespace)
 
     def admits(self, queue: str, namespace: str) -> bool:
-        """Return True if the queue is configured and admits pods of the namespace."""
         form = self._config.queues.get(queue)
         return form is not None and admits_namespace(form, self._labels.get(namespace))
 

@@ -52,8 +52,6 @@ class PodQueueInfo:
     """The part of a pod that the queue reads: labels, annotations, gates and conditions.
 
     Attributes:
-        queue: Name of the queue that it belongs to, empty for none: the one that its label names, unless
-            `QueueMembership` decides otherwise.
         label: Queue that its label names, empty for none.
         created: When it was created, seconds since 1970; 0 if the API server does not say.
         gated: The pod waits for its admission: it has our gate, is requeued, or waits to be bound by batch
@@ -61,22 +59,14 @@ class PodQueueInfo:
         is_batch: Batch mode binds it: it names the scheduler `gpupack-batch`, and has no gates.
         requeued: The pod was requeued after an admission, see `is_requeued`.
         foreign_gates: Names of other gates that it wears.
-        data: Names of the data that it reads.
-        job: Its job, within its namespace.
-        gang: Its gang, within its namespace; empty for none.
-        gang_size: Number of pods of the gang; 0: the pod does not say it, and perhaps a PodGroup does.
         owner: UID of the controller that would create it again; empty for none.
-        scheduler: Name of the scheduler that is to bind it.
-        maker: UID of the Job that made it; empty if none has.
         first_stage_size: Pods of the first stage of its job; None: it does not say.
-        ending: The pod is being deleted.
         grace_s: Seconds that it may take to end, once it is being deleted.
         unschedulable: When and why kube-scheduler found no node for it, in its words; empty if it said
             nothing, or only that the pod is requeued.
         scheduled: When it was bound, seconds since 1970; 0 before.
         affinity: How much of `spec.affinity` it has, see `Affinities`.
         pinned_nodes: Nodes that an admission has named; it may run on no other.
-        annotated: The pod has annotations.
         fault: What is wrong with it, in words, empty for nothing.
     """
 
@@ -107,16 +97,11 @@ class PodQueueInfo:
 
     @property
     def has_controller(self) -> bool:
-        """Whether a controller would create the pod again."""
         return bool(self.owner)
 
 
 def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueInfo:
-    """Read what the queue needs of a pod; a mistake in it becomes `fault`, not an exception.
-
-    Args:
-        groups: PodGroups of the coscheduling plugin; None: there are none.
-    """
+    """Read what the queue needs of a pod; a mistake in it becomes `fault`, not an exception."""
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
     gates = pod.gates
     requeued = is_requeued(pod)

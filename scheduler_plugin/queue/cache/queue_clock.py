@@ -4,7 +4,7 @@ import math
 from typing import Final
 
 TOLERANCE_S: Final = 3600.0
-"""A pod may be dated so much earlier than expected: news may be late, and clocks a little off."""
+"""A pod may be dated so much earlier than expected: events arrive late, and clocks are a little off."""
 
 
 class QueueClock:
@@ -35,7 +35,6 @@ class QueueClock:
 
         Args:
             created: When it was created, seconds since 1970.
-            now: Seconds of a clock that does not jump.
             live: The pod was created after those seen before, whatever its timestamp says: it came as an
                 event, or in a list other than the first.
         """

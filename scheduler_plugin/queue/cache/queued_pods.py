@@ -41,7 +41,7 @@ VALUES_SHOWN: Final = 3
 
 
 class Phase(StrEnum):
-    """Phase is the state of a pod in the queue, as the module's drawing shows."""
+    """The state of a pod in the queue, as the module's drawing shows."""
 
     GATED = "gated"
     """The pod has our scheduling gate."""
@@ -58,14 +58,11 @@ def make_gang_uid(namespace: str, name: str) -> str:
 
 @dataclass(slots=True)
 class QueuedPod:
-    """QueuedPod is a pod that waits, is admitted or is bound.
+    """A pod that waits, is admitted or is bound.
 
     Attributes:
-        record: What the cluster state reads of the pod.
-        queue_info: What the queue reads of the pod's labels and annotations.
         requirements: What the pod needs of a node; None if its request cannot be met.
         fault: Why the pod's request cannot be met, in words.
-        phase: Its state, see the module.
         waiting_since: When it began to wait, by the API server's clock; it orders the queue.
         wait_start: When it began to wait, in seconds of the queue's clock; below 0 if before this process
             started.
@@ -115,16 +112,13 @@ class QueuedPod:
 
     @property
     def job(self) -> str:
-        """Its job, told apart by namespace; empty for none."""
         return f"{self.record.namespace}/{self.queue_info.job}" if self.queue_info.job else ""
 
     @property
     def gang(self) -> str:
-        """UID of its gang, empty for none."""
         return make_gang_uid(self.record.namespace, self.queue_info.gang)
 
     def admit(self, queue: str, now: float) -> None:
-        """Record the admission, on a queue's quota."""
         self.phase, self.admitted_at, self.charged_queue, self.waiting_queue = Phase.ADMITTED, now, queue, ""
         self.capacity_freed = self.ungated = self.is_requeued = False
 
@@ -152,7 +146,6 @@ class QueuedPod:
         fault: str,
         phase: Phase,
     ) -> None:
-        """Replace what is known of the pod; the arguments are described as attributes."""
         self.record, self.queue_info, self.requirements, self.fault, self.phase = (
             record,
             queue_info,
@@ -172,22 +165,17 @@ class QueuedPod:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VictimGroup:
-    """Pods that are evicted together: all running pods of a gang, or a single pod.
-
-    Attributes:
-        pods: At least one.
-    """
+    """Pods that are evicted together: all running pods of a gang, or a single pod."""
 
     pods: tuple[QueuedPod, ...]
 
     @property
     def priority(self) -> int:
-        """The largest priority of its pods."""
         return max(pod.record.priority for pod in self.pods)
 
 
 class GangState(Enum):
-    """GangState is the state of a gang as a whole.
+    """The state of a gang as a whole.
 
             admitted              all are bound
     WAITING ---------> IN_PART ----------------------> WHOLE
@@ -216,7 +204,6 @@ class Gang:
     """The pods of one gang.
 
     Attributes:
-        uid: UID of the gang's workload.
         members: UIDs of its pods that exist and have not ended, in the order in which they were first seen.
         size: How many of them start together, at least; 0: not known.
         group: Its PodGroup of Kubernetes; None for a gang of annotations or labels. kube-scheduler tries no
@@ -229,11 +216,9 @@ class Gang:
         template: What it has in common with other gangs, see `EquivalenceBackoff`.
         binding: The gang was admitted, and not all of its pods have been bound since; for
             `EquivalenceBackoff`.
-        succeeded: Pods of this run that have succeeded.
         succeeded_owners: Controllers of the pods that have succeeded and still exist, by the pods' UIDs. Such
             a pod is of this run if its controller makes pods of it, and of an earlier run if not.
         unbound: UIDs of the pods that were admitted together and have not been bound since.
-        waiting_queue: Queue in which its workload waits, empty for none.
         wait_start: When its first waiting pod began to wait, in seconds, see `QueuedPod.wait_start`.
         fault: Why it is in no queue, in words.
     """
@@ -302,11 +287,7 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class FailedStagePod:
-    """A failed pod of a job's first stage: the job waits until another pod replaces it.
-
-    Attributes:
-        name: Name of the pod, with its namespace.
-    """
+    """A failed pod of a job's first stage: the job waits until another pod replaces it."""
 
     name: str
 
@@ -327,7 +308,6 @@ class Requeue:
     """An admitted pod whose room is given to others again.
 
     Attributes:
-        why: In words.
         is_repeated: This was asked for before, and the pod is still there.
         is_first: It is the first requeue of this admission.
     """

@@ -12,11 +12,10 @@ from scheduler_plugin.queue.config.quota import Cohort, QuotaState, find_cohorts
 
 
 class QueueState:
-    """QueueState is a queue with what waits in it and what is charged to it.
+    """A queue with what waits in it and what is charged to it.
 
     Attributes:
         form: Its configuration; None: pods name the queue but it is not configured, so they wait.
-        waiting: Its workloads.
         admitted: Units by UID of its pods that were admitted and have not ended.
         claimed: Units by UID of the claims of its pods.
         count_slots: Its usage is counted in pods (slots), not in units.
@@ -76,7 +75,6 @@ class QueueState:
         return has.units
 
     def get_charge(self, uid: str) -> Amounts | None:
-        """Return the resources that a pod is charged with; None if it is not charged."""
         return self._host.get(uid)
 
     def uncharge_pod(self, uid: str) -> int:

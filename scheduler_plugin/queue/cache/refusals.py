@@ -23,11 +23,7 @@ def admits_namespace(form: QueueForm, namespace_labels: Mapping[str, str] | None
 
 
 def explain_refusal(pod: QueuedPod, config: QueueConfig, namespace_labels: Mapping[str, str] | None) -> str:
-    """Say why a gated pod is in no queue; empty if it can be in one.
-
-    Args:
-        namespace_labels: Labels of the pod's namespace, None while they are not known.
-    """
+    """Say why a gated pod is in no queue; empty if it can be in one."""
     wrong = pod.fault or _explain_wrong_queue(pod, config, namespace_labels)
     if wrong:
         return wrong

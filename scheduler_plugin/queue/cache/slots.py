@@ -15,18 +15,12 @@ from scheduler_plugin.queue.config.queues import SlotForm, SlotsForm
 
 @dataclass(slots=True)
 class NodeSlots:
-    """The slots of one node.
-
-    Attributes:
-        total: By type.
-        running: UIDs of the admitted pods on the node, by class.
-    """
+    """The slots of one node by type, and the UIDs of the admitted pods there by class."""
 
     total: dict[SlotType, int] = field(default_factory=lambda: dict.fromkeys(SlotType, 0))
     running: dict[SlotType, set[str]] = field(default_factory=lambda: {kind: set() for kind in SlotType})
 
     def count_idle(self, kind: SlotType) -> int:
-        """Count the free slots of a type."""
         lent = max(0, len(self.running[kind.other_type]) - self.total[kind.other_type])
         return max(0, self.total[kind] - len(self.running[kind]) - lent)
 
@@ -59,14 +53,12 @@ class ClusterSlots:
             del self.nodes[name]
 
     def occupy(self, uid: str, node: str, kind: SlotType) -> None:
-        """Record that a pod occupies a slot of a node, and of no other node."""
         self.vacate(uid)
         self.changed.add(node)
         self.nodes.setdefault(node, NodeSlots()).running[kind].add(uid)
         self._where[uid] = (node, kind)
 
     def vacate(self, uid: str) -> None:
-        """Record that a pod occupies no slot any more."""
         node, kind = self._where.pop(uid, ("", SlotType.FREE))
         if node:
             self.changed.add(node)

@@ -28,12 +28,8 @@ class QueuedWorkload(Generic[W]):
     """A pod that waits for its admission.
 
     Attributes:
-        uid: UID of the pod.
-        kind: Its class.
         waiting_since: When it began to wait, seconds.
-        requirements: What it needs of a node, equal for pods that are interchangeable.
         data: Names of the data that it reads; empty: every node is local.
-        job: Its job, empty for none.
     """
 
     uid: str
@@ -59,11 +55,7 @@ class WorkloadGroupKey(Generic[W]):
 
 
 class WorkloadGroup(Generic[W]):
-    """Workloads of one queue that differ in nothing but age; finding the oldest is cheap.
-
-    Attributes:
-        key: What they have in common.
-    """
+    """Workloads of one queue that differ in nothing but age; finding the oldest is cheap."""
 
     def __init__(self, key: WorkloadGroupKey[W]) -> None:
         self.key = key
@@ -98,7 +90,7 @@ class WorkloadGroup(Generic[W]):
 
 @dataclass(slots=True)
 class _WaitingJob(Generic[W]):
-    """A job's stages.
+    """Stages of a job.
 
     Attributes:
         unfinished: UIDs of first-stage workloads that have not ended, in the order in which they came.
@@ -141,7 +133,6 @@ class WaitingWorkloads(Generic[W]):
         return bool(self._workloads or self._jobs)
 
     def get(self, uid: str) -> QueuedWorkload[W] | None:
-        """Return a waiting workload by UID, None if it does not wait."""
         return self._workloads.get(uid)
 
     def list_known(self, uids: Collection[str]) -> list[QueuedWorkload[W]]:
@@ -208,7 +199,6 @@ class WaitingWorkloads(Generic[W]):
         return known.unfinished.keys() if known is not None else ()
 
     def waits_for_stage(self, uid: str) -> bool:
-        """Tell whether a waiting workload waits for the first stage of its job."""
         workload = self._workloads.get(uid)
         return (
             workload is not None
@@ -222,13 +212,11 @@ class WaitingWorkloads(Generic[W]):
         return group is not None and group.get_oldest().uid == workload.uid
 
     def list_oldest(self) -> Iterator[QueuedWorkload[W]]:
-        """List the oldest eligible workload of each group."""
         for kind in SlotType:
             for group in self.list_groups(kind):
                 yield group.get_oldest()
 
     def get_oldest(self) -> QueuedWorkload[W] | None:
-        """Return the eligible workload that has waited longest, None if there is none."""
         if self._oldest is None:
             self._oldest = min(self.list_oldest(), key=lambda workload: workload.age_key, default=None)
         return self._oldest
@@ -247,7 +235,6 @@ class WaitingWorkloads(Generic[W]):
         group.add(workload)
 
     def _remove_from_group(self, workload: QueuedWorkload[W]) -> None:
-        """Take a workload out of its group, if it is in one."""
         self._oldest = None
         by_data = self._groups[workload.kind].get(workload.requirements, {})
         group = by_data.get(workload.data)

@@ -43,12 +43,10 @@ class _CandidateList:
     """The first tier's list for one shape.
 
     Attributes:
-        offered: The best, in order.
         last: Rank behind which every unchanged node that is not on the list stands; None: there is no such
             node.
         made: int64[R], versions of the nodes when the list was made.
         epoch: Epoch of the policy's weights.
-        rows: Rows of the nodes offered.
         names: Epoch of the rows' names; in another epoch a row may belong to another node.
     """
 
@@ -61,11 +59,7 @@ class _CandidateList:
 
 
 class CandidateListPlacer:
-    """Places pods one after the other, with the result that scoring all nodes for each would give.
-
-    Attributes:
-        lists: Lists that were made.
-    """
+    """Places pods one after the other, with the result that scoring all nodes for each would give."""
 
     def __init__(self, capacity: FreeCapacity) -> None:
         self._capacity = capacity
@@ -93,9 +87,6 @@ class CandidateListPlacer:
             fits: bool[R], where it fits now and may be placed.
             leader_uid: UID of the first pod of its gang, for policies that count attempts: the pods of a gang
                 are held back together. Empty: it has none.
-
-        Returns:
-            The node's name, empty for none.
         """
         self._next_nodes = tuple
         if not self._capacity.is_scored_by_row(requirements):
@@ -110,7 +101,6 @@ class CandidateListPlacer:
     def _place_alone(
         self, uid: str, requirements: PodRequirements, fits: BoolArray, now: float, leader_uid: str
     ) -> str:
-        """Score all nodes for this pod, or let the policy pick one."""
         row = self._capacity.choose_row(leader_uid, requirements, fits, now)
         if row is None or not self._capacity.assume_pod(uid, requirements, row, now):
             return ""

@@ -34,16 +34,16 @@ T = TypeVar("T")
 
 
 FEW_ROWS: Final = 64
-"""Rows of which labels and taints are asked one by one."""
+"""Up to this many rows, labels and taints are checked row by row."""
 
 REMEMBERED_RULES: Final = 256
-"""Rules of which it is remembered where they let pods run."""
+"""Scheduling rules whose allowed rows are cached."""
 
 ROUND_S: Final = 1.0
 """The queue decides whenever something changes; a policy that holds pods back counts a round a second."""
 
 REMEMBERED_ROUNDS: Final = 4096
-"""Pods that are held back, and when each had its last round."""
+"""Held back pods whose newest round is remembered."""
 
 
 @dataclass(slots=True)
@@ -171,7 +171,6 @@ class FreeCapacity:
         Args:
             uid: UID under which the policy counts attempts: the pod's own, or that of the first pod of its
                 gang.
-            fits: bool[R].
             now: Seconds; a pod that was held back is tried again after `ROUND_S`.
 
         Returns:
@@ -191,7 +190,6 @@ class FreeCapacity:
         return row
 
     def _make_query_of(self, uid: str, requirements: PodRequirements) -> SchedulingRequest:
-        """Make a pod's request; it names the pod, for policies that count attempts."""
         query = self.make_query(requirements)
         return replace(query, policy_request=replace(query.policy_request, pod=uid))
 
@@ -213,12 +211,7 @@ class FreeCapacity:
     def list_next_nodes(
         self, uid: str, requirements: PodRequirements, row: int, fits: BoolArray
     ) -> Iterator[str]:
-        """List the nodes that the node policy ranks next for a pod; this counts as no attempt to place it.
-
-        Args:
-            row: The row where its cards were taken.
-            fits: bool[R], where it fitted before that.
-        """
+        """List the nodes that the node policy ranks next for a pod; this counts as no attempt to place it."""
         query, left = self._make_query_of(uid, requirements), fits.copy()
         found: int | None = row
         while found is not None:
@@ -264,7 +257,6 @@ class FreeCapacity:
         return True
 
     def _choose_cards(self, uid: str, requirements: PodRequirements, row: int) -> Placement | None:
-        """Choose a pod's cards on a node, leaving the reservations there untouched."""
         nodes, query = self.state.nodes, self.make_query(requirements)
         own_reservation, uuids = self.reservations.get_reservation(uid), nodes.uuids[row]
         reserved = self.reservations.sum_others(
@@ -317,7 +309,6 @@ class FreeCapacity:
         )
 
     def _get_cards_without(self, row: int, cards: Collection[int]) -> list[Card]:
-        """Return the cards of a node, with some of them counted as full."""
         return [
             card.with_free_units(0) if card.index in cards else card
             for card in build_cards(self.state.nodes, row)
@@ -391,7 +382,7 @@ class FreeCapacity:
         return fits
 
     def _has_others(self, requirements: PodRequirements, name: str) -> bool:
-        """Tell whether enough of further resources is left; what a DeviceClass may serve counts as enough."""
+        """Return True if enough of further resources is left; what a DeviceClass may serve is enough."""
         record = self.state.node_records[name]
         asked = leave_out_undecided(Amounts(others=requirements.amounts.others), record.capacity)
         return asked.fits_in(record.left)
@@ -400,7 +391,6 @@ class FreeCapacity:
         return self._get_fit_mask(requirements).query
 
     def is_allowed(self, requirements: PodRequirements, name: str) -> bool:
-        """Return True if the labels and taints of a node allow a pod there."""
         facts = self.facts.get(name)
         return facts is not None and can_run_on(facts, requirements.rules)
 
@@ -429,7 +419,7 @@ class _PodCounts:
 
 
 class TotalCapacity:
-    """TotalCapacity counts the pods that could run at once on an otherwise empty cluster."""
+    """Counts the pods that could run at once on an otherwise empty cluster."""
 
     def __init__(self, capacity: "FreeCapacity") -> None:
         self._capacity = capacity

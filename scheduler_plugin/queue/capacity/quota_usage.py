@@ -44,7 +44,6 @@ class QuotaUsage:
         """Compute the smallest charge of a pod or a gang, over all nodes where it may go.
 
         Args:
-            needs: Needs of the pod or gang.
             rows: bool[R], where it may go; None: any node whose cards could serve it.
         """
         if isinstance(needs, GangRequirements):

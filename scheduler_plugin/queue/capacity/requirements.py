@@ -11,13 +11,7 @@ from scheduler_plugin.errors import StateError
 
 @dataclass(frozen=True)
 class PodRequirements:
-    """The requirements of one pod.
-
-    Attributes:
-        request: What it asks of cards.
-        amounts: What it asks of a node besides.
-        rules: Nodes that it may run on.
-    """
+    """The requirements of one pod: of cards, of the node besides, and on which nodes it may run."""
 
     request: PodRequest
     amounts: Amounts = NOTHING
@@ -74,7 +68,6 @@ class GangRequirements:
 
     @cached_property
     def percent(self) -> bool:
-        """Whether some of its pods ask for percent of cards."""
         return any(requirements.percent for _, requirements in self.members)
 
     @cached_property

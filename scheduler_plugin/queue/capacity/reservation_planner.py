@@ -35,14 +35,7 @@ class _PlannedLoad:
 
 @dataclass(slots=True)
 class _PlannedPlace:
-    """A place where a pod could go.
-
-    Attributes:
-        missing: Units that must become free first.
-        row: Row of the node.
-        units: Units of the pod, by card.
-        compute: Percent of compute of the pod, by card.
-    """
+    """A place where a pod could go: units that must become free first, row, and what the pod gets by card."""
 
     missing: int
     row: int
@@ -76,13 +69,10 @@ class ReservationPlanner:
     def plan_workload(
         self, pods: Sequence[Pod], among: Callable[[PodRequirements], BoolArray] | None = None
     ) -> dict[str, QueueReservation]:
-        """Find cards for all pods at once.
+        """Find cards for all pods at once: reservations by UID, empty if the pods can never all fit.
 
         Args:
             among: bool[R], nodes that come into question for a pod; None: all.
-
-        Returns:
-            The reservation of each pod by UID; empty if they can never all fit.
         """
         for order in self._list_orders(pods, among):
             self._loads.clear()
@@ -188,11 +178,7 @@ class ReservationPlanner:
     def _find_place(
         self, requirements: PodRequirements, row: int, among: Collection[int] | None = None
     ) -> _PlannedPlace | None:
-        """Find the cards of a node for one more pod; None if they can never be free for it.
-
-        Args:
-            among: Cards that come into question; None: all.
-        """
+        """Find the cards of a node for one more pod; None if they can never be free for it."""
         nodes, load = self._capacity.state.nodes, self._get_load(row)
         amounts = load.amounts.add(load.others.amounts).add(requirements.amounts.without_sums())
         if not nodes.fits(amounts, row, emptied=True) or not self._has_slot(load, nodes.names[row]):
@@ -232,12 +218,10 @@ class ReservationPlanner:
         return spot
 
     def _has_slot(self, load: _PlannedLoad, node: str) -> bool:
-        """Tell whether a node has a slot for one more pod beside those that are reserved."""
         pods = load.amounts.pods + load.others.amounts.pods
         return self._count_slots is None or pods < self._count_slots(node)
 
     def _add_pod(self, requirements: PodRequirements, spot: _PlannedPlace) -> QueueReservation:
-        """Plan a pod on a place, beside the pods of its workload that are planned on that node already."""
         load = self._get_load(spot.row)
         amounts = requirements.amounts.without_sums()
         load.amounts = load.amounts.add(amounts)

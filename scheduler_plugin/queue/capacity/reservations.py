@@ -29,11 +29,7 @@ class QueueReservation:
     uuids: tuple[str, ...] = ()
 
     def get_positions(self, uuids: Sequence[str]) -> tuple[int, ...]:
-        """Return the current positions of the cards, without those that no longer exist.
-
-        Args:
-            uuids: The node's cards by position now; empty if it publishes none.
-        """
+        """Return the current positions of the cards, without those that no longer exist."""
         return tuple(find_current_positions(self.cards, self.uuids, uuids).values())
 
 
@@ -43,7 +39,6 @@ class NodeReservations:
 
     Attributes:
         cards: By position now.
-        amounts: Beside cards, for so many pods as it says.
     """
 
     cards: frozenset[int] = frozenset()
@@ -72,7 +67,6 @@ class QueueReservations:
         return self._by_pod.get(uid)
 
     def add_reservation(self, uid: str, reservation: QueueReservation) -> None:
-        """Set the reservation of a pod, replacing its earlier one."""
         self._remove(uid)
         self._by_pod[uid] = reservation
         self._by_node.setdefault(reservation.node, {})[uid] = reservation
@@ -90,7 +84,6 @@ class QueueReservations:
         return tuple(dict.fromkeys(reservation.workload_uid for reservation in self._by_pod.values()))
 
     def get_by_pod(self, workload_uid: str) -> dict[str, QueueReservation]:
-        """Get the reservations of a workload's pods, by UID of the pod."""
         return {
             uid: reservation
             for uid, reservation in self._by_pod.items()
@@ -102,17 +95,12 @@ class QueueReservations:
         return self._by_node.keys()
 
     def has_on_node(self, workload_uid: str, node: str) -> bool:
-        """Return True if a workload has a reservation on a node."""
         return any(
             reservation.workload_uid == workload_uid for reservation in self._by_node.get(node, {}).values()
         )
 
     def sum_others(self, workload_uid: str, node: str, uuids: Sequence[str]) -> NodeReservations:
-        """Sum the reservations of other workloads on a node.
-
-        Args:
-            uuids: Its cards by position now; empty if it publishes none.
-        """
+        """Sum the reservations of other workloads on a node."""
         others = [
             reservation
             for reservation in self._by_node.get(node, {}).values()

@@ -18,7 +18,7 @@ _DURATION: Final = re.compile(r"(?=[0-9])(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:
 _MOST_UNITS: Final = 1 << 40
 
 MOST_FAULTS: Final = 100
-"""Faults that an error has; of 10 000 queues each may have several."""
+"""Faults that an error lists at most: each of 10 000 queues may have several."""
 
 MOST_NAMES: Final = 20
 """Names that a fault lists."""
@@ -53,17 +53,14 @@ class SelectorForm(LabelSelector, frozen=True, forbid_unknown_fields=True):
 
 
 class QueueForm(_Form, frozen=True):
-    """QueueForm is a queue as the configuration has it.
+    """A queue as the configuration has it.
 
     Attributes:
-        name: Its name, as pods write it.
         cohort: Queues of the same cohort lend to each other; empty for none.
-        weight: Its weight relative to the other queues.
         nominal_quota: Units of GPU memory that are its own; None: no limit.
         borrowing_limit: Units beyond them at most; None: what others lend.
         lending_limit: Units of its own that others may have; None: all.
-        namespace_selector: Namespaces whose pods may use it; None: all.
-        queueing_strategy: Whether a pod that does not fit holds up the younger ones of its queue.
+        queueing_strategy: `StrictFIFO`: a pod that does not fit holds up the younger ones of its queue.
         stop_policy: Whether pods are admitted; `HoldAndDrain` evicts the admitted ones too.
     """
 
@@ -79,7 +76,6 @@ class QueueForm(_Form, frozen=True):
 
     @property
     def is_strict(self) -> bool:
-        """Whether a workload that does not fit holds up the younger ones of the queue."""
         return self.queueing_strategy == "StrictFIFO"
 
     @property
@@ -122,7 +118,6 @@ class LocalityForm(_Form, frozen=True):
     """Labels that tell where data is.
 
     Attributes:
-        enabled: Ask first for pods whose data is near.
         label_prefix: A node has the data named D when it has the label `<prefix>D`.
         rack_label: Nodes with the same value of it are in one rack.
     """
@@ -154,10 +149,7 @@ class QueueConfig(Struct, frozen=True):
     """A configuration without faults.
 
     Attributes:
-        queues: By name.
-        parents: Parent cohort by cohort.
         slots: None: a pod is admitted wherever a card can take it.
-        locality: How data is found.
         mode: `gate` removes the gate and names the node only if slots or data decide it, otherwise
             kube-scheduler chooses; `batch` always names the node.
         node_policy: Policy for pods that name none of their own; None: that of the command line.
@@ -202,9 +194,6 @@ def parse_config(
     name: str, text: str, check_policies: PolicyCheck = lambda _policy, _given: ()
 ) -> QueueConfig:
     """Read a configuration.
-
-    Args:
-        check_policies: Finds faults of node policies, which the text alone does not show.
 
     Raises:
         QueueConfigError: every fault, with its path.
@@ -259,11 +248,7 @@ def parse_config(
 
 
 def explain_overcommit(config: QueueConfig, cluster_units: int) -> str:
-    """Say that the quotas promise more than the cluster has; empty if they do not.
-
-    Args:
-        cluster_units: Units of all cards.
-    """
+    """Say that the quotas promise more than the cluster has; empty if they do not."""
     promised = sum(queue.nominal_quota or 0 for queue in config.queues.values())
     if promised <= cluster_units:
         return ""
@@ -353,7 +338,6 @@ def _list_some(names: Sequence[str], separator: str) -> str:
 
 
 def _read_list(items: list[Any], form: type[Form], path: str, faults: list[str]) -> dict[int, Form]:
-    """Read the parts of a list; return those without faults by their index."""
     found = ((at, read_form(item, form, f"{path}[{at}]", faults)) for at, item in enumerate(items))
     return {at: part for at, part in found if part is not None}
 

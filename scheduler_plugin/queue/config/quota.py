@@ -13,7 +13,6 @@ class Quota:
     """The quota of a queue.
 
     Attributes:
-        nominal: Units that are its own; None: no limit.
         borrowing_limit: Units that it may have beyond them; None: whatever others lend.
         lending_limit: Unused units of its own that others may have at most; None: all.
     """

@@ -13,14 +13,7 @@ Form = TypeVar("Form", bound=Struct)
 
 
 def read_form(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:
-    """Read one part.
-
-    Args:
-        path: Path of the part, empty for the document.
-
-    Returns:
-        None if it has a fault.
-    """
+    """Read one part, at a path that is empty for the document; None if it has a fault."""
     try:
         return msgspec.convert(raw, form)
     except msgspec.ValidationError as error:
@@ -56,7 +49,6 @@ def format_value(value: object) -> str:
 
 
 def _find_faults(raw: Any, kind: Any, path: str) -> Iterator[str]:
-    """Find the faults of a value and of everything in it."""
     may_miss, kind = _split_optional(kind)
     if raw is None and may_miss:
         return
@@ -103,7 +95,6 @@ def _split_optional(kind: Any) -> tuple[bool, Any]:
 
 
 def _get_item_type(kind: Any) -> Any:
-    """Return the item type of a list type, None for other types."""
     return get_args(kind)[0] if get_origin(kind) in {tuple, list} else None
 
 

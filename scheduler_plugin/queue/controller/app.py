@@ -140,11 +140,6 @@ class LeadershipTerm:
 
     A write that an earlier leader or process has sent may still take effect within the time-out of a write. A
     list of pods made after that shows every one that did.
-
-    Args:
-        follower: Of the Lease that the elected process leads with; None for none.
-        write_s: How long a write may take effect.
-        namespaces: Whether the namespaces are known.
     """
 
     def __init__(
@@ -193,11 +188,9 @@ class LeadershipTerm:
         return self._watcher.stale or ("" if self._namespaces() else "waiting for the list of namespaces")
 
     def is_open(self) -> bool:
-        """Tell whether this process may decide."""
         return not self.pause_reason
 
     def can_write(self) -> bool:
-        """Return True if this process may write its decisions."""
         return self._elector.is_leader
 
     async def run(self, opened: Callable[[], None]) -> None:

@@ -40,13 +40,7 @@ SLACK_S: Final = 5.0
 
 
 class CommitterClient:
-    """Calls the committer over HTTP.
-
-    Args:
-        url: URL of the scheduler, `http://127.0.0.1:8910`.
-        timeout_s: Longest time of one Binding, see the scheduler's `--bind-timeout`.
-        can_write: Whether this process may hand pods over.
-    """
+    """Calls the committer over HTTP."""
 
     def __init__(self, url: str, timeout_s: float, can_write: Callable[[], bool]) -> None:
         self._url = url.rstrip("/") + "/commit"

@@ -36,14 +36,7 @@ class ConditionApi(Protocol):
 
 
 class BatchConditions:
-    """Remembers the newest reason of each pod, and writes it while the process is not busy.
-
-    Args:
-        can_write: Whether this process may write.
-        busy: Whether there is something more urgent to write.
-        timeout_s: Longest time of a write.
-        wall: Tells the time of day.
-    """
+    """Remembers the newest reason of each pod, and writes it while the process is not busy."""
 
     def __init__(
         self,
@@ -94,7 +87,7 @@ class BatchConditions:
 
 
 def make_condition_patch(uid: str, reason: WaitReason, message: str, now: datetime) -> dict[str, Any]:
-    """Write the patch that says why a pod is not scheduled; conditions are merged by type."""
+    """Make the patch that says why a pod is not scheduled; conditions are merged by type."""
     more_nodes_help = reason in {WaitReason.ROOM, WaitReason.NEVER}
     condition = {
         "type": "PodScheduled",

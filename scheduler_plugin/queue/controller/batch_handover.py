@@ -23,24 +23,14 @@ _WRITTEN = {
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """A pod that the committer is to bind.
-
-    Attributes:
-        admission: Admission of the pod.
-        member: The pod.
-    """
+    """A pod that the committer is to bind."""
 
     admission: AdmittedWorkload
     member: AdmittedPod
 
 
 class Handover:
-    """Hands admissions to the committer.
-
-    Args:
-        queue: Whose admissions they are.
-        client: Calls the committer; None: there is none, and nothing is handed over.
-    """
+    """Hands admissions to the committer."""
 
     def __init__(self, queue: Queue, client: BatchCommitClient | None) -> None:
         self._queue = queue
@@ -61,11 +51,7 @@ class Handover:
         return handed, [member for member in admitted.members if member.uid not in self._candidates]
 
     async def commit_groups(self, groups: Sequence[Sequence[Handed]]) -> list[tuple[Handed, WriteResult]]:
-        """Hand groups over; the pods of each are bound together or not at all.
-
-        Returns:
-            What became of each pod that was handed over.
-        """
+        """Hand groups over, each to be bound whole or not at all; return what became of each pod."""
         handed = {pod.member.uid: pod for group in groups for pod in group}
         call = CommitCall(
             tuple(pods for group in groups if (pods := self._write_group(group))),

@@ -12,7 +12,7 @@ from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.config.queues import PolicyCheck, QueueConfig, parse_config
 
 LOOK_S: Final = 1.0
-"""A mounted ConfigMap changes by a symbolic link being replaced; looking costs less than watching that."""
+"""How often the file is read: a ConfigMap's file is replaced by a symbolic link, which is costly to watch."""
 
 log = structlog.get_logger(__name__)
 
@@ -20,13 +20,9 @@ log = structlog.get_logger(__name__)
 class ConfigFile:
     """A file with a configuration.
 
-    Args:
-        check_policies: Finds faults of node policies, which the text alone does not show.
-
     Attributes:
         fault: What is wrong with the newest text, empty for nothing; with a fault the previous text stays in
             force.
-        text: The text in force.
     """
 
     def __init__(self, path: str, check_policies: PolicyCheck = lambda _policy, _given: ()) -> None:
@@ -78,7 +74,6 @@ class ConfigFile:
         changed(config)
 
     def _read_change(self) -> QueueConfig | None:
-        """Read the file; None if its text has not changed."""
         text = self._read_file()
         if text == self._text:
             return None

@@ -32,7 +32,7 @@ COMMITS: Final = 2
 TICK_S: Final = 1.0
 
 CHECK_EVERY_S: Final = 5.0
-"""So often it is looked at what follows from time alone, while nothing changes and nothing is under way."""
+"""How often what follows from time alone is checked while nothing changes and nothing is under way."""
 
 _REQUEUED: Final = {
     RequeueWrite.NOTHING: "its room is given to others",
@@ -50,7 +50,6 @@ class QueueCounts:
     """Counters since the start, by queue.
 
     Attributes:
-        admitted: Pods admitted.
         borrowed: Those of them admitted on borrowed quota or a lent turn.
         requeued: Pods whose room was given to others again.
         reclaimed: Pods that were evicted for a lender.
@@ -65,14 +64,7 @@ class QueueCounts:
 class Controller:
     """Runs a queue.
 
-    Args:
-        ready: Whether the view is fresh and this process leads.
-        decided: Told the seconds that each decision took.
-        batch: Binds the pods that name `gpupack-batch`; None: nobody does.
-
     Attributes:
-        counts: What happened.
-        explainer: Tells pods why they wait.
         warning: What the configuration promises that this cluster cannot keep, empty for nothing.
     """
 
@@ -115,18 +107,17 @@ class Controller:
         self._news.set()
 
     def begin_term(self) -> None:
-        """Decide from now on: this process leads."""
+        """Start to decide: this process leads."""
         self.queue.begin_term(self._clock())
         self.record_change()
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether admissions are being written to the API server, or admitted pods are being bound."""
+        """Whether admissions are being written to the API server, or admitted pods are being bound."""
         return bool(self._writes) or self._clock() - max(self._wrote, self.queue.seen_bound) < BUSY_S
 
     @property
     def _is_idle(self) -> bool:
-        """Tell whether nothing has changed since the last tick, and nothing is due soon."""
         return not (self._changed or self._writes) and self._clock() < self.queue.refusals.next_end_s
 
     async def run(self) -> None:
@@ -269,7 +260,6 @@ class Controller:
         self.queue.forget_unused()
 
     def _check_quotas(self) -> None:
-        """Warn if the quotas promise more than the cluster has now."""
         warning = explain_overcommit(self.queue.config, int(self.queue.state.nodes.size.sum()))
         if warning and not self.warning:
             log.warning("quotas are over the cluster", why=warning)
@@ -286,7 +276,6 @@ class Controller:
     async def _evict_others(
         self, pods: Sequence[QueuedPod], lender: str, first: asyncio.Task[WriteOutcome]
     ) -> None:
-        """Evict the other pods of a gang, unless the API server refuses to let the first one go."""
         if await first is not WriteOutcome.REFUSED:
             for pod in pods:
                 self._evict_victim(pod, lender)

@@ -10,16 +10,16 @@ from scheduler_plugin.queue.controller.status import WaitReason, explain_pod
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 SLICE_S: Final = 0.02
-"""Why many pods wait takes seconds to find out; so long at a time, and decisions come in between."""
+"""Longest time of explaining at a stretch: for many pods it takes seconds, and decisions come in between."""
 
 SHARE: Final = 0.01
-"""Share of the processor's time for pods that were told before: the more pods, the less often each comes."""
+"""Share of the processor's time for pods that have a report: the more pods, the less often each comes."""
 
 UNCHANGED_S: Final = 30.0
-"""Where nothing has changed, a reason may have because time has passed; so often that is looked at."""
+"""How often reasons are checked while nothing has changed: time alone may change one."""
 
 AGAIN_S: Final = 600.0
-"""A pod that waits for others is told that often at most for which, where the reason stays the same."""
+"""Shortest time between two Events about a pod that waits for the same reason, but for other pods."""
 
 _WAITS_FOR_PODS: Final = frozenset({WaitReason.STAGE, WaitReason.GANG})
 
@@ -40,14 +40,7 @@ class EventSink(Protocol):
 
 
 class Explainer:
-    """Reports why pods wait: for newly waiting pods at once, for all others in rounds.
-
-    Args:
-        queue: Where they wait.
-
-    Attributes:
-        reported: Signals a pod, the reason of its wait, and the message, whenever these are reported.
-    """
+    """Reports why pods wait: for newly waiting pods at once, for all others in rounds."""
 
     def __init__(self, queue: Queue, recorder: EventSink, clock: Callable[[], float]) -> None:
         self._queue = queue
@@ -100,11 +93,9 @@ class Explainer:
         return bool(self._left)
 
     def forget_pod(self, uid: str) -> None:
-        """Forget the report on a pod, so that it gets a new one if it waits again."""
         self._reported.pop(uid, None)
 
     def explain_pod(self, pod: QueuedPod) -> None:
-        """Report why a pod waits, if the reason has changed."""
         now = self._clock()
         waiting = explain_pod(self._queue, pod, now, position=0)
         lasts = waiting.reason in _WAITS_FOR_PODS or waiting.reason is WaitReason.REFUSED

@@ -23,15 +23,6 @@ def make_app(
     decides_by: Callable[[], DecisionSettings],
     clock: Callable[[], float],
 ) -> web.Application:
-    """Make the application.
-
-    Args:
-        unready: Why this process is not ready, empty if it is.
-        trouble: Why nothing is admitted, empty for nothing.
-        fault: Why the newest configuration is not in force, empty for nothing.
-        decides_by: Says by what this process decides.
-    """
-
     async def write_metrics() -> bytes:
         return metrics.render_metrics(controller, clock())
 

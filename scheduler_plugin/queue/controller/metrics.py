@@ -10,12 +10,7 @@ _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
 
 
 class QueueMetrics:
-    """The queue's metrics in a registry of their own; `queue` is the queue.
-
-    Attributes:
-        decisions: Takes the seconds of each decision.
-        leader: Asks a function.
-    """
+    """The queue's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
         registry = self.registry = make_process_registry("gpupack", "gpupack")

@@ -31,14 +31,7 @@ INDEXED: Final = {"best-fit": {"mode": "pick"}}
 
 
 class DecisionSettings(msgspec.Struct, frozen=True, rename="camel"):
-    """DecisionSettings is all by which a queue decides, so that others can find out what it would do.
-
-    Attributes:
-        configuration: Text of the configuration in force.
-        node_policy: The option; the configuration may name another one.
-        node_policy_parameters: The options.
-        card_policy: The option.
-    """
+    """All by which a queue decides, so that others can find out what it would do."""
 
     configuration: str
     node_policy: str = DEFAULT_NODE_POLICY
@@ -47,7 +40,6 @@ class DecisionSettings(msgspec.Struct, frozen=True, rename="camel"):
     unit_mib: int = MIB_PER_GIB
 
     def make_settings(self) -> "QueueSettings":
-        """Make settings of a process that decides by them."""
         return QueueSettings(
             config="",
             node_policy=self.node_policy,
@@ -62,7 +54,6 @@ class QueueSettings(ElectionOptions, HttpAddress):
     """Settings of `gpupack queue`. Each field with an option is one of the command, whose help explains it.
 
     Attributes:
-        node_policy_parameters: Text by name.
         write_timeout_s: A write without an answer for so long has failed or never will.
         stale_s: Age of the view, in seconds, from which nothing is admitted; from 10.
     """
@@ -111,11 +102,6 @@ class QueueSettings(ElectionOptions, HttpAddress):
         )
 
     def make_policies(self) -> "ClusterPolicies":
-        """Make the policies of the process, which its configuration may change.
-
-        Raises:
-            PolicyError: Error of this package or of allocator.
-        """
         from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
         return ClusterPolicies(self.node_policy, self.card_policy, self.node_policy_parameters, INDEXED)
@@ -142,11 +128,6 @@ class QueueSettings(ElectionOptions, HttpAddress):
         yield from list_follower_faults(self.follow_lease, "write timeout", self.write_timeout_s)
 
     def check(self) -> None:
-        """Check everything.
-
-        Raises:
-            SettingsError: lists every fault, one a line.
-        """
         from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
         faults = [

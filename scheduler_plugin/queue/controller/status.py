@@ -33,7 +33,7 @@ STAGE_NAMED: Final = 3
 """Pods of a first stage that a message names."""
 
 MAX_STAGE_PODS: Final = 64
-"""In a first stage with more pods only the oldest are looked at."""
+"""Pods of a first stage that are looked at, the oldest ones."""
 
 
 KEPT: Final = "the cards that it would fit on are kept free for pods that wait longer"
@@ -68,11 +68,7 @@ class WaitExplanation(msgspec.Struct, frozen=True, rename="camel"):
     """The reason why one pod waits, with a message for people.
 
     Attributes:
-        namespace: Namespace of the pod.
-        name: Name of the pod.
         position: Its place among the workloads of its queue, from 1; 0: it is in no queue.
-        reason: In one word.
-        message: In words, with numbers.
         waits_s: Seconds since it began to wait.
         gang_size: Pods of its gang, which has one position for all of them; 0: it waits alone.
         gang: Name of its gang, empty for none.
@@ -90,18 +86,14 @@ class WaitExplanation(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QueueReport(msgspec.Struct, frozen=True, rename="camel"):
-    """QueueReport is the state of a queue; amounts are units of GPU memory.
+    """The state of a queue; amounts are units of GPU memory.
 
     Attributes:
-        cohort: Its cohort, empty for none.
         nominal: Its own quota, None for no limit.
         used: What its admitted pods have, and pods with claims.
         borrowed: Beyond its own quota.
         lent: What others have of its own quota.
-        running: Admitted pods.
-        waiting: Pods.
         oldest_wait_s: Seconds that its longest waiting pod has waited.
-        stop: Its stop policy: whether it admits pods.
         first_stage: Pods that wait for the first stage of their job.
         weighted_share: Its dominant share divided by its weight if queues are ordered by that; else 0.
         dominant_resource: Resource of that share, `gpu-memory`, `cpu` or `memory`; empty for none.
@@ -126,11 +118,7 @@ class QueueReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def explain_pod(queue: Queue, pod: QueuedPod, now: float, position: int | None = None) -> WaitExplanation:
-    """Say why a gated pod waits.
-
-    Args:
-        position: Its position if the caller knows it already.
-    """
+    """Say why a gated pod waits."""
     word, message = _explain_pod(queue, pod)
     if word is WaitReason.REFUSED:
         position = 0
@@ -399,7 +387,6 @@ def _explain_incomplete_gang(queue: Queue, gang: Gang) -> str:
 def _explain_missing_cards(
     queue: Queue, pod: QueuedPod, requirements: PodRequirements, fits: BoolArray
 ) -> str:
-    """Say which cards or slots a pod lacks, empty for none."""
     if not fits.any():
         if (
             queue.capacity.fits_without_reservations(requirements)
@@ -428,7 +415,6 @@ def _explain_not_admitted(queue: Queue, pod: QueuedPod, workload: QueuedWorkload
 def _explain_missing_slots(
     queue: Queue, pod: QueuedPod, requirements: PodRequirements, fits: BoolArray
 ) -> str:
-    """Say which slots a pod lacks, empty for none."""
     slots, names = queue.slots, queue.state.nodes.names
     rows = np.flatnonzero(fits).tolist()
     idle = [row for row in rows if any(slots.count_idle(names[row], kind) for kind in SlotType)]

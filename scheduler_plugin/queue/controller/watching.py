@@ -78,9 +78,6 @@ class QueueFeed:
 class NamespaceSink(Sink[Namespace]):
     """Writes namespaces into the queue.
 
-    Args:
-        changed: Called after each change.
-
     Attributes:
         synced: Whether a complete list has been read.
     """
@@ -113,11 +110,7 @@ class NamespaceSink(Sink[Namespace]):
 
 
 class JobSink(Sink[Job]):
-    """Writes Jobs into the stages of a queue.
-
-    Args:
-        changed: Called after each change that a stage depends on.
-    """
+    """Writes Jobs into the stages of a queue."""
 
     def __init__(self, queue: Queue, changed: Callable[[], None]) -> None:
         self._job_stages = queue.job_stages
@@ -157,11 +150,7 @@ class WholePod(KubeObject):
 
 
 class BatchPodSink(Sink[WholePod]):
-    """Writes the whole specs of pods that wait for batch mode into the queue.
-
-    Args:
-        changed: Called after each change.
-    """
+    """Writes the whole specs of pods that wait for batch mode into the queue."""
 
     def __init__(self, queue: Queue, changed: Callable[[], None]) -> None:
         self._queue = queue

@@ -62,13 +62,7 @@ class WriteOutcome(Enum):
 
 
 class WriteResult(NamedTuple):
-    """Outcome of a write, and why it failed.
-
-    Attributes:
-        written: In one word.
-        why: The API server's message if it refuses a pod that has not changed since the queue saw it.
-        rejected: Nodes that the committer of batch mode did not bind the pod to.
-    """
+    """Outcome of a write, why the API server refused it, and nodes that rejected the pod in batch mode."""
 
     written: WriteOutcome
     why: str = ""
@@ -81,7 +75,6 @@ class PodWriter:
     Args:
         can_write: Whether this process may still write; asked before each request.
         timeout_s: Longest time of a request; shorter than the gap between two leaders' terms.
-        uniform: Draws a number between two bounds, for the pauses between tries.
     """
 
     def __init__(
@@ -104,7 +97,6 @@ class PodWriter:
         """Admit a pod: remove our gate, which must be its only one, and the mark that it is requeued.
 
         Args:
-            pod: The pod, as the queue saw it.
             node: The only node that it may run on from now on; empty: any that its spec allows.
             cards: UUIDs of the cards planned for it there.
             others: Further nodes that it may run on if it cannot be bound to that one.
@@ -180,7 +172,6 @@ class PodWriter:
         """Find out whether a refused patch had already been applied by an earlier try without an answer.
 
         Args:
-            record: The pod that the patch was made for.
             why: The API server's message; it means nothing if the pod has changed since.
             requeued: Whether the patch marks the pod as requeued instead of admitting it.
         """
@@ -197,9 +188,6 @@ class PodWriter:
 
         This read is repeated until it is answered: if an admitted pod were taken for one that was not
         admitted, its room would be given away.
-
-        Args:
-            why: Why the write was refused, if it was.
         """
         backoff = Backoff(cap_s=5.0, uniform=self._uniform)
         path = make_pod_path(record.namespace, record.name)

@@ -34,11 +34,9 @@ from scheduler_plugin.scheduling.pending_pods import PendingPods
 
 @dataclass(frozen=True, slots=True)
 class AdmittedPod:
-    """AdmittedPod is a pod of an admitted workload.
+    """A pod of an admitted workload.
 
     Attributes:
-        requirements: Its needs.
-        node: Where its cards were taken.
         others: Further nodes to bind it to if that fails: the next ones on its list, in order.
     """
 
@@ -53,7 +51,6 @@ class AdmittedWorkload:
     """A workload whose turn it is: a pod, or a gang with all its pods.
 
     Attributes:
-        members: Its pods.
         slot_match: How the slot was lent; None without slots, and for a workload admitted out of turn.
         relaxed: Its data is elsewhere.
         lender: Queue whose turn it was, empty when it was its own.
@@ -73,9 +70,6 @@ class AdmittedWorkload:
 
 class AdmissionScheduler:
     """Decides on admissions, and charges each one: capacity in the state, quota of the queue, a slot.
-
-    Args:
-        queues: The queues, with their waiting workloads and usage.
 
     Attributes:
         pending_pods: The waiting pods, for policies that use them.
@@ -110,11 +104,6 @@ class AdmissionScheduler:
         self.configure(config)
 
     def configure(self, config: QueueConfig) -> None:
-        """Take another configuration.
-
-        Raises:
-            PolicyError: its node policy is invalid; then nothing has changed.
-        """
         if self.capacity.policies.configure(config.node_policy, config.node_policy_parameters):
             self.placer.forget_lists()
         self.config = config
@@ -291,7 +280,7 @@ class AdmissionScheduler:
         return fits
 
     def has_untried_nodes(self, requirements: PodRequirements, holder: str) -> bool:
-        """Return True if a pod fits on a node that has rejected none like it; arguments as of `mask_fits`."""
+        """Return True if a pod fits on a node that has rejected none like it."""
         fits = self.capacity.mask_fits(requirements, holder=holder)
         return self.rejected_nodes.leave_out(requirements, fits, self.capacity.state.nodes.rows)[1]
 
@@ -345,12 +334,7 @@ _NearKey = tuple[PodRequirements, frozenset[str], str, int | None, SlotType | No
 
 
 class AdmissionCycle:
-    """An admission cycle is a single decision; it computes each fact about the cluster once.
-
-    Args:
-        admission: The scheduler that decides.
-        order: The queues, in order.
-    """
+    """A single decision; it computes each fact about the cluster once."""
 
     def __init__(self, admission: AdmissionScheduler, order: Sequence[QueueState]) -> None:
         self._admission = admission
@@ -436,7 +420,7 @@ class AdmissionCycle:
         )
 
     def _fits_somewhere(self, queue: str, group: WorkloadGroup[Needs], slot: SlotType | None) -> bool:
-        """Tell whether a group's oldest workload fits somewhere, where a slot of a type is idle."""
+        """Return True if a group's oldest workload fits somewhere, where a slot of a type is idle."""
         fits, somewhere = self._find_rows(queue, group)
         if slot is None or not somewhere:
             return somewhere
@@ -453,7 +437,6 @@ class AdmissionCycle:
         return found
 
     def mask_near(self, data: frozenset[str]) -> BoolArray:
-        """Rows that some data is near to: bool[R]."""
         return self._admission.mask_near(data)
 
     def _is_admissible(self, queue: str, group: WorkloadGroup[Needs]) -> bool:
@@ -472,12 +455,10 @@ class AdmissionCycle:
         )
 
     def _get_reserved_uid(self, group: WorkloadGroup[Needs]) -> str:
-        """Return the UID of a group's oldest workload if it has a reservation, else an empty text."""
         uid = group.get_oldest().uid
         return uid if uid in self._reserved_uids else ""
 
     def _get_first_requirements(self, needs: Needs) -> PodRequirements:
-        """Return a workload's requirements; for a gang, those of its first pod."""
         return (
             needs
             if isinstance(needs, PodRequirements)

@@ -13,7 +13,7 @@ PROTECTED_S: Final = (15.0, 300.0)
 """The shortest and the longest time for which a pod that could not be evicted is passed over for others."""
 
 LATE_S: Final = 60.0
-"""A pod that has not ended so long after its grace period is counted on no longer: its node may be dead."""
+"""A pod that is still there so long after its grace period is not counted on: its node may be dead."""
 
 
 @dataclass(slots=True)
@@ -23,10 +23,8 @@ class PendingEvictions:
     Attributes:
         waiting: UID of the pod, or gang, that waits.
         units: Units of quota that it will use.
-        uids: Pods to be evicted that are still there.
         since: When that began, seconds.
         last_gone_at: When the last one went, seconds.
-        pods_left: Number of victims whose eviction was not refused.
     """
 
     waiting: str
@@ -65,7 +63,6 @@ class BorrowedPods:
         self._protected.failed(uid, now)
 
     def are_ending(self, uids: Collection[str]) -> bool:
-        """Return True if all of these pods are known to be terminating."""
         return self._ending.keys() >= set(uids)
 
     def list_leaving(self, now: float) -> list[QueuedPod]:
@@ -95,11 +92,7 @@ class BorrowedPods:
     def list_borrowed(
         self, cohort: Cohort, queue_name: str, leaving: Collection[QueuedPod]
     ) -> list[VictimGroup]:
-        """List the pods with which other queues exceed their own quota, in the order of `make_eviction_key`.
-
-        Args:
-            leaving: Pods that are about to be gone; their units count as given back already.
-        """
+        """List the pods with which other queues exceed their own quota, by `make_eviction_key`."""
         borrowed = []
         uids = {pod.uid for pod in leaving}
         gone = self.sum_units_by_queue(leaving)
@@ -135,7 +128,6 @@ class BorrowedPods:
         return sum(self.sum_units_by_queue(pods).values())
 
     def sum_units_by_queue(self, pods: Collection[QueuedPod]) -> dict[str, int]:
-        """Add up the units that pods are charged, by the queue that is charged."""
         found: dict[str, int] = {}
         for pod in pods:
             if pod.charged_queue:

@@ -49,15 +49,12 @@ U = TypeVar("U", bound=BackoffUnit)
 
 @dataclass(slots=True)
 class _RefusedGroup(Generic[U]):
-    """_RefusedGroup is the units of a template of which one was refused.
+    """The units of a template of which one was refused.
 
     Attributes:
         first_description: Kind and name of the unit that was refused first.
         last_seen: When a unit of the template was last seen, in seconds.
-        held_back: Units that are held back.
-        tried_uids: UIDs of units that may be tried.
         refused_uids: UIDs of units that were refused and are still admitted.
-        refusals: How often each was refused, by UID.
     """
 
     first_uid: str
@@ -86,11 +83,7 @@ def make_pod_template(
 
 
 def make_gang_template(queued_pods: Collection[QueuedPod]) -> Hashable:
-    """Make the template of a gang, equal for gangs of equivalent pods whatever controllers created them.
-
-    Args:
-        queued_pods: Pods of the gang that are admitted together, at least one.
-    """
+    """Make the template of a gang, equal for gangs of equivalent pods whatever controllers created them."""
     first = next(iter(queued_pods))
     pods = Counter((pod.requirements, pod.queue_info.data) for pod in queued_pods)
     return (
@@ -137,7 +130,6 @@ class EquivalenceBackoff(Generic[U]):
         return self._pauses.count_failures(unit.template) == 1
 
     def is_held_back(self, unit: U) -> bool:
-        """Return True if a unit that could be queued is held back."""
         group = self._groups.get(unit.template)
         if group is None or unit.uid in group.tried_uids:
             return False
@@ -189,7 +181,7 @@ class EquivalenceBackoff(Generic[U]):
             unit.template = template
 
     def remove(self, unit: U) -> None:
-        """Remove a unit that was deleted, or whose template has changed."""
+        """Forget a unit that was deleted, or whose template has changed."""
         group = self._groups.get(unit.template)
         if group is not None:
             group.held_back.pop(unit.uid, None)

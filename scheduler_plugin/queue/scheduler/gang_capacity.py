@@ -33,7 +33,6 @@ class GangPlacer:
     """Finds places for one workload, a gang or a single pod, without assuming anything.
 
     Args:
-        workload_uid: UID of the gang, or of the pod.
         pods: Its pods, the hardest to place first.
         leaving: Pods that are about to be gone in any case.
         ended: Units of ended pods that are about to become free, see `EndedPods.sum_units`.
@@ -222,7 +221,6 @@ class GangPlacer:
         return [victims for victims in candidates if victims in found]
 
     def _is_allowed(self, node: str, row: int, requirements: PodRequirements) -> bool:
-        """Return True if a pod is allowed on a node at all."""
         if requirements.percent and not self._capacity.state.nodes.percent[row]:
             return False
         if self._among is not None:
@@ -260,7 +258,6 @@ class GangPlacer:
         return self._views[node]
 
     def _list_gone(self, node: str, gone: Iterable[QueuedPod]) -> list[str]:
-        """List the pods that count as gone from a node: those leaving in any case, and the given ones."""
         return [pod.uid for pod in (*self._leaving.get(node, ()), *gone)]
 
     def _sum_reserved(self, node: str) -> NodeReservations:

@@ -17,11 +17,6 @@ from scheduler_plugin.queue.scheduler.equivalence_backoff import EquivalenceBack
 class Gangs:
     """All gangs. A gang waits as a single workload in its queue once all of its pods are ready.
 
-    Args:
-        pods: All pods by UID, kept up to date by the queue.
-        queues: The queues in which they wait.
-        pod_groups: PodGroups of Kubernetes, some of which are gangs.
-
     Attributes:
         equivalence_backoff: Gangs that are held back after an equivalent one was refused.
     """
@@ -38,15 +33,10 @@ class Gangs:
         self.equivalence_backoff: EquivalenceBackoff[Gang] = EquivalenceBackoff()
 
     def get(self, uid: str) -> Gang | None:
-        """Return a gang by its UID, see `QueuedPod.gang`."""
         return self._known.get(uid)
 
     def update_pod(self, pod: QueuedPod, *, ready: bool) -> None:
-        """Add a pod to its gang, or update it.
-
-        Args:
-            ready: Whether the pod has no fault and can be queued.
-        """
+        """Add a pod to its gang, or update it."""
         gang = self._known.setdefault(pod.gang, Gang(pod.gang))
         gang.members[pod.uid] = None
         gang.group = pod.record.scheduling_group
@@ -63,7 +53,6 @@ class Gangs:
                 self._update_waiting(other)
 
     def move_pod(self, pod: QueuedPod, gang: str) -> None:
-        """Remove a pod from its gang if it now names another one, or none."""
         if pod.gang and pod.queue_info.gang != gang:
             self.remove_pod(pod)
 
@@ -85,12 +74,7 @@ class Gangs:
             self._forget_if_unused(gang)
 
     def record_success(self, uid: str, gang_uid: str, owner: str) -> None:
-        """Record that a pod has succeeded; it counts for its gang even if all other pods are made again.
-
-        Args:
-            gang_uid: See `make_gang_uid`.
-            owner: UID of its controller; empty for none.
-        """
+        """Record that a pod has succeeded; it counts for its gang even if all other pods are made again."""
         if uid not in self._gangs_by_succeeded:
             self._gangs_by_succeeded[uid] = gang_uid
             gang = self._known.setdefault(gang_uid, Gang(gang_uid))
@@ -157,7 +141,6 @@ class Gangs:
             self.equivalence_backoff.record_admission(gang, now)
 
     def record_unschedulable(self, pod: QueuedPod, now: float) -> None:
-        """Record that kube-scheduler found no node for a pod: its gang stays, equivalent gangs wait."""
         self._record_gang_refusal(self._known[pod.gang], now)
 
     def find_again(self, now: float) -> None:
@@ -350,5 +333,4 @@ class Gangs:
 
 
 def _has_room(pod: QueuedPod) -> bool:
-    """Return True if a pod is admitted and not yet bound."""
     return pod.phase is Phase.ADMITTED and not pod.capacity_freed

@@ -46,14 +46,13 @@ REFUSED_S: Final = (1.0, 300.0)
 """The shortest and the longest pause before an admission that the API server has refused is tried again."""
 
 FORGOTTEN_FROM: Final = 256
-"""Needs that are remembered in any case: pods that ask alike come again."""
+"""Sets of requirements that stay cached in any case: pods that ask alike come again."""
 
 
 class QueueChargeRules(ChargeRules):
     """The accounting of a process that admits pods and leaves their Bindings to others."""
 
     def is_binding_stale(self, assumed: AssumedPod, pod: PodRecord) -> bool:  # noqa: ARG002
-        """Return False: an admitted pod keeps its cards, whatever changes, until the queue frees them."""
         return False
 
 
@@ -62,17 +61,14 @@ class Queue:
 
     Args:
         state: The cluster; made with `QueueChargeRules`, and given every pod and node before the queue is.
-        wall: Seconds since 1970 when its clock was at 0, see `QueueClock`.
+        wall: See `QueueClock`.
 
     Attributes:
         unplaced: UIDs of admitted pods that are not assumed on any node; they are placed before others are
             admitted.
         job_stages: The stages of all jobs; whoever watches Jobs writes them here.
-        refusals: Admissions that the API server has refused, by UID, and their pauses.
-        ended_pods: Pods that have ended a moment ago.
         coscheduling_groups: PodGroups of the coscheduling plugin; whoever watches them writes them here, and
             applies their pods again.
-        batch: Which pods batch mode binds, and why not others.
         claimed: Units of claims; the watch of claims reports changes to it after the state has them.
         seen_bound: When a pod that was admitted was last seen bound, seconds.
     """
@@ -143,7 +139,6 @@ class Queue:
             self._place_displaced(name)
 
     def set_batch_spec(self, uid: str, spec: Mapping[str, Any]) -> None:
-        """Set the whole spec of a pod that batch mode is to bind."""
         self.batch.set_spec(uid, spec)
         pod = self.queued_pods.get(uid)
         if pod is not None:
@@ -221,7 +216,6 @@ class Queue:
             self._place_displaced(record.node)
 
     def _find_phase(self, pod: QueuedPod, queue_info: PodQueueInfo, phase: Phase, now: float) -> Phase:
-        """Find the phase of a known pod from its newest version and from writes under way."""
         if phase is Phase.GATED:
             if _waits_again(pod, queue_info):
                 self._end_charges(pod, now)
@@ -244,7 +238,6 @@ class Queue:
         return phase
 
     def delete_pod(self, uid: str, now: float) -> None:
-        """Forget a pod; call it after the state has forgotten it."""
         self._forget_pod(uid, now)
         self.gangs.set_outside(uid, None)
         self.gangs.forget_success(uid)
@@ -275,7 +268,6 @@ class Queue:
             self._place_in_queue(pod)
 
     def has_untried_nodes(self, pod: QueuedPod) -> bool:
-        """Return True if a pod fits on a node where the committer has rejected no equivalent pod."""
         return pod.requirements is not None and self.admission.has_untried_nodes(pod.requirements, pod.uid)
 
     def record_refused_removal(self, uid: str) -> None:
@@ -353,7 +345,6 @@ class Queue:
         ]
 
     def explain_refusal(self, pod: QueuedPod) -> str:
-        """Say why a gated pod is in no queue; empty if it can be in one."""
         wrong = self._explain_fault(pod)
         why = self.refusals.explain_pause(pod.uid)
         if wrong or not why:

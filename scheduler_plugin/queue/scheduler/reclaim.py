@@ -36,7 +36,7 @@ REFUSED_S: Final = (600.0, 86_400.0)
 """Shortest and longest pause of workloads like one that kube-scheduler refused, until one is bound."""
 
 DENIED_S: Final = (300.0, 86_400.0)
-"""Shortest and longest pause of a workload that the API server has refused to let go, until it lets it."""
+"""Shortest and longest pause of a workload whose admission the API server refuses, until it allows it."""
 
 MOST_CANDIDATES: Final = 64
 """Borrowed pods of a node that are considered, the youngest ones."""
@@ -45,7 +45,7 @@ MOST_SETS: Final = 400
 """Other sets of victims that are tried, one after the other, before those found are evicted."""
 
 MOST_SIZES: Final = 8
-"""Sizes of cards on which room is looked for, for pods that ask for shares; the smallest ones."""
+"""Card sizes for which room is searched for pods that ask for shares; the smallest ones."""
 
 MAX_SEARCHES: Final = 4
 """Workloads without victims that one call examines at most; the next call goes on with others."""
@@ -56,7 +56,6 @@ class ReclaimPlan:
     """Victims and reservations for one lender.
 
     Attributes:
-        queue: The lender.
         uid: Its waiting pod or gang.
         node: Node where room is made; empty if only quota is missing, or for a gang.
         groups: Victims to evict; empty if the pods that are leaving already suffice.
@@ -254,7 +253,6 @@ class _VictimSearch:
     """Searches the victims for one workload.
 
     Args:
-        borrowed: Pods that may go.
         candidates: Possible victims for a workload of any priority, in the order of eviction.
         leaving: Pods that are about to be gone in any case.
         ended: Units of ended pods that are about to become free, see `EndedPods.sum_units`.
@@ -330,7 +328,6 @@ class _VictimSearch:
         return ReclaimPlan(self._queue_name, self._workload.uid, node, tuple(victims), spots)
 
     def sum_units(self, spots: Mapping[str, QueueReservation]) -> int:
-        """Add up the units that the workload is charged on its planned nodes."""
         amounts = self._queue.quota_usage
         return sum(
             amounts.compute_units_on_node(requirements, spots[uid].node) or 0
@@ -392,7 +389,6 @@ class _VictimSearch:
         return self._cohort.compute_missing(self._queue_name, units + self._reserved, freed)
 
     def _is_enough(self, placer: GangPlacer, groups: Collection[VictimGroup]) -> bool:
-        """Return True if the workload has quota and capacity once victims and leaving pods are gone."""
         victims = list_pods(groups)
         freed = self._borrowed.sum_freed(self.leaving, victims, self._cohort)
         if not self._workload.requirements.percent and self._compute_missing(self._least, freed):

@@ -19,17 +19,11 @@ from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.scheduler.gangs import Gangs
 
 REMOVED_S: Final = (5.0, 60.0)
-"""The shortest and the longest pause before it is asked again that a pod be removed, or requeued."""
+"""The shortest and the longest pause before a removal or requeue of the same pod is asked for again."""
 
 
 class RequeueFinder:
-    """Finds admitted pods to requeue, repeatedly until it is done: a budget may protect a pod from removal.
-
-    Args:
-        pods: All pods by UID, kept up to date by the queue.
-        queues: The queues, with the pods that each has.
-        give_back: Gives an admitted pod's room to others.
-    """
+    """Finds admitted pods to requeue, again and again: a budget may protect a pod from removal."""
 
     def __init__(
         self,
@@ -56,7 +50,6 @@ class RequeueFinder:
         self._refused.pop(uid, None)
 
     def find_requeues(self, config: QueueConfig, now: float) -> list[Requeue]:
-        """Find the pods to requeue now."""
         self._removals.pop_due(now)
         self._requeues.pop_due(now)
         admitted = [pod for pod in self._queued_pods.values() if _has_no_node(pod)]
@@ -126,7 +119,6 @@ class RequeueFinder:
 
 
 def _has_no_node(pod: QueuedPod) -> bool:
-    """Return True if a pod was admitted and is not bound, as far as is known."""
     return pod.phase is Phase.ADMITTED and not pod.queue_info.gated
 
 

@@ -9,7 +9,7 @@ from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.scheduler.gangs import Gangs
 
 AGAIN_S: Final = 10.0
-"""The age of all pods that run changes slowly: it is looked at so often."""
+"""How long a computed mean age of the running pods is used: it changes slowly."""
 
 
 def compute_delay_s(age_s: float, least_s: float, most_s: float) -> float:
@@ -29,11 +29,7 @@ def compute_delay_s(age_s: float, least_s: float, most_s: float) -> float:
 
 
 class ReservationDelay:
-    """Finds the pods and gangs that have waited for that long.
-
-    Args:
-        pods: All pods by UID, kept up to date by the queue.
-    """
+    """Finds the pods and gangs that have waited for that long."""
 
     def __init__(self, pods: Mapping[str, QueuedPod], gangs: Gangs) -> None:
         self._queued_pods = pods
@@ -45,10 +41,6 @@ class ReservationDelay:
         """List workloads that have waited long enough for a reservation: UIDs and queues, the oldest first.
 
         A gang has waited since its first waiting pod began to, as for its position in the queue.
-
-        Args:
-            config: The shortest and the longest wait.
-            queues: The queues, whose running pods count.
         """
         limit = now - config.keep_room_after_s
         long = [

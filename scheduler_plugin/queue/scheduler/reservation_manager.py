@@ -16,10 +16,10 @@ from scheduler_plugin.queue.scheduler.admission import AdmissionScheduler
 from scheduler_plugin.queue.scheduler.reservation_delay import ReservationDelay
 
 VAIN_S: Final = 60.0
-"""For so long it is not asked again whether pods could ever have room, unless nodes or their cards change."""
+"""How long a failed plan counts, unless nodes or their cards change."""
 
 MAX_SEARCHES: Final = 16
-"""So often room is looked for at one time; the queue decides before it goes on."""
+"""Searches for room in one call; the queue decides before the next one."""
 
 
 class _PlannedReservation(Enum):
@@ -34,18 +34,16 @@ class _PlannedReservation(Enum):
     VAIN = auto()
     """The workload will never have room."""
     BEHIND = auto()
-    """Only what is kept for others is in its way, which is given up after a while. If somebody younger kept
-    room then, a gang that needs much would never have it."""
+    """Only reservations of others are in its way, which are given up after a while.
+
+    If somebody younger reserved room then, a gang that needs much would never have it.
+    """
 
 
 class ReservationManager:
     """Makes reservations, and drops those that cannot serve their workload.
 
     Room is reserved for all pods of a gang at once or for none. So no two gangs hold parts of what both need.
-
-    Args:
-        admission: The waiting workloads, the quotas and the cluster.
-        delay: The wait after which cards are reserved.
     """
 
     def __init__(self, admission: AdmissionScheduler, delay: ReservationDelay) -> None:
@@ -121,7 +119,6 @@ class ReservationManager:
         )
 
     def _fits_now(self, requirements: PodRequirements) -> bool:
-        """Return True if a pod fits somewhere now, in an idle slot if there are slots."""
         admission = self._admission
         fits = admission.capacity.mask_fits(requirements)
         if fits.any() and admission.config.slots is not None:
@@ -215,7 +212,6 @@ class ReservationManager:
         )
 
     def _sum_units(self, pods: Iterable[Pod], reservations: dict[str, QueueReservation]) -> int:
-        """Add up the units that pods are charged on their reserved nodes."""
         amounts = self._admission.quota_usage
         return sum(
             amounts.compute_units_on_node(requirements, reservations[uid].node) or 0
