@@ -16,6 +16,8 @@ from kubeapi.selectors import LabelSelector, NodeRules, NodeTerm, NodeTraits, Ta
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 """Annotation of a mirror pod, the API's image of a static pod. Its value is the UID that the kubelet uses."""
 
+SCHEDULED: Final = "PodScheduled"
+"""The only condition of a pod that is not the kubelet's."""
 TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 
 ResourceList = dict[str, str | int]
@@ -361,7 +363,7 @@ class PodStatus(ConditionedStatus):
     @property
     def scheduled(self) -> Condition | None:
         """The condition PodScheduled; None before a scheduler has said anything."""
-        return self.get_condition("PodScheduled")
+        return self.get_condition(SCHEDULED)
 
     @property
     def is_unschedulable(self) -> bool:
@@ -422,6 +424,11 @@ class Pod(KubeObject):
     def is_of_daemon_set(self) -> bool:
         owner = self.metadata.controller
         return owner is not None and owner.kind == "DaemonSet"
+
+
+def decode_pod(body: bytes) -> Pod:
+    """Decode a pod as the API server writes it; what it may raise is `kubeapi.errors.UNREADABLE`."""
+    return msgspec.json.decode(body, type=Pod)
 
 
 class ServerVersion(KubeStruct):

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from allocator.names import PLACEHOLDER_LABEL, STARTUP_TAINT
-from gpupack.autoscale.placeholders import condition_patch, find_changes
+from gpupack.autoscale.placeholders import MESSAGE, find_changes
 from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.scale_down import find_node_changes, find_nodes_to_keep
 from gpupack.whatif.cluster import Cluster
+from kubeapi.objects import SCHEDULED
+from kubeapi.pod_scheduled import make_refusal
 from tests.ask_world import Node, Pod
 from tests.autoscale_world import UNSCHEDULABLE
 from tests.cluster_builders import MEMORY
@@ -200,7 +202,8 @@ class Cloud:
         for pod in changes.delete:
             del self.placeholders[pod.metadata.name]
         for name, placeholder in changes.create.items():
-            made = {**placeholder.manifest(NAMESPACE, 1), **condition_patch(written(self.now))}
+            condition = {"type": SCHEDULED, **make_refusal("Unschedulable", MESSAGE, START + self.now)}
+            made = {**placeholder.manifest(NAMESPACE, 1), "status": {"conditions": [condition]}}
             made["metadata"] |= {"name": name, "uid": name}
             self.placeholders[name] = made
         if self.guarded:

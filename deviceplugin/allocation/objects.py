@@ -26,10 +26,7 @@ from allocator.records import (
     load_holds,
 )
 from allocator.request import PodRequest, parse_admitted
-from kubeapi.objects import Pod, WritableNode
-
-SCHEDULED: Final = "PodScheduled"
-"""The only condition of a pod that is not the kubelet's."""
+from kubeapi.objects import SCHEDULED, Pod, WritableNode
 
 # Nearly every state of the Node has the texts of the one before; a thousand pods take some 0.3 ms to read.
 _load_holds: Final = lru_cache(maxsize=2)(load_holds)

@@ -213,20 +213,3 @@ def find_changes(wanted: Iterable[Placeholder], pods: Iterable[Pod], namespace: 
             if name in living and living[name].metadata.get_annotation(PLACEHOLDER_FOR) != each.named
         },
     )
-
-
-def condition_patch(now: str) -> dict[str, Any]:
-    """Write the patch of a placeholder's status that makes a cluster autoscaler count it.
-
-    Args:
-        now: The time, as the API writes it.
-    """
-    condition = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": MESSAGE,
-        "lastTransitionTime": now,
-        "lastProbeTime": None,
-    }
-    return {"status": {"conditions": [condition]}}

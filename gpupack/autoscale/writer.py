@@ -12,12 +12,12 @@ from typing import Any, Final, Protocol
 import structlog
 
 from allocator.names import NODE_HOST, PLACEHOLDER_FOR
-from gpupack.autoscale.placeholders import Changes, condition_patch
+from gpupack.autoscale.placeholders import MESSAGE, Changes
 from gpupack.autoscale.scale_down import NodeChange
 from kubeapi.errors import Conflict, KubeApiError, NotFound
-from kubeapi.metadata import format_time
 from kubeapi.objects import Node
-from kubeapi.paths import STRATEGIC_PATCH, make_collection_path, make_node_path, make_pod_path
+from kubeapi.paths import make_collection_path, make_node_path, make_pod_path
+from kubeapi.pod_scheduled import ConditionApi, make_refusal, write_scheduled
 
 NODES_EACH_PASS: Final = 100
 """Nodes that are annotated, or labelled, in one pass: thousands must not be written at once."""
@@ -25,14 +25,10 @@ NODES_EACH_PASS: Final = 100
 log = structlog.get_logger(__name__)
 
 
-class Api(Protocol):
+class Api(ConditionApi, Protocol):
     """Api is the part of the API client that the writer needs; `kubeapi.client.KubeClient` has it."""
 
     async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes: ...
-
-    async def patch(
-        self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...
-    ) -> bytes: ...
 
     async def delete(self, path: str, body: Any = ..., *, timeout_s: float = ...) -> bytes: ...
 
@@ -104,9 +100,8 @@ class Writer:
         await self._api.post(path, manifest, timeout_s=self._timeout_s)
 
     async def _mark(self, name: str) -> None:
-        path = f"{make_pod_path(self._namespace, name)}/status"
-        body = condition_patch(format_time(time.time()))
-        await self._api.patch(path, body, STRATEGIC_PATCH, timeout_s=self._timeout_s)
+        condition = make_refusal("Unschedulable", MESSAGE, time.time())
+        await write_scheduled(self._api, self._namespace, name, condition, timeout_s=self._timeout_s)
 
     async def _patch(self, path: str, body: Any) -> None:
         await self._api.patch(path, body, timeout_s=self._timeout_s)

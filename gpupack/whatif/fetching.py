@@ -16,7 +16,7 @@ from gpupack.whatif.cluster import QUEUE_NOT_READ, Cluster
 from gpupack.whatif.events import PodEvent, PodEvents, format_events
 from gpupack.whatif.objects import waits_in_queue
 from gpupack.whatif.queue_rules import QueueRules, read_rules
-from kubeapi.objects import Namespace, Node, Pod, PodDisruptionBudget, PodGroup
+from kubeapi.objects import Namespace, Node, Pod, PodDisruptionBudget, PodGroup, decode_pod
 from kubeapi.paths import NODES_PATH, PODS_PATH, make_collection_path, make_service_path
 from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH
 from scheduler_plugin.cache.pod_groups import (
@@ -133,7 +133,7 @@ async def read_own_events(source: ClusterSource, namespace: str, name: str) -> t
 
     async with await connect(source.kubeconfig, source.context) as client:
         try:
-            pod = msgspec.json.decode(await client.get(make_pod_path(namespace, name)), type=Pod)
+            pod = decode_pod(await client.get(make_pod_path(namespace, name)))
         except (KubeApiError, *UNREADABLE):
             return ()
         return format_events(await _events(client, namespace, name), {pod.metadata.uid})

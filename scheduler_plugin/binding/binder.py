@@ -6,14 +6,13 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import Protocol
 
-import msgspec
 import structlog
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
 from kubeapi.events import BUSY_S
 from kubeapi.lease import LeaderStatus
-from kubeapi.objects import Pod
+from kubeapi.objects import Pod, decode_pod
 from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer, PendingBinding
@@ -22,8 +21,6 @@ from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.errors import CommitError
 
 log = structlog.get_logger(__name__)
-
-_decode_pod = msgspec.json.Decoder(Pod).decode
 
 
 class BindingApi(Protocol):
@@ -348,7 +345,7 @@ class Binder:
         pod = commitment.pod
         try:
             body = await self.api.get(make_pod_path(pod.namespace, pod.name), timeout_s=self.timeout_s)
-            current = _decode_pod(body)
+            current = decode_pod(body)
         except NotFound:
             return BindingOutcome.GONE
         except (KubeApiError, *UNREADABLE) as error:

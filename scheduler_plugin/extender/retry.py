@@ -20,19 +20,19 @@ So it treats every waiting pod as refused by every node.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import msgspec
 import structlog
 
 from kubeapi.bounded import BoundedDict
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound, decode_answer
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.metadata import format_time
-from kubeapi.objects import Pod
-from kubeapi.paths import STRATEGIC_PATCH, make_pod_path
+from kubeapi.objects import decode_pod
+from kubeapi.paths import make_pod_path
+from kubeapi.pod_scheduled import ConditionApi, write_scheduled
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.extender.filter_reply import FilterReply
@@ -60,17 +60,10 @@ WRITE_S: Final = 10.0
 log = structlog.get_logger(__name__)
 
 
-_decode = msgspec.json.Decoder(Pod).decode
-
-
-class PatchApi(Protocol):
-    """PatchApi is the part of the API server that is needed; `kubeapi.client.KubeClient` has it."""
+class RetryApi(ConditionApi, Protocol):
+    """RetryApi is the part of the API server that is needed; `kubeapi.client.KubeClient` has it."""
 
     async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
-
-    async def patch(
-        self, path: str, body: Mapping[str, object], content_type: str = ..., *, timeout_s: float = ...
-    ) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +87,7 @@ class RefusedPodRetrier:
     def __init__(
         self,
         extender: Extender,
-        api: PatchApi,
+        api: RetryApi,
         clock: Callable[[], float],
         stale: Callable[[], str],
         leadership: LeaderStatus = SOLE_PROCESS,
@@ -195,14 +188,13 @@ class RefusedPodRetrier:
             False if it did not work and may work later, else True.
         """
         name, path = f"{pod.namespace}/{pod.name}", make_pod_path(pod.namespace, pod.name)
-        probed = {"type": "PodScheduled", "lastProbeTime": format_time(time.time())}
-        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [probed]}}
+        probed = {"lastProbeTime": format_time(time.time())}
         try:
             if not known and not _was_refused(await self._api.get(path, timeout_s=WRITE_S)):
                 return True
             self.fits(pod.uid)
             log.info("pod fits by now, and is tried again", pod=name)
-            await self._api.patch(f"{path}/status", body, STRATEGIC_PATCH, timeout_s=WRITE_S)
+            await write_scheduled(self._api, pod.namespace, pod.name, probed, uid=pod.uid, timeout_s=WRITE_S)
         except KubeApiError as error:
             log.info("pod is not tried again", pod=name, error=str(error))
             # Gone, or another pod of the name, to which the API server says 422; else it may work later.
@@ -215,5 +207,5 @@ class RefusedPodRetrier:
 
 def _was_refused(body: bytes) -> bool:
     """Return True if a pod's status says that it could not be scheduled."""
-    condition = decode_answer(body, _decode, "a Pod").status.scheduled
+    condition = decode_answer(body, decode_pod, "a Pod").status.scheduled
     return condition is not None and condition.status == "False"

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kubeapi.objects import ObjectMeta, Pod
+from kubeapi.objects import ObjectMeta, Pod, decode_pod
 from scheduler_plugin.scheduling.batch_eligibility import list_unchecked_fields
 from scheduler_plugin.scheduling.pod_affinity import AffinityTerm, read_anti_affinity
 
@@ -69,7 +69,7 @@ def decode_alike(bodies: Mapping[str, bytes]) -> list[Pod]:
     """
     found: list[Pod] = []
     for uid, body in bodies.items():
-        pod = msgspec.json.decode(body, type=Pod)
+        pod = decode_pod(body)
         spec: Mapping[str, Any] = msgspec.json.decode(body)["spec"]
         if pod.metadata.uid != uid or {*list_unchecked_fields(spec)} - {_GROUP_FIELD}:
             return []

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import structlog
 
 from kubeapi.errors import UNREADABLE, KubeApiError
 from kubeapi.eviction import EvictionApi, nominate_node
-from kubeapi.objects import Pod
+from kubeapi.objects import decode_pod
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan
@@ -32,8 +31,6 @@ FOREIGN_NOMINATION_S: Final = 30.0
 """For so long a nomination that is not ours is taken for a preemption of kube-scheduler's own."""
 
 log = structlog.get_logger(__name__)
-
-_decode_pod = msgspec.json.Decoder(Pod).decode
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +122,7 @@ class Nominations:
         body = await nominate_node(self._api, pod.namespace, pod.name, pod.uid, nomination.node)
         try:
             # The newest version of the pod: it may be bound or deleted already.
-            self._state.apply_pod(_decode_pod(body), self._clock())
+            self._state.apply_pod(decode_pod(body), self._clock())
         except UNREADABLE as error:
             log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 

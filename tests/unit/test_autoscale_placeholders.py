@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import msgspec
 
-from gpupack.autoscale.placeholders import MESSAGE, condition_patch, find_changes
+from gpupack.autoscale.placeholders import MESSAGE, find_changes
 from gpupack.dashboard.advice import explain_pending_pod, list_waiting_pods
 from gpupack.diagnose.why import explain_pod
-from kubeapi.objects import Pod
+from kubeapi.objects import SCHEDULED, Pod
+from kubeapi.pod_scheduled import make_refusal
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePods
 from tests.autoscale_world import fragments, grown, plan_of, waits
 
@@ -25,7 +26,8 @@ def there(placeholder, number, *, namespace=NAMESPACE, marked=True, **meta):
     made = placeholder.manifest(namespace, number)
     made["metadata"] |= {"uid": f"uid-{number}", **meta}
     if marked:
-        made |= condition_patch("2027-01-15T08:00:00Z")
+        condition = {"type": SCHEDULED, **make_refusal("Unschedulable", MESSAGE, 1800000000.0)}
+        made["status"] = {"conditions": [condition]}
     return msgspec.json.decode(json.dumps(made), type=Pod)
 
 
@@ -48,7 +50,6 @@ def test_what_is_there_stays_and_what_nobody_needs_goes():
 def test_a_placeholder_without_the_condition_gets_it():
     one, _ = two_alike()
     assert find_changes([one], [there(one, 1, marked=False)], NAMESPACE).mark == (one.name(1),)
-    assert condition_patch("t")["status"]["conditions"][0]["message"] == MESSAGE
 
 
 def test_whom_a_placeholder_stands_for_is_kept_current():

@@ -9,7 +9,7 @@ import pytest
 from allocator.names import BATCH_SCHEDULER
 from kubeapi.errors import NotFound
 from scheduler_plugin.queue.cache.queued_pods import Phase
-from scheduler_plugin.queue.controller.batch_conditions import BatchConditions, make_condition_patch
+from scheduler_plugin.queue.controller.batch_conditions import BatchConditions, make_condition
 from scheduler_plugin.queue.controller.status import WaitReason
 from tests.api_requests import ApiRequests
 from tests.queue_world import QueueWorld
@@ -28,11 +28,9 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
     ],
 )
 def test_an_autoscaler_reads_unschedulable_only_where_nodes_would_help(reason: WaitReason, said: str) -> None:
-    patch = make_condition_patch("uid-p", reason, "x" * 2000, NOW)
-    (condition,) = patch["status"]["conditions"]
-    assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", said)
+    condition = make_condition(reason, "x" * 2000, NOW)
+    assert (condition["status"], condition["reason"]) == ("False", said)
     assert len(condition["message"]) == 1024
-    assert patch["metadata"] == {"uid": "uid-p"}
 
 
 async def test_the_newest_reason_is_written_for_pods_of_batch_mode_that_still_wait() -> None:
@@ -64,5 +62,9 @@ async def test_the_newest_reason_is_written_for_pods_of_batch_mode_that_still_wa
     running.cancel()
     pods = "/api/v1/namespaces/default/pods"
     assert api.asked == [("patch", f"{pods}/{name}/status") for name in ("gone", "p")]
-    reasons = [body["status"]["conditions"][0]["reason"] for body in api.bodies]
-    assert reasons == ["Unschedulable", "Quota"]
+    written = [body["status"]["conditions"][0] for body in api.bodies]
+    assert [(each["type"], each["reason"]) for each in written] == [
+        ("PodScheduled", "Unschedulable"),
+        ("PodScheduled", "Quota"),
+    ]
+    assert [body["metadata"] for body in api.bodies] == [{"uid": uids[0]}, {"uid": uids[1]}]

@@ -14,7 +14,7 @@ from scheduler_plugin.queue.cache.batch_pods import NO_COMMITTER, NOT_READ
 from scheduler_plugin.queue.cache.queued_pods import Phase
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.controller.batch_client import CommitFailedError
-from scheduler_plugin.queue.controller.batch_conditions import make_condition_patch
+from scheduler_plugin.queue.controller.batch_conditions import make_condition
 from scheduler_plugin.queue.controller.batch_handover import Handed, Handover
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.settings import QueueSettings
@@ -333,8 +333,7 @@ async def test_an_event_and_the_status_name_the_field_of_a_pod_that_slipped_thro
     assert "create the pod without it, or with schedulerName gpupack-scheduler" in why.message
     assert why.reason is WaitReason.REFUSED
     assert [len(call.groups) for call in run.client.calls] == [1]
-    patch = make_condition_patch(uid, why.reason, why.message, datetime(2026, 1, 1, tzinfo=UTC))
-    (condition,) = patch["status"]["conditions"]
+    condition = make_condition(why.reason, why.message, datetime(2026, 1, 1, tzinfo=UTC))
     assert condition["reason"] != "Unschedulable"
     assert "hostNetwork" in condition["message"]
 

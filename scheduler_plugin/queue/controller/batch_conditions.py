@@ -7,32 +7,20 @@ only if more nodes would help. Other waits get the queue's own reason.
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Final
 
 import structlog
 
 from kubeapi.errors import KubeApiError
 from kubeapi.events import BUSY_S
-from kubeapi.metadata import format_time
-from kubeapi.paths import STRATEGIC_PATCH, make_pod_path
+from kubeapi.pod_scheduled import ConditionApi, make_refusal, write_scheduled
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
 from scheduler_plugin.queue.controller.status import WaitReason
 
 PACE_S: Final = 0.1
 """Conditions are written ten a second at most, and none while pods are being bound."""
 
-LONGEST: Final = 1024
-"""Characters of a message."""
-
 log = structlog.get_logger(__name__)
-
-
-class ConditionApi(Protocol):
-    """The API server as writing conditions needs it; `kubeapi.client.KubeClient` has it."""
-
-    async def patch(
-        self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...
-    ) -> bytes: ...
 
 
 class BatchConditions:
@@ -78,22 +66,16 @@ class BatchConditions:
 
     async def _write_condition(self, pod: QueuedPod, reason: WaitReason, message: str) -> None:
         record = pod.record
-        body = make_condition_patch(record.uid, reason, message, self._wall())
-        path = f"{make_pod_path(record.namespace, record.name)}/status"
+        condition = make_condition(reason, message, self._wall())
+        namespace, name = record.namespace, record.name
         try:
-            await self._api.patch(path, body, STRATEGIC_PATCH, timeout_s=self._timeout_s)
+            await write_scheduled(
+                self._api, namespace, name, condition, uid=record.uid, timeout_s=self._timeout_s
+            )
         except KubeApiError as error:
-            log.info("condition not written", pod=f"{record.namespace}/{record.name}", error=str(error))
+            log.info("condition not written", pod=f"{namespace}/{name}", error=str(error))
 
 
-def make_condition_patch(uid: str, reason: WaitReason, message: str, now: datetime) -> dict[str, Any]:
-    """Make the patch that says why a pod is not scheduled; conditions are merged by type."""
+def make_condition(reason: WaitReason, message: str, now: datetime) -> dict[str, str]:
     more_nodes_help = reason in {WaitReason.ROOM, WaitReason.NEVER}
-    condition = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable" if more_nodes_help else reason.value,
-        "message": message[:LONGEST],
-        "lastTransitionTime": format_time(now.timestamp()),
-    }
-    return {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
+    return make_refusal("Unschedulable" if more_nodes_help else reason.value, message, now.timestamp())

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Protocol
 
-import msgspec
-
 from allocator.names import POD_PLANNED, POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
 from kubeapi.backoff import Backoff
 from kubeapi.errors import (
@@ -24,7 +22,7 @@ from kubeapi.errors import (
     TooManyRequests,
 )
 from kubeapi.eviction import evict_pod
-from kubeapi.objects import Pod
+from kubeapi.objects import Pod, decode_pod
 from kubeapi.paths import JSON_PATCH, make_pod_path
 from kubeapi.selectors import REQUIRED
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
@@ -34,8 +32,6 @@ from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 
 TRIES: Final = 4
 """Patches of one pod before others have its turn: what fails for one pod may be done for others."""
-
-_decode_pod = msgspec.json.Decoder(Pod).decode
 
 
 class QueueApi(Protocol):
@@ -193,7 +189,7 @@ class PodWriter:
         path = make_pod_path(record.namespace, record.name)
         while self._can_write():
             try:
-                now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
+                now = decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
             except NotFound:
                 return WriteResult(WriteOutcome.GONE)
             except UNREADABLE:

@@ -1,0 +1,59 @@
+"""Writes the condition `PodScheduled` of a pod, as every scheduler does."""
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from kubeapi.metadata import format_time
+from kubeapi.objects import SCHEDULED
+from kubeapi.paths import STRATEGIC_PATCH, make_pod_path
+
+LONGEST: Final = 1024
+"""Characters of a message."""
+
+
+class ConditionApi(Protocol):
+    """The API server as writing conditions needs it; `kubeapi.client.KubeClient` has it."""
+
+    async def patch(
+        self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...
+    ) -> bytes: ...
+
+
+def make_refusal(reason: str, message: str, now: float) -> dict[str, str]:
+    """Make the condition of a pod that is not scheduled.
+
+    Args:
+        reason: With `Unschedulable` cluster autoscalers look for a node to add.
+        now: Seconds since the epoch.
+    """
+    return {
+        "status": "False",
+        "reason": reason,
+        "message": message[:LONGEST],
+        "lastTransitionTime": format_time(now),
+    }
+
+
+async def write_scheduled(
+    api: ConditionApi,
+    namespace: str,
+    name: str,
+    condition: Mapping[str, str],
+    *,
+    uid: str | None = None,
+    timeout_s: float,
+) -> None:
+    """Write fields of the condition, which a strategic merge patch finds by its type.
+
+    Args:
+        uid: The pod that is meant; None: whichever has the name.
+
+    Raises:
+        Invalid: another pod has the name now.
+        KubeApiError: the write failed.
+    """
+    body: dict[str, Any] = {"status": {"conditions": [{"type": SCHEDULED, **condition}]}}
+    if uid is not None:
+        body["metadata"] = {"uid": uid}
+    path = f"{make_pod_path(namespace, name)}/status"
+    await api.patch(path, body, STRATEGIC_PATCH, timeout_s=timeout_s)
