@@ -5,6 +5,9 @@ The server reads N nodes of eight 80 GiB cards, 60 % full, and two pods a node f
 one. Then 20 request shapes are asked in turn, filter and prioritize each with the names of all nodes. Between
 two calls one node's words change through the watch.
 
+Each shape is asked without and with a percent of the cards' compute. Figures that begin with `compute_` are
+medians of the second's time over the first's.
+
 Two times are taken of each call. The server says what it spent, from the body read to the answer made (header
 Server-Timing). This client measures what it waited, HTTP and the loopback included. The last line is JSON
 with the server's own times. `list_s` has the seconds from its first question for a list to being ready, and
@@ -24,6 +27,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,14 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from allocator.names import DEFAULT_NODE_POLICY, NODE_CARDS, NODE_HOLDS, POD_ASSIGNED, resource_name
+from allocator.names import (
+    COMPUTE_RESOURCE,
+    DEFAULT_NODE_POLICY,
+    NODE_CARDS,
+    NODE_HOLDS,
+    POD_ASSIGNED,
+    resource_name,
+)
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_assigned, dump_cards, dump_holds
 from benchmarks.machine import cpu_s, machine, percentile, resident_mib
@@ -39,6 +50,8 @@ from benchmarks.machine import cpu_s, machine, percentile, resident_mib
 CARDS = 8
 CARD_UNITS = 79
 FULL = 0.6
+COMPUTE_LIMIT = 100
+ASKED_COMPUTE = 20
 PODS_A_NODE = 2
 RESOURCE = resource_name(1024)
 START_LIMIT_S = 120
@@ -66,6 +79,7 @@ class FakeCluster:
         self.version = 10
         self.names = [f"gpu-node-{index:05d}" for index in range(nodes)]
         self.used = [[self._some_units() for _ in range(CARDS)] for _ in self.names]
+        self.compute = [[self._some_units(COMPUTE_LIMIT) for _ in range(CARDS)] for _ in self.names]
         self.cpu = [self.random.randrange(16, 97, 8) for _ in self.names]
         self.pods = [self._pod(node, slot) for node in range(nodes) for slot in range(PODS_A_NODE)]
         self.listed = {
@@ -77,8 +91,8 @@ class FakeCluster:
         self.cpu_before_s = 0.0
         self.watchers: list[asyncio.Queue[bytes]] = []
 
-    def _some_units(self) -> int:
-        return min(CARD_UNITS, max(0, round(self.random.gauss(FULL, 0.3) * CARD_UNITS)))
+    def _some_units(self, most: int = CARD_UNITS) -> int:
+        return min(most, max(0, round(self.random.gauss(FULL, 0.3) * most)))
 
     def _pod(self, node: int, slot: int) -> dict[str, Any]:
         pod = pod_object(f"running-{node}-{slot}", 8, cpu="2", memory="8Gi")
@@ -94,7 +108,9 @@ class FakeCluster:
 
     def node(self, index: int) -> dict[str, Any]:
         """Make a Node with the fields a kubelet fills in."""
-        words = NodeWords.of(1024, [CARD_UNITS] * CARDS, self.used[index], self.version)
+        words = NodeWords.of(
+            1024, [CARD_UNITS] * CARDS, self.used[index], self.version, COMPUTE_LIMIT, self.compute[index]
+        )
         inventory = [
             CardRecord(self.uuid(index, card), card, "NVIDIA H100 80GB HBM3", 81079, card // 4, healthy=True)
             for card in range(CARDS)
@@ -274,7 +290,11 @@ async def measure(nodes: int, policy: str, calls: int, *, shuffle: bool) -> None
     for what in ("filter", "both"):
         for percent in (50, 99):
             figures[f"{what}_p{percent}_ms"] = round(percentile(handled[what], percent), 3)
-        print(f"{what:6} handled {spread(handled[what])}; client waited {spread(waited[what])}")
+        ratios = [asks / none for asks, none in zip(handled[f"compute_{what}"], handled[what], strict=True)]
+        figures[f"compute_{what}_ratio"] = round(percentile(ratios, 50), 2)
+        for kind in ("", "compute_"):
+            name = f"{kind}{what}"
+            print(f"{name:14} handled {spread(handled[name])}; client waited {spread(waited[name])}")
     order = "new" if shuffle else "same"
     print(f"resident {rss_mib:.1f} MiB; policy {policy}, {calls} pairs of calls, {order} order of names each")
     figures |= {"rss_mib": round(rss_mib, 1), "list_s": round(list_s, 3), "list_cpu_s": round(list_cpu_s, 2)}
@@ -299,24 +319,35 @@ async def ask(
     session: aiohttp.ClientSession, cluster: FakeCluster, calls: int, *, shuffle: bool
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Ask filter and prioritize; the first round of shapes is not counted."""
-    heads = [json.dumps({"Pod": pod}, separators=(",", ":")).encode()[:-1] for pod in shapes()]
+    kinds = {"": shapes(), "compute_": [with_compute(pod, ASKED_COMPUTE) for pod in shapes()]}
     names = list(cluster.names)
     tail = names_tail(names)
-    handled: dict[str, list[float]] = {"filter": [], "both": []}
-    waited: dict[str, list[float]] = {"filter": [], "both": []}
-    for call in range(-len(heads), calls):
+    handled: dict[str, list[float]] = defaultdict(list)
+    waited: dict[str, list[float]] = defaultdict(list)
+    for call in range(-len(kinds[""]), calls):
         if shuffle:
             cluster.random.shuffle(names)
             tail = names_tail(names)
-        cluster.change_one_node()
-        body = heads[call % len(heads)] + tail
-        first = await post(session, "/filter", body)
-        second = await post(session, "/prioritize", body)
-        if call >= 0:
-            for sink, index in ((handled, 0), (waited, 1)):
-                sink["filter"].append(first[index])
-                sink["both"].append(first[index] + second[index])
+        for kind, pods in kinds.items():
+            pod = {"Pod": pods[call % len(pods)]}
+            cluster.change_one_node()
+            body = json.dumps(pod, separators=(",", ":")).encode()[:-1] + tail
+            first = await post(session, "/filter", body)
+            second = await post(session, "/prioritize", body)
+            if call >= 0:
+                for sink, index in ((handled, 0), (waited, 1)):
+                    sink[f"{kind}filter"].append(first[index])
+                    sink[f"{kind}both"].append(first[index] + second[index])
     return handled, waited
+
+
+def with_compute(pod: dict[str, Any], percent: int) -> dict[str, Any]:
+    """Copy a pod, with a percent of the cards' compute in each container."""
+    copy: dict[str, Any] = json.loads(json.dumps(pod))
+    for container in (*copy["spec"]["containers"], *copy["spec"].get("initContainers", ())):
+        for amounts in container["resources"].values():
+            amounts[COMPUTE_RESOURCE] = str(percent)
+    return copy
 
 
 def names_tail(names: Sequence[str]) -> bytes:

@@ -20,7 +20,7 @@ from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.card_costs import CardCosts, get_array_costs
-from scheduler_plugin.scheduling.policies.registry import PolicyRequest
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from scheduler_plugin.scheduling.reasons import FilterReason
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
@@ -35,6 +35,8 @@ from scheduler_plugin.scheduling.request import (
 CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
 
 _NUMA_BITS: Final = 62
+
+_EVERY_BYTE: Final = np.uint64(0x0101010101010101)
 
 _SIZE: Final = 1 << 32
 """Factor of a card's size where size and free units are one number."""
@@ -107,16 +109,13 @@ def _filter_even_rows(nodes: NodeArrays, query: SchedulingRequest, rows: RowArra
     ask = query.policy_request
     fits: BoolArray = nodes.usable[rows]
     for demand in ask.demands:
-        fits &= _has_cards(nodes, ask, rows, demand.units, demand.cards)
+        fits &= _has_cards(nodes, ask, rows, demand, demand.cards)
     one_model = _fit_on_one_model(nodes, query, rows, fits)
-    if len(ask.demands) > 1 and query.request.asks_compute:
+    if len(ask.demands) > 1:
         left = np.flatnonzero(fits & ~one_model)
-        fits[left] = _fit_exactly(nodes, query, rows[left])
-    elif len(ask.demands) > 1:
-        sure = _fit_apart(nodes, ask, rows) if ask.rules.apart else _fit_with_any_cards(nodes, ask, rows)
-        left = np.flatnonzero(fits & ~sure & ~one_model)
+        left = left[~_fit_with_any_cards(nodes, ask, rows[left])]
         if left.size:
-            fits[left] = False if ask.rules.apart else _fit_together(nodes, query, rows[left])
+            fits[left] = _fit_together(nodes, query, rows[left])
     return fits
 
 
@@ -183,24 +182,34 @@ def _filter_mixed_rows(
     return fits
 
 
-def _has_cards(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, units: int, cards: int) -> BoolArray:
-    """Tell which nodes have `cards` cards with `units` free units each."""
+def _has_cards(
+    nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, demand: CardDemand, cards: int
+) -> BoolArray:
+    """Tell which nodes have `cards` cards that each have what the demand asks of one."""
     if cards > nodes.free_order.shape[0]:
         return np.zeros(len(rows), dtype=np.bool_)
     if ask.admits is None:
-        result: BoolArray = nodes.free_order[cards - 1][rows] >= units
+        result: BoolArray = nodes.free_order[cards - 1][rows] >= demand.units
         return result
     # To look at all rows takes less time than to gather the cards of a quarter of them.
-    if 4 * len(rows) > nodes.row_count:
-        admitted: BoolArray = _have_so_many((nodes.free >= units) & ask.admits, cards)[rows]
-    else:
-        admitted = _have_so_many((nodes.free[rows] >= units) & ask.admits[rows], cards)
-    return admitted
+    everywhere = 4 * len(rows) > nodes.row_count
+    at = slice(None) if everywhere else rows
+    there: BoolArray = nodes.free[at] >= demand.units
+    there &= ask.admits[at]
+    if demand.compute and len(ask.demands) > 1:
+        there &= nodes.compute_free[at] >= demand.compute
+    admitted = _have_so_many(there, cards)
+    return admitted[rows] if everywhere else admitted
 
 
 def _have_so_many(there: BoolArray, cards: int) -> BoolArray:
-    """Tell which rows of bool[m, K] have so many True: a product takes an eighth of the time of counting."""
-    result: BoolArray = there.astype(np.float32) @ np.ones(there.shape[1], dtype=np.float32) >= cards
+    """Tell which rows of bool[m, K] have so many True, with the bytes of eight cards as one integer."""
+    short = -there.shape[1] % 8
+    eights = (np.pad(there, ((0, 0), (0, short))) if short else there).view(np.uint64)
+    # The product's highest byte is the sum of all bytes.
+    counts = eights * _EVERY_BYTE >> np.uint64(56)
+    total = counts[:, 0] if eights.shape[1] == 1 else counts.sum(axis=1)
+    result: BoolArray = total >= cards
     return result
 
 
@@ -210,7 +219,7 @@ def _fit_with_any_cards(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -
     cards = 0
     for demand in ask.demands:
         cards += demand.cards
-        sure &= _has_cards(nodes, ask, rows, demand.units, cards)
+        sure &= _has_cards(nodes, ask, rows, demand, cards)
     return sure
 
 
@@ -232,15 +241,19 @@ def _fit_together(
 ) -> BoolArray:
     """Tell where all demands fit together, given that each fits alone; `query` is in units."""
     ask = query.policy_request
-    costs = get_array_costs(ask.card_policy)
-    fits: BoolArray = np.zeros(len(rows), dtype=np.bool_)
-    if costs is not None and all(demand.cards == 1 for demand in ask.demands):
-        fits = place_many(nodes, ask, rows, costs, emptied=emptied)
-    left = np.flatnonzero(~fits)
-    if left.size:
-        left = left[_could_fit_by_sums(nodes, ask, rows[left], emptied=emptied)]
-        fits[left] = _fit_largest_first(nodes, ask, rows[left], emptied=emptied)
-        left = left[~fits[left]]
+    if ask.rules.apart:
+        fits = _fit_apart(nodes, ask, rows, emptied=emptied)
+        left = np.flatnonzero(fits & query.request.asks_compute)
+    else:
+        costs = get_array_costs(ask.card_policy)
+        fits = np.zeros(len(rows), dtype=np.bool_)
+        if costs is not None and all(demand.cards == 1 for demand in ask.demands):
+            fits = _place_many(nodes, ask, rows, costs, emptied=emptied)
+        left = np.flatnonzero(~fits)
+        if left.size:
+            left = left[_could_fit_by_sums(nodes, ask, rows[left], emptied=emptied)]
+            fits[left] = _fit_largest_first(nodes, ask, rows[left], emptied=emptied)
+            left = left[~fits[left]]
     if left.size:
         fits[left] = _fit_exactly(nodes, query, rows[left], emptied=emptied)
     return fits
@@ -249,11 +262,17 @@ def _fit_together(
 def _could_fit_by_sums(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> BoolArray:
     """Rule out nodes by the sum of free units, and by how many demands of each size their cards can hold."""
     free = _get_free(nodes, ask, rows, emptied=emptied)
+    compute_free = _get_compute(nodes, rows, emptied=emptied)
     could: BoolArray = free.sum(axis=1) >= ask.gpu_units
-    for units in {demand.units for demand in ask.demands}:
-        larger = [demand.cards for demand in ask.demands if demand.units >= units]
+    for units, compute in {(demand.units, demand.compute) for demand in ask.demands}:
+        larger = [
+            demand.cards for demand in ask.demands if demand.units >= units and demand.compute >= compute
+        ]
+        held = np.minimum(free // units, len(larger))
+        if compute:
+            held = np.minimum(held, compute_free // compute)
         # No card is two of one demand's cards.
-        could &= np.minimum(free // units, len(larger)).sum(axis=1) >= sum(larger)
+        could &= held.sum(axis=1) >= sum(larger)
     return could
 
 
@@ -263,13 +282,18 @@ def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *,
     A demand for one card takes the fullest card that has the units; for several cards, the emptiest.
     """
     free = _get_free(nodes, ask, rows, emptied=emptied)
+    compute_free = _get_compute(nodes, rows, emptied=emptied)
     ok: BoolArray = np.ones(len(rows), dtype=np.bool_)
-    for units, cards, _ in sorted(ask.demands, reverse=True):
+    for units, cards, compute in sorted(ask.demands, reverse=True):
         fits = free >= units
+        if compute:
+            fits &= compute_free >= compute
         ok &= np.count_nonzero(fits, axis=1) >= cards
         order = np.where(fits, free if cards == 1 else -free, np.iinfo(np.int64).max)
         best = np.argsort(order, axis=1, kind="stable")[:, :cards]
-        np.put_along_axis(free, best, np.take_along_axis(free, best, axis=1) - units, axis=1)
+        for left, taken in ((free, units), (compute_free, compute)):
+            if taken:
+                np.put_along_axis(left, best, np.take_along_axis(left, best, axis=1) - taken, axis=1)
     return ok
 
 
@@ -277,6 +301,13 @@ def _get_free(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied:
     """Return the free units of the cards that the pod may use: int64[m, K]; 0 for other cards."""
     free: LongArray = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
     return free if ask.admits is None else np.where(ask.admits[rows], free, 0)
+
+
+def _get_compute(nodes: NodeArrays, rows: RowArray, *, emptied: bool) -> LongArray:
+    """Return the percent of compute that cards have free: int64[m, K], 0 where more is given away."""
+    if emptied:
+        return np.repeat(nodes.compute_limit[rows].astype(np.int64)[:, None], nodes.size.shape[1], axis=1)
+    return np.maximum(nodes.compute_free[rows].astype(np.int64), 0)
 
 
 def _fit_exactly(
@@ -313,10 +344,10 @@ def _fit_cards_exactly(
     demands = [demand.need for demand in query.request.demands]
     known: dict[tuple[object, ...], bool | None] = {}
     fits = []
-    for row, units in zip(rows.tolist(), free.tolist(), strict=True):
+    compute_free = _get_compute(nodes, rows, emptied=emptied) * request.asks_compute
+    for row, units, compute in zip(rows.tolist(), free.tolist(), compute_free.tolist(), strict=True):
         sizes = nodes.size[row].tolist() if query.request.percent else [0] * len(units)
         models = [names[model] for model in nodes.model[row].tolist()]
-        compute = _get_compute(nodes, row, emptied=emptied) if request.asks_compute else [0] * len(units)
         kinds = sorted(each for each in zip(sizes, units, compute, models, strict=True) if each[1] > 0)
         key = tuple(kinds)
         if key not in known:
@@ -329,18 +360,10 @@ def _fit_cards_exactly(
     return np.array(fits, dtype=np.bool_)
 
 
-def _get_compute(nodes: NodeArrays, row: int, *, emptied: bool) -> list[int]:
-    """Return the percent of compute that a row's cards have free."""
-    if emptied:
-        return [int(nodes.compute_limit[row])] * nodes.size.shape[1]
-    free: list[int] = nodes.compute_free[row].tolist()
-    return free
-
-
 def _can_place(nodes: NodeArrays, query: SchedulingRequest, row: int, *, emptied: bool) -> bool:
-    """Do what `place_many` does for one node."""
+    """Do what `_place_many` does for one node."""
     left = (nodes.evictable if emptied else nodes.free)[row].tolist()
-    compute = _get_compute(nodes, row, emptied=emptied)
+    compute = _get_compute(nodes, np.array([row]), emptied=emptied)[0].tolist()
     cards = [
         replace(card.with_free_units(left[card.index]), compute_used=card.compute_limit - compute[card.index])
         for card in build_cards(nodes, row)
@@ -348,8 +371,8 @@ def _can_place(nodes: NodeArrays, query: SchedulingRequest, row: int, *, emptied
     return place(cards, query.request, query.policy_request.card_policy) is not None
 
 
-def place_many(
-    nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, costs_of: CardCosts, *, emptied: bool = False
+def _place_many(
+    nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, costs_of: CardCosts, *, emptied: bool
 ) -> BoolArray:
     """Take one card for each demand in turn, for many nodes at once.
 
@@ -367,21 +390,7 @@ def place_many(
         bool[m], every demand found its cards.
     """
     free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
-    return place_many_into(nodes, ask, rows, costs_of, free)
-
-
-def place_many_into(
-    nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, costs_of: CardCosts, free: LongArray
-) -> BoolArray:
-    """Do what `place_many` does on given free units, and subtract what is placed.
-
-    Args:
-        rows: intp[m].
-        free: int64[m, K], changed in place; meaningless for rows where not every demand found its cards.
-
-    Returns:
-        bool[m], every demand found its cards.
-    """
+    compute_free = _get_compute(nodes, rows, emptied=emptied)
     size = nodes.size[rows].astype(np.int64)
     admits = None if ask.admits is None else ask.admits[rows]
     numa = nodes.numa[rows].astype(np.int64)
@@ -395,6 +404,8 @@ def place_many_into(
         fits = free >= demand.units
         if admits is not None:
             fits &= admits
+        if demand.compute:
+            fits &= compute_free >= demand.compute
         costs = costs_of(size, free, demand.units)
         costs[~fits] = np.inf
         far = (bits & near[:, None]) == 0
@@ -402,6 +413,8 @@ def place_many_into(
         best = order.argmin(axis=1)
         ok &= fits[count, best]
         free[count, best] -= demand.units
+        if demand.compute:
+            compute_free[count, best] -= demand.compute
         near |= bits[count, best]
     return ok
 
@@ -485,11 +498,5 @@ def _could_fit_in_units(nodes: NodeArrays, query: SchedulingRequest, rows: RowAr
     one_model = _fit_on_one_model(nodes, query, rows, enough, emptied=True)
     if len(ask.demands) > 1:
         left = np.flatnonzero(enough & ~one_model)
-        enough[left] = (
-            _fit_apart(nodes, ask, rows[left], emptied=True)
-            if ask.rules.apart and not query.request.asks_compute
-            else _fit_exactly(nodes, query, rows[left], emptied=True)
-            if query.request.asks_compute
-            else _fit_together(nodes, query, rows[left], emptied=True)
-        )
+        enough[left] = _fit_together(nodes, query, rows[left], emptied=True)
     return enough

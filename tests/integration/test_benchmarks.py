@@ -32,7 +32,7 @@ def last_line(*command: str) -> Any:
 def test_the_extender_s_last_line() -> None:
     figures = last_line("benchmarks.extender", "--nodes", "20", "--calls", "5")
     named = {"nodes", "filter_p50_ms", "filter_p99_ms", "both_p50_ms", "both_p99_ms", "rss_mib"}
-    assert set(figures) == named | {"list_s", "list_cpu_s"}
+    assert set(figures) == named | {"compute_filter_ratio", "compute_both_ratio", "list_s", "list_cpu_s"}
     assert figures.pop("nodes") == 20
     assert figures.pop("list_cpu_s") >= 0, "the kernel counts in hundredths of a second"
     assert all(figure > 0 for figure in figures.values())

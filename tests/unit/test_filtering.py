@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pytest_mock import MockerFixture
 
 from allocator.cards import Card
 from allocator.policies import CARD_POLICIES
@@ -12,6 +13,7 @@ from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.extender.name_index import NameIndex, cut_names
+from scheduler_plugin.scheduling import filtering
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import (
     SelectorMasks,
@@ -143,6 +145,23 @@ def test_a_pod_of_several_containers_fits_wherever_there_is_a_way(
         query = ClusterPolicies().make_request(nodes, pod, ONE_POD)
         assert filter_nodes(nodes, query, rows_of(row)).tolist() == [fits]
         assert (place_by_card_policy(nodes, row, query) is not None) == fits
+
+
+def test_compute_is_searched_exactly_only_where_sums_and_simple_placing_do_not_tell(
+    mocker: MockerFixture,
+) -> None:
+    nodes, policies = NodeArrays(), ClusterPolicies()
+    rows = rows_of(*(nodes.add_node(f"n{index}") for index in range(60)))
+    for row in rows.tolist():
+        # The first third has no card for both containers nor two cards for one each, as their compute says.
+        kind = row % 3
+        used = ((40 + row % 20, 100), (0, row % 20), (0, 60 + row % 20))[kind]
+        nodes.set_cards(row, (40, 40), (row % 7, row % 5), compute_used=used)
+    both = tuple(ContainerRequest(f"c{at}", 10, "main", 40) for at in range(2))
+    search = mocker.spy(filtering, "fit_together")
+    query = policies.make_request(nodes, PodRequest(both), ONE_POD)
+    assert filter_nodes(nodes, query, rows).tolist() == [row % 3 > 0 for row in rows.tolist()]
+    assert not search.call_count
 
 
 def test_nothing_is_placed_on_an_unusable_node() -> None:

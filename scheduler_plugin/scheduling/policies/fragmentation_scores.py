@@ -68,16 +68,16 @@ class FragmentationScores:
         return state_scores
 
     def by_row(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
-        """Score rows by the cards that the pod may use, where these do not follow from the state alone."""
-        if len(ask.demands) > 1 or not ask.demands[0].compute:
-            return self._exactly(view, ask, rows, self._score_allowed(view, ask, rows))
-        # Which cards have the compute follows from the row's version; most rows are as they were last time.
+        """Score rows by the cards that the pod may use, where these do not follow from the state alone.
+
+        Which they are follows from the row's version; most rows are as they were last time.
+        """
         seen, scores = self._by_row.recall(
             _make_shape(ask), lambda: (np.full(len(view.names), -1), np.zeros(len(view.names)))
         )
         stale = rows[seen[rows] != view.version[rows]]
         if stale.size:
-            scores[stale] = self._score_allowed(view, ask, stale)
+            scores[stale] = self._exactly(view, ask, stale, self._score_allowed(view, ask, stale))
             seen[stale] = view.version[stale]
         result: FloatArray = scores[rows]
         return result
@@ -85,8 +85,9 @@ class FragmentationScores:
     def _score_allowed(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         allowed = _allowed(view, ask, rows, self._states.orders(rows))
         # Rows of one state with the same cards are alike.
-        kinds = np.column_stack((self._states.of_row[rows], allowed))
-        _, first, number = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+        kinds = np.column_stack((self._states.of_row[rows], np.packbits(allowed, axis=1)))
+        keys = kinds.view(f"V{kinds[0].nbytes}")
+        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
         states = self._states.of_row[rows[first]]
         result: FloatArray = self._scored(states, ask, allowed[first])[0][number.ravel()]
         return result
