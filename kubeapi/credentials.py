@@ -271,7 +271,7 @@ class Credentials:
             raise ConfigError(f"TLS files for {self.server} cannot be used: {error}") from error
 
 
-class _Merger(KubeConfigMerger):
+class _Merger(KubeConfigMerger):  # type: ignore[misc]
     """Merges kubeconfigs as kubectl does, also in the two cases where the library differs.
 
     The first file that names a current context decides, and an empty file adds nothing.
@@ -283,7 +283,7 @@ class _Merger(KubeConfigMerger):
             return
         before: Any = self.config_merged
         current = before.value.get("current-context") if before else None
-        super().load_config(path)  # type: ignore[no-untyped-call]
+        super().load_config(path)
         if current:
             before.value["current-context"] = current
 
@@ -298,11 +298,11 @@ async def _load_kubeconfig(
     """
     paths = _join_existing_files(named)
     try:
-        config = _Merger(paths).config  # type: ignore[no-untyped-call]
+        config = _Merger(paths).config
         _check_named(source, config, context)
-        loader = KubeConfigLoader(config, active_context=context, config_base_path=None)  # type: ignore[no-untyped-call]
+        loader = KubeConfigLoader(config, active_context=context, config_base_path=None)
         _check_context(source, loader)
-        await loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+        await loader.load_and_set(configuration)
     except ConfigError:
         raise
     except (AttributeError, TypeError) as error:
@@ -389,7 +389,7 @@ def _is_file(path: str) -> bool:
 
 def _load_in_cluster(configuration: Configuration) -> None:
     try:
-        k8s_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        k8s_config.load_incluster_config(client_configuration=configuration)
         check_url("server of $KUBERNETES_SERVICE_HOST and _PORT", configuration.host)
     except ConfigError:
         raise
