@@ -114,8 +114,9 @@ async def run(
         preemption = None
         if settings.preemption:
             preemption = PreemptionService(state, policies, budgets, client, clock, events, watcher, elector)
-            watcher.pod_sink.applied.connect(preemption.preemptor.shunning.apply_pod)
-            watcher.pod_sink.replaced.connect(preemption.preemptor.shunning.replace_pods)
+            existing = preemption.preemptor.existing
+            watcher.pod_sink.applied.connect(existing.apply_change)
+            watcher.pod_sink.replaced.connect(existing.replace_pods)
             extender.left_to_kube_scheduler.connect(preemption.preemptor.leave_to_kube_scheduler)
             metrics.follow_preemptor(preemption.preemptor)
         service = ExtenderService(

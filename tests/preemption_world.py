@@ -197,7 +197,7 @@ class PreemptionWorld:
 
     def see(self, pod: dict[str, Any]) -> None:
         """What the watch brings."""
-        self.preemptor.shunning.apply_pod("MODIFIED", _lite(pod))
+        self.preemptor.existing.apply_pod(_lite(pod))
         self.state.apply_pod(_lite(pod), self.now)
 
     def budget(self, app: str, allowed: int, disrupted: Sequence[str] = ()) -> None:

@@ -13,12 +13,13 @@ import numpy as np
 
 from allocator.request import PodRequest
 from kubeapi.objects import Node, Pod
-from kubeapi.selectors import HOSTNAME, UNSCHEDULABLE, NodeRules, Taint, list_repelling_taints
+from kubeapi.selectors import HOSTNAME, UNSCHEDULABLE, Labels, NodeRules, Taint, list_repelling_taints
 from scheduler_plugin.cache.amounts import ONE_POD, PERCENT, UNITS, Amounts, sum_amounts
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.pods import PodRecord, sum_host_requests, sum_other_requests
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.node_fit import (
+    SUM,
     HostPort,
     NodeRoom,
     Rejection,
@@ -30,6 +31,7 @@ from scheduler_plugin.scheduling.node_fit import (
 )
 from scheduler_plugin.scheduling.pod_affinity import (
     AffinityTerm,
+    ExistingAntiAffinity,
     Neighbour,
     PodAffinityFilter,
     read_affinity,
@@ -194,8 +196,7 @@ class KubeSchedulerChecks:
             return None
         gone = {*gone, pod.metadata.uid}
         neighbours = (each for each in self._neighbours if each.pod.metadata.uid not in gone)
-        shunning = (each for each in self._shunning if each.pod.metadata.uid not in gone)
-        found = PodAffinityFilter(pod, neighbours, shunning)
+        found = PodAffinityFilter(pod, neighbours, self._existing_anti_affinity, self._node_labels, gone)
         return found if found.matters else None
 
     def list_unchecked_rules(self, requirements: HostRequirements) -> list[str]:
@@ -204,8 +205,9 @@ class KubeSchedulerChecks:
         if pod is None:
             return []
         rules = list_unchecked_rules(pod)
-        shunning = (each for each in self._shunning if each.pod.metadata.uid != pod.metadata.uid)
-        if PodAffinityFilter(pod, (), shunning).is_undecided and NAMESPACE_LABELS not in rules:
+        existing, own = self._existing_anti_affinity, {pod.metadata.uid}
+        is_undecided = PodAffinityFilter(pod, (), existing, self._node_labels, own).is_undecided
+        if is_undecided and NAMESPACE_LABELS not in rules:
             rules.append(NAMESPACE_LABELS)
         return rules + [
             f"{resource} where a DeviceClass serves it"
@@ -260,6 +262,20 @@ class KubeSchedulerChecks:
         names = self._nodes if only is None else only
         return frozenset(name for name in names if is_short[nodes.rows[name]])
 
+    def find_all_rejections(
+        self,
+        requirements: HostRequirements,
+        request: PodRequest,
+        *,
+        leaving: Collection[str] = (),
+        only: Collection[str] | None = None,
+    ) -> dict[str, Rejection]:
+        """Like `find_rejections`, and where nothing else rejects the pod, the sum may."""
+        short = self.find_nodes_short_of_sum(request, leaving=leaving, only=only)
+        return dict.fromkeys(short, Rejection(SUM)) | self.find_rejections(
+            requirements, leaving=leaving, only=only
+        )
+
     @cached_property
     def _running_pods(self) -> list[Pod]:
         """Pods that have a node and are not over."""
@@ -272,16 +288,20 @@ class KubeSchedulerChecks:
     @cached_property
     def _neighbours(self) -> list[Neighbour]:
         """Pods on nodes that are there, as terms of others see them."""
-        labels = {name: node.metadata.labels or {} for name, node in self._nodes.items()}
+        labels = self._node_labels
         return [
-            Neighbour(pod, labels[pod.spec.node_name], read_anti_affinity(pod))
+            Neighbour(pod, labels[pod.spec.node_name])
             for pod in self._running_pods
             if pod.spec.node_name in labels
         ]
 
     @cached_property
-    def _shunning(self) -> list[Neighbour]:
-        return [each for each in self._neighbours if each.shuns]
+    def _node_labels(self) -> dict[str, Labels]:
+        return {name: node.metadata.labels or {} for name, node in self._nodes.items()}
+
+    @cached_property
+    def _existing_anti_affinity(self) -> ExistingAntiAffinity:
+        return ExistingAntiAffinity(self._running_pods)
 
     @cached_property
     def _pods_with_affinity(self) -> list[tuple[Pod, list[AffinityTerm]]]:

@@ -1,61 +1,43 @@
 """Whether the pods of a gang could start on nodes once others have left, by all rules but cards. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
 
 import msgspec
 
-from kubeapi.objects import ObjectMeta, Pod, decode_pod
+from kubeapi.objects import Pod, decode_pod
+from kubeapi.selectors import HOSTNAME
+from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.batch_eligibility import list_unchecked_fields
-from scheduler_plugin.scheduling.pod_affinity import AffinityTerm, read_anti_affinity
+from scheduler_plugin.scheduling.pod_affinity import ExistingAntiAffinity
 
-_HOSTNAME: Final = "kubernetes.io/hostname"
 _GROUP_FIELD: Final = "schedulingGroup"
 
 
-class _ShunningPod(NamedTuple):
-    metadata: ObjectMeta
-    priority: int
-    node: str
-    terms: Sequence[AffinityTerm]
+def may_be_kept_off(
+    pod: Pod,
+    existing: ExistingAntiAffinity,
+    nodes: Collection[str],
+    gone: AbstractSet[str],
+    known: Mapping[str, PodRecord],
+) -> bool:
+    """Return True if the anti-affinity of a pod of smaller priority may keep a pod off one of the nodes.
 
+    kube-scheduler tries a gang as if all pods of smaller priority were gone, and only some are evicted. The
+    nodes' labels are not at hand, so that is so of every node where more than its name counts.
 
-class ShunningPods:
-    """The bound pods that keep others away by required anti-affinity.
-
-    kube-scheduler tries a gang as if all pods of smaller priority were gone, and only some are evicted.
+    Args:
+        gone: UIDs of the pods that are evicted.
+        known: The pods of the cluster by UID.
     """
-
-    def __init__(self) -> None:
-        self._pods: dict[str, _ShunningPod] = {}
-
-    def apply_pod(self, kind: str, pod: Pod) -> None:
-        terms = read_anti_affinity(pod)
-        if kind == "DELETED" or pod.has_ended or not pod.spec.node_name or not terms:
-            self._pods.pop(pod.metadata.uid, None)
-        else:
-            self._pods[pod.metadata.uid] = _ShunningPod(pod.metadata, pod.priority, pod.spec.node_name, terms)
-
-    def replace_pods(self, pods: Sequence[Pod]) -> None:
-        self._pods.clear()
-        for pod in pods:
-            self.apply_pod("ADDED", pod)
-
-    def keep_away(self, pod: Pod, gone: Collection[str], nodes: Collection[str]) -> bool:
-        """Return True if a pod of smaller priority, which is not gone, may keep a pod off one of the nodes.
-
-        The nodes' labels are not at hand, so that is so of every node where more than its name counts.
-        """
-        return any(
-            uid not in gone
-            and other.priority < pod.priority
-            and any(
-                term.matches(other.metadata, pod.metadata) is not False
-                and (term.topology_key != _HOSTNAME or other.node in nodes)
-                for term in other.terms
-            )
-            for uid, other in self._pods.items()
-        )
+    return any(
+        node
+        and (term.topology_key != HOSTNAME or node in nodes)
+        and any(uid in known and known[uid].priority < pod.priority for uid in uids - gone)
+        for term, _, owners in existing.find_terms(pod.metadata)
+        for node, uids in owners.items()
+    )
 
 
 def decode_alike(bodies: Mapping[str, bytes]) -> list[Pod]:

@@ -27,12 +27,13 @@ from scheduler_plugin.cache.pod_groups import GroupKey
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.preemption.gang_members import ShunningPods, decode_alike
+from scheduler_plugin.preemption.gang_members import decode_alike, may_be_kept_off
 from scheduler_plugin.preemption.nominations import Nomination, Nominations, is_waiting
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan, plan_on_node
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS
+from scheduler_plugin.scheduling.pod_affinity import ExistingAntiAffinity
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
 ROUND_INTERVAL_S: Final = 0.5
@@ -104,7 +105,7 @@ class Preemptor:
 
     Attributes:
         nominations: The reserved cards.
-        shunning: Pods that may keep those of a gang off a node.
+        existing: Pods that may keep those of a gang off a node.
         began: Signals the preempting pod and the plan that is carried out for it.
         evicted: Signals victim, preempting pod and node of an eviction that the API server accepted.
         failed: Signals the preempting pod, and why its plan failed.
@@ -126,7 +127,7 @@ class Preemptor:
         self.state = state
         self.policies = policies
         self.budgets = budgets
-        self.shunning = ShunningPods()
+        self.existing = ExistingAntiAffinity()
         self.evicted: Signal[[PodRecord, PodRecord, str]] = Signal()
         self.began: Signal[[PodRecord, PreemptionPlan]] = Signal()
         self.failed: Signal[[PodRecord, str]] = Signal()
@@ -314,7 +315,9 @@ class Preemptor:
             return False
         gone = {uid for plan in plans for uid in plan.leaving_or_evicted}
         nodes = {plan.reservation.node for plan in plans}
-        return bool(pods) and not any(self.shunning.keep_away(pod, gone, nodes) for pod in pods)
+        return bool(pods) and not any(
+            may_be_kept_off(pod, self.existing, nodes, gone, self.state.pods) for pod in pods
+        )
 
     async def _carry_out(
         self, uid: str, members: Sequence[PodRecord], plans: Sequence[PreemptionPlan]

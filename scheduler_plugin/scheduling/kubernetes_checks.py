@@ -8,12 +8,10 @@ Pods with anything that is not checked here (volumes, claims, spread, ports) are
 `batch_eligibility`.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 
 from allocator.names import BATCH_SCHEDULER
@@ -35,12 +33,7 @@ from scheduler_plugin.scheduling.node_fit import (
     find_node_rejection,
     list_shortages,
 )
-from scheduler_plugin.scheduling.pod_affinity import (
-    OTHERS_ANTI_AFFINITY,
-    AffinityTerm,
-    are_near,
-    read_anti_affinity,
-)
+from scheduler_plugin.scheduling.pod_affinity import OTHERS_ANTI_AFFINITY, ExistingAntiAffinity
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
@@ -81,7 +74,6 @@ class _Pod:
         node: Where it is bound, empty before.
         nominated: Its nominated node, while it has no node.
         rules: Nodes that it may run on.
-        shuns: Its required anti-affinity terms.
         untried_since: When a pod that waits for another scheduler was first seen, in seconds; None: it does
             not wait, or was tried.
         kind: Its kind, if `untried_since` is set.
@@ -93,27 +85,11 @@ class _Pod:
     node: str
     nominated: str
     rules: NodeRules
-    shuns: Sequence[AffinityTerm]
     untried_since: float | None
     kind: _PodKind | None
     metadata: ObjectMeta
     scheduler: str
     gated: bool
-
-
-@dataclass(slots=True)
-class _Shunning:
-    """Pods of one namespace with the same required anti-affinity: whether it means a pod is asked once.
-
-    Attributes:
-        owner: One of them.
-        bound: How many are on each node.
-        unbound: UIDs of the others.
-    """
-
-    owner: _Pod
-    bound: Counter[str] = field(default_factory=Counter)
-    unbound: set[str] = field(default_factory=set)
 
 
 class KubernetesChecks:
@@ -128,7 +104,7 @@ class KubernetesChecks:
         self._nodes: dict[str, NodeTraits] = {}
         self._pods: dict[str, _Pod] = {}
         self._nominated: dict[str, set[str]] = {}
-        self._shunning: dict[tuple[str, bytes], _Shunning] = {}
+        self._existing = ExistingAntiAffinity()
         self._untried: dict[_PodKind, set[str]] = {}
         self._untried_order: list[_PodKind] | None = []
         self._schedulers: set[str] = set()
@@ -158,7 +134,6 @@ class KubernetesChecks:
             node=pod.spec.node_name,
             nominated="" if pod.spec.node_name else pod.status.nominated_node_name,
             rules=rules,
-            shuns=read_anti_affinity(pod),
             untried_since=None if kind is None else now if since is None else since,
             kind=kind,
             metadata=pod.metadata,
@@ -167,12 +142,7 @@ class KubernetesChecks:
         )
         if known.nominated:
             self._nominated.setdefault(known.nominated, set()).add(uid)
-        if known.shuns:
-            alike = self._shunning.setdefault(_get_shunning_key(known), _Shunning(known))
-            if known.node:
-                alike.bound[known.node] += 1
-            else:
-                alike.unbound.add(uid)
+        self._existing.apply_pod(pod)
         if kind is not None:
             if kind not in self._untried:
                 self._untried_order = None
@@ -182,7 +152,7 @@ class KubernetesChecks:
         known = self._pods.pop(uid, None)
         if known is None:
             return
-        self._forget_shunning(uid, known)
+        self._existing.remove_pod(uid)
         self._forget_untried(uid, known)
         if known.nominated:
             nominated = self._nominated[known.nominated]
@@ -227,7 +197,7 @@ class KubernetesChecks:
         return (
             self._find_lasting_rejection(pod, node)
             or self._find_short_resource(record, uid, name, margin)
-            or self._find_shunned(pod, uid, record.priority, node)
+            or self._find_existing_anti_affinity(pod, uid, record.priority, node)
             or self._find_preceding(record, uid, name, node, now)
         )
 
@@ -257,32 +227,21 @@ class KubernetesChecks:
             if each != uid and other is not None and other.priority >= record.priority:
                 yield each
 
-    def _find_shunned(self, pod: _Pod, uid: str, priority: int, node: NodeTraits) -> str:
-        """Whether some pod's required anti-affinity keeps this one away.
+    def _find_existing_anti_affinity(self, pod: _Pod, uid: str, priority: int, node: NodeTraits) -> str:
+        """Find out whether some pod's required anti-affinity keeps this one away.
 
         Where labels of a namespace would tell, it does.
         """
-        for alike in self._shunning.values():
-            owner = alike.owner
-            terms = [term for term in owner.shuns if term.matches(owner.metadata, pod.metadata) is not False]
-            if not terms:
-                continue
-            others = alike.unbound - {uid}
-            for at in {*alike.bound, *(self._place(each, self._pods[each], priority) for each in others)}:
-                of_node = self._nodes[at].labels if at in self._nodes else {}
-                if are_near(terms, of_node, node.labels):
-                    return OTHERS_ANTI_AFFINITY
+        for term, _, owners in self._existing.find_terms(pod.metadata):
+            unbound = owners.get("", set()) - {uid}
+            at = owners.keys() | {self._place(each, self._pods[each], priority) for each in unbound}
+            key = term.topology_key
+            wanted = node.labels.get(key)
+            if wanted is not None and any(
+                self._nodes[name].labels.get(key) == wanted for name in at if name in self._nodes
+            ):
+                return OTHERS_ANTI_AFFINITY
         return ""
-
-    def _forget_shunning(self, uid: str, pod: _Pod) -> None:
-        if not pod.shuns:
-            return
-        key = _get_shunning_key(pod)
-        alike = self._shunning[key]
-        alike.unbound.discard(uid)
-        alike.bound -= Counter([pod.node] if pod.node else [])
-        if not (alike.bound or alike.unbound):
-            del self._shunning[key]
 
     def _place(self, uid: str, pod: _Pod, priority: int) -> str:
         """The node on which a pod counts, empty for none."""
@@ -359,10 +318,6 @@ class KubernetesChecks:
 
 def _get_kind(record: PodRecord, rules: NodeRules) -> _PodKind:
     return _PodKind(record.priority, rules, record.charged, record.amounts)
-
-
-def _get_shunning_key(pod: _Pod) -> tuple[str, bytes]:
-    return pod.metadata.namespace, msgspec.json.encode(pod.shuns)
 
 
 def _waits_untried(pod: Pod) -> bool:

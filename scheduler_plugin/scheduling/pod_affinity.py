@@ -1,6 +1,8 @@
 """Required pod affinity and anti-affinity, by the rules of kube-scheduler's InterPodAffinity. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import msgspec
@@ -78,16 +80,94 @@ def read_anti_affinity(pod: Pod) -> list[AffinityTerm]:
 
 
 class Neighbour(NamedTuple):
-    """A pod that has a node and has not ended.
-
-    Attributes:
-        labels: Labels of its node.
-        shuns: Its required anti-affinity terms.
-    """
+    """A pod that has a node and has not ended, with the labels of its node."""
 
     pod: Pod
     labels: Labels
-    shuns: Sequence[AffinityTerm] = ()
+
+
+@dataclass(slots=True)
+class _Owners:
+    """Pods of one namespace with the same required anti-affinity.
+
+    Attributes:
+        metadata: Of one of them.
+        uids: By node; of those without a node under the empty name.
+    """
+
+    metadata: ObjectMeta
+    terms: Sequence[AffinityTerm]
+    uids: dict[str, set[str]] = field(default_factory=dict)
+
+
+class ExistingTerm(NamedTuple):
+    """A required anti-affinity term of existing pods that means a pod, or may mean it.
+
+    Attributes:
+        is_sure: False where labels of the pod's namespace decide, which are not at hand.
+        owners: UIDs of the existing pods by node; of those without a node under the empty name.
+    """
+
+    term: AffinityTerm
+    is_sure: bool
+    owners: Mapping[str, AbstractSet[str]]
+
+
+class ExistingAntiAffinity:
+    """The pods that keep others away by required anti-affinity, whether they have a node yet or not.
+
+    kube-scheduler has those with a node in `HavePodsWithRequiredAntiAffinityList`. Whether terms mean a pod
+    is asked once for all pods of a namespace that have the same ones.
+    """
+
+    def __init__(self, pods: Iterable[Pod] = ()) -> None:
+        self._owners: dict[tuple[str, bytes], _Owners] = {}
+        self._places: dict[str, tuple[tuple[str, bytes], str]] = {}
+        for pod in pods:
+            self.apply_pod(pod)
+
+    def apply_pod(self, pod: Pod) -> None:
+        """Take a pod's newest version."""
+        uid, node = pod.metadata.uid, pod.spec.node_name
+        self.remove_pod(uid)
+        terms = () if pod.has_ended else read_anti_affinity(pod)
+        if terms:
+            key = pod.metadata.namespace, msgspec.json.encode(terms)
+            owners = self._owners.setdefault(key, _Owners(pod.metadata, terms))
+            owners.uids.setdefault(node, set()).add(uid)
+            self._places[uid] = key, node
+
+    def apply_change(self, kind: str, pod: Pod) -> None:
+        """Take what a watch brings."""
+        if kind == "DELETED":
+            self.remove_pod(pod.metadata.uid)
+        else:
+            self.apply_pod(pod)
+
+    def remove_pod(self, uid: str) -> None:
+        if uid not in self._places:
+            return
+        key, node = self._places.pop(uid)
+        owners = self._owners[key]
+        owners.uids[node].discard(uid)
+        if not owners.uids[node]:
+            del owners.uids[node]
+        if not owners.uids:
+            del self._owners[key]
+
+    def replace_pods(self, pods: Iterable[Pod]) -> None:
+        self._owners.clear()
+        self._places.clear()
+        for pod in pods:
+            self.apply_pod(pod)
+
+    def find_terms(self, pod: ObjectMeta) -> Iterator[ExistingTerm]:
+        """Give the terms that mean a pod."""
+        for owners in self._owners.values():
+            for term in owners.terms:
+                is_meant = term.matches(owners.metadata, pod)
+                if is_meant is not False:
+                    yield ExistingTerm(term, is_meant is True, owners.uids)
 
 
 class PodAffinityFilter:
@@ -95,7 +175,9 @@ class PodAffinityFilter:
 
     Args:
         neighbours: Pods of the cluster; looked at only if the pod wants others near or far.
-        shunning: Those of them that want others far.
+        existing: Those that want others far.
+        node_labels: Labels of the nodes by name; a pod on any other node does not count.
+        gone: UIDs of pods that do not count either.
 
     Attributes:
         is_undecided: Whether labels of a namespace, which are not at hand, would tell whether another pod's
@@ -103,7 +185,14 @@ class PodAffinityFilter:
         matters: Whether any term of anybody could keep the pod off a node.
     """
 
-    def __init__(self, pod: Pod, neighbours: Iterable[Neighbour], shunning: Iterable[Neighbour]) -> None:
+    def __init__(
+        self,
+        pod: Pod,
+        neighbours: Iterable[Neighbour],
+        existing: ExistingAntiAffinity,
+        node_labels: Mapping[str, Labels],
+        gone: AbstractSet[str] = frozenset(),
+    ) -> None:
         self.is_undecided = False
         self._near = read_affinity(pod)
         if not all(term.is_readable for term in self._near):
@@ -112,24 +201,23 @@ class PodAffinityFilter:
         far = [term for term in read_anti_affinity(pod) if term.is_readable]
         self._near_at: set[tuple[str, str]] = set()
         self._far_from: set[tuple[str, str]] = set()
-        self._shunned_at: set[tuple[str, str]] = set()
-        for other, labels, _ in neighbours if self._near or far else ():
+        self._kept_off_at: set[tuple[str, str]] = set()
+        for other, labels in neighbours if self._near or far else ():
             if self._near and all(term.matches(pod.metadata, other.metadata) for term in self._near):
                 self._near_at |= _list_topology(self._near, labels)
             self._far_from |= _list_topology(
                 [term for term in far if term.matches(pod.metadata, other.metadata)], labels
             )
-        for other, labels, shuns in shunning:
-            for term in shuns:
-                found = term.matches(other.metadata, pod.metadata)
-                self.is_undecided |= found is None
-                if found:
-                    self._shunned_at |= _list_topology([term], labels)
+        for term, is_sure, owners in existing.find_terms(pod.metadata):
+            nodes = [node for node, uids in owners.items() if node in node_labels and not uids <= gone]
+            self.is_undecided |= bool(nodes) and not is_sure
+            for node in nodes if is_sure else ():
+                self._kept_off_at |= _list_topology([term], node_labels[node])
         # The first of a group whose pods want to be near each other may begin anywhere.
         self._begins = not self._near_at and all(
             term.matches(pod.metadata, pod.metadata) for term in self._near
         )
-        self.matters = bool(self._near or self._far_from or self._shunned_at)
+        self.matters = bool(self._near or self._far_from or self._kept_off_at)
 
     def find_refusal(self, labels: Labels) -> str:
         """Find what keeps the pod off a node with these labels: a constant of those above; empty: nothing."""
@@ -137,15 +225,10 @@ class PodAffinityFilter:
             value = labels.get(term.topology_key)
             if value is None or not (self._begins or (term.topology_key, value) in self._near_at):
                 return AFFINITY
-        for keeps_off, where in ((ANTI_AFFINITY, self._far_from), (OTHERS_ANTI_AFFINITY, self._shunned_at)):
+        for keeps_off, where in ((ANTI_AFFINITY, self._far_from), (OTHERS_ANTI_AFFINITY, self._kept_off_at)):
             if any(labels.get(key) == value for key, value in where):
                 return keeps_off
         return ""
-
-
-def are_near(terms: Iterable[AffinityTerm], labels: Labels, others: Labels) -> bool:
-    """Tell whether two nodes with these labels are near each other, as any of the terms has it."""
-    return any(others.get(key) == value for key, value in _list_topology(terms, labels))
 
 
 def _list_topology(terms: Iterable[AffinityTerm], labels: Labels) -> set[tuple[str, str]]:

@@ -255,7 +255,7 @@ def test_a_pod_that_is_being_resized_counts_with_the_largest(held: dict[str, Any
     assert world.rejection() == "insufficient cpu"
 
 
-def _shunning(**more: Any) -> dict[str, Any]:
+def _anti_affinity(**more: Any) -> dict[str, Any]:
     term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "x"}}, **more}
     return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
 
@@ -263,12 +263,12 @@ def _shunning(**more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("spec", "labels", "why"),
     [
-        (_shunning(), {"app": "x"}, "anti-affinity of another pod"),
-        (_shunning(), {"app": "y"}, ""),
-        (_shunning(topologyKey="kubernetes.io/hostname"), {"app": "x"}, ""),
-        (_shunning(namespaces=["elsewhere"]), {"app": "x"}, ""),
+        (_anti_affinity(), {"app": "x"}, "anti-affinity of another pod"),
+        (_anti_affinity(), {"app": "y"}, ""),
+        (_anti_affinity(topologyKey="kubernetes.io/hostname"), {"app": "x"}, ""),
+        (_anti_affinity(namespaces=["elsewhere"]), {"app": "x"}, ""),
         (
-            _shunning(namespaceSelector={"matchLabels": {"a": "b"}}),
+            _anti_affinity(namespaceSelector={"matchLabels": {"a": "b"}}),
             {"app": "x"},
             "anti-affinity of another pod",
         ),
@@ -295,17 +295,17 @@ def test_others_required_anti_affinity_is_obeyed(
 
 
 def test_anti_affinity_that_many_pods_share_ends_with_the_last_one_in_the_zone() -> None:
-    world = World(labels={"app": "x"}, spec=_shunning())
+    world = World(labels={"app": "x"}, spec=_anti_affinity())
     for name, zone in (("n", "a"), ("m", "a"), ("far", "b")):
         world.node(name, labels={"zone": zone})
     where = {"one": "m", "two": "m", "three": "far", "waits": ""}
     for name, node in where.items():
-        world.pod(name, node=node, spec=_shunning())
+        world.pod(name, node=node, spec=_anti_affinity())
     for name, node in where.items():
         assert world.rejection() == ("anti-affinity of another pod" if name in {"one", "two"} else "")
-        world.pod(name, node=node, spec=_shunning(), phase="Succeeded")
-    world.pod("p", node="n", labels={"app": "x"}, spec=_shunning(), phase="Succeeded")
-    assert not world.checks._shunning
+        world.pod(name, node=node, spec=_anti_affinity(), phase="Succeeded")
+    world.pod("p", node="n", labels={"app": "x"}, spec=_anti_affinity(), phase="Succeeded")
+    assert not world.checks._existing._owners
 
 
 FIVE_CARDS = [container(f"c{number}", 16, cpu="1m", memory="1Mi") for number in range(5)]

@@ -39,9 +39,9 @@ from scheduler_plugin.scheduling.pod_affinity import (
     AFFINITY,
     ANTI_AFFINITY,
     OTHERS_ANTI_AFFINITY,
+    ExistingAntiAffinity,
     Neighbour,
     PodAffinityFilter,
-    read_anti_affinity,
 )
 from tests.cluster_builders import MEMORY, pod_object
 
@@ -217,8 +217,13 @@ def near(kind: str, key: str = "zone", **term: Any) -> dict[str, Any]:
 
 
 def refusal(pod: Pod, others: list[tuple[Pod, dict[str, str]]], labels: dict[str, str]) -> str:
-    there = [Neighbour(other, of_node, read_anti_affinity(other)) for other, of_node in others]
-    return PodAffinityFilter(pod, there, there).find_refusal(labels)
+    node_labels = {f"n{at}": of_node for at, (_, of_node) in enumerate(others)}
+    there = [Neighbour(other, of_node) for other, of_node in others]
+    existing = ExistingAntiAffinity(
+        msgspec.structs.replace(other, spec=msgspec.structs.replace(other.spec, node_name=f"n{at}"))
+        for at, (other, _) in enumerate(others)
+    )
+    return PodAffinityFilter(pod, there, existing, node_labels).find_refusal(labels)
 
 
 def test_the_first_pod_of_a_group_needs_a_node_with_the_topology_label() -> None:
@@ -257,9 +262,15 @@ def test_others_anti_affinity_selects_namespaces_by_name(selector: dict[str, Any
 
 def test_where_labels_of_a_namespace_decide_it_is_said() -> None:
     selector = {"matchLabels": {"tier": "gold"}}
-    other = make_pod("q", namespace="elsewhere", spec=near("podAntiAffinity", namespaceSelector=selector))
-    pod = make_pod(labels={"app": "x"})
-    there = [Neighbour(other, {"zone": "a"}, read_anti_affinity(other))]
-    found = PodAffinityFilter(pod, (), there)
+    spec = near("podAntiAffinity", namespaceSelector=selector)
+    other = make_pod("q", namespace="elsewhere", node="n", spec=spec)
+    pod, existing, node_labels = (
+        make_pod(labels={"app": "x"}),
+        ExistingAntiAffinity([other]),
+        {"n": {"zone": "a"}},
+    )
+    found = PodAffinityFilter(pod, (), existing, node_labels)
     assert (found.is_undecided, found.find_refusal({"zone": "a"})) == (True, "")
-    assert not PodAffinityFilter(make_pod(), (), there).is_undecided
+    assert not PodAffinityFilter(make_pod(), (), existing, node_labels).is_undecided
+    assert not PodAffinityFilter(pod, (), existing, node_labels, {other.metadata.uid}).is_undecided
+    assert not PodAffinityFilter(pod, (), existing, {}).is_undecided
