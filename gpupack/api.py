@@ -25,11 +25,11 @@ from gpupack.whatif.fetching import ClusterSource
 from gpupack.whatif.fetching import read_cluster as read_source
 from gpupack.whatif.fit import FitQuestion, build_request, require_cards
 from gpupack.whatif.fit import answer_fit as fit_of
+from gpupack.whatif.gangs import find_rows
 from gpupack.whatif.kube_checks import require_of_any_pod
 from gpupack.whatif.simulation import make_trace
 from gpupack.whatif.snapshot import FILES
 from scheduler_plugin.cache.amounts import ONE_POD
-from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import score_nodes
 from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.simulator.app import simulate as run_all
@@ -198,9 +198,7 @@ def rank(
     nodes = cluster.state.nodes
     request = build_request(_make_question(units, cards, model), cluster.state.resource)
     query = cluster.policies.make_request(nodes, request, ONE_POD)
-    blocks = cluster.kube_checks.find_rejections(require_of_any_pod())
-    rows = cluster.rows[filter_nodes(nodes, query, cluster.rows)]
-    rows = rows[[nodes.names[row] not in blocks for row in rows.tolist()]]
+    rows = find_rows(cluster, query, require_of_any_pod())
     if not len(rows):
         return []
     scores = score_nodes(make_policy(policy), nodes, query, rows).tolist()

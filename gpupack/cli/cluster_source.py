@@ -14,6 +14,7 @@ from gpupack.cli.common import (
     cluster_options,
     exit_on_faults,
     exit_with_faults,
+    file_option,
     print_lines,
     refuse_beside_file,
 )
@@ -34,12 +35,7 @@ _FOR_MEMBERS: Final = (
 def source_options(command: Command) -> Command:
     """Give a command the options that say which cluster."""
     options = (
-        click.option(
-            "-f",
-            "--filename",
-            metavar="FILE|-",
-            help="Output of `kubectl get nodes,pods -A -o json`. Default: ask the cluster.",
-        ),
+        file_option("Output of `kubectl get nodes,pods -A -o json`. Default: ask the cluster."),
         cluster_options,
         click.option(
             "--unit-mib",

@@ -147,6 +147,11 @@ def timeout_option(what: str) -> Callable[[Command], Command]:
     )
 
 
+def file_option(what: str, *, required: bool = False) -> Callable[[Command], Command]:
+    """Let the user name a file in place of what is asked otherwise; - is standard input."""
+    return click.option("-f", "--filename", metavar="FILE|-", required=required, help=what)
+
+
 def refuse_beside_file(options: Mapping[str, Any], *names: str) -> None:
     """Refuse options that are for a cluster where the answer is about a file.
 

@@ -8,6 +8,7 @@ from gpupack.cli.common import (
     FAILED,
     context_option,
     exit_with_faults,
+    file_option,
     refuse_beside_file,
     refuse_option,
     run_daemon,
@@ -19,12 +20,7 @@ from gpupack.helptexts import DASHBOARD_HELP
 
 
 @click.command(help=DASHBOARD_HELP, short_help="Show every card of the cluster on one page, live.")
-@click.option(
-    "-f",
-    "--filename",
-    metavar="FILE|-",
-    help="Output of `kubectl get nodes,pods -A -o json`. Default: follow the cluster.",
-)
+@file_option("Output of `kubectl get nodes,pods -A -o json`. Default: follow the cluster.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on 127.0.0.1 at this port; 0: any.")
 @click.option("--browser/--no-browser", default=None, help="Open it; default: on a terminal with a screen.")
 @settings_options(Settings)

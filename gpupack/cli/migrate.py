@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from gpupack.cli.common import FAILED, exit_with_faults, print_lines, version_option
+from gpupack.cli.common import FAILED, exit_with_faults, file_option, print_lines, version_option
 
 MIGRATE_HELP = """Rewrite manifests that ask for GPUs as HAMi, Volcano, KAI, Run:ai, gpushare or NVIDIA's
 plugin read them.
@@ -22,7 +22,7 @@ docs/migration has tables of what becomes what.
 
 
 @click.command(help=MIGRATE_HELP, short_help="Rewrite manifests for other ways to share GPUs.")
-@click.option("-f", "--filename", required=True, metavar="FILE|-", help="YAML or JSON; - is standard input.")
+@file_option("YAML or JSON; - is standard input.", required=True)
 @click.option(
     "--gpu-gib",
     type=click.IntRange(1, 4096),

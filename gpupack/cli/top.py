@@ -12,6 +12,7 @@ from gpupack.cli.cluster_source import exit_with_refusal
 from gpupack.cli.common import (
     cluster_options,
     exit_on_faults,
+    file_option,
     output_option,
     refuse_beside_file,
     version_option,
@@ -28,12 +29,9 @@ if TYPE_CHECKING:
 
 @click.command(help=TOP_HELP, short_help="Show every card of the cluster: used and size.")
 @click.argument("nodes", metavar="[NODE]...", nargs=-1, shell_complete=complete_nodes)
-@click.option(
-    "-f",
-    "--filename",
-    metavar="FILE|-",
-    help="Output of `kubectl get nodes -o json` or, which --pods needs, `kubectl get nodes,pods -A -o json`. "
-    "Default: ask the cluster.",
+@file_option(
+    "Output of `kubectl get nodes -o json` or, which --pods needs, `kubectl get nodes,pods -A -o json`. "
+    "Default: ask the cluster."
 )
 @output_option("table", "wide", "json")
 @click.option("--pods", is_flag=True, help="Show the pods on each card.")

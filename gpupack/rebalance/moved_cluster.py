@@ -90,17 +90,14 @@ def find_refused_moves(
     refused = []
     for movable, destination in moves:
         what_if = movable.make_what_if(then)
-        rejections = then.kube_checks.find_rejections(
-            what_if.requirements, leaving={movable.uid}, only=[destination.node]
+        rejections = then.kube_checks.find_all_rejections(
+            what_if.requirements, what_if.query.request, leaving={movable.uid}, only=[destination.node]
         )
         row = then.state.nodes.rows[destination.node]
         short, was = (
             (nodes.used[row] + nodes.assumed[row] > nodes.size[row]) | (nodes.compute_free[row] < 0)
             for nodes in (then.state.nodes, before.state.nodes)
         )
-        little = then.kube_checks.find_nodes_short_of_sum(
-            what_if.query.request, leaving={movable.uid}, only=[destination.node]
-        )
-        if rejections or little or bool((short & ~was).any()):
+        if rejections or bool((short & ~was).any()):
             refused.append(movable.uid)
     return refused

@@ -187,9 +187,10 @@ def find_rows(
     if not len(rows):
         return rows
     names = [nodes.names[row] for row in rows.tolist()]
-    rejections = cluster.kube_checks.find_rejections(requirements, leaving=leaving, only=names)
-    short = cluster.kube_checks.find_nodes_short_of_sum(query.request, leaving=leaving, only=names)
-    return rows[[name not in rejections and name not in short for name in names]]
+    rejections = cluster.kube_checks.find_all_rejections(
+        requirements, query.request, leaving=leaving, only=names
+    )
+    return rows[[name not in rejections for name in names]]
 
 
 def can_fit_together(cluster: Cluster, kinds: Sequence[GangMembers], leaving: Collection[str] = ()) -> bool:

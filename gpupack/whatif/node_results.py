@@ -33,6 +33,7 @@ from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units
 
 _FILTER_REASONS: Final = {reason.json_name: reason for reason in FilterReason}
 _BY_CODE: Final = {int(reason): Rejection(name) for name, reason in _FILTER_REASONS.items()}
+_NO_WORDS: Final = _BY_CODE[FilterReason.NO_WORDS]
 _WITH_CARDS: Final = [name for name, reason in _FILTER_REASONS.items() if reason < FilterReason.NOT_ADMITTED]
 """Reasons of nodes that have cards which the pod may use."""
 
@@ -81,18 +82,15 @@ def collect_node_results(
     cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements
 ) -> NodeResults:
     nodes, rows = cluster.state.nodes, cluster.rows
-    rejections = cluster.kube_checks.find_rejections(requirements)
     out = rows[~filter_nodes(nodes, query, rows)]
     codes = explain_rejections(nodes, query, out)
-    sums = cluster.kube_checks.find_nodes_short_of_sum(query.request)
     refused = zip(out.tolist(), codes.tolist(), strict=True)
     rejections_by_node = {nodes.names[row]: _BY_CODE[code] for row, code in refused}
-    # A node without GPU memory is that first of all, whatever taints it has.
-    for name, rejection in rejections.items():
-        if rejections_by_node.get(name) != _BY_CODE[FilterReason.NO_WORDS]:
+    for name, rejection in cluster.kube_checks.find_all_rejections(requirements, query.request).items():
+        of_cards = rejections_by_node.get(name)
+        # A node without GPU memory is that first of all, whatever taints it has; its sum comes last.
+        if of_cards is None or not (of_cards == _NO_WORDS or rejection.reason == SUM):
             rejections_by_node[name] = rejection
-    for name in sums:
-        rejections_by_node.setdefault(name, Rejection(SUM))
     fits = tuple(nodes.names[row] for row in rows.tolist() if nodes.names[row] not in rejections_by_node)
     return NodeResults(fits, rejections_by_node, _groups(cluster, query, requirements, rejections_by_node))
 

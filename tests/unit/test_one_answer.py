@@ -8,6 +8,7 @@ import pytest
 
 from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
 from allocator.records import Holds, dump_allocation, dump_assigned, dump_holds
+from gpupack.api import rank
 from gpupack.diagnose.evictions import can_start_without
 from gpupack.diagnose.why import explain_pod
 from gpupack.whatif.cluster import Cluster
@@ -116,8 +117,9 @@ def test_the_queue_counts_a_nodes_sum_as_kube_scheduler_and_why_do(offered, fits
         Pod("w", 5).object(),
         node_object("n", (8, 8), (8, 0), **about) | {"kind": "Node"},
     ]
-    answer = explain_pod(Cluster.from_json(msgspec.json.encode({"items": items})), "default", "w")
-    assert answer.fits == (("n",) if fits else ())
+    cluster = Cluster.from_json(msgspec.json.encode({"items": items}))
+    assert explain_pod(cluster, "default", "w").fits == (("n",) if fits else ())
+    assert [name for name, _ in rank(cluster, 5)] == (["n"] if fits else [])
 
 
 def test_a_pod_is_where_it_is_charged_until_the_words_say_where_it_is():
