@@ -131,7 +131,7 @@ class World:
         """Allocate, checked like a question; the checkpoint does not show it yet. Returns units by card."""
         listed = frozenset(("ns", f"pod-{each}") for each in self.taken_up(uid)) or None
         self.ledger.read_request(given, given, len(given), listed).choose_ids()
-        return self.ledger.allocate(given, self.now, listed)
+        return self.ledger.allocate(given, self.now, listed)[0]
 
     def show(self, uid: str, given: frozenset[str], container: str = "main") -> None:
         """The kubelet writes that a container has devices."""

@@ -173,14 +173,14 @@ class Ledger:
 
     def allocate(
         self, wanted: Collection[str], now_s: float, taken_up: Collection[tuple[str, str]] | None = None
-    ) -> Units:
+    ) -> tuple[Units, int]:
         """Record an Allocate of IDs that a container was told to prefer.
 
         Where no container of a known pod asks for it the Allocate has an account of its own, until the
         checkpoint shows its IDs.
 
         Returns:
-            Units by card, in word order.
+            Units by card, in word order, and the percent of compute of each that the container asks for.
 
         Raises:
             LedgerError: none, or unknown ones.
@@ -195,9 +195,9 @@ class Ledger:
             else self.read_request(wanted, (), len(wanted), taken_up).find_container()
         )
         if found is not None:
-            account, name = found[0], found[1].name
+            account, name, compute = found[0], found[1].name, found[1].compute
         else:
-            account, name = self._known(f"allocate {now_s} {min(wanted)}"), ""
+            account, name, compute = self._known(f"allocate {now_s} {min(wanted)}"), "", 0
         # What the container had before counts no more: the kubelet had lost it, and it does not run. Nor does
         # what another one had before, if this one is given of it: that one asks too, or runs beside this one.
         kept = {
@@ -209,19 +209,7 @@ class Ledger:
         accounts.replace_pod(
             replace(account, known_ids=ids, pending_ids=account.pending_ids | {name: wanted})
         )
-        return accounts.units_by_card(wanted)
-
-    def asked_compute(self, ids: frozenset[str]) -> int:
-        """Return the percent of compute that the container asks for which was just allocated these IDs."""
-        return next(
-            (
-                container.compute
-                for account in self._accounts.pods.values()
-                for container in account.pod.request.containers
-                if account.pending_ids.get(container.name) == ids
-            ),
-            0,
-        )
+        return accounts.units_by_card(wanted), compute
 
     def apply_kubelet_restart(self) -> None:
         """Apply a restart of the kubelet, which forgot pending IDs; containers may run with them."""

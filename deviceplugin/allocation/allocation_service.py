@@ -149,12 +149,11 @@ class AllocationService:
                 # The kubelet did not ask: an init container of the pod had as many.
                 await self.choose_ids(ids, ids, len(ids))
             taken_up = self._answered.pop(frozenset(ids), None)
-            units = account.ledger.allocate(ids, account.now_s(), taken_up)
+            units, compute = account.ledger.allocate(ids, account.now_s(), taken_up)
         except LedgerError as error:
             raise AllocationRefusedError("spans-cards", f"{error}; {AGAIN}") from error
         # The kubelet waits for the answer; nobody else waits for the rest.
         asyncio.get_running_loop().call_soon(self._tell, units)
-        compute = account.ledger.asked_compute(frozenset(ids))
         return container_grant(self._make_grant, units, self._unit_mib, compute)
 
     def _tell(self, units: Mapping[str, int]) -> None:

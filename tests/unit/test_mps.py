@@ -248,6 +248,29 @@ def test_a_container_that_asks_for_compute_gets_so_much_of_the_multiprocessors(
     assert shares == ["13" if threads else None, "30"]
 
 
+def test_a_container_that_is_given_the_ids_of_another_one_gets_the_compute_that_it_asks_for_itself(
+    tmp_path: Path,
+) -> None:
+    """The kubelet gives IDs on: of an init container to the main one, and of a pod that ended to the next."""
+    world = World(tmp_path, 16)
+
+    def bind(uid: str, *containers: ContainerRequest) -> None:
+        assigned = {each.name: (("c0", each.units),) for each in containers}
+        world.node.bind(replace(pod(uid, 1), request=PodRequest(containers), assigned=assigned))
+
+    def share() -> str | None:
+        return client_envs(world.allocate(*ids("c0", 0, 1))).get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+
+    bind(
+        "a", ContainerRequest("setup", 2, "init", compute=10), ContainerRequest("main", 2, "main", compute=60)
+    )
+    assert [share(), share()] == ["10", "60"]
+    world.node.ledger.remove_pod("a", 0)
+    world.node.listed.remove("a")
+    bind("b", ContainerRequest("main", 2, "main", compute=20))
+    assert share() == "20"
+
+
 def test_units_that_are_no_whole_gib(tmp_path: Path) -> None:
     grant = MpsService(tmp_path).make_grant("c0", 1536, 16384, 0)
     assert grant.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1536M"
