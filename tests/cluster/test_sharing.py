@@ -12,8 +12,9 @@ import pytest
 
 from allocator.names import NODE_CARDS
 from allocator.records import load_cards
+from benchmarks.throughput import fake_node
 from deviceplugin.allocation.allocation_service import NOT_OURS
-from tests.cluster.harness import Cluster, dra, until
+from tests.cluster.harness import Cluster, dra, older, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import add_priority_class, told, wait_quota
 from tests.cluster.harness.cluster import PODS
@@ -101,36 +102,68 @@ def test_a_pod_that_another_scheduler_bound_is_told_the_way_out(cluster):
     refused_elsewhere(cluster, 6, f"no card has 6 units free; free units by card: [3, 3]; {NOT_OURS}")
 
 
+def shares(name, percent, **spec):
+    return w.pod(name, w.container(gib=2, limits={COMPUTE: percent} if percent else {}), **spec)
+
+
 @pytest.mark.telling
 @ONLY_DEVICE_PLUGIN
-def test_shares_of_compute_are_kept_apart_and_counted_by_quota_and_limit_range(cluster):
-    """No node has the resource: kube-scheduler and kubelet leave it alone, the API server counts it."""
-
-    def shares(name, percent):
-        return w.pod(name, w.container(gib=2, limits={COMPUTE: percent} if percent else {}))
-
+def test_shares_of_compute_are_kept_apart_also_while_the_daemon_is_of_an_older_version(cluster):
+    """No node has the resource: kube-scheduler and kubelet leave it alone."""
     for name in ("first", "second"):
         cluster.create(shares(name, 60))
-    for name in ("first", "second", "plain"):
-        if name == "plain":
-            cluster.create(shares(name, 0))
+    for name in ("first", "second"):
         cluster.wait_running(name)
     assert grants(cluster, "first").keys() != grants(cluster, "second").keys()
     wait_agree(cluster)
     assert cluster.state().compute == [60, 60]
-    cluster.create(shares("third", 60))
-    cluster.wait_event("third", "no card with 2 GiB and 60 percent of compute free: compute is short")
+    no_words = "no compute of its cards published by the node"
+    cluster.api.post("/api/v1/nodes", fake_node(0))
+    try:
+        known = 'gpupack_scheduler_nodes{words="readable"}'
+        until(lambda: cluster.extender.metric(known) == 2, "the scheduler knows the older node")
+        cluster.create(shares("third", 60))
+        short = "no card with 2 GiB and 60 percent of compute free: compute is short"
+        cluster.wait_event("third", f"0/2 nodes are available: 1 {short}, 1 {no_words}")
+    finally:
+        cluster.api.delete("/api/v1/nodes/node-00000")
+
+    module, since = cluster.daemon.module, time.time()
+    cluster.daemon.stop()
+    try:
+        cluster.daemon.module = older.MODULE
+        cluster.daemon.start()
+        # While the Node has no sum of the resource kube-scheduler's own check refuses a pod. Then it tries it
+        # for the end of another pod alone.
+        cluster.wait_registered(since)
+        cluster.create(shares("fourth", 10))
+        cluster.wait_event("fourth", f"0/1 nodes are available: 1 {no_words}")
+        cluster.create(shares("plain", 0))
+        cluster.wait_running("plain")
+    finally:
+        cluster.daemon.module = module
     since = time.time()
     cluster.daemon.kill()
     cluster.daemon.start()
-    until(lambda: cluster.state().compute == [60, 60], "the same compute after a restart")
-    # Until the Node has its sum again kube-scheduler's own check refuses the pod, and then tries it for the
-    # end of another pod alone.
+    until(lambda: min(cluster.state().compute) == 60, "what runs is charged as before")
     cluster.wait_registered(since)
     assert cluster.pod("third")["status"]["phase"] == "Pending"
-    cluster.delete("first")
+    add_priority_class(cluster, "urgent", 20)
+    cluster.create(shares("urgent", 60, priorityClassName="urgent"))
+    cluster.delete("plain")
+    cluster.wait_running("urgent")
+    cluster.wait_running("fourth")
+    until(lambda: cluster.exists("first") != cluster.exists("second"), "one of them evicted")
+    assert sorted(wait_agree(cluster).compute) == [60, 70]
+    cluster.delete("urgent")
     cluster.wait_running("third")
 
+
+@pytest.mark.telling
+@ONLY_DEVICE_PLUGIN
+def test_quota_and_limit_range_count_shares_of_compute(cluster):
+    for name in ("first", "second"):
+        cluster.create(shares(name, 60))
     limit = {"type": "Container", "max": {COMPUTE: "70"}}
     for kind, spec in (
         ("resourcequotas", {"hard": {f"requests.{COMPUTE}": "150"}}),
@@ -139,9 +172,9 @@ def test_shares_of_compute_are_kept_apart_and_counted_by_quota_and_limit_range(c
         path = f"/api/v1/namespaces/default/{kind}"
         cluster.api.post(path, {"metadata": {"name": "compute"}, "spec": spec})
     try:
-        wait_quota(cluster, shares("fourth", 40))
+        wait_quota(cluster, shares("third", 40))
         assert f"used: requests.{COMPUTE}=120, limited: requests.{COMPUTE}=150" in told(
-            cluster, shares("fourth", 40)
+            cluster, shares("third", 40)
         )
         until(lambda: f"maximum {COMPUTE} usage per Container is 70" in told(cluster, shares("p", 71)), "max")
         assert f"requested: requests.{COMPUTE}=70" in told(cluster, shares("p", 0)), "max is the default, too"

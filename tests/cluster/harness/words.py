@@ -63,13 +63,16 @@ def node_state(node: dict[str, Any]) -> NodeState | None:
         return None
     assert capacity == allocatable, f"capacity and allocatable differ: {capacity} {allocatable}"
     layout = capacity["layout"]
-    assert layout & 0xF == 2, f"layout version {layout & 0xF}"
+    version = layout & 0xF
+    assert version in {1, 2}, f"layout version {version}"
     bits, count, unit_mib = layout >> 4 & 0x3F, layout >> 10 & 0x3FF, layout >> 20
     annotations = node["metadata"].get("annotations", {})
     inventory = json.loads(annotations.get("gpupack.io/cards", "[]"))
     assert len(inventory) == count, f"{count} cards in the words, {len(inventory)} in the inventory"
     sizes, used = (_decode(capacity, kind, bits, count) for kind in ("size", "used"))
-    compute = _decode(capacity, "compute-used", capacity["compute-limit"].bit_length(), count)
+    compute = [0] * count
+    if version > 1:
+        compute = _decode(capacity, "compute-used", capacity["compute-limit"].bit_length(), count)
     cards = [
         CardState(entry["uuid"], size, taken, entry["healthy"], percent)
         for entry, size, taken, percent in zip(inventory, sizes, used, compute, strict=True)
