@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from allocator.request import WHOLE
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.enforcement.enforcer import Enforcer
@@ -132,11 +133,13 @@ class ContainerUseReader:
                 used = measured.get(row.uuid)
                 if used is not None:
                     used_mib = _add_up(row.container, pod, used.get(uid, {}), alone=alone)
+                    percent = _add_up(row.container, pod, busy[row.uuid].get(uid, {}), alone=alone)
                     row = replace(  # noqa: PLW2901 - the same
                         row,
                         used_mib=used_mib,
                         measured_s=None if used_mib is None else sampled_s,
-                        used_compute=_add_up(row.container, pod, busy[row.uuid].get(uid, {}), alone=alone),
+                        # Processes that run at the same time, as MPS lets them, add up to more.
+                        used_compute=None if percent is None else min(WHOLE, percent),
                     )
                 mine = [
                     limit

@@ -1,8 +1,8 @@
 """Decides when a pod's use is written to its `gpupack.io/allocation` annotation.
 
 This happens at most once a minute, and only after a change of 256 MiB or an eighth of the share, or of 20
-percent of a card's compute. Compute is written for containers that ask for some: of others it rises and falls
-all the time.
+percent of a card's compute. Compute is written for containers that ask for some, as the average of the last
+minute: it rises and falls all the time.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,9 +34,12 @@ _UNKNOWN: Final[Use] = (None, None)
 
 @dataclass(slots=True)
 class _PublishedPod:
+    """What was written of a pod, and what it uses; `compute` is the average percent of the last minute."""
+
     published: dict[Place, Use] = field(default_factory=dict)
     at_s: float = float("-inf")
     current: dict[Place, Use] = field(default_factory=dict)
+    compute: dict[Place, float] = field(default_factory=dict)
     is_due: bool = False
 
 
@@ -51,18 +54,21 @@ class PublishedUse:
         self._holding = holding
         self._clock = clock
         self._pods: dict[str, _PublishedPod] = {}
+        self._looked_s = float("-inf")
 
     def apply_use(self, rows: Iterable[ContainerUse]) -> bool:
         """Apply what containers use now; return whether something is worth a write."""
         now_s, before = self._clock(), self._pods
-        self._pods = {}
+        weight = min(1.0, (now_s - self._looked_s) / EVERY_S)
+        self._pods, self._looked_s = {}, now_s
         for row in rows:
             pod = self._pods.get(row.uid)
             if pod is None:
                 pod = self._pods[row.uid] = before.get(row.uid, _PublishedPod())
                 pod.current, pod.is_due = {}, False
             place = row.container, row.uuid
-            use = pod.current[place] = row.used_mib, row.used_compute if row.compute else None
+            compute = row.used_compute if row.compute else None
+            use = pod.current[place] = row.used_mib, _average(pod.compute, place, compute, weight)
             told = pod.published.get(place, _UNKNOWN)
             pod.is_due |= now_s - pod.at_s >= EVERY_S and _differs(told, use, row.promised_mib)
         return any(pod.is_due for pod in self._pods.values())
@@ -98,6 +104,15 @@ class PublishedUse:
             }
             for name, shares in assignment.items()
         }
+
+
+def _average(averages: dict[Place, float], place: Place, percent: int | None, weight: float) -> int | None:
+    if percent is None:
+        averages.pop(place, None)
+        return None
+    before = averages.get(place, percent)
+    averages[place] = before + (percent - before) * weight
+    return round(averages[place])
 
 
 def _differs(told: Use, now: Use, promised_mib: int) -> bool:

@@ -142,6 +142,8 @@ async def test_what_compute_a_container_asks_for_and_uses(world: LimitsWorld, no
         ("gpupack_container_compute_percent", "30.0"),
         ("gpupack_container_compute_used_percent", "35.0"),
     ]
+    node.busy = {1: 80, 2: 70}
+    assert node.memory.read_rows()[0].used_compute == 100, "MPS runs both at the same time"
 
 
 async def test_use_that_nobody_can_tell_is_not_zero(world: LimitsWorld, node: Node) -> None:
@@ -419,6 +421,21 @@ def test_the_compute_of_containers_that_ask_for_some_is_told() -> None:
 
     assert [looks(percent) for percent in (25, 44, 45)] == [(True, 25), (False, 25), (True, 45)]
     assert looks(99, asked=0) == (True, None)
+
+
+def test_compute_that_rises_and_falls_is_written_as_its_average() -> None:
+    """For twenty minutes a container is busy half of the time, in turns of ten seconds."""
+    now_s = [0.0]
+    told = PublishedUse(lambda *_: Enforcement.ACCOUNTED, lambda: now_s[0])
+    written = []
+    for look in range(240):
+        now_s[0] += 5.0
+        if told.apply_use([replace(row(500), compute=30, used_compute=90 * (look // 2 % 2))]):
+            (record,) = told.list_records(UID, {"main": (("c0", 1),)}, dict)["main"].values()
+            written.append(record.compute)
+    assert written[0] == 0, "the first look"
+    assert len(written) <= 3, written
+    assert 35 <= written[-1] <= 55
 
 
 def test_what_a_daemon_before_wrote_is_not_written_again() -> None:
