@@ -136,6 +136,7 @@ class NodeArrays:
         self.numa: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.free_order: IntArray = np.zeros((cards, rows), dtype=np.int32)
         self.changes = 0
+        self._compute_mask: tuple[object, BoolArray] = None, np.zeros((rows, cards), dtype=np.bool_)
         self._recent_rows: deque[int] = deque(maxlen=MAX_RECENT_CHANGES)
         self._model_ids: dict[str, int] = {}
         self._vacant_rows = list(range(rows - 1, -1, -1))
@@ -336,6 +337,26 @@ class NodeArrays:
             for row, (assumed, compute) in before.items():
                 self.assumed[row], self.compute_assumed[row] = assumed, compute
                 self._update_derived(row)
+
+    def mask_compute(self, percent: int, *, emptied: bool = False) -> "BoolArray":
+        """Tell which cards have so much compute free: bool[R, K], read-only.
+
+        Filter and scores of one pod ask for the same, so the last answer is kept until a row changes.
+
+        Args:
+            emptied: As if no pod were there.
+        """
+        key = (self.changes, percent, emptied)
+        if self._compute_mask[0] != key:
+            free = (
+                np.broadcast_to(self.compute_limit[:, None], self.size.shape)
+                if emptied
+                else self.compute_free
+            )
+            mask = free >= percent
+            mask.flags.writeable = False
+            self._compute_mask = key, mask
+        return self._compute_mask[1]
 
     def set_capacity(self, row: int, amounts: Amounts) -> None:
         """Set what a node offers to pods in all; more than `NOT_COUNTED` of a resource counts as that."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from allocator.card_rules import NO_RULES
 from allocator.request import WHOLE, PodRequest
-from scheduler_plugin.cache.arrays import BoolArray, ClusterView, LongArray, RowArray
+from scheduler_plugin.cache.arrays import ClusterView, LongArray, RowArray
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
 
@@ -50,7 +51,7 @@ def with_units_for(query: SchedulingRequest, size: int) -> SchedulingRequest:
     return replace(query, policy_request=replace(query.policy_request, demands=demands))
 
 
-def with_compute(nodes: ClusterView, query: SchedulingRequest, *, emptied: bool = False) -> SchedulingRequest:
+def with_compute(nodes: NodeArrays, query: SchedulingRequest, *, emptied: bool = False) -> SchedulingRequest:
     """Return the request with only those cards admitted that have the compute for one of its demands now.
 
     For a pod with one demand that is all there is to its compute. Several demands may share a card.
@@ -62,8 +63,8 @@ def with_compute(nodes: ClusterView, query: SchedulingRequest, *, emptied: bool 
     if not least:
         return query
     ask = query.policy_request
-    there: BoolArray = nodes.compute_limit[:, None] >= least if emptied else nodes.compute_free >= least
-    admits = np.broadcast_to(there, nodes.size.shape) if ask.admits is None else ask.admits & there
+    there = nodes.mask_compute(least, emptied=emptied)
+    admits = there if ask.admits is None else ask.admits & there
     return replace(query, policy_request=replace(ask, admits=admits))
 
 
