@@ -39,11 +39,7 @@ def is_loopback(address: str) -> bool:
 
 
 def find_address_faults(name: str, address: str) -> Iterator[str]:
-    """Say what is wrong with a HOST:PORT.
-
-    Args:
-        name: Name of the option, as its user writes it.
-    """
+    """Say what is wrong with a HOST:PORT, the value of the option `name`."""
     host, colon, port = address.rpartition(":")
     if not (colon and port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
         yield f"{name} {address!r}; allowed: HOST:PORT with a port from 0 to {MAX_PORT}"

@@ -53,10 +53,8 @@ class Backoff:
         """Count a failure and log it, the first of several louder; return the seconds to wait now.
 
         Args:
-            log: the structlog logger of the module that failed.
             error: its `retry_after_s`, where it has one, is what the server asked for.
             loud: later failures are warnings, too.
-            values: further values of the log line.
         """
         delay_s = self.failed(getattr(error, "retry_after_s", None))
         note = log.warning if loud or self.failures == 1 else log.debug
@@ -124,7 +122,6 @@ class KeyedBackoff(Generic[K]):
         return self._begin(key, pause, now, pause.backoff.log_failure(log, event, error, **values))
 
     def pause_again(self, key: K, now: float) -> None:
-        """Begin a pause that is as long as the last one."""
         pause = self._known[key]
         pause.backoff.failures -= 1
         self._begin(key, pause, now, pause.backoff.failed())

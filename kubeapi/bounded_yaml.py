@@ -12,7 +12,7 @@ import yaml
 from yaml.composer import Composer
 
 MOST_BYTES: Final = 1 << 20
-"""Length of a text; a ConfigMap cannot be longer."""
+"""Longest text; a ConfigMap cannot be longer."""
 
 MOST_LEVELS: Final = 64
 

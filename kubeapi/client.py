@@ -109,7 +109,6 @@ class KubeClient:
 
     @property
     def namespace(self) -> str:
-        """The namespace that the kubeconfig's context names, empty if it names none."""
         return self._credentials.namespace
 
     async def close(self) -> None:
@@ -233,11 +232,8 @@ class KubeClient:
         """Bind a pod to a node and annotate it in the same write.
 
         Args:
-            uid: UID of the pod; another one is refused.
-            node: target; the API server does not check that it exists.
-            annotations: land on the pod, overwrite equal keys.
-            resource_version: resourceVersion of the pod as the decision saw it (compare and swap); None binds
-                any version.
+            node: the API server does not check that it exists.
+            annotations: written to the pod; they overwrite equal keys.
             timeout_s: after this long TimedOut is raised, and the pod may be bound all the same.
 
         Raises:
@@ -256,14 +252,7 @@ class KubeClient:
     async def pages(
         self, path: str, limit: int = 500, *, timeout_s: float = REQUEST_TIMEOUT_S, **params: str | int
     ) -> AsyncGenerator[bytes]:
-        """List in pages of one snapshot.
-
-        Args:
-            limit: objects a page.
-            timeout_s: for one page.
-
-        Yields:
-            Each page as the server sent it.
+        """List in pages of one snapshot, as the server sent them.
 
         Raises:
             Gone: the snapshot was compacted while we read it; start over, forget the pages so far.
@@ -293,9 +282,8 @@ class KubeClient:
         """Follow changes after a version; bookmarks are on.
 
         Args:
-            resource_version: resourceVersion of the last list, event or bookmark.
+            resource_version: that of the last list, event or bookmark.
             timeout_s: the server ends the watch after this long; that is no error.
-            idle_s: silence after which TimedOut is raised; None for timeout_s and some grace.
             opened: called once when the server has accepted the watch.
             **params: selectors, as in the list.
 

@@ -15,11 +15,11 @@ EventType = Literal["Normal", "Warning"]
 
 BURST: Final = 25
 REFILL_S: Final = 300.0
-"""An object may get so many writes at once, then one every so many seconds."""
+"""An object may get `BURST` writes at once, then one every so many seconds."""
 
 SIMILAR: Final = 10
 SIMILAR_S: Final = 600.0
-"""So many different messages of one reason are merged, unless so many seconds lie between two of them."""
+"""Different messages of one reason share an object unless so many seconds lie between two of them."""
 
 REMEMBERED: Final = 4096
 """Series and objects that are remembered; what was not used for longest is forgotten first."""
@@ -28,7 +28,7 @@ COMBINED: Final = "(combined from similar events): "
 
 
 class ObjectRef(NamedTuple):
-    """ObjectRef names the object of an Event; `make_pod_ref` and the other functions make them.
+    """Names the object of an Event; `make_pod_ref` and the other functions make them.
 
     Attributes:
         kind: "Pod".
@@ -62,9 +62,7 @@ class EventSeries:
     """Events that share one object of the API server.
 
     Attributes:
-        type: Normal or Warning.
         reason: one word, as in "FailedScheduling".
-        message: the newest.
         first_s: when the first came, in seconds of the wall clock.
         last_s: when the newest came.
         name: name of the Event object; empty until it is created.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import ssl
 
 REFRESH_S = 60.0
-"""Token files, certificate files and expiring credentials are looked at this often; a 401 looks at once."""
+"""How often token files, certificate files and expiring credentials are checked; a 401 checks at once."""
 
 HOME_CONFIG: Final = "~/.kube/config"
 
@@ -37,19 +37,13 @@ _TEXTS: Final = (
     "client-key",
     "client-key-data",
 )
-"""Keys of a user of a kubeconfig."""
 
 FORCED_GAP_S = 5.0
 """Shortest time between two refreshes caused by 401s."""
 
 
 class RequestCredentials(NamedTuple):
-    """RequestCredentials identifies the sender of a request.
-
-    Attributes:
-        authorization: Value of the header, None for none.
-        tls: Context of its connection, which may have a client's certificate; None for http.
-    """
+    """What identifies the sender of a request: a header, and the TLS context with a client's certificate."""
 
     authorization: str | None
     tls: "ssl.SSLContext | None"
@@ -59,9 +53,7 @@ class Credentials:
     """Address, TLS context and the current bearer token of one API server.
 
     Attributes:
-        server: URL without a trailing slash.
         tls: context for https, None for http; another object when certificates have changed.
-        tls_server_name: name expected in the server's certificate, None for the host's own.
         proxy: proxy URL of the kubeconfig, else of the environment, None for a direct connection.
         headers: headers of every request beside Authorization: as whom the kubeconfig's user acts.
     """
@@ -94,12 +86,7 @@ class Credentials:
         *,
         context: str | None = None,
     ) -> "Credentials":
-        """Read a kubeconfig, or the service account's files; in the order of kubectl.
-
-        Args:
-            kubeconfig: path; None means $KUBECONFIG, which may be a list of paths, else ~/.kube/config, else
-                in-cluster where the environment says so and no context is named.
-            context: context of the kubeconfig; None for its current one.
+        """Read a kubeconfig, or the service account's files.
 
         Raises:
             ConfigError: nothing usable there; the message names the file and the value.
@@ -129,7 +116,7 @@ class Credentials:
         return str(context.get("namespace") or "")
 
     async def authorization(self) -> str | None:
-        """Value of the Authorization header, None if none is needed; re-reads what may have changed.
+        """Return the Authorization header's value, None if none is needed; re-reads what may have changed.
 
         Raises:
             ConfigError: a file has vanished or cannot be used, or no header can carry the token; what was
@@ -156,20 +143,11 @@ class Credentials:
         return value
 
     async def proof(self) -> RequestCredentials:
-        """Return the credentials of the next request.
-
-        Raises:
-            ConfigError: as of `authorization`.
-        """
+        """Return the credentials of the next request."""
         return RequestCredentials(await self.authorization(), self.tls)
 
     async def within(self, ends: float, what: str, within_s: float) -> RequestCredentials:
         """Return the credentials of the next request; raise once `ends` has come on the event loop's clock.
-
-        Args:
-            ends: When to wait no longer.
-            what: The request in words, for the error, as `within_s`.
-            within_s: Seconds that there were.
 
         Raises:
             ConfigError: as of `authorization`, or not in time.
@@ -206,12 +184,11 @@ class Credentials:
         return RequestCredentials(await self._token(), self.tls) != refused
 
     def close(self) -> None:
-        """Cancel credentials that are being fetched."""
         if self._reloading is not None:
             self._reloading.cancel()
 
     def _renewable(self) -> bool:
-        """A plugin whose credentials carry no expiry is asked again after a 401 only, as kubectl does."""
+        """Return False if a plugin's credentials carry no expiry: as in kubectl, only a 401 renews them."""
         return _get_exec_command(self._loader) is None or hasattr(self._loader, "exec_plugin_expiry")
 
     async def _reload(self, *, forced: bool = False) -> None:
@@ -291,11 +268,7 @@ class _Merger(KubeConfigMerger):  # type: ignore[misc]
 async def _load_kubeconfig(
     source: str, named: str, configuration: Configuration, context: str | None
 ) -> KubeConfigLoader:
-    """Read the files `named` into `configuration`.
-
-    Raises:
-        ConfigError: they cannot be used; the message begins with `source`.
-    """
+    """Read the files `named` into `configuration`."""
     paths = _join_existing_files(named)
     try:
         config = _Merger(paths).config
@@ -318,11 +291,7 @@ async def _load_kubeconfig(
 
 
 def _check_named(source: str, config: Any, context: str | None) -> None:
-    """Check that there is a context of the name that was asked for.
-
-    Raises:
-        ConfigError: there is none; the message names those that there are.
-    """
+    """Check that there is a context of the name that was asked for."""
     if config is None:
         raise ConfigError(f"{source} cannot be used: it is empty")
     if context is None:
@@ -334,11 +303,7 @@ def _check_named(source: str, config: Any, context: str | None) -> None:
 
 
 def _check_context(source: str, loader: KubeConfigLoader) -> None:
-    """Check values that the loader accepts unchecked.
-
-    Raises:
-        ConfigError: a value that cannot be used; the message names it and what is allowed.
-    """
+    """Check values that the loader accepts unchecked."""
     cluster: Any = loader._cluster  # noqa: SLF001 (the loader keeps it to itself)
     server, proxy, name = (cluster.safe_get(key) for key in ("server", "proxy-url", "tls-server-name"))
     check_url(f"{source}: server", server)
@@ -359,11 +324,7 @@ def _check_context(source: str, loader: KubeConfigLoader) -> None:
 
 
 def _check_user(source: str, user: dict[str, Any]) -> None:
-    """Check values of a user that the loader accepts unchecked.
-
-    Raises:
-        ConfigError: a value of the wrong type; what is secret is not shown.
-    """
+    """Check values of a user that the loader accepts unchecked; errors show no secret."""
     for key in _TEXTS:
         value = user.get(key)
         if value is not None and not isinstance(value, str):
@@ -398,12 +359,10 @@ def _load_in_cluster(configuration: Configuration) -> None:
 
 
 def _get_user(loader: object) -> dict[str, Any]:
-    """The kubeconfig's user, empty if the context has none."""
     user = getattr(loader, "_user", None)
     return {} if user is None else user.value
 
 
 def _get_exec_command(loader: object) -> str | None:
-    """Command of the kubeconfig's credential plugin, None if there is none."""
     plugin = _get_user(loader).get("exec")
     return None if plugin is None else str(plugin["command"])

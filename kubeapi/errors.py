@@ -39,7 +39,6 @@ class KubeApiError(Exception):
     """Root of the package's errors.
 
     Attributes:
-        status: HTTP status, None if no answer came.
         reason: the `reason` of the Kubernetes Status object ("Conflict"), else a word of ours.
         message: what the server said, cut at 256 characters.
         resource: what the request would have listed, as the Status names it ("nodes"); empty if it was for
@@ -161,7 +160,6 @@ def decode_answer(body: bytes, decode: Callable[[bytes], T], what: str) -> T:
     """Decode an answer of the API server.
 
     Args:
-        decode: of a `msgspec.json.Decoder`.
         what: names the answer in the error, with its article.
 
     Raises:
@@ -205,7 +203,6 @@ class ApiStatus(msgspec.Struct):
 
     @property
     def resource(self) -> str:
-        """Resource that the request would have listed, see `KubeApiError.resource`."""
         return "" if self.details is None or self.details.name else self.details.kind
 
 
@@ -254,12 +251,7 @@ _CAUSES: tuple[tuple[tuple[str, ...], Cause], ...] = (
 
 
 def make_error(status: int, body: bytes, *, what: str = "", retry_after: str | None = None) -> KubeApiError:
-    """Build the error for an HTTP answer that is not 2xx.
-
-    Args:
-        body: answer, usually a Status object; anything else is quoted in part.
-        what: the request in words ("POST /api/v1/..."), put before the message.
-    """
+    """Build the error for an HTTP answer that is not 2xx; `what` is the request in words."""
     try:
         answer = _decode_status(body)
     except UNREADABLE:
@@ -282,10 +274,6 @@ def make_error(status: int, body: bytes, *, what: str = "", retry_after: str | N
 
 def check_success(body: bytes, *, what: str) -> None:
     """Check that the answer to a Binding is an API server's: a 2xx alone may come from anything on the way.
-
-    Args:
-        body: answer, a Status that says Success; a Binding from very old API servers.
-        what: the request in words, put before the message.
 
     Raises:
         Malformed: it is neither; what became of the request is not known.

@@ -48,8 +48,8 @@ QUEUE: Final = 1000
 
 WRITES: Final = 50
 WRITE_EACH_S: Final = 0.1
-"""All objects together get so many writes at once, then one every so many seconds. Events about thousands of
-pods must not cost the API server what the pods themselves need."""
+"""All objects together get a burst of writes, then one every so many seconds. Events about thousands of pods
+must not cost the API server what the pods themselves need."""
 
 BUSY_S: Final = 1.0
 """While the process has more urgent things to write, an Event waits for so long at least. Thousands of pods
@@ -57,11 +57,11 @@ that are released or bound at once get theirs afterwards."""
 
 TRIES: Final = 12
 RETRY_S: Final = 10.0
-"""So many tries for one Event, at most so many seconds apart: a restart of the API server loses nothing."""
+"""Longest pause between the tries for one Event: a restart of the API server loses nothing."""
 
 REQUEST_S: Final = 10.0
 REMIND_S: Final = 60.0
-"""That Events cannot be written is logged once in so many seconds."""
+"""How often it is logged that Events cannot be written."""
 
 REASON_LIMIT: Final = 128
 MESSAGE_LIMIT: Final = 1024
@@ -78,17 +78,12 @@ class EventRecorder:
     Args:
         client: API server; the right to create and patch events is needed in the objects' namespaces, in
             "default" for objects without one.
-        component: who writes, as shown under FROM by `kubectl describe`.
-        host: node of the writer, empty for none.
         busy: whether the process has more urgent things to write now, or had within the last `BUSY_S`: what
             it waits for may come a moment later.
-        most: series that wait to be written; more are dropped.
-        wall: seconds of the wall clock.
 
     Attributes:
         written: requests that the API server has accepted.
         limited: Events that only raised a count in memory: their object had too many writes.
-        dropped: Events that were lost.
     """
 
     def __init__(
@@ -129,7 +124,6 @@ class EventRecorder:
         """Note something about an object; returns at once.
 
         Args:
-            type_: Normal, or Warning for what somebody should look at.
             reason: one word in CamelCase that a machine may look for.
             message: for people. Repeating the very same one is cheap; numbers that change make it another.
         """
@@ -163,11 +157,7 @@ class EventRecorder:
             self._idle.set()
 
     async def drain(self, within_s: float) -> bool:
-        """Wait while `run` writes what is queued, before the end of the process for instance.
-
-        Returns:
-            Whether nothing is left.
-        """
+        """Wait while `run` writes what is queued, as at the end of the process; return True if all is."""
         try:
             async with asyncio.timeout(within_s):
                 await self._idle.wait()
@@ -176,7 +166,6 @@ class EventRecorder:
         return True
 
     async def _write(self, series: EventSeries) -> None:
-        """Create or update the object of a series, in a few tries."""
         for left in reversed(range(TRIES)):
             try:
                 await self._send(series)
@@ -245,7 +234,7 @@ class EventRecorder:
         }
 
     def _name(self, ref: ObjectRef) -> str:
-        """A name that no Event had: the object's and the time, as client-go makes them."""
+        """Make a name that no Event had: the object's and the time, as client-go makes them."""
         self._serial = max(self._serial + 1, int(self._wall() * 1e9))
         suffix = f".{self._serial:x}"
         return ref.name[: NAME_LIMIT - len(suffix)].rstrip("-.") + suffix

@@ -7,19 +7,17 @@ from kubeapi.errors import Conflict, Invalid
 from kubeapi.paths import make_pod_path
 
 WRITE_S = 10.0
-"""Seconds for one of these requests."""
+"""Time-out of one of these requests."""
 
 
 class EvictionApi(Protocol):
-    """EvictionApi reads and writes objects; `kubeapi.client.KubeClient` implements it."""
+    """Reads and writes objects; `kubeapi.client.KubeClient` implements it."""
 
     async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
     async def post(self, path: str, body: Mapping[str, object], *, timeout_s: float = ...) -> bytes: ...
 
-    async def patch(self, path: str, body: Mapping[str, object], *, timeout_s: float = ...) -> bytes:
-        """Merge into an object."""
-        ...
+    async def patch(self, path: str, body: Mapping[str, object], *, timeout_s: float = ...) -> bytes: ...
 
 
 async def evict_pod(
@@ -32,9 +30,6 @@ async def evict_pod(
     timeout_s: float = WRITE_S,
 ) -> None:
     """Evict exactly the pod with that UID; its grace period is its own.
-
-    Args:
-        dry_run: Only ask whether it were allowed.
 
     Raises:
         NotFound: no such pod.
@@ -52,13 +47,10 @@ async def evict_pod(
 
 
 async def nominate_node(api: EvictionApi, namespace: str, name: str, uid: str, node: str) -> bytes:
-    """Say which node is kept for exactly the pod with that UID.
+    """Say which node is kept for exactly the pod with that UID; return the pod as it is then.
 
     Args:
         node: for status.nominatedNodeName; empty takes it back.
-
-    Returns:
-        The pod as it is then.
 
     Raises:
         NotFound: no such pod.

@@ -16,9 +16,6 @@ _NAME_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "!#$&
 def make_impersonation_headers(source: str, user: Mapping[str, object]) -> Headers:
     """Write the headers for a user of a kubeconfig; empty if the user acts as nobody else.
 
-    Args:
-        source: What errors begin with.
-
     Raises:
         ConfigError: a value cannot be used, or only details of somebody are given and no name.
     """
@@ -52,7 +49,6 @@ def _check_values(name: str, value: object) -> list[str]:
 
 
 def _check_value(name: str, value: object) -> str:
-    """Check what becomes the value of a header; empty if there is none."""
     if value is None:
         return ""
     if not isinstance(value, str) or not value.isprintable():

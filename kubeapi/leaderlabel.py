@@ -27,22 +27,20 @@ WRITE_AGAIN_S: Final = 10.0
 """Seconds after which the leader writes its label anew, which mends one that was removed by hand."""
 
 LOOK_S: Final = 0.2
-"""Seconds between two looks at who leads."""
+"""Seconds between two checks of who leads."""
 
 LONGEST_RETRY_S: Final = 2.0
-"""A write that failed is tried again after a pause that grows up to so many seconds."""
+"""Longest pause before a write that failed is tried again."""
 
 log = structlog.get_logger(__name__)
 
 
 class LabelApi(Protocol):
-    """LabelApi is the part of the API client that the label needs; `kubeapi.client.KubeClient` has it."""
+    """The part of the API client that the label needs; `kubeapi.client.KubeClient` has it."""
 
     async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes: ...
 
-    async def patch(self, path: str, body: bytes, *, timeout_s: float = ...) -> bytes:
-        """Merge into an object."""
-        ...
+    async def patch(self, path: str, body: bytes, *, timeout_s: float = ...) -> bytes: ...
 
 
 _decode_pods: Final = make_list_decoder(Pod)
@@ -55,8 +53,7 @@ class LeaderLabel:
     cut off or dead.
 
     Args:
-        value: Its value; says which election is meant.
-        timeout_s: Longest time of a request; less than the time between two leaders.
+        value: Says which election is meant.
     """
 
     def __init__(
@@ -91,7 +88,6 @@ class LeaderLabel:
             await self._sleep(LOOK_S)
 
     async def _write_if_due(self) -> None:
-        """Write what is due; a failure is retried after a pause."""
         leads = self._leads()
         if leads == self._shown and not (leads and self._clock() >= self._written_at + WRITE_AGAIN_S):
             return
@@ -115,12 +111,7 @@ class LeaderLabel:
         self._refused.forget(leads)
 
     async def _write(self, pod: str, uid: str = "", *, leads: bool) -> None:
-        """Put the label on a pod or take it off; no change is no write.
-
-        Args:
-            uid: Which of that name is meant, empty for the one that is there.
-            leads: Whether the label is to be there.
-        """
+        """Put the label on a pod or take it off, unless it is so; an empty UID means any pod of that name."""
         metadata: dict[str, object] = {
             "labels": {self._label: self._value if leads else None},
             "annotations": {DELETION_COST: LEADER_COST if leads else None},

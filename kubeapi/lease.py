@@ -34,7 +34,7 @@ _decode_lease: Final = msgspec.json.Decoder(Lease).decode
 
 
 class LeaderStatus(Protocol):
-    """LeaderStatus says whether this process may act, of several that could."""
+    """Says whether this process may act, of several that could."""
 
     @property
     def is_leader(self) -> bool: ...
@@ -47,7 +47,7 @@ class LeaderStatus(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SoleProcess:
-    """SoleProcess is the status of a process that nobody else is beside: it always leads.
+    """The status of a process that nobody else is beside: it always leads.
 
     Attributes:
         since: when it began to act; minus infinity where no process can have acted before it.
@@ -91,12 +91,9 @@ class LeaseElector:
         """Prepare; nothing is sent before `run`.
 
         Args:
-            name: name of the Lease; it is created when missing.
             identity: identity of this process, unique among all candidates and restarts.
             lease_s: whole seconds others wait after the last renewal they saw.
             renew_s: seconds between two tries; at most a third of lease_s.
-            wall: time of day, written into the Lease for people.
-            uniform: random number between two bounds; candidates must not march in step.
             is_eligible: whether this process may lead; while not, it gives the Lease up and only watches it.
             has_stopped: whether a holder is known to act no more, so that nobody need wait for it.
 
@@ -171,7 +168,6 @@ class LeaseElector:
             log.info("leadership", lease=self._name, leader=self.is_leader, holder=self.holder)
 
     async def _try(self) -> None:
-        """Renew, take, give up, or watch the Lease."""
         if not self._is_eligible():
             await self._stand_by()
             return

@@ -73,12 +73,12 @@ class LeaseFollower:
 
     @property
     def since(self) -> float | None:
-        """`clock()` when leadership began, or began anew after a lapse; None while not leading."""
+        """See `LeaseElector.since`."""
         return self._since if self.is_leader else None
 
     @property
     def holder(self) -> str:
-        """Holder of the Lease when it was last seen; empty when nobody or unknown."""
+        """See `LeaseElector.holder`."""
         return (self._seen.holder_identity or "") if self._seen is not None else ""
 
     async def run(self) -> None:
@@ -94,7 +94,6 @@ class LeaseFollower:
             await self._sleep(self._read_s)
 
     def _apply_lease(self, spec: LeaseSpec, began: float) -> None:
-        """Apply a Lease read that began at `began`."""
         before, self._seen = self._seen, spec
         seen_at, self._seen_at = self._seen_at, began
         if (spec.holder_identity or "").partition("_")[0] != self._host:

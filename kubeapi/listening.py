@@ -17,7 +17,7 @@ BACKLOG: Final = 128
 """Connections that may wait to be accepted."""
 
 ACCEPTED_AT_ONCE: Final = 16
-"""Connections accepted before those that were ended for them have given their files back."""
+"""Connections accepted in one go, before those closed for them have given their files back."""
 
 PAUSE_S: Final = 1.0
 """After an accept that failed for want of file descriptors or memory, nothing is accepted for so long."""
@@ -37,9 +37,9 @@ KEEP_ALIVE_S: Final = 120.0
 """A connection that was answered may be idle for so long. Go's clients close theirs after 90 s, so a request
 seldom meets a connection that is being closed."""
 MOST_UNANSWERED_BYTES: Final = 64 * 2**20
-"""What all clients of a server together may have sent of requests that are not answered yet."""
+"""Bytes that all clients of a server together may have sent of requests that are not answered yet."""
 SWEEP_S: Final = 5.0
-"""How often connections are looked at for that."""
+"""How often connections are checked for `REQUEST_S` and `KEEP_ALIVE_S`."""
 
 
 def limit_connections(wanted: int = MOST_CONNECTIONS) -> int:
@@ -58,7 +58,6 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         since: When it began to wait, seconds of the loop's clock.
-        was_answered: A request of this client was answered.
         unanswered_bytes: What it sent since then.
     """
 
@@ -75,7 +74,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_last(self) -> bool:
-        """Tell whether the server ends: the answer under way is the last one."""
+        """Whether the server is closing: the answer under way is the last one."""
         return self._server.is_ending
 
     @property
@@ -164,13 +163,6 @@ class Connections:
     waited longest of those that were never answered, where these are more than a quarter of `most`, else of
     those that were answered. So idle and slow clients keep nobody out, and clients that come at the same time
     do not end each other.
-
-    Args:
-        clock: Monotonic seconds; None: the loop's.
-
-    Attributes:
-        by_protocol: Connections by the protocol that reads them.
-        is_ending: `close` was called.
     """
 
     def __init__(
@@ -223,7 +215,7 @@ class Connections:
         self.wake()
 
     def wake(self) -> None:
-        """Look again at what the end waits for."""
+        """Check again whether `close` still has to wait."""
         self._answered.set()
 
     def end_overdue(self) -> None:
@@ -255,10 +247,6 @@ class Acceptor:
     """Accepts connections on any event loop in asyncio's way, and stays quiet while no file is left.
 
     uvloop's own servers close connections for which no file descriptor is left, without a word to anybody.
-
-    Args:
-        listener: Bound.
-        tls: For its handshakes, None for plain TCP.
     """
 
     def __init__(self, listener: socket.socket, connections: Connections, tls: ssl.SSLContext | None) -> None:
@@ -270,17 +258,12 @@ class Acceptor:
         self._pause: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Listen.
-
-        Raises:
-            OSError: the address cannot be listened on.
-        """
         self.listener.setblocking(False)
         self.listener.listen(BACKLOG)
         self._watch()
 
     def close(self) -> None:
-        """Accept nothing any more, and give up handshakes under way."""
+        """Stop accepting, and give up handshakes under way."""
         if self.listener.fileno() >= 0:
             self._loop.remove_reader(self.listener.fileno())
         if self._pause is not None:

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class CompactList(Sequence[T], Generic[T]):
-    """A CompactList is a list whose pages are JSON of the fields that are read; each loop decodes them anew.
+    """A list whose pages are JSON of the fields that are read; each loop decodes them anew.
 
     A cache copies little of each object. Where all objects of a list are in memory at once, these copies lie
     scattered among them. The allocator can then return hardly any of that memory once the list is gone.

@@ -60,7 +60,6 @@ def _restore_modules(left_out: dict[str, ModuleType]) -> None:
 
 
 def _refuse_client(*args: Any, **kwargs: Any) -> Any:
-    """Stand for the class where `kubernetes.aio.config` makes a client of it."""
     return importlib.import_module(_API_CLIENT).ApiClient(*args, **kwargs)
 
 

@@ -9,11 +9,7 @@ def parse_resource_version(text: str) -> int:
 
 
 def parse_time(text: str | None) -> float | None:
-    """Read a time as the API writes it; one without a zone is UTC.
-
-    Returns:
-        Seconds since the epoch, None if the text is no time.
-    """
+    """Read a time of the API, UTC without a zone, in seconds since the epoch; None if the text is no time."""
     try:
         at = datetime.fromisoformat(text or "")
         return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()

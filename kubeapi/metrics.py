@@ -11,10 +11,6 @@ def make_process_registry(prefix: str, distribution: str) -> CollectorRegistry:
 
     Counters and histograms come without their `_created` series, in the whole process. Such series double
     what Prometheus stores, and it can tell from the values when a counter began anew.
-
-    Args:
-        prefix: prefix of build_info, "gpupack" for gpupack_build_info.
-        distribution: Python package whose version is told.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()

@@ -106,14 +106,10 @@ class ObjectMeta(KubeStruct):
 
 
 class KubeObject(KubeStruct):
-    """What an object of any kind has."""
-
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
 
 class Condition(KubeStruct):
-    """A condition of any object."""
-
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -131,12 +127,9 @@ class Condition(KubeStruct):
 
 
 class ConditionedStatus(KubeStruct):
-    """`status` of an object that has conditions."""
-
     conditions: list[Condition] | None = None
 
     def get_condition(self, kind: str) -> Condition | None:
-        """Get the condition of a type; a type occurs once at most."""
         return next((each for each in self.conditions or () if each.type == kind), None)
 
 
@@ -154,8 +147,6 @@ class ResourceRequests(KubeStruct):
 
 
 class ResourceRequirements(KubeStruct):
-    """`resources` in the spec of a container or a pod."""
-
     limits: ResourceList | None = None
     requests: ResourceList | None = None
     claims: list[ContainerClaim] | None = None
@@ -168,8 +159,6 @@ class ContainerPort(KubeStruct):
 
 
 class Container(KubeStruct):
-    """A container or init container."""
-
     name: str = ""
     restart_policy: str | None = None
     resources: ResourceRequirements | None = None
@@ -255,7 +244,7 @@ class PodSpec(KubeStruct):
 
     @property
     def all_containers(self) -> tuple[Container, ...]:
-        """Its init containers and sidecars, then the others."""
+        """Init containers and sidecars first."""
         return (*(self.init_containers or ()), *(self.containers or ()))
 
     @property
@@ -312,7 +301,6 @@ class ContainerStatus(KubeStruct):
     """What the kubelet says of a container.
 
     Attributes:
-        container_id: The runtime's ID, after `containerd://` or the like.
         allocated_resources: What the kubelet has promised the container, while it is being resized.
         resources: What the container has now.
     """
@@ -432,8 +420,6 @@ def decode_pod(body: bytes) -> Pod:
 
 
 class ServerVersion(KubeStruct):
-    """The answer to `/version`."""
-
     major: str
     minor: str
     git_version: str
@@ -445,8 +431,6 @@ class AccessStatus(KubeStruct):
 
 
 class AccessReview(KubeStruct):
-    """The answer to a SubjectAccessReview, or to a SelfSubjectAccessReview."""
-
     status: AccessStatus = msgspec.field(default_factory=AccessStatus)
 
     @property
@@ -460,8 +444,6 @@ class NodeSpec(KubeStruct):
 
 
 class NodeSystemInfo(KubeStruct):
-    """`status.nodeInfo`: the machine as the kubelet describes it."""
-
     boot_id: str = msgspec.field(default="", name="bootID")
 
 
@@ -520,8 +502,6 @@ class JobStatus(ConditionedStatus):
 
 
 class Job(KubeObject):
-    """A Job of the API group `batch`."""
-
     spec: JobSpec = msgspec.field(default_factory=JobSpec)
     status: JobStatus = msgspec.field(default_factory=JobStatus)
 
@@ -578,7 +558,6 @@ class PodDisruptionBudgetStatus(KubeStruct):
     """`status` of a PodDisruptionBudget.
 
     Attributes:
-        disruptions_allowed: Number of pods that may be evicted now.
         disrupted_pods: Times of evictions whose end the controller has not seen yet, by pod name.
     """
 

@@ -13,19 +13,15 @@ _KEY: Final = "option"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Option is what a command says and checks of one field.
+    """What a command says and checks of one field.
 
     Attributes:
-        help: The line in `--help`; empty for none.
         metavar: What stands for the value in `--help`; empty takes the allowed values, if there are any.
         allowed: The values, or those of each entry of a list; empty for any.
         env: Environment variable that gives the value too; empty for none.
-        least: Least number; None for any.
-        most: Largest number; None for any.
         zero_means: What 0 means, in words; empty where it is a number as others.
         parse: Reads the text of the command line; None reads it by the field's type.
         name: Name of the option without dashes, where the field's own would say less.
-        short: Short form of the option, as -n; empty for none.
         negative: Name of the option that says no, without dashes; empty for `no-` and the name.
         repeat: The option may be given several times, each time for one entry.
         shown: The default stands in `--help`.
@@ -51,7 +47,6 @@ def option(default: Any = MISSING, **known: Any) -> Any:
 
     Args:
         default: Its value by default; left out where one must be given. A dict stands for a new one each.
-        **known: See `Option`.
     """
     metadata = {_KEY: Option(**known)}
     if isinstance(default, dict):

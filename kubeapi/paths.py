@@ -23,7 +23,6 @@ def make_node_path(name: str) -> str:
 
 
 def make_collection_path(namespace: str, kind: str) -> str:
-    """Make the path of the objects of a kind of the core API, such as `pods`, in a namespace."""
     return f"/api/v1/namespaces/{quote_segment(namespace)}/{kind}"
 
 

@@ -27,12 +27,7 @@ CLOSE_UNUSED_AFTER_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class PostTarget:
-    """PostTarget is where connections go to; one that differs in anything has connections of its own.
-
-    Attributes:
-        tls: For https, None for http.
-        server_name: Expected in the server's certificate, None for the host's own name.
-    """
+    """Where connections go to; targets that differ in anything have connections of their own."""
 
     host: str
     port: int
@@ -54,15 +49,11 @@ class PostReply:
 
 
 class NotSentError(Exception):
-    """NotSentError is raised where there was no connection for a request."""
+    """Raised where there was no connection for a request."""
 
 
 class PostClient:
-    """Writes with a body to one API server.
-
-    Args:
-        most: Requests under way at most.
-        connect_s: Longest time for a new connection.
+    """Sends POST and PATCH requests with a body to one API server.
 
     Attributes:
         methods: What it sends.
@@ -92,13 +83,8 @@ class PostClient:
         """Send one request.
 
         Args:
-            method: A member of `methods`.
             path: From the root, with the query, encoded.
-            within_s: How long it may take, for errors.
             ends: When it has to be over, on the event loop's clock.
-
-        Returns:
-            The answer's body.
 
         Raises:
             KubeApiError: as of `KubeClient`.
@@ -135,10 +121,7 @@ class PostClient:
 def make_post_client(
     credentials: Credentials, headers: Headers, most: int, connect_s: float
 ) -> PostClient | None:
-    """Make a `PostClient`, None if a proxy or a password in the URL is left to aiohttp.
-
-    The arguments are those of `PostClient`.
-    """
+    """Make a `PostClient`, None if a proxy or a password in the URL is left to aiohttp."""
     if credentials.proxy is not None or URL(credentials.server).user is not None:
         return None
     return PostClient(credentials, headers, most, connect_s)
@@ -152,7 +135,6 @@ class ConnectionPool:
 
     Args:
         most: Requests under way at most; others wait, for a connection costs both sides a TLS handshake.
-        connect_s: Longest time for a new connection.
     """
 
     def __init__(self, most: int, connect_s: float) -> None:
@@ -165,9 +147,6 @@ class ConnectionPool:
 
     async def send(self, target: PostTarget, request: bytes, ends: float) -> PostReply:
         """Send a request, and read its answer until `ends` on the event loop's clock.
-
-        Args:
-            ends: When to give up.
 
         Raises:
             NotSentError: nothing was sent.
@@ -238,7 +217,7 @@ class ConnectionPool:
             self._sweeping = loop.call_later(CLOSE_UNUSED_AFTER_S, self._sweep)
 
     def _sweep(self) -> None:
-        """Close what was not used for long, and look again while anything is left."""
+        """Close what was not used for long, and check again while anything is left."""
         loop = asyncio.get_running_loop()
         while self._idle and self._idle[0][0] <= loop.time() - CLOSE_UNUSED_AFTER_S:
             self._idle.pop(0)[1].abort()
@@ -261,11 +240,7 @@ _NO_LIMIT: Final = _NoLimit()
 
 
 class _PooledConnection(asyncio.Protocol):
-    """Pooled connection with one request under way at most.
-
-    Attributes:
-        reusable: Whether another request can be sent.
-    """
+    """A connection with one request under way at most."""
 
     def __init__(self) -> None:
         self.reusable = False
@@ -293,13 +268,6 @@ class _PooledConnection(asyncio.Protocol):
             self._transport.abort()
 
     async def ask(self, request: bytes, ends: float) -> PostReply:
-        """Send a request and wait for its answer.
-
-        Raises:
-            NotSentError: the connection was closed before.
-            TimeoutError: not until `ends`.
-            OSError: the connection was lost, or what came is not HTTP.
-        """
         if self._transport is None:
             raise NotSentError("has closed the connection")
         loop = asyncio.get_running_loop()

@@ -25,17 +25,14 @@ KUBECONFIG_HELP: Final = "Default: $KUBECONFIG (several files are merged), ~/.ku
 
 
 def kubeconfig_option() -> Any:
-    """Make the field of the path of a kubeconfig."""
     return option(None, metavar="FILE", help=KUBECONFIG_HELP)
 
 
 def log_level_option(default: str = "info") -> Any:
-    """Make the field of the least important messages that are written."""
     return option(default, allowed=LOG_LEVELS)
 
 
 def log_format_option() -> Any:
-    """Make the field of the form of messages."""
     return option("text", allowed=LOG_FORMATS)
 
 
@@ -46,11 +43,9 @@ def follow_lease_option(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionOptions:
-    """Options of a process of which one leads.
+    """Options of processes of which one leads.
 
     Attributes:
-        lease_s: Seconds others wait for a silent leader.
-        identity: Identity of this process in the election.
         pod_name: This process's pod, in the Lease's namespace. While the process leads, the pod has the label
             gpupack.io/leader, and readiness says nothing of who leads. None for no label.
     """
@@ -68,18 +63,12 @@ class ElectionOptions:
 
 
 def list_kubeconfig_faults(kubeconfig: str | None) -> Iterator[str]:
-    """List what is wrong with the path of a kubeconfig."""
     if kubeconfig is not None and not Path(kubeconfig).is_file():
         yield f"--kubeconfig {kubeconfig!r}: no such file"
 
 
 def list_election_faults(election: ElectionOptions, what: str, write_s: float) -> Iterator[str]:
-    """List what is wrong with an election.
-
-    Args:
-        what: Name of the time-out of a leader's writes.
-        write_s: That time-out: a write must have ended before another leader's first one.
-    """
+    """List what is wrong with an election whose leader's writes end after `write_s`, the option `what`."""
     if election.lease_s < 1:
         yield f"lease {election.lease_s} s; allowed: a whole number from 1"
     longest = election.lease_s / 3 if election.leader_elect else float("inf")
@@ -105,12 +94,7 @@ def list_election_faults(election: ElectionOptions, what: str, write_s: float) -
 
 
 def list_follower_faults(lease: str | None, what: str, write_s: float) -> Iterator[str]:
-    """List what is wrong with following another process's Lease.
-
-    Args:
-        lease: NAMESPACE/NAME, None where none is followed.
-        what: Name of the time-out of a leader's writes.
-    """
+    """List what is wrong with following NAMESPACE/NAME; `what` is the option with the time-out of writes."""
     if lease is None:
         return
     namespace, _, name = lease.partition("/")

@@ -36,11 +36,7 @@ class TokenBucket:
         return True
 
     def reserve(self) -> float:
-        """Take a token, if necessary one of the future.
-
-        Returns:
-            Seconds until it is there.
-        """
+        """Take a token, if necessary one of the future; return the seconds until it is there."""
         self._refill()
         self._tokens -= 1
         return max(0.0, -self._tokens * self._refill_s)

@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 
 class Sink(Protocol[S_contra]):
-    """Sink receives the objects; every method is synchronous and quick.
+    """Receives the objects; every method is synchronous and quick.
 
     A class that derives from it need not define `bookmark` and `disconnected`.
     """
@@ -92,7 +92,6 @@ class Reflector(Generic[T]):
             quiet cluster it moves when a watch ends and is resumed, every `watch_s` at the latest.
         synced: True once a list has been delivered.
         resource_version: newest version delivered, "" before the first list.
-        lists: complete lists delivered so far.
         skipped: objects that could not be decoded, since the start.
     """
 
@@ -117,12 +116,9 @@ class Reflector(Generic[T]):
         """Prepare; nothing is sent before `run`.
 
         Args:
-            path: path of the collection, "/api/v1/pods".
             item: msgspec.Struct with the fields to read, named (or renamed) as in the API.
             params: selectors, the same for list and watch.
             relist_wanted: Set by whoever wants a complete list now, as `relist` does.
-            base_s: first back-off at most.
-            cap_s: longest back-off.
             watch_s: the server is asked to end a watch after 80 to 100 % of this; on a quiet cluster
                 `last_contact` gets as old as that.
             idle_s: a watch silent for so long is given up and resumed; None for watch_s and some grace.

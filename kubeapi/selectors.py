@@ -18,7 +18,7 @@ REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 class Expression(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """Expression is a condition on one label; all conditions of a list must hold.
+    """A condition on one label; all conditions of a list must hold.
 
     `Gt` and `Lt` are for node affinity only; no other object has them.
     """
@@ -127,7 +127,7 @@ class Toleration(msgspec.Struct, frozen=True, rename="camel", gc=False):
 
 
 class Taint(msgspec.Struct, frozen=True, gc=False):
-    """Taint keeps pods off a node."""
+    """Keeps pods off a node."""
 
     key: str = ""
     value: str = ""
@@ -151,7 +151,7 @@ def list_repelling_taints(taints: Sequence[Taint], *, unschedulable: bool) -> li
 
 
 class NodeRules(msgspec.Struct, frozen=True, gc=False):
-    """NodeRules is a pod's constraints on nodes. Hashable, equal for equal constraints.
+    """A pod's constraints on nodes. Hashable, equal for equal constraints.
 
     Attributes:
         selector: Labels of `spec.nodeSelector`, sorted.
@@ -173,11 +173,7 @@ class NodeRules(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeTraits(NamedTuple):
-    """NodeTraits is the labels, taints and state of a node, without its amounts.
-
-    Attributes:
-        unschedulable: The node is cordoned.
-    """
+    """The labels, taints and state of a node, without its amounts."""
 
     name: str
     unschedulable: bool

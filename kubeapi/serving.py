@@ -30,7 +30,7 @@ from kubeapi.listening import (
 )
 
 GRACE_S: Final = 2.0
-"""The end waits so long for requests under way, and for who is slow to read an answer."""
+"""How long the end waits for requests under way, and for clients that are slow to read an answer."""
 
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 
@@ -43,7 +43,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class FrontServer(Protocol):
-    """FrontServer reads connections before aiohttp does, and leaves to it what it does not know."""
+    """Reads connections before aiohttp does, and leaves to it what it does not know."""
 
     def make_protocol(
         self, connection: Connection, other: Callable[[], asyncio.Protocol]
@@ -53,7 +53,7 @@ class FrontServer(Protocol):
 
 
 class ServedAddress(NamedTuple):
-    """ServedAddress is where a server listens; an IPv6 host is in brackets."""
+    """Where a server listens; an IPv6 host is in brackets."""
 
     host: str
     port: int
@@ -79,18 +79,10 @@ async def start_serving(
     """Listen until a stack ends.
 
     Args:
-        stack: Its end stops the server.
-        app: What is served; it is changed.
         address: HOST:PORT that was checked; port 0 is any free one.
         make_error: Makes the error for an address that cannot be had.
-        tls: None for plain HTTP.
-        grace_s: Seconds that requests under way have at the end; None: `GRACE_S`.
         front: Reads connections first; None: aiohttp reads all.
-        handler_cancellation: A request whose client goes away is cancelled.
         most_connections: Connections at most; fewer if the process may open few files.
-
-    Returns:
-        The address, an IPv6 one in brackets, and the port.
     """
     grace_s = GRACE_S if grace_s is None else grace_s
 

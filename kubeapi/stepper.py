@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 
 class Stepper:
-    """Stepper calls a step when something has happened; events during a step cause one more.
+    """Calls a step when something has happened; events during a step cause one more call.
 
     Args:
         step: Returns the seconds after which it is called again even if nothing happens, None for no need.
@@ -35,7 +35,6 @@ class Stepper:
             await self.run_once()
 
     async def run_once(self) -> None:
-        """Call the step, and return when the next call is due."""
         self._news.clear()
         wait_s = await self._step()
         _end_if_cancelled()

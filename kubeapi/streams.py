@@ -7,7 +7,7 @@ from kubeapi.errors import Malformed
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
 LINE_LIMIT = 32 * 2**20
-"""Bytes of one watch event; etcd objects stay below 2 MiB."""
+"""Longest watch event; etcd objects stay below 2 MiB."""
 
 
 async def split_lines(path: str, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
@@ -43,7 +43,7 @@ async def read_at_most(what: str, chunks: AsyncIterable[bytes], max_bytes: int) 
 
 
 def make_keepalive_socket(info: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
-    """A socket that notices within half a minute that the other machine is gone."""
+    """Make a socket that notices within half a minute that the other machine is gone."""
     family, kind, protocol = info[:3]
     made = socket.socket(family, kind, protocol)
     enable_keepalive(made)
@@ -51,7 +51,6 @@ def make_keepalive_socket(info: tuple[int, int, int, str, tuple[object, ...]]) -
 
 
 def enable_keepalive(connection: socket.socket) -> None:
-    """Let a socket notice within half a minute that the other machine is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
         option = getattr(socket, name, None)

@@ -11,7 +11,6 @@ from kubeapi.errors import ConfigError
 ALLOWED_URLS: Final = "http://HOST[:PORT] and https://HOST[:PORT]"
 
 _PROXIES: Final = {"http": "HTTP_PROXY", "https": "HTTPS_PROXY"}
-"""Variable by scheme."""
 
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 _MAPPED_BITS: Final = 96
@@ -45,10 +44,6 @@ def find_proxy(url: str, environment: Mapping[str, str]) -> str | None:
     HTTPS_PROXY counts for https and HTTP_PROXY for http. Upper case precedes lower case. NO_PROXY lists
     exceptions; localhost and loopback addresses are always direct.
 
-    Args:
-        url: Begins with http or https.
-        environment: Variables by name.
-
     Raises:
         ConfigError: the variable has something else than the URL of a proxy; a password is not shown.
         ValueError: `url` is not a URL.
@@ -65,7 +60,6 @@ def find_proxy(url: str, environment: Mapping[str, str]) -> str | None:
 
 
 def _read_variable(environment: Mapping[str, str], upper: str) -> tuple[str, str]:
-    """Name and value of a variable in upper or lower case; the value is empty if neither is set."""
     for name in (upper, upper.lower()):
         if value := environment.get(name):
             return name, value
@@ -73,7 +67,6 @@ def _read_variable(environment: Mapping[str, str], upper: str) -> tuple[str, str
 
 
 def _is_direct(url: URL, no_proxy: str) -> bool:
-    """Return True if an entry of NO_PROXY names the host, or the host is this machine."""
     host, port = url.raw_host or "", str(url.port or "")
     address = _parse_ip(host.partition("%")[0])
     if host == "localhost" or (address is not None and address.is_loopback):
@@ -113,7 +106,7 @@ def _encode_name(name: str) -> str:
 
 
 def _split_entry(entry: str) -> tuple[str, str]:
-    """Host and port of HOST, HOST:PORT or [ADDRESS]:PORT; the port is empty if there is none."""
+    """Split HOST, HOST:PORT or [ADDRESS]:PORT; the port is empty if there is none."""
     host, colon, port = entry.rpartition(":")
     if not colon or (":" in host and not (host.startswith("[") and host.endswith("]"))):
         return entry, ""
