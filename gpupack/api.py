@@ -61,11 +61,7 @@ def _bytes(source: str | Path) -> bytes:
 
 
 def _whole(name: str, value: object, most: int | None = None) -> int:
-    """Check a number that a caller gave.
-
-    Raises:
-        InputError: it is no whole number, or not from 1 to `most`.
-    """
+    """Check a number that a caller gave."""
     try:
         number = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -77,11 +73,7 @@ def _whole(name: str, value: object, most: int | None = None) -> int:
 
 
 def _make_question(units: int, cards: int, model: str, *, percent: bool = False) -> FitQuestion:
-    """Make a question of what a caller gave.
-
-    Raises:
-        InputError: a value that cannot be one.
-    """
+    """Make a question of what a caller gave."""
     if not isinstance(model, str):
         raise InputError(f"model is {shown(model)}; allowed: text, as in the annotation {POD_GPU_MODEL}")
     return FitQuestion(_whole("units", units, MAX_UNITS), _whole("cards", cards, MAX_CARDS), model, percent)

@@ -13,10 +13,9 @@ from standins.kubelet.runtime import ContainerRecord
 
 @dataclass(frozen=True, slots=True)
 class CardViews:
-    """CardViews is each view's units of one node's cards, by card in word order.
+    """Each view's units of one node's cards, by card in word order.
 
     Attributes:
-        node: its name.
         sizes: by source; equal when all is well. `cards` are the real ones.
         used: by source; equal when all is well, and never above the sizes.
         assumed: what the extender counts besides; all 0 once every event has arrived.
@@ -80,7 +79,6 @@ def collect_views(cluster: EmbeddedCluster, node: EmbeddedNode) -> CardViews:
 
 
 def _words(cluster: EmbeddedCluster, node: str) -> NodeWords | None:
-    """Read the words from the API server; None if there are none, or they do not decode."""
     try:
         return read_node(cluster.api.node(node)["status"]["allocatable"])
     except PackingError:
@@ -88,7 +86,7 @@ def _words(cluster: EmbeddedCluster, node: str) -> NodeWords | None:
 
 
 def _list_held_ids(node: EmbeddedNode, resource: str) -> set[str]:
-    """IDs that the kubelet's device manager says running pods hold, ordinary init containers' too."""
+    """List the device IDs that the kubelet says running pods hold, those of ordinary init containers too."""
     running = node.kubelet.running_pods()
     return {
         text
@@ -103,7 +101,7 @@ def _counted(ids: Iterable[str]) -> dict[str, int]:
 
 
 def list_pod_units(cluster: EmbeddedCluster, node: EmbeddedNode, uid: str) -> dict[int, int]:
-    """Units that a pod's running containers got, by position of the card, as the kubelet gave them."""
+    """Read the units that a pod's running containers got from the kubelet, by position of the card."""
     account = node.daemon.account
     cards = account.ledger.cards() if account is not None else ()
     position = {card.uuid: number for number, card in enumerate(cards)}

@@ -29,7 +29,7 @@ from kubeapi.objects import KubeObject, WritableNode
 from kubeapi.paths import STRATEGIC_PATCH, make_pod_path, quote_segment
 
 ENDING_S: Final = 120.0
-"""Time for the pods of workloads to end; their grace period is 30 seconds."""
+"""How long pods of workloads may take to end; their grace period is 30 seconds."""
 POLL_S: Final = 0.5
 
 
@@ -39,7 +39,6 @@ class ComponentRemover:
     Args:
         client: may list and delete everything that a component brings, and list pods and resourceclaims. For
             `queue` it may patch pods; for `autoscale` delete pods, list and get nodes, patch nodes/status.
-        dry_run: change nothing.
         force: also where pods hold GPU memory that need the component to go on.
     """
 

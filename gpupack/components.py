@@ -13,7 +13,7 @@ COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Component is a folder of `manifests/` that brings objects of its own.
+    """A folder of `manifests/` that brings objects of its own.
 
     Attributes:
         dependents: Components that change its objects, and go with it.

@@ -34,12 +34,10 @@ MAX_REASON: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class CordonRequest:
-    """CordonRequest is the cards that a user wants to cordon or uncordon.
+    """The cards that a user wants to cordon or uncordon.
 
     Attributes:
-        cordon: keep the cards free; else give them back.
         cards: index, UUID or the beginning of one; empty: all cards.
-        reason: why, for other people; empty: none.
     """
 
     cordon: bool
@@ -47,11 +45,6 @@ class CordonRequest:
     reason: str = ""
 
     def check(self) -> None:
-        """Check what can be checked without a cluster.
-
-        Raises:
-            InputError: the reason is too long or cannot be shown on one line.
-        """
         if len(self.reason) > MAX_REASON or not self.reason.isprintable():
             raise InputError(
                 f"--reason {shown(self.reason, 64)}; allowed: at most {MAX_REASON} characters on one line"
@@ -60,12 +53,10 @@ class CordonRequest:
 
 @dataclass(frozen=True, slots=True)
 class CordonOutcome:
-    """CordonOutcome is the result for one card.
+    """The result for one card.
 
     Attributes:
-        uuid: UUID of the card.
         index: the driver's number, None for a card that is not there any more.
-        changed: whether it was not so before.
         pods: how many pods hold memory there and run on.
     """
 
@@ -77,12 +68,7 @@ class CordonOutcome:
 
 @dataclass(frozen=True, slots=True)
 class CordonChange:
-    """CordonChange is the change to write.
-
-    Attributes:
-        annotations: new values by key, None takes one away; empty if all is as wanted.
-        outcomes: one for each card of the request.
-    """
+    """The change to write: new annotations, None removing one, and the outcome for each card."""
 
     annotations: dict[str, str | None]
     outcomes: tuple[CordonOutcome, ...]
@@ -181,7 +167,7 @@ def _pods(annotations: Mapping[str, str], cards: Sequence[CardRecord]) -> dict[s
 
 
 def _reasons(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Read the reasons; they are for people, so rubbish is as good as none and is written over."""
+    """Read the reasons; unreadable ones count as none and are overwritten: they are for people only."""
     try:
         return dict(load_cordon_reasons(annotations.get(NODE_CORDON_REASONS, "{}")))
     except PackingError:
@@ -189,19 +175,14 @@ def _reasons(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 class Cordoner:
-    """Cordons cards of one cluster.
-
-    Args:
-        client: may get and patch nodes.
-        dry_run: change nothing.
-    """
+    """Cordons cards of one cluster."""
 
     def __init__(self, client: "KubeClient", *, dry_run: bool = False) -> None:
         self._client = client
         self._dry_run = dry_run
 
     async def apply(self, node: str, request: CordonRequest) -> tuple[CordonOutcome, ...]:
-        """Make it so.
+        """Cordon or uncordon cards.
 
         Raises:
             InputError: as `decide_change`, or no Node has the name.

@@ -45,7 +45,7 @@ PUBLISH_GAP_S: Final = 0.2
 
 
 class TimedOutError(GpupackError):
-    """TimedOutError is raised when a condition did not become true in time."""
+    """Raised when a condition did not become true in time."""
 
 
 async def wait_until(condition: Callable[[], bool], what: str, *, wait_s: float = WAIT_S) -> None:
@@ -68,7 +68,6 @@ class _EmbeddedCgroups:
         self._kubelet = kubelet
 
     def probe(self, uids: Collection[str]) -> CgroupProbe:
-        """Look which of `uids` have a container left."""
         return CgroupProbe(self._kubelet.running_pods() & frozenset(uids))
 
 
@@ -79,7 +78,6 @@ class _NoProcesses:
         """Return None: no process runs here."""
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
-        """No pid belongs to a pod."""
         return dict.fromkeys(pids)
 
 
@@ -126,7 +124,7 @@ def _name_pod(node: str) -> str:
 
 @dataclass(slots=True)
 class EmbeddedNode:
-    """EmbeddedNode is a node: its kubelet, daemon and cards."""
+    """A node: its kubelet, daemon and cards."""
 
     name: str
     kubelet: Kubelet
@@ -139,15 +137,6 @@ class EmbeddedCluster:
 
     Args:
         profiles: profile (a shipped name or a file) by node name.
-        card_policy: card policy of the extender and the daemons.
-        seed: seed of the kubelets' arbitrary choices.
-
-    Attributes:
-        api: the API server.
-        nodes: by name.
-        state: what the extender knows; filled once entered.
-        resource: the extended resource.
-        kubeconfig: path of one for the API server.
     """
 
     def __init__(
@@ -268,7 +257,6 @@ class EmbeddedCluster:
     # What people do.
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Create a pod; returns it as the API server has it."""
         return self.api.add_pod(manifest)
 
     async def schedule(self, pod: dict[str, Any]) -> str:

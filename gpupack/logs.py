@@ -104,12 +104,7 @@ def log_loop_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
 
 
 def configure(level: str, form: str = "text") -> None:
-    """Set up structlog, and what libraries log, from `level` upwards; both write the same kind of lines.
-
-    Args:
-        level: debug, info, warning or error; anything else counts as info, for the settings' check tells.
-        form: text for key=value, json for a JSON object a line; anything else counts as text.
-    """
+    """Set up structlog, and what libraries log, from `level` upwards; both write the same kind of lines."""
     number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
     stream = Stderr()
     common: list[Any] = [

@@ -16,26 +16,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TRIES: Final = 5
-"""A Node is written by its kubelet every few seconds: so many times it may change between read and write."""
+"""How often a change is tried: a Node is written by its kubelet every few seconds."""
 
 _decode: Final = msgspec.json.Decoder(WritableNode).decode
 
 
 def read_node(answer: bytes) -> WritableNode:
-    """Decode the answer to a question for a Node, or to a patch of one.
-
-    Raises:
-        Malformed: it is something else.
-    """
     return decode_answer(answer, _decode, "a Node")
 
 
 async def change_node(client: "KubeClient", name: str, change: Callable[[WritableNode], Awaitable[T]]) -> T:
     """Read a Node and hand it to `change`, again if that finds that it has been changed in between.
-
-    Args:
-        name: Of the Node; not empty.
-        change: Writes with the resourceVersion of the Node that it is given.
 
     Raises:
         NotFound: no Node has the name.

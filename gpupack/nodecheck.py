@@ -29,15 +29,6 @@ _RESULTS: Final = ("proven", "measured", "unproven", "refuted")
 
 
 def render(findings: Sequence[CheckFinding], output: str, *, colour: bool) -> str:
-    """Write the findings.
-
-    Args:
-        output: `table` or `json`.
-        colour: for a terminal; without effect on JSON.
-
-    Returns:
-        Text without a final line break.
-    """
     if output == "json":
         return as_json(findings)
     verdict = (
@@ -49,16 +40,7 @@ def render(findings: Sequence[CheckFinding], output: str, *, colour: bool) -> st
 def render_report(
     report: ProofReport, output: str, *, colour: bool, page: str = "docs/hardware/proving.md"
 ) -> str:
-    """Write what was tried, and what to send.
-
-    Args:
-        output: `table`: tables, then the JSON in one line; `json`: that alone.
-        colour: for a terminal; without effect on JSON.
-        page: says more of the report.
-
-    Returns:
-        Text without a final line break.
-    """
+    """Write what was tried, and what to send: tables and the JSON in one line, or the JSON alone."""
     if output == "json":
         return as_json(report)
     results = [proof.result for proof in report.proofs]

@@ -48,7 +48,6 @@ class PolicyCommand(click.Command):
         self._lists = lists
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, then the policies."""
         super().format_options(ctx, formatter)
         for registry in self._lists():
             title = f"{registry.kind[:1].upper()}{registry.kind[1:-1]}ies"
@@ -59,11 +58,10 @@ class PolicyCommand(click.Command):
 
 
 class PolicyGroup(PolicyCommand, click.Group):
-    """PolicyGroup is a PolicyCommand with subcommands."""
+    """A PolicyCommand with subcommands."""
 
 
 def _describe_policy(entry: Entry[Any]) -> str:
-    """Describe a policy: its purpose, its parameters, and the package that it comes from."""
     parts = [entry.summary or "no description"]
     if entry.parameters:
         parts.append(f"parameters: {', '.join(entry.parameters)}")

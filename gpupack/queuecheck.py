@@ -25,8 +25,6 @@ class CheckedConfig(msgspec.Struct, frozen=True):
 
     Attributes:
         name: The file, with the ConfigMap and its key where it stands in one.
-        queues: Number of queues; 0 with faults.
-        faults: Each with its path and what is allowed.
     """
 
     name: str
@@ -40,7 +38,6 @@ def check_files(files: Sequence[str], check_policies: PolicyCheck) -> list[Check
     Args:
         files: Paths, also of an overlay's folder; `-` is standard input. Each holds a configuration, or
             manifests with ConfigMaps of which one key at least is `queues.yaml`.
-        check_policies: Finds faults of node policies, which the text alone does not show.
 
     Raises:
         InputError: a file that cannot be read, or manifests without a configuration.
@@ -82,11 +79,7 @@ def _read(file: str) -> str:
 
 
 def _configurations(file: str, text: str) -> Iterator[tuple[str, str]]:
-    """Find the configurations of a file: itself, or those in its ConfigMaps.
-
-    Raises:
-        InputError: none of the manifests has a configuration.
-    """
+    """Find the configurations of a file: itself, or those in its ConfigMaps."""
     manifests = _manifests(text)
     if not manifests:
         yield file, text

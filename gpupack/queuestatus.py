@@ -19,15 +19,13 @@ TIMEOUT_S: Final = 10.0
 
 
 class QueueStatusAnswer(msgspec.Struct, frozen=True):
-    """QueueStatusAnswer is the queue's answer to `/status`.
+    """The queue's answer to `/status`.
 
     Attributes:
-        queues: By name.
         pods: Pods that wait, by queue and position.
         trouble: Why nothing is admitted, empty for nothing.
         fault: Why the newest configuration is not in force, empty for nothing.
         warning: What about the configuration this cluster cannot keep, empty for nothing.
-        mode: `gate` or `batch`.
     """
 
     queues: tuple[QueueReport, ...]
@@ -40,11 +38,6 @@ class QueueStatusAnswer(msgspec.Struct, frozen=True):
 
 async def fetch(kubeconfig: str | None, context: str | None, namespace: str, service: str) -> bytes:
     """Ask the queue through the API server.
-
-    Args:
-        kubeconfig: Path, None for the usual places.
-        context: Context of the kubeconfig, None for its current one.
-        namespace: Namespace of the queue's Service.
 
     Raises:
         KubeApiError: there is no way to it.
@@ -69,9 +62,6 @@ async def fetch(kubeconfig: str | None, context: str | None, namespace: str, ser
 
 async def fetch_from(url: str) -> bytes:
     """Ask a queue at its own address, without the API server.
-
-    Args:
-        url: URL of the queue, http or https, with or without `/status`.
 
     Raises:
         InputError: a URL that is none, no answer within `TIMEOUT_S` seconds, or an answer that is no success.
@@ -177,7 +167,6 @@ def _pod(pod: WaitExplanation) -> Sequence[str]:
 
 
 def _gang(pod: WaitExplanation) -> str:
-    """Write a pod's gang and the number of its pods, if known."""
     if not pod.gang:
         return "-"
     return f"{pod.gang} ({pod.gang_size})" if pod.gang_size else pod.gang

@@ -41,19 +41,18 @@ CLAIMS_HIDDEN: Final = "its pods may hold GPU memory by claims, and there is no 
 
 
 class InstalledPod(Pod):
-    """InstalledPod is a pod, and whether a claim of it has or wants our cards."""
+    """A pod, and whether a claim of it has or wants our cards."""
 
     has_claim: bool = False
 
     @property
     def claims(self) -> set[str]:
-        """Names of its ResourceClaims, those from templates among them."""
         named = (*(self.spec.resource_claims or ()), *(self.status.resource_claim_statuses or ()))
         return {each.resource_claim_name for each in named if each.resource_claim_name}
 
     @property
     def asks_for_memory(self) -> bool:
-        """Tell whether a container asks for GPU memory, or has or wants it by a claim."""
+        """Whether a container asks for GPU memory, or has or wants it by a claim."""
         if self.has_claim:
             return True
         containers = self.spec.all_containers
@@ -71,12 +70,10 @@ class InstalledPod(Pod):
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """Traces is what gpupack and its users wrote on a Node.
+    """What gpupack and its users wrote on a Node.
 
     Attributes:
         resources: names in capacity or allocatable.
-        annotations: their keys.
-        labels: their keys.
         offered: resources that the kubelet still says it has; it writes them again while it knows the plugin.
         taints: keys of taints under our prefix, and the startup taint if it is still there.
     """
@@ -141,11 +138,7 @@ def find_kept_marks(annotations: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def explain_kept_node(pods: Collection[InstalledPod], *, force: bool) -> str:
-    """Say why a Node must not be cleaned; empty if it may be.
-
-    Args:
-        force: clean it although pods there hold GPU memory.
-    """
+    """Say why a Node must not be cleaned; empty if it may be."""
     here = [pod for pod in pods if not pod.has_ended]
     daemons = [pod.full_name for pod in here if pod.is_daemon]
     if daemons:
@@ -191,10 +184,9 @@ def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CleanOutcome:
-    """CleanOutcome is the result for one object.
+    """The result for one object.
 
     Attributes:
-        what: its kind and name.
         removed: what was removed from it, or "it"; in a dry run, what would be.
         why: why it stays as it is; empty if it does not.
         comes_again: the kubelet may write its resources again.
@@ -213,9 +205,6 @@ class Uninstaller:
         client: may list nodes and pods, get nodes and patch nodes/status. Where there are placeholders, it
             may delete pods; where there are taints, patch nodes; where nodes serve claims, list
             resourceclaims.
-        dry_run: change nothing.
-        force: clean also Nodes where pods hold GPU memory.
-        find: finds what is to go on a Node.
 
     Attributes:
         claims_hidden: there is no right to list claims, so it is not known which pods have cards by them.
@@ -258,9 +247,6 @@ class Uninstaller:
 
     async def list_nodes(self, names: Sequence[str] = ()) -> list[str]:
         """Name the Nodes that have anything of ours, in order.
-
-        Args:
-            names: only these; empty for all.
 
         Raises:
             InputError: a name that no Node has.
@@ -357,7 +343,7 @@ class _Claim(ClaimObject):
 
     @property
     def names_class(self) -> bool:
-        """Tell whether the claim asks for devices of the class `gpupack`."""
+        """Whether the claim asks for devices of the class `gpupack`."""
         return any(
             each is not None and each.deviceClassName == DEVICE_CLASS
             for request in self.spec.devices.requests or ()

@@ -218,11 +218,7 @@ def _connect_signals(watcher: Watcher, policies: ClusterPolicies) -> None:
 async def _listen(
     stack: AsyncExitStack, service: ExtenderService, settings: Settings, tls: ServerTls | None
 ) -> str:
-    """Serve on the address of the settings; returns the URL.
-
-    Raises:
-        SettingsError: the address cannot be used.
-    """
+    """Serve on the address of the settings; return the URL."""
     only_known_clients = settings.tls_client_ca is not None
     address = await start_serving(
         stack,

@@ -42,11 +42,7 @@ class TraceError(SchedulerError):
 
 
 class QueueConfigError(SchedulerError):
-    """A configuration of the queue that cannot be used.
-
-    Attributes:
-        faults: Each with its path.
-    """
+    """A configuration of the queue that cannot be used."""
 
     def __init__(self, name: str, faults: Sequence[str]) -> None:
         super().__init__("\n".join(f"{name}: {fault}" for fault in faults))

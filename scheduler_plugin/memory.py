@@ -11,11 +11,7 @@ third of the time in which they are read."""
 
 
 def collect_rarely() -> Callable[[], None]:
-    """Collect rarely from now on.
-
-    Returns:
-        Undoes this, and what `settle` did.
-    """
+    """Collect rarely from now on; return a function that undoes this and `freeze_caches`."""
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT_AFTER)
 

@@ -106,11 +106,6 @@ class Settings(ElectionOptions, HttpAddress):
     log_format: str = log_format_option()
 
     def check(self) -> None:
-        """Check everything.
-
-        Raises:
-            SettingsError: lists every fault, one a line.
-        """
         of_http = list(find_address_faults("http", self.http))
         faults = [
             *(of_http or self._exposure_faults()),
@@ -153,7 +148,7 @@ class Settings(ElectionOptions, HttpAddress):
         return faults
 
     def _exposure_faults(self) -> list[str]:
-        """Find out whether somebody could bind and evict pods whom nobody meant to let."""
+        """Say where somebody could bind and evict pods whom nobody meant to let."""
         if self.tls_client_ca is not None and self.anonymous_auth:
             return [f"anonymous auth with TLS client CA {self.tls_client_ca!r}; allowed: one of the two"]
         if self.tls_client_ca is not None or self.anonymous_auth or is_loopback(self.http):

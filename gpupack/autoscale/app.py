@@ -32,7 +32,6 @@ from scheduler_plugin.options import EVENTS, make_elector, make_leader_label
 
 SHUTDOWN_S: Final = 2.0
 GAP_S: Final = 1.0
-"""Least time between two passes."""
 
 log = structlog.get_logger(__name__)
 
@@ -41,13 +40,7 @@ class AutoscaleLoop:
     """Plans and writes, again and again.
 
     Args:
-        metrics: Take the time of each pass.
         trouble: Why nothing may be written, empty for nothing.
-        wall: Seconds since 1970.
-
-    Attributes:
-        plan: What was planned last.
-        kept: Nodes that are kept from scale-down.
     """
 
     def __init__(
@@ -94,7 +87,6 @@ class AutoscaleLoop:
             self._failure = ""
 
     async def run_pass(self) -> None:
-        """Plan once, and write what was planned."""
         await self._ask_for_nodes()
         if self._clock() >= self._guard_at:
             self._guard_at = self._clock() + self._settings.guard_period_s
@@ -203,7 +195,6 @@ class Leadership:
         self._following = following
 
     def leads(self) -> bool:
-        """Return True if this process may write its decisions."""
         return self._elector.is_leader
 
     @property

@@ -14,11 +14,7 @@ _BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
 class AutoscaleMetrics:
-    """The metrics in a registry of their own.
-
-    Attributes:
-        passes: Takes the seconds of each pass.
-    """
+    """The metrics, in a registry of their own."""
 
     def __init__(self) -> None:
         registry = self.registry = make_process_registry("gpupack", "gpupack")

@@ -26,9 +26,7 @@ class NewNode:
     """A node that does not exist yet, and the pods that fit on its cards together.
 
     Attributes:
-        shape: What it is like.
         node: What the pods leave of it.
-        pods: The pods, with their kinds.
         terms: The required node affinity of all of them together; None: there is none.
     """
 
@@ -98,7 +96,6 @@ class Packer:
         self._taking: dict[int, frozenset[str]] = {}
 
     def shapes_for(self, kind: EquivalentPods) -> frozenset[str]:
-        """Return the names of the shapes whose empty node takes a pod of a kind."""
         shapes = self._taking.get(id(kind))
         if shapes is None:
             cluster = self._shapes.cluster
@@ -130,10 +127,6 @@ class Packer:
         """Fill new nodes until all pods have one, at most so many.
 
         Each node is of the shape that the pods left fill best, a smaller one before a larger one.
-
-        Args:
-            kinds: Pods; those that no shape takes are left out.
-            most: Where to stop.
         """
         order = sorted(kinds, key=_sort_by_size, reverse=True)
         left = {id(kind): list(kind.pods) for kind in order if self.shapes_for(kind)}
@@ -164,7 +157,6 @@ class Packer:
         return found
 
     def empty(self, name: str) -> NewNode:
-        """Make an empty node of a shape."""
         shapes = self._shapes
         return NewNode(shapes.by_name[name], ScratchNode(shapes.cards(name), shapes.amounts(name)))
 

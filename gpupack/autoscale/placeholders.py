@@ -16,7 +16,6 @@ from scheduler_plugin.cache.amounts import Amounts
 IMAGE: Final = "gpupack.io/placeholder:never-pulled"
 MESSAGE: Final = "stands for pods that no card of the cluster can take: a cluster autoscaler is to add a node"
 _NAMED: Final = 50
-"""Pods that the annotation names at most."""
 _MORE: Final = ",and "
 
 
@@ -27,7 +26,6 @@ class Placeholder:
     Attributes:
         spec: Its `spec`, as the API server takes it.
         stands_for: Namespace and name of the pods that fit on that node.
-        shape: Name of the shape of the node.
         fingerprint: Digest of the spec; two with the same one are alike.
     """
 
@@ -37,7 +35,7 @@ class Placeholder:
     fingerprint: str
 
     def manifest(self, namespace: str, number: int) -> dict[str, Any]:
-        """Write it as a pod; its name follows from its request, so that it cannot be created twice."""
+        """Write it as a pod, whose name follows from its request, so that it cannot be created twice."""
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -58,7 +56,6 @@ class Placeholder:
         }
 
     def name(self, number: int) -> str:
-        """Name the placeholder: the `number`-th of those that are alike."""
         return f"gpupack-placeholder-{self.fingerprint}-{number}"
 
     @property
@@ -84,10 +81,8 @@ def make_placeholder(
     All units of the node are asked for, so that an autoscaler, which adds units up, puts no second one on it.
 
     Args:
-        amounts: What to ask for.
         labels: Values of labels that the node has to have.
         full_hosts: Values of the label that nodes have which look free by their sums and are not.
-        resource: Name of the resource of GPU memory.
     """
     wanted = {
         "cpu": f"{amounts.cpu_milli}m",
@@ -170,11 +165,10 @@ def _term(term: NodeTerm, added: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes is the writes that make the placeholders what they should be.
+    """The writes that make the placeholders what they should be.
 
     Attributes:
         delete: Placeholders that should not be there.
-        create: Placeholders that are missing, by name.
         mark: Names of those that lack the condition which an autoscaler looks for.
         rename: By the name of a placeholder that stays: the pods that it stands for now.
     """
@@ -186,11 +180,7 @@ class Changes:
 
 
 def find_changes(wanted: Iterable[Placeholder], pods: Iterable[Pod], namespace: str) -> Changes:
-    """Compare the placeholders that should be with those that are.
-
-    Args:
-        namespace: Namespace of the placeholders; pods in other namespaces are never touched.
-    """
+    """Compare the placeholders that should be with those that are, in this namespace and no other."""
     named: dict[str, Placeholder] = {}
     counts: dict[str, int] = {}
     for each in sorted(wanted, key=lambda placeholder: placeholder.named):

@@ -45,15 +45,15 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.scheduling.node_fit import can_run_on
 
 STARTING_S: Final = 900.0
-"""A node that is younger and does not take pods yet is starting; a cluster autoscaler waits as long."""
+"""A node that is younger and takes no pods yet counts as starting; a cluster autoscaler waits as long."""
 
 MANY_EXCLUDED: Final = 20
-"""More nodes are not named where a label keeps them out."""
+"""Longest list of nodes that a message names where a label keeps them out."""
 
 LONGEST_LABEL_VALUE: Final = 63
 
 MOST_EXCLUDED: Final = 500
-"""Nodes at most that a placeholder names as looking free and being full."""
+"""Nodes that a placeholder names as full though they look free, at most."""
 
 
 CLAIMS_LEFT_OUT: Final = "nodes that serve claims are left out, for they offer nothing to an autoscaler"
@@ -61,13 +61,12 @@ CLAIMS_LEFT_OUT: Final = "nodes that serve claims are left out, for they offer n
 
 @dataclass(frozen=True, slots=True)
 class PlanRules:
-    """PlanRules is how placeholders are planned.
+    """How placeholders are planned.
 
     Attributes:
-        grace_s: Seconds that a pod has been refused on every node before a node is asked for.
+        grace_s: How long a pod has to be refused on every node before a node is asked for.
         most: Placeholders at most at one time; 0: no node is asked for.
         host_label: Label by whose values placeholders avoid nodes that only look free.
-        patience_s: Seconds that we wait for the cluster autoscaler to add nodes for pods whose need it sees.
     """
 
     grace_s: float = 15.0
@@ -77,18 +76,12 @@ class PlanRules:
 
     @property
     def refusal(self) -> Outcome:
-        """Why no more than `most` are asked for."""
         return Outcome.LIMIT if self.most else Outcome.OFF
 
 
 @dataclass(frozen=True, slots=True)
 class PodOutcome:
-    """An outcome of one pod that waits.
-
-    Attributes:
-        outcome: What is done for it, or why nothing is.
-        text: The reason in a sentence.
-    """
+    """What is done for one pod that waits, or why nothing is."""
 
     pod: WaitingPod
     outcome: Outcome
@@ -100,10 +93,7 @@ class Plan:
     """A plan: the placeholders that should be there, and why no others.
 
     Attributes:
-        placeholders: The pods that ask for nodes.
         pods: What is said of each pod that waits for cards, by UID.
-        shapes: The shapes that were looked at.
-        starting: Names of the nodes that are starting.
         unlabelled: Values of `PlanRules.host_label`, by name of the nodes that need it and lack it.
     """
 
@@ -124,7 +114,6 @@ class _Outcomes:
         self.pods: dict[str, PodOutcome] = {}
 
     def note(self, pod: WaitingPod, outcome: Outcome, text: str = "") -> None:
-        """Record an outcome of a pod, with a text of its own or the usual one."""
         self.pods[pod.uid] = PodOutcome(pod, outcome, text or SENTENCES[outcome])
 
     def note_all(self, pods: Iterable[WaitingPod], outcome: Outcome, text: str = "") -> None:
@@ -153,9 +142,6 @@ class Planner:
         unknown -> refused (grace) -> asked for -> bound, gone, or taken by some node: forgotten
 
     For a new leader the grace time is over of the pods for which placeholders are there already.
-
-    Args:
-        declared: Shapes that a file declares.
     """
 
     rules: PlanRules = field(default_factory=PlanRules)
@@ -168,7 +154,6 @@ class Planner:
         """Say which placeholders there should be.
 
         Args:
-            now_s: Seconds of a clock that only grows.
             wall_s: Seconds since 1970, for the age of nodes.
         """
         outcomes = _Outcomes()
@@ -245,7 +230,6 @@ class Planner:
     def _make_placeholders(
         self, maker: "_PlaceholderMaker", wanted: Sequence[NewNode], outcomes: "_Outcomes", view: SumView
     ) -> list[Placeholder]:
-        """Make the placeholders of nodes, as many as allowed."""
         placeholders: list[Placeholder] = []
         for node in wanted:
             fit_by_sum = [pod for pod, _ in node.pods if pod.uid in maker.fit_by_sum]
@@ -312,7 +296,6 @@ def _make_members(cluster: Cluster, kind: EquivalentPods, pods: int) -> GangMemb
 
 
 def _has_node(cluster: Cluster, kind: EquivalentPods) -> bool:
-    """Tell whether filter and kube-scheduler's rules let a pod of a kind on any node."""
     return WhatIf(cluster, make_query(cluster, kind.request, kind.requirements), kind.requirements).has_node()
 
 
@@ -347,7 +330,7 @@ def find_starting_nodes(
 
 
 def _map_group_labels(cluster: Cluster, card_sets: Mapping[str, CardSet]) -> dict[tuple[str, str], CardSet]:
-    """Cards by a label and its value, where all nodes with that have the same ones."""
+    """Map labels and values to cards where all nodes with that label have the same ones."""
     found: dict[tuple[str, str], CardSet] = {}
     mixed = set()
     for name, card_set in card_sets.items():
@@ -446,11 +429,7 @@ class _PlaceholderMaker:
         ]
 
     def _labels(self, node: NewNode, others: Sequence[Shape]) -> Mapping[str, Collection[str]] | None:
-        """Find the label that keeps a placeholder from nodes of other shapes.
-
-        Returns:
-            Values by label, empty if there are no others; None if no label tells them apart.
-        """
+        """Find the label that keeps a placeholder from nodes of other shapes; None if there is none."""
         if not others:
             return {}
         own = [
@@ -476,7 +455,6 @@ class _PlaceholderMaker:
         return view.list_names(there)
 
     def _find_labelled(self, view: SumView, key: str, values: frozenset[str]) -> RowArray:
-        """Find the rows of the nodes with one of these values of a label."""
         rows = self.labelled.get((key, values))
         if rows is None:
             nodes = (self.cluster.nodes[name] for name in view.list_names(view.rows))
@@ -491,11 +469,11 @@ def host_value(name: str) -> str:
 
 
 def _list_label_keys(shapes: Sequence[Shape]) -> list[str]:
-    """Labels that could tell shapes from others, the likeliest first."""
+    """List the labels that could tell shapes from others, the likeliest first."""
     keys = {key for shape in shapes for key in shape.labels} - {HOSTNAME, NODE_LABEL, NODE_HOST}
     return [*(key for key in GROUP_LABELS if key in keys), *sorted(keys - set(GROUP_LABELS))]
 
 
 def _allows_shape(shape: Shape, kind: EquivalentPods) -> bool:
-    """Tell whether the rules of pods, not their cards, allow a shape."""
+    """Return True if the rules of pods, not their cards, allow a shape."""
     return can_run_on(shape.node.traits, kind.requirements.rules)

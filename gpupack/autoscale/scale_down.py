@@ -32,14 +32,14 @@ MOST_FREED: Final = 50
 """Nodes that may be drained at one time; autoscalers drain ten at once by default."""
 
 FEW_MOVES: Final = 4
-"""Pods at most that would move for a node to be worth a word."""
+"""Moves up to which emptying a node is worth an Event."""
 
 _AT_ONCE: Final = 16
-"""Candidates whose rules are looked at in one step."""
+"""Candidates whose rules are checked in one step."""
 
 
 class KeepReason(StrEnum):
-    """A reason for which a node is kept."""
+    """Why a node is kept."""
 
     NO_CARDS = "no_cards"
     GANG = "gang"
@@ -51,7 +51,6 @@ class KeptNode:
     """A node that is kept.
 
     Attributes:
-        reason: Why.
         pod: Namespace and name of the first pod that has no cards elsewhere, or is of a gang; else empty.
     """
 
@@ -105,14 +104,7 @@ def find_nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> di
 
 
 def find_nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[str, int]:
-    """Find the nodes that few moves would empty for good.
-
-    Args:
-        kept: Result of `find_nodes_to_keep`, for the same cluster.
-
-    Returns:
-        How many pods would move, by node; they find cards on nodes that stay, and `advise` may move them.
-    """
+    """Find the nodes that few moves, as of `advise`, would empty for good, and how many pods would move."""
     to_empty = {}
     usage = PodCardUsage(cluster)
     movable_pods = MovablePods(cluster, usage)
@@ -126,7 +118,6 @@ def find_nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[
 
 
 def _list_evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[PodRecord]:
-    """List the pods with cards that a drain would evict, the largest first."""
     found = []
     for uid, record in pods.items():
         pod = cluster.pods.get(uid)
@@ -188,12 +179,7 @@ def _move(
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """A change of a Node's annotations.
-
-    Attributes:
-        annotations: To set, or to remove where None.
-        kept: Why it is kept from now on; None: it is not any more.
-    """
+    """A change of a Node's annotations, None removing one, and why it is kept from now on, if it is."""
 
     name: str
     annotations: Mapping[str, str | None]
@@ -204,11 +190,7 @@ class NodeChange:
 
 
 def find_node_changes(nodes: Iterable[Node], kept: Mapping[str, KeptNode]) -> list[NodeChange]:
-    """Compare the annotations of Nodes with the wanted ones; an annotation set by a person is kept.
-
-    Args:
-        kept: Nodes to keep, by name.
-    """
+    """Compare the annotations of Nodes with the wanted ones; an annotation set by a person is kept."""
     node_changes = []
     for node in nodes:
         name, annotations = node.name, node.metadata.annotations or {}

@@ -38,7 +38,6 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
     """Settings of `gpupack autoscale`. Each field with an option is one of the command.
 
     Attributes:
-        period_s: Seconds between two passes at most.
         guard_period_s: Seconds between two looks at which nodes to keep.
         write_timeout_s: A write without an answer for so long has failed or never will.
     """
@@ -87,11 +86,6 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
         return PlanRules(grace_s=self.grace_s, most=most, host_label=host_label)
 
     def declared(self) -> "Sequence[Shape]":
-        """Read the file of shapes.
-
-        Raises:
-            SettingsError: it cannot be read, or has faults.
-        """
         from gpupack.autoscale.shapes import read_shapes
 
         if self.shapes is None:
@@ -107,11 +101,6 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
             raise SettingsError(str(error)) from error
 
     def check(self) -> None:
-        """Check everything.
-
-        Raises:
-            SettingsError: lists every fault, one a line.
-        """
         faults = [
             *list_election_faults(self, "write timeout", self.write_timeout_s),
             *find_address_faults("http", self.http),

@@ -106,7 +106,7 @@ def _read_taint(text: str) -> dict[str, str]:
 
 
 def list_resources(shape: Shape, unit_mib: int) -> dict[str, str]:
-    """Write what the kubelet of such a node offers of ours."""
+    """List what the kubelet of such a node offers of ours."""
     return {
         resource_name(unit_mib): str(sum(size for _, size in shape.card_set)),
         PERCENT_RESOURCE: str(2 * WHOLE * len(shape.card_set)),

@@ -54,7 +54,7 @@ PASSING_TAINTS: Final = (
 """How the keys of taints begin that a node has for a while only: a new node is thought to be without them."""
 
 _EXAMPLES: Final = 16
-"""Nodes of a shape of which one stands for all."""
+"""Nodes of a shape that stand for all of its nodes."""
 
 MOST_SHAPES: Final = 64
 MOST_GIB: Final = 16_384
@@ -73,7 +73,6 @@ class Shape:
         node: Such a node, empty, as it is when all its parts have started.
         offered: Units that its kubelet offers over all cards. A learned shape has the least that a ready node
             of it offers: an autoscaler may take that very node for its template.
-        declared: The shape stands in a file.
         nodes: Names of the nodes that it was learned from.
     """
 
@@ -94,11 +93,7 @@ class Shape:
 
 
 class Shapes:
-    """Shapes is the known shapes as a cluster of one empty node each, which filter can be asked about.
-
-    Args:
-        shapes: With names that differ.
-    """
+    """The known shapes as a cluster of one empty node each, which filter can be asked about."""
 
     def __init__(self, shapes: Sequence[Shape], unit_mib: int) -> None:
         self.by_name = {shape.name: shape for shape in shapes}
@@ -159,7 +154,6 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
 
     Args:
         keys: Labels that rules of pods refer to.
-        card_sets: Cards by node, of `read_card_sets`.
     """
     wanted = sorted({*keys, *GROUP_LABELS} - {HOSTNAME})
     groups: dict[tuple[CardSet, tuple[str | None, ...], tuple[Taint, ...]], list[Node]] = {}
@@ -209,7 +203,6 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
 
 
 def _common_labels(example: Node, members: Sequence[Node]) -> dict[str, str]:
-    """Find the labels that all of some nodes have with the same value."""
     common = set((example.metadata.labels or {}).items())
     for node in members:
         common &= (node.metadata.labels or {}).items()
@@ -217,7 +210,7 @@ def _common_labels(example: Node, members: Sequence[Node]) -> dict[str, str]:
 
 
 def lasting_taints(node: Node) -> tuple[Taint, ...]:
-    """Taints that a new node of the same group would keep."""
+    """List the taints that a new node of the same group would keep."""
     taints = (taint for taint in node.spec.taints or () if not taint.key.startswith(PASSING_TAINTS))
     return tuple(sorted(taints, key=lambda taint: (taint.key, taint.value, taint.effect)))
 
@@ -241,7 +234,7 @@ def _daemons(cluster: Cluster) -> dict[str, list[Pod]]:
 
 
 def _beside(node: Node, daemons: Mapping[str, Sequence[Pod]]) -> tuple[int, int]:
-    """Thousandths of a core and bytes of host memory that an empty node has beside its DaemonSets' pods."""
+    """Compute the thousandths of a core and bytes of memory of an empty node beside its DaemonSets' pods."""
     allocatable = node.status.allocatable or {}
     cpu = _read(parse_milli, allocatable.get("cpu"))
     memory = _read(parse_bytes, allocatable.get("memory"))

@@ -51,11 +51,7 @@ class NodeVerdicts:
 
 
 class SumView:
-    """SumView is what the sums of the nodes leave, as pods are put on them.
-
-    Args:
-        cluster: The cluster, which must not change any more.
-        verdicts: What is known of rules and nodes.
+    """What the sums of the nodes leave, as pods are put on them; the cluster must not change any more.
 
     Attributes:
         rows: intp[nodes], the rows of all nodes.
@@ -104,7 +100,6 @@ class SumView:
         return rows
 
     def keep_fitting(self, rows: RowArray, amounts: Amounts) -> RowArray:
-        """Keep the rows that have enough left by their sums."""
         return rows[self._nodes.mask_fits(amounts, rows)]
 
     def add_pod(self, row: int, amounts: Amounts) -> None:
@@ -114,7 +109,6 @@ class SumView:
         return [self._nodes.names[row] for row in rows.tolist()]
 
     def _left_of(self, resource: str) -> LongArray:
-        """Compute what nodes have left of a further resource: int64[R]."""
         found = self._others.get(resource)
         if found is None:
             checks = self._cluster.kube_checks
@@ -125,7 +119,7 @@ class SumView:
 
 @dataclass(frozen=True, slots=True)
 class SumPacking:
-    """SumPacking is where a cluster autoscaler thinks that unschedulable pods go.
+    """Where a cluster autoscaler thinks that unschedulable pods go.
 
     Attributes:
         fit_by_sum: UIDs of the pods that fit a node by its sum. Those that ask for compute are among them: an
@@ -158,12 +152,7 @@ def pack_by_sums(view: SumView, kinds: Sequence[EquivalentPods]) -> SumPacking:
 
 
 def count_nodes_by_sums(pods: Iterable[Amounts], node: Amounts) -> int:
-    """Count the new nodes that a packing by sums needs; pods that are too large count for none.
-
-    Args:
-        pods: What each pod takes.
-        node: What an empty node has.
-    """
+    """Count the new nodes that a packing by sums needs; pods that are too large count for none."""
     left: list[Amounts] = []
     for asked, count in sorted(Counter(pods).items(), key=lambda kind: -_compute_share(kind[0], node)):
         if not asked.fits_in(node):

@@ -16,7 +16,7 @@ from scheduler_plugin.scheduling.pod_affinity import read_affinity, read_anti_af
 
 
 class Outcome(StrEnum):
-    """Outcome is what `gpupack autoscale` does for a pod that waits, and if nothing, why."""
+    """What `gpupack autoscale` does for a pod that waits, and if nothing, why."""
 
     ASKED = "asked"
     COVERED = "covered"
@@ -50,13 +50,7 @@ SENTENCES = {
 
 @dataclass(frozen=True, slots=True)
 class WaitingPod:
-    """A pod that has no node.
-
-    Attributes:
-        pod: As the API server has it.
-        record: As filter reads it.
-        request: What it asks of cards.
-    """
+    """A pod that has no node, as the API server has it and as filter reads it."""
 
     pod: Pod
     record: PodRecord
@@ -73,13 +67,12 @@ class WaitingPod:
 
     @property
     def is_unschedulable(self) -> bool:
-        """Whether its condition says so, by which a cluster autoscaler counts it."""
         return self.pod.status.is_unschedulable
 
 
 @dataclass(eq=False)
 class EquivalentPods:
-    """EquivalentPods are waiting pods that may go to the same nodes and ask for the same.
+    """Waiting pods that may go to the same nodes and ask for the same.
 
     Attributes:
         pods: In the order of their importance.
@@ -89,12 +82,10 @@ class EquivalentPods:
 
     @property
     def request(self) -> PodRequest:
-        """Cards that each pod asks for."""
         return self.pods[0].request
 
     @cached_property
     def requirements(self) -> HostRequirements:
-        """Needs of each pod beside cards."""
         return HostRequirements.from_pod(self.pods[0].pod)
 
     @cached_property
@@ -131,7 +122,6 @@ def list_waiting_pods(cluster: Cluster) -> list[WaitingPod]:
 
 
 def group_by_kind(pods: Iterable[WaitingPod]) -> list[EquivalentPods]:
-    """Group pods, in the order of the first of each kind."""
     kinds: dict[Hashable, EquivalentPods] = {}
     for pod in pods:
         kinds.setdefault(_key(pod), EquivalentPods()).pods.append(pod)

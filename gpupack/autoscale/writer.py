@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 
 class Api(ConditionApi, Protocol):
-    """Api is the part of the API client that the writer needs; `kubeapi.client.KubeClient` has it."""
+    """The part of the API client that the writer needs; `kubeapi.client.KubeClient` has it."""
 
     async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes: ...
 
@@ -38,7 +38,6 @@ class Writer:
 
     Args:
         may: Whether this process still leads; asked before each request.
-        timeout_s: Longest time of a request.
 
     Attributes:
         failed: Writes that the API server refused, or did not answer, by what they were.
@@ -54,7 +53,7 @@ class Writer:
         self.trouble = ""
 
     async def write_labels(self, values: Mapping[str, str]) -> None:
-        """Label the nodes that placeholders keep out, by name; begins a pass."""
+        """Label the nodes that placeholders keep out, by name; this begins a pass."""
         self.trouble = ""
         for name, value in list(values.items())[:NODES_EACH_PASS]:
             body = {"metadata": {"labels": {NODE_HOST: value}}}

@@ -74,7 +74,6 @@ def advise(
     timeout_s: float,
     **options: Any,
 ) -> None:
-    """Say which pods to move."""
     from gpupack.encodings import as_json
     from gpupack.rebalance.planning import SearchLimits
     from gpupack.whatif.rendering import format_advice
@@ -118,11 +117,7 @@ def advise(
 
 
 def _read_size(text: str) -> tuple[int, int]:
-    """Read UNITS[xN]: units of a pod, and how many such pods.
-
-    Raises:
-        BadParameter: the text is something else.
-    """
+    """Read UNITS[xN]: units of a pod, and how many such pods."""
     match = _FOR.fullmatch(text)
     if match is None:
         raise click.BadParameter(

@@ -71,7 +71,7 @@ def complete_kubectl() -> None:
 
 
 def _named(arguments: Sequence[str]) -> str:
-    """The command that a command line names; click does not say it of an option whose value is missing."""
+    """Find the command that a command line names: click does not say it of an option without its value."""
     path = "gpupack"
     command: click.Command = cli
     for argument in arguments:

@@ -27,7 +27,6 @@ AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder po
 @version_option
 @click.pass_context
 def autoscale(context: click.Context, /, **options: Any) -> None:
-    """Ask for nodes, and keep nodes."""
     if context.invoked_subcommand is not None:
         return
     from gpupack.logs import configure
@@ -84,7 +83,6 @@ It reads Nodes and Pods, and changes nothing. docs/howto/autoscaling.md says whe
 @source_options
 @version_option
 def shapes(nodes: tuple[str, ...], form: str, **options: Any) -> None:
-    """Print shapes."""
     given = {key: options.pop(key) for key in ("name", "cards", "cpu", "memory", "labels", "taints")}
     if nodes and any(given.values()):
         raise click.UsageError("NODE is for what nodes have: leave --name, --cards and the like out with it")

@@ -59,11 +59,7 @@ compute_option = click.option(
 
 
 def read_source(options: dict[str, Any]) -> Any:
-    """Read the options of `source_options`.
-
-    Raises:
-        UsageError: options that contradict each other.
-    """
+    """Read the options of `source_options`."""
     from gpupack.whatif.fetching import ClusterSource
 
     refuse_beside_file(options, "context", "kubeconfig")
@@ -79,13 +75,6 @@ async def ask_where_forbidden(
     kind: type[Answer],
 ) -> tuple[Answer, str]:
     """Ask as a member of a namespace, after the API server refused to list nodes or all pods.
-
-    Args:
-        namespace: Whose member asks; None: the one of the kubeconfig's context, else default.
-        question: `why` or `fit`.
-
-    Returns:
-        The answer, and the namespace.
 
     Raises:
         InputError: something is wrong with the question.
@@ -119,7 +108,7 @@ async def ask_where_forbidden(
 
 
 def run_question(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Do the asking; what is wrong becomes one line and an exit status."""
+    """Ask; what is wrong becomes one line and an exit status."""
     # The process ends with the answer. Meanwhile the collector would walk every node and pod again and again.
     gc.disable()
     with exit_on_faults(exit_with_refusal):

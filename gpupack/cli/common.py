@@ -26,11 +26,7 @@ version_option = click.version_option(__version__, "--version", prog_name="gpupa
 
 
 def print_lines(text: str, *, err: bool = False) -> None:
-    """Write lines to the terminal, without the control sequences of those who wrote parts of them.
-
-    Args:
-        text: Text of at least one line.
-    """
+    """Write lines to the terminal, without the control sequences of those who wrote parts of them."""
     from kubeapi.errors import make_printable
 
     click.echo("\n".join(make_printable(line) for line in text.split("\n")), err=err)
@@ -68,8 +64,6 @@ def run_daemon(
 
     Args:
         work: What to do until then.
-        *errors: Kinds of errors that are the user's to mend.
-        new_loop: Makes the event loop, None for asyncio's own.
     """
     from gpupack.logs import log_loop_trouble
     from gpupack.signals import connect_stop_event
@@ -103,9 +97,6 @@ def refuse_option(name: str, why: str) -> None:
     Args:
         name: Name of the option, as Python has it.
         why: When it is allowed.
-
-    Raises:
-        UsageError: it stands on the command line.
     """
     if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
         raise click.UsageError(f"--{name.replace('_', '-')}: {why}")
@@ -131,7 +122,7 @@ def cluster_options(command: Command) -> Command:
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:
-    """Give a command the option of how its answer is written; the first format is the default."""
+    """Make the option for the form of an answer; the first format is the default."""
     return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True)
 
 
@@ -153,11 +144,7 @@ def file_option(what: str, *, required: bool = False) -> Callable[[Command], Com
 
 
 def refuse_beside_file(options: Mapping[str, Any], *names: str) -> None:
-    """Refuse options that are for a cluster where the answer is about a file.
-
-    Raises:
-        UsageError: one of them was given beside --filename.
-    """
+    """Refuse options that are for a cluster where the answer is about a file."""
     for name in names if options["filename"] is not None else ():
         if options[name]:
             option = f"--{name.replace('_', '-')}"
@@ -166,11 +153,7 @@ def refuse_beside_file(options: Mapping[str, Any], *names: str) -> None:
 
 @contextmanager
 def exit_on_faults(exit_refused: "Callable[[KubeApiError], NoReturn] | None" = None) -> Iterator[None]:
-    """Make what is wrong one line, and an exit status: 2 where the user can mend it, else 1.
-
-    Args:
-        exit_refused: Exits for what the API server has refused; None: that is said in a line.
-    """
+    """Make what is wrong one line, and an exit status: 2 where the user can mend it, else 1."""
     from allocator.errors import AllocatorError
     from gpupack.errors import InputError
     from kubeapi.errors import ConfigError, KubeApiError

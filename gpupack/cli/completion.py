@@ -21,7 +21,6 @@ FILES: Final = ":0"
 @version_option
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print a script that completes gpupack's commands and options."""
     made = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}[shell]
     click.echo(made(context.find_root().command, {}, "gpupack", VARIABLE).source())
 

@@ -53,14 +53,12 @@ def _options(command: Command) -> Command:
 @click.option("--reason", default="", metavar="TEXT", help="Why, for others; `top -o wide` shows it.")
 @_options
 def cordon(reason: str, **options: Any) -> None:
-    """Keep cards free."""
     _change(options, reason, cordon=True)
 
 
 @click.command(help=UNCORDON_HELP, short_help="Give cordoned cards back.")
 @_options
 def uncordon(**options: Any) -> None:
-    """Give cards back."""
     _change(options, "", cordon=False)
 
 

@@ -27,7 +27,6 @@ from gpupack.helptexts import DASHBOARD_HELP
 @context_option
 @version_option
 def dashboard(**options: Any) -> None:
-    """Show every card of the cluster on one page."""
     from gpupack.errors import GpupackError
     from gpupack.logs import configure
     from kubeapi.errors import ConfigError, KubeApiError

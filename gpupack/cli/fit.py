@@ -77,7 +77,6 @@ See docs/ask.md.
 @output_option("text", "json")
 @version_option
 def fit(output: str, **options: Any) -> None:
-    """Say how many pods fit."""
     from gpupack.encodings import as_json
     from gpupack.whatif.answers import FitAnswer
     from gpupack.whatif.changes import apply_changes
@@ -119,7 +118,7 @@ def fit(output: str, **options: Any) -> None:
 
 
 def _write_query(asked: "FitQuestion") -> dict[str, str | int]:
-    """Write a question as gpupack in the cluster reads it."""
+    """Write a question in the way that gpupack in the cluster reads it."""
     query: dict[str, str | int] = {
         "units": ",".join(map(str, (asked.units, *asked.more))),
         "cards": asked.cards,

@@ -44,7 +44,6 @@ docs/migration has tables of what becomes what.
 def migrate(
     filename: str, gpu_gib: int | None, gpushare_unit: str, unit_mib: int, scheduler_name: str, strict: bool
 ) -> None:
-    """Rewrite manifests."""
     from allocator.names import resource_name
     from gpupack.encodings import read_input
     from gpupack.errors import InputError

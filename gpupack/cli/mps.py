@@ -27,7 +27,6 @@ Containers that run lose their MPS when this ends: end it on a drained node. See
 @settings_options(MpsSettings)
 @version_option
 def mps(**options: Any) -> None:
-    """Run MPS on one node."""
     from gpupack.logs import configure
 
     configure(options["log_level"], options["log_format"])

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 DEADLINE_S: Final = 3.0
 MOST: Final = 500
-"""Names of one kind at most; a shell shows no more."""
+"""Names that are proposed at most; a shell shows no more."""
 
 
 def complete_nodes(context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Propose nodes."""
     return _matching(incomplete, _ask_cluster(context, lambda client: _names(client, NODES_PATH)))
 
 
@@ -40,8 +39,6 @@ def complete_pods(context: click.Context, _param: click.Parameter, incomplete: s
 
 
 def complete_queues(context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Propose the queues of the configuration in force."""
-
     async def names(_client: "KubeClient") -> list[str]:
         from gpupack import queuestatus
 

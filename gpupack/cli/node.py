@@ -57,7 +57,6 @@ from gpupack.terminal import wants_colour
 @settings_options(Settings, "log_level", "log_format")
 @version_option
 def node(**options: Any) -> None:
-    """Run the daemon of one node."""
     from gpupack.logs import configure
 
     only_check, output = options.pop("check"), options.pop("output")

@@ -42,7 +42,6 @@ QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/que
 @version_option
 @click.pass_context
 def queue(context: click.Context, /, config: str | None, **options: Any) -> None:
-    """Run the queue."""
     if context.invoked_subcommand is not None:
         return
     if config is None:
@@ -79,7 +78,6 @@ The exit status is 0 where all can be used, and 1 where one has a fault. It need
 @click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True, help="As of the queue.")
 @version_option
 def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
-    """Check configurations."""
     from gpupack.encodings import as_json
     from gpupack.errors import InputError
     from gpupack.queuecheck import check_files

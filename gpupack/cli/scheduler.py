@@ -18,7 +18,6 @@ from scheduler_plugin.settings import Settings
 @card_policy_parameter
 @version_option
 def scheduler(**options: Any) -> None:
-    """Run the scheduler extender."""
     from gpupack.logs import configure
 
     # First: it loads structlog without what a daemon has no use for.

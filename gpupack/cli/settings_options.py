@@ -15,12 +15,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def settings_options(settings: type, first: str = "", last: str = "") -> Callable[[Command], Command]:
-    """Make the options of consecutive fields.
-
-    Args:
-        first: Name of the first field; empty begins with the dataclass.
-        last: Name of the last one; empty ends with the dataclass.
-    """
+    """Make the options of consecutive fields, from `first` to `last` or from end to end of the dataclass."""
     names = [each.name for each in fields(settings)]
     end = names.index(last) + 1 if last else len(names)
     chosen = fields(settings)[names.index(first) if first else 0 : end]
@@ -72,7 +67,7 @@ def _strip_none(kind: Any) -> Any:
 
 
 def _reader(kind: Any, known: Option) -> Callable[[click.Context, click.Parameter, str], Any]:
-    """Make what reads the text of a list; of a comma list blanks and repetitions are left out."""
+    """Make the reader of a list; from a comma list blanks and repetitions are left out."""
 
     def read(_context: click.Context, _option: click.Parameter, text: str) -> Any:
         if known.parse is not None:

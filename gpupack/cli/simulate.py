@@ -83,7 +83,6 @@ from gpupack.policies import PolicyCommand, all_policies
 )
 @version_option
 def simulate(**options: Any) -> None:
-    """Run node policies over a trace of nodes and pods."""
     from gpupack.errors import InputError
     from scheduler_plugin.errors import SettingsError, TraceError
     from scheduler_plugin.scheduling.placing import POLICY_FAULTS
@@ -134,11 +133,7 @@ def simulate(**options: Any) -> None:
 
 
 def _is_live(options: dict[str, Any]) -> bool:
-    """Whether a cluster is to be simulated, not files.
-
-    Raises:
-        UsageError: options that contradict each other.
-    """
+    """Return True if a cluster is to be simulated, not files."""
     live = options["cluster"] or options["filename"] is not None
     files = [name for name in ("nodes", "pods") if options[name] is not None]
     if live and files:

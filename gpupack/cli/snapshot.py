@@ -33,7 +33,6 @@ API server still knows them, and nodes with cards. See docs/ask.md.
 @source_options
 @version_option
 def snapshot(out: str, hidden: bool, resources: tuple[str, ...], **options: Any) -> None:
-    """Write the cluster as a trace."""
     from gpupack.whatif.fetching import read_cluster
     from gpupack.whatif.snapshot import describe_snapshot
     from gpupack.whatif.snapshot import make_snapshot as snapshot_of

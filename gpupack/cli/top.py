@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 @cluster_options
 @version_option
 def top(**options: Any) -> None:
-    """Show every card of the cluster."""
     refuse_beside_file(options, "watch", "context", "kubeconfig", "queues", "telemetry")
     has_column = options["output"] == "json" or (options["output"] == "wide" and not options["pods"])
     if options["telemetry"] and not has_column:

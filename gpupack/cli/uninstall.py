@@ -49,7 +49,6 @@ patch nodes where there are taints, list resourceclaims where nodes serve claims
 @cluster_options
 @version_option
 def uninstall(nodes: tuple[str, ...], components: tuple[str, ...], **options: Any) -> None:
-    """Clean the Nodes, or take out components."""
     if nodes and components:
         raise click.UsageError("NODE with --component: a component is taken out of the whole cluster")
     with exit_on_faults():
@@ -61,7 +60,7 @@ def uninstall(nodes: tuple[str, ...], components: tuple[str, ...], **options: An
 async def _run(
     nodes: tuple[str, ...], *, dry_run: bool, force: bool, kubeconfig: str | None, context: str | None
 ) -> bool:
-    """Clean and report; whether nothing is left."""
+    """Clean and report; return True if nothing is left."""
     from gpupack.inventory.fetching import connect
     from gpupack.uninstall import Uninstaller, list_warnings
 
@@ -92,7 +91,7 @@ async def _run(
 async def _take_out(
     components: tuple[str, ...], *, dry_run: bool, force: bool, kubeconfig: str | None, context: str | None
 ) -> bool:
-    """Take out components and report; whether nothing is left."""
+    """Take out components and report; return True if nothing is left."""
     from gpupack.component_removal import ComponentRemover
     from gpupack.inventory.fetching import connect
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 @output_option("table", "csv", "json")
 @version_option
 def usage(**options: Any) -> None:
-    """Add up GiB-hours."""
     from gpupack.errors import InputError
     from gpupack.usage.report import format_report
 

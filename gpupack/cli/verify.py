@@ -84,7 +84,6 @@ if TYPE_CHECKING:
 def verify(
     output: str, kubeconfig: str | None, context: str | None, in_container: int | None, **options: Any
 ) -> None:
-    """Try that sharing works, and exit."""
     if in_container is not None:
         from gpupack.verify.container import serve
 

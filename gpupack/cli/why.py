@@ -49,7 +49,6 @@ It reads Nodes and Pods (and, from a cluster, the pod's Events), and changes not
 @output_option("text", "json")
 @version_option
 def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> None:
-    """Explain the state of a pod."""
     import msgspec
 
     from gpupack.diagnose.listing import parse_workload
@@ -111,11 +110,7 @@ def _list(source: "ClusterSource", namespace: str | None, workload: "Workload | 
 
 
 def _named(pod: str, namespace: str | None) -> tuple[str, str | None]:
-    """The name and the namespace of POD, also where it is written as kubectl writes it, or as our answers do.
-
-    Raises:
-        BadParameter: two namespaces.
-    """
+    """Read the name and the namespace of POD, also where it is written as kubectl or our answers write it."""
     before, _, name = pod.rpartition("/")
     if not before or before in _KINDS:
         return name, namespace

@@ -17,9 +17,9 @@ from kubeapi.objects import Pod
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 EXPLAINED: Final = 100
-"""Pods whose reasons are on the page; those that wait longest."""
+"""Pods whose reasons are shown; those that wait longest."""
 SHOWN: Final = 500
-"""Pods that are named at all."""
+"""Pods that are listed at all."""
 QueuedAs = Callable[[str, str], Sequence[QueueWhy] | None]
 """Finds what the queue says of a pod, by namespace and name; see `Board.find_queued`."""
 
@@ -33,12 +33,10 @@ class PendingPod(msgspec.Struct, frozen=True):
         since: creation, as the API server writes it.
         state: as `gpupack why` says it; empty if nobody asked.
         asked: what it asks for, in words.
-        text: what is the matter, in a sentence.
         nodes: reasons of nodes, with their number.
         notes: what else was found, a sentence each.
         scheduler: what kube-scheduler wrote into the pod.
         queue: where it waits, as the queue says; empty if no queue has said anything of it.
-        position: in that queue, from 1; 0: none.
         reason: the queue's, in one word.
         gang: name of the gang that it starts with and, in brackets, the number of its pods; else empty.
     """
@@ -59,15 +57,7 @@ class PendingPod(msgspec.Struct, frozen=True):
 
 
 class SizeFit(msgspec.Struct, frozen=True):
-    """SizeFit is how many pods of a size fit; see `Fit`.
-
-    Attributes:
-        unit: MiB of one unit.
-        units: on one card.
-        pods: so many fit now.
-        nodes: on so many nodes.
-        largest: whether no larger request fits.
-    """
+    """How many pods of a size fit on how many nodes; `largest` is set if no larger request fits."""
 
     unit: int
     units: int
@@ -77,7 +67,7 @@ class SizeFit(msgspec.Struct, frozen=True):
 
 
 def list_waiting_pods(cluster: Cluster) -> list[Pod]:
-    """Pods that wait for cards, longest first."""
+    """List the pods that wait for cards, longest first."""
     return sorted(
         (pod for pod in cluster.list_waiting_pods() if not pod.metadata.is_terminating),
         key=lambda pod: (pod.metadata.created_at, pod.full_name),

@@ -42,14 +42,14 @@ from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 SHUTDOWN_S: Final = 1.0
 PROBE_S: Final = 3.0
-"""For the question whether nodes may be listed."""
+"""Time-out of the request that finds out whether nodes may be listed."""
 _ASK_TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
 GAP_S: Final = 0.1
-"""Least time between two looks at what changed."""
+"""Shortest time between two refreshes of what changed."""
 LOOK_S: Final = 1.0
-"""While something cannot be read."""
+"""How often it is retried while something cannot be read."""
 ADVICE_S: Final = 1.0
-"""Least time between two looks at what waits and what fits."""
+"""Shortest time between two computations of what waits and what fits."""
 PATIENCE: Final = 8
 """Answers about waiting pods take at most one part in so many of the time."""
 
@@ -57,12 +57,7 @@ log = structlog.get_logger(__name__)
 
 
 class Dashboard:
-    """Dashboard keeps up to date what the page shows.
-
-    Args:
-        source: what is shown, in words: a cluster or a file.
-        now_s: seconds since the epoch.
-    """
+    """Keeps up to date what the page shows."""
 
     def __init__(self, source: str, *, live: bool = True, now_s: Callable[[], float] = time.time) -> None:
         self._now_s = now_s
@@ -98,7 +93,6 @@ class Dashboard:
             asyncio.get_running_loop().call_later(LOOK_S, self._changed.set)
 
     def set_queued_pods(self, pods: Sequence[QueueWhy] | None) -> None:
-        """Store what the queue says about the pods that wait in it."""
         if self.board.set_queued(pods):
             self._changed.set()
 
@@ -139,7 +133,7 @@ class Dashboard:
             await asyncio.sleep(GAP_S)
 
     async def _sample_forever(self) -> None:
-        """Note the sums, and what pods have, at regular moments."""
+        """Record the sums, and what pods have, at regular moments."""
         while True:
             if self.feed is None or self.feed.is_synced:
                 self._take_sample()
@@ -244,7 +238,6 @@ async def _serve_member(
     stop: asyncio.Event,
     started: Callable[[str], None],
 ) -> None:
-    """Serve the page of a member; parameters as of `serve_cluster`."""
     dashboard = MemberDashboard(source, member.namespace, member.ask)
 
     async def advise() -> None:
@@ -333,7 +326,7 @@ async def serve_file(
 
 
 async def start_listening(pages: DashboardHandlers, settings: Settings, stack: AsyncExitStack) -> str:
-    """Serve; returns the URL.
+    """Serve; return the URL.
 
     Raises:
         InputError: the address cannot be used.

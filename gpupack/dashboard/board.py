@@ -20,12 +20,9 @@ from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 
 class ClusterBoard(LiveCluster):
-    """ClusterBoard is a live cluster, and what the page shows of each node.
+    """A live cluster, and what the page shows of each node.
 
     Attributes:
-        tiles: records by node, of those that have something to show.
-        encoded: the same as JSON.
-        sums: what the cards of each of these nodes have together.
         queued: what the queue says of pods that wait in it; None if it has not answered.
     """
 
@@ -38,7 +35,7 @@ class ClusterBoard(LiveCluster):
         self.queued: dict[PodKey, QueueWhy] | None = None
 
     def refresh(self) -> set[str]:
-        """Make the records of nodes that changed; returns the names of those that look different now."""
+        """Make the records of nodes that changed; return the names of those that look different now."""
         return {name for name in self.take_changed_nodes() if self._refresh_node(name)}
 
     def _refresh_node(self, name: str) -> bool:

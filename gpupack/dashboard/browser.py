@@ -14,5 +14,4 @@ def can_open_browser() -> bool:
 
 
 def open_browser(url: str) -> None:
-    """Open it, without waiting for the browser."""
     threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

@@ -26,11 +26,10 @@ from kubeapi.errors import KubeApiError
 from kubeapi.serving import serve_health, serve_shared
 
 GAP_S: Final = 0.1
-"""Least time between two messages to one page."""
 BEAT_S: Final = 15.0
-"""After so long without news a page is told that we are there."""
+"""How long without news until a page is told that the server is there."""
 SLOW_S: Final = 60.0
-"""A page that takes nothing for so long is given up; its browser comes back."""
+"""A page that takes nothing for so long is closed; its browser connects again."""
 
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -65,7 +64,6 @@ class StaticFile:
 
 
 def load_files() -> dict[str, StaticFile]:
-    """Read the page's files, by their path below `static`."""
     found: dict[str, StaticFile] = {}
 
     def walk(folder: Traversable, prefix: str) -> None:
@@ -84,8 +82,7 @@ def load_files() -> dict[str, StaticFile]:
 class PageAnswers(Protocol):
     """Answers what a page asks besides its stream, in JSON."""
 
-    def has_node(self, name: str) -> bool:
-        """Tell whether there is such a node."""
+    def has_node(self, name: str) -> bool: ...
 
     async def describe_node(self, name: str) -> bytes:
         """Describe one node's cards with their pods.
@@ -95,8 +92,7 @@ class PageAnswers(Protocol):
             KubeApiError: there is no answer; the other methods raise it too.
         """
 
-    def find_nodes_with_pod(self, text: str) -> list[str]:
-        """Find the nodes with a pod whose namespace/name contains the text."""
+    def find_nodes_with_pod(self, text: str) -> list[str]: ...
 
     async def explain_pod(self, namespace: str, pod: str) -> bytes:
         """Say what `gpupack why -o json` says.
@@ -149,9 +145,6 @@ class DashboardHandlers:
 
     Args:
         advise: computes what waits and what fits, which otherwise happens only while a page is open.
-        usage: answers `/api/usage` from its query; None if use is not recorded.
-        telemetry: asks what the cards of a node do.
-        allowed_hosts: see `host_is_allowed`.
     """
 
     def __init__(
@@ -199,7 +192,7 @@ class DashboardHandlers:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse names that may stand for us by trickery; explain what is wrong in one line."""
+        """Refuse host names that may stand for this server by DNS rebinding; explain errors in one line."""
         host = request.headers.get("Host", "")
         if not host_is_allowed(host, self._allowed_hosts) and request.path not in {"/healthz", "/readyz"}:
             text = f"host {shown(host)}; allowed: localhost, IP addresses and --allowed-host NAME\n"
@@ -214,11 +207,11 @@ class DashboardHandlers:
         return answer
 
     async def index(self, request: web.Request) -> web.StreamResponse:
-        """GET /: the page."""
+        """GET /."""
         return self._file(request, "index.html")
 
     async def static(self, request: web.Request) -> web.StreamResponse:
-        """GET /static/PATH: a file of the page."""
+        """GET /static/PATH."""
         return self._file(request, request.match_info["path"])
 
     def _file(self, request: web.Request, path: str) -> web.Response:
@@ -239,7 +232,7 @@ class DashboardHandlers:
         return self._hub.encode_everything()
 
     async def node(self, request: web.Request) -> web.Response:
-        """GET /api/node?name=NODE: one node's cards with their pods."""
+        """GET /api/node?name=NODE."""
         return await _answer(self._answers.describe_node(request.query.get("name", "")), 404)
 
     async def telemetry(self, request: web.Request) -> web.Response:
@@ -258,14 +251,14 @@ class DashboardHandlers:
         return web.Response(body=msgspec.json.encode({"nodes": found}), content_type="application/json")
 
     async def why(self, request: web.Request) -> web.Response:
-        """GET /api/why?namespace=NAMESPACE&pod=POD: what `gpupack why -o json` says."""
+        """GET /api/why?namespace=NAMESPACE&pod=POD."""
         query = request.query
         return await _answer(
             self._answers.explain_pod(query.get("namespace", "default"), query.get("pod", "")), 404
         )
 
     async def fit(self, request: web.Request) -> web.Response:
-        """GET /api/fit?units=N&cards=N&model=LIST&percent=1&compute=N: what `gpupack fit -o json` says."""
+        """GET /api/fit?units=N&cards=N&model=LIST&percent=1&compute=N."""
         return await _answer(self._answers.count_fit(request.query), 400)
 
     @asynccontextmanager
@@ -312,7 +305,7 @@ class DashboardHandlers:
         return answer
 
     async def _wait(self, page: PageState) -> bool:
-        """Wait for news, or for the end, or for the next beat; returns whether there is news."""
+        """Wait for news, the end, or the next beat; return True if there is news."""
         waits = [asyncio.ensure_future(page.has_changes.wait()), asyncio.ensure_future(self._ending.wait())]
         try:
             await asyncio.wait(waits, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -326,7 +319,7 @@ class DashboardHandlers:
 
 
 async def _answer(asked: Awaitable[bytes], status: int) -> web.Response:
-    """Answer in JSON; `status`: where something is wrong with the question."""
+    """Answer in JSON, or with `status` where something is wrong with the question."""
     try:
         return web.Response(body=await asked, content_type="application/json")
     except InputError as error:

@@ -30,23 +30,19 @@ from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, KubeApiError
 
 KEPT_S: Final = 5.0
-"""A page counts so long: all members of a namespace are told the same."""
+"""How long a page is kept for all members of a namespace."""
 MOST_KEPT: Final = 200
 EVERY_S: Final = 10.0
-"""Between two questions for the page."""
+"""Time between two requests for the page."""
 PATIENCE: Final = 20
-"""An answer takes no more than one part in so many of the time."""
+"""An answer takes at most one part in so many of the time."""
 
 
 class MemberPage(msgspec.Struct, frozen=True):
-    """MemberPage is what the page shows to the members of a namespace.
+    """What the page shows to the members of a namespace.
 
     Attributes:
-        nodes: All nodes, without their labels.
         places: Names of the namespace's pods on cards, by node.
-        pending: The namespace's pods that wait.
-        more: Number of such pods that were left out.
-        fits: How many pods of usual sizes fit.
     """
 
     nodes: list[NodeTile]
@@ -92,7 +88,6 @@ class MemberPages:
         return MemberPage(told, places, texts.pending, len(waiting) - len(pending), fits)
 
     def _list_namespaces_now(self) -> set[str]:
-        """List the namespaces of the board's pods, which may be newer than those of the cluster."""
         return {namespace for namespace, _ in list(self._board.pods or ())}
 
     def answer_node(
@@ -149,11 +144,7 @@ def _sum_others(pods: Sequence[PodDetail], namespace: str) -> list[PodDetail]:
 
 
 class MemberClient:
-    """Asks the process in the cluster as a member, with a new token well before the old one ends.
-
-    Args:
-        namespace: Whose member asks.
-    """
+    """Asks the process in the cluster as a member, with a new token well before the old one ends."""
 
     def __init__(
         self, client: KubeClient, namespace: str, clock: Callable[[], float] = time.monotonic
@@ -199,19 +190,12 @@ class MemberBoard:
             del self.encoded[name]
 
     def refresh(self) -> set[str]:
-        """Return the names of the nodes that changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
 
 class MemberDashboard:
-    """MemberDashboard keeps up to date what the page shows to a member, and answers the page's questions.
-
-    Args:
-        namespace: Whose member looks.
-        ask: Asks the process in the cluster, as `MemberClient.ask`.
-        now_s: Seconds since the epoch.
-    """
+    """Keeps up to date what the page shows to a member, and answers the page's questions."""
 
     def __init__(
         self,
@@ -277,7 +261,6 @@ class MemberDashboard:
         return await self._ask("node", {"name": name})
 
     def find_nodes_with_pod(self, text: str) -> list[str]:
-        """Find the nodes with a pod of the namespace whose namespace/name contains the text."""
         wanted = text.lower()
         return sorted(
             node

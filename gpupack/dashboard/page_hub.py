@@ -10,16 +10,15 @@ import msgspec
 from gpupack.dashboard.trend import Trend
 
 MAX_PAGES: Final = 64
-"""Open at a time."""
+"""Pages that may be open at a time."""
 
 
 class TileSource(Protocol):
-    """TileSource has the records of nodes; attributes and methods as of `ClusterBoard`."""
+    """Has the records of nodes; attributes and methods as of `ClusterBoard`."""
 
     encoded: dict[str, msgspec.Raw]
 
-    def refresh(self) -> set[str]:
-        """Return the names of the nodes that changed since the last call."""
+    def refresh(self) -> set[str]: ...
 
 
 class TooManyPagesError(Exception):
@@ -27,13 +26,10 @@ class TooManyPagesError(Exception):
 
 
 class PageState:
-    """PageState is what one open page does not know yet. Its size is bounded by the number of nodes.
+    """What one open page does not know yet. Its size is bounded by the number of nodes.
 
     Attributes:
-        nodes: names of those that changed or went.
-        parts: names of the parts of the page that changed.
         points: points of the trend that it has not seen.
-        has_changes: set while there is something to tell.
     """
 
     def __init__(self) -> None:
@@ -44,15 +40,7 @@ class PageState:
 
 
 class PageHub:
-    """PageHub keeps what all pages show, and which of them knows what.
-
-    Args:
-        parts: everything else that is shown, by name; JSON values.
-
-    Attributes:
-        trend: sums over time.
-        opened: called when a page is opened.
-    """
+    """Keeps what all pages show, by name, and which of them knows what."""
 
     def __init__(self, board: TileSource, trend: Trend, parts: Mapping[str, Any]) -> None:
         self._board = board
@@ -63,11 +51,6 @@ class PageHub:
 
     @contextmanager
     def open_page(self) -> Iterator[PageState]:
-        """Keep what one page does not know, while it is open.
-
-        Raises:
-            TooManyPagesError: too many are open.
-        """
         if len(self._pages) >= MAX_PAGES:
             raise TooManyPagesError(f"{MAX_PAGES} pages are open; allowed: no more; close one")
         page = PageState()
@@ -90,7 +73,7 @@ class PageHub:
                 page.has_changes.set()
 
     def set_part(self, name: str, value: Any) -> None:
-        """Show something else in one part, and tell pages if it differs."""
+        """Change one part, and tell pages if it differs."""
         raw = msgspec.Raw(msgspec.json.encode(value))
         if bytes(self._parts.get(name, b"")) != bytes(raw):
             self._parts[name] = raw
@@ -114,7 +97,7 @@ class PageHub:
         )
 
     def encode_changes(self, page: PageState) -> bytes:
-        """Encode what the page does not know, as JSON; it is known from then on."""
+        """Encode what the page does not know, as JSON; it counts as known from then on."""
         nodes, parts, points = page.nodes, page.parts, page.points
         page.nodes, page.parts, page.points = set(), set(), 0
         page.has_changes.clear()

@@ -16,9 +16,9 @@ from scheduler_plugin.queue.controller.status import WaitExplanation
 
 EVERY_S: Final = 5.0
 AWAY_S: Final = 60.0
-"""Between two questions where there is no queue."""
+"""Time between two requests where there is no queue."""
 SHOWN: Final = 200
-"""Pods that wait, on the page; the first of each queue stand first."""
+"""Waiting pods on the page, the first of each queue first."""
 
 Ask = Callable[[], Awaitable[bytes]]
 

@@ -16,16 +16,13 @@ _QUIET: Final = RenderOptions("json")
 
 
 class CardTile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """CardTile is a card; amounts in units of its node.
+    """A card; amounts in units of its node.
 
     Attributes:
-        index: the driver's number.
-        size: whole size.
         allocated: what pods hold or are about to get there.
         overuse: used by pods beyond their promise; where nobody says what each of them uses, by others too.
         external: used by others.
         free: what a pod could get; 0 on a card that is out of use.
-        state: position in `STATES`.
         model: position in the node's `models`, -1 where it publishes no inventory.
         pods: how many are on it.
     """
@@ -42,15 +39,11 @@ class CardTile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class NodeTile(msgspec.Struct, frozen=True, gc=False):
-    """NodeTile is a node.
+    """A node.
 
     Attributes:
         unit: MiB of one unit, 0 when its words do not decode.
-        status: in kubectl's words.
-        remark: what is wrong with it, empty for nothing.
-        open: whether pods can start there.
         labels: those that may group nodes.
-        models: models of its cards, each once.
         cards: in the order of the words.
         unplaced: units of pods on the node whose card nobody says.
     """
@@ -67,13 +60,10 @@ class NodeTile(msgspec.Struct, frozen=True, gc=False):
 
 
 class CardSums(msgspec.Struct, frozen=True, gc=False):
-    """CardSums is the sums of cards; amounts in MiB.
+    """Sums over cards; amounts in MiB.
 
     Attributes:
-        cards: how many.
-        allocated: to pods.
         overuse: used beyond promises, by pods or others.
-        free: what pods could get now.
         whole: cards that a pod could have alone.
         whole_free: what these are.
         largest: the most that one card can give.
@@ -156,7 +146,7 @@ def _make_card_tile(card: CardRow, models: list[str], row: NodeRow) -> CardTile:
 
 
 def _count_overuse_of_pods(card: CardRow, beyond: int, unit_mib: int) -> int:
-    """Units beyond the promises that the card's own pods use, as far as known."""
+    """Count the units that the card's own pods use beyond their promises, as far as known."""
     excess_mib = 0
     for pod in card.pods:
         if pod.used_mib is None:
@@ -204,7 +194,7 @@ class PodDetail(msgspec.Struct, frozen=True):
 
 
 class CardDetail(msgspec.Struct, frozen=True):
-    """CardDetail is a card with its pods.
+    """A card with its pods.
 
     Attributes:
         used: units, as its words say.
@@ -222,7 +212,7 @@ class CardDetail(msgspec.Struct, frozen=True):
 
 
 class NodeDetail(msgspec.Struct, frozen=True):
-    """NodeDetail is a node with all its pods."""
+    """A node with all its pods."""
 
     node: NodeTile
     cards: list[CardDetail]

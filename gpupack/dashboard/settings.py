@@ -21,11 +21,7 @@ ANY_HOST = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(HttpAddress):
-    """Settings of the dashboard. Each field with an option is one of `gpupack dashboard`.
-
-    Attributes:
-        queue_service: Name of the queue's Service.
-    """
+    """Settings of the dashboard. Each field with an option is one of `gpupack dashboard`."""
 
     http: str = option(
         "127.0.0.1:8913",
@@ -66,11 +62,6 @@ class Settings(HttpAddress):
     log_format: str = log_format_option()
 
     def check(self) -> None:
-        """Check everything.
-
-        Raises:
-            InputError: lists every fault, one a line.
-        """
         faults = [
             *find_address_faults("http", self.http),
             *list_kubeconfig_faults(self.kubeconfig),
@@ -109,14 +100,10 @@ class Settings(HttpAddress):
 
 
 def host_is_allowed(header: str, allowed: tuple[str, ...]) -> bool:
-    """Tell whether a browser that names us so may be answered.
+    """Tell whether a request with this `Host` may be answered; `*` allows any.
 
     A page of somebody else's can make its own name stand for our address (DNS rebinding), and then read ours.
     With localhost or an address it cannot.
-
-    Args:
-        header: `Host` of the request.
-        allowed: further names; `*` for any.
     """
     if ANY_HOST in allowed:
         return True

@@ -19,13 +19,12 @@ from kubeapi.objects import Pod
 from kubeapi.streams import read_at_most
 
 ANSWER_S: Final = 4.0
-"""So long one answer serves all pages; daemons measure every five seconds."""
+"""How long one answer serves all pages; daemons measure every five seconds."""
 POD_S: Final = 60.0
-"""So long a daemon's pod is not looked for again while it answers."""
+"""How long the pod of a daemon that answers is not looked up again."""
 ASKED_AT_ONCE: Final = 4
 """Daemons that are asked at a time: the way through the API server is also that of our lists and watches."""
 MAX_KEPT: Final = 256
-"""Nodes whose answers are kept."""
 TIMEOUT: Final = aiohttp.ClientTimeout(total=5)
 
 
@@ -34,12 +33,10 @@ OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/names
 
 
 class CardCourse(msgspec.Struct, frozen=True):
-    """CardCourse is what one physical card does, and did during the last minutes; see `/telemetry`.
+    """What one physical card does, and did during the last minutes; see `/telemetry`.
 
     Attributes:
-        uuid: UUID of the physical card.
         cards: UUIDs of what its node lists for it.
-        now: newest values, by name.
         history: columns of equal length, oldest first: `age_s`, and values by name.
     """
 
@@ -50,18 +47,17 @@ class CardCourse(msgspec.Struct, frozen=True):
 
 
 class NodeCourse(msgspec.Struct, frozen=True):
-    """NodeCourse is what the cards of one node do; `error` says why that is not known, empty for known."""
+    """What the cards of one node do; `error` says why that is not known, empty for known."""
 
     cards: tuple[CardCourse, ...] = ()
     error: str = ""
 
 
 class TelemetrySource:
-    """TelemetrySource asks node daemons what their cards do, one node at a time.
+    """Asks node daemons what their cards do, one node at a time.
 
     Args:
         session: to ask pods directly, at `port`; None: through the API server.
-        namespace: namespace of the installation; pods elsewhere are not asked.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ import msgspec
 from gpupack.dashboard.records import CardSums
 
 EVERY_S: Final = 10.0
-"""Between two points of the last hours."""
+"""Time between two points of the last hours."""
 FINE: Final = 720
 COARSE_S: Final = 300.0
 COARSE: Final = 2016
@@ -19,15 +19,10 @@ class TrendPoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The cluster at one moment; amounts in MiB.
 
     Attributes:
-        at: seconds since the epoch.
-        size: units of all cards.
-        allocated: to pods.
         overuse: used beyond promises, by pods or others.
-        free: what pods could get.
         whole_free: part of that on cards with nothing on them.
         whole: how many such cards there are.
         largest: the most that one card could give.
-        pending: pods that wait for cards.
     """
 
     at: int

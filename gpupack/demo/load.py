@@ -15,20 +15,16 @@ from scheduler_plugin.settings import Settings as SchedulerSettings
 from standins.scheduler import SchedulingError, Unschedulable
 
 EVERY_S: Final = 0.6
-"""Between two events."""
+"""Time between two events."""
 FULL: Final = 34
-"""Pods from which more go than come."""
+"""Number of pods from which on more go than come."""
 WAITING: Final = 5
 """Pods without a card at most; further ones are not created."""
 EXCESS_MIB: Final = 3 * 1024
 
 
 class DemoLoad:
-    """Pods that come and go, and now and then trouble.
-
-    Args:
-        cluster: a started one of `NODES`.
-    """
+    """Pods that come and go, and now and then trouble."""
 
     def __init__(self, cluster: EmbeddedCluster, seed: int) -> None:
         self._cluster = cluster

@@ -13,7 +13,7 @@ from gpupack.embedded import EmbeddedCluster, wait_until
 
 @dataclass(frozen=True, slots=True)
 class PodFate:
-    """PodFate is the result of one pod.
+    """The result of one pod.
 
     Attributes:
         node: where it was bound, None if no node's sum had room.
@@ -25,7 +25,6 @@ class PodFate:
 
     @property
     def has_started(self) -> bool:
-        """Whether it was bound and taken."""
         return self.node is not None and self.refusal is None
 
 
@@ -35,11 +34,7 @@ async def play_plain(cluster: EmbeddedCluster, shapes: Shapes, seed: int) -> dic
     The node with room that has the fewest pods is taken; chance decides between equals. So do
     kube-scheduler's own scores for pods that ask for nothing else.
 
-    A pod that fails gives its part of the sum back.
-
-    Args:
-        cluster: with all cards free, and its device plugins running.
-        shapes: the pods, in their order.
+    A pod that fails gives its part of the sum back. All cards must be free at the beginning.
 
     Raises:
         TimedOutError: a kubelet does not decide.
@@ -64,7 +59,7 @@ async def play_plain(cluster: EmbeddedCluster, shapes: Shapes, seed: int) -> dic
 
 
 def _read_offered_units(cluster: EmbeddedCluster, node: str) -> int:
-    """Units of the resource that kube-scheduler reads on an empty node."""
+    """Read the units of the resource that kube-scheduler sees on an empty node."""
     return parse_integer(cluster.api.node(node)["status"]["allocatable"][cluster.resource])
 
 

@@ -59,11 +59,6 @@ async def run(seed: int, node_policy: str, card_policy: str) -> None:
 async def play(cluster: EmbeddedCluster, seed: int = 1, *, wait_s: float = WAIT_S) -> None:
     """Place the pods, refuse one, free some, and place them without the extender; compare all views.
 
-    Args:
-        cluster: a started one of `NODES`.
-        seed: seed of the pods' order.
-        wait_s: how long views may disagree, in seconds.
-
     Raises:
         DemoFailedError: a card was over-committed, or the views disagree.
         GpupackError: something else did not go as it must.
@@ -92,11 +87,7 @@ async def play(cluster: EmbeddedCluster, seed: int = 1, *, wait_s: float = WAIT_
 
 
 async def _place(cluster: EmbeddedCluster, pods: Shapes) -> list[str]:
-    """Create the pods and place them, as kube-scheduler would; each placement is checked while it happens.
-
-    Returns:
-        The names of the pods that run; with some policies the last ones find no room.
-    """
+    """Create and place the pods, checking each placement; return the names of those that run."""
     fates: dict[str, str] = {}
     for name, shape in pods.items():
         pod = cluster.create(cluster.make_pod_manifest(name, **shape))
@@ -146,7 +137,7 @@ def _decode(cluster: EmbeddedCluster) -> None:
 
 
 async def _refuse(cluster: EmbeddedCluster) -> None:
-    """A pod that fits on no card stays pending, with the reason."""
+    """Create a pod that fits on no card: it stays pending, with the reason."""
     pod = cluster.create(cluster.make_pod_manifest("too-large", **TOO_LARGE))
     try:
         node = await cluster.schedule(pod)
@@ -232,7 +223,6 @@ def _phase(cluster: EmbeddedCluster, name: str) -> str:
 
 
 def _used(cluster: EmbeddedCluster) -> int:
-    """Units used on all cards, as the packed words say."""
     return sum(sum(collect_views(cluster, node).used["words"]) for node in cluster.nodes.values())
 
 
@@ -248,14 +238,7 @@ def _show(cluster: EmbeddedCluster, title: str) -> None:
 
 
 def explain_word(resources: Mapping[str, str | int]) -> tuple[list[str], list[int]]:
-    """Decode the first word of used units.
-
-    Args:
-        resources: a node's capacity or allocatable, with gpupack's words in it.
-
-    Returns:
-        The steps in lines for a person, and the units of the word's cards.
-    """
+    """Decode the first word of used units of a node: the steps in lines, and the units by card."""
     header = parse_integer(resources[PACKED_LAYOUT])
     layout = Layout.from_header(header)
     word = parse_integer(resources[f"{PACKED_USED_PREFIX}0"])

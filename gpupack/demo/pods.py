@@ -26,7 +26,7 @@ Shapes = Mapping[str, dict[str, Any]]
 
 
 def shuffle_shapes(seed: int) -> dict[str, dict[str, Any]]:
-    """Name the pods, in the order in which they come: another one for every seed."""
+    """Name the pods, in an order that depends on the seed."""
     order = Random(seed).sample(PODS, len(PODS))  # noqa: S311 - chance, not secrecy
     return {f"pod-{number:02}": shape for number, shape in enumerate(order)}
 
@@ -36,7 +36,6 @@ def count_units(shape: Mapping[str, Any]) -> int:
 
 
 def count_whole_gpus(shape: Mapping[str, Any]) -> int:
-    """Count the GPUs that a pod of this shape needs if GPUs are not shared."""
     return int(shape.get("cards", 1))
 
 

@@ -23,7 +23,6 @@ class EvictionSet:
     """Pods that would have to end.
 
     Attributes:
-        node: Where the pod starts then.
         pods: The pods; of a gang all running ones, also on other nodes.
         fewest: Whether no smaller number does, on any node.
     """
@@ -39,9 +38,6 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
     Nodes are tried in the order of what their cards lack: all sets of one pod, then of two, and so on. Pods
     of a gang end together, or none of them does; a gang of more than `MOST_PODS` is tried by itself. The
     number of nodes and sets is bounded, so for large clusters the answer may not be the smallest there is.
-
-    Args:
-        skip: Names of nodes on which no end helps.
     """
     nodes = what_if.cluster.state.nodes
     rows = what_if.cluster.rows
@@ -115,7 +111,7 @@ def _iterate_sets(units: Sequence[tuple[PodRecord, ...]], count: int) -> Iterato
 
 
 def can_start_without(what_if: WhatIf, usage: PodCardUsage, node: str, pods: Sequence[PodRecord]) -> bool:
-    """Ask filter and kube-scheduler's rules whether a node takes a pod once others have ended."""
+    """Return True if a node takes a pod once others have ended, by filter and kube-scheduler's rules."""
     row = np.array([what_if.cluster.state.nodes.rows[node]], dtype=np.intp)
     with without_pods(what_if.cluster, usage, pods):
         return len(what_if.find_rows(leaving={pod.uid for pod in pods}, only=row)) > 0
@@ -126,7 +122,7 @@ def _units(usage: PodCardUsage, pods: Sequence[PodRecord]) -> int:
 
 
 def _missing(what_if: WhatIf) -> LongArray:
-    """Units that must become free at least, by node: for the demand that needs most. int64[m]."""
+    """Compute the units that must become free at least, by node, for the demand that needs most: int64[m]."""
     nodes, rows, query = what_if.cluster.state.nodes, what_if.cluster.rows, what_if.query
     size = nodes.evictable[rows].astype(np.int64)
     if query.policy_request.admits is not None:

@@ -35,16 +35,11 @@ _REASONS: Final[dict[State, str]] = {
 
 
 class PodLine(JsonAnswer, frozen=True):
-    """PodLine is a pod of a list that `gpupack why` prints.
+    """A pod of a list that `gpupack why` prints.
 
     Attributes:
-        pod: Its name.
         state: State, as in `PodExplanation`.
-        asked: What it asks for, in words.
-        age_s: Seconds since it was made; None if the API server did not say.
         reason: The closest reason in one word, the queue's where a queue holds the pod.
-        text: The reason in a sentence.
-        node: Where it runs, or ran.
     """
 
     namespace: str
@@ -61,10 +56,7 @@ class PodList(JsonAnswer, frozen=True):
     """Pods by namespace and name.
 
     Attributes:
-        pods: A line each.
         of: The workload they belong to, as KIND/NAME; empty: all that wait.
-        more: Number of pods that were left out, because there are so many.
-        notes: What the answer leaves out, a sentence each.
     """
 
     pods: tuple[PodLine, ...]
@@ -85,11 +77,7 @@ def list_waiting(
     """List the pods that ask for GPU memory and have no node.
 
     Args:
-        now_s: Seconds since the epoch.
-        namespace: Only its pods; None: of all.
         queued: What waits in the queue, as `gpupack queue status` says; None: nobody asked.
-        most: Pods at most; None: all.
-        budget: Work that the list may take; None: whatever it takes.
 
     Raises:
         TooLargeQuestionError: it takes more.
@@ -135,7 +123,6 @@ def _list_notes(cluster: Cluster) -> tuple[str, ...]:
 
 
 def format_pods(found: PodList, *, colour: bool = False) -> str:
-    """Write a list as a table; `colour`: with ANSI colours, for terminals."""
     if not found.pods:
         return "No pod waits for GPU memory."
     header = ("POD", "ASKS", "AGE", "STATE" if found.of else "REASON", "WHY")
@@ -212,12 +199,7 @@ def _line(
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Workload is the object that made pods, such as a Deployment.
-
-    Attributes:
-        name: As KIND/NAME.
-        owns: Whether a pod is one of its pods.
-    """
+    """The object that made pods, such as a Deployment: KIND/NAME, and whether a pod is one of its pods."""
 
     name: str
     owns: Callable[[Pod], bool]
@@ -269,11 +251,7 @@ _BY_WORD: Final = _SHORT | {word: kind for kind in _KINDS for word in (kind.lowe
 
 
 def parse_workload(text: str) -> Workload | None:
-    """Read KIND/NAME as kubectl does, such as `deploy/web` or `jobs.batch/train`.
-
-    Returns:
-        None if the text is something else, as the name of a pod.
-    """
+    """Read KIND/NAME as kubectl does, such as `deploy/web` or `jobs.batch/train`; None for anything else."""
     word, slash, name = text.partition("/")
     kind = _BY_WORD.get(word.partition(".")[0].lower())
     if not slash or not name or "/" in name or kind is None:

@@ -20,7 +20,7 @@ LIMITED: Final = frozenset({"driver", "mps"})
 
 
 def list_pod_cards(cluster: Cluster, pod: Pod) -> tuple[tuple[PodCard, ...], tuple[str, ...]]:
-    """The cards of a pod that has a node, and what else to say of them."""
+    """List the cards of a pod that has a node, and what else to say of them."""
     name = pod.spec.node_name
     node = cluster.nodes.get(name)
     if node is None:
@@ -49,7 +49,6 @@ def list_pod_cards(cluster: Cluster, pod: Pod) -> tuple[tuple[PodCard, ...], tup
 
 
 def _explain_no_card(cluster: Cluster, pod: Pod) -> str:
-    """Say of a pod that its node does not hold what is known of its cards."""
     name = pod.spec.node_name
     claimed = next((units for each, units in PodCardUsage(cluster).list_claim_pods(name) if each is pod), {})
     if not claimed:

@@ -45,13 +45,7 @@ _NEVER_BY_ENDS: Final = frozenset(
 def find_ways_out(
     what_if: WhatIf, results: NodeResults, usage: PodCardUsage, *, moves: bool = True
 ) -> Iterator[WayOut]:
-    """Give what would let a pod start, the cheapest first.
-
-    Args:
-        what_if: The pod; no node takes it.
-        results: Why not.
-        moves: Also search for moves of other pods.
-    """
+    """Give what would let a pod start, the cheapest first."""
     yield from _smaller(what_if)
     yield from _less_compute(what_if)
     yield from _more_cards(what_if)
@@ -72,7 +66,7 @@ def _with_units(request: PodRequest, number: int, units: int) -> PodRequest:
 
 
 def _smaller(what_if: WhatIf) -> Iterator[WayOut]:
-    """The largest smaller request of the container that asks for most."""
+    """Try smaller requests of the container that asks for most, and give the largest one that fits."""
     request = what_if.query.request
     number = max(range(len(request.containers)), key=lambda i: request.containers[i].units)
     container = request.containers[number]
@@ -108,7 +102,7 @@ def _find_largest(ask: Callable[[int], WhatIf], too_much: int) -> int:
 
 
 def _less_compute(what_if: WhatIf) -> Iterator[WayOut]:
-    """The largest smaller share of compute for all containers, or none at all."""
+    """Try smaller shares of compute for all containers, and none at all."""
     request = what_if.query.request
     if not request.asks_compute:
         return
@@ -175,7 +169,7 @@ def _splits(container: ContainerRequest, cards: int) -> bool:
 
 
 def _no_rules(what_if: WhatIf) -> Iterator[WayOut]:
-    """Cards of several models, or cards that containers share."""
+    """Try cards of several models, or cards that containers share."""
     request = what_if.query.request
     tries: list[tuple[str, str, PodRequest]] = []
     if request.rules.same_model:
@@ -191,7 +185,7 @@ def _no_rules(what_if: WhatIf) -> Iterator[WayOut]:
 
 
 def _stars(what_if: WhatIf) -> Iterator[WayOut]:
-    """Stars around the patterns of models, which people forget."""
+    """Try stars around the patterns of models, which people forget."""
     request, cluster = what_if.query.request, what_if.cluster
     wider = widen_patterns(cluster.state.nodes, request.selector, cluster.rows)
     if wider is None:
@@ -210,7 +204,7 @@ def _stars(what_if: WhatIf) -> Iterator[WayOut]:
 
 
 def _other_cards(what_if: WhatIf) -> Iterator[WayOut]:
-    """Cards that the pod's selectors do not admit."""
+    """Try cards that the pod's selectors do not admit."""
     request = what_if.query.request
     selector = request.selector
     wider = []
@@ -239,7 +233,7 @@ def _say_where(what_if: WhatIf, found: Sequence[str], model: str = "") -> str:
 
 
 def _model(what_if: WhatIf, node: str) -> str:
-    """The model of the card that the pod would get."""
+    """Find the model of the card that the pod would get."""
     placement = what_if.choose_cards(node)
     nodes = what_if.cluster.state.nodes
     if placement is None:
@@ -249,7 +243,7 @@ def _model(what_if: WhatIf, node: str) -> str:
 
 
 def _other_nodes(what_if: WhatIf, results: NodeResults) -> Iterator[WayOut]:
-    """Nodes that have the cards, and that taints, selectors or a cordon keep from the pod."""
+    """Find nodes that have the cards but are kept from the pod by taints, selectors or a cordon."""
     reasons = {rejection.reason for rejection in results.rejections.values()}
     requirements, tolerates = what_if.requirements, what_if.requirements.tolerates
     if TAINT in reasons:
@@ -304,7 +298,7 @@ def _rows(what_if: WhatIf, results: NodeResults, reason: str) -> RowArray:
 
 
 def _ends(what_if: WhatIf, results: NodeResults, usage: PodCardUsage) -> Iterator[WayOut]:
-    """A rollout that waits for itself, and the fewest pods whose end frees the cards."""
+    """Find a rollout that waits for itself, and the fewest pods whose end frees the cards."""
     skip = frozenset(
         name for name, rejection in results.rejections.items() if rejection.reason in _NEVER_BY_ENDS
     )

@@ -61,7 +61,6 @@ def explain_pod(
     """Explain the state of a pod.
 
     Args:
-        events: What was reported of it, oldest first.
         queued: What waits in the queue, as `gpupack queue status` says; None: nobody asked.
         moves: Also search for moves of other pods as ways out.
 
@@ -87,8 +86,6 @@ def explain_pod(
 
 
 class _PodExplainer:
-    """A pod that is explained."""
-
     def __init__(
         self,
         cluster: Cluster,
@@ -134,7 +131,7 @@ class _PodExplainer:
 
     @property
     def has_cards_by_claims(self) -> bool:
-        """Tell whether the pod has cards of its node by ResourceClaims."""
+        """Whether the pod has cards of its node by ResourceClaims."""
         pods = PodCardUsage(self._cluster).list_claim_pods(self._pod.spec.node_name)
         return any(units and pod is self._pod for pod, units in pods)
 
@@ -159,7 +156,6 @@ class _PodExplainer:
         return self._make_answer("failed", text, notes=_advice(status.reason, status.message))
 
     def explain_placeholder(self) -> PodExplanation:
-        """Explain the purpose of a placeholder of `gpupack autoscale`."""
         stands_for = self._pod.metadata.get_annotation(PLACEHOLDER_FOR) or "nobody any more"
         text = f"never runs: it asks a cluster autoscaler for a node, for {stands_for.replace(',', ', ')}"
         return self._make_answer("pending", text)
@@ -174,7 +170,6 @@ class _PodExplainer:
         return self._make_answer("ending", text, cards=cards, notes=notes)
 
     def explain_running(self) -> PodExplanation:
-        """A pod that has a node."""
         cards, notes = list_pod_cards(self._cluster, self._pod)
         phase = self._pod.status.phase or "Pending"
         where = f"node {self._pod.spec.node_name}"
@@ -185,7 +180,6 @@ class _PodExplainer:
         return self._make_answer("running", text, cards=cards, notes=notes)
 
     def explain_waiting(self, *, ways: bool, moves: bool) -> PodExplanation:
-        """Explain a pod that has no node."""
         # 1. Whether there is anything to look at.
         self._problem = self._problem or find_policy_refusal(self._pod, self._scheduler_message)
         if self._request is None or self._problem:
@@ -278,7 +272,7 @@ class _PodExplainer:
 
     @property
     def _is_of_other_scheduler(self) -> bool:
-        """Whether its scheduler is another one, and the extender has bound no pod for that one."""
+        """Whether its scheduler is another one, for which the extender has bound no pod yet."""
         name = self._pod.spec.scheduler_name
         if not name or name in {SCHEDULER_NAME, BATCH_SCHEDULER}:
             return False

@@ -8,7 +8,6 @@ from gpupack.inventory.records import CardRow, NodeRow, PodRow
 
 
 def format_json(rows: Sequence[NodeRow], *, pods: bool) -> str:
-    """Write the rows; with `pods` those on each card, and those on none that is known."""
     return as_json(build_records(rows, pods=pods))
 
 

@@ -23,14 +23,8 @@ async def fetch(
     """List the nodes of a cluster, and the pods that have one.
 
     Args:
-        kubeconfig: path of a kubeconfig; None for the usual places.
         names: names of the nodes to read; empty for all. Each is read by itself, so the right to get a node
             is enough.
-        pods: read pods too.
-        context: context of the kubeconfig; None for its current one.
-
-    Returns:
-        A value for `rows`.
 
     Raises:
         InputError: a name that no node has, or the server answers with something else than nodes or pods.
@@ -56,11 +50,6 @@ async def fetch(
 
 
 async def connect(kubeconfig: str | None, context: str | None) -> "KubeClient":
-    """Make a client of the cluster that a kubeconfig and a context name, None for the usual ones.
-
-    Raises:
-        ConfigError: no usable configuration.
-    """
     # Imported here: the HTTP client takes longer to load than a file takes to show.
     from kubeapi.client import KubeClient  # noqa: PLC0415
     from kubeapi.credentials import Credentials  # noqa: PLC0415
@@ -96,10 +85,6 @@ async def list_claims(client: "KubeClient", nodes: Iterable[Node]) -> list[Claim
 
 async def list_all(client: "KubeClient", path: str, kind: type[T], what: str, **params: str) -> list[T]:
     """List all objects of a kind.
-
-    Args:
-        kind: What to read of each.
-        what: The kind's name, for messages.
 
     Raises:
         InputError: the server answers with something else.

@@ -26,7 +26,6 @@ class Line:
 
 
 def align_columns(lines: Iterable[Line], *, colour: bool) -> Iterator[str]:
-    """Pad the cells of all lines to the widths of their columns."""
     kept = list(lines)
     widths: list[int] = []
     for line in kept:

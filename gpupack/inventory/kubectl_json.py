@@ -57,8 +57,6 @@ def read_items(
 
     Args:
         kinds: The type of each kind that may be in it; None: items of that kind are left out.
-        allowed: End of every message.
-        single: An object in place of a list is allowed.
 
     Raises:
         InputError: not JSON, an item of another kind, or nothing but items that are left out. The message
@@ -101,7 +99,7 @@ def _read(text: str | bytes, kinds: Mapping[str, type[Any] | None], *, single: b
 
 
 def _split(text: str | bytes, *, single: bool) -> tuple[list[msgspec.Raw], str]:
-    """Part a list into its items, with the form of their places in it."""
+    """Split a list into its items, with the form of their places in it."""
     try:
         document = msgspec.json.decode(text, type=_Input)
     except msgspec.ValidationError:
@@ -125,7 +123,6 @@ def _make_other_kind_error(item: _Item) -> _OtherContentError:
 
 
 def _check_json(text: str | bytes, allowed: str) -> None:
-    """Raise InputError if the text is not JSON."""
     try:
         msgspec.json.decode(text)
     except msgspec.ValidationError:  # a number that is too large for any type

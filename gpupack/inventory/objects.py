@@ -20,10 +20,9 @@ CLAIMS_NOT_READ: Final = (
 
 @dataclass(frozen=True, slots=True)
 class NodesAndPods:
-    """NodesAndPods is the objects that were read.
+    """The objects that were read.
 
     Attributes:
-        nodes: in no order.
         pods: None when they were not asked for.
         claims: ResourceClaims; None when they were not read though nodes have pods with claims.
     """
@@ -60,7 +59,6 @@ def load_nodes(text: str | bytes, *, pods: bool = False) -> NodesAndPods:
 
 
 def serves_claims(node: Node) -> bool:
-    """Tell whether pods get their cards by claims on a node."""
     return node.metadata.get_annotation(NODE_SERVES) == SERVES_CLAIMS
 
 

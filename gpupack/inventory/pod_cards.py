@@ -30,7 +30,7 @@ _RULES: Final = ChargeRules()
 
 @dataclass(frozen=True, slots=True)
 class PodsByNode:
-    """Pods by the name of their node, and claims."""
+    """Pods and claims by the name of their node."""
 
     by_node: Mapping[str, Sequence[Pod]]
     claims: Mapping[str, Sequence[ClaimObject]] = field(default_factory=dict)
@@ -66,13 +66,7 @@ def join_pods(
     """Put the pods of a node on its cards, and charge those that its words do not hold yet.
 
     What the node holds comes first, for it is exact. `allocator.podcards` says where another pod is, and
-    `ChargeRules` what it is charged, as in the extender.
-
-    Args:
-        cards: cards of the node, in the order of the words.
-
-    Returns:
-        The cards with their pods, and the pods on no card that is known.
+    `ChargeRules` what it is charged, as in the extender. Pods on no known card are returned separately.
     """
     held = dict(holds.units) if holds is not None else {}
     node = NodeRecord(

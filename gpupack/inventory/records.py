@@ -17,10 +17,8 @@ class PodRow:
     """A pod's part of one card, or of no card that is known.
 
     Attributes:
-        namespace: namespace of the pod; empty when only its UID is known.
-        name: name of the pod; empty when only its UID is known.
+        namespace, name: empty when only its UID is known.
         units: on the card; of the whole pod where the card is not known.
-        share: how it stands to the card.
         used_mib: MiB that it uses there as of lately, None if nobody tells.
         held: what holds it to its share: `driver`, `mps`, `accounted`; empty if nobody tells.
         compute: percent of the card's compute that it asks for there; 0 if it takes what is left.
@@ -40,17 +38,12 @@ class PodRow:
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """CardRow is a card.
+    """A card.
 
     Attributes:
         index: the driver's number, or the position in the words where the node publishes no inventory.
-        uuid: None if the node publishes no inventory.
-        model: None if the node publishes no inventory.
-        size_units: whole size.
         used_units: as the words say; the whole size while the card is out of use, so that no pod comes.
         healthy: as the inventory says; the daemon calls every card unhealthy when it stops.
-        cordoned: by `gpupack.io/cordon`.
-        cordon_reason: reason given with the cordon; empty for none.
         held: what holds its containers to their shares, as `PodRow.held`.
         memory_mode: as in the inventory: `numa`, or empty.
         detached: the daemon has let the card's driver go.
@@ -60,7 +53,6 @@ class CardRow:
         compute_limit: percent of its compute that it gives away; 0 if its node does not publish it.
         compute_used: percent that are given away, as the words say: all while the card is out of use.
         assumed_compute: percent of pods that the words do not hold yet, as `assumed_units`.
-        pods: on this card; empty unless they were asked for.
         telemetry: what it does, as its node's daemon says; None if that is not known or not asked for.
     """
 
@@ -111,15 +103,12 @@ class CardRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """NodeRow is a node that publishes words, is meant to, or was asked for by name.
+    """A node that publishes words, is meant to, or was asked for by name.
 
     Attributes:
-        node: its name.
-        cards: in the order of the words; empty when the words do not decode.
         unit_mib: MiB of one unit, None when the words do not decode.
         error: what is wrong with the words or the annotations, None when nothing is.
         ready: whether the condition Ready is True, None if the node has none.
-        unschedulable: cordoned with `kubectl cordon`.
         resource: name of the extended resource, None when the words do not decode.
         offered_units: amount of that resource in allocatable: what the kubelet's device plugin offers. 0
             without a daemon, and when no card is healthy.

@@ -25,7 +25,7 @@ _TELEMETRY_TITLES: Final = ("UTIL", "BW", "TEMP", "POWER", "CLOCK", "SLOWED BY")
 
 _REASONS_NAMED: Final = 2
 _REASON_WIDTH: Final = 32
-"""Characters of a reason; NVML's longest has fewer."""
+"""Longest reason in a table; NVML's longest is shorter."""
 
 _MARKS: Final = {"unhealthy": "!", "cordoned": "*"}
 _NOBODY: Final = PodRow("", "", "", 0, "unknown")
@@ -35,13 +35,12 @@ _FIRST_REVISION_MS: Final = 1_500_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """RenderOptions is which columns and lines of the rows are shown.
+    """Which columns and lines of the rows are shown.
 
     Attributes:
         output: `table` one line per node with a bar for each card, `wide` one line per card, or `json`.
         pods: one line for each pod on each card instead; in JSON under each card.
         colour: put ANSI colours in, for terminals; without effect on JSON.
-        now_ms: milliseconds since the epoch.
     """
 
     output: Output
@@ -51,11 +50,7 @@ class RenderOptions:
 
 
 def render(rows: Sequence[NodeRow], output: Output, *, pods: bool = False, colour: bool = False) -> str:
-    """Write the rows; see `RenderOptions`.
-
-    Returns:
-        Text without a final line break.
-    """
+    """Write the rows; see `RenderOptions`."""
     body, footer = format_lines(rows, RenderOptions(output, pods, colour))
     return "\n".join([*body, *footer])
 
@@ -161,7 +156,7 @@ def _node_cells(row: NodeRow) -> list[Cell]:
 
 
 def _shows_compute(rows: Sequence[NodeRow]) -> tuple[str, ...]:
-    """The title of the column of compute, where any pod asks for some."""
+    """Give the title of the column of compute, where any pod asks for some."""
     asked = any(
         card.compute_in_use or any(pod.compute for pod in card.pods) for row in rows for card in row.cards
     )
@@ -300,15 +295,7 @@ def _unit(unit_mib: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums for one resource, that is for one unit.
-
-    Attributes:
-        resource: its name.
-        in_use_units: on the cards that count.
-        size_units: units of these cards.
-        whole_cards_free: cards that a pod could have alone.
-        largest_request: most units that a pod can get on one card.
-    """
+    """Sums over the cards that count, for one resource, that is for one unit."""
 
     resource: str
     in_use_units: int

@@ -44,7 +44,6 @@ def build_rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
 
     Args:
         nodes: what `load_nodes` or `fetch` returned, or decoded JSON: a list with `items`, or a node.
-        names: names of the nodes to show; empty for all.
 
     Raises:
         InputError: the value does not hold nodes, or not one of the names. Bad words or annotations of a
@@ -66,7 +65,6 @@ def build_rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
 
 
 def _build_row(node: Node, pods_by_node: PodsByNode | None, *, named: bool) -> NodeRow | None:
-    """Decode one node, None when it has nothing to show."""
     bare = NodeRow(
         make_printable(node.metadata.name),
         (),

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 5.0
 AT_A_TIME: Final = 32
-"""Daemons that are asked at the same time."""
 MAX_BYTES: Final = 4 * 2**20
 """Bytes of an answer that are read, by far more than a node's cards need."""
 MOST: Final = 1e6
-"""The largest value of a card that is believed, whatever its unit; those below 0 are not believed either."""
+"""Largest value of a card that is believed, whatever its unit; those below 0 are not believed either."""
 
 
 class _DaemonCard(msgspec.Struct):
@@ -41,10 +40,9 @@ class _DaemonAnswer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TelemetryByNode:
-    """TelemetryByNode is what the cards of some nodes do.
+    """What the cards of some nodes do.
 
     Attributes:
-        cards: by node, then by the UUID of a card or MIG instance.
         problem: why some of it is not known, one sentence; empty for nothing.
     """
 
@@ -59,9 +57,6 @@ async def find_daemons(
 
     A user who may create a pod may give it any label and owner. So only pods of a DaemonSet in the namespace
     of the installation are taken. Where a node has several it is the oldest that is not terminating.
-
-    Args:
-        node: only of this node; empty for all.
 
     Raises:
         InputError: the server answers with something else.
@@ -163,7 +158,6 @@ def _describe_problems(problems: Sequence[tuple[str, str]]) -> str:
 
 
 def add_telemetry(rows: Sequence[NodeRow], telemetry: TelemetryByNode) -> list[NodeRow]:
-    """Add telemetry to each card; cards without any stay unchanged."""
     return [_add_to_node(row, telemetry.cards.get(row.node, {})) for row in rows]
 
 

@@ -26,13 +26,13 @@ from kubeapi.paths import NODES_PATH, PODS_PATH
 T = TypeVar("T", bound=Node | Pod | ClaimObject)
 
 GAP_S: Final = 0.2
-"""Changes seldom come alone, and nobody reads faster."""
+"""Changes within so long are shown together; nobody reads faster."""
 
 LOOK_S: Final = 1.0
-"""While what is shown may be old: a connection that is back need not bring news."""
+"""How often the screen is refreshed while it may be out of date: a new connection need not bring news."""
 
 TELEMETRY_S: Final = 5.0
-"""Node daemons measure as often."""
+"""Time between two requests for telemetry; node daemons measure as often."""
 
 _HOME: Final = "\x1b[H\x1b[2J\x1b[?7l"
 """Clear the screen, and cut long lines at its edge instead of wrapping them."""
@@ -40,11 +40,7 @@ _WRAP: Final = "\x1b[?7h"
 
 
 class WatchedObjects(WatchedKind[T]):
-    """Keeps all objects of one kind.
-
-    Attributes:
-        objects: by namespace and name; None before the first list.
-    """
+    """Keeps all objects of one kind, by namespace and name; None before the first list."""
 
     def __init__(self, client: KubeClient, path: str, kind: type[T], changed: Callable[[], None]) -> None:
         super().__init__(client, path, kind, self._keep_all, self._keep, self._forget, changed)
@@ -81,11 +77,7 @@ async def watch(
     On a terminal each state takes the place of the one before; else they follow each other.
 
     Args:
-        kubeconfig: path of a kubeconfig; None for the usual places.
-        names: names of the nodes to show; empty for all.
-        context: context of the kubeconfig; None for its current one.
         telemetry: also what cards do, asked again every `TELEMETRY_S` seconds.
-        gap_s: least seconds between two states.
 
     Raises:
         InputError: a name that no node has.
@@ -140,8 +132,6 @@ class _Screen:
     Attributes:
         old: the last output may be out of date, and says so.
         wants_claims: a node serves ResourceClaims, and they are not watched yet.
-        nodes_with_cards: names of the nodes that were drawn last and have cards.
-        telemetry: what cards do.
     """
 
     def __init__(
@@ -236,14 +226,7 @@ def _cut(body: list[str], footer: list[str]) -> list[str]:
 
 @contextmanager
 def _closed(tell: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Notice when standard output has no reader any more; a pipe reports that before the next write.
-
-    Args:
-        tell: called then.
-
-    Yields:
-        Whether it is so.
-    """
+    """Call `tell` when standard output has no reader any more; a pipe reports that before the next write."""
     loop, gone = asyncio.get_running_loop(), asyncio.Event()
 
     def closed() -> None:

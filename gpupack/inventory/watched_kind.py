@@ -11,17 +11,7 @@ T = TypeVar("T")
 
 
 class WatchedKind(Sink[T]):
-    """Gives objects of one kind to those who keep them.
-
-    Args:
-        replace: takes a complete list.
-        put: takes one that is new or has changed.
-        changed: called after every change, also of what cannot be read.
-        watch_s: see `Reflector`.
-
-    Attributes:
-        listed: there has been a complete list.
-    """
+    """Gives objects of one kind to those who keep them."""
 
     def __init__(
         self,
@@ -44,7 +34,6 @@ class WatchedKind(Sink[T]):
         self.listed = False
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         await self._reflector.run()
 
     @property

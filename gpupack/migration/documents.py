@@ -54,13 +54,7 @@ _PLACES: Final = 3
 
 @dataclass
 class Migrated:
-    """The manifests for gpupack.
-
-    Attributes:
-        text: YAML.
-        notes: what a person has to know, each with the object that it is about.
-        complete: whether everything could be translated.
-    """
+    """The manifests for gpupack, what a person has to know, and whether everything could be translated."""
 
     text: str = ""
     notes: list[str] = field(default_factory=list)
@@ -194,10 +188,9 @@ def _warn_of_owner(name: str, metadata: dict[str, Any], done: Migrated) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _FoundPod:
-    """_FoundPod is a pod or a pod template in a document.
+    """A pod or a pod template in a document.
 
     Attributes:
-        path: where it stands, such as `spec.template`.
         spec: what has its containers.
         holder: the mapping whose `metadata` are the pod's; None: there is no place for them.
         is_metadata: whether the holder itself has the annotations.
@@ -262,7 +255,7 @@ def _is_container(value: Any) -> bool:
 
 
 def _concerns_cards(shared: Any) -> bool:
-    """Tell whether what stands in several places is something that this command changes."""
+    """Return True if something that stands in several places is changed by this command."""
     return any(_find_named(shared, "", [])) or any(key in _CHANGED for key in _list_keys(shared))
 
 

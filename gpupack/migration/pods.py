@@ -94,16 +94,7 @@ def rewrite_pod(
     *,
     takes_scheduler: bool = True,
 ) -> bool:
-    """Rewrite a pod for gpupack; one with something untranslatable stays as it was.
-
-    Args:
-        metadata: metadata of the pod or of its template; None where the document has no place for them.
-        say: takes what a person has to know, a sentence each.
-        takes_scheduler: whether a `schedulerName` may be added.
-
-    Returns:
-        False if something could not be translated.
-    """
+    """Rewrite a pod for gpupack; return False, and change nothing, if something cannot be translated."""
     for field in _FIELDS:
         if not isinstance(spec.get(field) or [], list):
             say(f"left as it is: spec.{field} is {shown(str(spec[field]))}; allowed: a list")

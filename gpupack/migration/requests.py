@@ -64,13 +64,11 @@ _COMPUTE: Final = frozenset({HAMI_CORES, *(name for name, like in _LIKE_HAMI.ite
 
 @dataclass(frozen=True, slots=True)
 class MigrationOptions:
-    """MigrationOptions is how to read what manifests leave open.
+    """How to read what manifests leave open.
 
     Attributes:
-        unit_mib: MiB of one of gpupack's units.
         gpushare_unit_mib: MiB of one `aliyun.com/gpu-mem`: 1024, or 1 where its plugin counts MiB.
         gpu_gib: GiB for each `nvidia.com/gpu` or `nvidia.com/gpu.shared` that says no memory; None: none.
-        scheduler_name: for pods that ask.
     """
 
     unit_mib: int
@@ -81,14 +79,12 @@ class MigrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class CardRequest:
-    """CardRequest is what a container wants in gpupack's terms: memory or percent, all its cards together.
+    """What a container wants in gpupack's terms: memory or percent, all its cards together.
 
     Attributes:
-        cards: how many cards it is split over.
         units: units of GPU memory; 0 if `percent` says it.
         percent: percent of a card, 100 for each whole one; 0 if `units` says it.
         compute: percent of the compute of each card; 0 if it takes what is left.
-        notes: what changes by it.
     """
 
     cards: int
@@ -104,7 +100,7 @@ class CardRequest:
 
 
 class UntranslatableError(ValueError):
-    """UntranslatableError is raised where gpupack cannot do the same; the message says what to write."""
+    """Raised where gpupack cannot do the same; the message says what to write."""
 
 
 def is_peer_resource(resource: str) -> bool:
@@ -127,10 +123,7 @@ def read_amounts(container: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate_amounts(amounts: Mapping[str, Any], options: MigrationOptions) -> CardRequest | None:
-    """Translate the amounts of one container, as `read_amounts` read them.
-
-    Returns:
-        None if it asks for no card.
+    """Translate the amounts of one container, as `read_amounts` read them; None if it asks for no card.
 
     Raises:
         UntranslatableError: nothing in gpupack does the same.

@@ -25,7 +25,7 @@ from ruamel.yaml.tokens import CommentToken
 from gpupack.errors import InputError
 
 MAX_VALUES: Final = 200_000
-"""A text that holds more, aliases written out, is refused: it would fill the memory."""
+"""Most values of a text, aliases written out; more would fill the memory."""
 
 _MARKER: Final = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 _TAIL: Final = re.compile(r"^#[^\n]*(?:\n(?:#[^\n]*)?)*\Z", re.MULTILINE)
@@ -46,7 +46,6 @@ class Scalar(ScalarString):
 
     @classmethod
     def of(cls, text: str, tag: str, anchor: str | None = None) -> Self:
-        """Keep a scalar that was read."""
         scalar: Self = cls.__new__(cls, text, anchor=anchor)
         scalar.tag = tag
         return scalar
@@ -62,7 +61,6 @@ class YamlDocument:
 
     Attributes:
         before: The text in front of it: its line `---`, directives, and comments where it has nothing else.
-        content: What it holds; None: nothing.
         offset: Number of the lines in front of it.
         after: Comments at its end.
     """
@@ -74,11 +72,7 @@ class YamlDocument:
     after: str = ""
 
     def dump(self, before: str) -> str:
-        """Write it again.
-
-        Args:
-            before: What `format_content` gave of it before anything was changed.
-        """
+        """Write it again, unchanged where its content is still `before`, the result of `format_content`."""
         now = self.format_content()
         return self.before + (self.text if now == before and not _is_json(self.text) else now) + self.after
 
@@ -93,9 +87,6 @@ class YamlDocument:
 
 def load(text: str, name: str) -> list[YamlDocument]:
     """Read every document.
-
-    Args:
-        text: YAML documents, at least one, or JSON.
 
     Raises:
         InputError: not YAML, or more than MAX_VALUES values.
@@ -184,7 +175,7 @@ def list_shared(content: Any) -> Iterator[Any]:
 
 
 def _split(text: str) -> Iterator[YamlDocument]:
-    """Part a text at its lines `---`; a line that begins so is no part of any value."""
+    """Split a text at its lines `---`; a line that begins so is no part of any value."""
     starts = [found.start() for found in _MARKER.finditer(text)]
     ends = [*starts, len(text)]
     if not starts or text[: starts[0]].strip():

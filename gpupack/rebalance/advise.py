@@ -75,15 +75,11 @@ def plan_start(
     movable_pods: MovablePods,
     limits: SearchLimits,
 ) -> "tuple[MovePlan, Cluster] | None":
-    """Search for moves after which a number of pods can start.
+    """Search for moves after which a number of pods can start; return them with the cluster after them.
 
     Args:
         request: What such a pod asks for, of one demand.
         before: Such pods that fit now, by node.
-        movable_pods: Pods that may move; those that turn out not to be are noted there.
-
-    Returns:
-        The moves and the cluster after them, as filter sees it; None: none was found.
     """
 
     def make_plan() -> MovePlan:
@@ -205,16 +201,7 @@ def _find_checked(
     movable_pods: MovablePods,
     measure: Callable[[Cluster], int],
 ) -> tuple[MovePlan, Cluster] | None:
-    """Make plans until filter, kube-scheduler's rules and the queue admit one.
-
-    Args:
-        make_plan: Plans moves of pods that may move.
-        movable_pods: Pods that may move; those that turn out not to be are noted there.
-        measure: How much of what is wanted a cluster has.
-
-    Returns:
-        The plan and the cluster after its moves, as filter sees it; None: none was found.
-    """
+    """Make plans until filter, kube-scheduler and the queue admit one; return it and the cluster after it."""
     number = 0
     while number < _TRIES:
         queues = len(movable_pods.refused_queues)
@@ -246,17 +233,7 @@ def _ask_queue(
     movable_pods: MovablePods,
     measure: Callable[[Cluster], int],
 ) -> Cluster | None:
-    """Ask the queue whether it admits the successors, and place them where it would start them.
-
-    Args:
-        plan: Moves that filter admits; those of pods of a queue get the places that the queue chooses.
-        then: The cluster after them.
-        movable_pods: See `_find_checked`.
-        measure: See `_find_checked`.
-
-    Returns:
-        The cluster after the moves; None: look for others.
-    """
+    """Ask the queue whether it admits the successors, and place them where it would start them."""
     if isinstance(cluster.queue, str) or not plan.moves:
         return then
     # Few clusters have a queue, and its code takes a tenth of a second to load.
@@ -327,11 +304,7 @@ def _name_cards(place: NodeCards) -> str:
 
 
 def _find_cards(cluster: Cluster, what: str) -> frozenset[Card]:
-    """Find a node's cards by its name, or one card by NODE/NUMBER or its UUID.
-
-    Raises:
-        InputError: there is no such node or card.
-    """
+    """Find a node's cards by its name, or one card by NODE/NUMBER or its UUID."""
     node, slash, number = what.partition("/")
     for name, node_record in cluster.state.node_records.items():
         if name == what and node_record.sizes:
@@ -351,7 +324,7 @@ def _find_cards(cluster: Cluster, what: str) -> frozenset[Card]:
 def _list_pods_on_cards(
     cluster: Cluster, usage: PodCardUsage, movable_pods: MovablePods, cards: frozenset[Card]
 ) -> tuple[list[MovablePod], list[tuple[str, str]]]:
-    """The pods on cards that may move, and of the others the name and why they stay."""
+    """List the pods on cards that may move, and of the others the names and why they stay."""
     moving: list[MovablePod] = []
     staying: list[tuple[str, str]] = []
     for node in sorted({name for name, _ in cards}):
@@ -382,7 +355,7 @@ def _list_pods_on_cards(
 
 
 def _count_unowned_units(cluster: Cluster, usage: PodCardUsage, cards: frozenset[Card]) -> int:
-    """Units in use on cards that no known pod has."""
+    """Count the units in use on cards that no known pod has."""
     nodes = cluster.state.nodes
     total = 0
     for node, card in cards:

@@ -29,22 +29,15 @@ if TYPE_CHECKING:
 
 CORDON_REASON: Final = "gpupack advise --apply empties it"
 POLL_S: Final = 1.0
-"""Seconds between two looks at the pods of a namespace."""
+"""Time between two checks of the pods of a namespace."""
 BUDGET_PAUSE_S: Final = 5.0
-"""Seconds until an eviction that a PodDisruptionBudget refused is tried again."""
+"""Pause before an eviction that a PodDisruptionBudget refused is tried again."""
 
 State = Literal["done", "stopped", "dry-run"]
 
 
 class AppliedMove(JsonAnswer, frozen=True):
-    """A move that was made.
-
-    Attributes:
-        namespace: Namespace of the pod.
-        pod: That was evicted.
-        new_pod: Its successor; empty: none was made (a dry run).
-        node: Where the successor runs; empty likewise.
-    """
+    """A move that was made: the pod, its successor and the node of that, both empty in a dry run."""
 
     namespace: str
     pod: str
@@ -53,12 +46,10 @@ class AppliedMove(JsonAnswer, frozen=True):
 
 
 class AppliedAdvice(JsonAnswer, frozen=True):
-    """AppliedAdvice is the result of each move.
+    """The result of each move.
 
     Attributes:
         state: `done`: every move; `stopped`: some or none; `dry-run`: each could have been made.
-        made: The moves that were made, or tried out.
-        left: Moves that were not made.
         text: In a sentence; why it stopped.
         cordoned: Cards that stay cordoned, as NODE/NUMBER: those that were to be emptied for good. Of moves
             that stopped, cards whose cordon, or its end, the API server refused or did not answer.
@@ -77,7 +68,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApplyOptions:
-    """ApplyOptions is how moves are made.
+    """How moves are made.
 
     Attributes:
         dry_run: Change nothing; the API server is asked whether each eviction were allowed.
@@ -92,16 +83,7 @@ class ApplyOptions:
 
 @dataclass
 class MoveApplier:
-    """Makes the moves of an advice.
-
-    Args:
-        read: Reads nodes, pods and budgets as they are now.
-        cordon: Cordons cards of a node, or gives them back.
-        limits: Pods of a higher priority stay.
-        options: How moves are made.
-        report: Takes a line for each step.
-        clock: Seconds that only grow.
-    """
+    """Makes the moves of an advice."""
 
     api: "EvictionApi"
     read: Callable[[], Awaitable[Cluster]]
@@ -118,11 +100,7 @@ class MoveApplier:
     """Cards that may be cordoned: the API server did not answer."""
 
     async def apply(self, cluster: Cluster, advice: Advice) -> AppliedAdvice:
-        """Make the moves, in their order.
-
-        Args:
-            cluster: That the advice was made for.
-        """
+        """Make the moves, in their order."""
         uids = [_uid_of(cluster, move) for move in advice.moves]
         made: list[AppliedMove] = []
         problems: list[str] = []
@@ -181,7 +159,7 @@ class MoveApplier:
                 self._ours[node, outcome.index] = outcome.uuid
 
     async def _give_back(self) -> list[str]:
-        """Uncordon the cards that this process has cordoned; returns why some stay so."""
+        """Uncordon the cards that this process has cordoned; return why some stay so."""
         problems = []
         for node in sorted({node for node, _ in self._ours}):
             cards = {place: uuid for place, uuid in self._ours.items() if place[0] == node}

@@ -19,7 +19,6 @@ _MOST_TOGETHER: Final = 4
 """Pods that leave one node at most, where pods that ask for several cards are to start."""
 
 _GROUPS: Final = 12
-"""Groups of pods of a card that are tried."""
 
 _SETS: Final = 300
 
@@ -43,11 +42,7 @@ def _cost(candidate: Candidate) -> tuple[int, int, int, str]:
 
 
 class CandidateFinder:
-    """The sites of a cluster, as pods move.
-
-    Args:
-        movable_pods: Pods that may move.
-    """
+    """The sites of a cluster, as pods move."""
 
     def __init__(self, goal: StartGoal, movable_pods: MovablePods) -> None:
         self._goal = goal
@@ -163,7 +158,7 @@ class CandidateFinder:
         return max(1, ceil(sum(steps[:more]) / widest - 1e-9))
 
     def _compute_steps(self, node: str, movable_pods: Sequence[MovablePod], most: int) -> list[float]:
-        """Moves for each further pod on a node's cards, averaged so that they only grow."""
+        """Compute the moves for each further pod on a node's cards, averaged so that they only grow."""
         steps: list[float] = []
         free, fits = self._goal.get_free_units(node), self._goal.count_fits(node)
         for card, units in enumerate(self._goal.get_units_per_card(node)):
@@ -191,7 +186,7 @@ def _fewest(units: Sequence[int], short: int) -> int | None:
 
 
 def _convex(costs: Sequence[int]) -> list[float]:
-    """Slopes of the largest convex function below points (1, costs[0]), (2, costs[1]), ... from (0, 0)."""
+    """Compute slopes of the largest convex function below points (1, costs[0]), ... from (0, 0)."""
     slopes: list[float] = []
     at, cost = 0, 0
     while at < len(costs):
@@ -202,7 +197,7 @@ def _convex(costs: Sequence[int]) -> list[float]:
 
 
 def find_fullest_rows(cluster: Cluster, query: SchedulingRequest) -> list[int]:
-    """Rows that have the cards for a pod's largest demand, those that it fills best first."""
+    """List the rows that have the cards for a pod's largest demand, those that it fills best first."""
     nodes = cluster.state.nodes
     rows = cluster.rows[nodes.usable[cluster.rows]]
     if not len(rows):

@@ -9,7 +9,7 @@ from allocator.place import Placement, placed
 from allocator.request import Demand, PodRequest
 
 CardKind = Callable[[Card], Hashable]
-"""What tells cards apart besides what is free, their size and their model."""
+"""What tells cards apart besides free units, size and model."""
 
 
 def list_card_choices(
@@ -58,7 +58,7 @@ def _iterate_choices(
 
 
 def _picks(groups: Sequence[Sequence[int]], count: int) -> Iterator[tuple[int, ...]]:
-    """So many positions, the first of each group before its others."""
+    """Pick so many positions, the first of each group before its others."""
     if not count:
         yield ()
         return

@@ -17,7 +17,7 @@ _REMEMBERED: Final = 1 << 16
 
 
 class Goal(Protocol):
-    """Goal is the state that moves of pods are to reach."""
+    """The state that moves of pods are to reach."""
 
     def is_reached(self, final: bool) -> bool:
         """Whether it is, or while pods are still without a place: whether it could be."""
@@ -36,7 +36,6 @@ class StartGoal:
         before: Pods that fit now, by node.
 
     Attributes:
-        wanted: How many are to start.
         nodes: Names of the nodes that can take any.
     """
 
@@ -70,7 +69,7 @@ class StartGoal:
         self._units: dict[str, list[int]] = {}
 
     def count_total(self, *, final: bool = True) -> int:
-        """Pods that fit now; with `final` false at least as many as could in the end."""
+        """Count the pods that fit now; with `final` false at least as many as could in the end."""
         gains, total = self._gains[final], self._total
         for node, stamp in self._plan_state.stamps.items():
             if node in self._open:
@@ -85,7 +84,7 @@ class StartGoal:
         return self.count_total(final=final) >= self.wanted
 
     def compute_loss(self, destination: Destination) -> tuple[int, int]:
-        """Pods fewer that fit once the place is taken, and what it leaves on its cards."""
+        """Compute how many pods fewer fit once the place is taken, and what it leaves on its cards."""
         free = self._plan_state.get_free_units(destination.node)
         left = list(free)
         for card, units in destination.placement.charge.items():
@@ -152,11 +151,9 @@ class StartGoal:
 
     @property
     def changed_nodes(self) -> Collection[str]:
-        """Names of nodes that pods went from or to."""
         return self._plan_state.changed_nodes
 
     def get_stamp(self, node: str) -> int:
-        """Tell how often something changed on a node."""
         return self._plan_state.get_stamp(node)
 
     def get_free_units(self, node: str) -> tuple[int, ...]:
@@ -171,7 +168,7 @@ class StartGoal:
         return self._count_fits(node, free)
 
     def get_units_per_card(self, node: str) -> list[int]:
-        """Units that the demand takes of each card of a node; 0 if the card is not for it."""
+        """List the units that the demand takes of each card of a node; 0 if the card is not for it."""
         arrays = self._cluster.state.nodes
         row = self._get_row(node)
         count = int(arrays.cards[row])
@@ -194,11 +191,11 @@ class EmptyGoal:
         self.cards = cards
 
     def is_reached(self, final: bool) -> bool:  # noqa: ARG002 - the search moves every pod, or finds nothing
-        """The pods of these cards are what is moved, and no place is on one of them."""
+        """Return True: the pods of these cards are what is moved, and no place is on one of them."""
         return True
 
     def compute_loss(self, destination: Destination) -> tuple[int, int]:
-        """Tight places first: whole cards stay whole."""
+        """Prefer tight places: whole cards stay whole."""
         free = self._plan_state.get_free_units(destination.node)
         nodes = self._plan_state.cluster.state.nodes
         sizes = nodes.size[nodes.rows[destination.node]]

@@ -37,10 +37,8 @@ class MovablePod:
 
     Attributes:
         pod: As the API server has it, but for the nodes that its queue named: its successor is bound to none.
-        record: As the state has it.
         units: On its cards, by position.
         compute: Percent of their compute that its end frees, by position.
-        owner: Its controller.
     """
 
     pod: Pod
@@ -69,11 +67,7 @@ class MovablePod:
 
 
 class MovablePods:
-    """The pods of a cluster, and whether they may be moved.
-
-    Args:
-        max_priority: Pods of a higher one stay.
-    """
+    """The pods of a cluster, and whether they may be moved."""
 
     def __init__(self, cluster: Cluster, usage: PodCardUsage, max_priority: int = CRITICAL - 1) -> None:
         self._cluster = cluster
@@ -85,7 +79,7 @@ class MovablePods:
         """Why the pods of queues are not movable, by queue."""
 
     def list_on_node(self, node: str) -> list[MovablePod]:
-        """The pods of a node that may be moved, by namespace and name."""
+        """List the pods of a node that may be moved, by namespace and name."""
         return [movable for record in self._held.list_pods(node) for movable in self._list_movable(record)]
 
     def find(self, uid: str) -> MovablePod | None:

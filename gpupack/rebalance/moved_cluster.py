@@ -16,11 +16,7 @@ from kubeapi.objects import Node, Pod
 
 
 def apply_moves(cluster: Cluster, moves: Sequence[tuple[MovablePod, Destination]]) -> Cluster:
-    """Make the cluster after moves: words without the pods, and the pods bound elsewhere as bind would.
-
-    Args:
-        moves: Pods and where each goes.
-    """
+    """Make the cluster after moves: words without the pods, and the pods bound elsewhere as bind would."""
     nodes, pods = dict(cluster.nodes), dict(cluster.pods)
     for movable, destination in moves:
         nodes[movable.node] = remove_from_words(nodes[movable.node], movable)
@@ -62,7 +58,7 @@ def _subtract(used: Sequence[int], freed: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def bind_pod(cluster: Cluster, pod: Pod, destination: Destination) -> Pod:
-    """A pod that bind has just put somewhere."""
+    """Make a pod as bind has just put it somewhere."""
     nodes = cluster.state.nodes
     uuids = nodes.uuids[nodes.rows[destination.node]]
     assigned = {
@@ -86,7 +82,7 @@ def bind_pod(cluster: Cluster, pod: Pod, destination: Destination) -> Pod:
 def find_refused_moves(
     before: Cluster, then: Cluster, moves: Sequence[tuple[MovablePod, Destination]]
 ) -> list[str]:
-    """UIDs of the moved pods that the rules of kube-scheduler, or filter, refuse where they are then."""
+    """List the UIDs of moved pods that the rules of kube-scheduler, or filter, refuse where they are then."""
     refused = []
     for movable, destination in moves:
         what_if = movable.make_what_if(then)

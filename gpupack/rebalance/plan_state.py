@@ -30,26 +30,25 @@ Card = tuple[str, int]
 """A node and the position of a card."""
 
 MOST_CHOICES: Final = 400
-"""Choices of cards that are tried for a pod on a node; more are pods on many cards that all differ."""
+"""Choices of cards that are tried for a pod on a node; only pods on many different cards have more."""
 
 NOTHING: Final[frozenset[Card]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Destination is a node, and the cards there that a pod gets."""
+    """A node, and the cards there that a pod gets."""
 
     node: str
     placement: Placement
 
 
 class _MovedPod:
-    """_MovedPod is what a plan keeps of a pod that moves.
+    """What a plan keeps of a pod that moves.
 
     Attributes:
         offered: Whether scheduler and filter offer it a node, by name.
         stands_alone: No other pod keeps it off a node, by its port or by what it wants near or far.
-        kind: See `PlanState.kind`.
     """
 
     def __init__(self, cluster: Cluster, movable: MovablePod) -> None:
@@ -70,7 +69,7 @@ class _MovedPod:
 
 
 class PlanState:
-    """PlanState is the free amounts, changed by pods that go and come.
+    """The free amounts, changed by pods that go and come.
 
     Args:
         closed_cards: Cards that no pod may be moved to.
@@ -95,7 +94,6 @@ class PlanState:
 
     @property
     def changed_nodes(self) -> Collection[str]:
-        """Names of nodes that pods went from or to."""
         return self.stamps.keys()
 
     # What is free.
@@ -105,7 +103,6 @@ class PlanState:
         return self.stamps.get(node, 0)
 
     def get_free_units(self, node: str) -> tuple[int, ...]:
-        """Free units of a node's cards, by position."""
         stamp = self.stamps.get(node, 0)
         known = self._free.get(node)
         if known is None or known[0] != stamp:
@@ -121,7 +118,7 @@ class PlanState:
         return tuple(nodes.free[row, : nodes.cards[row]].tolist())
 
     def get_free_compute(self, node: str) -> tuple[int, ...]:
-        """Percent of compute that a node's cards have free, by position."""
+        """List the percent of compute that a node's cards have free, by position."""
         if node in self._nodes:
             return tuple([card.compute_free for card in self._nodes[node].cards])
         nodes = self.cluster.state.nodes
@@ -129,7 +126,6 @@ class PlanState:
         return tuple(nodes.compute_free[row, : nodes.cards[row]].tolist())
 
     def get_sizes(self, node: str) -> list[int]:
-        """Units of a node's cards, by position."""
         nodes = self.cluster.state.nodes
         row = nodes.rows[node]
         sizes: list[int] = nodes.size[row, : nodes.cards[row]].tolist()
@@ -215,11 +211,10 @@ class PlanState:
         return pod.offered[node]
 
     def has_host_capacity(self, movable: MovablePod, node: str) -> bool:
-        """Tell whether a node has cpu, memory and the rest for a pod that has ended."""
         return self._get_moved_pod(movable).amounts.fits_in(self.get_left(node))
 
     def can_take(self, movable: MovablePod, node: str) -> bool:
-        """Tell whether a node is one for a pod that has ended, and has what it needs besides cards."""
+        """Return True if a node is one for a pod that has ended, and has what it needs besides cards."""
         return self.is_offered(movable, node) and self.has_host_capacity(movable, node)
 
     def list_destinations(self, movable: MovablePod, node: str) -> Iterator[Destination]:

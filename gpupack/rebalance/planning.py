@@ -15,22 +15,21 @@ from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
 
 STEPS: Final = 60_000
-"""Places that are tried at most: seconds."""
+"""Places that are tried at most; that takes seconds."""
 
 MOST_SETS: Final = 20_000
-"""Sets of pods of one size that are looked at: where there are more the search ends."""
+"""Sets of pods of one size that are examined: where there are more the search ends."""
 
 MOST_MOVERS: Final = 200
-"""Pods that may be moved at most, for shorter lists than the one that was built to be tried."""
+"""Movable pods up to which shorter lists than the one that was built are tried."""
 
 MOST_MOVES: Final = 200
-"""Moves of a list that is built: nobody makes more at once."""
+"""Longest list that is built: nobody makes more moves at once."""
 
 MOST_SITES: Final = 200
-"""Sites that are tried at most for one more pod."""
 
 NEAR_NODES: Final = 48
-"""Nodes that a pod is tried on, best first, in a cluster that has more."""
+"""Nodes that a pod is tried on, best first."""
 
 TOGETHER: Final = "some of these pods trade places: end them together, not one by one"
 
@@ -39,12 +38,7 @@ Moves = list[tuple[MovablePod, Destination]]
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """SearchLimits is which pods may move, and how many places a search tries.
-
-    Attributes:
-        max_priority: Pods of a higher priority stay.
-        steps: Places that are tried at most.
-    """
+    """Which pods may move, by the highest priority, and how many places a search tries."""
 
     max_priority: int = CRITICAL - 1
     steps: int = STEPS
@@ -52,7 +46,7 @@ class SearchLimits:
 
 @dataclass
 class MovePlan:
-    """MovePlan is the moves that were found.
+    """The moves that were found.
 
     Attributes:
         at_least: Lower bound of the number of moves of any list that achieves as much.
@@ -163,11 +157,7 @@ class MovePlanner:
     def _build_list(
         self, goal: StartGoal, places: CandidateFinder, now: int, wanted: int
     ) -> tuple[Moves, int]:
-        """Build a list, one site after the other: not always the shortest. Left done in the plan state.
-
-        Returns:
-            The list, and how many pods fit then: as many as wanted, or as far as it came.
-        """
+        """Build a list, site after site, not always the shortest; return it and how many pods fit then."""
         moves: Moves = []
         reached = now
         moved: set[str] = set()
@@ -200,7 +190,7 @@ class MovePlanner:
         return MovePlan(ordered, least, [] if singly else [TOGETHER])
 
     def _iterate_nodes(self, movable: MovablePod) -> Iterator[str]:
-        """Nodes to try for a pod: all of a small cluster, else the tightest that have room."""
+        """Give the nodes to try for a pod: all of a small cluster, else the tightest that have room."""
         if self._all:
             yield from self._names
             return

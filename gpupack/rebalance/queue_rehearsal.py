@@ -46,9 +46,7 @@ class QueueRefusal:
     """A move after which a pod would not run again at once.
 
     Attributes:
-        uid: UID of the pod.
         queue: Its queue if no other pod of that queue would be admitted either; else empty.
-        reason: Why, in words.
     """
 
     uid: str
@@ -61,9 +59,6 @@ class QueueRehearsal:
 
     It knows what every process of the queue finds out at its beginning, except for pauses after refusals and
     the state of Jobs. It takes Jobs for complete: a second stage that they let go would come first.
-
-    Args:
-        rules: By what the queue's leader decides.
     """
 
     def __init__(self, cluster: Cluster, rules: QueueRules) -> None:
@@ -95,8 +90,7 @@ class QueueRehearsal:
     def move_all(self, moves: Moves) -> "list[tuple[MovablePod, Destination]] | QueueRefusal":
         """Make moves, one after the other, as `gpupack advise --apply` makes them.
 
-        Returns:
-            The moves with the places that the queue gives to the pods that it has; or why one cannot be made.
+        The result has the places that the queue gives to its pods, or says why a move cannot be made.
         """
         made: list[tuple[MovablePod, Destination]] = []
         emptied = {(each.node, card) for each, _ in moves for card in each.units}
@@ -218,7 +212,7 @@ class QueueRehearsal:
         self._queue.apply_pod(pod, _NOW_S)
 
     def _admit(self) -> set[str]:
-        """Admit whom the queue admits now; their UIDs."""
+        """Admit whom the queue admits now; return their UIDs."""
         return {member.uid for each in self._queue.admit_workloads(_NOW_S) for member in each.members}
 
     def _expire(self) -> None:

@@ -14,7 +14,6 @@ class DestinationSearch:
     """Finds places for pods that have ended, so that a goal is reached.
 
     Args:
-        plan_state: Changed while searching; restored if nothing is found.
         nodes: Names of the nodes that a pod may go to, best first.
         reached: Whether the goal is reached, told whether every pod has its place. While some have none it
             must not say no where it could say yes in the end.
@@ -110,14 +109,7 @@ class DestinationSearch:
 def order_moves(
     plan_state: PlanState, planned_moves: Sequence[tuple[MovablePod, Destination]]
 ) -> tuple[list[tuple[MovablePod, Destination]], bool]:
-    """Order moves so that each can be made once those before it are done.
-
-    Args:
-        plan_state: As it is before; left as it is after.
-
-    Returns:
-        The moves, and whether that is so: pods that trade places have to be ended together.
-    """
+    """Order moves so that each can be made after those before it; return False too if pods trade places."""
     waiting, ordered, singly = list(planned_moves), [], True
     while waiting:
         for number, (movable, destination) in enumerate(waiting):

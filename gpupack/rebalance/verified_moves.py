@@ -13,15 +13,11 @@ from gpupack.whatif.what_if import PodCardUsage, WhatIf
 
 STEPS = 3_000
 MOST_NODES = 500
-"""In a larger cluster `gpupack advise` is asked: an answer to `why` is to come at once."""
+"""Largest cluster in which `why` searches; in others `gpupack advise` is asked, as `why` answers at once."""
 
 
 def find_verified_moves(what_if: WhatIf, usage: PodCardUsage) -> WayOut | None:
-    """Find a short list of moves with which a pod starts, None: there is none, or it takes long to find.
-
-    Args:
-        what_if: The pod; no node takes it.
-    """
+    """Find a short list of moves with which a pod starts, None: there is none, or it takes long to find."""
     cluster, request = what_if.cluster, what_if.query.request
     if what_if.others or len(request.demands) != 1 or _too_large(what_if):
         return None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=msgspec.Struct)
 
 MOST_PODS: Final = 200
-"""Pods of one list at most: each costs a look at all nodes."""
+"""Longest list: each pod costs a check of all nodes."""
 HIDDEN: Final = "a pod of another namespace"
 
 _NAME: Final = r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?"
@@ -34,10 +34,6 @@ def explain_own_pod(
     cluster: Cluster, namespace: str, name: str, queued: "Sequence[QueueWhy] | None"
 ) -> PodExplanation:
     """Explain the state of a pod of the namespace.
-
-    Args:
-        namespace: Whose member asks.
-        queued: What the queue says of the pod; None: nobody asked.
 
     Raises:
         InputError: the namespace has no such pod. Pods of that name elsewhere are not told.
@@ -76,16 +72,10 @@ def list_own_pods(
 
 
 def count_fit_for_member(cluster: Cluster, namespace: str, question: FitQuestion) -> FitAnswer:
-    """Say how many pods of a size fit.
-
-    Raises:
-        InputError: something is wrong with the question, or no node has cards.
-    """
     return hide_names(answer_fit(cluster, question), cluster, namespace)
 
 
 def _is_own(way: WayOut, namespace: str) -> bool:
-    """Tell whether a way out names no pod of another namespace."""
     return not way.moves and all(pod.namespace == namespace for pod in way.pods)
 
 
@@ -108,12 +98,7 @@ def list_namespaces(cluster: Cluster) -> set[str]:
 
 
 def hide_names(answer: T, cluster: Cluster, namespace: str, also: Collection[str] = ()) -> T:
-    """Replace every NAMESPACE/NAME of another namespace's pod in the texts of an answer.
-
-    Args:
-        namespace: Whose member asks.
-        also: Further namespaces that have pods, or had.
-    """
+    """Replace every NAMESPACE/NAME of another namespace's pod in the texts of an answer."""
     foreign = list_namespaces(cluster).union(also) - {namespace}
 
     def hide(match: re.Match[str]) -> str:

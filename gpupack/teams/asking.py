@@ -16,7 +16,7 @@ from kubeapi.errors import UNREADABLE, Forbidden, Invalid, KubeApiError, NotFoun
 from kubeapi.paths import make_collection_path, quote_segment
 
 TOKEN_S: Final = 600
-"""The least that the API server gives."""
+"""Lifetime of a token, the shortest that the API server gives."""
 _SIGNS_OF_PLAIN_HTTP: Final = (
     "tls: first record does not look like a TLS handshake",
     "server gave HTTP response to HTTPS client",
@@ -37,10 +37,6 @@ async def ask_as_member(
     client: KubeClient, token: str, namespace: str, question: str, query: dict[str, str | int]
 ) -> bytes:
     """Ask as a member of a namespace.
-
-    Args:
-        token: The token that `make_member_token` makes.
-        question: `why` or `fit`.
 
     Returns:
         The answer, as `-o json` writes it.
@@ -74,7 +70,6 @@ async def ask_as_member(
 
 
 def _speaks_no_tls(error: ServerError) -> bool:
-    """Tell whether the API server found plain HTTP at the port."""
     return any(sign in error.message for sign in _SIGNS_OF_PLAIN_HTTP)
 
 
@@ -100,11 +95,7 @@ async def make_member_token(client: KubeClient, namespace: str) -> str:
 
 
 def explain_missing_rights(namespace: str, error: Forbidden | NotFound) -> str:
-    """Say what an administrator has to add where a user gets no token of a member, and what helps meanwhile.
-
-    Args:
-        error: From `make_member_token`.
-    """
+    """Say what an administrator has to add where a user gets no member's token, and what helps meanwhile."""
     if isinstance(error, NotFound):
         missing = (
             f"namespace {namespace} has no ServiceAccount {MEMBER}, so gpupack answers none of its members"

@@ -32,10 +32,10 @@ Answer = Callable[[Cluster, str, Mapping[str, str], WorkBudget], msgspec.Struct]
 NAMESPACE_BURST, NAMESPACE_REFILL_S = 10, 1.0
 """Questions of one namespace at once, and seconds for one more."""
 CPU_S_OF_A_QUESTION: Final = 0.1
-"""Processor time that is a question's; who takes more of it has asked more questions."""
+"""Processor time of one question; what takes more counts as several questions."""
 MAX_CONTAINERS: Final = 16
 MAX_TEXT: Final = 2048
-"""Characters of a value."""
+"""Longest value of a query."""
 
 TOO_MANY: Final = "too many questions: ask again in some seconds"
 NOT_READY: Final = "not ready: nodes and pods are not read yet"
@@ -45,23 +45,13 @@ log = structlog.get_logger(__name__)
 
 
 class _RefusedError(Exception):
-    """An error to answer with, with its HTTP status."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
 class MemberHandlers:
-    """Answers the members of namespaces.
-
-    Args:
-        reviewer: Decides who may ask.
-        is_ready: Whether the cluster was read.
-        find_queued: What the queue says of a pod, by namespace and name; called in the thread of `questions`.
-        more: Answers to further questions, by their names.
-        now_s: Seconds since the epoch.
-    """
+    """Answers the members of namespaces."""
 
     def __init__(
         self,
@@ -150,11 +140,7 @@ class MemberHandlers:
             raise _RefusedError(503, NOT_READY)
 
     async def _check_member(self, request: web.Request) -> str:
-        """Check that a member asks, and not too often; returns the namespace.
-
-        Raises:
-            _RefusedError: what to answer.
-        """
+        """Check that a member asks, and not too often; return the namespace."""
         namespace = request.query.get("namespace", "")
         token = request.headers.get(TOKEN_HEADER, "")
         try:
@@ -170,7 +156,7 @@ class MemberHandlers:
         return namespace
 
     def _take_turn(self, namespace: str) -> bool:
-        """Tell whether the namespace's members asked seldom enough."""
+        """Return True if the namespace's members asked seldom enough."""
         bucket = self._buckets.get(namespace)
         if bucket is None:  # only of namespaces with members, so there are no more than namespaces
             bucket = TokenBucket(NAMESPACE_BURST, NAMESPACE_REFILL_S, self._clock)
@@ -184,11 +170,6 @@ def _count(cluster: Cluster, namespace: str, query: Mapping[str, str], _budget: 
 
 
 def read_fit_question(query: Mapping[str, str]) -> FitQuestion:
-    """Read what is asked about.
-
-    Raises:
-        InputError: a number is none, or too large.
-    """
     first, *more = (_number("units", text, MAX_UNITS) for text in query.get("units", "").split(","))
     if len(more) >= MAX_CONTAINERS:
         raise InputError(f"units of {len(more) + 1} containers; allowed: at most {MAX_CONTAINERS}")

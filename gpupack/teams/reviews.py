@@ -21,7 +21,7 @@ TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S1
 ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 REMEMBERED_S: Final = 10.0
-"""An answer of the API server counts so long: a right that was taken away ends by then."""
+"""How long an answer of the API server is kept: a right that was taken away ends by then."""
 MOST_REMEMBERED: Final = 1000
 NAMESPACE_BURST, NAMESPACE_REFILL_S = 20, 0.5
 """Reviews for one namespace at once, and seconds for one more: its tokens keep no other namespace out."""
@@ -58,11 +58,7 @@ class _TokenReview(msgspec.Struct):
 
 
 class MemberReviewer:
-    """Asks the API server whose token it is, and whether that user may list the pods of a namespace.
-
-    Args:
-        client: The API server; needs the right to create tokenreviews and subjectaccessreviews.
-    """
+    """Asks the API server whose token it is, and whether that user may list the pods of a namespace."""
 
     def __init__(self, client: KubeClient, clock: Callable[[], float]) -> None:
         self._client = client

@@ -31,10 +31,10 @@ EXPRESSIONS: Final = {
 
 AMBIGUOUS: Final = "(ambiguous)"
 CONFLICTS: Final = 4
-"""Labels of one pod at most that kube-state-metrics gives one name and numbers."""
+"""Labels of one pod that kube-state-metrics gives one name and numbers, at most."""
 
 STEPS: Final = 2000
-"""Points of one question: Prometheus answers 11 000 at most."""
+"""Points of one query; Prometheus answers 11 000 at most."""
 MIN_STEP_S: Final = 15
 TIMEOUT_S: Final = 120
 _MIB: Final = 1 << 20
@@ -60,12 +60,7 @@ class _Answer(msgspec.Struct):
 
 
 class Prometheus:
-    """Asks one Prometheus.
-
-    Args:
-        url: URL of Prometheus, without `/api/v1`.
-        token: bearer token, empty for none.
-    """
+    """Asks one Prometheus, at a URL without `/api/v1`."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, token: str = "") -> None:
         self._session = session
@@ -76,12 +71,6 @@ class Prometheus:
         self, since: float, until: float, step_s: float, label: str = ""
     ) -> AsyncIterator[Period]:
         """Ask what pods had, a period of many steps at a time; a step counts with what was there at its end.
-
-        Args:
-            since: seconds since the epoch.
-            until: seconds since the epoch.
-            step_s: seconds; shorter ones are exacter.
-            label: label of pods, to be read too; empty for none.
 
         Raises:
             PrometheusError: it does not answer, or answers something else.
@@ -114,7 +103,7 @@ class Prometheus:
     async def _fetch_sums(
         self, what: str, start: float, end: float, step_s: float
     ) -> tuple[dict[tuple[str, str], float], int]:
-        """Bytes times seconds by namespace and pod, and the number of steps at which anything was there."""
+        """Sum bytes times seconds by namespace and pod, and count the steps at which anything was there."""
         query = EXPRESSIONS[what]
         answer = await self._query("query_range", query=query, start=start + step_s, end=end, step=step_s)
         sums: dict[tuple[str, str], float] = {}
@@ -162,7 +151,7 @@ class Prometheus:
 
 
 def _as_series(body: bytes) -> bytes:
-    """Write the answer to an instant query as that of a range with one value."""
+    """Write the answer to an instant query as that to a query of a range with one value."""
     found: Any = msgspec.json.decode(body)
     data = found.get("data") or {}
     if data.get("resultType") == "vector":
@@ -196,5 +185,5 @@ def make_label_query(label: str, span_s: float) -> str:
 
 
 def compute_step_s(since: float, until: float) -> float:
-    """Seconds of a step: so short that a time has some thousand."""
+    """Compute the seconds of a step, so that a span has some thousand steps."""
     return max(MIN_STEP_S, math.ceil((until - since) / (2 * STEPS)))

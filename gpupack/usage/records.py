@@ -4,11 +4,10 @@ import msgspec
 
 
 class PodUse(msgspec.Struct, frozen=True, gc=False):
-    """PodUse is what one pod had during a period.
+    """What one pod had during a period.
 
     Attributes:
-        namespace: namespace of the pod; empty if nobody says.
-        name: name of the pod; empty if nobody says.
+        namespace, name: empty if nobody says.
         labels: labels of the pod, without those that differ from one replica to the next.
         promised_mib_s: MiB it was promised times seconds.
         used_mib_s: MiB used times seconds, over the measured time; None if nothing was measured.
@@ -25,14 +24,7 @@ class PodUse(msgspec.Struct, frozen=True, gc=False):
 
 
 class Period(msgspec.Struct, frozen=True, gc=False):
-    """Period is some minutes of sampled use.
-
-    Attributes:
-        start: seconds since the epoch.
-        end: seconds since the epoch.
-        sampled_s: seconds of it that were seen.
-        pods: that had something.
-    """
+    """Some minutes of sampled use, of which `sampled_s` were seen; times are seconds since the epoch."""
 
     start: float
     end: float

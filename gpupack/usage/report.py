@@ -28,18 +28,14 @@ _ALLOWED: Final = "allowed: namespace, pod and label:KEY"
 
 @dataclass(frozen=True, slots=True)
 class UsageKey:
-    """UsageKey is the key by which a report adds up."""
+    """The key by which a report adds up."""
 
     kind: Literal["namespace", "pod", "label"]
     label: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "UsageKey":
-        """Read `namespace`, `pod` or `label:KEY`.
-
-        Raises:
-            InputError: it is something else.
-        """
+        """Read `namespace`, `pod` or `label:KEY`."""
         if text in {"namespace", "pod"}:
             return cls("namespace" if text == "namespace" else "pod")
         if text.startswith(_LABEL) and len(text) > len(_LABEL):
@@ -61,13 +57,11 @@ class UsageKey:
 
 
 class ReportRow(msgspec.Struct, frozen=True):
-    """ReportRow is a line of the report.
+    """A line of the report; amounts are GiB-hours.
 
     Attributes:
-        keys: see `UsageKey.columns`.
-        promised: GiB-hours.
-        used: GiB-hours used, over the measured time; None if nothing was measured.
-        measured: GiB-hours of `promised` whose use was measured.
+        used: Over the measured time; None if nothing was measured.
+        measured: The part of `promised` whose use was measured.
     """
 
     keys: tuple[str, ...]
@@ -77,15 +71,12 @@ class ReportRow(msgspec.Struct, frozen=True):
 
 
 class UsageReport(msgspec.Struct, frozen=True):
-    """UsageReport is the use of each key between two moments.
+    """The use of each key between two moments.
 
     Attributes:
         since: seconds since the epoch.
         until: seconds since the epoch.
         sampled_hours: for how many hours of that time something is known.
-        by: what is added up.
-        rows: largest first.
-        source: where it comes from.
     """
 
     since: float
@@ -133,7 +124,6 @@ def _gib_hours(mib_s: float) -> float:
 
 
 def format_report(report: UsageReport, output: Output) -> str:
-    """Write the report, without a final line break."""
     columns = UsageKey.parse(report.by).columns
     if output == "json":
         return as_json(_plain(report, columns))

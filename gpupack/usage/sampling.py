@@ -28,7 +28,7 @@ _REPLICA_LABELS: Final = frozenset(
 
 
 class PodMemory(NamedTuple):
-    """PodMemory is what a pod has at one moment; amounts in MiB, `used` None if nobody measured it."""
+    """What a pod has at one moment; amounts in MiB, `used` None if nobody measured it."""
 
     namespace: str
     name: str
@@ -38,11 +38,7 @@ class PodMemory(NamedTuple):
 
 
 class UsageSampler:
-    """Adds up, and gives out a period at a time.
-
-    Args:
-        now_s: seconds since the epoch at the start.
-    """
+    """Adds up, and gives out a period at a time."""
 
     def __init__(self, now_s: float) -> None:
         self._start = self._last = now_s
@@ -53,8 +49,7 @@ class UsageSampler:
         """Take a sample; what it shows counts for the whole time since the last sample.
 
         Args:
-            now_s: seconds since the epoch; where it goes back, nothing is counted.
-            memories: use of all pods; those of one pod on several cards are added up.
+            now_s: where it goes back, nothing is counted.
         """
         elapsed = now_s - self._last
         self._last = now_s
@@ -74,12 +69,7 @@ class UsageSampler:
         return not 0 <= now_s - self._start < PERIOD_S
 
     def end_period(self, now_s: float, labels: Mapping[str, Mapping[str, str]]) -> Period:
-        """End the period and begin the next.
-
-        Args:
-            now_s: seconds since the epoch.
-            labels: labels of pods, by UID.
-        """
+        """End the period and begin the next; the labels of pods are by UID."""
         period = self.peek_period(now_s, labels)
         self._start, self._sampled_s, self._pods = now_s, 0.0, {}
         return period
@@ -115,7 +105,6 @@ class SampledPeriods:
             self._uses -= 1 + len(self._periods.popleft().pods)
 
     def list_periods(self) -> list[Period]:
-        """List the periods, oldest first."""
         return list(self._periods)
 
 

@@ -70,7 +70,7 @@ class _ErrorAnswer(msgspec.Struct):
 
 
 def _read_error(body: bytes) -> str:
-    """Why a dashboard gives no report, in its own words; empty if it does not say."""
+    """Read why a dashboard gives no report, in its own words; empty if it does not say."""
     try:
         return msgspec.json.decode(body, type=_ErrorAnswer).error
     except UNREADABLE:
@@ -82,11 +82,7 @@ def _write_report(moment_s: float) -> str:
 
 
 def _find_proxy(option: str, url: str) -> str | None:
-    """Find the proxy on the way to a URL; None for a direct connection.
-
-    Raises:
-        InputError: the URL, or what the environment says of proxies, cannot be used.
-    """
+    """Find the proxy on the way to a URL; None for a direct connection."""
     if not url.startswith(("http://", "https://")):
         raise InputError(f"{option} {shown(url)}; allowed: http://HOST:PORT")
     try:

@@ -16,7 +16,7 @@ from deviceplugin.proof.prover import fill
 
 
 class Given(msgspec.Struct, frozen=True):
-    """Given is what the environment of a container says.
+    """What the environment of a container says.
 
     Attributes:
         cards: `GPUPACK_CARDS`, pairs UUID:UNITS.
@@ -28,7 +28,7 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class Used(msgspec.Struct, frozen=True):
-    """Used is what became of the container's attempt to use memory.
+    """What became of the container's attempt to use memory.
 
     Attributes:
         uuid: of the card that CUDA sees, as `Cuda.name_card`; empty where CUDA does not start.
@@ -49,13 +49,7 @@ def run(
     write: Callable[[str], None],
     load: Callable[[str], Any] = ctypes.CDLL,
 ) -> None:
-    """Say what this container was given, and use memory.
-
-    Args:
-        use_mib: memory to ask for, in pieces; 0 for none.
-        write: takes a line.
-        load: loads the driver's library by its name.
-    """
+    """Say what this container was given, and use memory, `use_mib` in pieces."""
     given = Given(environment.get("GPUPACK_CARDS", ""), environment.get("GPUPACK_MEMORY_MIB", ""))
     write(msgspec.json.encode(given).decode())
     if use_mib:

@@ -32,7 +32,6 @@ def make_pod(
     A cluster autoscaler adds no node for it: the name of the node is fixed.
 
     Args:
-        amount: of the target's resource.
         use_mib: memory that its container uses; 0 for none.
         any_card: of the node, in place of the target's card.
     """
@@ -130,7 +129,7 @@ class TriedPod(KubeObject):
 
     @property
     def life(self) -> tuple[object, ...]:
-        """Something that is the same as long as the pod and its containers live."""
+        """A value that stays the same as long as the pod and its containers live."""
         parts = self.status.container_statuses or ()
         return (self.metadata.uid, *((each.container_id, each.restart_count) for each in parts))
 

@@ -21,7 +21,6 @@ class CardChoice:
 
     Attributes:
         units: that each pod asks for.
-        unit_mib: MiB of a unit.
         free_units: of all cards of the node together.
         largest_units: size of the node's largest card.
         total_units: size of all its cards together.
@@ -57,7 +56,6 @@ class Target:
     """Where pods are tried, and what they need there.
 
     Attributes:
-        hostname: label `kubernetes.io/hostname` of the node.
         runtime_class: empty for the node's default.
     """
 
@@ -132,6 +130,5 @@ class DaemonPod(KubeObject):
 
     @property
     def is_simulated(self) -> bool:
-        """Whether its cards are simulated."""
         words = [word for each in self.spec.containers or () for word in each.args or ()]
         return "simulated" in " ".join(words).replace("=", " ").split()

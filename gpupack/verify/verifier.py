@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STEP_S: Final = 90.0
-"""The longest time of a step; the first pods may have to wait for their image, and have the whole time."""
+"""Longest time of a step; the first pods may have to wait for their image, and have the whole time."""
 UNDO_S: Final = 120.0
 POLL_S: Final = 0.5
 
@@ -72,7 +72,6 @@ RESTARTED: Final = "a daemon that is replaced loses nothing"
 FREED: Final = "what pods had is free again"
 REMOVED: Final = "the namespace is removed"
 STEPS: Final = (REFUSED, SHARED, WAITS, EVENT, METRIC, USED, HELD, RESTARTED, FREED, REMOVED)
-"""Everything that is tried, in its order."""
 
 ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 ASSIGNED: Final = "CardsAssigned"
@@ -85,12 +84,10 @@ _PASSING: Final = (Unreachable, TimedOut, ServerError, TooManyRequests)
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """VerifyOptions is what is tried, and where.
+    """What is tried, and where.
 
     Attributes:
-        namespace: that is created, and removed.
         system_namespace: of gpupack's own pods.
-        node: whose cards are tried; empty for the one with most room.
         image: of the pods; empty for that of the node's daemon.
         runtime_class: of the pods; None for that of the node's daemon, empty for the node's default.
         restart_daemon: delete the pod of the node's daemon, which its DaemonSet replaces.
@@ -112,7 +109,6 @@ class Right:
     """A right, and what needs it.
 
     Attributes:
-        resource: with its subresource, `pods/log`.
         name: of the one object; empty for all.
         namespace: empty for the whole cluster.
         without: what is not tried without it; empty where nothing can be tried.
@@ -126,7 +122,6 @@ class Right:
 
 
 def list_rights(options: VerifyOptions) -> list[Right]:
-    """List the rights that a run needs."""
     ours, system = options.namespace, options.system_namespace
     rights = [
         Right("create", "namespaces"),
@@ -142,13 +137,6 @@ def list_rights(options: VerifyOptions) -> list[Right]:
 
 
 class _StepError(Exception):
-    """A step that ends here.
-
-    Attributes:
-        result: of the step.
-        means: why, or what helps.
-    """
-
     def __init__(self, result: Result, found: str, means: str = "") -> None:
         super().__init__(found)
         self.result: Result = result
@@ -178,14 +166,7 @@ class Verifier:
     """Goes through the steps.
 
     Args:
-        version: gpupack's.
         run_id: marks what this run creates; no two runs have the same.
-        report: takes a line for each step.
-        clock: seconds that only grow.
-
-    Attributes:
-        findings: what was there before anything was tried.
-        proofs: what was tried so far.
     """
 
     client: "KubeClient"
@@ -246,7 +227,7 @@ class Verifier:
     # --- what is there --------------------------------------------------------------------------------
 
     async def _look(self) -> tuple[str, CardChoice | None, DaemonPod | None, Target | None]:
-        """Look what is there; no target where nothing can be tried."""
+        """Find out what is there; no target where nothing can be tried."""
         version = decode_answer(
             await self.client.get("/version"), msgspec.json.Decoder(ServerVersion).decode, "a version"
         )
@@ -388,11 +369,7 @@ class Verifier:
         self.report(f"  {result}: {found}")
 
     async def _until(self, probe: Callable[[], Awaitable[T | None]], late: Callable[[], str]) -> T:
-        """Probe until there is something; what passes by itself does not count.
-
-        Raises:
-            _StepError: there is nothing when the step has to end.
-        """
+        """Probe until there is something, at the latest until the step has to end."""
         while True:
             problem = ""
             try:
@@ -470,11 +447,7 @@ class Verifier:
     async def _try_sharing(
         self, choice: CardChoice, target: Target, daemon: DaemonPod | None
     ) -> list[TriedPod]:
-        """Run two pods on the card.
-
-        Returns:
-            Both, as they run.
-        """
+        """Run two pods on the card, and return them."""
         uses = daemon is None or not daemon.is_simulated
         # What the first uses beyond its share, if nothing refuses it, is in the share of the second.
         most_mib = choice.share_mib + PIECE_MIB if choice.card.held in _HOLDERS else choice.share_mib // 2
@@ -508,7 +481,6 @@ class Verifier:
         return await self._until(probe, lambda: f"pod {name}: {state}")
 
     async def _wait_lines(self, name: str, count: int) -> list[str]:
-        """Wait for the first lines that a container writes."""
         path = f"{make_pod_path(self.options.namespace, name)}/log"
 
         async def probe() -> list[str] | None:
@@ -568,7 +540,6 @@ class Verifier:
     # --- memory -----------------------------------------------------------------------------------------
 
     async def _try_use(self, choice: CardChoice, daemon: DaemonPod | None) -> Used:
-        """Read what the first pod says of its attempt to use memory."""
         if daemon is not None and daemon.is_simulated:
             raise _StepError("unproven", "not tried", "the cards are simulated: there is no memory to use")
         _, line = await self._wait_lines(_PODS[0], 2)

@@ -30,11 +30,8 @@ class NodeGroup(JsonAnswer, frozen=True):
 
     Attributes:
         reason: In one word, see docs/ask.md.
-        count: How many.
         best: The one that comes closest, None if cards are not the reason.
         asked_units: Units that the pod asks of a card; on a card of the size of the best one.
-        text: In a sentence, with numbers.
-        examples: Names of the first nodes.
     """
 
     reason: str
@@ -62,15 +59,7 @@ class NodeCards(JsonAnswer, frozen=True):
 
 
 class Move(JsonAnswer, frozen=True, rename={"source": "from", "target": "to"}):
-    """A pod that is ended, and started by its controller, so that it runs elsewhere.
-
-    Attributes:
-        namespace: Namespace of the pod.
-        pod: Its name.
-        units: Over its cards.
-        target: Where it goes.
-        text: What it costs, in a sentence.
-    """
+    """A pod that is ended, and started by its controller, so that it runs elsewhere."""
 
     namespace: str
     pod: str
@@ -81,22 +70,17 @@ class Move(JsonAnswer, frozen=True, rename={"source": "from", "target": "to"}):
 
 
 class WayOut(msgspec.Struct, frozen=True, omit_defaults=True):
-    """WayOut is something that lets a pod start.
+    """Something that lets a pod start.
 
     Attributes:
-        kind: In one word, see docs/ask.md.
-        text: In a sentence.
         node: Where the pod fits then.
         units: Units of a smaller request: per container where there are several, see `container`.
         container: Whose request it is.
         compute: Percent of the compute of each card to ask for, of a smaller share.
-        cards: Number of cards to ask for.
         model: A model of card that the pod fits on.
         taint: That the pod would have to tolerate.
         pods: That end, or have to.
         fewest: No smaller number of pods does.
-        moves: That make room.
-        queue: That the pod waits in.
         position: In that queue, from 1.
     """
 
@@ -122,9 +106,7 @@ class PodCard(JsonAnswer, frozen=True):
     Attributes:
         card: The driver's number.
         uuid: None if the node publishes no inventory.
-        model: The product name, None if the node publishes no inventory.
         used_units: As the words say, of all together.
-        free_units: What is left.
         share: Where that is from, see docs/top.md.
         used_mib: What the pod used lately, None if the node has not said.
         limit_mib: What it can use at most, None if nothing refuses more.
@@ -153,18 +135,12 @@ class PodExplanation(JsonAnswer, frozen=True):
     """The explanation of a pod's state.
 
     Attributes:
-        pod: Its name.
         state: In one word.
         nodes: Nodes of a pod that waits: every node that does not take it, in groups.
         ways_out: What would let it start, each checked.
-        asked: What it asks for, in words.
         text: What is the matter, in a sentence.
-        node: Where it runs, or ran.
         fits: Names of nodes that would take it now.
-        notes: What else was found, a sentence each.
         scheduler: What kube-scheduler wrote into the pod.
-        events: What was reported of the pod, oldest first.
-        cards: Cards of a pod that runs.
     """
 
     namespace: str
@@ -184,7 +160,7 @@ class PodExplanation(JsonAnswer, frozen=True):
 
 
 class NodePods(JsonAnswer, frozen=True):
-    """NodePods is how many pods a node takes; `tolerations` they need for its taints."""
+    """How many pods a node takes; `tolerations` they need for its taints."""
 
     node: str
     pods: int
@@ -192,12 +168,11 @@ class NodePods(JsonAnswer, frozen=True):
 
 
 class FitCount(JsonAnswer, frozen=True):
-    """FitCount is how many pods fit, and where.
+    """How many pods fit, and where.
 
     Attributes:
         pods: Pods that fit without a toleration.
         largest_units: The largest such request, over as many cards; 0: none, or several containers.
-        nodes: Nodes of both counts.
         tolerating_pods: Further pods that fit if they tolerate the taints of their nodes.
         largest_tolerating_units: The largest request that fits if the pod tolerates every such taint.
         missing_pods: Pods of the gang that was asked about that find no card beside the others.
@@ -214,13 +189,11 @@ class FitCount(JsonAnswer, frozen=True):
 
 
 class FitAnswer(FitCount, frozen=True):
-    """FitAnswer is what fits now, and after a change.
+    """What fits now, and after a change.
 
     Attributes:
-        asked: What one of them asks for, in words.
         gang: Pods that have to fit at once; 0 where nothing was asked about a gang.
         after: Numbers after the change that was asked about, None without one.
-        notes: What else to know, a sentence each.
     """
 
     asked: str = ""
@@ -241,12 +214,9 @@ class Advice(JsonAnswer, frozen=True):
 
     Attributes:
         gained: Pods more that start; cards that become empty.
-        moves: In this order.
         before: Pods of the size that fit now; pods on the cards that are to be empty.
         after: Numbers once the moves are done.
         at_least: Moves that any list needs that achieves as much: a lower bound.
-        text: In a sentence.
-        notes: What else to know, a sentence each.
     """
 
     gained: int
@@ -260,5 +230,4 @@ class Advice(JsonAnswer, frozen=True):
 
 
 def add_notes(advice: Advice, more: tuple[str, ...]) -> Advice:
-    """Make a copy of an advice with more notes."""
     return msgspec.structs.replace(advice, notes=(*advice.notes, *more))

@@ -67,11 +67,7 @@ def apply_changes(
 
 
 def _profile(text: str) -> tuple[str, int]:
-    """Read PROFILE or PROFILExN; a profile's own name may end like that.
-
-    Raises:
-        InputError: N is a number that is not allowed, or none.
-    """
+    """Read PROFILE or PROFILExN; a profile's own name may end like that."""
     from deviceplugin.gpus.simulated.profile import shipped_profiles  # noqa: PLC0415 - it loads YAML
 
     shipped = shipped_profiles()

@@ -42,14 +42,14 @@ QUEUE_NOT_READ: Final = "was not read"
 
 _NAMED: Final = 5
 _COMPARED: Final = 2000
-"""Names at most that are compared with one that is not there."""
+"""Most names that are compared with one that does not exist."""
 
 
 T = TypeVar("T")
 
 
 class DerivedValue(Generic[T]):
-    """DerivedValue is what follows from a cluster's objects: computed once, and anew after a change."""
+    """What follows from a cluster's objects: computed once, and anew after a change."""
 
     def __init__(self, compute: "Callable[[Any], T]") -> None:
         self._compute = compute
@@ -75,14 +75,10 @@ class Cluster:
     as they are.
 
     Attributes:
-        nodes: By name.
-        pods: By UID.
         unit_mib: MiB of a unit; nodes whose words are of another unit take no pods.
         budgets: PodDisruptionBudgets; None if they were not read.
         source: What was asked, for messages.
         claims: ResourceClaims by UID; those that are allocated count until their nodes hold them.
-        pod_groups: PodGroups of Kubernetes.
-        coscheduling_groups: PodGroups of the coscheduling plugin.
         queue: By what the queue decides, or why that is not known, in words that follow "the queue".
         derived: Each `DerivedValue` that was asked for since the last change, by name.
     """
@@ -130,12 +126,7 @@ class Cluster:
         """Build it from lists.
 
         Args:
-            pods: All pods of all namespaces.
             unit_mib: MiB of a unit; None: what most nodes publish, 1024 where none does.
-            budgets: All PodDisruptionBudgets; None if they were not read.
-            claims: All ResourceClaims of all namespaces.
-            pod_groups: All PodGroups of Kubernetes.
-            coscheduling_groups: All PodGroups of the coscheduling plugin.
         """
         by_name = {node.metadata.name: node for node in nodes}
         by_uid: dict[str, Pod] = {}
@@ -278,7 +269,7 @@ class Cluster:
 
     @property
     def first_unreadable_node(self) -> str:
-        """The first of them, and what is wrong with its words: "gpu-a: layout says ..."."""
+        """The first unreadable node, and what is wrong with its words: "gpu-a: layout says ..."."""
         from gpupack.inventory.objects import NodesAndPods  # noqa: PLC0415
         from gpupack.inventory.rows import build_rows  # noqa: PLC0415
 
@@ -308,7 +299,7 @@ class Cluster:
 
     @property
     def lacks_claims(self) -> bool:
-        """Tell whether there must be claims on nodes that serve them, and none were read."""
+        """Whether there must be claims on nodes that serve them, and none were read."""
         if self.claims:
             return False
         records = self.state.node_records
@@ -367,7 +358,7 @@ class Cluster:
         return found.request
 
     def list_waiting_pods(self) -> list[Pod]:
-        """Pods that ask for cards, in whatever unit, and have no node, by namespace and name."""
+        """List the pods that ask for cards, in whatever unit, and have no node, by namespace and name."""
         found = [
             pod
             for uid, record in self.state.pods.items()
@@ -380,7 +371,7 @@ class Cluster:
         return sorted(found, key=lambda pod: pod.full_name)
 
     def build_inventory(self) -> "list[NodeRow]":
-        """The nodes, their cards and the pods on them, as `gpupack top` shows them."""
+        """Build the nodes, their cards and the pods on them, as `gpupack top` shows them."""
         from gpupack.inventory.objects import NodesAndPods  # noqa: PLC0415
         from gpupack.inventory.rows import build_rows  # noqa: PLC0415
 
@@ -421,7 +412,6 @@ class UnitCounter:
 
     @property
     def units(self) -> frozenset[int]:
-        """All of them, MiB."""
         return frozenset(+self._counts)
 
     @property
@@ -432,7 +422,7 @@ class UnitCounter:
 
 
 def read_requested_unit(pod: Pod) -> int | None:
-    """MiB of the unit that a pod asks in; 0: in percent; None: it asks for no GPU memory."""
+    """Read the MiB of the unit that a pod asks in; 0: in percent; None: it asks for no GPU memory."""
     percent = False
     for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ())):
         resources = container.resources

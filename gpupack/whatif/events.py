@@ -10,7 +10,7 @@ from kubeapi.metadata import parse_time
 from kubeapi.objects import KubeStruct
 
 MOST_EVENTS: Final = 8
-"""Events that are told, the newest."""
+"""Events that are shown, the newest."""
 
 
 class PodEvent(KubeStruct):
@@ -22,7 +22,7 @@ class PodEvent(KubeStruct):
         uid: str = ""
 
     class Series(KubeStruct):
-        """Series is how often an Event was seen, and when last."""
+        """How often an Event was seen, and when last."""
 
         count: int | None = None
         last_observed_time: str | None = None
@@ -63,7 +63,6 @@ def format_events(events: Iterable[PodEvent], uids: Collection[str]) -> tuple[st
 
     Args:
         events: Events of all pods of one name, also of those before it: a StatefulSet uses names again.
-        uids: UIDs of the pod that is asked about.
     """
     own = [event for event in events if event.involved_object.uid in uids]
     own.sort(key=lambda event: event.last_seen_s)

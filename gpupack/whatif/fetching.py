@@ -38,13 +38,11 @@ _QUEUE: Final = SYSTEM_NAMESPACE, "gpupack-queue"
 
 @dataclass(frozen=True, slots=True)
 class ClusterSource:
-    """ClusterSource is where a cluster is read from.
+    """Where a cluster is read from.
 
     Attributes:
         filename: File with the output of `kubectl get nodes,pods -A -o json`, `-`: standard input; None: a
             cluster.
-        kubeconfig: Path, None for the usual places.
-        context: Context of the kubeconfig, None for its current one.
         unit_mib: MiB of a unit, None: what most nodes publish.
     """
 
@@ -56,10 +54,9 @@ class ClusterSource:
 
 @dataclass(frozen=True, slots=True)
 class PodContext:
-    """PodContext is what else is known of a pod.
+    """What else is known of a pod.
 
     Attributes:
-        events: What was reported of it, oldest first.
         queued: What waits in the queue; None if nobody asked, or nobody answered.
     """
 
@@ -89,12 +86,7 @@ async def read_cluster(source: ClusterSource, *, moves: bool = False) -> Cluster
 async def read_cluster_and_pod(
     source: ClusterSource, namespace: str | None, name: str
 ) -> tuple[Cluster, PodContext]:
-    """Read all nodes and pods, and what the API server knows of one pod besides.
-
-    Args:
-        source: Where; errors are those of `read_cluster`.
-        namespace: Namespace of the pod, None: the one of the kubeconfig's context, else default.
-    """
+    """Read all nodes and pods, and what the API server knows of one pod besides."""
     if source.filename is not None:
         return await read_cluster(source), PodContext(namespace or DEFAULT)
     async with await connect(source.kubeconfig, source.context) as client:
@@ -113,11 +105,7 @@ async def read_cluster_and_pod(
 
 
 async def read_waiting(source: ClusterSource) -> tuple[Cluster, PodContext]:
-    """Read all nodes and pods, and who waits in the queue where pods wait for one.
-
-    Args:
-        source: Where; errors are those of `read_cluster`.
-    """
+    """Read all nodes and pods, and who waits in the queue where pods wait for one."""
     if source.filename is not None:
         return await read_cluster(source), PodContext(DEFAULT)
     async with await connect(source.kubeconfig, source.context) as client:
@@ -173,7 +161,6 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, moves: bo
 async def _read_groups(
     client: "KubeClient", keys: Iterable[GroupKey | None], apis: Sequence[str]
 ) -> PodGroups[Pod]:
-    """Read the PodGroups of Kubernetes or of the coscheduling plugin, where any pod names one."""
     groups: PodGroups[Pod] = PodGroups()
     if any(keys):
         listed, fault = await _list_groups(client, list_pod_group_paths(apis))
@@ -196,12 +183,11 @@ async def _list_groups(client: "KubeClient", paths: Sequence[str]) -> tuple[Sequ
     return (), ""
 
 
-async def _nothing() -> None:
-    """Read nothing."""
+async def _nothing() -> None: ...
 
 
 async def _budgets(client: "KubeClient") -> Sequence[PodDisruptionBudget] | None:
-    """List PodDisruptionBudgets, None if they may not be listed: the answer says so then."""
+    """List PodDisruptionBudgets, None if they may not be listed: then the answer says so."""
     from kubeapi.errors import Forbidden, NotFound  # noqa: PLC0415
 
     try:
@@ -211,7 +197,7 @@ async def _budgets(client: "KubeClient") -> Sequence[PodDisruptionBudget] | None
 
 
 async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[PodEvent, ...]:
-    """Events of all pods of a name, none if they may not be read."""
+    """List the Events of all pods of a name, none if they may not be read."""
     from kubeapi.errors import UNREADABLE, KubeApiError  # noqa: PLC0415
 
     try:

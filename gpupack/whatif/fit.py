@@ -46,16 +46,13 @@ from scheduler_plugin.scheduling.scratch_node import ScratchNode
 
 @dataclass(frozen=True, slots=True)
 class FitQuestion:
-    """FitQuestion is the pods that are asked about.
+    """The pods that are asked about.
 
     Attributes:
         units: Units of GPU memory over all cards of a pod, or of its first container; percent where
             `percent`.
-        cards: Cards of each container.
         model: Models of card, as in the annotation gpupack.io/gpu-model; empty: any.
         percent: `units` are percent of a card.
-        more: Units of further containers, as `units`.
-        mixed_models: Cards of one container may be of several models.
         containers: Where several containers go, as in the annotation gpupack.io/containers; empty: anywhere.
         gang: Pods that have to fit at once; 0: no gang is asked about.
         compute: Percent of the compute of each card that each container asks for; 0: none.
@@ -107,11 +104,6 @@ def build_request(ask: FitQuestion, resource: str) -> PodRequest:
 
 
 def _check_amount(ask: FitQuestion, units: int) -> None:
-    """Check what one container is to ask for.
-
-    Raises:
-        InputError: what is wrong with it.
-    """
     if not 1 <= units <= MAX_UNITS:
         raise InputError(f"{units} units; allowed: 1 to {MAX_UNITS}")
     each, what = f"{units} {'percent' if ask.percent else 'units'}", f"{ask.cards} cards"
@@ -186,7 +178,6 @@ def count_fit(
     """Count the pods that fit, one after the other on what the ones before left.
 
     Args:
-        gang: How many have to fit.
         requirements: Of the pods. Without them, nodes whose taints the pods may not tolerate count apart.
     """
     nodes, hosts = cluster.state.nodes, cluster.kube_checks
@@ -314,7 +305,6 @@ def _place_one_pod(
 
 
 def _one_by_one(cluster: Cluster, query: SchedulingRequest, row: int, most: int) -> int:
-    """Place pods on one node, until it takes no other."""
     return count_fit_on_cards(
         build_cards(cluster.state.nodes, row), query.request, query.policy_request.card_policy, most
     )
@@ -330,11 +320,7 @@ def count_fit_on_cards(cards: Sequence[Card], request: PodRequest, card_policy: 
 
 
 def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowArray) -> int:
-    """Find the largest request over as many cards that any node takes now; percent in percent.
-
-    Returns:
-        0 for none, and of several containers, of which there is no one largest request.
-    """
+    """Find the largest request, over as many cards, that fits now; 0 for none, or for several containers."""
     nodes, request = cluster.state.nodes, query.request
     if len(request.demands) > 1:
         return 0

@@ -27,13 +27,7 @@ from scheduler_plugin.scheduling.scratch_node import ScratchNode
 
 @dataclass(frozen=True, eq=False)
 class GangMembers:
-    """Waiting pods of a gang that ask for the same.
-
-    Attributes:
-        query: What each of them asks of cards.
-        requirements: What each asks for besides.
-        pods: How many they are.
-    """
+    """Waiting pods of a gang that ask for the same."""
 
     query: SchedulingRequest
     requirements: HostRequirements
@@ -42,13 +36,12 @@ class GangMembers:
 
 @dataclass(frozen=True, slots=True)
 class WaitingGang:
-    """WaitingGang is the pods of a gang that still wait.
+    """The pods of a gang that still wait.
 
     Attributes:
         size: Pods of the whole gang.
         pods: Pods that wait and ask for the same as the one that is asked about, which is one of them. Pods
             that are not there yet are thought to ask for the same.
-        others: Pods that wait and ask for something else, by what they ask for.
         refused: A pod of the gang whose request cannot be given, and why; empty for none.
     """
 
@@ -97,8 +90,7 @@ def list_gang(cluster: Cluster, pod: Pod) -> list[Pod]:
 def find_gang_key(cluster: Cluster, pod: Pod) -> tuple[str, str] | None:
     """Find the key of the pods that are of no use without each other; see `read_gang_key`.
 
-    Returns:
-        None for a pod on its own, also of a PodGroup whose pods may run without each other.
+    None for a pod on its own, also of a PodGroup whose pods may run without each other.
     """
     group = pod.scheduling_group
     is_gang = group is None or cluster.pod_groups.ends_together(group) or _read_gang(cluster, pod)[1] > 1
@@ -175,12 +167,7 @@ def find_rows(
     leaving: Collection[str] = (),
     only: RowArray | None = None,
 ) -> RowArray:
-    """Find the rows of the nodes that take one such pod.
-
-    Args:
-        leaving: UIDs of pods that are gone.
-        only: Rows to look at, None: all.
-    """
+    """Find the rows of the nodes that take one such pod."""
     nodes = cluster.state.nodes
     rows = cluster.rows if only is None else only
     rows = rows[filter_nodes(nodes, query, rows)]
@@ -197,9 +184,6 @@ def can_fit_together(cluster: Cluster, kinds: Sequence[GangMembers], leaving: Co
     """Tell whether room is found for all pods of a gang at once: each in turn, the largest ones first.
 
     Where it is found all of them fit. Where it is not, another order might find it.
-
-    Args:
-        leaving: UIDs of pods that are gone.
     """
     return all(not left for _, left in place_together(cluster, kinds, leaving))
 
@@ -232,11 +216,7 @@ def _hardness(kind: GangMembers) -> tuple[int, int]:
 
 
 class _Host:
-    """A node on which pods of a gang are put, one after the other.
-
-    Args:
-        leaving: UIDs of pods that are gone.
-    """
+    """A node on which pods of a gang are put, one after the other."""
 
     def __init__(self, cluster: Cluster, name: str, leaving: Collection[str]) -> None:
         nodes = cluster.state.nodes
@@ -263,15 +243,7 @@ def count_at_once(
     most: int,
     leaving: Collection[str] = (),
 ) -> int:
-    """Count the equal pods that fit at once, up to a limit.
-
-    Args:
-        query: What each of the pods asks of cards.
-        requirements: What each asks for besides.
-        rows: Rows of nodes that take one of them.
-        most: Where to stop.
-        leaving: UIDs of pods that are gone.
-    """
+    """Count the equal pods that fit at once, up to a limit."""
     names = [cluster.state.nodes.names[row] for row in rows.tolist()]
     rooms = {
         name: min(most, bound_by_host_resources(cluster, query.request, requirements, name, leaving))
@@ -299,13 +271,7 @@ def bound_by_host_resources(
     name: str,
     leaving: Collection[str] = (),
 ) -> int:
-    """Count the pods alike that a node takes at most by what it has besides its cards.
-
-    Args:
-        request: What each of the pods asks of cards.
-        requirements: What each asks for besides.
-        leaving: UIDs of pods that are gone.
-    """
+    """Count the pods alike that a node takes at most by what it has besides its cards."""
     left = cluster.kube_checks.get_left(name, leaving)
     most = requirements.amounts.with_sums(request).count_in(left)
     return min(most, 1) if must_be_apart(requirements, requirements) else most

@@ -43,16 +43,15 @@ SYSTEM: Final = "node.kubernetes.io/"
 
 _REMEMBERED: Final = 3
 _FEW: Final = 10
-"""All nodes are looked at, and remembered, where more than one in so many is asked about."""
+"""Where more than one node in so many is asked about, all nodes are checked and the answer is kept."""
 NAMESPACE_LABELS: Final = "pod affinity by labels of namespaces"
 
 
 @dataclass(frozen=True)
 class HostRequirements:
-    """HostRequirements is what a pod asks of a node besides cards.
+    """What a pod asks of a node besides cards.
 
     Attributes:
-        tolerates: Whether it tolerates a taint.
         rules: Nodes that it may run on; its tolerations are not looked at.
         amounts: Resources of nodes; GPU memory is that of the request for cards.
         pod: The pod, None for one that is not there yet.
@@ -78,12 +77,12 @@ class HostRequirements:
 
 
 def require_of_any_pod() -> HostRequirements:
-    """Rules of an unknown pod that tolerates taints set by people, but none of Kubernetes' own."""
+    """Make the requirements of an unknown pod that tolerates people's taints, but none of Kubernetes' own."""
     return HostRequirements(lambda taint: not taint.key.startswith(SYSTEM))
 
 
 def require_of_plain_pod() -> HostRequirements:
-    """Rules of an unknown pod that tolerates no taint."""
+    """Make the requirements of an unknown pod that tolerates no taint."""
     return HostRequirements(lambda _taint: False)
 
 
@@ -100,13 +99,7 @@ def must_be_apart(one: HostRequirements, other: HostRequirements) -> bool:
 
 
 class KubeSchedulerChecks:
-    """KubeSchedulerChecks is kube-scheduler's checks of nodes, at one moment.
-
-    Args:
-        nodes: The cluster's nodes by name, which must not change any more.
-        pods: Its pods by UID, likewise.
-        state: What filter knows of both, likewise.
-    """
+    """kube-scheduler's checks of nodes, at one moment: nodes, pods and state must not change any more."""
 
     def __init__(self, nodes: Mapping[str, Node], pods: Mapping[str, Pod], state: ClusterState) -> None:
         self._nodes = nodes
@@ -125,7 +118,6 @@ class KubeSchedulerChecks:
 
         Args:
             leaving: UIDs of pods to leave out of what is in use: the pod itself, when it is to move.
-            only: Names of the nodes to look at, None: all.
         """
         gone = frozenset(leaving)
         names = None if only is None else list(only)
@@ -173,13 +165,7 @@ class KubeSchedulerChecks:
     def list_rejections(
         self, requirements: HostRequirements, names: Iterable[str], gone: Collection[str] = ()
     ) -> Iterator[tuple[str, list[Rejection]]]:
-        """Give nodes with the messages of the first kube-scheduler filter that refuses them; empty: it fits.
-
-        Args:
-            requirements: What the pod asks for.
-            names: Names of the nodes.
-            gone: UIDs of pods to leave out of what is in use.
-        """
+        """Give nodes with what the first kube-scheduler filter to refuse says of each; empty: it fits."""
         affinity = self.make_affinity_filter(requirements, gone)
         for name in names:
             capacity = self._state.node_records[name].capacity
@@ -226,7 +212,7 @@ class KubeSchedulerChecks:
         )
 
     def list_repelling_taints(self, name: str, requirements: HostRequirements) -> list[str]:
-        """The taints of a node that keep a pod off, as kubectl writes them; also of an ended cordon."""
+        """List the taints of a node that keep a pod off, as kubectl writes them; also of an ended cordon."""
         spec = self._nodes[name].spec
         return [
             format_taint(taint)
@@ -239,7 +225,6 @@ class KubeSchedulerChecks:
         return self._state.node_records[name].capacity.subtract(self.get_used(name, gone))
 
     def get_used(self, name: str, gone: Collection[str] = ()) -> Amounts:
-        """Return what pods use of a node, without those that are gone."""
         used = self._state.node_records[name].in_use
         if not gone:
             return used
@@ -278,7 +263,6 @@ class KubeSchedulerChecks:
 
     @cached_property
     def _running_pods(self) -> list[Pod]:
-        """Pods that have a node and are not over."""
         return [pod for uid, pod in self._pods.items() if pod.spec.node_name and self._counts(uid)]
 
     def _counts(self, uid: str) -> bool:
@@ -305,7 +289,6 @@ class KubeSchedulerChecks:
 
     @cached_property
     def _pods_with_affinity(self) -> list[tuple[Pod, list[AffinityTerm]]]:
-        """Pods that want others near."""
         return [(pod, found) for pod in self._running_pods if (found := read_affinity(pod))]
 
     def list_ports(self, name: str, gone: Collection[str] = ()) -> list[HostPort]:
@@ -323,7 +306,7 @@ class KubeSchedulerChecks:
         return found
 
     def mask_offered(self, rejections: Mapping[str, Rejection]) -> BoolArray:
-        """The rows of nodes that kube-scheduler offers: bool[R]."""
+        """Find the rows of nodes that kube-scheduler offers: bool[R]."""
         nodes = self._state.nodes
         mask: BoolArray = np.zeros(nodes.row_count, dtype=np.bool_)
         mask[[row for name, row in nodes.rows.items() if name not in rejections]] = True

@@ -12,25 +12,13 @@ from scheduler_plugin.cache.pod_groups import PodGroups, find_coscheduling_key
 from scheduler_plugin.cache.published_nodes import serves_claims
 
 PodKey = tuple[str, str]
-"""Namespace and name."""
 
 MOST_CHANGES: Final = 20_000
 """Changes that are remembered while nobody asks; building the cluster anew takes no longer than more."""
 
 
 class LiveCluster:
-    """LiveCluster keeps the objects of a cluster as they are now, and a `Cluster` of them to be asked about.
-
-    Args:
-        unit_mib: MiB of a unit; None: what most nodes publish.
-
-    Attributes:
-        nodes: by name; None before the first list.
-        pods: by namespace and name; None before the first list.
-        serves_claims: on some node pods get their cards by claims, or did.
-        pod_groups: PodGroups of Kubernetes.
-        coscheduling_groups: PodGroups of the coscheduling plugin.
-    """
+    """Keeps the objects of a cluster as they are now, and a `Cluster` of them to be asked about."""
 
     def __init__(self, unit_mib: int | None = None) -> None:
         self.nodes: dict[str, Node] | None = None
@@ -145,7 +133,6 @@ class LiveCluster:
             self._dirty.add(result.pool)
 
     def _off_node(self, key: PodKey, keep: str = "") -> None:
-        """Take a pod off its node, unless it stays there."""
         known = (self.pods or {}).get(key)
         node = known.spec.node_name if known is not None else ""
         if not node or node == keep:
@@ -157,7 +144,7 @@ class LiveCluster:
         self._dirty.add(node)
 
     def take_changed_nodes(self) -> set[str]:
-        """Names of the nodes that changed, or whose pods or claims did, since the last call."""
+        """Take the names of the nodes that changed, or whose pods or claims did, since the last call."""
         changed, self._dirty = self._dirty, set()
         return changed
 

@@ -19,12 +19,7 @@ WATCH_S: Final = 120
 
 
 class LiveFeed:
-    """Keeps a live cluster up to date with the API server.
-
-    Args:
-        namespace: whose pods to read, None for all.
-        changed: called after every change, also of what cannot be read.
-    """
+    """Keeps a live cluster up to date with the API server."""
 
     def __init__(
         self, client: KubeClient, live: LiveCluster, namespace: str | None, changed: Callable[[], None]

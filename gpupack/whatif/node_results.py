@@ -65,13 +65,7 @@ OFFERED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class NodeResults:
-    """NodeResults is the finding for every node.
-
-    Attributes:
-        fits: Names of the nodes that take the pod, in order.
-        rejections: Rejections of the others.
-        groups: The others, grouped.
-    """
+    """The finding for every node."""
 
     fits: tuple[str, ...]
     rejections: dict[str, Rejection]
@@ -143,7 +137,7 @@ def _roomiest(
 
 
 def _left(cluster: Cluster, query: SchedulingRequest, reason: str, rows: RowArray) -> LongArray:
-    """Thousandths of a core, bytes of host memory, or the units or percent of a sum that nodes have left."""
+    """Compute the thousandths of a core, bytes, or units or percent of a sum that nodes have left."""
     nodes = cluster.state.nodes
     columns = {CPU: amounts.CPU, MEMORY: amounts.MEMORY}
     column = columns.get(reason, amounts.PERCENT if query.request.percent else amounts.UNITS)
@@ -159,11 +153,7 @@ def _cores(milli: int) -> str:
 def free_of_admitted_cards(
     cluster: Cluster, query: SchedulingRequest, rows: RowArray, *, empty: bool = False
 ) -> IntArray:
-    """Free units of the cards that the pod admits: int32[m, K], 0 for others.
-
-    Args:
-        empty: As if all pods had ended: what healthy cards could hold.
-    """
+    """Find the free units, or the size, of the cards that the pod admits: int32[m, K], 0 for others."""
     nodes = cluster.state.nodes
     free = (nodes.evictable if empty else nodes.free)[rows]
     result: IntArray = (
@@ -178,9 +168,6 @@ def find_closest_node(
     """Find the node whose cards lack the least, its deciding card, and what is asked of that card in units.
 
     Where a pod asks for c cards the c-th emptiest decides: as many have at least as much free.
-
-    Args:
-        empty: Compare the cards as if all pods had ended.
     """
     nodes = cluster.state.nodes
     demands = query.request.demands
@@ -233,7 +220,7 @@ def find_closest_compute(cluster: Cluster, query: SchedulingRequest, rows: RowAr
 
 
 class _Sentences:
-    """_Sentences says why, with the numbers of a group."""
+    """Says why, with the numbers of a group."""
 
     def __init__(self, cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements) -> None:
         self._cluster = cluster

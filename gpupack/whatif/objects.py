@@ -24,7 +24,7 @@ from scheduler_plugin.cache.pods import is_requeued
 
 @dataclass(frozen=True, slots=True)
 class KubeObjects:
-    """KubeObjects is the objects of an input, by kind."""
+    """The objects of an input, by kind."""
 
     nodes: list[Node]
     pods: list[Pod]
@@ -51,7 +51,7 @@ def load_objects(text: str | bytes) -> KubeObjects:
 
 
 def list_gates(pod: Pod) -> list[str]:
-    """Names of a pod's scheduling gates, and of the queue's annotation where it was requeued."""
+    """List a pod's scheduling gates, and the queue's annotation where it was requeued."""
     return [*pod.gates, POD_REQUEUED] if is_requeued(pod) else pod.gates
 
 
@@ -67,7 +67,7 @@ def waits_in_queue(pod: Pod) -> bool:
 
 
 class Revision(NamedTuple):
-    """Revision is the version of a workload's pod template from which a rollout made a pod."""
+    """The version of a workload's pod template from which a rollout made a pod."""
 
     kind: str
     name: str

@@ -12,7 +12,7 @@ from gpupack.whatif.cluster import Cluster
 T = TypeVar("T")
 
 MOST_WAITING: Final = 16
-"""Questions that may wait for their turn, that of the one under way included."""
+"""Most questions that wait for their turn, that of the one under way included."""
 
 MOST_CPU_S: Final = 2.0
 """Processor time of a question that can be asked for less."""
@@ -27,12 +27,7 @@ class TooLargeQuestionError(GpupackError):
 
 
 class WorkBudget:
-    """WorkBudget is the processor time that a question has, in the thread that answers it.
-
-    Args:
-        most_s: Seconds; infinity for no limit.
-        clock: Seconds of the thread's processor time.
-    """
+    """The processor time that a question has, in the thread that answers it."""
 
     def __init__(self, most_s: float = MOST_CPU_S, clock: Callable[[], float] = time.thread_time) -> None:
         self.most_s = most_s
@@ -67,7 +62,6 @@ class Questions:
         A question is finished even if its client disconnects, because it has already changed cached state.
 
         Args:
-            answer: Called with the cluster, in the thread.
             is_bounded: Refuse the question where too many wait; those of this process itself are few.
 
         Raises:

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QueueRules:
-    """QueueRules is all by which the queue's leader decides.
+    """All by which the queue's leader decides.
 
     Attributes:
-        config: The configuration in force.
-        settings: Options of the leader's process.
         namespaces: Labels by namespace: they say which queue a pod belongs to.
         read_at_s: When that was so, with pods and nodes: seconds since 1970.
     """
@@ -32,11 +30,7 @@ class QueueRules:
     read_at_s: float = field(default_factory=time.time)
 
     def find_queue(self, namespace: str, label: str) -> str:
-        """Find the queue that a pod belongs to, empty for none.
-
-        Args:
-            label: The queue that its own label names, empty for none.
-        """
+        """Find the queue that a pod belongs to, empty for none."""
         return self._membership.find_queue(namespace, label)
 
     @cached_property
@@ -53,9 +47,6 @@ def read_rules(
     served: "DecisionSettings", namespaces: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 ) -> QueueRules:
     """Read what a leader says of itself.
-
-    Args:
-        namespaces: Labels by namespace.
 
     Raises:
         InputError: it has policies that are not known here, or is of another version.

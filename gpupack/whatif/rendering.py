@@ -28,11 +28,7 @@ _AT: Final = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z) ")
 
 
 def format_why(answer: PodExplanation, *, colour: bool = False, now_s: float | None = None) -> str:
-    """Write the explanation of a pod's state.
-
-    Args:
-        now_s: Seconds since the epoch, to write ages of Events in place of times; None: times.
-    """
+    """Write the explanation of a pod's state; with `now_s`, Events have ages in place of times."""
     return _joined(_why(answer, now_s), _STATES.get(answer.state, Style.PLAIN) if colour else None)
 
 
@@ -175,11 +171,7 @@ def _judge_gang(count: FitCount, answer: FitAnswer, when: str) -> str:
 
 
 def format_advice(answer: Advice, *, planned: bool = False, colour: bool = False) -> str:
-    """Write a list of moves.
-
-    Args:
-        planned: The moves are about to be made.
-    """
+    """Write a list of moves, made or, with `planned`, to be made."""
     reached = Style.GREEN if answer.moves or answer.gained or answer.after.pods else Style.YELLOW
     return _joined(_advice(answer, planned), reached if colour else None)
 

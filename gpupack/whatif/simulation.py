@@ -28,19 +28,14 @@ _NONE: Final = 1e-6
 """An inflation that adds no pods."""
 
 _FIRST: Final = 2
-"""The line of the first pod in a file."""
+"""Line of the first pod in a file."""
 
 _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Scenario is a cluster to simulate.
-
-    Attributes:
-        label: What is different.
-        unit_mib: MiB of a unit to count in.
-    """
+    """A cluster to simulate, what is different about it, and the MiB of the units to count in."""
 
     label: str
     cluster: Cluster
@@ -93,7 +88,6 @@ def simulate_all(
     """Run the policies on each cluster, and write what was asked for.
 
     Args:
-        options: Options of the runs; files of nodes and pods are made here.
         warn: Takes a line for every pod that is left out or fits nowhere.
 
     Raises:
@@ -133,18 +127,14 @@ def simulate_all(
 
 
 def _check_queues(options: SimulationOptions, pods: str) -> None:
-    """Check, before anything is printed, that the pods' queues are in the configuration.
-
-    Raises:
-        SettingsError: one is not.
-    """
+    """Check, before anything is printed, that the pods' queues are in the configuration."""
     if options.queues is not None:
         check_trace(ConfigFile(options.queues).load(), read_pods(pods, (), lambda _line: None, timed=True))
 
 
 @dataclass(frozen=True, slots=True)
 class _Warnings:
-    """_Warnings is what is odd about a row of a trace, said of the pod that the row was made of."""
+    """What is odd about a row of a trace, said of the pod that the row was made of."""
 
     scenario: Scenario
     taken: Snapshot
@@ -188,5 +178,4 @@ def _unsaid(_line: str) -> None:
     """Say nothing: the run that follows says it."""
 
 
-def _no_bar(_done: int, _of: int) -> None:
-    """Draw nothing, likewise."""
+def _no_bar(_done: int, _of: int) -> None: ...

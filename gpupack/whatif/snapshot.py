@@ -79,7 +79,6 @@ _BY_CLAIMS: Final = (
 
 _MIB: Final = 1 << 20
 _DIGEST: Final = 6
-"""Bytes of a hidden name."""
 
 Row = tuple[str | int, ...]
 
@@ -92,7 +91,6 @@ class Snapshot:
         nodes: Rows under `NODE_HEADER` and the names of further resources.
         pods: Rows under `POD_HEADER` and those names, in the order in which they came.
         notes: What the tables do not say as it is, a sentence each.
-        others: Further resources.
     """
 
     nodes: tuple[Row, ...]
@@ -131,7 +129,6 @@ def make_snapshot(
     Args:
         hidden: Names of nodes, pods and queues as digests: with a key that nobody keeps, equal ones alike.
         unit_mib: MiB of a unit to count in, as if the daemons ran with that; None: as they do.
-        others: Further resources to write down, too.
     """
     name_of = _make_hider() if hidden else _plain
     scale = _Scale(cluster.unit_mib, unit_mib or cluster.unit_mib)
@@ -226,7 +223,7 @@ def _nodes(
     notes: Counter[_Note],
     others: Sequence[str],
 ) -> list[Row]:
-    """A row for each node with cards; one whose cards differ in model or size becomes several."""
+    """Make a row for each node with cards; one whose cards differ in model or size becomes several."""
     arrays = cluster.state.nodes
     besides = _free_beside_pods_with_cards(cluster, claimed, others)
     rows: list[Row] = []
@@ -285,7 +282,7 @@ def _pod(
     models: set[str],
     notes: Counter[_Note],
 ) -> Row | None:
-    """A row of a pod, None if it asks for no cards that can be given; `claimed`: what it has by claims."""
+    """Make the row of a pod, None if it asks for no cards that can be given; `claimed` is from its claims."""
     if claimed is None and read_requested_unit(pod) is None:
         return None
     request = claimed or parse_pod_request(drop_unknown_policies(pod), cluster.state.resource).request
@@ -320,7 +317,7 @@ def _pod(
 
 
 def _cards(request: PodRequest, scale: _Scale, usual: int) -> tuple[int, str | int, int]:
-    """Cards of all containers, what each container asks of its cards, and thousandths of a usual card.
+    """Count the cards of all containers, what each asks of them, and thousandths of a usual card.
 
     A pod with several containers has the mean of their thousandths: together they are what all cards have.
     """

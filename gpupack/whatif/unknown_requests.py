@@ -60,7 +60,6 @@ def find_unknown_policies(pod: Pod) -> tuple[UnknownPolicy, ...]:
 
 
 def drop_unknown_policies(pod: Pod) -> Pod:
-    """The pod, without policies that are not known here."""
     unknown = {policy.annotation for policy in find_unknown_policies(pod)}
     if not unknown:
         return pod

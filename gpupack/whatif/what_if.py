@@ -29,7 +29,6 @@ class WhatIf:
     """The pod of a question, as it is or changed.
 
     Attributes:
-        query: What it asks of cards.
         requirements: What it asks for besides.
         pods: Pods of its gang that ask for the same, itself one of them: it is taken where all fit at once.
         others: Pods of its gang that ask for something else, which have to fit beside them.
@@ -43,7 +42,6 @@ class WhatIf:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other pod has to start with it."""
         return self.pods == 1 and not self.others
 
     @property
@@ -62,12 +60,7 @@ class WhatIf:
         return replace(self, query=make_query(self.cluster, request, self.requirements))
 
     def rank_nodes(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> list[str]:
-        """Names of the nodes that take it now, best first by the node policy.
-
-        Args:
-            leaving: UIDs of pods that are gone; their cards count as free.
-            only: Rows to look at, None: all.
-        """
+        """Rank the nodes that take it once pods of these UIDs are gone, best first by the node policy."""
         nodes = self.cluster.state.nodes
         kept = self.find_rows(leaving=leaving, only=only)
         if not len(kept):
@@ -78,7 +71,7 @@ class WhatIf:
         ]
 
     def find_rows(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> RowArray:
-        """Rows of the nodes that take it now, in no order; arguments as of `rank_nodes`."""
+        """Find the rows of the nodes that take it now, in no order; arguments as of `rank_nodes`."""
         kept = self._find_rows(leaving, only)
         if self.is_alone or not len(kept):
             return kept
@@ -140,26 +133,25 @@ def without_pods(cluster: Cluster, usage: "PodCardUsage", pods: Iterable[PodReco
 
 
 class PodCardUsage:
-    """PodCardUsage is what pods have on the cards of their nodes, and what would be free without them."""
+    """What pods have on the cards of their nodes, and what would be free without them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._by_node: dict[str, PodCards] = {}
 
     def get_units(self, record: PodRecord) -> ByPosition:
-        """Units of a pod by card position; empty where its cards are not known."""
+        """Get the units of a pod by card position; empty where its cards are not known."""
         return self._get_pod_cards(record.node).units.get(record.uid, {})
 
     def get_freed_units(self, record: PodRecord) -> ByPosition:
-        """Units that certainly become free when a pod goes, by card position; see `PodCards.closed`."""
+        """Get the units that certainly become free when a pod goes, by card position."""
         return self._get_pod_cards(record.node).get_freed_units(record.uid)
 
     def get_freed_compute(self, record: PodRecord) -> ByPosition:
-        """Percent of compute that certainly becomes free when a pod goes, by card position."""
+        """Get the percent of compute that certainly becomes free when a pod goes, by card position."""
         return self._get_pod_cards(record.node).get_freed_compute(record.uid)
 
     def list_pods(self, node: str) -> list[PodRecord]:
-        """The pods of a node that have cards there, by namespace and name."""
         node_record = self._cluster.state.node_records.get(node)
         found = (
             [] if node_record is None else [pod for pod in node_record.pods.values() if self.get_units(pod)]
@@ -167,7 +159,7 @@ class PodCardUsage:
         return sorted(found, key=lambda pod: (pod.namespace, pod.name))
 
     def list_claim_pods(self, node: str) -> list[tuple[Pod, ByPosition]]:
-        """The pods of a node that have cards there by claims, with the units of these, by namespace and name.
+        """List the pods of a node with cards by claims, with the units of these, by namespace and name.
 
         A card that another pod of the claim has stands with 0 units.
         """
@@ -211,6 +203,6 @@ class PodCardUsage:
 
 
 def list_card_numbers(cluster: Cluster, node: str, cards: Collection[int]) -> tuple[int, ...]:
-    """The driver's numbers of cards, as people know them."""
+    """List the driver's numbers of cards, as people know them."""
     node_record = cluster.state.node_records[node]
     return tuple(node_record.indexes[card] if node_record.indexes else card for card in sorted(cards))

@@ -30,16 +30,7 @@ UNDER_WAY: Final = 16
 
 
 class BatchCommitter:
-    """Commits the queue's lists, one after the other, and sends their Bindings side by side.
-
-    Args:
-        binder: Assumes cards, sends Bindings, and knows whether this process may.
-        checks: What kube-scheduler's filters say.
-        stale: Says why the cluster's view cannot be trusted, empty when it can.
-        leadership: Leadership required to bind batch pods, besides the binder's own.
-        shared: Tells which nodes are shared with another scheduler; None: nodes without the taint are, and
-            none is ever left out.
-    """
+    """Commits the queue's lists, one after the other, and sends their Bindings side by side."""
 
     def __init__(
         self,

@@ -9,10 +9,8 @@ from allocator.errors import shown
 from scheduler_plugin.errors import ProtocolError
 
 MOST_PODS: Final = 1024
-"""Pods of one call."""
 
 MOST_CANDIDATES: Final = 64
-"""Nodes of one pod."""
 
 
 class PodCandidates(msgspec.Struct, frozen=True):
@@ -35,7 +33,6 @@ class CommitCall(msgspec.Struct, frozen=True):
     """Body of a call: the pods of each inner tuple are bound together or not at all.
 
     Attributes:
-        groups: In the order in which they are committed.
         headroom: Part of a node's cpu and memory that stays free beside each pod, 0 to 1.
     """
 
@@ -44,7 +41,7 @@ class CommitCall(msgspec.Struct, frozen=True):
 
 
 class CommitOutcome(StrEnum):
-    """CommitOutcome is the result of committing a pod."""
+    """The result of committing a pod."""
 
     BOUND = "bound"
     REFUSED = "refused"
@@ -54,12 +51,10 @@ class CommitOutcome(StrEnum):
 
 
 class PodResult(msgspec.Struct, frozen=True):
-    """PodResult is the outcome of one pod, with its reason.
+    """The outcome of one pod, with its reason.
 
     Attributes:
-        outcome: In one word.
         node: Where it was bound, or where its Binding went.
-        why: In words, where it was not bound.
         rejected: Nodes of its list that kube-scheduler would reject, or on which batch mode pauses; for a
             gang, those of all its pods.
     """
@@ -108,11 +103,6 @@ def decode_commit_call(body: bytes) -> CommitCall:
 
 
 def decode_commit_reply(body: bytes) -> CommitReply:
-    """Read an answer.
-
-    Raises:
-        ProtocolError: it is none.
-    """
     try:
         return _decode_reply(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 class BindingApi(Protocol):
-    """BindingApi is the part of the API server that bind needs; `kubeapi.client.KubeClient` has it."""
+    """The part of the API server that bind needs; `kubeapi.client.KubeClient` has it."""
 
     async def bind(
         self,
@@ -35,14 +35,13 @@ class BindingApi(Protocol):
         annotations: Mapping[str, str],
         resource_version: str | None = None,
         timeout_s: float = ...,
-    ) -> None:
-        """Bind a pod."""
+    ) -> None: ...
 
     async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
 
 class BindingOutcome(Enum):
-    """BindingOutcome is what a pod shows of a Binding that was sent for it."""
+    """What a pod shows of a Binding that was sent for it."""
 
     BOUND = auto()
     NOT_BOUND = auto()
@@ -51,7 +50,7 @@ class BindingOutcome(Enum):
 
 
 class Binder:
-    """Binder carries out bind calls.
+    """Carries out bind calls.
 
     Invariant: once a Binding was sent its cards stay assumed until one of these:
 
@@ -67,7 +66,6 @@ class Binder:
         timeout_s: T, how long a Binding may take effect after it was sent.
         leadership: Whether this process may bind, and since when: an earlier process may have bound before.
         refresh: Lists pods anew and returns when the state has the list.
-        claims: Writes claims, for nodes that serve them.
     """
 
     def __init__(
@@ -104,11 +102,7 @@ class Binder:
         return self._in_flight > 0 or self.clock() - self._last_sent_at < BUSY_S
 
     async def bind(self, namespace: str, name: str, uid: str, node: str) -> str:
-        """Bind the pod of this name and UID to a node.
-
-        Returns:
-            Empty when it is bound, else why not, in words.
-        """
+        """Bind the pod of this name and UID to a node; return why it is not bound, empty if it is."""
         try:
             # No await between the last check in here and the request.
             commitment = await self._assume(namespace, name, uid, node)
@@ -123,8 +117,6 @@ class Binder:
     ) -> PendingBinding:
         """Assume the cards of one pod of several, after `wait_for_fence` and before `finish`.
 
-        Arguments are those of `Committer.assume`.
-
         Raises:
             CommitError: the pod cannot be bound there, or this process may not bind now.
         """
@@ -133,15 +125,10 @@ class Binder:
         return self.committer.assume(namespace, name, uid, node, self.clock(), cards)
 
     def abandon(self, commitment: PendingBinding) -> None:
-        """Forget the cards of a pod whose Binding was not sent."""
         self._forget(commitment)
 
     async def finish(self, commitment: PendingBinding) -> str:
-        """Send the Binding of a pod whose cards `begin` has assumed, if this process may still bind.
-
-        Returns:
-            Empty when it is bound, else why not, in words; see `is_unsettled`.
-        """
+        """Send the Binding that `begin` prepared, if this process may; return why the pod is not bound."""
         try:
             # No await between this check and the request.
             may_send = not self._is_stopped and self._get_term() == self._fenced_term
@@ -226,11 +213,7 @@ class Binder:
                     self._fenced_term = term
 
     def _get_term(self) -> float:
-        """Return when its leadership, or the history after an etcd restore, began.
-
-        Raises:
-            CommitError: it is not the leader.
-        """
+        """Return when its leadership, or the history after an etcd restore, began."""
         since = self.leadership.since
         if since is None or not self.leadership.is_leader:
             raise CommitError("this gpupack scheduler is not the leader; the leader binds")
@@ -354,7 +337,6 @@ class Binder:
         return current if current.metadata.uid == pod.uid else BindingOutcome.GONE
 
     def _resolve_later(self, commitment: PendingBinding) -> None:
-        """Keep the cards assumed, and find out the outcome once the Binding can no longer take effect."""
         if not self._is_assumed(commitment):
             return
         task = asyncio.create_task(self._resolve(commitment))

@@ -37,7 +37,7 @@ _DEALLOCATED: Final[dict[str, Any]] = {}
 
 
 class ClaimsApi(Protocol):
-    """ClaimsApi reads and writes objects; `kubeapi.client.KubeClient` implements it."""
+    """Reads and writes objects; `kubeapi.client.KubeClient` implements it."""
 
     async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes: ...
 
@@ -52,7 +52,6 @@ class ClaimWriter:
     """Writes claims, one pod's writes after the other.
 
     Args:
-        timeout_s: longest time of each write.
         is_pending: returns True if the pod with a UID is known, not bound, and not being bound.
     """
 
@@ -72,13 +71,10 @@ class ClaimWriter:
         self._releasing: set[asyncio.Task[None]] = set()
 
     async def write(self, claim: BoundPodClaim, resource_version: str) -> str:
-        """Make the claim ready for the kubelet, and name it in the pod's status.
+        """Prepare the claim for the kubelet and name it in the pod's status; return the pod's new version.
 
         Args:
             resource_version: resourceVersion of the pod as the decision saw it; any other one is refused.
-
-        Returns:
-            The pod's resourceVersion after that.
 
         Raises:
             CommitError: the claim belongs to another pod, or is being deleted.

@@ -27,13 +27,10 @@ from scheduler_plugin.scheduling.request import SchedulingRequest
 
 @dataclass(frozen=True, slots=True)
 class PendingBinding:
-    """PendingBinding is everything that a Binding is made of.
+    """Everything that a Binding is made of.
 
     Attributes:
-        pod: The pod, as it was when the cards were assumed.
-        node: Target.
         assigned: Value of `gpupack.io/assigned`, None for no annotation.
-        assumed: The assumed pod in the cache, None for a pod that asks for no cards.
         claim: Claim to write before the Binding if the node serves claims; else None.
     """
 
@@ -45,7 +42,7 @@ class PendingBinding:
 
 
 class Committer:
-    """Committer assumes cards for pods, one at a time and without waiting in between.
+    """Assumes cards for pods, one at a time and without waiting in between.
 
     Invariant: between `begin` and the Binding's answer the cards are counted in the state, so a filter that
     runs meanwhile sees them taken.
@@ -92,11 +89,7 @@ class Committer:
         return PendingBinding(pod, node, text, assumed, claim)
 
     def _make_claim(self, pod: PodRecord, node: str, assigned: Assignment | None) -> BoundPodClaim | None:
-        """Write the claim of a pod on a node that serves claims.
-
-        Raises:
-            CommitError: the node does not name its cards, or the pod wants more than a claim can have.
-        """
+        """Make the claim of a pod on a node that serves claims."""
         record = self.state.node_records[node]
         if not record.serves_claims:
             return None
@@ -130,11 +123,7 @@ class Committer:
     def _place_pod(
         self, query: SchedulingRequest, node: str, row: int, preferred: Collection[str]
     ) -> Placement:
-        """Choose the cards on the node's latest record.
-
-        Raises:
-            CommitError: the pod does not fit there any more.
-        """
+        """Choose the cards on the node's latest record."""
         policy = self.policies.get_policy(query.request)
         placement = place_on_node(policy, self.state.nodes, row, query, preferred)
         if placement is None:

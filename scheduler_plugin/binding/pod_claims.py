@@ -38,10 +38,9 @@ _SHARED_REQUEST: Final = "all-containers"
 
 @dataclass(frozen=True, slots=True)
 class BoundPodClaim:
-    """BoundPodClaim is the claim to be written for one pod on one node, before its Binding.
+    """The claim to be written for one pod on one node, before its Binding.
 
     Attributes:
-        pod: name of the pod.
         body: the claim. Its name and spec depend on the pod only, so the same claim serves every node.
         allocation: the allocation for its status, without the time.
         mappings: the request of each container, for the pod's status.
@@ -77,9 +76,7 @@ def claim_of(
     init container asks, all containers have one request: the pod's effective units on its one card.
 
     Args:
-        pod: as it is bound.
         sizes: units of the node's cards by UUID, in word order.
-        assigned: the cards of each container.
 
     Raises:
         CommitError: the pod asks for more shares than a claim can have.
@@ -147,7 +144,7 @@ def _request_name(number: int) -> str:
 
 
 def _body(pod: PodRecord, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Build the claim itself; only the allocation says how much of which card."""
+    """Make the claim itself; only the allocation says how much of which card."""
     owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
     return {
         "apiVersion": "resource.k8s.io/v1",

@@ -14,7 +14,7 @@ from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.signals import Signal
 
 STOPPED_S: Final = 600.0
-"""So long batch mode binds nothing on a shared node after a Binding of its own met another one there."""
+"""How long batch mode binds nothing on a shared node after one of its Bindings met another one there."""
 
 RACE_S: Final = 30.0
 """Bindings to one node this close together may have been decided without each other."""
@@ -26,7 +26,7 @@ KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
 class SharedNodes:
-    """SharedNodes distinguishes batch mode's own nodes from those that it shares.
+    """Distinguishes batch mode's own nodes from those that it shares.
 
     Anyone who may create pods can make a kubelet fail one: with `spec.nodeName`, and more cpu than the node
     has. So a failed pod is evidence only if it was seen without a node before, because then a scheduler has
@@ -66,7 +66,6 @@ class SharedNodes:
             self.apply_node(node)
 
     def apply_pod(self, pod: Pod, now: float) -> None:
-        """Take a pod's newest version."""
         uid, node = pod.metadata.uid, pod.spec.node_name
         if not node:
             self._unbound.add(uid)
@@ -91,7 +90,6 @@ class SharedNodes:
         self._bound_at.pop(uid, None)
 
     def replace_pods(self, pods: Sequence[Pod], now: float) -> None:
-        """Take a complete list of pods."""
         for uid in (self._unbound | self._bound_at.keys()) - {pod.metadata.uid for pod in pods}:
             self.delete_pod(uid)
         for pod in pods:
@@ -104,7 +102,6 @@ class SharedNodes:
         return name in self._own
 
     def list_stopped(self, now: float) -> list[str]:
-        """List the nodes on which batch mode binds nothing now."""
         return [name for name in self._stopped if self.explain_stop(name, now)]
 
     def explain_stop(self, name: str, now: float) -> str:

@@ -18,13 +18,7 @@ _LONGEST_BACKOFF_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PodTurn:
-    """PodTurn is a pod's place in the queue of a batch.
-
-    Attributes:
-        pod: Its number.
-        attempt: Number of earlier turns.
-        not_before_s: Earliest time of the turn.
-    """
+    """A pod's place in the queue of a batch: its number, earlier turns, and the earliest time of this one."""
 
     pod: int
     attempt: int = 0
@@ -32,7 +26,7 @@ class PodTurn:
 
 
 class TurnQueue:
-    """TurnQueue is the pods of a batch in order; a pod that failed goes to the tail, later each time.
+    """The pods of a batch in order; a pod that failed goes to the tail, later each time.
 
     Args:
         attempts: Turns a pod gets at most.
@@ -55,7 +49,6 @@ class TurnQueue:
         return len(self._queue)
 
     def pop_due(self, now_s: float) -> PodTurn | None:
-        """Take the first turn that is due; None when none is."""
         for at, turn in enumerate(self._queue):
             if turn.not_before_s <= now_s:
                 del self._queue[at]
@@ -63,7 +56,6 @@ class TurnQueue:
         return None
 
     def get_next_due_s(self) -> float:
-        """Return when the next turn is due; infinite when the queue is empty."""
         return min((turn.not_before_s for turn in self._queue), default=float("inf"))
 
     def requeue_failed(self, turn: PodTurn, now_s: float) -> bool:
@@ -77,14 +69,7 @@ class TurnQueue:
 
 @dataclass(frozen=True, slots=True)
 class ScoredNode:
-    """ScoredNode is a node that the first tier found.
-
-    Attributes:
-        node: Its name.
-        score: Lower is better.
-        version: Version of the node's record that was scored.
-        epoch: Epoch of the weights that it was scored with.
-    """
+    """A node that the first tier found: lower scores are better; version and epoch are those of the score."""
 
     node: str
     score: float
@@ -102,7 +87,6 @@ def merge_candidates(
     """Turn the first tier's list into the order in which to try nodes.
 
     Args:
-        offered: List 1.
         version: The node's latest version, None when it is gone.
         rescore: Filters and scores a node's latest record; None when the pod no longer fits.
         epoch: Epoch of the weights in force; a candidate of another epoch is scored anew.
@@ -125,15 +109,11 @@ def merge_candidates(
 
 
 def commit_first(order: Sequence[ScoredNode], bind: Callable[[str], bool]) -> tuple[str | None, list[str]]:
-    """Try candidates in order until one binds.
+    """Try candidates in order until one binds; return the node, None if all failed, and the nodes tried.
 
     Args:
-        order: What `merge` returned.
         bind: Binds the pod to a node, updates the node's record and returns True; or returns False and
             changes nothing.
-
-    Returns:
-        The node, None when all failed, and the nodes tried.
     """
     tried: list[str] = []
     for candidate in order:
@@ -145,11 +125,9 @@ def commit_first(order: Sequence[ScoredNode], bind: Callable[[str], bool]) -> tu
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """CommitResult is the outcome of one list.
+    """The outcome of one list.
 
     Attributes:
-        node: Where the pod was bound, None: nowhere.
-        tried: Nodes whose bind was tried, in order.
         left: Nodes that would have been tried next, in order.
         conflicts: Nodes of the list that had changed since they were scored.
     """
@@ -169,12 +147,9 @@ def commit_list(
     epoch: int = 0,
     mode: Rescore = "on-epoch",
 ) -> CommitResult:
-    """Commit one list.
+    """Commit one list; for the arguments see `merge_candidates` and `commit_first`.
 
     Args:
-        version: A node's latest version, None when it is gone.
-        rescore: Filters and scores a node's latest record, None when the pod no longer fits.
-        bind: Binds and returns True; or returns False and leaves the record alone.
         mode: `on-epoch` rescores candidates that were scored with other weights, `on-version` does not.
     """
     if mode == "on-version":

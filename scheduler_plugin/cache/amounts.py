@@ -12,14 +12,12 @@ ResourceAmounts = tuple[tuple[str, int], ...]
 
 
 class Amounts(NamedTuple):
-    """Amounts are one whole number for each resource that kube-scheduler adds up for a node.
+    """One whole number for each resource that kube-scheduler adds up for a node.
 
     A pod has what it asks for, a node what it offers or what its pods ask for. Like Kueue's `Requests`, they
     are added and subtracted resource by resource.
 
     Attributes:
-        pods: Number of pods.
-        cpu_milli: Thousandths of a core.
         memory_bytes: Bytes of host memory.
         units: Units of GPU memory, over all cards together.
         percent: Percent of cards, over all cards together.
@@ -81,7 +79,6 @@ class Amounts(NamedTuple):
         return [resource for resource, amount in self.list_asked() if amount > left.get(resource)]
 
     def fits_in(self, left: "Amounts") -> bool:
-        """Tell whether so much is left of everything that is asked for."""
         return not self.list_short(left)
 
     def count_in(self, left: "Amounts") -> int:

@@ -13,7 +13,7 @@ RowArray = NDArray[np.intp]
 
 
 class ClusterView(Protocol):
-    """ClusterView is the nodes as arrays, one row each, for policies to read.
+    """The nodes as arrays, one row each, for policies to read.
 
     R is the number of rows, some of them vacant. K is the largest number of cards of a node.
 

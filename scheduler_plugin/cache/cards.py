@@ -61,7 +61,6 @@ def find_current_positions(
     Positions change over time: if a card before it disappears, a card moves up. Only its UUID stays.
 
     Args:
-        positions: Positions of the cards then.
         uuids_then: UUIDs by position then; empty if the node published none.
         uuids_now: UUIDs by position now; empty if the node publishes none.
 

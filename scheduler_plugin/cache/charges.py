@@ -25,7 +25,6 @@ class AssumedPod:
 
     Attributes:
         pod: The version of the pod that the Binding names.
-        node: Target of the Binding.
         assigned: Cards of the Binding, None if the node publishes no UUIDs.
         awaits_claim: True while the pod's claim is being written, which changes the pod before its Binding.
     """
@@ -60,13 +59,7 @@ class Charge(NamedTuple):
 
 @dataclass(slots=True)
 class Tombstone:
-    """A charge of a bound pod that vanished before its node accounted it.
-
-    Attributes:
-        charge: What the pod asked for, and where.
-        version: resourceVersion at which it vanished.
-        until_s: When the charge ends in any case, in seconds.
-    """
+    """A charge of a pod that vanished at `version`, before its node accounted it; it ends at `until_s`."""
 
     charge: Charge
     version: int
@@ -78,7 +71,6 @@ class ChargedCards(NamedTuple):
 
     Attributes:
         uuids: The node's cards at that time, see `NodeRecord`.
-        sizes: Their sizes at that time.
         units: By card position; None if the cards do not agree with the charge.
     """
 
@@ -95,7 +87,7 @@ class ChargedCards(NamedTuple):
 
 @dataclass(slots=True)
 class NodeRecord:
-    """NodeRecord is the state of one node name. A record outlives the Node while pods are bound to the name.
+    """The state of one node name. A record outlives the Node while pods are bound to the name.
 
     Attributes:
         row: Its row in the arrays, -1 while there is no Node object.
@@ -111,7 +103,6 @@ class NodeRecord:
         indexes: The driver's indexes by card; for people only.
         serves_claims: True if pods get their cards by claims there.
         pods: Bound pods that ask for cards and have not ended, by UID.
-        assumed: Assumed pods, by UID.
         tombstones: Charges of vanished pods, by UID.
         claims: What claims are allocated of its cards, by the claim's UID.
         held_claims: Units by card position of the claims that the words certainly contain, by UID.
@@ -154,7 +145,6 @@ class NodeRecord:
 
     @property
     def in_use(self) -> Amounts:
-        """What its bound and assumed pods request."""
         return sum_amounts((pod.amounts for pod in self.list_assumed_pods()), self.requested)
 
     @property
@@ -219,11 +209,7 @@ class ChargeRules:
             yield tombstone.charge
 
     def charges_of_claims(self, record: NodeRecord) -> Iterator[tuple[int, int]]:
-        """Charge a claim from its allocation until the node's words contain it, whoever allocated it.
-
-        Returns:
-            Card positions with units.
-        """
+        """Give card positions and units of claims, from allocation until the node's words contain them."""
         if not (record.claims or record.claim_tombstones):
             return
         held = record.read_held_claims()

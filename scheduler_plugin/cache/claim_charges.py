@@ -17,7 +17,6 @@ class AllocatedClaim:
     """A claim that is allocated shares of one node's cards.
 
     Attributes:
-        version: resourceVersion of the claim.
         shares: Name of the device and units of each share; None means all of the device.
         pods: UIDs of the pods that may use it, in the order of their reservations.
     """
@@ -31,7 +30,7 @@ class AllocatedClaim:
 
 @dataclass(frozen=True, slots=True)
 class HeldClaims:
-    """HeldClaims is the claims that a node's words contain, and the data to decide that.
+    """The claims that a node's words contain, and the data to decide that.
 
     Attributes:
         units: Units by card position of each claim that the words contain, by UID.
@@ -115,7 +114,6 @@ def sum_shares(
     Args:
         shares: Name of the device and units of each; None means all of the device.
         uuids: UUIDs by card; where the node publishes none, a share counts on every card.
-        sizes: Units by card.
     """
     totals: dict[int, int] = {}
     positions = _positions(uuids)
@@ -129,5 +127,4 @@ def sum_shares(
 
 @lru_cache(maxsize=8192)
 def _positions(uuids: tuple[str, ...]) -> Mapping[str, int]:
-    """Map the names of a node's devices to positions of its cards."""
     return {name: position for position, name in enumerate(device_names(uuids).values())}

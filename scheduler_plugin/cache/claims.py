@@ -50,7 +50,6 @@ class ClaimCache:
         return iter(self._nodes)
 
     def find_shares(self, uid: str) -> dict[str, AllocatedClaim]:
-        """Find the allocation of a claim by node; empty for an unknown claim."""
         nodes = self._nodes.get(uid, frozenset())
         return {node: self._records.by_name[node].claims[uid] for node in nodes}
 

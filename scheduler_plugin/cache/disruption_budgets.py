@@ -12,11 +12,9 @@ BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
 
 @dataclass(frozen=True, slots=True)
 class EvictionAllowance:
-    """EvictionAllowance is what a PodDisruptionBudget still allows.
+    """What a PodDisruptionBudget still allows.
 
     Attributes:
-        namespace: Namespace of the PodDisruptionBudget and of the pods that it counts.
-        name: Name of the PodDisruptionBudget.
         allowed: Pods that may be evicted now.
         disrupted: Names of pods that were evicted a moment ago; they are counted already.
     """
@@ -28,7 +26,7 @@ class EvictionAllowance:
 
 
 class DisruptionBudgets:
-    """DisruptionBudgets keeps PodDisruptionBudgets up to date as the sink of a reflector.
+    """Keeps PodDisruptionBudgets up to date as the sink of a reflector.
 
     Attributes:
         synced: True once they have been listed; before that nothing is known of them.
@@ -63,8 +61,7 @@ class DisruptionBudgets:
         else:
             self._put(item)
 
-    def bookmark(self, resource_version: str) -> None:
-        """Nothing changed."""
+    def bookmark(self, resource_version: str) -> None: ...
 
     def disconnected(self, error: Exception) -> None:
         """Do nothing, because the API server checks each eviction itself."""
@@ -88,7 +85,7 @@ def keeps_budgets(budgets: DisruptionBudgets, victims: Iterable[PodRecord]) -> b
 
 
 def find_violations(budgets: DisruptionBudgets, pods: Iterable[PodRecord]) -> frozenset[str]:
-    """Find the pods whose end would violate a budget, as kube-scheduler counts violations.
+    """Find the UIDs of the pods whose end would violate a budget, as kube-scheduler counts violations.
 
     The count differs from `keeps_budgets`, because kube-scheduler deletes its victims without the eviction
     API. A pod covered by several budgets violates none of them as long as each allows it. An empty selector
@@ -96,9 +93,6 @@ def find_violations(budgets: DisruptionBudgets, pods: Iterable[PodRecord]) -> fr
 
     Args:
         pods: Pods in the order in which they use up what the budgets allow.
-
-    Returns:
-        UIDs.
     """
     taken: dict[tuple[str, str], int] = {}
     found: set[str] = set()

@@ -23,7 +23,6 @@ def make_empty_node(
     """Make a Node on which no pod is.
 
     Args:
-        cards: The model and the MiB of each.
         amounts: What it offers besides; of a resource of ours this counts, and not what a daemon offers.
         cards_of: Stands in the UUIDs of its cards; empty: its name.
     """

@@ -48,9 +48,8 @@ def read_gang_name(pod: Pod) -> str:
 def read_gang_key(pod: Pod) -> tuple[str, str] | None:
     """Read the key shared by pods that start, move and end together; None for a pod on its own.
 
-    Returns:
-        The namespace, and the name of the PodGroup, of the gang, or of the group of a LeaderWorkerSet, which
-        recreates all pods of a group when one of them is gone.
+    It is the namespace and the name of the PodGroup, the gang, or the group of a LeaderWorkerSet, which
+    recreates all pods of a group when one of them is gone.
     """
     name = read_gang_name(pod) or read_worker_group(pod.metadata.labels)
     return (pod.metadata.namespace, name) if name else None

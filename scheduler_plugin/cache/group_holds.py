@@ -20,20 +20,17 @@ from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.reservations import Reservation, Reservations
 
 HOLD_S: Final = 2.0
-"""Cards are held for so long after the last call for the group."""
+"""How long cards are held after the last call for the group."""
 
 BINDING_HOLD_S: Final = 30.0
-"""Cards are held for so long after the last call for the group while a Binding of it is under way."""
+"""How long cards are held after the last call for the group while a Binding of it is under way."""
 
 
 @dataclass(slots=True)
 class _GroupCycle:
-    """What kube-scheduler has asked for a group of late.
+    """What kube-scheduler has asked for a group lately.
 
     Attributes:
-        last_call_s: Time of the last call, seconds of the clock.
-        last_uid: The pod of the last call.
-        last_rows: The nodes of the last call.
         asked: Pods asked about in this pass over the group; there is one pass for each placement.
         refused: Those of them that found no node.
         has_failed: Too few of the group's pods can find a node in this pass.
@@ -50,7 +47,7 @@ class _GroupCycle:
 
 
 class GroupHolds:
-    """GroupHolds keeps the cards of pods whose group is being placed.
+    """Keeps the cards of pods whose group is being placed.
 
     A pod may have a hold on one node for each placement that kube-scheduler tries, as for each zone; its
     Binding tells which of them counts. The life of a hold:
@@ -65,7 +62,6 @@ class GroupHolds:
 
     Args:
         reservations: Holds are kept there as reservations that every other pod respects.
-        assumed: The assumed pods by UID.
     """
 
     def __init__(
@@ -138,7 +134,6 @@ class GroupHolds:
         return placed, {pod.uid for pod in members} - placed
 
     def list_held_nodes(self, key: GroupKey) -> list[str]:
-        """List the nodes with cards that are held for pods of a group."""
         cycle = self._cycles.get(key)
         return sorted({node for _, node in cycle.held}) if cycle is not None else []
 
@@ -167,7 +162,6 @@ class GroupHolds:
         )
 
     def _release(self, cycle: _GroupCycle, nodes: NodeArrays, rows: RowArray, uid: str = "") -> None:
-        """End holds on some nodes, of one pod or of all pods of a group."""
         self._drop(
             cycle,
             [

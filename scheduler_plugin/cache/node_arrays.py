@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from scheduler_plugin.cache.arrays import BoolArray, IntArray, LongArray, RowArray
 
 MAX_RECENT_CHANGES: Final = 256
-"""Changes of rows that are remembered one by one."""
+"""Changes of rows that are remembered individually."""
 
 _FEW_ROWS: Final = 8
 """Rows of which each by itself is faster than arithmetic on arrays: most often one has changed."""
@@ -57,7 +57,7 @@ _CARD_ARRAYS: Final = (
 
 
 class Exclusion(IntEnum):
-    """Exclusion is the reason why no card of a node can be used, whatever the pod asks for."""
+    """Why no card of a node can be used, whatever the pod asks for."""
 
     NONE = 0
     VACANT = 1
@@ -68,7 +68,7 @@ class Exclusion(IntEnum):
 
 
 class NodeArrays:
-    """NodeArrays are arrays over node rows: R rows, some vacant, and K the most cards a node has had.
+    """Arrays over node rows: R rows, some vacant, and K the most cards a node has had.
 
     Invariants:
 
@@ -151,7 +151,6 @@ class NodeArrays:
 
     @property
     def row_count(self) -> int:
-        """Rows in the arrays, vacant ones included."""
         return len(self.names)
 
     @property
@@ -187,11 +186,7 @@ class NodeArrays:
         return self._sorted_names
 
     def add_node(self, name: str) -> int:
-        """Add a row for a node, without words so far.
-
-        Raises:
-            StateError: the node has a row, or the name is empty.
-        """
+        """Add a row for a node, without words so far."""
         if not name or name in self.rows:
             raise StateError(f"node {name!r} added; allowed: a name that has no row yet")
         if not self._vacant_rows:
@@ -208,11 +203,6 @@ class NodeArrays:
         return row
 
     def remove_node(self, name: str) -> None:
-        """Remove a node's row.
-
-        Raises:
-            StateError: there is no such node.
-        """
         row = self.rows.pop(name, None)
         if row is None:
             raise StateError(f"node {name!r} removed: it has no row")
@@ -255,12 +245,8 @@ class NodeArrays:
         """Set the cards that a node publishes.
 
         Args:
-            row: The node's row.
             sizes: Units by card.
-            used: Units by card; may be more than the size.
             evictable: Size of the cards on which evicting pods helps, else 0; None: all of `sizes`.
-            uuids: By card, or empty if not known.
-            models: By card, or empty if not known.
             numa: NUMA node by card, -1 not known, or empty.
             links: NVLinks from each card to each, or empty.
             percent: Shares of the cards can be had.
@@ -293,12 +279,7 @@ class NodeArrays:
             self._update_derived(row)
 
     def set_assumed(self, row: int, units: Sequence[int], compute: Mapping[int, int] = NO_COMPUTE) -> None:
-        """Set what bound pods have that the words do not show yet.
-
-        Args:
-            units: Units by card.
-            compute: Percent of compute, by the position of the cards that have any.
-        """
+        """Set what bound pods have that the words do not show yet, by card and by card position."""
         count = int(self.cards[row])
         percent = [compute.get(card, 0) for card in range(count)] if compute else [0] * count
         if (
@@ -406,12 +387,7 @@ class NodeArrays:
         return columns
 
     def compute_left(self, column: int, rows: "RowArray", *, emptied: bool = False) -> "LongArray":
-        """Compute what rows have left of a column; less than 0 where pods ask for more than there is.
-
-        Args:
-            rows: intp[m].
-            emptied: As if no pod were there.
-        """
+        """Compute what rows have left of a column, or would have without pods; it may be less than 0."""
         left: LongArray = self.capacity[column][rows]
         if not emptied:
             left -= self.requested[column][rows]
@@ -454,11 +430,7 @@ class NodeArrays:
         return np.maximum(most, 0, out=most)
 
     def list_changed_rows(self, changes: int) -> "RowArray | None":
-        """List the rows that have changed since `self.changes` had this value, each once.
-
-        Returns:
-            None if that is too long ago: then compare versions.
-        """
+        """List the rows changed since `self.changes` had this value; None if that is too long ago."""
         missed = self.changes - changes
         if missed > len(self._recent_rows):
             return None
@@ -470,7 +442,6 @@ class NodeArrays:
         self._recent_rows.append(row)
 
     def _snapshot_published(self, row: int) -> tuple[object, ...]:
-        """Copy what `set_cards` sets, to compare before and after."""
         arrays = (self.size, self.used, self.evictable, self.numa, self.compute_used)
         return (
             int(self.exclusion[row]),

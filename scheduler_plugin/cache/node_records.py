@@ -17,11 +17,9 @@ _OWN: Final = f"{DOMAIN}/"
 
 
 class NodeRecords:
-    """NodeRecords is all records; `update_arrays` brings the arrays up to date with those that changed.
+    """All records; `update_arrays` brings the arrays up to date with those that changed.
 
     Attributes:
-        nodes: The arrays.
-        rules: The accounting rules.
         node_failed: Signals a node whose row could not be computed, see `state.ClusterState`.
     """
 
@@ -35,14 +33,12 @@ class NodeRecords:
         self._expiring: set[str] = set()
 
     def get_or_add(self, name: str) -> NodeRecord:
-        """Return the record of a name, a new one where there is none."""
         record = self.by_name.get(name)
         if record is None:
             record = self.by_name[name] = NodeRecord(name)
         return record
 
     def set_other_resources(self, names: Sequence[str]) -> None:
-        """Keep these further resources in the arrays, and no others."""
         if list(names) == self.nodes.other_resources:
             return
         self.nodes.set_other_resources(names)
@@ -60,11 +56,7 @@ class NodeRecords:
         self._expiring.add(name)
 
     def update_arrays(self, now: float, *, expire: bool = False) -> None:
-        """Recompute the rows of the records that changed.
-
-        Args:
-            expire: Also end tombstones whose time is over.
-        """
+        """Recompute the rows of the records that changed; `expire` also ends overdue tombstones."""
         # A set that was large once stays slow to pop from.
         changed, self._changed = self._changed, set()
         if expire:
@@ -112,12 +104,7 @@ class NodeRecords:
 
 
 def read_capacity(allocatable: Mapping[str, str | int], resource: str, *, serves_claims: bool) -> Amounts:
-    """Read what a Node offers to pods; what cannot be read, or is not there, counts as 0.
-
-    Args:
-        resource: The name of GPU memory in units.
-        serves_claims: Pods get their cards by claims there, so that no sum of GPU memory is counted.
-    """
+    """Read what a Node offers to pods; what cannot be read, or is not there, counts as 0."""
     # Of our own names most are packed words, which change all the time.
     counted = (resource, PERCENT_RESOURCE)
     items = [item for item in allocatable.items() if not item[0].startswith(_OWN) or item[0] in counted]

@@ -20,7 +20,7 @@ from scheduler_plugin.cache.pods import PodRecord
 
 @dataclass(frozen=True, slots=True)
 class PodCards:
-    """PodCards is the units by card position of the pods of one node.
+    """The units by card position of the pods of one node.
 
     Attributes:
         units: Units of each pod, by UID; empty for a pod whose cards are not known.
@@ -53,11 +53,7 @@ class PodCards:
 
 
 def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
-    """Find the units that the pods of a node have on its cards.
-
-    Args:
-        evictable: Units of its cards that pods can have at all; 0 if a card takes none.
-    """
+    """Find the units that the pods of a node have on its cards."""
     units: dict[str, ByPosition] = {}
     for uid, pod in record.pods.items():
         if uid in record.holds:
@@ -78,7 +74,6 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
 def _find_compute(
     record: NodeRecord, pod: PodRecord, request: PodRequest, units: ByPosition
 ) -> Mapping[int, int]:
-    """Find the percent of compute of a pod on the cards where it has units."""
     if len(request.demands) == 1:
         return request.charge_compute([units])
     for assignment in (pod.allocated, pod.assigned):

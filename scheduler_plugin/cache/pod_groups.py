@@ -28,12 +28,7 @@ _NOBODY: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def list_pod_group_paths(apis: Sequence[str], namespace: str = "") -> tuple[str, ...]:
-    """List where PodGroups may be served, of one namespace or of all; the first that is served counts.
-
-    Args:
-        apis: KUBERNETES or COSCHEDULING.
-        namespace: A name from outside has to be quoted before.
-    """
+    """List where PodGroups may be served, of one namespace or of all; the first that is served counts."""
     within = f"namespaces/{namespace}/" if namespace else ""
     return tuple(f"{api}/{within}podgroups" for api in apis)
 

@@ -38,13 +38,11 @@ MAX_REQUESTED: Final = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """PodRecord is one pod in its newest known version.
+    """One pod in its newest known version.
 
     Attributes:
         uid: The pod's identity; names are used again.
-        node: The node it is bound to, empty before.
         ended: Its phase is Succeeded or Failed.
-        priority: Larger ones may evict smaller ones.
         amounts: What it requests of a node besides the choice of cards, by Kubernetes' rule; of a pod on a
             node what it holds of cpu and memory, see `sum_held_requests`. GPU memory is that of `charged`.
         request: Its card request; None when it has none, or one that cannot be met.
@@ -113,7 +111,7 @@ def requests_cards(pod: Pod, resource: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """ParsedRequest is everything that a pod requests; see `PodRecord` for the attributes."""
+    """Everything that a pod requests; see `PodRecord` for the attributes."""
 
     request: PodRequest | None
     error: str
@@ -125,10 +123,10 @@ _MAX_PARSED: Final = 1024
 _MAX_TEXT: Final = 1024
 _MAX_CONTAINERS: Final = 16
 _MAX_AMOUNTS: Final = 64
-"""Characters of our annotations, containers, and amounts in all: what asks for more is read every time."""
+"""Annotations' characters, containers and amounts up to which a parsed request is remembered."""
 
 _parsed_requests: dict[Hashable, ParsedRequest] = {}
-"""Parsed requests by all that they follow from: pods of a Deployment have the same, and are read often."""
+"""Parsed requests by all that they follow from: pods of a Deployment are alike, and read often."""
 
 
 def parse_pod_request(pod: Pod, resource: str) -> ParsedRequest:
@@ -198,7 +196,7 @@ def _list_amounts(resources: ResourceRequirements | None) -> tuple[ResourceList 
 
 
 def read_pod(pod: Pod, resource: str) -> PodRecord:
-    """Build the record of a pod; a fault in the request becomes the attribute `error`."""
+    """Make the record of a pod; a fault in the request becomes the attribute `error`."""
     assigned: Assignment | None = None
     allocated: Assignment | None = None
     meta = pod.metadata

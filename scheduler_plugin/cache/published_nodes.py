@@ -37,11 +37,10 @@ _NO_HOLDS: Final = Holds(-1, frozenset())
 
 @dataclass(frozen=True, slots=True)
 class PublishedNode:
-    """PublishedNode is a node's words, inventory and accounted pods.
+    """A node's words, inventory and accounted pods.
 
     Attributes:
         exclusion: NONE, or the reason why nothing can be used; everything else is empty then.
-        revision: Revision of the words.
         holds: The pods that the words contain.
         sizes: Units by card.
         used: Units by card; the size if the card is unhealthy or cordoned. More than the size if pods have
@@ -49,7 +48,6 @@ class PublishedNode:
         evictable: Units by card that pods can have at all; 0 if the card is unhealthy or cordoned.
         uuids: UUIDs by card; empty if the node publishes no inventory, as are the next three.
         indexes: The driver's indexes by card, as people know the cards.
-        models: Models by card.
         numa: NUMA nodes by card, -1 where not known.
         links: NVLinks of each card to each; empty if there are none.
         compute_limit: Percent of each card's compute that pods may ask for; 0 if the words do not say it.
@@ -77,11 +75,7 @@ class PublishedNode:
 
 
 def read_published(node: Node, unit_mib: int) -> PublishedNode:
-    """Read a node.
-
-    Args:
-        unit_mib: MiB a unit; words of another unit are of no use.
-    """
+    """Read a node."""
     annotations = node.metadata.annotations or {}
     try:
         words = read_node(node.status.allocatable or {})
@@ -153,11 +147,7 @@ def _offers_none(node: Node, resource: str) -> bool:
 
 
 def _read_inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[CardRecord]:
-    """Read the inventory, empty if the node has none.
-
-    Raises:
-        PackingError: it cannot be read, or is not of the words' cards.
-    """
+    """Read the inventory, empty if the node has none."""
     text = annotations.get(NODE_CARDS)
     if text is None:
         return ()
@@ -168,7 +158,6 @@ def _read_inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequenc
 
 
 def _read_links(inventory: Sequence[CardRecord]) -> tuple[tuple[int, ...], ...]:
-    """Read the links between cards; empty if no card has any."""
     if not any(record.links for record in inventory):
         return ()
     return tuple(read_links(record.links, len(inventory)) for record in inventory)

@@ -20,13 +20,11 @@ ABOVE_ALL_PRIORITIES: Final = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Reservation is cards of one node that are kept free for one pod.
+    """Cards of one node that are kept free for one pod.
 
     Attributes:
-        uid: UID of the pod.
         priority: The pod's priority; pods of the same or a smaller priority must respect the
             reservation.
-        node: Name of the node.
         units: Units by card position in `uuids`. They count from the first eviction on, while the victims
             still have their own.
         uuids: The node's cards by position when the reservation was made; empty if it published none.
@@ -41,15 +39,10 @@ class Reservation:
     compute: Mapping[int, int] = field(default_factory=dict)
 
     def get_current_units(self, uuids: Sequence[str]) -> dict[int, int]:
-        """Return the units by current card position, without cards that no longer exist.
-
-        Args:
-            uuids: The node's cards by position now; empty if it publishes none.
-        """
+        """Return the units by current card position, without cards that no longer exist."""
         return self._find_current(self.units, uuids)
 
     def get_current_compute(self, uuids: Sequence[str]) -> dict[int, int]:
-        """Return the percent of compute as `get_current_units` does the units."""
         return self._find_current(self.compute, uuids)
 
     def _find_current(self, amounts: Mapping[int, int], uuids: Sequence[str]) -> dict[int, int]:
@@ -58,7 +51,7 @@ class Reservation:
 
 
 class Reservations:
-    """Reservations is the cards reserved for preemptors, by pod UID, and those held for pods of PodGroups.
+    """The cards reserved for preemptors, by pod UID, and those held for pods of PodGroups.
 
     Attributes:
         held: Cards held by UID of the pod and node; see `group_holds.GroupHolds`, which alone changes it.

@@ -7,7 +7,7 @@ P = ParamSpec("P")
 
 
 class Signal(Generic[P]):
-    """Signal calls every listener, in the order in which they subscribed.
+    """Calls every listener, in the order in which they subscribed.
 
     A listener is called even if an earlier one raised; the first error is raised afterwards.
 
@@ -23,7 +23,6 @@ class Signal(Generic[P]):
         self._listeners.append(listener)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call every listener; raise the first error afterwards."""
         failure: Exception | None = None
         listeners = self._listeners
         if not listeners and self._default is not None:

@@ -51,14 +51,11 @@ class ClusterState:
     Attributes:
         unit_mib: The quantum that nodes and pods must agree on.
         resource: Name of the extended resource.
-        nodes: The arrays.
-        pods: Every known pod by UID.
         pod_groups: Kubernetes' own PodGroups, with their pods.
         claims: Claims that were not made by the extender, see `claims.ClaimCache`.
         nominated: UIDs of pods without a node for which a node is nominated.
         reservations: The cards that are reserved for nominated pods; no part of `assumed`.
         group_holds: The cards that are held for pods whose PodGroup is being placed; likewise.
-        node_records: What is known by node name.
         pod_resolved: Signals a pod that asks for cards when it is first seen bound, or ended or gone before
             that. A pod that was never bound has no node in its record.
         node_failed: Signals a node's name and an error when its row could not be computed. The row is
@@ -86,7 +83,6 @@ class ClusterState:
         self._node_versions = ObjectVersions()
 
     def set_other_resources(self, names: Sequence[str]) -> None:
-        """Keep these further resources of nodes and pods in the arrays, and no others."""
         self._records.set_other_resources(names)
 
     # Nodes.
@@ -104,14 +100,10 @@ class ClusterState:
     def replace_nodes(
         self, nodes: Sequence[Node], resource_version: str, now: float, *, restored: bool = False
     ) -> bool:
-        """Apply a complete list made at a resourceVersion; known nodes that it lacks are gone.
+        """Apply a complete list; known nodes that it lacks are gone. Return True if it is of another history.
 
         Args:
-            resource_version: The list's resourceVersion.
             restored: The API server was restored from an older state, see `kubeapi.reflect.Sink.replace`.
-
-        Returns:
-            True if the list is of another history than what was known.
         """
         version = parse_resource_version(resource_version)
         restored = restored or is_other_history(version, self._pair_node_versions(nodes))
@@ -215,11 +207,7 @@ class ClusterState:
         self._records.update_arrays(now)
 
     def delete_pod(self, pod: Pod, resource_version: str, now: float) -> None:
-        """Forget a pod.
-
-        Args:
-            pod: Its last version, with the node it was bound to.
-        """
+        """Forget a pod, whose last version names the node to which it was bound."""
         record = read_pod(pod, self.resource)
         assumed = self._assumed.get(record.uid)
         if assumed is not None and not record.node:
@@ -387,11 +375,6 @@ class ClusterState:
     def assume(self, uid: str, node: str, assigned: Assignment | None, now: float) -> AssumedPod:
         """Charge a pod to a node before its Binding is sent.
 
-        Args:
-            uid: A pod that is known, not bound and not assumed.
-            node: Target, a node with a row.
-            assigned: Cards by container, None if the node's UUIDs are not known.
-
         Raises:
             StateError: the pod or node is not as it must be.
         """
@@ -412,7 +395,6 @@ class ClusterState:
         return record is not None and not record.node and self.get_assumed(uid) is None
 
     def get_assumed(self, uid: str) -> AssumedPod | None:
-        """Return the assumed pod of a UID, None if there is none."""
         return self._assumed.get(uid)
 
     def forget(self, assumed: AssumedPod, now: float) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 from kubeapi.bounded import BoundedDict
 
 MAX_DELETIONS: Final = 16384
-"""Deletions that are remembered. An event that comes later than so many other deletions is not expected."""
+"""Deletions that are remembered: no event is expected to come later than so many other deletions."""
 
 
 def is_other_history(version: int, shown: Iterable[tuple[int, int]]) -> bool:
@@ -16,14 +16,13 @@ def is_other_history(version: int, shown: Iterable[tuple[int, int]]) -> bool:
     older version than one that was known to exist by then, an older state of etcd was restored.
 
     Args:
-        version: The list's resourceVersion.
         shown: The version in the list and the known version, of each object that has both.
     """
     return any(0 < listed < known <= version for listed, known in shown)
 
 
 class ObjectVersions:
-    """ObjectVersions is the newest list's version, and the versions at which objects were deleted."""
+    """The newest list's version, and the versions at which objects were deleted."""
 
     def __init__(self) -> None:
         self._listed = -1
@@ -37,7 +36,6 @@ class ObjectVersions:
         self._deletions[key] = version
 
     def find_deletion(self, key: str) -> int | None:
-        """Return the version at which an object was deleted, None if that is not remembered."""
         return self._deletions.get(key)
 
     def record_list(self, version: int) -> None:

@@ -19,7 +19,7 @@ from scheduler_plugin.cache.state import ClusterState
 T = TypeVar("T")
 
 LOOK_S: Final = 60.0
-"""Between two questions whether the API server has PodGroups."""
+"""How often it is checked whether the API server has PodGroups."""
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +74,7 @@ class _CacheSink(Sink[T]):
 
 
 class NodeSink(_CacheSink[Node]):
-    """NodeSink applies what the node reflector brings to the state."""
+    """Applies what the node reflector brings to the state."""
 
     def _apply_list(self, items: Sequence[Node], resource_version: str, restored: bool) -> bool:
         return self._state.replace_nodes(items, resource_version, self._clock(), restored=restored)
@@ -87,7 +87,7 @@ class NodeSink(_CacheSink[Node]):
 
 
 class PodSink(_CacheSink[Pod]):
-    """PodSink applies what the pod reflector brings to the state; arguments are those of NodeSink."""
+    """Applies what the pod reflector brings to the state."""
 
     def _apply_list(self, items: Sequence[Pod], resource_version: str, restored: bool) -> bool:
         return self._state.replace_pods(items, resource_version, self._clock(), restored=restored)
@@ -100,7 +100,7 @@ class PodSink(_CacheSink[Pod]):
 
 
 class ClaimSink(_CacheSink[ClaimObject]):
-    """ClaimSink applies what the claim reflector brings to the state; arguments are those of NodeSink.
+    """Applies what the claim reflector brings to the state.
 
     Attributes:
         tried: Signals that a list was read, or could not be.
@@ -130,13 +130,8 @@ class ClaimSink(_CacheSink[ClaimObject]):
 class PodGroupWatch(Sink[PodGroup]):
     """Keeps an index of PodGroups up to date with the API server.
 
-    Args:
-        groups: The index, which may be shared.
-        paths: Where PodGroups may be served, see `list_pod_group_paths`.
-
     Attributes:
         updated: Signals each PodGroup of which something else is known now, once the index has it.
-        changed: Signals every list, every change, and every new fault.
     """
 
     def __init__(
@@ -204,7 +199,7 @@ async def _find_served_path(client: KubeClient, paths: Sequence[str]) -> str | K
 
 
 class Watcher:
-    """Watcher keeps a state up to date with the API server.
+    """Keeps a state up to date with the API server.
 
     Claims are watched once a node serves them. A process that may not list them goes on without: then only
     the nodes know about claims that others allocated, and let pods wait. PodGroups are watched once a pod
@@ -215,9 +210,6 @@ class Watcher:
             watches last two thirds of this at most.
 
     Attributes:
-        node_sink: The sink of nodes.
-        groups: The watch of Kubernetes' own PodGroups.
-        changed: Signals every list and every change.
         filled: Signals, once, that both lists have been read.
         restored: Signals that a list belongs to another history: etcd was restored from an older state. The
             list of the other kind has then been requested.
@@ -320,7 +312,6 @@ class Watcher:
 
     @property
     def synced(self) -> bool:
-        """True once both lists have been read."""
         return all(self._lists.values())
 
     @property
@@ -331,7 +322,7 @@ class Watcher:
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """Number of objects in lists that could not be read, since the start, by resource."""
+        """Objects in lists that could not be read, since the start, by resource."""
         return {
             "nodes": self.nodes.skipped,
             "pods": self.pods.skipped,

@@ -9,14 +9,13 @@ from scheduler_plugin.cache.arrays import BoolArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 
 REMEMBERED: Final = 4096
-"""Pods whose Binding failed."""
 
 LONGEST_LIST: Final = 4
 """Nodes that the queue names for a pod in batch mode at most: the best and `candidate_lists.OTHERS` more."""
 
 
 class FailedBindings:
-    """FailedBindings is the nodes where a Binding failed, by UID of the pod."""
+    """Nodes where a Binding failed, by UID of the pod."""
 
     def __init__(self) -> None:
         self._nodes: BoundedDict[str, frozenset[str]] = BoundedDict(REMEMBERED)

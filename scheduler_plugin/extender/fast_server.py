@@ -18,7 +18,7 @@ from typing import Final, cast
 from kubeapi.listening import Connection
 
 LONGEST_HEAD: Final = 4096
-"""Bytes up to the end of the headers that are looked at here."""
+"""Longest headers that are read here."""
 
 READ_AHEAD: Final = 2**16
 """Bytes kept of the calls after the one under way; a client that sends more has to wait."""
@@ -35,13 +35,10 @@ _LENGTH: Final = re.compile(rb"^(?i:Content-Length):[ \t]*([0-9]{1,12})[ \t]*\r\
 
 @dataclass(frozen=True, slots=True)
 class VerbAnswer:
-    """VerbAnswer is the answer to a call.
+    """The answer to a call.
 
     Attributes:
-        body: The bytes.
         took_s: Seconds that handling took, None if not measured.
-        status: HTTP status.
-        content_type: Media type of the body.
         is_last: Whether the connection is closed afterwards, so that the next call may reach another process.
     """
 
@@ -53,7 +50,6 @@ class VerbAnswer:
 
     @property
     def timing(self) -> str:
-        """Value of the header Server-Timing, empty for none."""
         return "" if self.took_s is None else f"handled;dur={self.took_s * 1000:.3f}"
 
     def wire(self) -> bytes:
@@ -82,7 +78,6 @@ class FastServer:
     """Reads connections first; see `kubeapi.serving.FrontServer`.
 
     Args:
-        cut_off: Called with the path of a call whose client disconnected before the body was complete.
         most: Largest body in bytes; a larger one is left to the other server.
         only_known_clients: Leave connections of clients without a certificate to the other server.
     """
@@ -114,7 +109,6 @@ class FastServer:
         task.add_done_callback(self._answering.discard)
 
     async def close(self) -> None:
-        """Cancel the calls that are not answered yet."""
         for task in self._answering:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)
@@ -163,7 +157,6 @@ class _CallReader(asyncio.Protocol):
         self._pace()
 
     def resume_writing(self) -> None:
-        """Resume reading calls."""
         self._unread_answers = False
         self._pace()
 
@@ -250,7 +243,6 @@ _dated: tuple[int, str] = (-1, "")
 
 
 def _date(now_s: int) -> str:
-    """Return the time as HTTP writes it, cached for a second."""
     global _dated  # noqa: PLW0603 - one clock
     if _dated[0] != now_s:
         _dated = (now_s, formatdate(now_s, usegmt=True))

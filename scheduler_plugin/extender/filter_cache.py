@@ -11,16 +11,13 @@ MAX_NODES: Final = 256
 """Nodes of an offer; prioritize scores longer lists itself, and 4 096 of all nodes would fill the memory."""
 
 MAX_RESULTS: Final = 4096
-"""Pods whose result is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilterResult:
-    """FilterResult is the best nodes of one answer of filter.
+    """The best nodes of one answer of filter.
 
     Attributes:
-        policy: What ranked the nodes.
-        epoch: Epoch of the policy's weights then.
         versions: Versions of the records of the nodes returned, by name, best first.
     """
 

@@ -10,10 +10,9 @@ from scheduler_plugin.scheduling.request import SchedulingRequest
 
 @dataclass(frozen=True, slots=True)
 class FilterReply:
-    """FilterReply is the answer of filter, and what others need afterwards.
+    """The answer of filter, and what others need afterwards.
 
     Attributes:
-        answer: For kube-scheduler.
         refused: UID of a pod that was refused only for lack of room, else empty.
         passed: UID of a pod that asks for cards and found a node, else empty.
         unschedulable: Why no node will do, for people.

@@ -30,7 +30,7 @@ _REASONS: Final = (*(reason.metric_label for reason in FilterReason), INVALID, N
 
 
 class ViewFreshness(Protocol):
-    """ViewFreshness is the age of the view of the API server; `cache.watcher.Watcher` has it."""
+    """The age of the view of the API server; `cache.watcher.Watcher` has it."""
 
     @property
     def age_s(self) -> float:
@@ -42,11 +42,7 @@ class ViewFreshness(Protocol):
 
 
 class Metrics:
-    """The extender's metrics in a registry of their own.
-
-    Args:
-        cluster: Source of metrics that are read at scrape time; None for the metrics of calls only.
-    """
+    """The extender's metrics in a registry of their own."""
 
     def __init__(self, cluster: "ClusterMetrics | None" = None) -> None:
         self.registry = make_process_registry("gpupack", "gpupack")
@@ -87,7 +83,6 @@ class Metrics:
         looks.fits.connect(lambda _uid: found.inc())
 
     def follow_shared_nodes(self, shared: "SharedNodes", clock: Callable[[], float]) -> None:
-        """Add metrics about nodes that batch mode shares with another scheduler."""
         self.registry.register(SharedNodesMetrics(shared, clock))
 
     def follow_preemptor(self, preemptor: "Preemptor") -> None:
@@ -117,7 +112,7 @@ class Metrics:
 
 
 class SharedNodesMetrics(Collector):
-    """SharedNodesMetrics reads what batch mode knows of shared nodes when Prometheus scrapes."""
+    """Reads what batch mode knows of shared nodes when Prometheus scrapes."""
 
     def __init__(self, shared: "SharedNodes", clock: Callable[[], float]) -> None:
         self._shared = shared
@@ -140,11 +135,7 @@ class SharedNodesMetrics(Collector):
 
 
 class ClusterMetrics(Collector):
-    """ClusterMetrics reads the cache when Prometheus scrapes.
-
-    Args:
-        waiting: The pods that wait.
-    """
+    """Reads the cache when Prometheus scrapes."""
 
     def __init__(
         self,

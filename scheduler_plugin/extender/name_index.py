@@ -36,7 +36,6 @@ class CutNames:
     """A list of names and where they are in it.
 
     Attributes:
-        text: The JSON list.
         padded: Its bytes, with zeros behind them.
         starts: intp[m], first byte of each name.
         ends: intp[m], the byte behind each name.
@@ -129,13 +128,10 @@ class NameIndex:
 
 
 def cut_names(names: bytes) -> CutNames | None:
-    """Find where names begin and end in `["a","b"]`.
+    """Find where names begin and end in `["a","b"]`; None for any other text.
 
     Args:
         names: A JSON list of one or more ASCII texts, without spaces and escapes, as Go's encoder writes it.
-
-    Returns:
-        The names, None when the text is anything else.
     """
     if not (names.startswith(b'["') and names.endswith(b'"]') and names.isascii()) or b"\\" in names:
         return None

@@ -14,12 +14,7 @@ from scheduler_plugin.cache.node_arrays import NodeArrays
 
 @dataclass(frozen=True, slots=True)
 class NodeSet:
-    """NodeSet is a set of nodes; it means all nodes once nodes were added or removed, since rows change then.
-
-    Attributes:
-        bits: A bit for each row.
-        epoch: Epoch of the arrays.
-    """
+    """A set of nodes; it means all nodes once nodes were added or removed, since rows change then."""
 
     bits: bytes = b""
     epoch: int = -1

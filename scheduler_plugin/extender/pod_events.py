@@ -32,15 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 class PodReporter:
-    """PodReporter logs, and writes Events about, what became of pods.
-
-    Args:
-        events: Takes Events; None for log lines only.
-        leadership: Only the leader writes Events.
-
-    Attributes:
-        unschedulable_pods: The pods that were refused and wait.
-    """
+    """Logs, and writes Events about, what became of pods; only the leader writes Events."""
 
     def __init__(
         self,

@@ -107,14 +107,7 @@ _preempt_decoder = msgspec.json.Decoder(PreemptArgs)
 
 
 class Candidates:
-    """The nodes that a call names, in its order.
-
-    Args:
-        names: Their names, unless `cut` is given.
-        items: The whole nodes as JSON, where the call brought them.
-        cut: The names in their JSON list.
-        index: The index to look them up in.
-    """
+    """The nodes that a call names, in its order."""
 
     def __init__(
         self,
@@ -178,12 +171,7 @@ class Candidates:
 
 
 class CallDecoder:
-    """Decodes filter and prioritize calls, and remembers the lists of names it has seen.
-
-    Attributes:
-        kept: The remembered lists, newest first: the end of the call, by which it is recognised, and its
-            nodes.
-    """
+    """Decodes filter and prioritize calls; it knows the newest lists of names by the end of their calls."""
 
     def __init__(self) -> None:
         self._index = NameIndex()
@@ -217,7 +205,6 @@ class CallDecoder:
         return _whole(body)
 
     def _keep(self, tail: bytes, candidates: Candidates) -> None:
-        """Remember a list unless it is too long, and forget the oldest ones beyond the bounds."""
         if candidates.cost > _KEPT_BYTES:
             return
         self.kept.insert(0, (tail, candidates))
@@ -246,7 +233,6 @@ def _pod_before(body: bytes, end: int) -> Pod | None:
 
 
 def _few_names(raw: bytes) -> list[str] | None:
-    """Read a list of names; None if it is something else."""
     try:
         return _names_decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -271,11 +257,6 @@ def _whole(body: bytes) -> tuple[Pod, Candidates]:
 
 
 def _check_text(body: bytes) -> None:
-    """Check that a body is UTF-8, as JSON has to be.
-
-    Raises:
-        ProtocolError: 400, it is not.
-    """
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -329,11 +310,7 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
 
 
 def encode_passed(candidates: Candidates, nodes: NodeArrays, chosen: Sequence[int]) -> bytes:
-    """Write filter's answer when some nodes pass; the failure maps stay empty.
-
-    Args:
-        chosen: Positions among them, best first.
-    """
+    """Write filter's answer when the nodes at these positions pass, best first; failure maps stay empty."""
     if candidates.items is not None:
         items = b",".join([candidates.items[i] for i in chosen])
         return (

@@ -40,16 +40,17 @@ from scheduler_plugin.extender.node_set import NodeSet
 from scheduler_plugin.extender.verbs import Extender
 
 RETRY_AFTER_S: Final = 1.0
-"""A refused pod is looked at after so long: by then kube-scheduler asks again itself, as a rule."""
+"""A refused pod is checked after so long: by then kube-scheduler usually has asked again itself."""
 
 HELD_RETRY_AFTER_S: Final = 5.0
-"""A pod that its node policy holds back has its next round after so long, if nothing else has it tried."""
+"""A pod that its node policy holds back has its next round after so long, unless something else has it tried.
+"""
 
 PODS_PER_ROUND: Final = 16
-"""Pods that are looked at in one round, one round a second."""
+"""Pods that are checked in one round, one round a second."""
 
 MAX_REFUSED_PODS: Final = 1024
-"""The pods refused last; with more that wait, something changes all the time."""
+"""Refused pods that are remembered, the last ones; with more that wait, something changes all the time."""
 
 UNKNOWN_POD_S: Final = 10.0
 """A refused pod that our view does not have after so long is gone."""
@@ -73,16 +74,7 @@ class _RefusedPod:
 
 
 class RefusedPodRetrier:
-    """RefusedPodRetrier checks refused pods again, and makes kube-scheduler retry those that now fit.
-
-    Args:
-        extender: Decides whether a pod fits now.
-        stale: Why the view cannot be trusted; empty when it can.
-        leadership: Only the leader asks.
-
-    Attributes:
-        fits: Signals the UID of a pod that was found to fit.
-    """
+    """Checks refused pods again, and makes kube-scheduler retry those that now fit; only the leader does."""
 
     def __init__(
         self,
@@ -111,7 +103,6 @@ class RefusedPodRetrier:
         self._refused[uid] = _RefusedPod(among, self._clock())
 
     async def run(self) -> None:
-        """Look once a second until cancelled."""
         while True:
             await asyncio.sleep(RETRY_AFTER_S)
             await self.run_once()
@@ -175,7 +166,7 @@ class RefusedPodRetrier:
         return pod
 
     async def _request_retry(self, pod: PodRecord, *, known: bool) -> bool:
-        """Change the pod's status, so that kube-scheduler tries it again.
+        """Have kube-scheduler try a pod again by changing its status; return False if that may work later.
 
         If it is not `known` that the pod was refused, its status decides: without a refusal there,
         kube-scheduler has not come to the pod yet, or another scheduler handles it.
@@ -183,9 +174,6 @@ class RefusedPodRetrier:
         The write sets `lastProbeTime` of the condition that says why the pod waits. kube-scheduler does not
         use that field and clears it with its next write, so nothing of this remains. It needs the same right
         to change pod status as kube-scheduler has.
-
-        Returns:
-            False if it did not work and may work later, else True.
         """
         name, path = f"{pod.namespace}/{pod.name}", make_pod_path(pod.namespace, pod.name)
         probed = {"lastProbeTime": format_time(time.time())}
@@ -206,6 +194,5 @@ class RefusedPodRetrier:
 
 
 def _was_refused(body: bytes) -> bool:
-    """Return True if a pod's status says that it could not be scheduled."""
     condition = decode_answer(body, decode_pod, "a Pod").status.scheduled
     return condition is not None and condition.status == "False"

@@ -58,19 +58,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExtenderService:
-    """ExtenderService is the state that the handlers work on.
+    """The state that the handlers work on.
 
     Attributes:
-        extender: filter and prioritize.
-        binder: bind.
-        watcher: The view of the API server.
-        metrics: For Prometheus.
-        clock: Monotonic seconds.
         stale_refusal_wait: Decides for which refused pods to wait a moment.
-        reporter: Logs and Events about pods.
         leadership: Whether this process answers verbs, or stands by.
         preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None disables it.
-        retrier: Checks refused pods again later; None disables it.
         batch: Binds pods that a queue hands over; None: no queue may.
         standby_is_ready: True if a label on the pod says who leads; otherwise readiness does.
     """
@@ -94,9 +87,6 @@ class ExtenderService:
         An invalid body gets one clear line with status 400 or 422; an error of ours becomes the verb's error.
         A standby answers no verb and closes the connection, because a kept connection would lead to it for
         ever.
-
-        Args:
-            path: Path of the request, one of `verbs`.
         """
         if not self.leadership.is_leader:
             self.metrics.errors.labels(path.strip("/")).inc()
@@ -194,7 +184,6 @@ class ExtenderService:
         return self._finish("bind", began, encode_bind(error))
 
     def _is_admitted(self, uid: str) -> bool:
-        """Return True if a pod is known in a version without gates, which kube-scheduler can bind."""
         pod = self.extender.state.pods.get(uid)
         return pod is not None and not pod.is_gated
 
@@ -271,11 +260,6 @@ async def _only_known_clients(request: web.Request, handler: Handler) -> web.Str
 
 
 def make_app(service: ExtenderService, *, only_known_clients: bool = False) -> web.Application:
-    """Build the application.
-
-    Args:
-        only_known_clients: Answer verbs only to clients with a certificate.
-    """
     routes = [
         *(web.post(path, service.any_form) for path in service.verbs),
         *_open_routes(service),
@@ -285,7 +269,7 @@ def make_app(service: ExtenderService, *, only_known_clients: bool = False) -> w
 
 
 def make_open_app(service: ExtenderService) -> web.Application:
-    """Build the application for unauthenticated clients, without verbs."""
+    """Build the application for clients without a certificate: no verbs."""
     return _app(service, _open_routes(service), [])
 
 

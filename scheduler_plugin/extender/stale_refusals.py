@@ -17,7 +17,7 @@ MAX_REFUSED_PODS: Final = 10_000
 
 
 class WatchActivity:
-    """WatchActivity counts events of the watches, and wakes coroutines that wait for more."""
+    """Counts events of the watches, and wakes coroutines that wait for more."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -29,11 +29,7 @@ class WatchActivity:
         self._more = asyncio.Event()
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Check a condition now and after each event, for `timeout_s` seconds at most.
-
-        Returns:
-            True if the condition came true.
-        """
+        """Check a condition now and after each event; return True if it came true in time."""
         if condition():
             return True
         try:
@@ -47,7 +43,7 @@ class WatchActivity:
 
 
 class StaleRefusalWait:
-    """StaleRefusalWait decides for which refused pods a wait is worthwhile.
+    """Decides for which refused pods a wait is worthwhile.
 
     If a pod comes back although the watches have brought nothing since its refusal, the event is still on its
     way: waiting is worthwhile. If other events have arrived meanwhile, that is uncertain. So after a wait in
@@ -68,7 +64,6 @@ class StaleRefusalWait:
         self._refused.pop(uid, None)
 
     def record_vain_wait(self) -> None:
-        """Record that a wait brought nothing."""
         self._paused_until = self._clock() + PAUSE_S
 
     def should_wait(self, uid: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 LOOK_S: Final = 60.0
-"""The files are looked at this often."""
+"""How often the files are checked."""
 
 log = structlog.get_logger(__name__)
 

@@ -23,7 +23,7 @@ from scheduler_plugin.scheduling.reasons import FilterReason, format_amount, for
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 REPEAT_AFTER_S: Final = 1800.0
-"""A reason that lasts is told again after so long: Kubernetes keeps an Event for an hour, by default."""
+"""A lasting reason is reported again after so long: Kubernetes keeps an Event for an hour, by default."""
 
 INVALID: Final = "invalid_request"
 NOT_REFUSED: Final = "not_refused"
@@ -34,11 +34,10 @@ _MAX_NAMES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class UnschedulablePod:
-    """UnschedulablePod is a pod that no node can take, with the reasons.
+    """A pod that no node can take, with the reasons.
 
     Attributes:
         counts: Number of nodes by reason; empty if the request itself is invalid.
-        request: What the pod asks for.
         rows: Rows of the nodes that kube-scheduler asked about.
         problem: What is wrong with the request, in words.
     """
@@ -120,15 +119,7 @@ def _format_free(state: ClusterState, query: SchedulingRequest, rows: RowArray) 
 
 @dataclass(slots=True)
 class ReportedPod:
-    """ReportedPod is an unschedulable pod that has been reported.
-
-    Attributes:
-        pod: Namespace and name.
-        cause: See `UnschedulablePod.cause`.
-        label: See `UnschedulablePod.label`.
-        since: When it was refused first, in seconds.
-        reported_at: When its cause was reported last, in seconds.
-    """
+    """An unschedulable pod that has been reported; see `UnschedulablePod`. Times are seconds."""
 
     pod: str
     cause: frozenset[FilterReason] | str
@@ -138,11 +129,7 @@ class ReportedPod:
 
 
 class UnschedulablePods:
-    """UnschedulablePods is the pods that were refused and wait, by UID.
-
-    Args:
-        pods: Every known pod by UID.
-    """
+    """The pods that were refused and wait, by UID."""
 
     def __init__(self, pods: Mapping[str, PodRecord]) -> None:
         self._pods = pods
@@ -167,7 +154,6 @@ class UnschedulablePods:
         return uid in self._reported
 
     def remove_pod(self, uid: str) -> ReportedPod | None:
-        """Remove and return a pod; None when it was not refused."""
         return self._reported.pop(uid, None)
 
     def count_by_reason(self) -> Counter[str]:

@@ -65,27 +65,26 @@ from scheduler_plugin.scheduling.request import SchedulingRequest
 SHORTLIST: Final = 16
 
 MAX_EVICTABLE: Final = 256
-"""Most nodes of a refusal that are remembered for preemption; the next refusal begins after them."""
+"""Nodes of a refusal that are remembered for preemption at most; the next refusal begins after them."""
 
 REFUSED_BINDING_S: Final = (1.0, 60.0)
-"""A pod of a PodGroup whose Binding was refused is refused by filter, from so long to so long."""
+"""Shortest and longest time for which filter refuses a pod of a PodGroup whose Binding was refused."""
 
 LASTING_REFUSALS: Final = 3
-"""Once a pod's Binding was refused so often it will be refused again, as far as anybody can tell."""
+"""After so many refused Bindings a pod's next one is expected to be refused, too."""
 
 BINDING_REFUSED: Final = "its last Binding was refused; it is tried again after a pause"
 GROUP_FAILED: Final = "too few pods of its PodGroup find cards"
 
 MAX_RESOLVED: Final = 4096
-"""Pods that were bound or are gone: a filter call for one of them may still be on its way."""
+"""Bound or deleted pods that are remembered: a filter call for one of them may still be on its way."""
 
 
 class Extender:
-    """Extender answers the verbs from the cache; it assumes no cards.
+    """Answers the verbs from the cache; it assumes no cards.
 
     Args:
         shortlist: Largest number of nodes that filter returns if a policy ranks them; 0 returns all.
-        budgets: PodDisruptionBudgets; None: they are never read.
         rank_all_pods: Prioritize also ranks nodes for pods that ask for no card.
 
     Attributes:
@@ -121,9 +120,6 @@ class Extender:
 
     def filter(self, body: bytes, now: float, stale: str = "") -> FilterReply:
         """Answer a filter call.
-
-        Args:
-            stale: Why the cache cannot be trusted; becomes the answer's error when not empty.
 
         Raises:
             ProtocolError: the body is rubbish.
@@ -198,7 +194,6 @@ class Extender:
         """Return True if a node can take a refused pod now; this does not count as an attempt to place it.
 
         Args:
-            pod: As it is known.
             among: Nodes that kube-scheduler asked about.
             held: Nodes that the policy holds the pod back from count too.
         """
@@ -222,8 +217,7 @@ class Extender:
     def explain_unasked(self, pod: Pod, now: float) -> UnschedulablePod | None:
         """Explain a refusal of kube-scheduler's own, as of a pod that asks for more than any node's sum.
 
-        Returns:
-            None if the cards are not the reason: a node has them, or none offers any.
+        None if the cards are not the reason: a node has them, or none offers any.
         """
         if not requests_cards(pod, self.state.resource) or is_requeued(pod):
             return None
@@ -292,7 +286,6 @@ class Extender:
         """Find the nodes that have the cards and come into question for a pod.
 
         Args:
-            rows: intp[m].
             planned: UUIDs of the cards that the queue planned for it.
             may_leave: It may also go where these cards are not.
 
@@ -415,9 +408,6 @@ class Extender:
         No victims are named for a pod that has reserved cards already, because pods are leaving on its
         behalf; nor from a stale view, because kube-scheduler deletes every pod that is named.
 
-        Args:
-            stale: Why the cache cannot be trusted; empty when it can.
-
         Raises:
             ProtocolError: the body is rubbish.
         """
@@ -477,7 +467,6 @@ class Extender:
         return encode_refused(candidates, self.state.nodes, [everywhere])
 
     def _pass_all(self, candidates: Candidates) -> FilterReply:
-        """Answer for a pod that asks for nothing of ours."""
         everywhere = range(len(candidates.rows(self.state.nodes)))
         return FilterReply(encode_passed(candidates, self.state.nodes, everywhere))
 
@@ -499,7 +488,6 @@ class Extender:
         return [places[name] for name in asked]
 
     def _make_request(self, pod: Pod) -> SchedulingRequest | None:
-        """Read what the pod asks for; None when it asks for nothing."""
         parsed = parse_pod_request(pod, self.state.resource)
         if parsed.error:
             raise RequestError(parsed.error)

@@ -45,9 +45,6 @@ def decode_alike(bodies: Mapping[str, bytes]) -> list[Pod]:
 
     That is so if they select nodes in different ways, or have a port or anything else of which only
     kube-scheduler knows whether there is room for it.
-
-    Args:
-        bodies: Pods as the API server writes them, by the UID that each is to have.
     """
     found: list[Pod] = []
     for uid, body in bodies.items():

@@ -25,11 +25,10 @@ Victim = TypeVar("Victim")
 
 @dataclass(frozen=True, slots=True)
 class NodeUnderPreemption:
-    """NodeUnderPreemption is one node, with what each of its pods would free.
+    """One node, with what each of its pods would free.
 
     Attributes:
         cards: Its cards now, in word order.
-        left: What it has left besides now.
         asked: What the preempting pod asks for besides cards. The sum of GPU memory is left out, and what the
             node does not offer but a DeviceClass may serve.
         open_units: Units by card that pods can use at all: 0 if the card is unhealthy or cordoned.
@@ -96,7 +95,6 @@ class NodeUnderPreemption:
         )
 
     def get_freed(self, pod: PodRecord, card: int) -> tuple[int, int]:
-        """Return the units and the percent of compute that a pod would free of a card."""
         return self.freed[pod.uid].get(card, 0), self.freed_compute.get(pod.uid, {}).get(card, 0)
 
     def fits_without(self, query: SchedulingRequest, victims: Iterable[str]) -> bool:
@@ -121,7 +119,6 @@ class NodeUnderPreemption:
         return self.asked.fits_in(self.get_left_without(victims))
 
     def get_left_without(self, victims: Iterable[str]) -> Amounts:
-        """Return what is left besides cards once the victims are gone."""
         return sum_amounts((self.pods[uid].amounts for uid in victims if uid in self.pods), self.left)
 
 

@@ -19,30 +19,27 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan
 
 RESERVED_AFTER_EVICTION_S: Final = 60.0
-"""Cards are kept for so long after the last victim has gone."""
+"""How long cards stay reserved after the last victim has gone."""
 
 EVICTION_TIMEOUT_S: Final = 30.0
 """A pod that does not leave so long after its eviction was accepted counts as one that stays."""
 
 REANNOUNCE_AFTER_S: Final = 15.0
-"""A nomination that kube-scheduler has cleared is written again after so long."""
+"""How long after kube-scheduler has cleared a nomination it is written again."""
 
 FOREIGN_NOMINATION_S: Final = 30.0
-"""For so long a nomination that is not ours is taken for a preemption of kube-scheduler's own."""
+"""How long a nomination that is not ours counts as a preemption of kube-scheduler's own."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Nomination:
-    """Nomination is cards that are reserved for a pod for which others are evicted.
+    """Cards that are reserved for a pod for which others are evicted.
 
     Attributes:
-        plan: The node, its cards and the victims.
         ours: True if this process evicts pods for it; else kube-scheduler does, or an earlier process did.
         since: When it began, in seconds of the clock.
-        announced_at: When its node was last written into the pod.
-        free_since: When the last victim had gone.
     """
 
     pod: PodRecord
@@ -66,12 +63,7 @@ def is_waiting(pod: PodRecord) -> bool:
 
 
 class Nominations:
-    """Keeps the state's reservations, one for each nomination.
-
-    Args:
-        eligible: Which pods may be evicted now.
-        plan: Makes a plan for a pod on a node.
-    """
+    """Keeps the state's reservations, one for each nomination."""
 
     def __init__(
         self,
@@ -157,11 +149,7 @@ class Nominations:
             self.remove_nomination(nomination.pod.uid)
 
     async def review_all(self) -> list[tuple[PodRecord, str]]:
-        """Review all nominations.
-
-        Returns:
-            Waiting pods for which we have evicted others and whose reservation has ended, and why it has.
-        """
+        """Review all nominations; return pods that wait on though others were evicted for them, and why."""
         self._adopt_nominated()
         unserved = []
         for uid, nomination in list(self._by_uid.items()):
@@ -200,7 +188,6 @@ class Nominations:
         return bool(uuids) and len(reservation.get_current_units(uuids)) < len(reservation.units)
 
     def _is_overdue(self, nomination: Nomination) -> bool:
-        """Tell whether the cards have been free for long enough."""
         now = self._clock()
         if any(self._is_still_leaving(uid, nomination) for uid in nomination.plan.leaving_or_evicted):
             nomination.free_since = None

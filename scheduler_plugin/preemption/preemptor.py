@@ -37,25 +37,24 @@ from scheduler_plugin.scheduling.pod_affinity import ExistingAntiAffinity
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
 ROUND_INTERVAL_S: Final = 0.5
-"""Between two rounds."""
-
 REFUSAL_REST_S: Final = 1.0
-"""A refused pod rests so long: kube-scheduler may still preempt, and pods that ended may still be counted."""
+"""How long a refused pod rests: kube-scheduler may still preempt, and pods that ended may still be counted.
+"""
 
 REFUSAL_VALID_S: Final = 60.0
-"""What kube-scheduler found of the nodes in an attempt is believed for so long."""
+"""How long kube-scheduler's findings about the nodes of an attempt count."""
 
 KUBE_PREEMPTION_S: Final = 30.0
 """A pod for which kube-scheduler preempts is left to it for so long."""
 
 SPARED_VICTIM_S: Final = 30.0
-"""A pod whose eviction was refused is no victim for so long, unless the API server asks for more."""
+"""How long a pod whose eviction was refused is no victim, unless the API server asks for more time."""
 
 REST_S: Final = (5.0, 60.0)
-"""A pod for which preemption failed, or no victims were found, rests, from so long to so long."""
+"""Shortest and longest rest of a pod for which preemption failed or no victims were found."""
 
 SEARCH_PAUSE_FACTOR: Final = 10
-"""After a look for victims there is none for so many times as long: other calls need the processor."""
+"""A search for victims is followed by a pause so many times as long: other calls need the processor."""
 
 MAX_NOMINATIONS: Final = 16
 """Pods that cards are kept for at the same time; a gang that begins with fewer may have more."""
@@ -64,24 +63,22 @@ MAX_GANG: Final = 64
 """Waiting pods of a gang for which others are evicted."""
 
 EVICTION_BURST, EVICTION_INTERVAL_S = 20, 1.0
-"""So many evictions at once, then one every so many seconds."""
+"""Evictions at once, and seconds between those that follow."""
 
 MAX_REFUSED_PODS: Final = 1024
 """Refused pods that are remembered."""
 
 NODES_PER_SLICE: Final = 2
-"""Nodes that are looked at before other work has its turn."""
+"""Nodes that are searched before other work has its turn."""
 
 log = structlog.get_logger(__name__)
 
 
 class RefusedPod(NamedTuple):
-    """RefusedPod is a pod that found no card.
+    """A pod that found no card; times are seconds of the clock.
 
     Attributes:
         nodes: Names of the nodes that lacked only a card when it was refused last.
-        first_refused_at: Time of the first refusal, seconds of the clock.
-        last_refused_at: Time of the last refusal.
     """
 
     nodes: Sequence[str]
@@ -216,8 +213,7 @@ class Preemptor:
     def _list_members(self, uid: str) -> list[PodRecord]:
         """List the pods for which others are evicted together with those for a pod: itself, or its gang's.
 
-        Returns:
-            Nobody if that must not be now, or cannot help.
+        Nobody if that must not be now, or cannot help.
         """
         pod = self.state.pods.get(uid)
         if pod is None:
@@ -322,12 +318,7 @@ class Preemptor:
     async def _carry_out(
         self, uid: str, members: Sequence[PodRecord], plans: Sequence[PreemptionPlan]
     ) -> None:
-        """Reserve the cards of all plans, and evict all victims.
-
-        Args:
-            uid: The pod that was refused.
-            members: The pods of the plans, in their order, and perhaps others.
-        """
+        """Reserve the cards of all plans, and evict all victims."""
         nominations = [self.nominations.nominate(*each) for each in zip(members, plans, strict=False)]
         for nomination in nominations:
             log.info(
@@ -398,7 +389,6 @@ class Preemptor:
             return None
 
     async def _find_plans(self, pod: PodRecord, nodes: Sequence[str]) -> dict[str, PreemptionPlan]:
-        """Find the cheapest victims of each node."""
         found: dict[str, PreemptionPlan] = {}
         for first in range(0, len(nodes), NODES_PER_SLICE):
             some = nodes[first : first + NODES_PER_SLICE]
@@ -436,11 +426,7 @@ class Preemptor:
     def _make_plans(
         self, pod: PodRecord, nodes: Sequence[str], before: Sequence[PreemptionPlan] = ()
     ) -> list[PreemptionPlan | None]:
-        """Make a plan on each node.
-
-        Args:
-            before: Plans for others of its gang, of which all come true before.
-        """
+        """Make a plan on each node, where all plans `before` for others of its gang come true first."""
         state, query = self.state, self._make_query(pod)
         if query is None:
             return [None for _ in nodes]
@@ -467,11 +453,7 @@ class Preemptor:
         return uid in self._refused and pod is not None and is_waiting(pod)
 
     async def _evict(self, victim: PodRecord, nomination: Nomination) -> None:
-        """Evict a pod, unless it is leaving already.
-
-        Raises:
-            KubeApiError: it could not be evicted.
-        """
+        """Evict a pod, unless it is leaving already."""
         known = self.state.pods.get(victim.uid)
         if known is None or known.ended or known.grace_ends_at is not None:
             return

@@ -25,7 +25,7 @@ from scheduler_plugin.scheduling.request import SchedulingRequest
 
 @dataclass(frozen=True, slots=True)
 class VictimSet:
-    """VictimSet is pods of one node that have to go.
+    """Pods of one node that have to go.
 
     Attributes:
         uids: The most important one first, because kube-scheduler takes the first one's priority as the
@@ -65,7 +65,6 @@ def choose_victims(
 
     Args:
         priority: The preempting pod's priority; only pods of smaller priority are victims.
-        proposed: kube-scheduler's victims.
         budgets: All budgets; before they are known only kube-scheduler's own victims are named.
         pods: All pods of the cluster by UID.
 

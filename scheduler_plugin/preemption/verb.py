@@ -16,23 +16,14 @@ from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 
 class TrustedView(Protocol):
-    """TrustedView is a view of the cluster that may grow old."""
+    """A view of the cluster that may grow old."""
 
     @property
-    def stale(self) -> str:
-        """The reason why it cannot be trusted; empty when it can."""
-        ...
+    def stale(self) -> str: ...
 
 
 class PreemptionService:
-    """PreemptionService runs the preemptor and reports its work as Events.
-
-    Args:
-        view: View of the API server; `cache.watcher.Watcher` is one.
-
-    Attributes:
-        preemptor: Hears of refusals.
-    """
+    """Runs the preemptor and reports its work as Events."""
 
     def __init__(
         self,

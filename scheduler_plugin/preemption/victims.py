@@ -36,7 +36,7 @@ OVERDUE_AFTER_S: Final = 60.0
 """A pod that is there so long after its grace period ended is not about to leave: its kubelet may be gone."""
 
 MAX_SUMS: Final = 4096
-"""Sums of units that are kept while the cheapest victims of a card are looked for; beyond, a simpler way."""
+"""Sums of units that are kept in the search for a card's cheapest victims; beyond, a simpler way is used."""
 
 
 _Freed = tuple[int, int]
@@ -47,10 +47,9 @@ _NOTHING: Final[_Freed] = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class EvictionRules:
-    """EvictionRules tells which pods may be evicted.
+    """Tells which pods may be evicted.
 
     Attributes:
-        budgets: PodDisruptionBudgets.
         spared: UIDs of pods whose eviction was refused a moment ago.
         wall_s: Seconds since the epoch.
         going: Pods by UID that would be evicted before: for the pods of a gang that come first.
@@ -83,10 +82,9 @@ class EvictionRules:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionPlan:
-    """PreemptionPlan is the victims of one node, and the cards that they free for a pod.
+    """The victims of one node, and the cards that they free for a pod.
 
     Attributes:
-        reservation: The cards that are reserved for the pod.
         victims: Pods to evict; empty if the pods that are leaving suffice.
         leaving: UIDs of the pods on these cards that are leaving anyway.
         lost: The victims and the other pods of their gangs.
@@ -121,7 +119,6 @@ def plan_on_node(
     Args:
         state: The cluster, with the reservations of others charged (`Reservations.charged_against`).
         node: The node; only its cards keep it from passing kube-scheduler's filters.
-        eligible: Pods that may go.
         beside: What pods ask for that would go to the node before; cpu, memory and the rest have to suffice
             for the pod, too. None: they are known to suffice.
     """

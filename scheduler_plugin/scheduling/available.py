@@ -11,16 +11,7 @@ from scheduler_plugin.cache.node_arrays import NodeArrays
 
 
 def describe_available(nodes: NodeArrays, selector: Selector, rows: RowArray, most: int) -> str:
-    """List the models to compare a selector with, or UUIDs if it admits the models.
-
-    Args:
-        selector: A selector that admits none of the cards.
-        rows: Rows of the nodes to look at.
-        most: Largest number of names; the rest is only counted.
-
-    Returns:
-        A list for people; empty if neither is known.
-    """
+    """List the models to compare a selector with, or UUIDs if it admits the models."""
     cards = nodes.size[rows] > 0
     present = {nodes.model_names[at] for at in np.unique(nodes.model[rows][cards]).tolist() if at >= 0}
     names, what = sorted(present), "models"
@@ -39,15 +30,7 @@ def describe_available(nodes: NodeArrays, selector: Selector, rows: RowArray, mo
 
 
 def widen_patterns(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Selector | None:
-    """Put stars around the model patterns of a selector that then match an existing model.
-
-    Args:
-        selector: A selector that admits none of their models.
-        rows: Rows of the nodes to look at.
-
-    Returns:
-        None if stars would not help: a model is admitted already, or none resembles a pattern.
-    """
+    """Put stars around a selector's model patterns that then match an existing model; None if none would."""
     cards = nodes.size[rows] > 0
     models = [nodes.model_names[at] for at in np.unique(nodes.model[rows][cards]).tolist() if at >= 0]
     if any(map(selector.admits_model, models)):

@@ -90,11 +90,7 @@ TERM_FIELDS: Final = frozenset({"matchExpressions", "matchFields"})
 
 
 def list_unsupported_fields(spec: Mapping[str, Any]) -> list[str]:
-    """List the fields of a pod's spec that only kube-scheduler supports, sorted; empty: batch mode may bind.
-
-    Args:
-        spec: `spec` of the pod, as the API server writes it.
-    """
+    """List the fields of a pod's spec that only kube-scheduler supports; empty: batch mode may bind."""
     found = {*list_unchecked_fields(spec)}
     if (spec.get("priority") or 0) > 0 and spec.get("preemptionPolicy") != "Never":
         found.add("priority above 0 without preemptionPolicy Never")

@@ -37,13 +37,7 @@ def explain_slow_policy(policy: NodePolicy, name: str) -> str:
 
 
 class ClusterPolicies:
-    """ClusterPolicies is the cluster's policies, and those that pods name instead.
-
-    Args:
-        node_policy: Name of the cluster's node policy.
-        parameters: Parameters of the cluster's node policy, text by name.
-        defaults: Default parameters by name of the policy.
-        make: Makes a policy from its name and its parameters; None: no parameters.
+    """The cluster's policies, and those that pods name instead.
 
     Raises:
         PolicyError: Error of this package for the node policy or its parameters, of allocator for the card
@@ -86,7 +80,6 @@ class ClusterPolicies:
         self._add_policy(node_policy, self._make(node_policy, self._parameters[node_policy]))
 
     def _with_defaults(self, parameters: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-        """Complete parameters with the defaults."""
         return {
             policy: {**self._defaults.get(policy, {}), **parameters.get(policy, {})}
             for policy in (*self._defaults, *parameters)
@@ -94,20 +87,15 @@ class ClusterPolicies:
 
     @property
     def cluster_policy(self) -> NodePolicy:
-        """The policy of pods that name none."""
         return self._policies[self.node_policy]
 
     def configure(self, node_policy: str | None, parameters: Mapping[str, Mapping[str, str]]) -> bool:
-        """Replace the cluster's node policy and the parameters of policies.
+        """Replace the cluster's node policy and the parameters of policies; return True if anything changed.
 
         What a policy has learned is forgotten where anything changes.
 
         Args:
             node_policy: Its name; None: the one given to the constructor.
-            parameters: By name of the policy, in place of the constructor's; text by name.
-
-        Returns:
-            True if anything changed.
 
         Raises:
             PolicyError: a policy does not exist, or refuses its parameters; then nothing has changed.
@@ -155,7 +143,6 @@ class ClusterPolicies:
         """Report an attempt to place a pod to its policy, where the policy counts attempts.
 
         Args:
-            query: The pod, with its UID.
             row: The policy's best row; None: it held the pod back from every fitting row.
         """
         counter = self._counters.get(query.request.node_policy or self.node_policy)
@@ -173,7 +160,6 @@ class ClusterPolicies:
 
         Args:
             nodes: The arrays that the request is for; it is valid until they change.
-            amounts: What the pod requests besides cards.
             pod: UID, for policies that count attempts.
 
         Raises:

@@ -43,11 +43,7 @@ _SIZE: Final = 1 << 32
 
 
 class SelectorMasks:
-    """Card masks by selector, brought up to date by row when an inventory changes.
-
-    Args:
-        limit: Selectors that are remembered.
-    """
+    """Card masks by selector, brought up to date by row when an inventory changes."""
 
     def __init__(self, limit: int = 64) -> None:
         self._known: BoundedDict[Selector, tuple[BoolArray, LongArray]] = BoundedDict(limit)
@@ -67,7 +63,6 @@ class SelectorMasks:
 
 
 def _make_stale_mask(nodes: NodeArrays) -> tuple[BoolArray, LongArray]:
-    """Make a mask of which no row is up to date."""
     return np.zeros(nodes.size.shape, dtype=np.bool_), np.full(nodes.row_count, -1, dtype=np.int64)
 
 
@@ -85,14 +80,7 @@ def _compute_mask(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Bool
 
 
 def filter_nodes(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
-    """Tell which nodes have the cards for a pod.
-
-    Args:
-        rows: intp[m], rows in use or not.
-
-    Returns:
-        bool[m].
-    """
+    """Tell which of the rows, in use or not, have the cards for a pod: bool[m]."""
     if query.request.asks_compute:
         query = with_compute(nodes, query)
     if not query.request.percent:
@@ -125,8 +113,6 @@ def _fit_on_one_model(
     """Check nodes with cards of several models again, for a pod whose containers get one model each.
 
     Args:
-        query: The pod, in units.
-        rows: intp[m].
         fits: bool[m], nodes that have the cards for each demand by itself; narrowed down in place.
         emptied: As if every pod had been evicted.
 
@@ -152,9 +138,7 @@ def compute_free_on_one_model(nodes: NodeArrays, rows: RowArray, free: LongArray
     """Compute the most units that `cards` cards of one model have free each: int64[m], 0 for none.
 
     Args:
-        rows: intp[m].
         free: int64[m, K], free units of the cards that count, 0 of the others.
-        cards: Number of cards, 1 or more.
     """
     most: LongArray = np.zeros(len(rows), dtype=np.int64)
     if cards > free.shape[1]:

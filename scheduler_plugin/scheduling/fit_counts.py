@@ -14,21 +14,16 @@ from scheduler_plugin.scheduling.filtering import could_fit_emptied, filter_node
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 MOST_SEARCHED: Final = 256
-"""Cards, and demands, for which all ways are tried; of more only the sums are compared."""
+"""Cards, and demands, up to which all ways are tried; of more only the sums are compared."""
 
 MOST_COUNTED: Final = 4096
-"""Pods of a node that are counted at most."""
+"""Highest count of pods for one node."""
 
 
 def count_most_pods(
     nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
 ) -> LongArray:
     """Count the equal pods that nodes can hold at once, judged by their cards.
-
-    Args:
-        query: What each of the pods asks for.
-        rows: intp[m].
-        emptied: Count as if every other pod had ended.
 
     Returns:
         int64[m], at most `MOST_COUNTED` each. No node takes more; one may take fewer where a pod has several
@@ -74,13 +69,7 @@ def count_most_pods(
 def count_most_on_empty(
     nodes: NodeArrays, query: SchedulingRequest, beside: Amounts, rows: RowArray
 ) -> LongArray:
-    """Count the equal pods that nodes can hold if every other pod has ended: int64[m], see `count_most_pods`.
-
-    Args:
-        query: What each of the pods asks of cards.
-        beside: What it asks for besides.
-        rows: intp[m].
-    """
+    """Count the equal pods that nodes hold once all others have ended: int64[m], see `count_most_pods`."""
     most = count_most_pods(nodes, query, rows, emptied=True)
     return np.minimum(most, nodes.count_fits(beside, rows, emptied=True), out=most)
 

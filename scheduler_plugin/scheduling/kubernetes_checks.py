@@ -38,12 +38,12 @@ from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequ
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
 UNTRIED_S: Final = 60.0
-"""A pod that its scheduler has not tried for so long keeps no room: the scheduler may not run any more."""
+"""A pod that its scheduler has not tried for so long blocks no room: the scheduler may not be running."""
 
 MOST_UNTRIED: Final = 64
-"""Kinds of waiting pods of larger priority that are looked at for one node, those of the largest first.
+"""Kinds of waiting pods of larger priority that are checked for one node, the largest priorities first.
 
-Kinds beyond that keep no room: whoever makes many pods that fit nowhere must not stop batch mode.
+Kinds beyond that block no room: whoever makes many pods that fit nowhere must not stop batch mode.
 """
 
 _WORDS: Final = {
@@ -93,11 +93,7 @@ class _Pod:
 
 
 class KubernetesChecks:
-    """Answers whether kube-scheduler's filters would let a pod run on a node now.
-
-    Args:
-        state: The cluster; it is updated before this object.
-    """
+    """Answers whether kube-scheduler's filters would let a pod run on a node now."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -119,7 +115,6 @@ class KubernetesChecks:
         self._nodes.pop(name, None)
 
     def apply_pod(self, pod: Pod, now: float) -> None:
-        """Take a pod's newest version."""
         uid = pod.metadata.uid
         before = self._pods.get(uid)
         self.delete_pod(uid)
@@ -176,7 +171,6 @@ class KubernetesChecks:
     # What is asked.
 
     def is_of_scheduler(self, uid: str, name: str) -> bool:
-        """Return True if a pod is known, names this scheduler and has no scheduling gate."""
         pod = self._pods.get(uid)
         return pod is not None and pod.scheduler == name and not pod.gated
 
@@ -185,9 +179,6 @@ class KubernetesChecks:
 
         Args:
             margin: Part of the node's cpu and memory that must stay free beside the pod, 0 to 1.
-
-        Returns:
-            A reason without numbers; empty if kube-scheduler's filters allow it.
         """
         node, pod, record = self._nodes.get(name), self._pods.get(uid), self._state.pods.get(uid)
         if pod is None or record is None:
@@ -244,7 +235,7 @@ class KubernetesChecks:
         return ""
 
     def _place(self, uid: str, pod: _Pod, priority: int) -> str:
-        """The node on which a pod counts, empty for none."""
+        """Return the node on which a pod counts, empty for none."""
         bound_to = self._state.get_assumed(uid)
         if pod.node or bound_to is not None:
             return pod.node or (bound_to.node if bound_to is not None else "")
@@ -300,7 +291,6 @@ class KubernetesChecks:
                 self._untried_order = None
 
     def _has_cards(self, record: PodRecord, name: str) -> bool:
-        """Return True if the cards of a node can take a pod, by the rules of filter."""
         if record.charged is None:
             return True
         nodes = self._state.nodes

@@ -55,7 +55,6 @@ class Shortage(NamedTuple):
 
     Attributes:
         resource: Its name; cpu is counted in thousandths of a core, memory in bytes.
-        asked: What the pod asks for.
         used: What the pods that count on the node ask for, or hold.
         capacity: What the node has for pods.
     """
@@ -73,7 +72,6 @@ class Rejection:
     Attributes:
         reason: A constant of those above.
         detail: What tells two such nodes apart: the taint, the resource, the kind of affinity.
-        shortage: The numbers, where a resource is short.
     """
 
     reason: str
@@ -90,18 +88,16 @@ class HostPort(NamedTuple):
 
     @classmethod
     def read(cls, port: int, protocol: str, address: str) -> "HostPort":
-        """Read a port as a pod states it."""
         return cls(port, protocol or "TCP", address or ALL_ADDRESSES)
 
     def conflicts_with(self, other: "HostPort") -> bool:
-        """Tell whether two containers of one host cannot both have their port."""
+        """Return True if two containers of one host cannot both have their port."""
         if (self.port, self.protocol) != (other.port, other.protocol):
             return False
         return self.address == other.address or ALL_ADDRESSES in {self.address, other.address}
 
 
 def have_conflict(wanted: Iterable[HostPort], used: Iterable[HostPort]) -> bool:
-    """Tell whether any port that a pod wants conflicts with one that is used."""
     return any(one.conflicts_with(other) for other in used for one in wanted)
 
 
@@ -111,8 +107,6 @@ class PodDemands(Protocol):
     Attributes:
         rules: Nodes that it may run on; its tolerations are not looked at.
         tolerates: Whether it tolerates a taint.
-        amounts: What it asks for of resources.
-        ports: Ports of the host.
     """
 
     @property
@@ -126,11 +120,7 @@ class PodDemands(Protocol):
 
 
 class NodeRoom(NamedTuple):
-    """What a node has, and what the pods there take of it.
-
-    Attributes:
-        list_ports: Lists the ports of the host that pods there have.
-    """
+    """What a node has, what the pods there take of it, and a function that lists their ports of the host."""
 
     used: Amounts
     capacity: Amounts
@@ -140,13 +130,7 @@ class NodeRoom(NamedTuple):
 def list_rejections(
     demands: PodDemands, node: NodeTraits, room: NodeRoom, affinity: PodAffinityFilter | None = None
 ) -> list[Rejection]:
-    """List why kube-scheduler does not take a pod on a node: all that its first filter to refuse would say.
-
-    Args:
-        demands: What the pod asks for.
-        room: What is left there.
-        affinity: What the pod and others say of each other; None: nothing that matters.
-    """
+    """List why kube-scheduler does not take a pod on a node: all that its first refusing filter says."""
     found = find_node_rejection(node, demands.rules, demands.tolerates)
     if found is not None:
         return [found]
@@ -223,5 +207,4 @@ def is_card_resource(resource: str) -> bool:
 
 
 def format_taint(taint: Taint) -> str:
-    """Write a taint as kubectl does."""
     return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"

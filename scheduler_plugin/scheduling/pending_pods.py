@@ -20,11 +20,7 @@ MAX_SHAPES: Final = 256
 
 
 class PendingPods:
-    """PendingPods counts the pods that wait, for the policies that implement `BacklogReader`.
-
-    Args:
-        state: The cluster, with all of its pods.
-    """
+    """Counts the pods that wait, for the policies that implement `BacklogReader`."""
 
     def __init__(self, state: ClusterState, policies: ClusterPolicies) -> None:
         self._state = state

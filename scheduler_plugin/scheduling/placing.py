@@ -31,16 +31,13 @@ from scheduler_plugin.scheduling.request import (
 )
 
 POLICY_FAULTS: Final = (PolicyError, CardPolicyError)
-"""Raised where a policy of a plug-in gives something else than scores, cards or costs."""
+"""Errors of a plugin's policy that returns something else than scores, cards or costs."""
 
 
 def place_by_policy(
     policy: NodePolicy, nodes: NodeArrays, row: int, query: SchedulingRequest
 ) -> Placement | None:
-    """Choose cards for every demand of a pod on one node.
-
-    Returns:
-        The placement, None if the pod does not fit.
+    """Choose cards for every demand of a pod on one node; None if the pod does not fit.
 
     Raises:
         PolicyError: a policy returns invalid cards, or (allocator's error) invalid costs.
@@ -81,16 +78,13 @@ def place_on_node(
     query: SchedulingRequest,
     preferred_uuids: Collection[str] = (),
 ) -> Placement | None:
-    """Choose a pod's cards on one node: of the preferred ones, by the node policy, or by the card policy.
+    """Choose a pod's cards on one node, the preferred ones if possible; None if the pod does not fit.
 
     Pods that were planned together fit on the cards that were planned for them; chosen anew in another order
     they might not.
 
     Args:
         preferred_uuids: UUIDs of cards that the pod gets if they are free; empty for no preference.
-
-    Returns:
-        The placement, None if the pod does not fit.
 
     Raises:
         PolicyError: a policy returns invalid cards, or (allocator's error) invalid costs.
@@ -123,10 +117,6 @@ def score_nodes(
     policy: NodePolicy, nodes: NodeArrays, query: SchedulingRequest, rows: RowArray
 ) -> FloatArray:
     """Score nodes that fit a pod: float64[m], lower is better, as `NodePolicy.score`.
-
-    Args:
-        policy: The policy that ranks nodes for the pod.
-        rows: intp[m], rows that fit.
 
     Raises:
         PolicyError: the policy returns invalid scores.

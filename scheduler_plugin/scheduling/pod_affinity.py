@@ -60,7 +60,6 @@ def read_terms(raw: Sequence[msgspec.Raw] | None) -> list[AffinityTerm]:
 
 
 def read_affinity(pod: Pod) -> list[AffinityTerm]:
-    """The terms of a pod that wants others near."""
     affinity = pod.spec.affinity.pod_affinity if pod.spec.affinity is not None else None
     return (
         read_terms(affinity.required_during_scheduling_ignored_during_execution)
@@ -70,7 +69,6 @@ def read_affinity(pod: Pod) -> list[AffinityTerm]:
 
 
 def read_anti_affinity(pod: Pod) -> list[AffinityTerm]:
-    """The terms of a pod that wants others far."""
     affinity = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
     return (
         read_terms(affinity.required_during_scheduling_ignored_during_execution)

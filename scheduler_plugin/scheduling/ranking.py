@@ -16,7 +16,6 @@ def rank_best(scores: FloatArray, name_ranks: LongArray, limit: int) -> RowArray
     Args:
         scores: float64[m], lower is better; inf is left out.
         name_ranks: int64[m], order of the candidates' names, all distinct.
-        limit: How many at most.
 
     Returns:
         intp[k], positions in `scores`, best first, k <= limit.
@@ -49,7 +48,7 @@ def _rank_best_one(scores: FloatArray, name_ranks: LongArray) -> RowArray:
 
 
 def convert_to_protocol(scores: FloatArray, name_ranks: LongArray) -> IntArray:
-    """Map scores to the protocol: 10 for the best, one less for each next one, never below 0.
+    """Map scores to the protocol, int32[m]: 10 for the best, one less for each next one, never below 0.
 
     kube-scheduler breaks equal scores at random, so the first eleven differ; raw scores rounded to 0..10
     would lose the order.
@@ -57,9 +56,6 @@ def convert_to_protocol(scores: FloatArray, name_ranks: LongArray) -> IntArray:
     Args:
         scores: float64[m], lower is better; inf gets 0.
         name_ranks: int64[m], all distinct.
-
-    Returns:
-        int32[m].
     """
     result: IntArray = np.zeros(len(scores), dtype=np.int32)
     first = rank_best(scores, name_ranks, MAX_SCORE)

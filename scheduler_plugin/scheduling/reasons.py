@@ -18,7 +18,7 @@ REQUEUED: Final = "it was requeued: it waits in its queue again"
 """Said of every node to kube-scheduler, which tries pods that the queue has requeued like any other."""
 
 EventText = Callable[[Sequence[Demand], CardRules, int], str]
-"""Writes why a node cannot take a pod: of what it asks for, of its cards' rules, and of the MiB a unit."""
+"""Writes why a node cannot take a pod, from its demands, the rules of its cards, and the MiB of a unit."""
 
 
 def format_amount(demand: Demand, unit_mib: int) -> str:
@@ -81,7 +81,7 @@ def _name_not_admitted(demands: Sequence[Demand], _rules: CardRules, _unit_mib: 
 
 
 class Cure(StrEnum):
-    """A cure is what makes a node take a pod that filter has refused."""
+    """What makes a node take the pod that filter has refused there."""
 
     TIME = "time"
     PODS_END = "the end of other pods"
@@ -181,7 +181,6 @@ class FilterReason(IntEnum):
         cures: tuple[Cure, ...],
         exclusion: Exclusion | None = None,
     ) -> Self:
-        """Number the reasons from 1, in their order."""
         reason = int.__new__(cls, number := len(cls.__members__) + 1)
         reason._value_ = number
         reason.event_text, reason.sentence = event_text, sentence
@@ -195,23 +194,16 @@ class FilterReason(IntEnum):
 
     @property
     def metric_label(self) -> str:
-        """Label `reason` of metrics: `not_free`."""
         return self.name.lower()
 
     @property
     def json_name(self) -> str:
-        """Name in JSON answers: `NotFree`."""
         return self.name.title().replace("_", "")
 
 
 def format_event_text(
     reason: FilterReason, demands: Sequence[Demand], unit_mib: int, rules: CardRules = NO_RULES
 ) -> str:
-    """Say why a node cannot take a pod.
-
-    Args:
-        demands: What the pod asks for, in order.
-        rules: What its cards have to keep together.
-    """
+    """Say why a node cannot take a pod."""
     text = reason.event_text
     return text if isinstance(text, str) else text(demands, rules, unit_mib)

@@ -18,13 +18,7 @@ from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequ
 
 @dataclass(frozen=True, slots=True)
 class SchedulingRequest:
-    """SchedulingRequest is the card request of a pod, with all that filter and policies need.
-
-    Attributes:
-        request: What the pod asks of cards.
-        policy_request: The request as policies see it. For a pod that asks for percent, use the one of
-            `with_units_for`.
-    """
+    """A pod's request for cards; policies get the one of `with_units_for` where it asks for percent."""
 
     request: PodRequest
     policy_request: PolicyRequest
@@ -32,12 +26,7 @@ class SchedulingRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodesByCardSize:
-    """NodesByCardSize is positions of rows, by the size of their cards.
-
-    Attributes:
-        uniform: Where all cards of a row have one size: the size and the positions.
-        mixed: Where they differ.
-    """
+    """Positions of rows by the size of their cards, and of those whose cards differ."""
 
     uniform: tuple[tuple[int, RowArray], ...]
     mixed: RowArray
@@ -55,9 +44,6 @@ def with_compute(nodes: NodeArrays, query: SchedulingRequest, *, emptied: bool =
     """Return the request with only those cards admitted that have the compute for one of its demands now.
 
     For a pod with one demand that is all there is to its compute. Several demands may share a card.
-
-    Args:
-        emptied: As if every pod had been evicted.
     """
     least = min(demand.compute for demand in query.request.demands)
     if not least:
@@ -69,7 +55,6 @@ def with_compute(nodes: NodeArrays, query: SchedulingRequest, *, emptied: bool =
 
 
 def without_compute(query: SchedulingRequest) -> SchedulingRequest:
-    """Return the request as if it were for memory alone."""
     containers = tuple(replace(container, compute=0) for container in query.request.containers)
     demands = tuple(demand._replace(compute=0) for demand in query.policy_request.demands)
     return replace(
@@ -113,12 +98,7 @@ def compute_units_by_card(view: ClusterView, query: SchedulingRequest, rows: Row
 
 
 def compute_largest_percent(free: LongArray, size: LongArray) -> LongArray:
-    """Compute the largest share of a card, in percent, that cards with so many free units take; 0 for none.
-
-    Args:
-        free: Free units, of any shape.
-        size: Units of the cards, likewise.
-    """
+    """Compute the largest share, in percent, that cards with so many free units take; 0 for none."""
     # A share counts for whole units, rounded down, and no share of less than a unit is given.
     shares = np.minimum(WHOLE, ((free + 1) * WHOLE - 1) // np.maximum(size, 1))
     return np.where(shares * size >= WHOLE, shares, 0)

@@ -38,11 +38,6 @@ class ScratchNode:
     def put_pod(self, request: PodRequest, card_policy: str, asked: Amounts) -> PutPod | None:
         """Put a pod on the cards that its card policy chooses; None if not everything is left for it.
 
-        Args:
-            request: What it asks of cards.
-            card_policy: Where the request names none.
-            asked: What it asks for besides.
-
         Raises:
             PolicyError: the card policy gives no valid costs.
         """

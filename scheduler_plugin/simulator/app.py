@@ -52,7 +52,6 @@ def run(
 
     Args:
         out: Takes lines for people; with JSON on standard output they go to standard error.
-        progress: Called with runs done and runs in all; None: a bar on standard error, if that is a terminal.
         warn: Takes a line for every row of the trace that is left out or odd; None: to standard error.
 
     Raises:
@@ -253,11 +252,7 @@ def _begin_process(prepare: Callable[[], None]) -> None:
 
 
 def write_json(target: str, text: str) -> None:
-    """Write to a file, or with `-` to standard output.
-
-    Raises:
-        SettingsError: the file cannot be written.
-    """
+    """Write to a file, or with `-` to standard output."""
     if target == "-":
         sys.stdout.write(text + "\n")
         return

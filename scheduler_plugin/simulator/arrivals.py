@@ -35,15 +35,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Input of one run: nodes and arrivals.
-
-    Attributes:
-        nodes: Sorted by name.
-        arrivals: In order of their times.
-        copies: Times that the pod list is there, on average.
-        from_s: Where the time that counts begins.
-        until_s: Where it ends.
-    """
+    """Input of one run: nodes by name, arrivals by time, mean copies of a pod, and the time that counts."""
 
     nodes: tuple[TraceNode, ...]
     arrivals: tuple[Arrival, ...]
@@ -104,7 +96,7 @@ def _get_times(pod: TracePod) -> tuple[int, int | None]:
 
 
 def _count_seconds_within(at: float, runs: int | None, from_s: float, until_s: float) -> float:
-    """Seconds of a pod's time that lie in the time that counts."""
+    """Count the seconds of a pod's time that lie in the time that counts."""
     end = until_s if runs is None else min(until_s, at + runs)
     return max(0.0, end - max(from_s, at))
 

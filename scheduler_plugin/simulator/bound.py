@@ -80,7 +80,7 @@ def _compute_prices(
 def _find_entering_column(
     card_units: int, sizes: list[int], widths: list[int], length: int, prices: list[float]
 ) -> tuple[list[float], float]:
-    """A column that lowers the waste: a way to fill cards, or a slack; zeros at the end."""
+    """Find a column that lowers the waste: a way to fill cards, or a slack; zeros at the end."""
     count = len(sizes)
     for m in range(count):
         # s_m costs nothing: reduced cost pi_m - sigma_m; t_m: -sigma_m.

@@ -23,7 +23,6 @@ def split_free_gpu(cluster: SimulatedCluster, workload: TypicalWorkload) -> dict
     """Split the free GPU, as a typical pod sees it.
 
     Args:
-        cluster: At any moment.
         workload: Whose shapes look at the nodes, each weighing by its popularity.
 
     Returns:

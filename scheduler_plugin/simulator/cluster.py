@@ -37,7 +37,6 @@ class SimulatedPodKind:
     Attributes:
         request: As policies see it; percent as units of the size of card that there is most.
         nodes: bool[R], nodes whose model the pod accepts; None: all.
-        units: GPU units over all cards, as in `request`.
         requested_milli: Thousandths of a card over all cards, as the trace counts them.
         query: What is asked of cards; None: it asks for none.
     """
@@ -50,7 +49,7 @@ class SimulatedPodKind:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether it asks for units alone, with one container, as most do: that is found faster."""
+        """Whether it asks for units alone, with one container, as most do: that is found faster."""
         if self.query is None:
             return True
         request = self.query.request
@@ -70,7 +69,6 @@ class SimulatedCluster:
     Args:
         nodes: Sorted by name, so that the first of equal rows has the smallest name.
         card_units: Units a card has whose node does not say; requests are rounded up to whole units.
-        others: Further resources that count.
         arrays: Where these nodes stand already, in their order; None: they are put into new ones.
 
     Attributes:
@@ -192,14 +190,14 @@ class SimulatedCluster:
         return SimulatedPodKind(policy_request, nodes, policy_request.gpu_units, pod.requested_milli, query)
 
     def mask_admitted(self, selector: Selector) -> BoolArray:
-        """Nodes whose model a selector admits; all cards of a node are of one."""
+        """Find the nodes whose model a selector admits; all cards of a node are of one."""
         names = self.arrays.model_names
         admitted_models = [at for at, name in enumerate(names) if selector.admits_model(name)]
         result: BoolArray = np.isin(self._model_of_row, admitted_models)
         return result
 
     def filter_rows(self, kind: SimulatedPodKind) -> RowArray:
-        """Rows that can take a pod now, in the order of their names."""
+        """Find the rows that can take a pod now, in the order of their names."""
         arrays = self.arrays
         fits = arrays.mask_fits(kind.request.amounts, self._all_rows)
         if kind.is_plain:
@@ -209,7 +207,7 @@ class SimulatedCluster:
         return rows[self._mask_fitting(kind, rows)]
 
     def compute_whole_percent(self) -> float:
-        """Cards that are free as a whole, in percent of all."""
+        """Compute the cards that are free as a whole, in percent of all."""
         arrays = self.arrays
         whole = np.count_nonzero((arrays.free == arrays.size) & (arrays.size > 0))
         return 100.0 * float(whole) / self.gpus
@@ -256,9 +254,6 @@ class SimulatedCluster:
     def choose_cards(self, kind: SimulatedPodKind, row: int, policy: NodePolicy) -> ChosenCards:
         """Choose cards as bind does on one of `filter_rows`'s rows.
 
-        Args:
-            policy: That ranked the row; it may choose cards itself.
-
         Raises:
             PolicyError: what a policy gives is no cards, or no costs.
         """
@@ -299,13 +294,12 @@ class SimulatedCluster:
         arrays.add_requested(row, kind.request.amounts, times)
 
     def _mask_fitting(self, kind: SimulatedPodKind, rows: RowArray) -> BoolArray:
-        """Find which of these nodes have the cards, as filter says."""
         if kind.query is None:
             return np.ones(len(rows), dtype=np.bool_)
         return filter_nodes(self.arrays, kind.query, rows)
 
     def _mask_with_cards(self, kind: SimulatedPodKind) -> BoolArray | None:
-        """Nodes that have the cards; all cards of a node are of one model."""
+        """Find the nodes that have the cards; all cards of a node are of one model."""
         if not kind.request.demands:
             return None
         if not kind.is_plain:

@@ -48,15 +48,10 @@ class SimulationOptions:
     """Options of a simulation.
 
     Attributes:
-        nodes: Path of the node list.
-        pods: Path of the pod list.
         policies: Node policies, each run with every seed.
         card_policy_parameters: Its parameters, text by name.
         inflation: GPUs to ask for, as a multiple of the cluster's.
-        seeds: Seeds of the random draws.
-        jobs: Processes.
         card_units: Units of a card; requests are rounded up to whole units. 1000: as the trace has them.
-        plot: Folder for PNG files.
         json: File for everything, `-`: standard output.
         parameters: Parameters of node policies, text by policy and name.
         workloads: Workloads of WORKLOADS; `fragmentation` is run with each, unless it has parameters.
@@ -86,11 +81,7 @@ class SimulationOptions:
 
     @property
     def other_resources(self) -> tuple[str, ...]:
-        """Further resources that the policies want to see, in the order of their names.
-
-        Raises:
-            PolicyError: a policy that there is not, or parameters that it refuses.
-        """
+        """Further resources that the policies want to see, in the order of their names."""
         made = (make_policy(policy, self.parameters_of(policy)) for policy in self.policies)
         return tuple(sorted({name for policy in made for name in get_other_resources(policy)}))
 
@@ -100,11 +91,7 @@ class SimulationOptions:
         return given if self.queues is None else {**_load_parameters(self.queues, policy), **given}
 
     def make_config(self, policy: str) -> QueueConfig:
-        """Read the queues, with a node policy in place of their own.
-
-        Raises:
-            QueueConfigError: the file cannot be used.
-        """
+        """Read the queues, with a node policy in place of their own."""
         if self.queues is None:
             raise SettingsError("no queues; allowed: a file")
         config = ConfigFile(self.queues).load()
@@ -112,7 +99,6 @@ class SimulationOptions:
         return msgspec.structs.replace(config, node_policy=policy, node_policy_parameters=parameters)
 
     def list_variants(self) -> list["Variant"]:
-        """List the variants; each is run with every seed."""
         result = []
         for policy in self.policies:
             known = takes_workload(policy, self.parameters_of(policy))
@@ -211,15 +197,7 @@ class SimulationOptions:
 
 
 def choose_policies(text: str | None, queues: str | None) -> tuple[str, ...]:
-    """Choose the node policies to run.
-
-    Args:
-        text: A comma list of names; None: none are named.
-        queues: File with queues, or None.
-
-    Returns:
-        The policies that are named; else the `nodePolicy` of the queues; else the default of the extender.
-    """
+    """Choose the node policies to run: those of a comma list, else that of the queues, else the default."""
     if text is not None:
         return parse_names(text)
     try:

@@ -15,7 +15,7 @@ from scheduler_plugin.simulator.placer import HELD, PlacedPod, Placer
 from scheduler_plugin.simulator.trace import CARD, TracePod
 
 MOST_ROUNDS: Final = 1000
-"""So often held pods are tried again once all have arrived."""
+"""How often held pods are tried again once all have arrived."""
 
 _HALF: Final = 50
 _ALL: Final = 100
@@ -36,8 +36,6 @@ class PackingOutcome:
     """Results of one run.
 
     Attributes:
-        pods: Pods that arrived.
-        placed: Pods that run.
         curve: Allocation against arrival, one point a percent.
         allocated_percent: By arrived percent, "100" and the last.
         whole_percent: Cards free as a whole when half of the GPUs had been asked for; None: that never was.
@@ -58,7 +56,7 @@ class PackingOutcome:
 
 
 def make_typical_workload(cluster: SimulatedCluster, pods: Sequence[TracePod]) -> TypicalWorkload:
-    """The typical workload of a pod list: every kind, by how often it is there."""
+    """Make the typical workload of a pod list: every kind, by how often it occurs."""
     workload = TypicalWorkload()
     for pod, count in Counter(replace(pod, name="", times=None) for pod in pods).items():
         workload.add(cluster.get_kind(pod, "").request, count)
@@ -66,11 +64,7 @@ def make_typical_workload(cluster: SimulatedCluster, pods: Sequence[TracePod]) -
 
 
 class _Packer:
-    """Places pods, remembers who is held back, and counts into an outcome.
-
-    Attributes:
-        units: Units of all pods that were placed.
-    """
+    """Places pods, remembers who is held back, and counts into an outcome."""
 
     def __init__(self, placer: Placer, outcome: PackingOutcome) -> None:
         self._placer = placer
@@ -79,13 +73,13 @@ class _Packer:
         self.units = 0
 
     def place(self, number: int, kind: SimulatedPodKind) -> None:
-        """Place those that are held back, where they are not any more, and then the next pod."""
+        """Try the pods that are held back, then the next one."""
         waiting, self._held = self._held, []
         for arrival in (*waiting, (number, kind)):
             self._try_pod(*arrival)
 
     def place_held(self) -> None:
-        """Try those that are held back until none is; who is after `MOST_ROUNDS` is dropped."""
+        """Try held pods until none is left; those left after `MOST_ROUNDS` are dropped."""
         for _ in range(MOST_ROUNDS):
             waiting, self._held = self._held, []
             for arrival in waiting:
@@ -122,14 +116,9 @@ def run_packing(
     Args:
         cluster: Empty; full afterwards.
         card_policy: Chooses cards, unless the node policy does.
-        pods: In the order in which they arrive.
-        clock: Seconds, for `wall_s`.
         last: Key of the end in `allocated_percent`.
         measure: Called at every percent that has arrived, for `PackingPoint.fragmented`. Its time does not
             count.
-
-    Returns:
-        The outcome; deterministic but for `wall_s`.
     """
     outcome = PackingOutcome(pods=len(pods))
     requests = [pod.requested_milli for pod in pods]

@@ -36,11 +36,7 @@ class PlacedPod(NamedTuple):
 
 
 class Placer:
-    """Places pods on a cluster.
-
-    Args:
-        cluster: Changed by what is placed.
-    """
+    """Places pods on a cluster."""
 
     def __init__(self, cluster: SimulatedCluster, policy: NodePolicy) -> None:
         self._cluster = cluster
@@ -53,12 +49,7 @@ class Placer:
     def count_waiting(
         self, now: float, waiting: Callable[[], Mapping[SimulatedPodKind, Sequence[str]]]
     ) -> None:
-        """Tell a policy that wants to know who waits, unless that was a moment ago.
-
-        Args:
-            now: Seconds of the trace.
-            waiting: Lists the pods that wait, UIDs by kind.
-        """
+        """Tell a policy that wants to know who waits, unless that was a moment ago."""
         if self._reader is None or now < self._counted_s + COUNT_INTERVAL_S:
             return
         self._counted_s = now
@@ -66,7 +57,7 @@ class Placer:
         self._reader.waiting(self._cluster.arrays, pods)
 
     def place_pod(self, kind: SimulatedPodKind, uid: str) -> PlacedPod | str:
-        """Place a pod; the reason when it cannot be."""
+        """Place a pod; return the reason if that is not possible."""
         row = self.find_row(kind, uid)
         if isinstance(row, str):
             return row
@@ -76,7 +67,7 @@ class Placer:
         return PlacedPod(row, cards)
 
     def find_row(self, kind: SimulatedPodKind, uid: str) -> int | str:
-        """Find the row where a pod goes; the reason when there is none. Nothing is taken."""
+        """Find the row where a pod goes, without taking anything; return the reason if there is none."""
         cluster = self._cluster
         rows = cluster.filter_rows(kind)
         if not rows.size:
@@ -91,18 +82,16 @@ class Placer:
         return HELD if is_held_back else row
 
     def record_unplaced(self, kind: SimulatedPodKind, uid: str) -> None:
-        """Tell a policy that learns of a pod that fits nowhere."""
+        """Report a pod that fits nowhere to a policy that learns."""
         if self._learner is not None:
             arrays = self._cluster.arrays
             self._learner.pending(uid, arrays, kind.request, np.arange(arrays.row_count))
 
     def record_placed(self, kind: SimulatedPodKind, uid: str) -> None:
-        """Tell a policy that learns of a pod that was placed."""
         if self._learner is not None:
             self._learner.pod_resolved(uid, kind.request)
 
     def record_gone(self, uid: str) -> None:
-        """Tell a policy that learns of a pod that has ended."""
         if self._learner is not None:
             self._learner.pod_resolved(uid, None)
 

@@ -25,11 +25,6 @@ _LABELS: Final = {
 
 
 def load_matplotlib() -> Any:
-    """Load matplotlib.
-
-    Raises:
-        SettingsError: it is not installed.
-    """
     try:
         import matplotlib as mpl  # noqa: PLC0415 - an extra, loaded where it is used
 
@@ -44,13 +39,6 @@ def load_matplotlib() -> Any:
 
 def plot_packing(runs: list[Run], folder: str) -> list[Path]:
     """Draw one curve a policy, the mean of its seeds, into a PNG file for each of `FILES`.
-
-    Args:
-        runs: Runs of all policies.
-        folder: Made if it is not there.
-
-    Returns:
-        The files.
 
     Raises:
         SettingsError: matplotlib is missing, or a file cannot be written.
@@ -88,11 +76,7 @@ def draw_lines(path: Path, lines: dict[str, list[tuple[float, float]]], along: s
 
 
 def save_figure(figure: Any, axes: Any, path: Path) -> Path:
-    """Write a picture, with a legend where there are axes for it.
-
-    Raises:
-        SettingsError: the file cannot be written.
-    """
+    """Write a picture, with a legend where there are axes for it."""
     if axes is not None:
         axes.grid(visible=True, alpha=0.3)
         axes.legend()
@@ -109,7 +93,7 @@ def save_figure(figure: Any, axes: Any, path: Path) -> Path:
 def average_over_time(
     runs: list[Run], column: str | int, series: str = "series"
 ) -> dict[str, list[tuple[float, float]]]:
-    """Mean of a column of each policy's series, by day; points that a run does not know are left out."""
+    """Average a column of each policy's series, by day; points that a run does not know are left out."""
     at = column if isinstance(column, int) else SERIES.index(column)
     result = {}
     for label in dict.fromkeys(run["label"] for run in runs):
@@ -123,7 +107,7 @@ def average_over_time(
 
 
 def average_curves(runs: list[Run], column: int) -> dict[str, list[tuple[float, float]]]:
-    """Mean curve of each policy over the whole percents that all its runs have reached."""
+    """Average the curves of each policy over the whole percents that all its runs have reached."""
     result: dict[str, list[tuple[float, float]]] = {}
     for label in dict.fromkeys(run["label"] for run in runs):
         tables = [
@@ -142,10 +126,6 @@ def average_curves(runs: list[Run], column: int) -> dict[str, list[tuple[float, 
 
 def plot_queues(everything: dict[str, Any], folder: str) -> list[Path]:
     """Draw `queue-fairness.png`, Jain's index over time, and `queue-waiting.png`, the p95 wait of each queue.
-
-    Args:
-        everything: `{"runs": [...], "mean": {label: ...}}`.
-        folder: Made if it is not there.
 
     Raises:
         SettingsError: matplotlib is missing, or a file cannot be written.

@@ -54,12 +54,7 @@ class ReplayChargeRules(QueueChargeRules):
 
 
 def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm) -> Node:
-    """Make the Node of a trace's node.
-
-    Args:
-        row: Its place in the list, for its version.
-        locality: Labels that say which data it has, and its rack.
-    """
+    """Make the Node of a trace's node."""
     # A trace says neither how many pods a node takes nor what its kubelet offers: the cards decide.
     resources: ResourceList = {
         "cpu": f"{node.cpu_milli}m",
@@ -82,7 +77,6 @@ class PodObjects:
     """Makes the pods of a replay, each version with a resourceVersion of its own.
 
     Args:
-        arrivals: The pods, by number.
         able: Numbers of those that some empty node can take: the others never run.
     """
 
@@ -109,13 +103,7 @@ class PodObjects:
         assigned: Assignment | None = None,
         phase: str = "Pending",
     ) -> Pod:
-        """Make the next version of a pod.
-
-        Args:
-            uid: Its UID; an evicted pod that is made again has another one.
-            node: Where it is bound; empty: it waits behind the queue's gate.
-            phase: As in the API.
-        """
+        """Make the next version of a pod; without a node it waits behind the queue's gate."""
         self._version += 1
         pod, queue = self._arrivals[number].pod, self._queues[number]
         annotations = self._annotate(pod, queue)

@@ -42,7 +42,6 @@ class QueueShare(NamedTuple):
 
 
 def remove_borrowing(config: QueueConfig) -> QueueConfig:
-    """Make a configuration of the same queues, each with its own quota only."""
     queues = {name: msgspec.structs.replace(form, borrowing_limit=0) for name, form in config.queues.items()}
     return msgspec.structs.replace(config, queues=queues)
 
@@ -60,7 +59,7 @@ def check_trace(config: QueueConfig, pods: Iterable[TracePod]) -> None:
 
 
 def choose_queue(pod: TracePod, config: QueueConfig) -> str:
-    """The queue of a pod: the one it names, else one by a hash of its name, as often as the weights say."""
+    """Choose the queue of a pod: the one it names, else one by a hash of its name and the weights."""
     if pod.queue:
         return pod.queue
     names = list(config.queues)
@@ -70,19 +69,7 @@ def choose_queue(pod: TracePod, config: QueueConfig) -> str:
 
 
 class QueuedReplayState(ReplayState):
-    """The state of one replay through queues.
-
-    Args:
-        config: The queues; amounts are units of the cluster's cards. Its node policy ranks nodes.
-        card_policy: Chooses cards, unless the node policy does.
-        card_units: Units a card has whose node does not say.
-        make: Makes a node policy from its name and its parameters.
-
-    Attributes:
-        kinds: What each arrival asks for.
-        evicted: Pods that were evicted for a lender.
-        reservation_count: Pods for which cards were reserved because they waited long.
-    """
+    """The state of one replay through queues, whose amounts are units of the cluster's cards."""
 
     def __init__(
         self,
@@ -195,7 +182,6 @@ class QueuedReplayState(ReplayState):
         self.record.placed_s[number] = self.arrivals[number].at_s + waited
 
     def _remove_running(self, running: Running, phase: str) -> None:
-        """End a pod that runs, and delete it."""
         number = running.number
         uid = self._uids.pop(number)
         now = running.ends_s
@@ -246,7 +232,7 @@ class QueuedReplayState(ReplayState):
                 self._start_pod(number, PlacedPod(row, ChosenCards(charge)), now)
 
     def _evict_victims(self, now: float) -> bool:
-        """Evict whoever the queue names; whether that was anybody. The victims are made again, and wait."""
+        """Evict whoever the queue names, and make them again; return True if that was anybody."""
         plans = self._reclaimer.find_plans(now)
         while not plans and self._reclaimer.has_more:
             plans = self._reclaimer.find_plans(now)

@@ -75,7 +75,7 @@ def make_queue_result(replaying: QueuedReplayState, replay: Replay, config: Queu
 
 
 def _compute_fairness(replaying: QueuedReplayState, config: QueueConfig, edges: "FloatArray") -> "FloatArray":
-    """Jain's index between edges; nan where queues wanted something all the time, and nobody had anything."""
+    """Compute Jain's index between edges; nan where queues wanted something throughout and had nothing."""
     weights = [form.weight for form in config.queues.values()]
     values, defined = [], []
     for share in replaying.shares:
@@ -112,7 +112,7 @@ def average_queue_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
 
 
 def _format_wait(queue: Mapping[str, Any], key: str) -> str:
-    """A figure of a queue's waits; there is none if nobody started and nothing happened afterwards."""
+    """Format a figure of a queue's waits; there is none if nobody started and nothing happened afterwards."""
     nobody = queue["never_started"] >= queue["pods"] and not queue["wait_s"]["most"]
     return "-" if nobody else format_duration(queue["wait_s"][key])
 

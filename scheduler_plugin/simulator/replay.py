@@ -84,13 +84,13 @@ class ReplayState:
                 self._backfill(now, set())
 
     def find_placeable(self, kinds: Iterable[SimulatedPodKind]) -> None:
-        """Find out which pods an empty cluster can take; before the first arrives."""
+        """Find out which pods an empty cluster can take, before the first one arrives."""
         for kind in kinds:
             if kind not in self._possible:
                 self._possible[kind] = bool(self._cluster.filter_rows(kind).size)
 
     def run_until(self, now: float) -> None:
-        """Let everything happen that ends before or at a time."""
+        """Let everything end that ends at a time or before."""
         while self._running and self._running[0].ends_s <= now:
             at = self._running[0].ends_s
             rows: set[int] = set()
@@ -106,7 +106,6 @@ class ReplayState:
         self._used -= ended.place.units
 
     def record_sample(self, at: float) -> None:
-        """Note how the cluster is from a moment on."""
         sample = Sample(at, self._used, self._waiting, self._waiting_milli)
         if self.record.samples and self.record.samples[-1].at_s == at:
             self.record.samples.pop()
@@ -161,16 +160,7 @@ def run_replay(
     card_policy: str,
     arrivals: Sequence[Arrival],
 ) -> ReplayRecord:
-    """Run one replay, until the last pod that waits has been placed or nothing ends any more.
-
-    Args:
-        cluster: Empty.
-        card_policy: Chooses cards, unless the node policy does.
-        arrivals: In order of their times.
-
-    Returns:
-        What happened; the same for the same arguments.
-    """
+    """Run one replay, until the last pod that waits has been placed or nothing ends any more."""
     kinds = [cluster.get_kind(arrival.pod, card_policy) for arrival in arrivals]
     return run_arrivals(ReplayState(cluster, Placer(cluster, policy), arrivals), kinds)
 

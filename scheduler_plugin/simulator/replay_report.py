@@ -8,11 +8,7 @@ _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def report_replays(everything: dict[str, Any]) -> Iterator[str]:
-    """Write lines about the mean of each policy's replays.
-
-    Args:
-        everything: `{"runs": [...], "mean": {label: ...}}`.
-    """
+    """Write lines about the mean of each policy's replays."""
     runs, means = everything["runs"], everything["mean"]
     nodes, gpus, pods = (fmean(run[name] for run in runs) for name in ("nodes", "gpus", "pods"))
     load, copies = (fmean(run[name] for run in runs) for name in ("load", "copies"))

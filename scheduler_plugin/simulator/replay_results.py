@@ -41,9 +41,6 @@ FIGURES: Final = (
 def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCluster, wall_s: float) -> Run:
     """Write a replay down. Pods count that ask for a GPU and came in the time that counts.
 
-    Args:
-        wall_s: Seconds it took.
-
     Returns:
         A mapping with these keys. Waits are seconds, of all pods that were placed, 0 included.
 
@@ -140,7 +137,7 @@ def _format_size(pod: TracePod) -> str:
 
 
 def compute_wait_figures(waits: list[float]) -> dict[str, float]:
-    """Mean, median, p95 (the least wait that 95 % do not pass) and the longest."""
+    """Compute mean, median, p95 (the least wait that 95 % do not pass) and the longest."""
     if not waits:
         return {"mean": 0.0, "median": 0.0, "p95": 0.0, "most": 0.0}
     ranked = sorted(waits)
@@ -150,13 +147,13 @@ def compute_wait_figures(waits: list[float]) -> dict[str, float]:
 
 
 def _average_by_key(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean by key over the tables that have it."""
+    """Average by key over the tables that have it."""
     keys = dict.fromkeys(key for table in tables for key in table)
     return {key: round(fmean(table[key] for table in tables if key in table), 1) for key in keys}
 
 
 def average_steps(times: Sequence[float], values: Sequence[float], edges: "FloatArray") -> "FloatArray":
-    """Mean between edges of a step function that is 0 before its first time."""
+    """Average a step function, which is 0 before its first time, between edges."""
     at = np.array([edges[0], *times, max(edges[-1], times[-1] if times else edges[-1])], dtype=np.float64)
     at[0] = min(at[0], at[1])
     steps = np.array([0.0, *values], dtype=np.float64)
@@ -166,7 +163,7 @@ def average_steps(times: Sequence[float], values: Sequence[float], edges: "Float
 
 
 def _compute_asked(replay: Replay, edges: "FloatArray") -> "FloatArray":
-    """Cards that would be in use if no pod ever waited, mean between edges."""
+    """Compute the cards that would be in use if no pod ever waited, as the mean between edges."""
     changes: list[tuple[float, int]] = []
     for at, runs, pod in replay.arrivals:
         if pod.requested_milli:

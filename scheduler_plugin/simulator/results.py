@@ -17,10 +17,6 @@ _LEAST_SHOWN: Final = 0.005
 def make_run_result(outcome: PackingOutcome, cluster: SimulatedCluster, split: dict[str, float]) -> Run:
     """Write a run down.
 
-    Args:
-        cluster: As the run left it.
-        split: Result of `split_free_gpu`.
-
     Returns:
         A mapping with these keys:
 
@@ -97,23 +93,19 @@ def _list_keys(tables: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def _average_tables(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean by key; all tables have the same keys."""
+    """Average by key; all tables have the same keys."""
     return {key: round(fmean(table[key] for table in tables), 6) for key in _list_keys(tables)}
 
 
 def _average_totals(tables: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """Mean by key over all tables, 0 if it is missing."""
+    """Average by key over all tables, 0 where it is missing."""
     return {
         key: round(sum(t.get(key, 0) for t in tables) / len(tables), 1) for key in sorted(_list_keys(tables))
     }
 
 
 def report_packing(means: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Write lines about the mean of each policy's runs.
-
-    Args:
-        means: Result of `average_runs`.
-    """
+    """Write lines about the mean of each policy's runs."""
     arrived = list(dict.fromkeys(at for mean in means.values() for at in mean["allocated_percent"]))
     head = "".join(f"{f'at {at} %':>10}{'+-':>7}" for at in arrived)
     yield f"{'GPUs allocated, %':<20}{'cards by':<15}{head}{'at most':>10}{'runs':>6}{'s/run':>8}"

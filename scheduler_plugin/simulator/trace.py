@@ -120,12 +120,10 @@ class TracePod:
         )
 
     def compute_of(self, containers: int) -> tuple[int, ...]:
-        """Percent of compute of so many containers."""
         return self.compute or (0,) * containers
 
     @property
     def requested_milli(self) -> int:
-        """Thousandths of a card over all its cards."""
         return self.cards * self.gpu_milli
 
 
@@ -399,7 +397,6 @@ def _parse_number(where: str, column: str, text: str, most: int) -> tuple[int, s
 
 
 def _read_units(where: str, column: str, row: Mapping[str, str | None]) -> tuple[int, str]:
-    """Read units of a card, 0 if the file does not say."""
     return _read_number(where, column, row, MAX_UNITS) if (row.get(column) or "").strip() else (0, "")
 
 

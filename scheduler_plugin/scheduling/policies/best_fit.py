@@ -45,10 +45,10 @@ SCALES: Final = {GPU: 1, CPU: 1000, MEMORY: 1 << 30}
 """What parameters count in: units of a card, cores, GiB of host memory."""
 
 MAX_BUCKETS: Final = 65_536
-"""A search looks into one bucket after the other."""
+"""A search visits one bucket after the other, so more would slow it down."""
 
 MOST_ITEMS: Final = 512
-"""Items of an index that are looked at; if none of them will do, a search over arrays costs less."""
+"""Items of an index that are examined; if none of them will do, a search over arrays costs less."""
 
 SKIPPED: Final = 63
 """Searches for the same that go over arrays at once after the index was given up."""
@@ -123,13 +123,7 @@ class BestFitSettings:
 
 
 class _Index:
-    """The buckets of one class: nodes by cpu or memory left, sets of cards by what they have free.
-
-    Args:
-        view: The cluster as it is.
-        search: Whose class and number of cards the index is for.
-        buckets: Empty.
-    """
+    """The buckets of one class: nodes by cpu or memory left, sets of cards by what they have free."""
 
     def __init__(self, view: ClusterView, search: ClassSearch, buckets: Buckets) -> None:
         self.buckets = buckets
@@ -139,7 +133,6 @@ class _Index:
         self.insert(view, np.flatnonzero(view.usable))
 
     def insert(self, view: ClusterView, rows: RowArray) -> None:
-        """Move rows to where they belong by now."""
         usable, ranks = view.usable[rows].tolist(), view.name_rank[rows].tolist()
         left = compute_host_left(view, self._name, rows).tolist() if self._name != GPU else None
         orders = view.free_order[:, rows].T.tolist() if left is None else None
@@ -217,7 +210,6 @@ class BestFit:
 
     @property
     def picks(self) -> bool:
-        """Whether one node is named."""
         return self.settings.mode == "pick"
 
     def pick_row(self, view: ClusterView, ask: PolicyRequest, fits: BoolArray) -> int | None:
@@ -227,7 +219,6 @@ class BestFit:
         """Search the index of the dominant class.
 
         Args:
-            ask: What the pod asks for; a pod with several demands is searched by its largest.
             fits: bool[R], rows that can take the pod.
         """
         search = find_search(view, ask, self.settings.order)

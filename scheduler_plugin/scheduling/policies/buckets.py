@@ -24,13 +24,13 @@ Fallback = Literal["closest", "largest"]
 
 @dataclass(frozen=True, slots=True)
 class BucketSearchResult:
-    """BucketSearchResult is where a search ended.
+    """Where a search ended.
 
     Attributes:
         key: The item, None when there is none.
-        probes: Buckets that were looked into, in order, empty ones included.
-        touched: Items that were looked at.
-        complete: False if the search was given up because it had looked at too many items.
+        probes: Buckets visited, in order, empty ones included.
+        touched: Items examined.
+        complete: False if the search was given up after too many items.
     """
 
     key: int | None
@@ -72,7 +72,6 @@ class Buckets:
 
     @property
     def count(self) -> int:
-        """M, the number of buckets."""
         return len(self.bounds)
 
     def bucket_of(self, amount: int) -> int:
@@ -80,12 +79,7 @@ class Buckets:
         return 0 if self.end is not None and amount >= self.end else bisect_right(self.bounds, amount)
 
     def insert(self, key: int, amount: int, rank: int) -> None:
-        """Insert an item, or move it to its new place.
-
-        Args:
-            key: Names the item.
-            rank: Decides between equal amounts, smaller first.
-        """
+        """Insert an item, or move it to its new place; of equal amounts the smaller rank comes first."""
         entry = (amount, rank, key)
         if self._entries.get(key) == entry:
             return
@@ -96,7 +90,6 @@ class Buckets:
             self._entries[key] = entry
 
     def remove(self, key: int) -> None:
-        """Take an item out, if it is in."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             ring = self._rings[self.bucket_of(entry[0]) - 1]
@@ -118,8 +111,6 @@ class Buckets:
         Args:
             amount: At least 1.
             limit: N, at least 1.
-            fits: Tells whether an item can be taken otherwise.
-            fallback: What to take in buckets beyond the limit.
             most: Items to look at before the search is given up; None: all.
 
         Raises:
@@ -152,20 +143,14 @@ def find_in_arrays(
     fallback: Fallback = "closest",
     end: int | None = None,
 ) -> BucketSearchResult:
-    """Find what `Buckets.find` finds, of items that stand in arrays and in no index.
+    """Do what `Buckets.find` does, for items that stand in arrays and in no index.
+
+    Other arguments are as of `Buckets` and `Buckets.find`; the result's key is a position in the arrays.
 
     Args:
-        bounds: As `Buckets` takes them.
         amounts: int64[m], what each item has left.
         ranks: int64[m].
         fits: bool[m], the item can be taken otherwise.
-        amount: As for `Buckets.find`.
-        limit: As for `Buckets.find`.
-        fallback: As for `Buckets.find`.
-        end: As `Buckets` takes it.
-
-    Returns:
-        The key is a position in the arrays; every item counts as touched.
 
     Raises:
         PolicyError: amount or limit below 1.

@@ -89,9 +89,6 @@ class Fractions:
     Rows are recomputed when their version changes, so a request costs one multiplication and one addition.
     A class of which a node has nothing is dropped there: its fraction is 0 and it counts in no mean.
 
-    Args:
-        others: Further resources that are classes, too.
-
     Attributes:
         used_total, capacity_total: Sums over all rows as followed last, by class.
     """
@@ -116,7 +113,6 @@ class Fractions:
         self.capacity_total = [0] * self._count
 
     def follow(self, view: ClusterView) -> RowArray:
-        """Recompute the rows that changed, and return them."""
         if len(view.version) != len(self._versions) or view.other_resources != self._seen:
             self._seen = list(view.other_resources)
             self._start(len(view.version))

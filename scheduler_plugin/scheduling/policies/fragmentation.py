@@ -66,7 +66,6 @@ class FragmentationPolicy:
         self._scores = FragmentationScores(self._seen, self._unseen)
 
     def with_workload(self, workload: TypicalWorkload) -> "FragmentationPolicy":
-        """Make a copy of the policy for a typical workload that is known."""
         return FragmentationPolicy(workload)
 
     def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:

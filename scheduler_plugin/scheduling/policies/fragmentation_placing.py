@@ -53,15 +53,11 @@ class StatePlacer:
     def demand(
         self, units: int, count: int, allowed: BoolArray | None, costs: CardCosts | None
     ) -> list[RowArray]:
-        """Place one demand.
+        """Place one demand; return the positions of its cards by state, `count` times intp[n].
 
         Args:
-            units: On each card.
             allowed: bool[n, K], cards that may be taken; None: all.
             costs: The card policy; None: the cards that fragment least.
-
-        Returns:
-            Positions of its cards by state, count times intp[n].
         """
         left = self._terms.card_free[self.cards] >= units
         if allowed is not None:

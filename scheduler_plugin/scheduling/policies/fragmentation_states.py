@@ -35,7 +35,6 @@ class NodeStates:
         self._start(0, 0)
 
     def _start(self, rows: int, width: int) -> None:
-        """Forget everything."""
         self.generation += 1
         self._numbers: dict[tuple[int, ...], int] = {}
         self._width = width
@@ -57,7 +56,6 @@ class NodeStates:
 
     @property
     def capacity(self) -> int:
-        """Length of the arrays; grows."""
         return len(self.value)
 
     def follow(self, view: ClusterView) -> None:
@@ -141,7 +139,6 @@ class NodeStates:
 
 
 def _make_row_key(view: ClusterView, row: int) -> tuple[bytes, bytes, bytes, int, int]:
-    """Return what a row's state follows from."""
     count = view.cards[row]
     return (
         view.model[row, :count].tobytes(),

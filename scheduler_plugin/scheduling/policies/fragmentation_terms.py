@@ -87,11 +87,7 @@ class FragmentationTerms:
         self._units_of: list[tuple[str, int]] = [("", 0)]
 
     def card(self, model: str, size: int, free: int) -> int:
-        """Find or make the table's row of a card.
-
-        Returns:
-            Row index, from 1.
-        """
+        """Find or make the table's row of a card, from 1."""
         key = (model, size, free)
         known = self._ids.get(key)
         if known is not None:
@@ -117,15 +113,7 @@ class FragmentationTerms:
         return index
 
     def after(self, cards: RowArray, units: int) -> RowArray:
-        """Rows of the same cards with `units` more in use; each has that many free.
-
-        Args:
-            cards: intp[n], rows of the table.
-            units: Units to take from each.
-
-        Returns:
-            intp[n].
-        """
+        """Find the rows of the same cards with `units` more in use, which each has free: intp[n]."""
         known = self._after.setdefault(units, {})
         result = []
         for card in cards.tolist():

@@ -12,13 +12,10 @@ MAX_SHAPES: Final = 512
 
 
 class DemandShape(NamedTuple):
-    """DemandShape is what a pod, or one of several containers in it, asks for.
+    """What a pod, or one of several containers in it, asks for.
 
     Attributes:
-        cpu_milli: Thousandths of a core.
         units: GPU units on each card.
-        cards: Number of cards.
-        selector: Which cards it accepts.
     """
 
     cpu_milli: int
@@ -68,7 +65,7 @@ class TypicalWorkload:
             self._memory[shape] += count * (ask.memory_bytes // parts)
 
     def shares(self) -> list[WorkloadShare]:
-        """The shapes with their popularity, in an order that does not depend on the order of counting."""
+        """List the shapes with their popularity, in an order that does not follow from that of counting."""
         ranked = sorted(self._counts.items(), key=lambda item: (-item[1], _key(item[0])))[:MAX_SHAPES]
         return [
             WorkloadShare(shape, count / self.total, self._memory[shape] / count)
@@ -101,11 +98,9 @@ def _key(shape: DemandShape) -> tuple[object, ...]:
 
 @runtime_checkable
 class WorkloadPolicy(Protocol):
-    """WorkloadPolicy is the further interface of a node policy that ranks by a typical workload."""
+    """The further interface of a node policy that ranks by a typical workload."""
 
-    def with_workload(self, workload: TypicalWorkload) -> NodePolicy:
-        """Make a copy of the policy for a workload that is known."""
-        ...
+    def with_workload(self, workload: TypicalWorkload) -> NodePolicy: ...
 
 
 def compute_distance(left: Mapping[DemandShape, float], right: Mapping[DemandShape, float]) -> float:

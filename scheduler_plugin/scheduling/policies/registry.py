@@ -41,7 +41,7 @@ class CardDemand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRequest:
-    """PolicyRequest is a pod's request, as policies see it.
+    """A pod's request, as policies see it.
 
     Attributes:
         amounts: What it requests besides cards, by Kubernetes' rule for init containers and sidecars.
@@ -120,7 +120,7 @@ class NodePolicy(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """Learner is the further interface of a policy that learns from pods seen, pending and settled."""
+    """The further interface of a policy that learns from pods seen, pending and settled."""
 
     def pending(self, uid: str, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> None:
         """No candidate of `rows` could take the pod (called once for each failed attempt)."""
@@ -133,7 +133,7 @@ class Learner(Protocol):
 
 @runtime_checkable
 class AttemptCounter(Protocol):
-    """AttemptCounter is the further interface of a policy that counts the attempts to place a pod."""
+    """The further interface of a policy that counts the attempts to place a pod."""
 
     def record_attempt(self, view: ClusterView, pod: str, row: int | None) -> None:
         """Somebody tried to place a pod: kube-scheduler asked, or it was its turn in the queue.
@@ -147,7 +147,7 @@ class AttemptCounter(Protocol):
 
 @runtime_checkable
 class BacklogReader(Protocol):
-    """BacklogReader is the further interface of a policy whose weights depend on all pods that wait."""
+    """The further interface of a policy whose weights depend on all pods that wait."""
 
     def waiting(self, view: ClusterView, pods: Sequence[tuple[PolicyRequest, Sequence[str]]]) -> None:
         """Receive the pods that wait at this moment, whoever refused them and whatever gate they wear.
@@ -160,7 +160,7 @@ class BacklogReader(Protocol):
 
 @runtime_checkable
 class CardChooser(Protocol):
-    """CardChooser is the further interface of a node policy that chooses cards better than a card policy."""
+    """The further interface of a node policy that chooses cards better than a card policy."""
 
     def choose_cards(
         self, view: ClusterView, ask: PolicyRequest, row: int
@@ -175,7 +175,7 @@ class CardChooser(Protocol):
 
 @runtime_checkable
 class Picker(Protocol):
-    """Picker is the further interface of a node policy that finds its best node without scoring all."""
+    """The further interface of a node policy that finds its best node without scoring all."""
 
     @property
     def picks(self) -> bool:
@@ -228,7 +228,6 @@ def make_policy(name: str, parameters: Parameters | None = None) -> NodePolicy:
     """Build a node policy.
 
     Args:
-        name: A registered name.
         parameters: Text values by parameter name, as given on the command line.
 
     Raises:

@@ -30,9 +30,7 @@ def compute_tightest(
     """Compute what the tightest set of cards of each row has free: int64[m], `NO_SET` without a set.
 
     Args:
-        demand: Units on each card, and cards.
         admits: bool[R, K], cards that may be used; None: all.
-        rows: intp[m].
     """
     units, cards, _ = demand
     # To look at all rows takes less time than to gather the cards of a quarter of them.
@@ -64,11 +62,8 @@ def compute_tighter(view: ClusterView, demand: CardDemand, rows: RowArray) -> In
 def _compute_tightest_card(free: IntArray, units: int) -> LongArray:
     """Compute what the fullest card with the units has free: int64[m], `NO_SET` where there is none.
 
-    What a card lacks is as an unsigned number more than any card has, so one minimum finds the card.
-
-    Args:
-        free: int32[K, m], free units of each node's cards, -1 where a card may not be used.
-        units: That the card must have.
+    `free` is int32[K, m], -1 where a card may not be used. What a card lacks is, as an unsigned number, more
+    than any card has, so one minimum finds the card.
     """
     rest = (free - np.int32(units)).view(np.uint32).min(axis=0)
     least: LongArray = rest.astype(np.int64) + units
@@ -101,10 +96,9 @@ def _compute_tightest_cards(free: IntArray, units: int, cards: int) -> LongArray
 
 @dataclass(frozen=True, slots=True)
 class ClassSearch:
-    """ClassSearch is the request of a search in one resource class.
+    """The request of a search in one resource class.
 
     Attributes:
-        name: The dominant class.
         demand: The pod's largest demand; one card of 0 units where another class than gpu-memory dominates.
         amount: What the pod asks of the class; of gpu-memory over all cards of the demand.
         total: What all nodes have of it.
@@ -138,13 +132,7 @@ def find_search(view: ClusterView, ask: PolicyRequest, order: Sequence[str] = CL
 
 
 def find_dominant_class(asked: dict[str, int], totals: dict[str, int], order: Sequence[str] = CLASSES) -> str:
-    """Find the class of which the request takes the largest share; classes that nobody has are left out.
-
-    Args:
-        asked: Request by class.
-        totals: The cluster's capacity by class.
-        order: Decides between equal shares.
-    """
+    """Find the class of which a request takes the largest share of the totals; ties go by `order`."""
     best = order[0]
     for name in order:
         # asked / total as a comparison of products: exact.
@@ -157,9 +145,6 @@ def find_dominant_class(asked: dict[str, int], totals: dict[str, int], order: Se
 
 def iterate_card_sets(free: list[int], cards: int) -> Iterator[tuple[int, int]]:
     """List the sets of a node's cards that are the tightest for some number of units.
-
-    Args:
-        free: Free units of the node's cards from largest to smallest.
 
     Yields:
         Position of the set's smallest card in `free`, and the sum of what the set's cards have free.

@@ -68,7 +68,6 @@ class WeightedBalanceSettings:
         on_no_improvement: What to do below the threshold when the pod makes no node more level.
         hold_rounds: Attempts to place a pod that are refused at most.
         rotate: Poll from the node after the last winner instead of from the first name.
-        other_resources: Further resources that are classes.
     """
 
     configured: tuple[Fraction, ...] = (Fraction(1, 3),) * 3
@@ -129,7 +128,6 @@ class WeightedBalance:
 
     @property
     def pending_by_class(self) -> tuple[int, ...]:
-        """Pods that wait for cpu, memory, gpu-memory and further resources."""
         return tuple(self._counts[at] for at in range(self._count))
 
     def weights(self, view: ClusterView) -> tuple[Fraction, ...]:
@@ -304,12 +302,7 @@ def _imbalances(d: FloatArray, present: FloatArray | None, weights: FloatArray) 
 def _short_classes(
     view: ClusterView, ask: PolicyRequest, others: Sequence[str], rows: RowArray | None = None
 ) -> tuple[int, ...]:
-    """Find the classes that are short on the node that lacks fewest of them, ties by name.
-
-    Args:
-        others: Further resources that are classes.
-        rows: Nodes that come into question; None: all, for a pod without GPU also those without cards.
-    """
+    """Find the classes that are short on the node, of these or all rows, that lacks fewest; ties by name."""
     there = view.usable | (view.cpu_capacity > 0) if not ask.demands else view.usable
     rows = np.flatnonzero(there) if rows is None else rows[there[rows]]
     if not rows.size:
@@ -402,9 +395,6 @@ POLICY: Final = Entry(
 def compute_chart(values: Sequence[Fraction | int | float]) -> tuple[Fraction, ...]:
     """Weigh k classes: `p_ij` is 1 if v_i > v_j, 1/2 if equal, else 0; `w_i = sum_j p_ij / (k*k/2)`.
 
-    Args:
-        values: A value for each class, at least two.
-
     Returns:
         Weights that sum to 1, the larger the value the larger the weight.
 
@@ -422,5 +412,4 @@ def compute_chart(values: Sequence[Fraction | int | float]) -> tuple[Fraction, .
 
 
 def average_charts(charts: Sequence[Sequence[Fraction]]) -> tuple[Fraction, ...]:
-    """Average weight vectors class by class."""
     return tuple(sum(column, Fraction(0)) / len(charts) for column in zip(*charts, strict=True))
