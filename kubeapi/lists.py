@@ -1,11 +1,28 @@
-"""Reads long lists of the API server in little memory, and what each has beside its items."""
+"""Reads long lists of the API server in little memory, and those of which the version is not known."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Generic, TypeVar, overload
 
 import msgspec
 
+from kubeapi.errors import KubeApiError, NotFound
+
 T = TypeVar("T")
+
+
+async def read_first_served(paths: Sequence[str], read: Callable[[str], Awaitable[T]]) -> T:
+    """Read at the first of some paths that can be read.
+
+    Raises:
+        KubeApiError: None can be; that of the first one that exists, NotFound if none does.
+    """
+    errors: list[KubeApiError] = []
+    for path in paths:
+        try:
+            return await read(path)
+        except KubeApiError as error:
+            errors.append(error)
+    raise next((error for error in errors if not isinstance(error, NotFound)), errors[0])
 
 
 class CompactList(Sequence[T], Generic[T]):

@@ -161,26 +161,19 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, moves: bo
 async def _read_groups(
     client: "KubeClient", keys: Iterable[GroupKey | None], apis: Sequence[str]
 ) -> PodGroups[Pod]:
+    from kubeapi.errors import KubeApiError, NotFound  # noqa: PLC0415
+    from kubeapi.lists import read_first_served  # noqa: PLC0415
+
     groups: PodGroups[Pod] = PodGroups()
     if any(keys):
-        listed, fault = await _list_groups(client, list_pod_group_paths(apis))
-        groups.replace_groups(listed)
-        groups.set_fault(fault)
-    return groups
-
-
-async def _list_groups(client: "KubeClient", paths: Sequence[str]) -> tuple[Sequence[PodGroup], str]:
-    """List PodGroups at the first path that is served; also return why they cannot be read, if so."""
-    from kubeapi.errors import KubeApiError, NotFound  # noqa: PLC0415
-
-    for path in paths:
+        read = partial(list_all, client, kind=PodGroup, what="PodGroups")
         try:
-            return await list_all(client, path, PodGroup, "PodGroups"), ""
+            groups.replace_groups(await read_first_served(list_pod_group_paths(apis), read))
         except NotFound:
-            continue
+            pass
         except (KubeApiError, InputError) as error:
-            return (), error.reason if isinstance(error, KubeApiError) else str(error)
-    return (), ""
+            groups.set_fault(error.reason if isinstance(error, KubeApiError) else str(error))
+    return groups
 
 
 async def _nothing() -> None: ...

@@ -9,6 +9,7 @@ import structlog
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import KubeApiError, NotFound
+from kubeapi.lists import read_first_served
 from kubeapi.objects import Node, Pod, PodGroup
 from kubeapi.paths import NODES_PATH, PODS_PATH
 from kubeapi.reflect import Kind, Reflector, Sink, has_gone_back
@@ -172,30 +173,24 @@ class PodGroupWatch(Sink[PodGroup]):
 
     async def run(self) -> None:
         """Watch once the API server serves one of the paths, which is checked once a minute."""
-        fault = ""
-        while isinstance(found := await _find_served_path(self._client, self._paths), KubeApiError):
-            before, fault = fault, "" if isinstance(found, NotFound) else found.reason
-            if fault and not before:
-                log.warning("PodGroups cannot be read", path=self._paths[0], error=str(found))
+        fault, path = "", None
+        while path is None:
+            before = fault
+            try:
+                path, fault = await read_first_served(self._paths, self._try_path), ""
+            except KubeApiError as error:
+                fault = "" if isinstance(error, NotFound) else error.reason
+                if fault and not before:
+                    log.warning("PodGroups cannot be read", path=self._paths[0], error=str(error))
             if fault != before:
                 self.set_fault(fault)
-            await asyncio.sleep(LOOK_S)
-        if fault:
-            self.set_fault("")
-        await Reflector(self._client, found, PodGroup, self, clock=self._clock).run()
+            if path is None:
+                await asyncio.sleep(LOOK_S)
+        await Reflector(self._client, path, PodGroup, self, clock=self._clock).run()
 
-
-async def _find_served_path(client: KubeClient, paths: Sequence[str]) -> str | KubeApiError:
-    """Find the first path that can be listed; else return the error of the first path that exists."""
-    errors: list[KubeApiError] = []
-    for path in paths:
-        try:
-            await client.get(path, limit=1)
-        except KubeApiError as error:
-            errors.append(error)
-        else:
-            return path
-    return next((error for error in errors if not isinstance(error, NotFound)), errors[0])
+    async def _try_path(self, path: str) -> str:
+        await self._client.get(path, limit=1)
+        return path
 
 
 class Watcher:

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kubeapi.lists import CompactList
+from kubeapi.errors import Forbidden, KubeApiError, NotFound, Unreachable
+from kubeapi.lists import CompactList, read_first_served
 from tests.reflect_world import Log, Meta, item, page, play
 
 PAGES = [page("9", item("a"), item("b"), more="x"), page("9", item("c"), item("d"), more="y"), page("9")]
@@ -92,3 +93,29 @@ def test_it_is_a_sequence() -> None:
     compact.add_page([1, 2])
     compact.add_page([3])
     assert (len(compact), compact[0], compact[-1], compact[1:], 3 in compact) == (3, 1, 3, [2, 3], True)
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [
+        ({"a": NotFound("-"), "b": b"1"}, b"1"),
+        ({"a": Forbidden("no right"), "b": b"1"}, b"1"),
+        ({"a": NotFound("-"), "b": Forbidden("no right"), "c": Unreachable("reset")}, Forbidden),
+        ({"a": NotFound("-"), "b": NotFound("-")}, NotFound),
+    ],
+    ids=["newer-unknown", "newer-refused", "first-that-exists", "none"],
+)
+async def test_of_several_versions_the_first_that_can_be_read_counts(
+    answers: dict[str, bytes | KubeApiError], found: bytes | type[KubeApiError]
+) -> None:
+    async def read(path: str) -> bytes:
+        answer = answers[path]
+        if isinstance(answer, KubeApiError):
+            raise answer
+        return answer
+
+    if isinstance(found, bytes):
+        assert await read_first_served(tuple(answers), read) == found
+    else:
+        with pytest.raises(found):
+            await read_first_served(tuple(answers), read)
