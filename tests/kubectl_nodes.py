@@ -12,10 +12,10 @@ INVENTORY = dump_cards(
 )
 
 
-def node(name, sizes=None, used=None, annotations=None, unit_mib=1024, **resources):
+def node(name, sizes=None, used=None, annotations=None, unit_mib=1024, revision=REVISION, **resources):
     """Make a node as kubectl prints it: canonical quantities, and much that we do not read."""
     if sizes is not None:
-        words = NodeWords.of(unit_mib, sizes, used, REVISION)
+        words = NodeWords.of(unit_mib, sizes, used, revision)
         resources |= {name: canonical(value) for name, value in node_resources(words).items()}
         resources.setdefault(resource_name(unit_mib), str(sum(sizes)))
     return {

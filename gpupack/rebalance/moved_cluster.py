@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 
 from allocator.errors import AllocatorError
-from allocator.names import NODE_HOLDS, PACKED_PREFIX, POD_ALLOCATION, POD_ASSIGNED
+from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
 from allocator.packing import node_resources, read_node
 from allocator.records import Holds, dump_assigned, dump_holds, load_holds
 from gpupack.rebalance.movable_pods import MovablePod
@@ -37,11 +37,7 @@ def remove_from_words(node: Node, movable: MovablePod) -> Node:
     used = _subtract(words.used, movable.units)
     compute = _subtract(words.compute_used, movable.compute)
     written = node_resources(replace(words, used=used, compute_used=compute, revision=words.revision + 1))
-    amounts: dict[str, str | int] = {
-        name: value
-        for name, value in (node.status.allocatable or {}).items()
-        if not name.startswith(PACKED_PREFIX)
-    } | {name: str(value) for name, value in written.items()}
+    amounts: dict[str, str | int] = {**(node.status.allocatable or {}), **written}
     units_left = {k: v for k, v in holds.units.items() if k != uid}
     left = Holds(holds.seen, holds.uids - {uid}, units_left, holds.claims)
     return msgspec.structs.replace(

@@ -33,7 +33,7 @@ def make_empty_node(
         words = NodeWords.of(unit_mib, sizes, none, 1, WHOLE, none)
         offered[resource_name(unit_mib)] = str(sum(sizes))
         offered[PERCENT_RESOURCE] = str(2 * WHOLE * len(cards))
-        offered |= {key: str(value) for key, value in node_resources(words).items()}
+        offered |= node_resources(words)
         records = [
             CardRecord(f"GPU-{cards_of or name}-{index}", index, model, mib, None, healthy=True)
             for index, (model, mib) in enumerate(cards)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from allocator.packing import NodeWords
 from allocator.records import CardRecord, dump_cards
 from deviceplugin.gpus.api.source import GpuCard, GpuSample
 from deviceplugin.gpus.api.telemetry import CardTelemetry
@@ -17,7 +16,7 @@ from deviceplugin.metrics import Metrics
 from deviceplugin.monitoring.telemetry import TelemetryHistory
 from tests.credentials_world import kubeconfig
 from tests.http_server import serving
-from tests.integration.top_world import node
+from tests.kubectl_nodes import CARDS, node
 
 BUSY = CardTelemetry(
     utilization_percent=87.0,
@@ -58,7 +57,7 @@ def foreign_pod(wrong: str) -> dict[str, Any]:
 
 def gpu_node(name: str) -> dict[str, Any]:
     cards = [CardRecord(f"GPU-{name}-{at}", at, "NVIDIA L40S", 45459, 0, True) for at in range(2)]
-    return node(name, NodeWords.of(1024, [44, 44], [8, 0], 1_763_000_000_000), cards=dump_cards(cards))
+    return node(name, [44, 44], [8, 0], {CARDS: dump_cards(cards)})
 
 
 def daemon_pod(name: str, /, phase: str = "Running", **metadata: Any) -> dict[str, Any]:

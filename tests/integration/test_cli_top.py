@@ -11,7 +11,8 @@ from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from gpupack.inventory.objects import CLAIMS_NOT_READ
 from standins.apiserver.server import ApiServer
 from tests.integration.cli_world import in_process
-from tests.integration.top_world import CLUSTER, CONFIG, RECORDS, node, words
+from tests.integration.top_world import CLUSTER, CONFIG, RECORDS
+from tests.kubectl_nodes import node
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_who_may_not_list_claims_is_told_that_they_do_not_count(run, tmp_path):
     async def ask(look):
         async with ApiServer() as api:
             for name, kind in (("plain", {}), ("claims", {NODE_SERVES: SERVES_CLAIMS})):
-                made = node(name, words([14], [2]))
+                made = node(name, [14], [2])
                 api.add_node(name, None, made["status"]["capacity"], kind)
 
             async def refuse(request):

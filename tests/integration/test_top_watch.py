@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
-from allocator.packing import NodeWords, node_resources
 from gpupack.errors import InputError
 from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.inventory.rendering import RenderOptions
@@ -21,13 +20,13 @@ from gpupack.inventory.watch_rows import WatchedObjects, _Screen, watch
 from kubeapi.errors import Forbidden, Unreachable
 from kubeapi.objects import Node, ObjectMeta
 from standins.apiserver.server import ApiServer
+from tests.kubectl_nodes import REVISION, node
 
 GIB = "gpupack.io/gpu-memory-gib"
 
 
 def resources(used):
-    words = node_resources(NodeWords.of(1024, [44], [used], 1_763_000_000_000 + used))
-    return {GIB: "44", **{name: str(value) for name, value in words.items()}}
+    return node("n", [44], [used], revision=REVISION + used)["status"]["allocatable"]
 
 
 def use(api, name, used):

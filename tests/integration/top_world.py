@@ -1,41 +1,18 @@
 """A cluster as kubectl prints it, and what `gpupack top -o json` says of it."""
 
-from allocator.packing import NodeWords, node_resources
-from allocator.quantity import canonical
 from allocator.records import CardRecord, dump_cards
+from tests.kubectl_nodes import CARDS, node
 
 INVENTORY = dump_cards([CardRecord("GPU-a", 0, "NVIDIA L40S", 45459, 0, True)])
-
-
-def node(name, words=None, **annotations):
-    resources = {key: canonical(value) for key, value in node_resources(words).items()} if words else {}
-    if words:
-        resources["gpupack.io/gpu-memory-gib"] = str(sum(words.sizes))
-    return {
-        "kind": "Node",
-        "metadata": {
-            "name": name,
-            "annotations": {f"gpupack.io/{key}": value for key, value in annotations.items()},
-        },
-        "status": {
-            "capacity": resources,
-            "allocatable": resources,
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
-
-
-def words(sizes, used):
-    return NodeWords.of(1024, sizes, used, 1_763_000_000_000)
 
 
 CLUSTER = {
     "kind": "List",
     "items": [
-        node("gpu-1", words([44], [8]), cards=INVENTORY),
-        node("gpu-0", words([14, 14], [14, 0])),
-        node("cpu-0"),
-        node("odd", words([14], [1]), cards="soup"),
+        node("gpu-1", [44], [8], {CARDS: INVENTORY}),
+        node("gpu-0", [14, 14], [14, 0], {}),
+        node("cpu-0", annotations={}),
+        node("odd", [14], [1], {CARDS: "soup"}),
     ],
 }
 
