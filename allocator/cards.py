@@ -12,14 +12,15 @@ class Card:
         uuid: its UUID, as the driver writes it.
         model: product name; empty if the node does not publish it.
         size_units: schedulable memory in units.
-        used_units: units that are taken; may exceed the size while accounts catch up.
+        used_units: units that are taken; may exceed the size while accounts catch up, and be less than 0
+            where a pod goes of which less was counted than it has.
         healthy: false takes the card out of placement.
         cordoned: true takes the card out of placement, because a user asked for it.
         numa: NUMA node the card hangs on, None if unknown.
         links: NVLinks to each card of the node, by position in the words; empty if there are none.
         compute_limit: percent of its compute that pods may ask for together; 0 where the node does not
             publish its compute, so that no pod that asks for some gets it there.
-        compute_used: percent that are taken; may exceed the limit while accounts catch up.
+        compute_used: percent that are taken, likewise.
     """
 
     index: int
@@ -36,15 +37,15 @@ class Card:
 
     @property
     def free_units(self) -> int:
-        """Units that can still be given away: never negative, 0 on an unhealthy or cordoned card."""
+        """Units that can still be given away, 0 to its size; 0 on an unhealthy or cordoned card."""
         if not self.healthy or self.cordoned:
             return 0
-        return max(0, self.size_units - self.used_units)
+        return max(0, self.size_units - max(0, self.used_units))
 
     @property
     def compute_free(self) -> int:
         """Percent of compute that can still be given away; less than 0 where more is taken than allowed."""
-        return self.compute_limit - self.compute_used
+        return self.compute_limit - max(0, self.compute_used)
 
     def has_room(self, units: int, compute: int) -> bool:
         """Tell whether so much is free; who asks for no compute does not look at it."""

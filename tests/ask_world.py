@@ -191,6 +191,14 @@ class World:
         used = node.used(self.pods)
         return [max(0, size - units) for size, units in zip(node.sizes, used, strict=True)]
 
+    def free_compute(self, node: Node) -> list[int]:
+        """Percent of compute that a node's cards have free; 0 if it does not publish any."""
+        here = [pod for pod in self.pods if pod.node == node.name]
+        return [
+            100 - sum(pod.compute for pod in here if card in pod.cards) if node.publishes_compute else 0
+            for card in range(len(node.sizes))
+        ]
+
 
 def by_extender(world: World, pod: Pod) -> set[str]:
     """Names of the nodes that the extender's own filter lets pass for a pod that waits."""
@@ -225,9 +233,14 @@ def offered(node: Node, pod: Pod, world: World) -> bool:
     )
 
 
-def seats(node: Node, pod: Pod, free: list[int]):
+def seats(world: World, node: Node, pod: Pod):
     """All choices of cards for a pod, given what is free."""
-    fitting = [card for card, units in enumerate(free) if units >= pod.each]
+    cards = enumerate(zip(world.free(node), world.free_compute(node), strict=True))
+    fitting = [
+        card
+        for card, (units, percent) in cards
+        if units >= pod.each and (not pod.compute or percent >= pod.compute)
+    ]
     if pod.model and pod.model not in {"", node.model}:
         return []
     return list(itertools.combinations(fitting, pod.count))
@@ -236,24 +249,30 @@ def seats(node: Node, pod: Pod, free: list[int]):
 def can_take(world: World, pod: Pod) -> set[str]:
     """Names of the nodes that take a pod that waits, by trying all cards."""
     others = world.without(pod.name)
-    return {
-        node.name
-        for node in world.nodes
-        if offered(node, pod, others) and seats(node, pod, others.free(node))
-    }
+    return {node.name for node in world.nodes if offered(node, pod, others) and seats(others, node, pod)}
 
 
-def most_pods(free: list[int], each: int, count: int) -> int:
-    """How many pods of `count` cards with `each` units fit at most."""
-    return _most(tuple(sorted(free)), each, count)
+def most_pods(world: World, node: Node, each: int, count: int, compute: int = 0) -> int:
+    """How many pods of `count` cards with `each` units and so much compute fit at most."""
+    return _most(
+        tuple(sorted(zip(world.free(node), world.free_compute(node), strict=True))), each, count, compute
+    )
 
 
 @cache
-def _most(free: tuple[int, ...], each: int, count: int) -> int:
+def _most(free: tuple[tuple[int, int], ...], each: int, count: int, compute: int) -> int:
     best = 0
-    for cards in itertools.combinations([c for c, units in enumerate(free) if units >= each], count):
-        left = [units - each if card in cards else units for card, units in enumerate(free)]
-        best = max(best, 1 + _most(tuple(sorted(left)), each, count))
+    fitting = [
+        card
+        for card, (units, percent) in enumerate(free)
+        if units >= each and (not compute or percent >= compute)
+    ]
+    for cards in itertools.combinations(fitting, count):
+        left = [
+            (units - each, percent - compute) if card in cards else (units, percent)
+            for card, (units, percent) in enumerate(free)
+        ]
+        best = max(best, 1 + _most(tuple(sorted(left)), each, count, compute))
     return best
 
 

@@ -4,16 +4,16 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import merge
-from itertools import combinations, islice
+from itertools import accumulate, combinations, islice
 from math import ceil
 from typing import Final
 
 import numpy as np
 
-from gpupack.rebalance.goals import StartGoal, count_on_distinct_cards
+from gpupack.rebalance.goals import Amounts, StartGoal, count_on_distinct_cards
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.whatif.cluster import Cluster
-from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, with_compute
 
 _MOST_TOGETHER: Final = 4
 """Pods that leave one node at most, where pods that ask for several cards are to start."""
@@ -97,18 +97,21 @@ class CandidateFinder:
         """Give the groups whose end makes room for one more pod on a card."""
         if not movable_pods:
             return
-        free, fits = self._goal.get_free_units(node), self._goal.count_fits(node)
-        for card, units in enumerate(self._goal.get_units_per_card(node)):
-            here = sorted((m for m in movable_pods if card in m.units), key=lambda m: (-m.units[card], m.uid))
-            short = (fits[card] + 1) * units - free[card]
-            number = _fewest([movable.units[card] for movable in here], short) if units else None
-            if number is None:
+        for card, shortage in enumerate(self._goal.find_shortages(node)):
+            if shortage is None:
                 continue
-            groups = [
-                group
-                for group in islice(combinations(here, number), _SETS)
-                if sum(movable.units[card] for movable in group) >= short
-            ]
+            here = sorted((m for m in movable_pods if card in m.units), key=lambda m: (-m.units[card], m.uid))
+            short, _ = shortage
+            least = _find_fewest(here, card, short)
+            if least is None:
+                continue
+            groups: list[tuple[MovablePod, ...]] = []
+            for number in range(least, len(here) + 1):
+                groups = [
+                    group for group in islice(combinations(here, number), _SETS) if _frees(group, card, short)
+                ]
+                if groups:
+                    break
             groups.sort(key=lambda group: Candidate(node, group).cost)
             yield from groups[:_GROUPS]
 
@@ -116,17 +119,14 @@ class CandidateFinder:
         self, node: str, movable_pods: Sequence[MovablePod]
     ) -> Iterator[tuple[MovablePod, ...]]:
         """Give the groups whose end makes room on a node for one more pod of several cards."""
-        free, cards = self._goal.get_free_units(node), self._goal.cards_per_pod
+        cards = self._goal.cards_per_pod
         now = count_on_distinct_cards(self._goal.count_fits(node), cards)
         for number in range(1, min(_MOST_TOGETHER, len(movable_pods)) + 1):
-            groups = []
-            for group in islice(combinations(movable_pods, number), _SETS):
-                left = list(free)
-                for movable in group:
-                    for card, units in movable.units.items():
-                        left[card] += units
-                if count_on_distinct_cards(self._goal.count_fits_with(node, left), cards) > now:
-                    groups.append(group)
+            groups = [
+                group
+                for group in islice(combinations(movable_pods, number), _SETS)
+                if count_on_distinct_cards(self._goal.count_fits(node, group), cards) > now
+            ]
             if groups:
                 groups.sort(key=lambda group: Candidate(node, group).cost)
                 yield from groups[:_GROUPS]
@@ -160,14 +160,15 @@ class CandidateFinder:
     def _compute_steps(self, node: str, movable_pods: Sequence[MovablePod], most: int) -> list[float]:
         """Compute the moves for each further pod on a node's cards, averaged so that they only grow."""
         steps: list[float] = []
-        free, fits = self._goal.get_free_units(node), self._goal.count_fits(node)
-        for card, units in enumerate(self._goal.get_units_per_card(node)):
-            here = sorted((m.units[card] for m in movable_pods if card in m.units), reverse=True)
-            if not units or not here:
+        for card, shortage in enumerate(self._goal.find_shortages(node)):
+            if shortage is None:
                 continue
+            here = [movable for movable in movable_pods if card in movable.units]
+            (units, compute), (units_each, compute_each) = shortage
             costs: list[int] = []
             while len(costs) < most:
-                number = _fewest(here, (fits[card] + len(costs) + 1) * units - free[card])
+                more = len(costs)
+                number = _find_fewest(here, card, (units + more * units_each, compute + more * compute_each))
                 if number is None:
                     break
                 costs.append(number)
@@ -175,14 +176,25 @@ class CandidateFinder:
         return steps
 
 
-def _fewest(units: Sequence[int], short: int) -> int | None:
-    """Count how many of these, largest first, are needed to free an amount; None: all do not suffice."""
-    freed = 0
-    for number, each in enumerate(units, start=1):
-        freed += each
-        if freed >= short:
-            return number
-    return None
+def _frees(pods: Sequence[MovablePod], card: int, short: Amounts) -> bool:
+    """Tell whether pods free so many units and so much compute of a card together."""
+    units, compute = (sum(amounts) for amounts in _list_amounts(pods, card))
+    return units >= short[0] and compute >= short[1]
+
+
+def _find_fewest(pods: Sequence[MovablePod], card: int, short: Amounts) -> int | None:
+    """Find how many pods must leave a card at least to free so much of each; None: all do not suffice."""
+    numbers = [
+        next((number for number, freed in enumerate(accumulate(largest), 1) if freed >= amount), None)
+        for amounts, amount in zip(_list_amounts(pods, card), short, strict=True)
+        for largest in [sorted(amounts, reverse=True)]
+    ]
+    return None if None in numbers else max(number for number in numbers if number is not None)
+
+
+def _list_amounts(pods: Sequence[MovablePod], card: int) -> tuple[list[int], list[int]]:
+    """List the units and the percent of compute that each pod has of a card."""
+    return [movable.units[card] for movable in pods], [movable.compute.get(card, 0) for movable in pods]
 
 
 def _convex(costs: Sequence[int]) -> list[float]:
@@ -199,6 +211,7 @@ def _convex(costs: Sequence[int]) -> list[float]:
 def find_fullest_rows(cluster: Cluster, query: SchedulingRequest) -> list[int]:
     """List the rows that have the cards for a pod's largest demand, those that it fills best first."""
     nodes = cluster.state.nodes
+    query = with_compute(nodes, query)
     rows = cluster.rows[nodes.usable[cluster.rows]]
     if not len(rows):
         return []

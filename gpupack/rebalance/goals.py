@@ -1,12 +1,13 @@
 """Goals of a list of moves: that pods of a size start, or that cards are empty."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
 
 from allocator.request import PodRequest
+from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.rebalance.plan_state import Card, Destination, PlanState
 from gpupack.whatif.fit import count_fit_on_cards
 from gpupack.whatif.kube_checks import HostRequirements
@@ -14,6 +15,9 @@ from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.cards import build_cards
 
 _REMEMBERED: Final = 1 << 16
+
+Amounts = tuple[int, int]
+"""Units and percent of compute of a card."""
 
 
 class Goal(Protocol):
@@ -85,16 +89,13 @@ class StartGoal:
 
     def compute_loss(self, destination: Destination) -> tuple[int, int]:
         """Compute how many pods fewer fit once the place is taken, and what it leaves on its cards."""
-        free = self._plan_state.get_free_units(destination.node)
-        left = list(free)
-        for card, units in destination.placement.charge.items():
-            left[card] -= units
+        node, placement = destination.node, destination.placement
+        left = _add(self._plan_state.get_free_units(node), placement.charge, -1)
         lost = 0
-        if destination.node in self._open:
-            lost = sum(self._count_fits(destination.node, free)) - sum(
-                self._count_fits(destination.node, left)
-            )
-        return lost, sum(left[card] for card in destination.placement.charge)
+        if node in self._open:
+            compute = _add(self._plan_state.get_free_compute(node), placement.compute, -1)
+            lost = sum(self.count_fits(node)) - sum(self._count_fits(node, left, compute))
+        return lost, sum(left[card] for card in placement.charge)
 
     def count_on_node(self, node: str, *, final: bool = True) -> int:
         free = self._plan_state.get_free_units(node)
@@ -109,7 +110,7 @@ class StartGoal:
         return found
 
     def _count(self, node: str, free: tuple[int, ...], most: int, *, final: bool) -> int:
-        fits = self._count_fits(node, free)
+        fits = self.count_fits(node)
         cards = self._demand.cards
         if cards == 1:
             return min(most, sum(fits))
@@ -125,7 +126,7 @@ class StartGoal:
         ]
         return count_fit_on_cards(now, self._request, policy, most)
 
-    def _count_fits(self, node: str, free: tuple[int, ...] | list[int]) -> list[int]:
+    def _count_fits(self, node: str, free: Sequence[int], compute_free: Sequence[int]) -> list[int]:
         """Compute how many times the demand of one card fits on each card."""
         units = self._units.get(node)
         if units is None:
@@ -137,7 +138,7 @@ class StartGoal:
         fits = [room // needed if needed else 0 for room, needed in zip(free, units, strict=True)]
         if not self._demand.compute:
             return fits
-        compute = (max(0, left) // self._demand.compute for left in self._plan_state.get_free_compute(node))
+        compute = (max(0, left) // self._demand.compute for left in compute_free)
         return [min(counts) for counts in zip(fits, compute, strict=True)]
 
     def _list_admitted(self, node: str, count: int) -> list[bool]:
@@ -156,18 +157,34 @@ class StartGoal:
     def get_stamp(self, node: str) -> int:
         return self._plan_state.get_stamp(node)
 
-    def get_free_units(self, node: str) -> tuple[int, ...]:
-        return self._plan_state.get_free_units(node)
+    def count_fits(self, node: str, without: Iterable[MovablePod] = ()) -> list[int]:
+        """Return how many times the demand of one card fits on each card of a node now.
 
-    def count_fits(self, node: str) -> list[int]:
-        """Return how many times the demand of one card fits on each card of a node now."""
-        return self._count_fits(node, self._plan_state.get_free_units(node))
+        Args:
+            without: Pods that leave the node before.
+        """
+        free, compute = self._plan_state.get_free_units(node), self._plan_state.get_free_compute(node)
+        for movable in without:
+            free, compute = _add(free, movable.units), _add(compute, movable.compute)
+        return self._count_fits(node, free, compute)
 
-    def count_fits_with(self, node: str, free: list[int]) -> list[int]:
-        """Count as `count_fits` does, with given free units."""
-        return self._count_fits(node, free)
+    def find_shortages(self, node: str) -> list[tuple[Amounts, Amounts] | None]:
+        """Find what each card of a node lacks for one pod more, and what each further one takes there.
 
-    def get_units_per_card(self, node: str) -> list[int]:
+        Returns:
+            What is not short is 0 or less; None for a card that pods of this size cannot have.
+        """
+        free, compute = self._plan_state.get_free_units(node), self._plan_state.get_free_compute(node)
+        cards = zip(self._list_needs(node), self.count_fits(node), free, compute, strict=True)
+        each = self._demand.compute
+        return [
+            (((fit + 1) * units - units_free, (fit + 1) * each - percent_free), (units, each))
+            if units
+            else None
+            for units, fit, units_free, percent_free in cards
+        ]
+
+    def _list_needs(self, node: str) -> list[int]:
         """List the units that the demand takes of each card of a node; 0 if the card is not for it."""
         arrays = self._cluster.state.nodes
         row = self._get_row(node)
@@ -201,6 +218,11 @@ class EmptyGoal:
         sizes = nodes.size[nodes.rows[destination.node]]
         opened = sum(int(sizes[card]) == free[card] for card in destination.placement.charge)
         return opened, sum(free[card] - units for card, units in destination.placement.charge.items())
+
+
+def _add(free: Sequence[int], amounts: Mapping[int, int], times: int = 1) -> tuple[int, ...]:
+    """Add amounts by card position to what is free of each card."""
+    return tuple([left + times * amounts.get(card, 0) for card, left in enumerate(free)])
 
 
 def count_on_distinct_cards(fits: list[int], cards: int) -> int:

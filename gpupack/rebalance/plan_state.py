@@ -125,6 +125,14 @@ class PlanState:
         row = nodes.rows[node]
         return tuple(nodes.compute_free[row, : nodes.cards[row]].tolist())
 
+    def has_cards(self, destination: Destination) -> bool:
+        """Tell whether what a pod gets in a place is free there."""
+        free, compute = self.get_free_units(destination.node), self.get_free_compute(destination.node)
+        placement = destination.placement
+        return all(free[card] >= units for card, units in placement.charge.items()) and all(
+            compute[card] >= percent for card, percent in placement.compute.items()
+        )
+
     def get_sizes(self, node: str) -> list[int]:
         nodes = self.cluster.state.nodes
         row = nodes.rows[node]

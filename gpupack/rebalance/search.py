@@ -115,10 +115,7 @@ def order_moves(
         for number, (movable, destination) in enumerate(waiting):
             before = plan_state.changes
             plan_state.remove_pod(movable)
-            free = plan_state.get_free_units(destination.node)
-            if all(
-                free[card] >= units for card, units in destination.placement.charge.items()
-            ) and plan_state.has_host_capacity(movable, destination.node):
+            if plan_state.has_cards(destination) and plan_state.has_host_capacity(movable, destination.node):
                 plan_state.place_pod(movable, destination)
                 ordered.append(waiting.pop(number))
                 break

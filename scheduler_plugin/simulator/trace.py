@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from allocator.card_rules import CardRules
 from allocator.errors import QuantityError
 from allocator.exact import fit_together
+from allocator.packing import MAX_COMPUTE_LIMIT
 from allocator.quantity import parse_bytes
 from allocator.request import MAX_UNITS, WHOLE, Demand
 from scheduler_plugin.cache.amounts import ResourceAmounts
@@ -308,9 +309,11 @@ def _read_compute(where: str, row: Mapping[str, str | None], containers: int) ->
     """Read the percent of compute of each container; none if the row does not say, or says 0 of all."""
     text = (row.get(COMPUTE_COLUMN) or "").strip()
     parts = text.split("|") if text else []
-    numbers = [_parse_number(where, COMPUTE_COLUMN, part.strip().removesuffix("%"), WHOLE) for part in parts]
+    # Containers that share cards are one: together they may ask for more than a card's whole compute.
+    most = MAX_COMPUTE_LIMIT
+    numbers = [_parse_number(where, COMPUTE_COLUMN, part.strip().removesuffix("%"), most) for part in parts]
     if any(fault for _, fault in numbers) or len(parts) not in {0, containers}:
-        allowed = f"a whole number from 0 to {WHOLE}" + (
+        allowed = f"a whole number from 0 to {most}" + (
             f" for each of {containers}" if containers > 1 else ""
         )
         return (), f"{where}: {COMPUTE_COLUMN} is {_quote_text(text)}; allowed: {allowed}"

@@ -17,6 +17,7 @@ from tests.ask_world import MEMORY, Node, Pod, World, by_extender, can_take, mos
 from tests.examples import examples
 
 MODELS = ("NVIDIA A100", "NVIDIA L40S")
+COMPUTE = st.sampled_from((0, 0, 20, 30, 50, 80))
 
 
 @st.composite
@@ -35,6 +36,7 @@ def worlds(draw, most_nodes=3, most_cards=3, most_pods=6, plain=False):
                 labels=draw(st.sampled_from(((), (("zone", "a"),)))),
                 cordoned=False if plain else draw(st.sampled_from((False, False, False, True))),
                 cpu=draw(st.sampled_from((4, 40))),
+                publishes_compute=draw(st.sampled_from((True, True, True, False))),
             )
         )
     world = World(tuple(nodes))
@@ -50,8 +52,9 @@ def worlds(draw, most_nodes=3, most_cards=3, most_pods=6, plain=False):
             count=count,
             cpu=draw(st.integers(0, 1)),
             model=draw(st.sampled_from(("", "", node.model))),
+            compute=draw(COMPUTE),
         )
-        choices = seats(node, pod, world.free(node))
+        choices = seats(world, node, pod)
         if choices:
             cards = draw(st.sampled_from(choices))
             world = world.but(replace(pod, node=node.name, cards=cards))
@@ -81,6 +84,7 @@ def waiting(draw):
         cpu=draw(st.sampled_from((0, 1, 4))),
         tolerates=draw(st.sampled_from(((), ("gpu",)))),
         selector=draw(st.sampled_from(((), (), (("zone", "a"),)))),
+        compute=draw(COMPUTE),
     )
 
 
@@ -118,6 +122,7 @@ def _taken(world, pod, way):
     """The cluster and the pod once a way out has been taken."""
     other = {
         "smaller-request": lambda: replace(pod, units=way.units),
+        "less-compute": lambda: replace(pod, compute=way.compute),
         "more-cards": lambda: replace(pod, count=way.cards),
         "other-model": lambda: replace(pod, model=""),
         "toleration": lambda: replace(pod, tolerates=tuple(p.split(":")[0] for p in way.taint.split(", "))),
@@ -173,17 +178,17 @@ def _moved(world, moves, *, together):
 
 def _goes(world, pod, move):
     goes = world.node(move.target.node)
-    return offered(goes, pod, world) and move.target.cards in seats(goes, pod, world.free(goes))
+    return offered(goes, pod, world) and move.target.cards in seats(world, goes, pod)
 
 
 @examples(50)
-@given(worlds(), st.integers(1, 13), st.sampled_from((1, 1, 2, 3)), st.sampled_from(("", *MODELS)))
-def test_fit_counts_what_can_be_placed(world, each, cards, model):
-    pod = Pod("f", each * cards, count=cards, model=model, tolerates=("gpu",))
+@given(worlds(), st.integers(1, 13), st.sampled_from((1, 1, 2, 3)), st.sampled_from(("", *MODELS)), COMPUTE)
+def test_fit_counts_what_can_be_placed(world, each, cards, model, compute):
+    pod = Pod("f", each * cards, count=cards, model=model, tolerates=("gpu",), compute=compute)
 
-    answer = answer_fit(world.cluster, FitQuestion(each * cards, cards, model))
+    answer = answer_fit(world.cluster, FitQuestion(each * cards, cards, model, compute=compute))
 
-    request = build_request(FitQuestion(each * cards, cards), MEMORY)
+    request = build_request(FitQuestion(each * cards, cards, compute=compute), MEMORY)
     by_node = {found.node: found.pods for found in answer.nodes}
     tainted = {node.name for node in world.nodes if node.taints}
     assert answer.tolerating_pods == sum(by_node.get(name, 0) for name in tainted)
@@ -191,18 +196,23 @@ def test_fit_counts_what_can_be_placed(world, each, cards, model):
     largest = {False: 0, True: 0}  # by whether the pod tolerates taints
     for node in world.nodes:
         able = not node.cordoned and model in {"", node.model}
-        free = world.free(node) if able else []
+        free, free_compute = world.free(node), world.free_compute(node)
         room = sum(node.sizes) - sum(each.units for each in world.pods if each.node == node.name)
-        most = min(most_pods(free, each, cards), room // pod.units)
-        if cards > 1 and free:
+        most = min(most_pods(world, node, each, cards, compute) if able else 0, room // pod.units)
+        if cards > 1 and able:
             # The card policy's choices decide: fewer may fit than if every choice was made well.
             left = [
-                Card(at, "", "", size, size - units)
-                for at, (size, units) in enumerate(zip(node.sizes, free, strict=True))
+                Card(at, "", "", size, size - units, compute_used=100 - percent)
+                for at, (size, units, percent) in enumerate(zip(node.sizes, free, free_compute, strict=True))
             ]
             most = count_fit_on_cards(left, request, DEFAULT_CARD_POLICY, most)
         assert by_node.get(node.name, 0) == most
-        kth = sorted(free, reverse=True)[cards - 1 : cards]
+        able_units = [
+            units
+            for units, percent in zip(free, free_compute, strict=True)
+            if able and (not compute or percent >= compute)
+        ]
+        kth = sorted(able_units, reverse=True)[cards - 1 : cards]
         for tolerates in (True,) if node.name in tainted else (False, True):
             largest[tolerates] = max(
                 [largest[tolerates], *(min(units, room // cards) * cards for units in kth)]
@@ -214,28 +224,34 @@ SMALL = {"most_nodes": 2, "most_cards": 3, "most_pods": 5}
 
 
 @examples(60)
-@given(worlds(plain=True, **SMALL) | mixed(**SMALL), st.sampled_from((6, 7, 8, 12)), st.integers(1, 3))
-def test_the_moves_let_the_pods_start_and_no_shorter_list_does(world, units, pods):
-    advice = advise_start(world.cluster, FitQuestion(units), pods)
+@given(
+    worlds(plain=True, **SMALL) | mixed(**SMALL),
+    st.sampled_from(((6, 0), (7, 0), (8, 0), (12, 0), (2, 60), (6, 40), (4, 100))),
+    st.integers(1, 3),
+)
+def test_the_moves_let_the_pods_start_and_no_shorter_list_does(world, asked, pods):
+    units, compute = asked
+    advice = advise_start(world.cluster, FitQuestion(units, compute=compute), pods)
 
-    assert advice.before.pods == _count(world, units)
+    assert advice.before.pods == _count(world, asked)
     then = _moved(world, advice.moves, together=TOGETHER in advice.notes)
-    assert advice.after.pods == _count(then, units)
+    assert advice.after.pods == _count(then, asked)
     assert advice.gained == advice.after.pods - advice.before.pods
     wanted = max(advice.before.pods, min(pods, advice.after.pods))
-    shortest = _shortest(world, units, wanted)
+    shortest = _shortest(world, asked, wanted)
     assert advice.at_least <= shortest <= len(advice.moves)
     if all(pod.held for pod in world.pods):
         # In so small a cluster the search comes to its end. Where pods are starting, it does not follow all.
         assert len(advice.moves) == shortest
         if advice.after.pods < pods:
-            assert _shortest(world, units, advice.after.pods + 1) is None
+            assert _shortest(world, asked, advice.after.pods + 1) is None
 
 
-def _count(world, units):
+def _count(world, asked):
+    units, compute = asked
     return sum(
         min(
-            most_pods(world.free(node), units, 1),
+            most_pods(world, node, units, 1, compute),
             (sum(node.sizes) - sum(each.units for each in world.pods if each.node == node.name)) // units,
         )
         for node in world.nodes
@@ -253,27 +269,27 @@ def _movable(world):
     return found
 
 
-def _shortest(world, units, wanted):
+def _shortest(world, asked, wanted):
     """The fewest pods that end and start elsewhere so that so many fit; None: no number of them does."""
     movable = _movable(world)
     for number in range(len(movable) + 1):
         for group in itertools.combinations(movable, number):
             left = world.without(*(pod.name for pod in group))
-            if _count(left, units) >= wanted and _seated(left, group, units, wanted):
+            if _count(left, asked) >= wanted and _seated(left, group, asked, wanted):
                 return number
     return None
 
 
-def _seated(world, group, units, wanted):
+def _seated(world, group, asked, wanted):
     if not group:
-        return _count(world, units) >= wanted
+        return _count(world, asked) >= wanted
     pod, *rest = group
     for node in world.nodes:
         if not offered(node, pod, world):
             continue
-        for cards in seats(node, pod, world.free(node)):
+        for cards in seats(world, node, pod):
             then = world.but(replace(pod, node=node.name, cards=cards, held=True))
-            if _seated(then, rest, units, wanted):
+            if _seated(then, rest, asked, wanted):
                 return True
     return False
 

@@ -6,14 +6,20 @@ from dataclasses import replace
 import pytest
 
 from allocator.place import Placement
+from allocator.request import ContainerRequest, PodRequest
 from gpupack.diagnose import explain_pod
 from gpupack.rebalance import verified_moves
 from gpupack.rebalance.advise import advise_empty, advise_start
+from gpupack.rebalance.candidates import find_fullest_rows
+from gpupack.rebalance.goals import StartGoal
 from gpupack.rebalance.movable_pods import MovablePods
 from gpupack.rebalance.moved_cluster import apply_moves
-from gpupack.rebalance.plan_state import Destination
+from gpupack.rebalance.plan_state import Destination, PlanState
 from gpupack.rebalance.planning import NEAR_NODES, SearchLimits
+from gpupack.rebalance.search import order_moves
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
+from gpupack.whatif.gangs import make_query
+from gpupack.whatif.kube_checks import require_of_any_pod
 from gpupack.whatif.rendering import format_advice, format_why
 from gpupack.whatif.what_if import PodCardUsage
 from kubeapi.objects import (
@@ -57,6 +63,56 @@ def test_a_node_that_a_pod_leaves_has_the_compute_of_the_others_and_of_the_pod_w
     then = apply_moves(before, [(movable, there)])
     free = {name: then.state.nodes.compute_free[row, 0] for name, row in then.state.nodes.rows.items()}
     assert free == {"a": 80, "b": 70}
+
+
+def goes_to(node, units, compute):
+    return Destination(node, Placement((("main", ((0, units),)),), {0: units}, {0: compute}))
+
+
+ASKED = PodRequest((ContainerRequest("main", 4, "main", 50),))
+
+
+def test_a_place_costs_the_pods_whose_compute_it_takes():
+    # One pod of 4 GiB and 50 percent fits on each. After 20 percent more only b has room for it.
+    pods = (Pod("x", 8, "a", (0,), compute=40), Pod("y", 4, "b", (0,), compute=30))
+    found = World((Node("a", (16,)), Node("b", (16,))), pods).cluster
+    goal = StartGoal(PlanState(found), ASKED, require_of_any_pod(), {"a": 1, "b": 1})
+
+    losses = {node: goal.compute_loss(goes_to(node, 4, 20)) for node in ("a", "b")}
+
+    assert losses == {"a": (1, 4), "b": (0, 8)}
+
+
+def test_as_many_pods_move_at_least_as_have_the_compute_that_is_short():
+    """One was said to be enough, because the memory is free."""
+    pods = (Pod("x", 1, "a", (0,), compute=50), Pod("y", 1, "a", (0,), compute=50))
+    found = World((Node("a", (16,)), Node("b", (4,))), pods).cluster
+
+    advice = advise_start(found, FitQuestion(8, compute=100))
+
+    assert (advice.at_least, {move.pod for move in advice.moves}) == (2, {"x", "y"})
+    assert not any("fewer" in note for note in advice.notes)
+
+
+def test_a_pod_moves_once_the_compute_of_its_place_is_free():
+    pods = (Pod("x", 1, "a", (0,), compute=60), Pod("y", 1, "b", (0,), compute=60))
+    found = World((Node("a", (16,)), Node("b", (16,)), Node("c", (16,))), pods).cluster
+    movable = MovablePods(found, PodCardUsage(found))
+    moves = [(movable.find("uid-x"), goes_to("b", 1, 60)), (movable.find("uid-y"), goes_to("c", 1, 60))]
+
+    ordered, singly = order_moves(PlanState(found), moves)
+
+    assert [(each.uid, destination.node) for each, destination in ordered] == [("uid-y", "c"), ("uid-x", "b")]
+    assert singly
+
+
+def test_of_many_nodes_those_are_tried_that_have_the_compute():
+    """A pod is tried on so many of them only: the fullest ones had none left."""
+    full = (Pod("full", 8, "a", (0,), compute=100),)
+    found = World((Node("a", (16,)), Node("b", (16,))), full).cluster
+    query = make_query(found, ASKED, require_of_any_pod())
+
+    assert [found.state.nodes.names[row] for row in find_fullest_rows(found, query)] == ["b"]
 
 
 def test_new_pods_tolerate_nothing_so_tainted_and_cordoned_nodes_are_no_places_for_them():

@@ -13,6 +13,7 @@ from allocator.errors import shown
         (16, 5, {}, 11),
         (16, 16, {}, 0),
         (16, 20, {}, 0),
+        (16, -4, {}, 16),
         (16, 0, {"healthy": False}, 0),
         (16, 0, {"cordoned": True}, 0),
     ],
@@ -33,6 +34,7 @@ def test_free_units(size, used, state, free):
         (100, 140, 11, 0, True),
         (200, 140, 11, 60, True),
         (0, 0, 11, 1, False),
+        (0, -30, 11, 30, False),
     ],
 )
 def test_room_is_memory_and_compute(limit, used, units, compute, room):

@@ -101,8 +101,8 @@ def test_compute_of_a_trace(tmp_path, units, compute, expected):
 @pytest.mark.parametrize(
     ("units", "compute", "said"),
     [
-        ("2", "101", "gpu_compute is '101'; allowed: a whole number from 0 to 100;"),
-        ("2|2", "30", "gpu_compute is '30'; allowed: a whole number from 0 to 100 for each of 2;"),
+        ("2", "1001", "gpu_compute is '1001'; allowed: a whole number from 0 to 1000;"),
+        ("2|2", "30", "gpu_compute is '30'; allowed: a whole number from 0 to 1000 for each of 2;"),
         ("2", "many", "gpu_compute is 'many'; allowed:"),
     ],
 )

@@ -70,6 +70,8 @@ def _misfit(places: Places, node: str, request: PodRequest, *, can_have: bool) -
     row = nodes.rows[node]
     if not can_have:
         return FilterReason.NO_PLUGIN
+    if request.asks_compute and not nodes.compute_limit[row]:
+        return FilterReason.NO_COMPUTE
     cards = [card for card in build_cards(nodes, row) if card.size_units]
     most = max(demand.cards for demand in request.demands)
     if sum(map(request.selector.admits, cards)) < most and not request.selector.admits_all:
@@ -83,7 +85,9 @@ def _misfit(places: Places, node: str, request: PodRequest, *, can_have: bool) -
         return FilterReason.CARD_RULES
     emptied = _emptied(places, node)
     if truth.fits(emptied, request):
-        return FilterReason.NOT_FREE
+        memory = replace(request, containers=tuple(replace(each, compute=0) for each in request.containers))
+        has_memory = truth.fits(build_cards(nodes, row), memory)
+        return FilterReason.COMPUTE_NOT_FREE if has_memory else FilterReason.NOT_FREE
     return FilterReason.CARD_RULES if truth.fits(emptied, anywhere) else FilterReason.TOO_SMALL
 
 
@@ -93,7 +97,7 @@ def _emptied(places: Places, node: str) -> list[Card]:
     row = nodes.rows[node]
     evictable = nodes.evictable[row].tolist()
     return [
-        replace(card, used_units=card.size_units - evictable[at])
+        replace(card, used_units=card.size_units - evictable[at], compute_used=0)
         for at, card in enumerate(build_cards(nodes, row))
     ]
 
@@ -123,16 +127,18 @@ def check_kubelet(scene: Scene, places: Places, name: str, node: str) -> None:
     else:
         is_served = host.admit(pod) is not None
     units = host.ledger.allocated_units_by_pod() if is_served else {}
+    compute = host.compute_by_pod(f"uid-{name}") if is_served else {}
     uuids = truth.uuids(scene.nodes[node])
     found = {
-        (node, uuids.index(uuid)): by_uid[f"uid-{name}"]
+        (node, uuids.index(uuid)): (by_uid[f"uid-{name}"], compute.get(uuid, 0))
         for uuid, by_uid in units.items()
         if f"uid-{name}" in by_uid
     }
-    agree(
-        f"the cards of {name} once it is bound to {node}",
-        {"bind": places.bound(name, node)[1], "ledger": found},
-    )
+    charged = places.bound(name, node)[1]
+    if host.serves_claims and len(request_of(pod).demands) > 1:
+        # A claim does not say which container is on which of its cards, so that more may be charged.
+        found = {at: (units, min(compute, charged[at][1])) for at, (units, compute) in found.items()}
+    agree(f"the cards of {name} once it is bound to {node}", {"bind": charged, "ledger": found})
 
 
 def check_people(
@@ -174,7 +180,8 @@ def check_people(
 def check_fit(scene: Scene, places: Places, pod: dict[str, Any], passes: set[str]) -> None:
     """What `fit` and `advise` count of pods that ask for so much, of which nothing else is known."""
     request = request_of(pod)
-    if request.shared or not request.selector.admits_all:
+    compute = {container.compute for container in request.containers}
+    if request.shared or not request.selector.admits_all or len(compute) > 1:
         return
     units, *more = (container.units for container in request.containers)
     ask = FitQuestion(
@@ -184,6 +191,7 @@ def check_fit(scene: Scene, places: Places, pod: dict[str, Any], passes: set[str
         more=tuple(more),
         mixed_models=request.mixed_models,
         containers=request.places,
+        compute=compute.pop(),
     )
     found = answer_fit(places.cluster, ask)
     systems = {UNSCHEDULABLE.key, NOT_READY}

@@ -82,6 +82,7 @@ def check_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:
     agree(f"the cards of {name} on {node}", answers)
     if node in places.usable:
         agree(f"what the end of {name} on {node} frees", places.freed_by(name))
+        agree(f"compute that the end of {name} on {node} frees", places.compute_freed_by(name))
 
 
 def check_claim_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:
@@ -114,6 +115,10 @@ def check_free(scene: Scene, places: Places, node: str) -> None:
     if free is not None:
         answers["truth"] = free
     agree(f"free units on {node}", answers)
+    compute = places.compute_free_on(node)
+    if (known := truth.compute_free_on(scene, node, out)) is not None:
+        compute["truth"] = known
+    agree(f"free compute on {node}", compute)
     for card in places.top[node].cards:
         # What pods have there is in use, but for pods that can never start: the card has become too small.
         of_pods = sum(pod.units for pod in card.pods if pod.units <= card.size_units)

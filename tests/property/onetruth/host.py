@@ -7,6 +7,7 @@ from allocator.cards import Card
 from allocator.errors import LedgerError
 from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.ledger import CheckpointEntry, Ledger, Pod
+from allocator.ledger.charges import charge_pod_compute, used_compute
 from allocator.names import NODE_HOLDS, PERCENT_RESOURCE, POD_ASSIGNED, resource_name
 from allocator.records import Assignment, Holds, dump_holds, load_assigned
 from allocator.request import PodRequest, parse_admitted
@@ -59,6 +60,8 @@ class Host:
         shares: Whether that offers percent.
         cpu: Cores.
         tells_units: Whether its holds have units, which an older version did not write.
+        tells_compute: Whether its words have compute, likewise.
+        compute_limit: Percent of its compute that each card gives away.
     """
 
     serves_claims = False
@@ -76,7 +79,8 @@ class Host:
         self.ready = True
         self.plugin = self.shares = True
         self.cpu = 40
-        self.tells_units = True
+        self.tells_units = self.tells_compute = True
+        self.compute_limit = 100
         self._know()
         self.ledger.apply_pod_list([], self.now, self.now)
 
@@ -195,6 +199,15 @@ class Host:
             if others.get(card.uuid) and promised[card.uuid] >= card.size_units
         )
 
+    def restart(self, *, compute_limit: int) -> None:
+        """The daemon comes back with another limit, and knows what it knew."""
+        self.compute_limit = compute_limit
+        self.ledger = self.copy().ledger
+
+    def compute_by_pod(self, key: str) -> dict[str, int]:
+        """Percent of compute that a pod is charged with, by the card's UUID."""
+        return dict(charge_pod_compute(self.ledger.accounts, self.ledger.accounts.pods[key]))
+
     # What the API server has.
 
     def published(self, version: int) -> dict[str, Any]:
@@ -213,6 +226,8 @@ class Host:
             models=[card.model for card in cards],
             healthy=[card.healthy for card in cards],
             uuids=[card.uuid for card in cards],
+            compute=used_compute(self.ledger.accounts) if self.tells_compute else None,
+            compute_limit=self.compute_limit,
             extra={NODE_HOLDS: dump_holds(told)},
         )
         units = sum(card.size_units for card in healthy) if self.plugin else 0
@@ -233,7 +248,7 @@ class Host:
         other = type(self).__new__(type(self))
         vars(other).update(vars(self))
         other.checkpoint = dict(self.checkpoint)
-        other.ledger = Ledger(self.cards)
+        other.ledger = Ledger(self.cards, compute_limit=self.compute_limit)
         facts = other.ledger.accounts
         for uid, known in self.ledger.accounts.pods.items():
             facts.pods[uid] = known

@@ -42,6 +42,9 @@ from .scene import Scene, make_claim
 Units = dict[tuple[str, int], int]
 """Units by node and position of the card."""
 
+Charge = dict[tuple[str, int], tuple[int, int]]
+"""Units and percent of compute, likewise."""
+
 ONE_UNIT: Final = PodRequest((ContainerRequest("main", 1, "main"),))
 LATER_S: Final = TOMBSTONE_S + 1.0
 
@@ -179,6 +182,16 @@ class Places:
             "advise": _on(node, self.held.get_freed_units(self.board.get_cluster().state.pods[uid])),
         }
 
+    def compute_freed_by(self, name: str) -> dict[str, Units]:
+        """What the end of a pod frees of compute, likewise."""
+        pod = self.scene.pods[name]
+        uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
+        return {
+            "ways out": _on(node, self.held.get_freed_compute(self.cluster.state.pods[uid])),
+            "preempt": _on(node, self.room(node).freed_compute.get(uid, {})),
+            "advise": _on(node, self.held.get_freed_compute(self.board.get_cluster().state.pods[uid])),
+        }
+
     def room(self, node: str) -> NodeUnderPreemption:
         """A node as preemption sees it for a pod that asks for units."""
         query = self.extender.policies.make_request(self.extender.state.nodes, ONE_UNIT, ONE_POD)
@@ -208,6 +221,21 @@ class Places:
             found["dashboard"] = [card.free for card in self.board.tiles[node].cards]
         return found
 
+    def compute_free_on(self, node: str) -> dict[str, list[int]]:
+        """Percent of compute that the cards of a node that can be used have free."""
+        states = {"filter": self.extender.state, "why": self.cluster.state, "queue": self.queue.state}
+        found = {}
+        for place, state in states.items():
+            row = state.nodes.rows[node]
+            found[place] = state.nodes.compute_free[row, : int(state.nodes.cards[row])].tolist()
+        found["advise"] = list(PlanState(self.cluster).get_free_compute(node))
+        found["preempt"] = [card.compute_free for card in self.room(node).cards]
+        found["top"] = [
+            0 if card.compute_in_use is None else card.compute_limit - card.compute_in_use
+            for card in self.top[node].cards
+        ]
+        return {place: [max(0, percent) for percent in free] for place, free in found.items()}
+
     # Who fits.
 
     def query(self, name: str) -> SchedulingRequest:
@@ -228,10 +256,11 @@ class Places:
         pod = released(self.scene.pods[name])
         return json.dumps({"Pod": pod, "NodeNames": sorted(self.scene.nodes)}).encode()
 
-    def bound(self, name: str, node: str) -> tuple[str, Units]:
-        """Bind a pod and undo it: why not, or the units charged."""
+    def bound(self, name: str, node: str) -> tuple[str, Charge]:
+        """Bind a pod and undo it: why not, or what is charged."""
         state = self.extender.state
-        before = state.nodes.assumed[state.nodes.rows[node]].copy()
+        row = state.nodes.rows[node]
+        before = state.nodes.assumed[row].copy(), state.nodes.compute_assumed[row].copy()
         try:
             found = Committer(state, self.extender.policies).assume(
                 "default", name, f"uid-{name}", node, LATER_S
@@ -239,9 +268,10 @@ class Places:
         except CommitError as error:
             return str(error), {}
         assert found.assumed is not None
-        charged = state.nodes.assumed[state.nodes.rows[node]] - before
+        units, compute = state.nodes.assumed[row] - before[0], state.nodes.compute_assumed[row] - before[1]
         state.forget(found.assumed, LATER_S)
-        return "", {(node, at): units for at, units in enumerate(charged.tolist()) if units}
+        charged = enumerate(zip(units.tolist(), compute.tolist(), strict=True))
+        return "", {(node, at): charge for at, charge in charged if any(charge)}
 
     def with_cards(self, name: str, node: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """A pod that waits as it would be once it is bound, and its claim on a node that serves claims."""

@@ -7,6 +7,7 @@ Such claims may be shared by pods or deleted by force, and their node may come b
 """
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from random import Random
 from typing import Any, Final
@@ -18,6 +19,7 @@ from allocator.claims import ClaimObject
 from allocator.ids import SEPARATOR, device_names
 from allocator.names import (
     CLAIM_LABEL,
+    COMPUTE_RESOURCE,
     DRA_DRIVER,
     DRA_MEMORY,
     NODE_CORDON,
@@ -99,6 +101,9 @@ class Scene:
                     self._claim(host, aside)
                 if aside.random() < 0.15:
                     self._happen_to_claim(host, aside)
+                if aside.random() < 0.05:
+                    host.restart(compute_limit=aside.choice((50, 100)))
+                    self.publish(host.name)
         for _ in range(random.randint(1, 2)):
             self._ask()
         if random.random() < 0.2:
@@ -124,6 +129,7 @@ class Scene:
         aside = Random(f"{random.getstate()[1][-3:]} {name} serves")
         self.hosts[name] = (ClaimHost if aside.random() < 0.35 else Host)(name, cards)
         self.hosts[name].cpu = random.choice((40, 40, 6))
+        self.hosts[name].restart(compute_limit=aside.choice((100, 100, 100, 200)))
         self.publish(name)
 
     def publish(self, name: str) -> None:
@@ -198,6 +204,7 @@ class Scene:
         for each in (*containers, *init):
             each["resources"] = {what: {**amounts, "cpu": "1"} for what, amounts in each["resources"].items()}
         # Drawn aside, so that the rest of a scene stays as it is.
+        ask_compute((*containers, *init), Random(f"{random.getstate()[1][-3:]} {name} compute"))
         aside = Random(f"{random.getstate()[1][-3:]} {name}")
         if aside.random() < 0.75:
             annotations[POD_MIXED_MODELS] = aside.choice(("true", "true", "true", "false"))
@@ -449,6 +456,7 @@ class Scene:
             host.shares = False
         else:
             host.tells_units = host.serves_claims  # the release before served none
+            host.tells_compute = False
 
     def _taint(self, host: Host, *taints: tuple[str, str]) -> None:
         more = [{"key": key, "effect": effect} for key, effect in taints]
@@ -545,6 +553,14 @@ class Scene:
     def on(self, node: str) -> list[dict[str, Any]]:
         """Pods that have a node."""
         return [pod for pod in self.pods.values() if pod["spec"].get("nodeName") == node]
+
+
+def ask_compute(containers: Sequence[dict[str, Any]], random: Random) -> None:
+    """Have the containers of some pods ask for compute as well."""
+    for each in containers if random.random() < 0.3 else ():
+        percent = str(random.choice((0, 20, 30, 50, 60, 100)))
+        for amounts in each["resources"].values():
+            amounts[COMPUTE_RESOURCE] = percent
 
 
 def _is_foreign(claim: dict[str, Any], node: str) -> bool:

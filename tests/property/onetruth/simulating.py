@@ -57,8 +57,13 @@ def check_simulator(scene: Scene, places: Places) -> None:
         agree(
             f"what {name} asks for",
             {
-                "filter": [(demand.cards, demand.per_card, request.percent) for demand in request.demands],
-                "simulator": [(demand.cards, demand.per_card, pod.percent) for demand in pod.demands],
+                "filter": [
+                    (demand.cards, demand.per_card, request.percent, demand.compute)
+                    for demand in request.demands
+                ],
+                "simulator": [
+                    (demand.cards, demand.per_card, pod.percent, demand.compute) for demand in pod.demands
+                ],
             },
         )
         if not row["gpu_spec"]:

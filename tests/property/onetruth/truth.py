@@ -111,6 +111,24 @@ def free_on(scene: Scene, name: str, out: Sequence[bool]) -> list[int] | None:
     ]
 
 
+def compute_free_on(scene: Scene, name: str, out: Sequence[bool]) -> list[int] | None:
+    """Percent of compute that a node's cards have free; arguments and None as of `free_on`."""
+    node = scene.nodes[name]
+    words = read_node(node["status"]["allocatable"])
+    assert words is not None
+    cards = uuids(node)
+    free = [words.compute_limit - used for used in words.compute_used or [0] * len(cards)]
+    for pod in scene.on(name):
+        if lives(pod) and asks(pod) and not is_held(scene, pod):
+            assigned, request = assigned_to(pod), request_of(pod)
+            if assigned is None or assigned_units(scene, pod) is None:
+                return None
+            for demand in request.demands:
+                for uuid, _ in assigned[demand.containers[0]]:
+                    free[cards.index(uuid)] -= demand.compute
+    return [0 if is_out else max(0, percent) for is_out, percent in zip(out, free, strict=True)]
+
+
 def unheld_claims(scene: Scene, name: str) -> Iterator[tuple[str, int]]:
     """Give cards with the units that claims were allocated there, and that the words do not have."""
     node = scene.nodes[name]
