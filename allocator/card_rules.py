@@ -9,7 +9,7 @@ from allocator.cards import Card
 
 @dataclass(frozen=True, slots=True)
 class CardRules:
-    """CardRules is the rules for a choice of cards, besides free units and selectors.
+    """The rules for a choice of cards, besides free units and selectors.
 
     Attributes:
         same_model: All cards of one container are of one model. Cards whose model is not known are of one.
@@ -25,7 +25,6 @@ class CardRules:
         return replace(card, used_units=used, compute_used=card.compute_used + compute)
 
     def allows(self, cards: Sequence[Card], chosen: Sequence[Collection[int]]) -> bool:
-        """Tell whether cards that were chosen for each demand keep the rules."""
         if self.apart and len(set().union(*chosen)) < sum(map(len, chosen)):
             return False
         return not self.same_model or all(len({cards[at].model for at in each}) <= 1 for each in chosen)

@@ -55,9 +55,6 @@ class Card:
         """Return the card as full as the tighter of its two numbers makes it, for who asks for compute too.
 
         A card that has the units keeps them, however little of its compute is left.
-
-        Args:
-            units: What is asked of the card.
         """
         free = self.size_units * self.compute_free // max(1, self.compute_limit)
         if self.free_units < units or self.free_units <= free:

@@ -89,16 +89,11 @@ def fit_together(
     models: Sequence[str] = (),
     rules: CardRules = NO_RULES,
 ) -> Found:
-    """Tell whether demands fit together on cards, whatever a policy prefers.
+    """Find cards for demands together, whatever a policy prefers; picks are positions in `cards`.
 
     Args:
         cards: Size, free units and free compute of each card that may be used.
-        demands: What is asked of how many cards.
         models: Models of the cards; empty if all are of one.
-        rules: What the cards have to keep together.
-
-    Returns:
-        Positions in `cards` for each demand, in their order.
     """
     kinds, needs, limits = _normal([size for size, *_ in cards], models or [""] * len(cards), demands, rules)
     order = sorted(range(len(needs)), key=lambda number: _hardness(needs[number]))
@@ -126,16 +121,7 @@ def place_exactly(
     selector: Selector,
     rules: CardRules = NO_RULES,
 ) -> list[tuple[int, ...]] | None:
-    """Choose cards for all demands: for each in turn what the policy prefers of what leaves the others room.
-
-    Args:
-        cards: All cards of one node, in the order of its words.
-        demands: Demands, as `fit_together` takes them.
-        selector: Cards that it refuses are left out.
-        rules: What the cards have to keep together.
-
-    Returns:
-        Positions in `cards` for each demand, or None when they do not fit together or none was found.
+    """Choose cards for all demands, for each what the policy prefers of what leaves the others room.
 
     Raises:
         PolicyError: there is no such policy, or its costs are none.
@@ -154,10 +140,6 @@ class _Preferring:
 
     Invariant: `_picks` is a placement of all demands on what the cards had free at first, and has what was
     taken so far.
-
-    Args:
-        cards: All cards of one node.
-        picks: Some placement of all demands.
     """
 
     def __init__(
@@ -183,7 +165,6 @@ class _Preferring:
         self._steps = MOST_STEPS
 
     def chosen(self) -> list[tuple[int, ...]]:
-        """Positions for each demand."""
         near: set[int] = set()
         result = []
         for number, (asked, count, compute) in enumerate(self._demands):
@@ -321,12 +302,7 @@ def _remembered(cards: tuple[_Card, ...], needs: tuple[_Need, ...], limits: _Lim
 
 
 class _Bounds:
-    """Lower bounds on what the rest of the demands needs, by the number of the first one left.
-
-    Args:
-        needs: All demands, hardest first.
-        apart: No card serves two of them.
-    """
+    """Lower bounds on what the rest of the demands needs, by the number of the first one left."""
 
     def __init__(self, needs: Sequence[_Need], *, apart: bool) -> None:
         self._needs = needs
@@ -399,9 +375,6 @@ def _search(
         most_steps: Cards that are looked at.
         closed: Positions of cards that the first demand cannot have.
         counting: Count from the beginning, else from the first choice that fails on: a first try always ends.
-
-    Returns:
-        More than `most_steps` steps where it was cut off.
     """
     bounds = _Bounds(needs, apart=limits.apart)
     if not bounds.can_fit(0, cards):

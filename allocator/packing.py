@@ -236,13 +236,7 @@ def node_resources(words: NodeWords) -> dict[str, int]:
 
 
 def read_node(resources: Mapping[str, str | int]) -> NodeWords | None:
-    """Read a node's state from its capacity or allocatable.
-
-    Args:
-        resources: resource names to quantities; those of others are ignored.
-
-    Returns:
-        The state, or None when the node publishes none of our words.
+    """Read a node's state from its capacity or allocatable; None if it has none of our words.
 
     Raises:
         PackingError: words are missing, superfluous, not whole numbers, or do not decode.

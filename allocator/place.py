@@ -16,7 +16,7 @@ CardShares = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Placement is the cards that a pod's containers get.
+    """The cards that a pod's containers get.
 
     Attributes:
         containers: for each container that asks, in the pod's order, its name and its cards.
@@ -31,14 +31,7 @@ class Placement:
 
 
 def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement | None:
-    """Choose cards for every container, by the card policy; see `choose_each`.
-
-    Args:
-        cards: all cards of one node, in the order of its words.
-        request: what the pod asks for; its own card policy goes before `policy`.
-
-    Returns:
-        The placement, with positions in `cards`, or None when the containers do not fit.
+    """Choose cards for every container, by the card policy; None if they do not fit. See `choose_each`.
 
     Raises:
         PolicyError: there is no such policy.
@@ -55,19 +48,10 @@ def choose_each(
     selector: Selector = ANY_CARD,
     rules: CardRules = NO_RULES,
 ) -> list[tuple[int, ...]] | None:
-    """Choose cards for one demand after the other, on what the ones before left.
+    """Choose cards for one demand after the other, on what the ones before left: positions in `cards`.
 
     Where that leaves one of them no cards, each gets what the policy prefers of the cards that leave the rest
     room: a pod of several containers fits wherever there is any way to place it. See `exact` for the limit.
-
-    Args:
-        cards: all cards of one node, in the order of its words.
-        demands: What is asked of how many cards.
-        selector: cards that it refuses are left out.
-        rules: What the cards have to keep together.
-
-    Returns:
-        Positions in `cards` for each demand, or None when they do not fit.
 
     Raises:
         PolicyError: there is no such policy.

@@ -24,11 +24,6 @@ Need = tuple[Asked, int, int]
 
 
 def card_policy(name: str) -> CardPolicy:
-    """Look a policy up by its name.
-
-    Raises:
-        PolicyError: there is no such policy.
-    """
     return CARD_POLICIES.made(name)
 
 
@@ -64,10 +59,7 @@ def choose(
     """Choose `count` different cards with `units` and `compute` free on each.
 
     Args:
-        cards: all cards of one node, in the order of its words.
         units: units asked of each card, at least 1; by its size where it depends on that.
-        count: number of cards, at least 1.
-        policy: a name in `CARD_POLICIES`.
         selector: cards that it refuses are left out.
         near: NUMA nodes to prefer among cards of equal cost.
         same_model: all must be of one model: of the one whose `count` cheapest cards cost least together.
@@ -110,12 +102,9 @@ def costs_of_fitting(
     count: int = 1,
     compute: int = 0,
 ) -> dict[int, float]:
-    """Ask a policy what the cards cost that have units and compute free and that the selector admits.
+    """Ask a policy for the costs, by position, of admitted cards with room; empty if fewer than `count` fit.
 
     Of a request for compute the policy sees each card as full as the tighter of its two numbers makes it.
-
-    Returns:
-        Costs by position in `cards`, ascending; empty if fewer than `count` cards fit.
 
     Raises:
         PolicyError: there is no such policy, or its costs are none.

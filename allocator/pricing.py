@@ -84,7 +84,7 @@ def _prices(length: int, widths: Sequence[int], weights: Sequence[float]) -> lis
 
 
 def _entering(length: int, widths: Sequence[int], prices: Sequence[float]) -> tuple[list[float], float]:
-    """A column that lowers the cost, and its own cost; at the end one of zeros, which no row limits."""
+    """Find a column that lowers the cost, and its own cost; at the end one of zeros, which no row limits."""
     worst = min(range(len(prices)), key=prices.__getitem__)
     if prices[worst] < -_EPSILON:
         return [-1.0 if j == worst else 0.0 for j in range(len(prices))], 0.0
@@ -128,7 +128,7 @@ def improve(
 
 
 def _leaving_row(amounts: Sequence[float], column: Sequence[float]) -> int | None:
-    """The basic row that limits an entering column first; None when none does."""
+    """Find the basic row that limits an entering column first; None when none does."""
     limits = [(amounts[i] / by, i) for i, by in enumerate(column) if by > _EPSILON]
     return min(limits)[1] if limits else None
 

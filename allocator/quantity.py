@@ -53,9 +53,6 @@ Style = Literal["binary", "decimal", "exponent"]
 def parse_quantity(value: str | int) -> Fraction:
     """Read a quantity as an exact number.
 
-    Args:
-        value: text as Kubernetes writes or accepts it, or a whole number.
-
     Raises:
         QuantityError: not a quantity, or not strictly between -2^63 and 2^63.
     """

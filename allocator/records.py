@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Allocation is what the containers of the pod `uid` got; `memory` by container and card, where known."""
+    """What the containers of the pod `uid` got; `memory` by container and card, where known."""
 
     uid: str
     containers: Assignment
@@ -62,7 +62,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Holds is the annotation `gpupack.io/holds`: the pods and claims whose units a node's words contain.
+    """The annotation `gpupack.io/holds`: the pods and claims whose units a node's words contain.
 
     Attributes:
         seen: resourceVersion of the newest pod event that the words take into account.
@@ -99,10 +99,6 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         index: the driver's.
-        model: the driver's name.
-        mib: schedulable MiB.
-        numa: NUMA node, None if unknown.
-        healthy: whether pods can have it.
         links: NVLinks to each card of the node in the order of the words, one digit of base 36 each. Empty
             where there are none, and then not written. Readers that do not know it pass it over.
         held: what limits its containers' memory: `driver`, `mps`, `accounted`, or what a later version knows.
@@ -405,11 +401,7 @@ def charge_assigned_compute(request: PodRequest, assignment: Assignment) -> dict
 
 
 def _checked(assignment: Assignment, annotation: _Annotation[Any], text: str) -> Assignment:
-    """Check what types cannot say: a card stands once in a container.
-
-    Raises:
-        RequestError: it stands there twice.
-    """
+    """Check what types cannot say: a card stands once in a container."""
     for shares in assignment.values():
         if len(shares) > 1 and len({uuid for uuid, _ in shares}) != len(shares):
             raise annotation.rubbish(text, "a card stands twice in a container")

@@ -26,7 +26,7 @@ NAME: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[P_co]):
-    """Entry is a policy that can be had by its name.
+    """A policy that can be had by its name.
 
     Attributes:
         name: What settings and pod annotations say: lower case letters and digits, `-` between them.
@@ -47,8 +47,6 @@ class Registry(Generic[P]):
 
     Args:
         group: Entry-point group in which other packages offer theirs.
-        error: Raised for whatever is wrong, with one line.
-        lacks: Says what an object lacks to be such a policy; empty: nothing.
         find: Gives what other packages offer, or what is wrong with that.
     """
 
@@ -103,11 +101,7 @@ class Registry(Generic[P]):
             self._adopt(entry)
 
     def load_packages(self) -> tuple[str, ...]:
-        """Look for the policies of other packages, and take them in place of what was found before.
-
-        Returns:
-            What is wrong with those that cannot be used, a line each.
-        """
+        """Take other packages' policies in place of those found before; return what is wrong, a line each."""
         self.adopt(())
         faults = []
         for found in self._find(self):
@@ -129,21 +123,15 @@ class Registry(Generic[P]):
             raise
 
     def configure(self, name: str, parameters: Parameters) -> None:
-        """Make a policy with parameters; `made` gives this one from now on.
-
-        Raises:
-            Exception: as `make`.
-        """
+        """Make a policy with parameters; `made` returns this one from now on."""
         self._made[name] = self.make(name, parameters)
 
     def names(self) -> tuple[str, ...]:
-        """List the names, sorted."""
         if not self._loaded:
             self.load_packages()
         return tuple(sorted(self._entries))
 
     def entries(self) -> tuple[Entry[P], ...]:
-        """List the entries, sorted by name."""
         return tuple(self._entries[name] for name in self.names())
 
     @property
@@ -152,11 +140,7 @@ class Registry(Generic[P]):
         return "; ".join([", ".join(self.names()), *self._faults])
 
     def made(self, name: str) -> P:
-        """The policy of a name, made once.
-
-        Raises:
-            Exception: as `make`.
-        """
+        """Return the policy of a name, made once."""
         policy = self._made.get(name)
         if policy is None:
             policy = self._made[name] = self.make(name)

@@ -50,7 +50,7 @@ Named = TypeVar("Named")
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """ContainerRequest is a container that asks: its name, units (1 or more, over all its cards) and kind.
+    """A container that asks: its name, units (1 or more, over all its cards) and kind.
 
     In a `PodRequest` in percent, percent of a card stand in place of units.
 
@@ -66,7 +66,7 @@ class ContainerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Demand is an amount on each of several different cards, for one or more containers.
+    """An amount on each of several different cards, for one or more containers.
 
     Attributes:
         per_card: units on each card; with `percent`, percent of each card.
@@ -86,7 +86,7 @@ class Demand:
     compute: int = 0
 
     def units_on(self, size: int) -> int:
-        """Units that it takes of a card of `size` units.
+        """Compute the units that it takes of a card of `size` units.
 
         A share is rounded down, so that shares of 100 percent together always fit. Where a container's share
         is less than one unit this is more than the card has: it cannot be served there.
@@ -112,18 +112,15 @@ class Demand:
 
 @dataclass(frozen=True)
 class PodRequest:
-    """PodRequest is what a pod asks for of cards.
+    """What a pod asks for of cards.
 
     Attributes:
         containers: those that ask, in the kubelet's order: init containers with sidecars, then mains.
         cards: number of cards over which each container's units are split evenly.
         node_policy: the pod's own node policy, None for the cluster's. Any text: only the scheduler, which
             ranks nodes, knows which there are.
-        card_policy: the pod's own card policy, None for the cluster's.
         percent: the containers ask for percent of a card, whatever its size, in place of units.
         mixed_models: the cards of one container may be of several models.
-        places: where the containers go, seen from each other.
-
     Invariant (kept by `parse_pod`): every container's units divide by `cards`, and `cards` is 1 when an
     ordinary init container asks. No card is asked for more than 100 percent.
     """
@@ -154,7 +151,7 @@ class PodRequest:
 
     @cached_property
     def same_cards(self) -> bool:
-        """Tell whether all containers get the same cards, for whatever reason."""
+        """Whether all containers get the same cards, for whatever reason."""
         return self.shared or (self.places == "same-card" and len(self.containers) > 1)
 
     @cached_property
@@ -194,7 +191,7 @@ class PodRequest:
         return next(demand for demand in self.demands if container in demand.containers)
 
     def units_of(self, container: ContainerRequest, size: int) -> int:
-        """Units that one container has of each of its cards, of `size` units."""
+        """Compute the units that one container has of each of its cards, of `size` units."""
         each = container.units // self.cards
         return each * size // WHOLE if self.percent else each
 
@@ -236,16 +233,11 @@ def parse_pod(
     *,
     reads_compute: bool = True,
 ) -> PodRequest | None:
-    """Read a pod's request for `resource`, or for percent of cards, and for compute.
+    """Read a pod's request for `resource`, or for percent of cards, and for compute; None if it has none.
 
     Args:
         init_containers: `spec.initContainers` as mappings with `name`, `restartPolicy`, `resources`.
-        containers: `spec.containers`, likewise.
-        resource: name of the extended resource that counts units; percent have a fixed one.
         reads_compute: False to read the request as if no container asked for compute.
-
-    Returns:
-        The request, or None when no container asks (the annotations are not looked at then).
 
     Raises:
         RequestError: the first mistake, in one line that names the container or annotation, the value and
@@ -288,14 +280,11 @@ def parse_admitted(
     containers: Sequence[Mapping[str, Any]],
     resource: str,
 ) -> tuple[PodRequest | None, RequestError | None]:
-    """Read a pod's request as it counts once a kubelet has the pod, which does not look at annotations.
+    """Read a pod's request as a kubelet counts it, which ignores annotations, and the first mistake in it.
 
     Node and scheduler must read it alike. A card policy that is not known is left out: its package may be
     installed on one of the two only. The pod has its cards as its other annotations say. A pod with any other
     mistake is taken as if it had no annotations. Compute that cannot be read is none.
-
-    Returns:
-        The request, None if the pod does not ask for what can be given, and the first mistake.
     """
     problem: RequestError | None = None
     others = {key: value for key, value in metadata_annotations.items() if key != POD_CARD_POLICY}
@@ -331,11 +320,7 @@ def _asking(
 def _with_compute(
     asking: tuple[ContainerRequest, ...], shares: tuple[ContainerRequest, ...], resource: str
 ) -> tuple[ContainerRequest, ...]:
-    """Join what containers ask of memory with what they ask of compute.
-
-    Raises:
-        RequestError: a container asks for compute alone.
-    """
+    """Join what containers ask of memory with what they ask of compute."""
     if not shares:
         return asking
     compute = {container.name: container.units for container in shares}
@@ -463,5 +448,4 @@ def _card_policy(annotations: Mapping[str, str]) -> str | None:
 
 
 def unknown_policy(annotation: str, name: str, registry: Registry[Any]) -> RequestError:
-    """Say what is wrong with an annotation that names a policy which does not exist."""
     return RequestError(f"annotation {annotation} is {shown(name)}; allowed: {registry.allowed}")

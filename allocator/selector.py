@@ -57,7 +57,6 @@ class Selector:
         return _passes(model.lower(), self.models, self.excluded_models)
 
     def admits_uuid(self, uuid: str) -> bool:
-        """Tell whether the card of this UUID passes the UUID patterns."""
         return _passes(uuid, self.uuids, self.excluded_uuids)
 
     def admits(self, card: Card) -> bool:

@@ -25,12 +25,8 @@ def nearest(cards: Sequence[Card], groups: Sequence[Group], near: Collection[int
     """Take so many cards of each group that the fewest NUMA nodes are touched, then with the most links.
 
     Args:
-        cards: all cards of one node, in the order of its words.
         groups: no two with a card in common, each with as many members as are to be taken, or more.
         near: NUMA nodes that cost nothing: the pod has cards there.
-
-    Returns:
-        Positions in `cards`, ascending.
     """
     fixed = [at for members, count in groups if count == len(members) for at in members]
     left = [(members, count) for members, count in groups if 0 < count < len(members)]
@@ -130,13 +126,8 @@ def rearranged(
     cards of the same size and model. So every later demand finds what it would have found.
 
     Args:
-        cards: all cards of one node, in the order of its words, before the choice.
         demands: units on each card and number of cards.
-        chosen: positions for each demand.
         admitted: positions that the pod may use at all.
-
-    Returns:
-        Positions for each demand, ascending.
     """
     used = [card.used_units for card in cards]
     real = list(range(len(cards)))

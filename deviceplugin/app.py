@@ -65,28 +65,24 @@ from kubeapi.reflect import Reflector
 log = structlog.get_logger(__name__)
 
 LAST_EVENTS_S: Final = 2.0
-"""A daemon that ends for what it has told in an Event waits so long for that to be written."""
+"""How long a daemon that ends waits for the Event that says why to be written."""
 
 TURN_S: Final = 0.25
-"""How often a daemon that waits for another one of the same kubelet looks whether that has ended."""
+"""How often a daemon that waits for another one of the same kubelet checks whether that has ended."""
 
 
 class Daemon:
-    """Daemon is the daemon of one node; `run` is its whole life.
+    """The daemon of one node; `run` is its whole life.
 
     Args:
-        settings: checked ones.
         source: the cards; by default those that the settings name.
         cgroups: which pods still run something; by default the kernel's.
         owners: which pod a process belongs to; by default the kernel's.
         shutdown_timeouts: how long the end may take.
-        sample_s: seconds between two measurements of the cards.
         detach_after_s: seconds of unused cards after which the daemon releases their driver.
 
     Attributes:
         ready: set once the kubelet knows our devices and the HTTP server listens.
-        http_port: where the HTTP server listens.
-        account: the ledger, once the cards are known.
     """
 
     def __init__(
@@ -368,7 +364,6 @@ class Daemon:
         )
 
     async def _listen(self, stack: AsyncExitStack, metrics: Metrics, status: DaemonStatus) -> None:
-        """Tell over HTTP how the daemon is, until a stack ends."""
         http = HttpServer(
             metrics,
             status.explain_not_ready,
@@ -414,7 +409,7 @@ class Daemon:
         )
 
     async def _end_events(self, recorder: EventRecorder, running: asyncio.Task[None]) -> None:
-        """End what writes Events; people are to read why the daemon ends."""
+        """Stop writing Events, after the one that says why the daemon ends."""
         if self._sampler.driver_gone_reason is not None:
             await recorder.drain(LAST_EVENTS_S)
         running.cancel()
@@ -459,7 +454,7 @@ class Daemon:
         )
 
     def _parents(self) -> dict[str, str]:
-        """UUIDs of the whole cards by those of their instances."""
+        """Map UUIDs of instances to those of their whole cards."""
         return {card.uuid: card.parent for card in self._source.cards() if card.parent is not None}
 
     async def _wait_to_serve(

@@ -7,16 +7,11 @@ from deviceplugin.settings import Settings
 
 
 def make_source(settings: Settings) -> GpuSource:
-    """Make the source of cards that the settings name.
-
-    Raises:
-        ProfileError: The profile cannot be used.
-    """
+    """Make the source of cards that the settings name."""
     return settings.provider.make_source(make_source_options(settings))
 
 
 def make_source_options(settings: Settings) -> SourceOptions:
-    """Take from the settings what a source of cards is made from."""
     root = settings.cgroup_root
     return SourceOptions(
         profile=settings.profile,

@@ -40,11 +40,10 @@ LEAST_WATCHES: Final = 4096
 
 
 def check_node(settings: Settings, run: RunProgram | None = None) -> list[CheckFinding]:
-    """Look at everything.
+    """Check everything.
 
     Args:
         settings: settings of the daemon that would run here; with `--serve dra` its API server is asked.
-        run: runs a program and returns its output, None if it cannot; by default as a process.
 
     Raises:
         ProfileError: the profile of simulated cards cannot be used.
@@ -103,7 +102,6 @@ def _driver(source: GpuSource, settings: Settings) -> Iterator[CheckFinding]:
 
 
 def _supports(source: GpuSource, settings: Settings) -> dict[LimitSupport, list[str]]:
-    """Group the cards by what is said of limits on them: mostly the same of all."""
     found: dict[LimitSupport, list[str]] = {}
     for card in source.cards():
         if settings.memory_limits == OFF:
@@ -286,12 +284,7 @@ _EFFECTIVE: Final = "CapEff:"
 
 
 def has_capability(number: int, status: Path = Path("/proc/self/status")) -> bool:
-    """Return True where the capability is effective; False if that cannot be read.
-
-    Args:
-        number: the kernel's.
-        status: status of a process, as in proc(5).
-    """
+    """Return True where the capability is effective; False if that cannot be read."""
     try:
         lines = status.read_text("ascii", "replace").splitlines()
     except OSError:

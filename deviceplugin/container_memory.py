@@ -27,8 +27,6 @@ class ContainerMemoryService:
     """Builds the parts, runs them, and reports their state.
 
     Args:
-        limit_capability: On which cards the driver sets limits.
-        enforcement: What limits the containers of each card.
         on_use_changed: Called when a pod's use is worth a write.
     """
 
@@ -103,7 +101,7 @@ class ContainerMemoryService:
         return self._enforcer.problem
 
     def explain(self) -> dict[str, Any]:
-        """Say how cards are held, and what every container has and uses."""
+        """Explain how cards are held, and what every container has and uses."""
         return {
             "cards": {
                 card.uuid: {

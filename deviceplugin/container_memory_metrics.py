@@ -19,7 +19,6 @@ class ContainerMemoryMetrics(Collector):
     """Reads the containers and the cards at the moment of asking.
 
     Attributes:
-        over: whether one uses more than is tolerated.
         held: how the cards are held, by UUID.
         forbidden: whether the driver would hold a card's containers and this daemon lacks the right, by UUID.
     """
@@ -30,7 +29,6 @@ class ContainerMemoryMetrics(Collector):
     forbidden: Callable[[], Mapping[str, bool]] = dict
 
     def collect(self) -> Iterator[Metric]:
-        """Write one sample for each container on each card, made when it is written."""
         rows = list(self.rows())
         for name, help_text, value in (
             ("promised_bytes", "Memory that a container was given on a card.", _promised_bytes),

@@ -21,17 +21,11 @@ from deviceplugin.settings import Settings
 log = structlog.get_logger(__name__)
 
 NAMES_LOOK_S: Final = 1.0
-"""Between two looks for the specification that names the cards, while nothing can be served without it."""
+"""Time between two searches for the specification that names the cards, while nothing can be served."""
 
 
 class ContainerResponses:
-    """ContainerResponses makes what a container is given besides the IDs of its devices.
-
-    Args:
-        limit_capability: On which cards the driver sets limits.
-        mps_clients: Clients of MPS; None without `--sharing mps`.
-        enforcement: What limits the containers of each card.
-    """
+    """Makes what a container is given besides the IDs of its devices."""
 
     def __init__(
         self,
@@ -59,13 +53,12 @@ class ContainerResponses:
         )
 
     async def prepare(self) -> None:
-        """Read what must be known before the first container."""
         if self._cdi is not None:
             await asyncio.to_thread(self._cdi.refresh, self._source.cards())
 
     @property
     def waiting(self) -> str | None:
-        """Say what the first container has to wait for; None for nothing."""
+        """What the first container has to wait for; None for nothing."""
         if self._cdi is None or not self._cdi.is_waiting:
             return None
         folders = ", ".join(map(str, self._settings.cdi_dirs))
@@ -83,7 +76,6 @@ class ContainerResponses:
         """Describe a container's cards to it. Where parts have the same variable, the later part's counts.
 
         Args:
-            mib: MiB that it has of each card, by UUID.
             compute: percent that it asks for of each card's compute; 0 if for none.
         """
         grant = ContainerGrant(self._limit_capability.container_envs(mib))
@@ -104,11 +96,10 @@ class ContainerResponses:
         return ContainerGrant(self._settings.provider.make_framework_envs(mib[uuid], totals.get(uuid, 0)))
 
     def list_helper_pids(self) -> Collection[int]:
-        """Pids of processes that only serve the containers of the cards."""
+        """List the pids of processes that only serve the containers of the cards."""
         return self._mps_clients.list_server_pids() if self._mps_clients is not None else ()
 
     async def run(self) -> None:
-        """Follow what may change, until cancelled."""
         async with asyncio.TaskGroup() as group:
             if self._cdi is not None:
                 group.create_task(refresh_repeatedly(self._cdi, self._source.cards))

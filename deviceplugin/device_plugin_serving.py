@@ -20,12 +20,9 @@ from deviceplugin.settings import Settings
 
 
 class DevicePluginServing:
-    """DevicePluginServing is the parts of a node daemon whose pods get their cards by device plugins.
+    """The parts of a node daemon whose pods get their cards by device plugins.
 
     Like `ClaimServing`, which a daemon has instead with `--serve dra`.
-
-    Args:
-        make_grant: Says what a container is given, by its MiB on each card's UUID.
 
     Attributes:
         registrars: Keep a plugin of units and one of percent registered with the kubelet.
@@ -92,7 +89,6 @@ class DevicePluginServing:
             clear_left_over(self._settings.device_plugin_dir, endpoint)
 
     def watch_changes(self) -> AsyncIterator[None]:
-        """Yield when the kubelet has written its checkpoint."""
         return self._checkpoint_reader.watch_changes()
 
     async def purge(self) -> None:

@@ -118,11 +118,7 @@ class KindInUseError(DevicePluginError):
 
 
 class NodeSettingsError(DevicePluginError):
-    """Settings that cannot be used.
-
-    Args:
-        faults: every fault found, each naming its option.
-    """
+    """Settings that cannot be used."""
 
     def __init__(self, faults: tuple[str, ...]) -> None:
         self.faults = faults

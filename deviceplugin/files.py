@@ -26,11 +26,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file that `replace_file` wrote, wholly or in part; nothing happens where there is none.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove a file that `replace_file` wrote, wholly or in part; nothing happens where there is none."""
     if path.parent.is_dir():
         with _synced(path.parent):
             path.unlink(missing_ok=True)
@@ -38,11 +34,7 @@ def remove_file(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, where there is none.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a folder and those above it, where there is none."""
     if not path.is_dir():
         make_folder(path.parent)
         with _synced(path.parent):

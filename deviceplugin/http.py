@@ -23,7 +23,6 @@ class HttpServer:
 
     Args:
         not_ready: why the node cannot serve pods yet; empty when it can.
-        explain: everything of interest to a person, as JSON values.
         ends: why the process is of no use any more and must end; None while it is.
         telemetry: what the cards do, as JSON values; with its course over the last minutes for True.
     """
@@ -56,13 +55,6 @@ class HttpServer:
 
     async def start(self, stack: AsyncExitStack, address: str) -> ServedAddress:
         """Listen until a stack ends.
-
-        Args:
-            stack: Its end stops the server.
-            address: HOST:PORT; port 0 for any free one.
-
-        Returns:
-            The address and the port it listens on.
 
         Raises:
             SettingsError: the address cannot be had.

@@ -24,18 +24,15 @@ Counts = Mapping[str, tuple[str, Callable[[], int]]]
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """CardState is a card at the moment of asking; units where the name does not say otherwise.
+    """A card at the moment of asking; units where the name does not say otherwise.
 
     Attributes:
-        size: all units.
         used: published as used.
         promised: held by containers.
         beyond: used by others, or by pods beyond their promise.
         compute: percent of its compute published as given away.
         measured_mib: MiB that the driver counts as used; None if it was not measured yet.
         residue_mib: MiB among those that no process uses and that do not count; None if there can be none.
-        healthy: fit for pods.
-        cordoned: kept free by people.
         memory_errors: what the card counts of its memory's errors, by kind.
     """
 
@@ -55,7 +52,7 @@ class CardState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """NodeState is the node at the moment of asking.
+    """The node at the moment of asking.
 
     Attributes:
         registered: the kubelet listens to our list of devices.
@@ -112,21 +109,13 @@ class Metrics:
         counts: Counts,
         fault: str,
     ) -> None:
-        """Set where to read from.
-
-        Args:
-            fault: what the driver's numbered errors are called.
-        """
+        """Set where to read from."""
         self._registry.register(_StateCollector(unit_mib, cards, node, counts, fault))
 
     def add_collector(
         self, collector: Collector, before: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Read from another place too.
-
-        Args:
-            before: awaited each time before that.
-        """
+        """Read from another place too."""
         self._registry.register(collector)
         if before is not None:
             self._before.append(before)

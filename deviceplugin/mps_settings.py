@@ -24,15 +24,9 @@ class MpsSettings(MpsOptions):
 
     @property
     def provider(self) -> GpuProvider:
-        """The source of cards that `gpus` names."""
         return SOURCES[self.gpus]
 
     def check(self) -> None:
-        """Check everything.
-
-        Raises:
-            NodeSettingsError: lists every fault.
-        """
         faults = find_faults(self)
         if not self.root.is_absolute():
             faults.append(f"--root {str(self.root)!r}; allowed: a path from / on")

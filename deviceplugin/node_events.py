@@ -33,12 +33,7 @@ Record = Callable[[ObjectRef, EventType, str, str], None]
 
 
 class NodeEvents:
-    """NodeEvents writes Events about one Node.
-
-    Args:
-        models: names of the cards' models by UUID, to begin with.
-        fault_event: reason of Events about the driver's numbered errors.
-    """
+    """Writes Events about one Node."""
 
     def __init__(
         self, record: Record, node_name: str, models: Mapping[str, str], fault_event: str = "GPUFault"
@@ -53,7 +48,6 @@ class NodeEvents:
         self._record(self._ref, "Warning", self._fault_event, f"{self._card(uuid)}: {reason}")
 
     def add_models(self, models: Mapping[str, str]) -> None:
-        """Learn the names of more cards' models; those of cards that are gone stay known."""
         self._models.update(models)
 
     def record_unhealthy(self, uuid: str, reason: str, pods: Sequence[Pod] = ()) -> None:
@@ -120,7 +114,6 @@ class NodeEvents:
         self._record(self._ref, "Normal", ATTACHED, "the driver is taken up again, the cards are measured")
 
     def record_driver_gone(self, reason: str) -> None:
-        """Tell that the driver does not come back to this daemon, which ends for it."""
         self._record(self._ref, "Warning", DRIVER_GONE, reason)
 
     def record_foreign_plugin(self, said: str) -> None:
@@ -134,7 +127,6 @@ class NodeEvents:
         self._record(self._ref, "Warning", OTHER_DAEMON, said)
 
     def record_wrong_cordon(self, said: str) -> None:
-        """Tell of a cordon of cards that are not here, or that cannot be read."""
         self._record(self._ref, "Warning", WRONG_CORDON, said)
 
     def _card(self, uuid: str) -> str:

@@ -130,7 +130,6 @@ class Settings(HttpAddress):
 
     @property
     def resource(self) -> str:
-        """Name of the extended resource."""
         return resource_name(self.unit_mib)
 
     @property
@@ -140,7 +139,6 @@ class Settings(HttpAddress):
 
     @property
     def provider(self) -> GpuProvider:
-        """The source of cards that `gpus` names, and its vendor's facts."""
         return SOURCES[self.gpus]
 
     @property
@@ -154,11 +152,6 @@ class Settings(HttpAddress):
         return f"{PERCENT_RESOURCE.replace('/', '-')}.sock"
 
     def check(self) -> None:
-        """Check everything.
-
-        Raises:
-            SettingsError: lists every fault.
-        """
         faults = self.faults()
         if not self.device_plugin_dir.is_dir():
             faults.append(

@@ -25,12 +25,7 @@ from kubeapi.events import EventRecorder
 
 @dataclass(slots=True, kw_only=True)
 class DaemonStatus:
-    """Reads the daemon's parts.
-
-    Attributes:
-        why_no_names: returns why cards cannot be passed to containers yet, None if they can.
-        waiting: why the daemon has not begun yet, None once it has.
-    """
+    """Reads the daemon's parts."""
 
     settings: Settings
     account: LedgerService

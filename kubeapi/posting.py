@@ -299,7 +299,6 @@ class _PooledConnection(asyncio.Protocol):
         self._retry_after = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep the one header that is read."""
         if name.lower() == b"retry-after":
             self._retry_after = value.decode("latin-1")
 

@@ -19,25 +19,14 @@ class Unschedulable(SchedulingError):  # noqa: N818 - the scheduler's own word
 
 
 class Scheduler:
-    """Filter, prioritize, bind: nodeCacheCapable, so names only.
-
-    Args:
-        url: the extender's.
-    """
+    """Filter, prioritize, bind: nodeCacheCapable, so names only."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self._url = url
         self._session = session
 
     async def schedule(self, pod: dict[str, Any], nodes: Sequence[str]) -> str:
-        """Place one pod.
-
-        Args:
-            pod: as the API server has it.
-            nodes: names of all nodes.
-
-        Returns:
-            The node it was bound to.
+        """Place one pod on one of the nodes, and return its name.
 
         Raises:
             Unschedulable: no node passed the filter.

@@ -13,10 +13,9 @@ from allocator.request import WHOLE, Demand, PodRequest
 
 @dataclass(slots=True)
 class NodeAccounts:
-    """NodeAccounts is the state of the ledger: pods, cards and checkpoint of one node.
+    """The state of the ledger: pods, cards and checkpoint of one node.
 
     Attributes:
-        policy: the cluster's card policy.
         compute_limit: percent of its compute that each card gives away in all.
         cards: by UUID in word order, `used_units` 0.
         card_of: UUID of the card by device ID, of units and of percent.
@@ -72,11 +71,6 @@ class NodeAccounts:
         self.pods[key] = account if units == account.units else replace(account, units=units)
 
     def remove_pod(self, uid: str) -> PodAccount | None:
-        """Remove the account of a pod.
-
-        Returns:
-            The account, None if there was none.
-        """
         if uid in self.pods:
             self.version += 1
         return self.pods.pop(uid, None)
@@ -134,7 +128,7 @@ class NodeAccounts:
         return self.units_of_containers(sets)
 
     def cards_of(self, sets: Iterable[frozenset[str]]) -> frozenset[str]:
-        """Find the cards of this node of which there are IDs among these."""
+        """Find the cards of this node that have IDs among these."""
         return frozenset(text.partition(SEPARATOR)[0] for ids in sets for text in ids) & self.cards.keys()
 
     def eligible_cards(self, request: PodRequest, demand: Demand) -> Units:

@@ -93,7 +93,7 @@ class AllocationRequest:
         )
 
     def has_ended_pods(self) -> bool:
-        """Tell whether there are ended pods, whose containers may still run."""
+        """Return True if there are ended pods, whose containers may still run."""
         return any(account.ended_at_s is not None for account in self.accounts.pods.values())
 
     def has_room(self) -> bool:
@@ -230,6 +230,6 @@ class AllocationRequest:
             return choose_each(cards, asked, DEFAULT_CARD_POLICY, request.selector, request.rules)
 
     def _on(self, uuid: str) -> list[str]:
-        """The IDs that are offered of one card, those that must be in the answer first."""
+        """List the offered IDs of one card, those that must be in the answer first."""
         mine = (text for text in self.offered if self.accounts.card_of.get(text) == uuid)
         return sorted(mine, key=lambda text: (text not in self.must_include, len(text), text))

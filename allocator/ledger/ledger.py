@@ -25,12 +25,7 @@ _SHOWN_IDS: Final = 4
 
 
 class Ledger:
-    """Ledger keeps a node's accounts. Pure and synchronous: what happens is a call with its time in seconds.
-
-    Args:
-        cards: every card in word order, `used_units` 0.
-        compute_limit: percent of its compute that each card gives away in all.
-    """
+    """Keeps a node's accounts. Pure and synchronous: what happens is a call with its time in seconds."""
 
     def __init__(
         self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY, compute_limit: int = WHOLE
@@ -59,14 +54,7 @@ class Ledger:
         return tuple(replace(card, used_units=promised[uuid]) for uuid, card in self._accounts.cards.items())
 
     def set_cards(self, cards: Sequence[Card]) -> dict[str, Units]:
-        """Take another list of cards while pods run; see `NodeAccounts.set_cards`.
-
-        Returns:
-            Units by UID that pods had on each card that is gone.
-
-        Raises:
-            LedgerError: a UUID twice.
-        """
+        """Take another list of cards while pods run; return the units by UID that pods had on lost cards."""
         before = self.allocated_units_by_pod()
         self._accounts.set_cards(cards)
         self.set_unavailable("unhealthy", (card.uuid for card in cards if not card.healthy))
@@ -79,13 +67,10 @@ class Ledger:
         )
 
     def set_unavailable(self, why: UnavailableReason, uuids: Iterable[str]) -> bool:
-        """Make exactly these cards unavailable for one reason; they count as full.
+        """Make exactly these cards unavailable for one reason; return True if these are others than before.
 
         To the kubelet those are unhealthy that are `unhealthy` or `not_enforced`; the others are only kept
         free of new pods. UUIDs that are no card of this node count once they are.
-
-        Returns:
-            Whether these are others than before.
         """
         out = self._out
         before, out[why] = out[why], frozenset(uuids)
@@ -102,11 +87,7 @@ class Ledger:
         return bool(self._out[why]) and with_units <= self._out[why]
 
     def set_unaccounted_use(self, units: Mapping[str, int]) -> bool:
-        """Set the units by card in use beyond what is allocated: by other programs, or by over-use.
-
-        Returns:
-            Whether anything changed.
-        """
+        """Set the units by card in use beyond what is allocated; return True if anything changed."""
         in_use = {uuid: count for uuid, count in units.items() if uuid in self._accounts.cards and count}
         changed, self._accounts.unaccounted_use = in_use != self._accounts.unaccounted_use, in_use
         return changed

@@ -17,10 +17,8 @@ class CheckpointEntry:
     """An entry of the kubelet's checkpoint: the devices that one container has of one resource.
 
     Attributes:
-        uid: UID of the pod; for a static pod its configuration hash.
         container: its name, also of an init container or a sidecar.
         resource: resource of any device plugin, not only ours.
-        ids: the devices, of all NUMA nodes together.
     """
 
     uid: str
@@ -156,6 +154,5 @@ class PodAccount:
 
 
 def add(total: Units, more: Mapping[str, int]) -> None:
-    """Add units by card in place."""
     for uuid, units in more.items():
         total[uuid] = total.get(uuid, 0) + units

@@ -41,13 +41,8 @@ _BEST_FIT: Final = 0.1
 def broken(size: int, free: int) -> float:
     """Compute B: what pods that ask for a whole card lose by it, whatever its size.
 
-    All that is free on a card in use, and a little more the fuller it is.
-
-    Args:
-        free: Free units of it.
-
-    Returns:
-        `free (1.1 - 0.1 free / size)` in units; 0 if the whole card is free.
+    That is `free (1.1 - 0.1 free / size)`, 0 if the whole card is free: all that is free on a card in use,
+    and a little more the fuller it is.
     """
     return free * (1.0 + _BEST_FIT * (1.0 - free / size)) if free < size else 0.0
 
@@ -92,12 +87,7 @@ def as_demands(weights: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
 def fragmentation(
     cards: Sequence[Card], units: int, demands: tuple[tuple[int, float], ...] = ()
 ) -> Sequence[float]:
-    """Avoid useless rests: `cost = h(free - units) - h(free)`, infinite if the request does not fit.
-
-    Args:
-        cards: All cards of one node.
-        demands: What is asked of cards in general, from `as_demands`; empty: nothing is known.
-    """
+    """Avoid useless rests: `cost = h(free - units) - h(free)`, infinite if the request does not fit."""
     result = []
     for card in cards:
         free = card.free_units
@@ -116,7 +106,6 @@ class Fragmentation:
     node_policy_chooses = True
 
     def costs(self, cards: Sequence[Card], units: int) -> Sequence[float]:
-        """Cost of each card."""
         return fragmentation(cards, units)
 
 

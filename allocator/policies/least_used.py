@@ -13,11 +13,9 @@ class LeastUsed:
     spreads = True
 
     def costs(self, cards: Sequence[Card], _units: int) -> Sequence[float]:
-        """Cost of each card."""
         return [card.used_units for card in cards]
 
     def array_costs(self, size: Any, free: Any, _units: int) -> Any:
-        """Return `costs` of arrays."""
         return size - free
 
 

@@ -11,11 +11,9 @@ class MostUsed:
     """`cost = -used`, so the fullest card that still fits comes first."""
 
     def costs(self, cards: Sequence[Card], _units: int) -> Sequence[float]:
-        """Cost of each card."""
         return [-card.used_units for card in cards]
 
     def array_costs(self, size: Any, free: Any, _units: int) -> Any:
-        """Return `costs` of arrays."""
         return free - size
 
 

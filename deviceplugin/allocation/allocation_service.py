@@ -40,14 +40,13 @@ log = structlog.get_logger(__name__)
 
 
 class AllocationService:
-    """AllocationService is the `DeviceAllocator` of one resource.
+    """The `DeviceAllocator` of one resource.
 
     Args:
         percent: the resource is percent of cards, not units.
         request_list: Asks for a complete list of this node's pods that begins now.
         list_admitted_pods: Asks the kubelet which pods it has begun to admit, by namespace and name; None
             where it does not say.
-        make_grant: Says what a container is given.
     """
 
     def __init__(

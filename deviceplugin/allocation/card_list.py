@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class CardList:
-    """CardList is the node's list of cards, which follows the source's.
+    """The node's list of cards, which follows the source's.
 
     A card that stays keeps its charges. A card that is gone is not offered any more, and Events name its
     pods. Events also name the pods of a card that stays with fewer units than they were given. Its instances
@@ -30,9 +30,6 @@ class CardList:
     pods.
 
     Args:
-        account: the ledger, made of the first list.
-        gpus: the first list.
-        notices: hear of cards that come and go.
         on_change: called before the words are written: the kubelet must hear of new devices first.
         enforcement: how a card's memory is held, by UUID.
         detached: whether the cards' driver is let go.
@@ -60,7 +57,6 @@ class CardList:
 
     @property
     def gpus(self) -> tuple[GpuCard, ...]:
-        """The cards as the source listed them last."""
         return self._gpus
 
     def list_records(self) -> tuple[CardRecord, ...]:
@@ -68,14 +64,7 @@ class CardList:
         return card_records(self._account.ledger.installed, self._gpus, self._enforcement, driver)
 
     def apply_gpus(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
-        """Take the source's list.
-
-        Args:
-            gpus: all cards.
-            healthy: tells whether a card may be given to pods, as far as its health goes.
-
-        Returns:
-            Whether it is another one.
+        """Take the source's list; return True if it is another one.
 
         Raises:
             DeviceListError: no kubelet could take such a list.

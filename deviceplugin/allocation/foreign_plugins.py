@@ -11,14 +11,7 @@ log = structlog.get_logger(__name__)
 
 
 class ForeignPluginWatcher:
-    """ForeignPluginWatcher reads the own Node for GPUs of other device plugins.
-
-    Args:
-        notices: hear of a plugin that comes, offers something else, or goes.
-
-    Attributes:
-        foreign_gpus: count of GPUs by resource, empty if no other plugin offers any.
-    """
+    """Reads the own Node for GPUs of other device plugins."""
 
     def __init__(self, account: LedgerService, node_view: OwnNode, notices: NodeEvents) -> None:
         self._node_view = node_view

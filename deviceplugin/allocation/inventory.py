@@ -11,7 +11,7 @@ from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuCard
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
-"""What a kubelet reads at most in one message, and it gets the whole list of devices in one."""
+"""Longest message that a kubelet reads; it gets the whole list of devices in one."""
 
 NUMA_MODE: Final = "numa"
 """Name of the mode in which the operating system manages a card's memory."""
@@ -27,7 +27,6 @@ def cards_in_units(gpus: Sequence[GpuCard], unit_mib: int) -> tuple[Card, ...]:
     """Turn GPUs into cards, in word order; a card that cannot be used has no units and is unhealthy.
 
     Args:
-        gpus: as the source lists them.
         unit_mib: MiB a unit; what is left over on a card is lost.
     """
     return tuple(
@@ -100,12 +99,7 @@ def card_records(
     enforcement: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED,
     driver: str = "",
 ) -> tuple[CardRecord, ...]:
-    """Describe the cards for people and selectors, in word order.
-
-    Args:
-        enforcement: how a card's memory is held, by UUID.
-        driver: `CardRecord.driver` of every card.
-    """
+    """Describe the cards for people and selectors, in word order."""
     return tuple(
         CardRecord(
             card.uuid,

@@ -29,12 +29,11 @@ class CheckpointContents(Protocol):
 
 
 class LedgerService:
-    """LedgerService is a node's ledger and its subscribers.
+    """A node's ledger and its subscribers.
 
     Args:
         read: Returns the kubelet's checkpoint: the same object until it is written again, None if there is
             none. Raises `CheckpointError` where it cannot be read. Called before every answer.
-        resource: name of our extended resource that counts units.
 
     Attributes:
         checkpoint_problem: Why the checkpoint cannot be read; None while it can.
@@ -77,7 +76,6 @@ class LedgerService:
         self._device_followers.append(follower)
 
     def notify_devices_changed(self) -> None:
-        """Send the list of devices to the kubelet again."""
         for follower in self._device_followers:
             follower()
 

@@ -40,13 +40,10 @@ class PodObject(Pod):
     """A Pod as the daemon reads it, not yet the ledger's."""
 
     def parse_request(self, resource: str) -> tuple[PodRequest | None, RequestError | None]:
-        """Read what the pod asks for.
+        """Read what the pod asks for, if it does, and what was wrong with it.
 
         A pod that is bound with annotations that cannot be read was bound without our scheduler, and the
         kubelet admits it all the same.
-
-        Returns:
-            The request, None if the pod does not ask, and what was wrong with it.
         """
         init = msgspec.to_builtins(self.spec.init_containers or ())
         mains = msgspec.to_builtins(self.spec.containers or ())
@@ -122,7 +119,7 @@ class NodeObject(WritableNode):
         return self.status.node_info.boot_id if self.status.node_info is not None else ""
 
     def read_words(self) -> NodeWords | None:
-        """The packed words, None if they are missing, corrupt, or unlike in capacity and allocatable."""
+        """Read the packed words, None if they are missing, corrupt, or unlike in capacity and allocatable."""
         capacity, allocatable = self._packed(self.status.capacity), self._packed(self.status.allocatable)
         if capacity != allocatable:
             return None
@@ -132,13 +129,12 @@ class NodeObject(WritableNode):
             return None
 
     def list_packed_keys(self) -> frozenset[str]:
-        """List every packed resource that the node has, ours or not."""
+        """List every packed resource that the Node has, ours or not."""
         return frozenset(self._packed(self.status.capacity)) | frozenset(
             self._packed(self.status.allocatable)
         )
 
     def read_accounted_pods(self) -> Holds | None:
-        """Read the accounted pods, None if they cannot be read."""
         return self.read_accounted_pods_or_error()[0]
 
     def read_accounted_pods_or_error(self) -> tuple[Holds | None, AllocatorError | None]:
@@ -150,7 +146,7 @@ class NodeObject(WritableNode):
             return None, error
 
     def read_cards(self) -> tuple[CardRecord, ...] | None:
-        """The inventory, None if it cannot be read."""
+        """Read the inventory, None if it cannot be read."""
         text = self.metadata.get_annotation(NODE_CARDS)
         try:
             return None if text is None else _load_cards(text)
@@ -158,7 +154,7 @@ class NodeObject(WritableNode):
             return None
 
     def read_cordon(self) -> tuple[frozenset[str], AllocatorError | None]:
-        """The cards that people want free, and what was wrong with the list."""
+        """Read the cards that people want free, and what was wrong with the list."""
         text = self.metadata.get_annotation(NODE_CORDON)
         try:
             return (frozenset() if text is None else load_cordon(text)), None

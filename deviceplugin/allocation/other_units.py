@@ -8,7 +8,7 @@ from deviceplugin.errors import UnitInUseError
 
 
 class OtherUnitPods:
-    """OtherUnitPods knows the pods that have devices of another unit, by the kubelet's checkpoint.
+    """Knows the pods that have devices of another unit, by the kubelet's checkpoint.
 
     Attributes:
         resource_by_pod: Resource of another unit by UID, of pods in the checkpoint that are not known to have
@@ -21,7 +21,6 @@ class OtherUnitPods:
         self._ended: set[str] = set()
 
     def apply_entries(self, entries: Iterable[CheckpointEntry]) -> None:
-        """Read the entries of the checkpoint, of all resources."""
         others = {resource for resource in {entry.resource for entry in entries} if self._is_other(resource)}
         found = {entry.uid: entry.resource for entry in entries if entry.resource in others} if others else {}
         self._ended &= found.keys()
@@ -34,7 +33,6 @@ class OtherUnitPods:
 
         Args:
             asked: their UIDs, from `pods`.
-            running: those of them that have a container left.
             living: UIDs, as the kubelet knows them, of the pods on this node that have not ended by the API
                 server. None while it has not been heard.
 

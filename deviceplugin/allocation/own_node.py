@@ -15,14 +15,13 @@ log = structlog.get_logger(__name__)
 
 
 class OwnNode(Sink[NodeObject]):
-    """OwnNode keeps the newest state of the own Node.
+    """Keeps the newest state of the own Node.
 
     Args:
         tell: called with each fault of the Node's cordon, once.
         parents: UUID of the whole card by that of its instance; an instance is cordoned with its card.
 
     Attributes:
-        node: the Node, None while there is none.
         unknown_cordoned: UUIDs of the Node's cordon that are no card of this node, sorted.
         listed: set once the API server has said whether the Node is there.
     """
@@ -68,7 +67,6 @@ class OwnNode(Sink[NodeObject]):
         self._account.notify_subscribers()
 
     def holds_pod(self, uid: str) -> bool:
-        """Tell whether the Node's words contain a pod, by its UID."""
         holds = None if self.node is None else self.node.read_accounted_pods()
         return holds is not None and uid in holds.uids
 
@@ -94,7 +92,7 @@ class OwnNode(Sink[NodeObject]):
         )
 
     def _cordon_is_wrong(self, problem: str | None) -> None:
-        """Tell people once; None: nothing is wrong."""
+        """Report a fault of the cordon once; None: nothing is wrong."""
         if problem is not None and problem != self._cordon_problem:
             log.warning("cordon is wrong", error=problem)
             self._tell(problem)

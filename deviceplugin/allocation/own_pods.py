@@ -18,14 +18,11 @@ log = structlog.get_logger(__name__)
 
 
 class OwnPods:
-    """OwnPods feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
+    """Feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
 
     Args:
-        resource: Name of our extended resource that counts units.
-        relist: Asks the reflector for a complete list.
         read_claims: Says what a pod has by claims, by the UID under which the kubelet runs it.
         awaits_claim: Tells, of a pod that asks by its limits, whether it has other claims and not yet theirs.
-        holds_pod: Tells whether the Node's words contain a pod, by its UID.
 
     Attributes:
         seen_version: resourceVersion of the newest event that the ledger has.
@@ -62,7 +59,6 @@ class OwnPods:
         self._running: dict[str, PodObject] = {}
 
     def find_pod(self, runtime_uid: str) -> PodObject | None:
-        """Find a pod by the UID under which the kubelet runs it."""
         return self._running.get(runtime_uid)
 
     def container_names(self, runtime_uid: str) -> Mapping[str, str]:

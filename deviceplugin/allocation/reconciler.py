@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReconcileIntervals:
-    """ReconcileIntervals is how often the checkpoint and the cgroups are read, in seconds.
+    """How often the checkpoint and the cgroups are read, in seconds.
 
     Attributes:
         soon_s: after something happened; doubles while it is not settled.
@@ -33,14 +33,13 @@ PACE: Final = ReconcileIntervals()
 
 
 class CgroupProber(Protocol):
-    """CgroupProber finds out which pods still run containers. Every call blocks."""
+    """Finds out which pods still run containers. Every call blocks."""
 
-    def probe(self, uids: Collection[str]) -> CgroupProbe:
-        """Look which of `uids` have a container left."""
+    def probe(self, uids: Collection[str]) -> CgroupProbe: ...
 
 
 class Reconciler:
-    """Reconciler reads the checkpoint when it is written, and probes the cgroups of pods that end.
+    """Reads the checkpoint when it is written, and probes the cgroups of pods that end.
 
     Args:
         changes: yields after each write of the kubelet's checkpoint.
@@ -135,7 +134,6 @@ class Reconciler:
             self._refresh()
 
     async def _probe(self, uids: Collection[str]) -> CgroupProbe:
-        """Probe the cgroups, and log once where they cannot be read."""
         probe = await asyncio.to_thread(self._cgroups.probe, uids)
         before, self.cgroup_problem = self.cgroup_problem, probe.problem
         if probe.problem is not None and before is None:

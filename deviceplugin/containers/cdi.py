@@ -43,7 +43,7 @@ VERSION: Final = "0.5.0"
 LOOK_S: Final = 10.0
 
 KEPT_S: Final = 60.0
-"""So long a card keeps the vendor's name that specifications have no more."""
+"""How long a card keeps the vendor's name after specifications have lost it."""
 
 WAIT_S: Final = 60.0
 """Longest wait for the vendor's first specification."""
@@ -128,7 +128,7 @@ class CdiNames:
         return {uuid: name for uuid, (name, _) in self._vendor_names.items()}
 
     def _devices_in(self, folder: Path) -> Devices:
-        """The vendor's devices that a folder's specifications have.
+        """Read the vendor's devices from a folder's specifications.
 
         What cannot be read now, as without a file descriptor left or half-written, has what was read of it
         last.
@@ -151,11 +151,7 @@ class CdiNames:
         return devices
 
     def _devices_of(self, path: Path) -> Devices:
-        """Read a specification, unless it is the one that was read before: NVIDIA's takes a second to parse.
-
-        Raises:
-            OSError, ValueError: it cannot be read.
-        """
+        """Read a specification, unless it was read before: NVIDIA's takes a second to parse."""
         status = path.stat()
         signature = (status.st_ino, status.st_size, status.st_mtime_ns)
         known = self._read.get(path)
@@ -210,7 +206,6 @@ def read_device_nodes(text: str, kind: str) -> Devices:
 
 
 def _nodes_of(device: Mapping[str, Any]) -> frozenset[str]:
-    """Read the paths of a device's nodes, as containers see them."""
     edits = device.get("containerEdits")
     nodes = edits.get("deviceNodes") if isinstance(edits, dict) else None
     nodes = nodes if isinstance(nodes, list) else []
@@ -248,22 +243,17 @@ def match_device_names(cards: Sequence[GpuCard], devices: Devices, vendor: Vendo
 
 
 def _is_of_another_card(nodes: frozenset[str], card: GpuCard, vendor: Vendor) -> bool:
-    """Whether a device of a card's UUID has the nodes of other cards only: it was written before a reboot."""
+    """Return True if a device of a card's UUID has nodes of other cards only: it is from before a reboot."""
     node = vendor.name_card_node(card.minor)
     return bool(node) and node not in nodes and any(map(vendor.is_card_node, nodes))
 
 
 def name_device(uuid: str) -> str:
-    """Write a card's UUID as the name of a device of ours."""
     return _NOT_IN_NAMES.sub("_", uuid)
 
 
 def make_spec(cards: Sequence[GpuCard], vendor: Vendor, devices: Path | None) -> dict[str, Any]:
-    """Write our specification: one device for each whole card, of its device nodes.
-
-    Args:
-        devices: as in `CdiNames`.
-    """
+    """Write our specification: one device for each whole card, of its device nodes."""
     found = []
     for card in cards:
         if card.error is not None or card.parent is not None:

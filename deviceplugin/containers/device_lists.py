@@ -25,8 +25,7 @@ class DeviceListStrategies:
     """Describes cards to containers.
 
     Args:
-        strategies: at least one of STRATEGIES.
-        names: the cards' CDI names, needed for the strategies that use them.
+        names: needed for the strategies with CDI names.
         nodes: give the kubelet the cards' device nodes as well. Whenever it changes a container's cpus it
             tells the runtime which devices that may use. What it does not know of is taken away.
     """
@@ -44,11 +43,7 @@ class DeviceListStrategies:
         self._nodes = nodes
 
     def describe_cards(self, uuids: Sequence[str]) -> ContainerGrant:
-        """Describe cards to a container and its runtime.
-
-        Args:
-            uuids: UUIDs of the cards, in word order.
-        """
+        """Describe cards to a container and its runtime."""
         names = self._cdi.name_cards(uuids) if self._cdi is not None else ()
         return ContainerGrant(
             envs=self._vendor.make_visible_env(uuids if ENVVAR in self._strategies else ()),

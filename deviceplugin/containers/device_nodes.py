@@ -30,14 +30,11 @@ _MINOR: Final = re.compile(r"^DeviceFileMinor: *([0-9]+)$", re.MULTILINE)
 
 
 def node_paths(card: GpuCard, vendor: Vendor, devices: Path | None, drivers: Path = DRIVERS) -> list[str]:
-    """Name a card's own node, those of every card, and those of the capabilities of an instance.
+    """List a card's existing nodes: its own, those of every card, and those of an instance's capabilities.
 
     Args:
         devices: folder of the machine's device nodes, `/dev`; None for cards that are none of its.
         drivers: where the kernel's drivers show their files, `/proc/driver`.
-
-    Returns:
-        The nodes that exist. For an instance all or none: with a part it could not be used.
     """
     if devices is None:
         return []
@@ -51,12 +48,7 @@ def node_paths(card: GpuCard, vendor: Vendor, devices: Path | None, drivers: Pat
 
 
 def capability_nodes(card: GpuCard, vendor: Vendor, drivers: Path = DRIVERS) -> list[str]:
-    """Name the nodes of an instance's two capabilities; empty for one that is not known.
-
-    Args:
-        card: a MIG instance.
-        drivers: as in `node_paths`.
-    """
+    """Name the nodes of the two capabilities of a MIG instance; empty for one that is not known."""
     instance = f"gi{card.gpu_instance}"
     places = instance, f"{instance}/ci{card.compute_instance}"
     return [vendor.name_capability_node(_minor(drivers, f"gpu{card.minor}", place)) for place in places]
@@ -83,13 +75,7 @@ def _is_there(path: str, devices: Path) -> bool:
 
 
 class DeviceNodes:
-    """Names the nodes of cards by UUID.
-
-    Args:
-        cards: those of the machine, as they are now.
-        devices: as in `node_paths`.
-        drivers: where the kernel's drivers show their files.
-    """
+    """Names the nodes of cards by UUID."""
 
     def __init__(
         self,
@@ -105,7 +91,7 @@ class DeviceNodes:
         self._reported: set[str] = set()
 
     def list_nodes(self, uuids: Sequence[str]) -> tuple[DeviceNode, ...]:
-        """The nodes of some cards, each once."""
+        """List the nodes of some cards, each once."""
         found: dict[str, None] = {}
         for card in self._cards():
             if card.uuid in uuids:

@@ -46,7 +46,7 @@ def named_devices(grant: ContainerGrant) -> tuple[str, ...]:
 
 
 def specification(claim_uid: str, grants: Mapping[str, ContainerGrant]) -> dict[str, Any]:
-    """Write the specification of a claim.
+    """Make the specification of a claim.
 
     Args:
         grants: what a container gets by request. A container has one value of a variable, so all shares
@@ -71,11 +71,7 @@ class CdiFiles:
         self._folder = folders[-1]
 
     def write(self, claim_uid: str, spec: Mapping[str, Any]) -> None:
-        """Write the file of a claim, if it is not there as it should be.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write the file of a claim, unless it is there as it should be."""
         path, text = self._path(claim_uid), json.dumps(spec).encode()
         if path.is_file() and path.read_bytes() == text:
             return
@@ -83,15 +79,9 @@ class CdiFiles:
         replace_file(path, text)
 
     def remove(self, claim_uid: str) -> None:
-        """Remove the file of a claim.
-
-        Raises:
-            OSError: it cannot be removed.
-        """
         remove_file(self._path(claim_uid))
 
     def claims(self) -> set[str]:
-        """List the UIDs of the claims that have a file."""
         return {path.stem.removeprefix(PREFIX) for path in self._folder.glob(f"{PREFIX}*.json")}
 
     def _path(self, claim_uid: str) -> Path:

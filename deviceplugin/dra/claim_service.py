@@ -33,11 +33,11 @@ ROOM_WAIT_S: Final = 40.0
 READ_TIMEOUT_S: Final = 3.0
 
 SHARERS_LOOK_S: Final = 5.0
-"""Between two looks for claims whose pod has ended and that other pods share, and for files to be written."""
+"""Time between two checks for claims to hand over from ended pods, and for files to be written."""
 
 
 class ClaimApi(Protocol):
-    """ClaimApi reads objects; `kubeapi.client.KubeClient` implements it."""
+    """Reads objects; `kubeapi.client.KubeClient` implements it."""
 
     async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
@@ -55,7 +55,6 @@ class ClaimService:
     Args:
         account: the ledger, which reads `prepared` in place of the kubelet's checkpoint.
         pods: the node's pods; those with prepared claims are read as if they asked for these.
-        make_grant: Says what a container is given, by its MiB on each card's UUID.
         node_name: also the name of the node's pool.
     """
 
@@ -105,7 +104,7 @@ class ClaimService:
 
     @property
     def problem(self) -> str | None:
-        """Return why containers of a claim cannot start now; None if no reason is known."""
+        """Why containers of a claim cannot start now; None if no reason is known."""
         return next(iter(self._problems.values()), None)
 
     def _expect_changes(self) -> None:
@@ -181,11 +180,7 @@ class ClaimService:
                 await self._hand_over(claim.uid)
 
     async def _hand_over(self, uid: str) -> None:
-        """Charge a prepared claim to another pod that may use it, if there is one.
-
-        Raises:
-            AllocationRefusedError: claim or pods cannot be read, or the kubelet is about to let it go.
-        """
+        """Charge a prepared claim to another pod that may use it, if there is one."""
         async with self._lock(uid):
             known = self._prepared.get(uid)
             if known is None:
@@ -227,14 +222,7 @@ class ClaimService:
             ) from error
 
     async def _write_cdi(self, claim: PreparedClaim) -> dict[str, ContainerGrant]:
-        """Write what containers get of a claim, or take it away where a card of it is not there.
-
-        Returns:
-            What they get by request.
-
-        Raises:
-            AllocationRefusedError: they cannot have it now, in words.
-        """
+        """Write what containers get of a claim, by request, or remove it where a card of it is not there."""
         away = self._away(claim.shares)
         grants = {} if away else self._make_grants(claim)
         problem = None
@@ -480,7 +468,6 @@ def _divide(claim: PreparedClaim, shares: Sequence[ClaimShare]) -> dict[ClaimSha
 
 
 def _units(shares: Sequence[ClaimShare]) -> dict[str, int]:
-    """Add up shares by card."""
     units: Counter[str] = Counter()
     for share in shares:
         units[share.uuid] += share.units

@@ -40,12 +40,7 @@ CONDITION: Final = {"type": "Ready", "status": "True", "reason": "Prepared"}
 
 
 def device_statuses(claim: PreparedClaim, pool: str, now: str) -> list[dict[str, Any]]:
-    """Write the status of each share of a prepared claim.
-
-    Args:
-        pool: the node's.
-        now: the time, as the API writes it.
-    """
+    """Make the status of each share of a prepared claim."""
     found = []
     for share in claim.shares:
         units = {
@@ -70,10 +65,6 @@ class ClaimStatusWriter:
 
     Claims that the extender wrote are left out: their pod's annotation says the same. Kubernetes takes the
     entries away when the claim is deallocated.
-
-    Args:
-        account: its followers are woken when claims are prepared.
-        node_name: also the name of the node's pool.
     """
 
     def __init__(
@@ -100,12 +91,9 @@ class ClaimStatusWriter:
         await self._stepper.run()
 
     async def _step(self) -> float | None:
-        """Write the status of each claim that is due.
+        """Write the status of each claim that is due; return the seconds until a refused one is due again.
 
         A refused write delays only its own claim. An API server that does not answer ends the round.
-
-        Returns:
-            Seconds until a refused claim is due again, None if there is none.
         """
         self._written &= {(claim.uid, claim.pod_uid) for claim in self._prepared}
         self._refused.forget_others({claim.uid for claim in self._prepared})

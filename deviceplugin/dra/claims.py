@@ -30,7 +30,7 @@ class ClaimShare:
 
 
 class PreparedDevice(msgspec.Struct, frozen=True):
-    """PreparedDevice is a share as the kubelet is answered it, with the names of its CDI devices."""
+    """A share as the kubelet is answered it, with the names of its CDI devices."""
 
     request: str
     device: str
@@ -41,14 +41,7 @@ class PreparedDevice(msgspec.Struct, frozen=True):
 def read_shares(
     claim: ClaimObject, pool: str, sizes: Mapping[str, int], devices: Mapping[str, str], unit_mib: int
 ) -> tuple[ClaimShare, ...]:
-    """Read the shares of this node's cards that a claim was allocated.
-
-    Args:
-        claim: an allocated claim.
-        pool: the node's.
-        sizes: units of the node's cards by UUID.
-        devices: UUIDs of the node's cards by the name of the device.
-        unit_mib: MiB a unit; a part of a unit counts as a whole one.
+    """Read a claim's shares of this node's cards; a part of a unit counts as a whole one.
 
     Raises:
         AllocationRefusedError: it is not allocated, or with what this node does not have.

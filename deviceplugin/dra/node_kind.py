@@ -23,9 +23,6 @@ class NodeKindMark:
 
     A kubelet takes no notice of a resource that its Node lacks. A pod that asks for it and has no claim would
     start without a card. Where the Node has 0 of the resource, the kubelet refuses the pod.
-
-    Args:
-        account: its followers are woken when the Node changes.
     """
 
     def __init__(
@@ -50,7 +47,7 @@ class NodeKindMark:
 
     @property
     def is_right(self) -> bool:
-        """Return True when the Node's annotation and resources match the way this daemon serves."""
+        """Whether the Node's annotation and resources match the way this daemon serves."""
         node = self._own_node.node
         return node is not None and self._patch(node) is None
 

@@ -22,17 +22,11 @@ class ClaimPreparer(Protocol):
 
     async def prepare(self, namespace: str, name: str, uid: str) -> Sequence[PreparedDevice]: ...
 
-    async def unprepare(self, uid: str) -> None:
-        """Take them back."""
+    async def unprepare(self, uid: str) -> None: ...
 
 
 class DraPlugin(rpc.DRAPluginServicer):
-    """The servicer of claims.
-
-    Args:
-        pool: name of the node's pool.
-        observe: called after every claim as `CallRunner` says.
-    """
+    """The servicer of claims, of which `observe` is called as `CallRunner` says."""
 
     def __init__(self, claims: ClaimPreparer, pool: str, *, observe: Observe | None = None) -> None:
         self._claims = claims
@@ -52,7 +46,6 @@ class DraPlugin(rpc.DRAPluginServicer):
     async def NodeUnprepareResources(  # noqa: N802 - the wire's name
         self, request: pb.NodeUnprepareResourcesRequest, _context: Any
     ) -> pb.NodeUnprepareResourcesResponse:
-        """Unprepare claims, one after the other."""
         answer = pb.NodeUnprepareResourcesResponse()
         for claim in request.claims:
             refusal = await self._calls.run("NodeUnprepareResources", self._claims.unprepare(claim.uid))
@@ -84,7 +77,6 @@ class PluginRegistration(registration_rpc.RegistrationServicer):
 
     Args:
         endpoint: path of the socket with the claims' service, as the kubelet sees it.
-        on_status: called with whether the kubelet has registered the plugin, and why not.
     """
 
     def __init__(self, endpoint: Path, on_status: Callable[[bool, str], None]) -> None:

@@ -33,7 +33,6 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     """A claim that a pod has.
 
     Attributes:
-        namespace: namespace of the claim and of the pod.
         pod_uid: UID of the pod; of several that share the claim, that for which it was prepared first. Once
             that has ended it is another one's.
         ids: device IDs by container of that pod, as in the kubelet's checkpoint.
@@ -63,11 +62,7 @@ _DECODER: Final = msgspec.json.Decoder(PreparedClaim)
 
 
 def _decode(uid: str, content: bytes) -> PreparedClaim:
-    """Read the file of a claim.
-
-    Raises:
-        ValueError, DeviceIdError: it is none, or that of another claim.
-    """
+    """Read the file of a claim."""
     claim = _DECODER.decode(content)
     if claim.uid != uid:
         raise ValueError(f"it is that of claim {shown(claim.uid)}")
@@ -78,7 +73,7 @@ def _decode(uid: str, content: bytes) -> PreparedClaim:
 
 
 class ClaimEntries:
-    """ClaimEntries is the claims at one moment, in the form of the kubelet's checkpoint."""
+    """The claims at one moment, in the form of the kubelet's checkpoint."""
 
     def __init__(self, entries: tuple[CheckpointEntry, ...]) -> None:
         self.entries = entries
@@ -86,10 +81,6 @@ class ClaimEntries:
 
 class PreparedClaims:
     """Keeps the claims, in memory and in files.
-
-    Args:
-        folder: folder of the files; made where there is none.
-        resource: the extended resource that counts units.
 
     Attributes:
         published_units: units by card of the claims that the Node's `holds` names, by the claim's UID; see

@@ -23,11 +23,10 @@ from kubeapi.stepper import Stepper
 log = structlog.get_logger(__name__)
 
 GRACE_S: Final = 1.0
-"""For calls in progress when our server stops."""
+"""How long calls in progress may take when our server stops."""
 
 
 def plugin_folder(kubelet_dir: Path) -> Path:
-    """Return the folder of our socket and files below that of the kubelet."""
     return kubelet_dir / "plugins" / DRA_DRIVER
 
 
@@ -36,7 +35,6 @@ class DraRegistrar:
 
     Args:
         kubelet_dir: the kubelet's folder, under the same path for the kubelet and for this process.
-        on_registered: the kubelet has registered the plugin; comes again when it restarted.
 
     Raises:
         RegistrationError: the path of a socket is too long.

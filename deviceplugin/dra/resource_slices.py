@@ -11,10 +11,10 @@ from deviceplugin.gpus.api.source import GpuCard
 SLICES: Final = f"{DRA_API}/resourceslices"
 
 MOST_DEVICES: Final = 64
-"""Devices with taints in one slice, by the API's rule."""
+"""Most devices with taints in one slice, by the API's rule."""
 
 MOST_CHARS: Final = 64
-"""Characters of an attribute's text, by the API's rule."""
+"""Longest text of an attribute, by the API's rule."""
 
 CORDONED: Final = f"{DOMAIN}/cordoned"
 UNHEALTHY: Final = f"{DOMAIN}/unhealthy"
@@ -51,9 +51,6 @@ def device_of(
     must not shrink under them. A claim that says no amount gets the whole card.
 
     Args:
-        card: in units, with health and cordon.
-        gpu: the same card as its source lists it.
-        driver: version of the cards' driver, None when it is not known.
         overused: processes of others, or pods beyond their share, leave nothing of it.
     """
     # As the API server writes them.
@@ -93,13 +90,7 @@ def device_of(
 
 
 def slices(node: str, devices: Sequence[Mapping[str, Any]], owner: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Write the slices of a node's pool, but for the pool's generation.
-
-    Args:
-        node: also the name of the pool.
-        devices: in the order in which kube-scheduler is to try them.
-        owner: reference to the Node; the slices go with it.
-    """
+    """Make the slices of a node's pool, with devices in the order to try, without the pool's generation."""
     parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
     return [
         {

@@ -35,20 +35,11 @@ from kubeapi.objects import ServerVersion
 
 SERVER_TIMEOUT_S: Final = 5.0
 LEAST_VERSION: Final = (1, 36)
-"""Kubernetes that keeps shares of a device, KEP-5075, without a feature gate."""
+"""Kubernetes version that keeps shares of a device, KEP-5075, without a feature gate."""
 
 
 class ClaimServing:
-    """ClaimServing is the parts of a node daemon whose pods get their cards by claims.
-
-    Args:
-        prepared: Claims that are prepared, which the ledger reads in place of the kubelet's checkpoint.
-        make_grant: Says what a container is given, by its MiB on each card's UUID.
-        on_registered: Called when the kubelet has registered the plugin.
-
-    Attributes:
-        registrars: Keep the plugin registered with the kubelet.
-    """
+    """The parts of a node daemon whose pods get their cards by claims."""
 
     def __init__(
         self,
@@ -120,7 +111,6 @@ class ClaimServing:
         """Do nothing: the kubelet unprepares claims by itself."""
 
     async def run(self) -> None:
-        """Publish the cards, and follow which pods use the claims, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publisher.run())
             group.create_task(self._statuses.run())
@@ -150,7 +140,6 @@ def check_no_devices(settings: Settings, checkpoint_reader: CheckpointReader, cg
 
 
 def _find_running(cgroups: CgroupProber, uids: set[str]) -> list[str]:
-    """Find the pods that run or may run."""
     probe = cgroups.probe(uids) if uids else CgroupProbe()
     return sorted(probe.alive | probe.unknown)
 

@@ -58,11 +58,8 @@ class SlicePublisher(Sink[SliceObject]):
 
     Args:
         account: the ledger; its followers are woken when cards or their use change.
-        node_view: the own Node, which owns the slices.
-        gpus: the cards as their source lists them now.
         node_name: also the name of the pool.
         card_policy: the cluster's; one that spreads puts the emptiest card first.
-        driver: says the version of the cards' driver, None if it is not known.
         gap_s: least seconds between two writes.
 
     Attributes:
@@ -126,7 +123,7 @@ class SlicePublisher(Sink[SliceObject]):
     # What is written.
 
     def wanted(self) -> list[dict[str, Any]]:
-        """Write the slices as they should be, without the pool's generation."""
+        """Make the slices as they should be, without the pool's generation."""
         ledger = self._account.ledger
         gpus = {gpu.uuid: gpu for gpu in self._gpus()}
         used = dict(zip((card.uuid for card in ledger.installed), ledger.used(), strict=True))
@@ -162,11 +159,7 @@ class SlicePublisher(Sink[SliceObject]):
         return None if wait_s is None else wait_s + self._gap_s
 
     async def _write_slices(self, found: dict[str, SliceObject]) -> float | None:
-        """Write what differs.
-
-        Returns:
-            Seconds after which to try again, None if all is as it should be.
-        """
+        """Write what differs; return the seconds after which to try again, None if all is as it should be."""
         wanted = {item["metadata"]["name"]: item for item in self.wanted()}
         changed = [name for name, item in wanted.items() if self._is_due(item, found.get(name))]
         surplus = found.keys() - wanted.keys()
@@ -197,11 +190,7 @@ class SlicePublisher(Sink[SliceObject]):
         return None
 
     async def _withdraw(self, found: dict[str, SliceObject]) -> float:
-        """Remove the slices again where the API server would give each card to one claim only.
-
-        Returns:
-            Seconds after which to try again.
-        """
+        """Remove the slices where the API server would give each card to one claim; return the next pause."""
         if self.problem is None:
             log.error("slices withdrawn", reason=TOO_OLD)
         self.problem = TOO_OLD

@@ -16,11 +16,7 @@ BATCH: Final = 16
 
 
 class PerCardWorkers:
-    """PerCardWorkers sets limits in threads, one for each card; new limits come before repeated checks.
-
-    Args:
-        on_outcome: called in the event loop with a card and what became of a job of it.
-    """
+    """Sets limits in threads, one for each card; new limits come before repeated checks."""
 
     def __init__(self, limits: MemoryLimits, on_outcome: Callable[[str, LimitOutcome], None]) -> None:
         self._limits = limits

@@ -48,7 +48,7 @@ class CgroupWatch:
 
     @property
     def problem(self) -> str | None:
-        """Why changes must be looked for: a folder is not watched, or could not be read."""
+        """Why the caller must poll for changes: a folder is not watched, or could not be read."""
         return self._unseen or self._unread
 
     @property
@@ -60,11 +60,7 @@ class CgroupWatch:
         self._inotify.close()
 
     def watch(self, folder: Path) -> bool:
-        """Watch a folder from now on.
-
-        Returns:
-            False if it is gone. A folder that is there and cannot be watched is tried again by `retry`.
-        """
+        """Watch a folder from now on, by `retry` if that fails now; return False if it is gone."""
         try:
             self._ensure_open()
             self._inotify.watch(folder)
@@ -102,7 +98,7 @@ class CgroupWatch:
             self._open = True
 
     def record_read(self, error: OSError | None) -> None:
-        """Record whether all folders could be read at the last look."""
+        """Record whether all folders could be read last time."""
         before, self._unread = self._unread, None if error is None else str(error)
         if before is None and self._unread is not None:
             log.warning("cgroups cannot be read, their limits stay as they are", error=self._unread)

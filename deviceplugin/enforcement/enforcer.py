@@ -31,34 +31,32 @@ from deviceplugin.host.containers import (
 log = structlog.get_logger(__name__)
 
 RESCAN_S: Final = 5.0
-"""How often everything is looked at again, for what was missed and for limits that somebody changed."""
+"""How often everything is checked again, for what was missed and for limits that somebody changed."""
 
 BLIND_RESCAN_S: Final = 0.25
-"""Seconds between two searches for new cgroups where the kernel does not tell of them."""
+"""How often new cgroups are searched where the kernel does not report them."""
 
 SLICE: Final = 2
 SLICE_S: Final = 0.01
-"""The limits of so many pods are read in one go, and then what happened meanwhile has its turn."""
+"""How long limits of pods are read at a stretch, before what happened meanwhile has its turn."""
 
 RETRY_S: Final = 0.05
 LONGEST_RETRY_S: Final = 5.0
 TELL_AFTER: Final = 5
-"""Failures after which people are told; a driver may be busy for a moment."""
+"""Failures after which an Event is written; a driver may be busy for a moment."""
 
 
 class Enforcer:
-    """Enforcer follows the checkpoint and the cgroups, and keeps limits in force.
+    """Follows the checkpoint and the cgroups, and keeps limits in force.
 
     Args:
         limit_capability: On which cards limits are held, and by whom.
         names: container names by ID, of the pod with that UID in cgroups, as far as they are known.
-        cgroup_root: where the host's cgroups are mounted.
         container_logs: the kubelet's folder of links to containers' logs; need not exist.
         tell: called once for each fault, with the UID of the pod, the container and what is wrong with its
             limit.
 
     Attributes:
-        faults: attempts that failed so far.
         repaired: limits in force that somebody had changed.
     """
 
@@ -192,7 +190,7 @@ class Enforcer:
                 self._name(uid, self._pods[uid])
 
     async def _rescans(self) -> None:
-        """Look for other cgroups again and again, beside the quick passes."""
+        """Search for other cgroups again and again, beside the quick passes."""
         while True:
             self._rescan_due.clear()
             unread: OSError | None = None
@@ -209,11 +207,7 @@ class Enforcer:
                 continue
 
     async def _rescan(self) -> None:
-        """Look which pods have other cgroups than were seen last.
-
-        Raises:
-            OSError: A folder cannot be read, though it is there.
-        """
+        """Find the pods that have other cgroups than were seen last."""
         self._watch.retry()
         if self._watch.problem is not None:
             # The kubelet wrote its checkpoint before it made the pod's cgroup. It may be unwatched, too.
@@ -262,11 +256,7 @@ class Enforcer:
         return regranted
 
     def _plan_pod(self, uid: str, pod: LimitedPod) -> None:
-        """See which cgroups a pod has, and plan their limits.
-
-        Raises:
-            OSError: A folder cannot be read, though it is there.
-        """
+        """Find the cgroups of a pod, and plan their limits."""
         if pod.folder is None or not pod.folder.is_dir():
             self._leave(pod)
             pod.folder = self._folders.find_pod(uid)

@@ -7,7 +7,7 @@ from deviceplugin.enforcement.limit_plan import Grants
 
 
 class GrantedMemory:
-    """GrantedMemory follows the checkpoint's containers. Pods go by the UID that they have in cgroups."""
+    """Follows the checkpoint's containers. Pods go by the UID that they have in cgroups."""
 
     def __init__(self, account: LedgerService, unit_mib: int) -> None:
         self._account = account

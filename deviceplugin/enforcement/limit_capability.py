@@ -22,17 +22,10 @@ NOT_ASKED: Final = LimitSupport(can_limit=False, reason="the driver was not aske
 
 
 class LimitCapability:
-    """LimitCapability knows on which cards the driver sets limits; it belongs to one event loop.
+    """Knows on which cards the driver sets limits; it belongs to one event loop.
 
     Args:
         account: the ledger; with `require` it offers no card on which nothing is held.
-        driver: adapter that sets limits; None if there is none.
-        mode: A member of `option_values.MODES`.
-        notices: hear of cards that are not offered.
-        on_offer: called when other cards are offered than before.
-
-    Attributes:
-        driver: Holder of limits; None with mode `off`.
     """
 
     def __init__(
@@ -56,7 +49,7 @@ class LimitCapability:
         self._withhold()
 
     def get_support(self, uuid: str) -> LimitSupport:
-        """Tell whether the driver sets limits on a card, and why not."""
+        """Return whether the driver sets limits on a card, and why not."""
         return self._found.get(uuid, NO_LIMITS)
 
     def container_envs(self, shares_mib: Mapping[str, int]) -> Mapping[str, str]:
@@ -113,7 +106,6 @@ class LimitCapability:
         return {uuid: _answer(self.driver, uuid) for uuid in list(self._cards)}
 
     def _withhold(self) -> None:
-        """Offer only cards with working limits, if limits are required."""
         if self._mode == REQUIRE:
             reasons = {
                 uuid: str(self.get_support(uuid))

@@ -18,7 +18,6 @@ class WantedLimit:
     """The limit of one cgroup on one card.
 
     Attributes:
-        mib: what to set.
         accepted: what may stand there instead.
         is_container_known: the container of the cgroup was known.
     """
@@ -29,12 +28,7 @@ class WantedLimit:
 
 
 def plan_limits(grants: Grants, container: str | None) -> dict[str, WantedLimit]:
-    """Plan the limits of one cgroup by card UUID; nothing for a container that was given no memory.
-
-    Args:
-        grants: grants of the cgroup's pod.
-        container: the cgroup's container, None while unknown.
-    """
+    """Plan the limits of one cgroup by card UUID; nothing for a container that was given no memory."""
     if container is not None:
         mine = grants.get(container, {})
         return {

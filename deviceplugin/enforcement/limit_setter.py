@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LimitJob:
-    """LimitJob is a limit to be set on a card for a cgroup."""
+    """A limit to be set on a card for a cgroup."""
 
     cgroup: Path
     wanted: WantedLimit
@@ -24,14 +24,11 @@ class LimitJob:
 
 @dataclass(frozen=True, slots=True)
 class LimitOutcome:
-    """LimitOutcome is what became of a job.
+    """What became of a job.
 
     Attributes:
-        cgroup: cgroup of the job.
         reading: limit and use as read at the end; None if it could not be read.
         was_mib: the limit that stood there before; None: none, or not read.
-        fault: None if the limit holds.
-        problem: the fault in words, empty if there is none.
         at_s: when the job was begun, monotonic seconds.
     """
 
@@ -90,11 +87,7 @@ def _is_like_above(limits: MemoryLimits, uuid: str, cgroup: Path, reading: Limit
 
 
 def _read(limits: MemoryLimits, uuid: str, cgroup: Path) -> LimitReading:
-    """Read a limit; `UNSET` if none is set, which is no fault: one is about to be set.
-
-    Raises:
-        LimitError: it cannot be read.
-    """
+    """Read a limit; `UNSET` if none is set, which is no fault: one is about to be set."""
     try:
         return limits.read(uuid, cgroup)
     except LimitError as error:

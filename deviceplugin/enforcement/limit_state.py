@@ -14,9 +14,7 @@ class ContainerLimit:
 
     Attributes:
         uid: UID of the pod, as the kubelet knows it.
-        container: name of the cgroup's container, None while unknown.
         wanted: what is to stand there.
-        outcome: outcome of the last attempt, None before the first.
         failures: attempts since it held last.
     """
 
@@ -44,11 +42,9 @@ class LimitedPod:
     """A pod that was given memory.
 
     Attributes:
-        folder: its cgroup, None before it has one.
         cgroups: IDs of its containers by their cgroups, the sandbox's too.
         container_names: names of containers by their cgroups, as far as they are known.
         status_names: container names from the pod's status when it was last read.
-        limits: by cgroup and card.
     """
 
     grants: Grants = field(default_factory=dict)

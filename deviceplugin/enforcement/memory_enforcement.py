@@ -6,12 +6,7 @@ from deviceplugin.gpus.api.memory_limits import Enforcement
 
 
 class MemoryEnforcement:
-    """MemoryEnforcement joins what the driver and MPS limit.
-
-    Args:
-        limit_capability: On which cards the driver sets limits.
-        mps_clients: Clients of MPS, which limits where the driver does not; None without `--sharing mps`.
-    """
+    """Joins what the driver and MPS limit."""
 
     def __init__(self, limit_capability: LimitCapability, mps_clients: MpsClients | None = None) -> None:
         self._limit_capability = limit_capability
@@ -23,12 +18,7 @@ class MemoryEnforcement:
         return Enforcement.ACCOUNTED if self._mps_clients is None else self._mps_clients.get_enforcement(uuid)
 
     def get_container_enforcement(self, uuid: str, mib: int, cards: int) -> Enforcement:
-        """Tell what limits one container on a card.
-
-        Args:
-            mib: MiB that the container has of it.
-            cards: Number of cards that the container has in all.
-        """
+        """Return what limits one container with so many MiB of a card, and so many cards in all."""
         found = self.get_enforcement(uuid)
         if found is Enforcement.MPS and self._mps_clients is not None:
             return found if self._mps_clients.can_limit(uuid, mib, cards) else Enforcement.ACCOUNTED

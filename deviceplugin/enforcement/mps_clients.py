@@ -21,15 +21,11 @@ from deviceplugin.gpus.api.mps import MpsClientLimits, MpsControl
 log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 2.0
-"""Seconds between two looks whether the service still answers for each card."""
+"""How often it is checked whether the service still answers for each card."""
 
 
 class MpsClients:
-    """MpsClients makes containers clients of the service; it belongs to one event loop.
-
-    Args:
-        driver_holds: whether the driver holds containers on a card, by UUID.
-    """
+    """Makes containers clients of the service; it belongs to one event loop."""
 
     def __init__(
         self,
@@ -51,7 +47,7 @@ class MpsClients:
         account.subscribe(self._close)
 
     def get_enforcement(self, uuid: str) -> Enforcement:
-        """Tell how a card's containers are held where the driver does not."""
+        """Return what limits a card's containers where the driver does not."""
         return Enforcement.MPS if uuid in self._states else Enforcement.ACCOUNTED
 
     def can_limit(self, uuid: str, mib: int, cards: int) -> bool:
@@ -74,12 +70,7 @@ class MpsClients:
         return self._server_pids
 
     def make_grant(self, shares_mib: Mapping[str, int], compute: int) -> ContainerGrant:
-        """Make a container a client.
-
-        Args:
-            shares_mib: MiB by card UUID of one container, which the ledger has as granted.
-            compute: percent that it asks for of each card's compute; 0 if for none.
-        """
+        """Make a container a client that has so many MiB by card and asks for compute, in percent."""
         uuid, mib = next(iter(shares_mib.items()))
         if self._driver_holds(uuid) or not self.can_limit(uuid, mib, len(shares_mib)):
             return ContainerGrant()
@@ -127,7 +118,6 @@ class MpsClients:
             self._account.notify_subscribers()
 
     def _close(self) -> None:
-        """Keep pods away from cards that have all the clients they can."""
         if not self._states:
             self._account.set_client_limit(())
             return

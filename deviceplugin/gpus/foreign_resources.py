@@ -15,9 +15,6 @@ def count_foreign_gpus(*resources: Mapping[str, Any] | None) -> dict[str, int]:
     Args:
         resources: The Node's capacity and allocatable. The larger count of each resource is taken: after the
             plugin has gone the kubelet leaves the capacity for five minutes.
-
-    Returns:
-        Only resources of which there is at least one.
     """
     patterns = [(f"{vendor.domain}/", vendor.foreign_resources) for vendor in list_vendors()]
     prefixes = tuple([prefix for prefix, _ in patterns])
@@ -38,11 +35,7 @@ def count_foreign_gpus(*resources: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def describe_foreign(counts: Mapping[str, int]) -> str:
-    """Say what was found, and what to do about it.
-
-    Args:
-        counts: From `count_foreign_gpus`.
-    """
+    """Say what was found, and what to do about it."""
     offers = ", ".join(f"{name}: {count}" for name, count in counts.items())
     domains = {name.partition("/")[0] for name in counts}
     advice = "; ".join(

@@ -26,7 +26,7 @@ _NEVER_PARENTS = (".mount", ".socket", ".swap")
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlace:
-    """ProcessPlace is the pod of a process, by the kubelet's UID for it, and its container's ID or empty."""
+    """The pod of a process, by the kubelet's UID for it, and its container's ID or empty."""
 
     uid: str
     container_id: str
@@ -34,7 +34,7 @@ class ProcessPlace:
 
 @dataclass(frozen=True, slots=True)
 class CgroupProbe:
-    """The result of one look at the cgroups of some pods; pods in neither set have no container left.
+    """The result of one probe of some pods' cgroups; pods in neither set have no container left.
 
     Attributes:
         alive: UIDs of pods that have a container left.
@@ -48,7 +48,7 @@ class CgroupProbe:
 
 
 def in_host_pid_namespace() -> bool:
-    """Whether this process sees the host's processes by their own pids."""
+    """Return True if this process sees the host's processes by their own pids."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino == _HOST_PID_NAMESPACE
     except OSError:
@@ -77,11 +77,7 @@ def find_process_place(cgroup_text: str) -> ProcessPlace | None:
 
 
 class ProcessOwners:
-    """Looks up the pods of processes; one that ended and is still asked about keeps the owner it had.
-
-    Args:
-        proc: where the host's processes are shown.
-    """
+    """Looks up the pods of processes; one that ended and is still asked about keeps the owner it had."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -92,7 +88,7 @@ class ProcessOwners:
         return self._last.get(pid)
 
     def owners(self, pids: Iterable[int]) -> dict[int, str | None]:
-        """Return pid -> UID of its pod, None if it has none; unknown pids are left out."""
+        """Return the UID of each process's pod, None if it has none; unknown pids are left out."""
         places: dict[int, ProcessPlace | None] = {}
         for pid in pids:
             try:
@@ -158,9 +154,6 @@ def _is_not_the_hosts(root: Path) -> bool:
 
 def find_pod_parents(root: Path) -> Iterator[Path]:
     """Find the directories that hold pods, however deep; with v1 in one hierarchy that has them.
-
-    Args:
-        root: where the host's cgroups are mounted.
 
     Raises:
         OSError: a directory cannot be read, though it is there.

@@ -41,11 +41,7 @@ def parse_pod_uid(name: str) -> str | None:
 
 
 class PodFolders:
-    """Finds the cgroups of pods.
-
-    Args:
-        root: where the host's cgroups are mounted.
-    """
+    """Finds the cgroups of pods."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -83,9 +79,6 @@ def list_container_cgroups(pod: Path) -> dict[Path, str]:
 
 def read_container_cgroups(pods: Mapping[str, Path]) -> tuple[dict[str, dict[Path, str]], OSError | None]:
     """Read the cgroups of containers of several pods.
-
-    Args:
-        pods: Folders of the pods by UID.
 
     Returns:
         As of `list_container_cgroups` for each pod that can be read, and why one cannot.

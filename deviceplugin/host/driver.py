@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 
 class DriverThread:
-    """DriverThread makes calls one after the other; a call that hangs blocks this thread and nothing else.
+    """Makes calls one after the other; a call that hangs blocks this thread and nothing else.
 
     The thread does not keep the process from ending.
     """

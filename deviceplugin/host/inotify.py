@@ -24,7 +24,7 @@ _BYTES: Final = 1 << 16
 
 
 class Inotify:
-    """Inotify watches folders, without their sub-folders. Belongs to one event loop.
+    """Watches folders, without their sub-folders. Belongs to one event loop.
 
     Args:
         on_change: called with a folder and the name of what appeared or disappeared in it.
@@ -64,11 +64,7 @@ class Inotify:
             self._numbers.clear()
 
     def watch(self, folder: Path, *, written: bool = False) -> None:
-        """Watch a folder; one that is watched already stays so.
-
-        Args:
-            folder: folder whose new and removed entries are reported.
-            written: also report files that were written to, once they are closed.
+        """Watch a folder, and with `written` also files once they are closed; twice is allowed.
 
         Raises:
             OSError: it is gone, or the kernel watches no more folders (fs.inotify.max_user_watches).

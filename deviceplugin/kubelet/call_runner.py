@@ -34,7 +34,7 @@ class Refusal(NamedTuple):
 
 
 class CallRunner:
-    """CallRunner turns errors into refusals, and has every call counted.
+    """Turns errors into refusals, and has every call counted.
 
     Args:
         observe: Called after every call with the method, the seconds it took and the status' name.

@@ -33,7 +33,7 @@ MOST_BYTES: Final = 64 * 2**20
 
 
 class FileVersion(NamedTuple):
-    """FileVersion identifies a version of the file."""
+    """Identifies a version of the file."""
 
     inode: int
     modified_ns: int
@@ -42,7 +42,7 @@ class FileVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Checkpoint is a version of the kubelet's file.
+    """A version of the kubelet's file.
 
     Attributes:
         entries: ordered by pod, container and resource, each at most once. Entries of pods that ended stay
@@ -78,7 +78,7 @@ _KEY: Final = attrgetter("uid", "container", "resource")
 
 
 class CheckpointReader:
-    """CheckpointReader reads the checkpoint, and signals changes.
+    """Reads the checkpoint, and signals changes.
 
     The checksum is not verified. The checksum is a hash of how Go prints the kubelet's own types, names
     included. To compute it one must follow each version of them. What it would show, a torn file, is no JSON.

@@ -18,11 +18,7 @@ _LOCKS: Final = Path("/proc/locks")
 
 
 class FolderLock:
-    """The lock on a device plugin folder.
-
-    Args:
-        folder: must exist.
-    """
+    """The lock on a device plugin folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,13 +64,7 @@ class FolderLock:
 
 
 def find_holder(locks: str, device: int, inode: int) -> int | None:
-    """Find who holds an flock on a file.
-
-    Args:
-        locks: the text of /proc/locks (proc_locks(5)): `1: FLOCK ADVISORY WRITE 4242 fe:01:131077 0 EOF`.
-        device: `st_dev` of the file.
-        inode: `st_ino` of the file.
-    """
+    """Find who holds an flock on a file by its device and inode, in the text of /proc/locks."""
     wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
     for line in locks.splitlines():
         match line.split():

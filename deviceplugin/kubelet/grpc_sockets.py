@@ -11,11 +11,7 @@ from deviceplugin.kubelet.sockets import SocketId, check_socket_path, clear_sock
 
 
 class GrpcSockets:
-    """GrpcSockets is one server on several sockets.
-
-    Args:
-        paths: in the order in which the sockets appear.
-        grace_s: for calls in progress when the server stops.
+    """One server on several sockets, which appear in the order of their paths.
 
     Raises:
         RegistrationError: a path is too long.

@@ -43,10 +43,9 @@ class DeviceAllocator(Protocol):
 
 @dataclass(eq=False, slots=True)
 class DeviceStream:
-    """DeviceStream is an open ListAndWatch call.
+    """An open ListAndWatch call.
 
     Attributes:
-        number: 1, 2, ... in the order of opening.
         stopping: we asked it to end.
         ended: set once the call is over, whichever side ended it.
     """
@@ -58,11 +57,7 @@ class DeviceStream:
 
 
 class DevicePlugin(rpc.DevicePluginServicer):
-    """DevicePlugin is the servicer. All of it, `send_devices` too, belongs to one event loop.
-
-    Args:
-        observe: called after every unary call as `CallRunner` says.
-    """
+    """The servicer. All of it, `send_devices` too, belongs to one event loop."""
 
     def __init__(self, devices: DeviceAllocator, *, observe: Observe | None = None) -> None:
         self._devices = devices
@@ -80,12 +75,11 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     @property
     def streams_opened(self) -> int:
-        """Number of ListAndWatch calls that were ever opened."""
         return self._opened
 
     @property
     def open_streams(self) -> tuple[DeviceStream, ...]:
-        """The ListAndWatch calls that are open, oldest first."""
+        """The open ListAndWatch calls, oldest first."""
         return tuple(self._streams.values())
 
     def set_stream_listener(self, on_change: Callable[[], None]) -> None:
@@ -199,7 +193,6 @@ class DevicePlugin(rpc.DevicePluginServicer):
                 )
 
     async def _reply(self, method: str, work: Awaitable[Response], context: Any) -> Response:
-        """Return the answer, or abort the call with a status."""
         answer = await self._calls.run(method, work)
         if not isinstance(answer, Refusal):
             return answer

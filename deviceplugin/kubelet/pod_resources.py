@@ -49,7 +49,7 @@ class PodResources:
         self.problem: str | None = None
 
     async def list_admitted_pods(self) -> frozenset[tuple[str, str]] | None:
-        """Namespace and name of the pods that the kubelet has taken up, None if it does not say.
+        """List namespace and name of the pods that the kubelet has taken up, None if it does not say.
 
         The kubelet is asked again for a while, but not when the last question had no answer at all.
         """
@@ -117,7 +117,7 @@ class PodResources:
             )
 
     async def close(self) -> None:
-        """Close the connection; the next question opens a new one."""
+        """Close the connection; the next request opens a new one."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()

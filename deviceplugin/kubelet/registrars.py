@@ -13,8 +13,7 @@ class Registers(Protocol):
     @property
     def registrations(self) -> int: ...
 
-    async def run(self) -> None:
-        """Serve and keep registered until cancelled."""
+    async def run(self) -> None: ...
 
 
 class Registrars:
@@ -33,5 +32,4 @@ class Registrars:
 
     @property
     def registrations(self) -> int:
-        """Number of registrations so far, of all resources together."""
         return sum(registrar.registrations for registrar in self)

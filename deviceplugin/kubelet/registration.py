@@ -51,7 +51,7 @@ _UNDECIDED: Final = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CON
 
 @dataclass(frozen=True, slots=True)
 class RegistrationTimeouts:
-    """RegistrationTimeouts is how long each step may take, in seconds.
+    """How long each step may take, in seconds.
 
     Attributes:
         connect_s: for the connection to the kubelet's socket.
@@ -84,12 +84,10 @@ class Registrar:
     order of events can confuse it: events only wake it up.
 
     Args:
-        folder: the kubelet's device plugin folder.
         endpoint: file name of our socket in it.
         on_registered: the kubelet is listening to our list of devices.
         on_kubelet_restart: the kubelet restarted, or may have: what it says of its pods is not to be trusted
             until it has caught up. May come twice for one restart.
-        backoff: delays after a failed registration.
 
     Raises:
         RegistrationError: the path of our socket is too long.
@@ -149,11 +147,7 @@ class Registrar:
             await self._stop_serving()
 
     async def _step(self) -> float | None:
-        """Take the next step.
-
-        Returns:
-            Seconds after which to look again even if nothing happens; None: no need to.
-        """
+        """Take the next step; return the seconds after which to check again even if nothing happens."""
         kubelet = identify(self._kubelet_path)
         self._notice_restart(kubelet)
         self._notice_lost()
@@ -271,7 +265,7 @@ class Registrar:
         return identify(self._kubelet_path) != self._known_kubelet or not self._sockets.are_ours
 
     async def _call_register(self) -> str | None:
-        """Call Register; returns why it failed, if it did."""
+        """Call Register; return why it failed, if it did."""
         request = pb.RegisterRequest(
             version=API_VERSION,
             endpoint=self._endpoint,

@@ -62,21 +62,13 @@ def name_of_our_own(endpoint: str) -> str:
     A kubelet of 1.37 may still know a plugin at a socket, as one that was frozen. Asked to register that
     socket again it loses sight of both: it offers devices that nobody serves, and refuses the socket until
     it is restarted.
-
-    Args:
-        endpoint: the name that ours is made of.
     """
     name = Path(endpoint)
     return f"{name.stem}-{secrets.token_hex(3)}{name.suffix}"
 
 
 def clear_left_over(folder: Path, endpoint: str) -> None:
-    """Remove the sockets that earlier processes left; the caller must be the only one that serves.
-
-    Args:
-        folder: where the sockets are; need not exist.
-        endpoint: the name that theirs are made of.
-    """
+    """Remove the sockets that earlier processes left; the caller must be the only one that serves."""
     name = Path(endpoint)
     for path in (folder / endpoint, *folder.glob(f"{name.stem}-*{name.suffix}")):
         with suppress(RegistrationError):
@@ -84,13 +76,12 @@ def clear_left_over(folder: Path, endpoint: str) -> None:
 
 
 class FolderWatch:
-    """Calls back when anything in a folder changed, and once a second besides.
+    """Calls back when anything in a folder, but for its sub-folders, changed, and once a second besides.
 
     The second look is for what no watch can promise: lost events, or a kernel that has no watch left. The
     folder may not exist yet, or be deleted and created again.
 
     Args:
-        folder: what to watch, without its sub-folders.
         on_change: called in the event loop, without saying what changed.
     """
 

@@ -14,20 +14,16 @@ from deviceplugin.node_events import NodeEvents
 log = structlog.get_logger(__name__)
 
 HANGS_S: Final = 10.0
-"""A call of the driver that takes longer is logged; none takes a second as a rule."""
+"""A call of the driver that takes longer is logged; usually none takes a second."""
 
 DETACH_AFTER_S: Final = 5.0
-"""The driver is let go where nothing has needed it for so many seconds."""
+"""How long nothing must have needed the driver before it is released."""
 
 Answer = TypeVar("Answer")
 
 
 class CardDriver:
-    """CardDriver is the way to the driver of a node's cards.
-
-    Args:
-        is_unused: whether the cards are unused: all of them are cordoned, and no pod has any.
-        look_s: seconds between two looks whether a call hangs.
+    """The way to the driver of a node's cards.
 
     Attributes:
         is_detached: the driver was let go, and all cards are kept free of pods until it is taken up again:
@@ -70,14 +66,7 @@ class CardDriver:
         return self.is_detached and not self._is_unused()
 
     async def call(self, function: Callable[[], Answer], on_hang: Callable[[], None]) -> Answer:
-        """Call a function in the driver's thread.
-
-        Args:
-            on_hang: called again and again while the driver does not answer.
-
-        Raises:
-            GpuError: as the function.
-        """
+        """Call a function in the driver's thread, and `on_hang` again and again while it does not answer."""
         call = asyncio.ensure_future(self._thread.call(function))
         try:
             while not (await asyncio.wait({call}, timeout=self._look_s))[0]:

@@ -15,14 +15,11 @@ from deviceplugin.node_events import NodeEvents
 log = structlog.get_logger(__name__)
 
 TELL_FAULT_S: Final = 10.0
-"""A fault that a card repeats is logged, and told to people, once in so many seconds; all are counted."""
+"""How often a fault that a card repeats is logged and written as an Event; all are counted."""
 
 
 class CardHealth:
     """Keeps the ledger's health of cards.
-
-    Args:
-        on_change: called when a card's health changed.
 
     Attributes:
         faults: how many numbered errors there were, by UUID and code; ignored ones too.
@@ -86,7 +83,7 @@ class CardHealth:
         self._unusable = {gpu.uuid for gpu in gpus if gpu.error is not None}
 
     def count_fault(self, event: HealthEvent) -> None:
-        """Count a numbered error, and tell people, but not each repetition."""
+        """Count a numbered error, and report it, but not each repetition."""
         if event.code is None:
             return
         key, now_s = (event.uuid, event.code), self._account.now_s()

@@ -18,22 +18,20 @@ from deviceplugin.gpus.api.source import GpuProcess, GpuSample
 from deviceplugin.host.cgroups import ProcessPlace
 
 TURN: Final = 50
-"""Rows that are worked out in one go: an Allocate waits for no more than these, some 0.2 ms."""
+"""Rows that are computed in one go: an Allocate waits for no more than these, some 0.2 ms."""
 
 FRESH_S: Final = 15.0
-"""What was measured longer ago says nothing of now: cards and limits are looked at every 5 s."""
+"""An older measurement does not count: cards and limits are measured every 5 s."""
 
 NOT_YET: Final = "no limit was read back yet"
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerUse:
-    """ContainerUse is what one container uses of one card.
+    """What one container uses of one card.
 
     Attributes:
         uid: UID of the pod, as the kubelet knows it.
-        namespace: namespace of the pod; empty while the API server has not shown it.
-        pod: its name; empty likewise.
         used_mib: what it uses; None if that cannot be measured.
         limit_mib: the limit that was read back; None if there is none.
         enforcement: what holds it to its promise.
@@ -81,12 +79,7 @@ class Measurements(Protocol):
 
 
 class ContainerUseReader:
-    """ContainerUseReader joins grants, limits, measured processes and pods' names when it is asked.
-
-    Args:
-        granted_memory: What containers were given; updated here.
-        enforcement: What limits the containers of each card.
-    """
+    """Joins grants, limits, measured processes and pods' names when it is asked."""
 
     def __init__(
         self,

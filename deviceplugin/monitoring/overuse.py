@@ -20,13 +20,14 @@ from kubeapi.errors import Conflict, KubeApiError, NotFound
 log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 5.0
-"""How often whoever owns this should look."""
+"""How often the owner of this should check."""
 
 COMPUTE_OVER_USE_S: Final = 60.0
-"""So long a container uses too much compute before that is told: a burst takes nothing from anybody."""
+"""How long a container must use too much compute before that is reported: a burst takes nothing from anybody.
+"""
 
 COMPUTE_TOLERANCE: Final = 10
-"""Points of percent beyond what it asks for that are not told."""
+"""Points of percent beyond its request that are not reported."""
 
 OVER_USE: Final = "GPUMemoryOverUse"
 OVER_USE_ENDED: Final = "GPUMemoryOverUseEnded"
@@ -41,10 +42,9 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """PodIdentity is a pod as the API server knows it.
+    """A pod as the API server knows it.
 
     Attributes:
-        uid: the API server's.
         static: the kubelet runs it from a file; it cannot be evicted.
     """
 
@@ -59,11 +59,10 @@ class PodIdentity:
 
 
 class OverUseWatcher:
-    """OverUseWatcher compares what containers use with what they were given.
+    """Compares what containers use with what they were given.
 
     Args:
         find: a pod by the UID that the kubelet uses; None while the API server has not shown it.
-        evict: evicts exactly the pod with a namespace, a name and a UID.
         tolerance_mib: MiB beyond its promise that a container may use.
         evict_after_s: seconds of over-use, from measurement to measurement, after which its pod is evicted;
             0: never.
@@ -103,7 +102,7 @@ class OverUseWatcher:
         return row.beyond_mib > self._tolerance_mib
 
     def record_not_limited(self, uid: str, container: str, problem: str) -> None:
-        """Tell a pod's people that a container's limit is not in force."""
+        """Write an Event on a pod whose container's limit is not in force."""
         pod = self._find(uid)
         if pod is not None:
             said = f"the memory of container {container} is accounted, not limited: {problem}"
@@ -165,7 +164,7 @@ class OverUseWatcher:
         self._record(pod.ref, "Warning", OVER_USE, said)
 
     def _record_compute(self, row: ContainerUse) -> None:
-        """Tell once of a container that uses more compute than it asks for, all the time for a while.
+        """Report once a container that uses more compute than it asks for, all the time for a while.
 
         MPS limits the multiprocessors, not the time: its clients may keep a card busy all the time.
         """

@@ -24,22 +24,22 @@ SAMPLE_S: Final = 5.0
 EVENT_WAIT_S: Final = 30.0
 
 SOON_S: Final = 0.5
-"""After news of a card it is measured at once, but not more often than this."""
+"""Shortest time between two measurements after news of a card."""
 
 EVENT_GAP_S: Final = 0.1
-"""So long news are gathered: a storm of them is looked at ten times a second."""
+"""How long news are gathered: in a storm of them, cards are checked ten times a second."""
 
 UNMEASURED_S: Final = 75.0
-"""Cards that could not be measured for so long are given to no pod; a minute may pass."""
+"""Cards that could not be measured for so long are given to no pod."""
 
 CLOSE_S: Final = 2.0
 
 
 class ProcessOwnerLookup(Protocol):
-    """ProcessOwnerLookup finds the pod of a process, as `cgroups.ProcessOwners` does. Blocking."""
+    """Finds the pod of a process, as `cgroups.ProcessOwners` does. Blocking."""
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
-        """Return pid -> UID of its pod, None if it has none."""
+        """Return the UID of each process's pod, None if it has none."""
 
     def place(self, pid: int) -> ProcessPlace | None:
         """Return pod and container of one of the processes that were asked about last."""
@@ -55,18 +55,11 @@ class CardListHandler(Protocol):
 class CardSampler:
     """Turns measurements into unaccounted use, and trouble into unhealthy cards.
 
-    Args:
-        on_cards: called with the source's list of cards after each measurement.
-        notices: hear of a driver that is gone.
-        every_s: seconds between two measurements.
-
     Attributes:
-        driver: the way to the cards' driver.
         sampled_s: when it was begun, by the ledger's clock.
         places: where its processes run, None for those of no pod; unknown ones are left out.
         uses: newest judgement of each card.
         telemetry: what the cards did during the last minutes.
-        errors: measurements that failed as a whole.
         driver_gone_reason: why the driver does not come back to this process, which ends; None while it may.
     """
 
@@ -193,7 +186,6 @@ class CardSampler:
         self.driver.record_attached()
 
     def _sample_cards(self) -> tuple[Sequence[GpuSample], Sequence[GpuCard]]:
-        """Sample in the driver's thread."""
         try:
             samples = self._source.sample()
             return samples, tuple(self._source.cards())
@@ -207,7 +199,6 @@ class CardSampler:
         self._take_out_unmeasured("the driver does not answer")
 
     def _take_out_unmeasured(self, why: str) -> None:
-        """Take cards out of use that could not be measured for long."""
         if self._account.now_s() - self._measured_s >= self._unmeasured_s:
             self.health.take_out_unmeasured(f"not measured for more than {self._unmeasured_s:.0f} s: {why}")
 
@@ -231,7 +222,7 @@ class CardSampler:
             self._account.notify_subscribers()
 
     def _promises(self) -> dict[str, dict[str, int]]:
-        """MiB by card and the UID that a pod has in cgroups."""
+        """Compute MiB by card and the UID that a pod has in cgroups."""
         return {
             uuid: {uid: units * self._unit_mib for uid, units in shares.items()}
             for uuid, shares in self._account.ledger.allocated_units_by_pod().items()

@@ -13,26 +13,24 @@ from deviceplugin.gpus.api.source import GpuCard, GpuSample
 from deviceplugin.gpus.api.telemetry import NO_TELEMETRY, THROTTLE_REASONS, UNKNOWN_REASON, CardTelemetry
 
 HISTORY_S: Final = 600.0
-"""So many seconds of each card are kept."""
+"""How much of each card's past is kept."""
 
 STALE_S: Final = 30.0
-"""A measurement that is older says nothing of the card as it is now."""
+"""An older measurement says nothing of the card as it is now."""
 
 _LABELS: Final = ["uuid", "model"]
 
 HISTORY_FIELDS: Final = tuple(
     field.name for field in fields(CardTelemetry) if field.name not in {"throttle_reasons", "power_limit_w"}
 )
-"""Values whose course is told. The power limit seldom changes, and reasons are words."""
+"""Values whose history is kept. The power limit seldom changes, and reasons are words."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardActivity:
-    """CardActivity is what one physical card does now.
+    """What one physical card does now.
 
     Attributes:
-        uuid: UUID of the physical card.
-        model: model of the physical card.
         cards: UUIDs of what is listed for it: itself, or its instances.
         telemetry: newest measurement; `NO_TELEMETRY` where it failed or is older than `STALE_S`.
     """
@@ -44,13 +42,10 @@ class CardActivity:
 
 
 class TelemetryHistory:
-    """TelemetryHistory keeps the measurements of each physical card.
+    """Keeps the measurements of each physical card.
 
     Invariant: a card has at most `HISTORY_S / every_s` measurements, at least half of `every_s` apart. Only
     cards of the newest list have any.
-
-    Args:
-        every_s: seconds between two measurements.
     """
 
     def __init__(self, every_s: float, now_s: Callable[[], float]) -> None:
@@ -121,7 +116,7 @@ class TelemetryHistory:
 
 
 class TelemetryCollector(Collector):
-    """TelemetryCollector makes metrics of each physical card's telemetry; missing values have no sample.
+    """Makes metrics of each physical card's telemetry; missing values have no sample.
 
     A partitioned card has one sample under its own UUID, so that sums over cards are right.
     """

@@ -34,10 +34,9 @@ _FOREIGN = None
 
 @dataclass(frozen=True, slots=True)
 class UnaccountedUse:
-    """UnaccountedUse is the use of one card, and the part of it that no pod was allocated.
+    """The use of one card, and the part of it that no pod was allocated.
 
     Attributes:
-        measured_mib: MiB in use.
         foreign_mib: MiB used by processes that belong to no pod of ours, after the dead band.
         beyond_mib: MiB that our pods use beyond their promises, after the dead band.
         mark_mib: the least that a sample without distinguishable processes will count; carried along.
@@ -57,7 +56,7 @@ class UnaccountedUse:
 
 
 class PublishedUnits:
-    """PublishedUnits rounds the use of cards up to units, and remembers what was published of each."""
+    """Rounds the use of cards up to units, and remembers what was published of each."""
 
     def __init__(self, unit_mib: int, clock: Callable[[], float]) -> None:
         self._unit_mib = unit_mib
@@ -97,11 +96,7 @@ def measure_unaccounted_use(
         promised_mib: UID -> MiB promised to that pod on this card, for every pod with a promise there. The
             mapping should not be older than the sample: a promise that ended meanwhile would look foreign
             once.
-        previous: this function's last answer for the card.
-        dead_band_mib: excess that costs nothing while no foreign process is there.
-
-    Returns:
-        The card's use. A failed measurement changes nothing: the previous use stands.
+        previous: this function's last answer for the card, which stands if the measurement failed.
     """
     if sample.error is not None:
         return previous or UnaccountedUse(sample.uuid, 0, 0, 0, 0)

@@ -37,12 +37,7 @@ _NOT_V2: Final = "the driver takes limits on cgroup v2 only"
 
 
 class CardProof(msgspec.Struct, frozen=True):
-    """CardProof is a thing that was tried.
-
-    Attributes:
-        what: was tried.
-        means: for gpupack; or why it was not found out.
-    """
+    """A thing that was tried, and what the result means for gpupack, or why there is none."""
 
     card: str
     what: str
@@ -53,14 +48,12 @@ class CardProof(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ProofOptions:
-    """ProofOptions is what a proof may do, and where.
+    """What a proof may do, and where.
 
     Attributes:
         busy: try limits and instances also on a card that somebody uses.
         instances: create a MIG instance, and destroy it.
-        cgroup_root: where the host's cgroups are mounted.
         devices: folder of device nodes; None for cards that have none.
-        drivers: where the kernel's drivers show their files.
     """
 
     busy: bool = False
@@ -71,17 +64,7 @@ class ProofOptions:
 
 
 class Prover:
-    """Tries one card after the other.
-
-    Args:
-        source: the cards, open.
-        scratch: the cgroup in which limits are tried.
-        mps: says whether a card's MPS control daemon answers.
-        clock: seconds, for what is timed.
-
-    Attributes:
-        proofs: what was found out so far, also after an exception.
-    """
+    """Tries one card after the other; `proofs` has what was found out so far, also after an exception."""
 
     def __init__(
         self,
@@ -172,7 +155,6 @@ class Prover:
             self._record_result("an idle card is empty", empty, f"{alone_mib} MiB in use", "100 % of it fits")
 
     def _who_uses(self) -> str | None:
-        """Describe the processes on the card, None if there are none."""
         sample = self._sample()
         if sample.error is not None:
             return sample.error
@@ -264,11 +246,7 @@ class Prover:
         return f"dmem, but {self._scratch.path} {NO_FILES}" if "dmem" in controllers else "misc"
 
     def _exceed(self, card: GpuCard, limits: MemoryLimits, undo: UndoStack) -> tuple[MemoryUser | None, int]:
-        """Use memory up to the limit and beyond.
-
-        Returns:
-            The process that has it, None unless the limit refused more; and how many MiB.
-        """
+        """Use memory up to the limit and beyond; return the process, if more was refused, and its MiB."""
         what, free_mib = "limit refuses", self._provable.memory_info(card.uuid).free // MIB
         if free_mib < 2 * LIMIT_MIB:
             self._say(what, "unproven", f"{free_mib} MiB are free", f"{2 * LIMIT_MIB} are needed")
@@ -362,7 +340,7 @@ def fill(allocate: Callable[[int], bool], most_mib: int) -> int:
 
 
 def _read_limit(limits: MemoryLimits, uuid: str, cgroup: Path) -> str:
-    """Tell what a read says, an error that means none included."""
+    """Describe what a read says, an error that means none included."""
     try:
         return _text(limits.read(uuid, cgroup))
     except LimitError as error:

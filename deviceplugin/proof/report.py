@@ -30,14 +30,11 @@ class ProvenCard(msgspec.Struct, frozen=True):
 
 
 class ProofReport(msgspec.Struct, frozen=True):
-    """ProofReport is the findings of one run.
+    """The findings of one run.
 
     Attributes:
-        at: when it began, UTC.
         simulated: the cards were none.
         interrupted: it was interrupted before it was complete; everything was undone.
-        findings: findings of `gpupack node --check`.
-        proofs: proofs of what was tried.
     """
 
     gpupack: str
@@ -58,9 +55,6 @@ class ProofReport(msgspec.Struct, frozen=True):
 
 def prove_node(settings: Settings, version: str, *, busy: bool, instances: bool) -> ProofReport:
     """Try out what the cards of this node do; interrupted, it undoes what it did and reports what it has.
-
-    Args:
-        settings: settings of the daemon that would run here.
 
     Raises:
         ProfileError: the profile of simulated cards cannot be used.
@@ -100,11 +94,7 @@ def prove_node(settings: Settings, version: str, *, busy: bool, instances: bool)
 def make_prover(
     settings: Settings, source: GpuSource, provable: Provable, *, busy: bool, instances: bool
 ) -> Prover:
-    """Put together what tries the cards of a node.
-
-    Args:
-        source: the cards, open.
-    """
+    """Put together what tries the cards of a node."""
     root = settings.cgroup_root
     options = ProofOptions(
         busy=busy,

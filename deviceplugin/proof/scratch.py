@@ -13,7 +13,7 @@ from deviceplugin.errors import DevicePluginError, is_gone
 NAME: Final = "gpupack-proof"
 
 REMOVE_S: Final = 5.0
-"""A cgroup whose last process was killed is busy for a moment."""
+"""How long removing a cgroup may take: it is busy for a moment after its last process was killed."""
 
 _PAUSE_S: Final = 0.05
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -75,11 +75,7 @@ class UndoStack:
 
 
 class ScratchCgroup:
-    """A cgroup and one below it, beside the pods' cgroups: there what is above decides as it does for them.
-
-    Args:
-        sleep: pauses between attempts to remove it.
-    """
+    """A cgroup and one below it, beside the pods' cgroups, so that what is above limits it like them."""
 
     def __init__(self, parent: Path, sleep: Callable[[float], None] = time.sleep) -> None:
         self.path = parent / NAME
@@ -98,11 +94,6 @@ class ScratchCgroup:
         self.below.mkdir()
 
     def remove(self) -> None:
-        """Remove both.
-
-        Raises:
-            OSError: one stands.
-        """
         for folder in (self.below, self.path):
             self._remove_when_free(folder)
 

@@ -32,7 +32,7 @@ People read them, and a daemon that starts after the kubelet lost its checkpoint
 """
 
 QUIET_TURNS: Final = 5
-"""But at the latest after so many times as long, on a node that is never quiet."""
+"""Most times `QUIET_S` that writing waits, on a node that is never quiet."""
 
 ANNOTATE_GAP_S: Final = 0.02
 """Least time between two such writes: an Allocate gets its turn in between."""
@@ -41,17 +41,12 @@ REPAIR_S: Final = 60.0
 """Least time between two writes of one text: whoever keeps changing an annotation causes no more of them."""
 
 TURN: Final = 25
-"""Pods that are looked at in one go: an Allocate waits for no more than these, some 0.2 ms."""
+"""Pods that are checked in one go: an Allocate waits for no more than these, some 0.2 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class _WrittenAnnotation:
-    """The newest annotation that was written of a pod.
-
-    Attributes:
-        before: The newest version of the pod that was known then.
-        at_s: When it was written, by the ledger's clock.
-    """
+    """The newest annotation that was written of a pod."""
 
     text: str
     before: PodObject
@@ -64,7 +59,6 @@ class AllocationAnnotator:
     An annotation that others have changed is written again, at most once in `REPAIR_S`.
 
     Args:
-        pod_view: the pods and what their annotations say.
         use: what the pods use, as far as it is worth a write; None: nothing is written.
     """
 
@@ -88,12 +82,7 @@ class AllocationAnnotator:
         await self._stepper.run()
 
     async def _step(self) -> float | None:
-        """Write every annotation that is missing or wrong.
-
-        Returns:
-            Seconds until one is due again that was refused, or changed by somebody else; None if there is
-            none.
-        """
+        """Write every annotation that is missing or wrong; return the seconds until a later one is due."""
         found = list_allocations(self._account.ledger.accounts)
         self._done = {uid: done for uid, done in self._done.items() if uid in found}
         self._refused.forget_others(found)
@@ -189,7 +178,7 @@ def _cards(assignment: Assignment) -> list[str]:
 
 
 def list_allocations(accounts: NodeAccounts) -> dict[str, Assignment]:
-    """Units by card and container of living pods that have all they asked for, by UID of the API.
+    """List units by card and container of living pods that have all they asked for, by UID of the API.
 
     Without pods of which a card is not known, or of which a share is less than a unit on a smaller card.
     """

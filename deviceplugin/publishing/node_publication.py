@@ -14,7 +14,7 @@ from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.option_values import PUBLISH_GAP_S
 
 SETTLE_S: Final = 1.0
-"""A gain waits so long for the checkpoint to show whose it is, so that words and holds change together."""
+"""How long a gain waits for the checkpoint to show whose it is, so that words and holds change together."""
 
 LAST_REVISION: Final = (1 << PAYLOAD_BITS) - 2
 """The highest that is written or kept: one more still fits, so that it shows what came to the end."""
@@ -25,7 +25,7 @@ _dump_cards: Final = lru_cache(maxsize=1)(dump_cards)
 
 @dataclass(frozen=True, slots=True)
 class NodePublication:
-    """NodePublication is what the Node should say, or said.
+    """What the Node should say, or said.
 
     Attributes:
         words: of revision 0, whatever revision the Node has.
@@ -123,15 +123,7 @@ def differences(wanted: NodePublication, node: NodeObject, owed: int) -> list[st
 def due_s(
     reason: str, since_s: float, last_s: float, *, settled: bool, gap_s: float = PUBLISH_GAP_S
 ) -> float:
-    """Tell when to patch, in the same seconds as the arguments.
-
-    Args:
-        reason: from `publish_reason`.
-        since_s: when the reason was first seen.
-        last_s: the last patch.
-        settled: the kubelet's checkpoint shows everything that was handed out.
-        gap_s: least time between two patches that only bring gains.
-    """
+    """Compute when to patch, in the same seconds as the arguments."""
     if reason != "gained":
         return since_s
     return max(last_s + gap_s, since_s if settled else since_s + SETTLE_S)
@@ -158,11 +150,7 @@ def make_status_patch(wanted: NodePublication, node: NodeObject, revision: int) 
 
 
 def place_claims(claims: Mapping[str, Mapping[str, int]], uuids: Sequence[str]) -> dict[str, dict[int, int]]:
-    """Write units of prepared claims by the card's position, without those of cards that are gone.
-
-    Args:
-        claims: units by UUID of the card, by UID of the claim.
-    """
+    """Map units of prepared claims to the cards' positions, without those of cards that are gone."""
     position = {uuid: number for number, uuid in enumerate(uuids)}
     return {
         uid: {position[uuid]: count for uuid, count in units.items() if uuid in position}
@@ -171,16 +159,10 @@ def place_claims(claims: Mapping[str, Mapping[str, int]], uuids: Sequence[str]) 
 
 
 def make_last_patch(node: NodeObject, revision: int) -> dict[str, Any] | None:
-    """Write the last patch of a stopping daemon: every card full and unhealthy, so that no pod comes.
+    """Make the last patch of a stopping daemon: every card full and unhealthy; None if nothing is offered.
 
     `holds` stays as it is: it alone says who has something. That no card is healthy keeps preemption from
     evicting pods for room that would not come.
-
-    Args:
-        node: the Node as known.
-
-    Returns:
-        The patch; None if the Node offers nothing as it is.
     """
     words, cards = node.read_words(), node.read_cards()
     if words is None:
@@ -195,13 +177,7 @@ def make_last_patch(node: NodeObject, revision: int) -> dict[str, Any] | None:
 
 
 def next_revision(previous: int, node: NodeObject, now_ms: int) -> int:
-    """Revisions only grow, over restarts and re-created Nodes; at the end of the word they start again.
-
-    Args:
-        previous: the last one of this process, 0 for none.
-        node: Node whose words may have a higher revision.
-        now_ms: milliseconds since the epoch.
-    """
+    """Revisions only grow, over restarts and re-created Nodes; at the end of the word they start again."""
     words = node.read_words()
     latest = max(previous, words.revision if words is not None else 0, now_ms)
     return (latest if latest < LAST_REVISION else now_ms) + 1

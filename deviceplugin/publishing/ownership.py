@@ -43,13 +43,13 @@ CHALLENGE_S: Final = 15.0
 """How long the owner has to answer; a watch that broke off is back within a few seconds."""
 
 AGAIN_S: Final = 60.0
-"""From an answer to the next challenge."""
+"""Time from an answer to the next challenge."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class DaemonIdentity(msgspec.Struct, frozen=True):
-    """DaemonIdentity identifies a daemon uniquely.
+    """Identifies a daemon uniquely.
 
     Attributes:
         host: identifies the kubelet that it serves; the same after each restart of the daemon.
@@ -66,7 +66,6 @@ class OwnershipRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The annotation that names the daemon that writes to the Node, and one that wants to.
 
     Attributes:
-        owner: the daemon that writes to the Node.
         challenger: the daemon that asks whether the owner is alive, `claim` in the annotation.
     """
 
@@ -96,12 +95,7 @@ def read_record(text: str | None) -> OwnershipRecord | None:
 
 
 class NodeOwnership:
-    """NodeOwnership lets one daemon write to the Node: this one, or another one while this one is silent.
-
-    Args:
-        account: its followers are told when the Node changes.
-        on_conflict: called with a message when another daemon owns the Node, or wants to.
-    """
+    """Lets one daemon write to the Node: this one, or another one while this one is silent."""
 
     def __init__(
         self,
@@ -169,11 +163,7 @@ class NodeOwnership:
         await self._stepper.run()
 
     async def _step(self) -> float | None:
-        """Take the next step.
-
-        Returns:
-            Seconds after which to look again even if nothing happens, None for no need.
-        """
+        """Take the next step; return the seconds after which to check again even if nothing happens."""
         node = self._node_view.node
         record = self._record(node)
         if node is None:

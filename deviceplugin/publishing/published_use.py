@@ -14,14 +14,14 @@ from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.monitoring.container_use import ContainerUse
 
 EVERY_S: Final = 60.0
-"""Least time between two writes for the use of one pod: each wakes everybody who watches pods."""
+"""Shortest time between two writes for the use of one pod: each wakes everybody who watches pods."""
 
 STEP_MIB: Final = 256
 STEP_SHARE: Final = 8
-"""A change of less than so many MiB, or than this part of the promise, is not told."""
+"""A change of less than so many MiB, or than this part of the promise, is not published."""
 
 STEP_PERCENT: Final = 20
-"""A change of less than so much of the compute is not told."""
+"""A change of less than so much of the compute is not published."""
 
 Place = tuple[str, str]
 """Container and card."""
@@ -44,11 +44,7 @@ class _PublishedPod:
 
 
 class PublishedUse:
-    """PublishedUse remembers what was written for each pod, by the UID that the kubelet uses.
-
-    Args:
-        holding: how a container is held on a card, by the card's UUID, its units there, and its cards in all.
-    """
+    """Remembers what was written for each pod, by the UID that the kubelet uses."""
 
     def __init__(self, holding: Callable[[str, int, int], Enforcement], clock: Callable[[], float]) -> None:
         self._holding = holding
@@ -79,12 +75,7 @@ class PublishedUse:
         assignment: Assignment,
         written: Callable[[], Mapping[str, Mapping[str, MemoryRecord]]],
     ) -> dict[str, dict[str, MemoryRecord]]:
-        """Say what to write of a pod.
-
-        Args:
-            uid: UID of the pod, as the kubelet knows it.
-            written: what its annotation says already, from a daemon before this one perhaps.
-        """
+        """Say what to write of a pod."""
         pod = self._pods.setdefault(uid, _PublishedPod())
         if not pod.published:
             pod.published = {

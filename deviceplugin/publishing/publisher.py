@@ -35,36 +35,30 @@ log = structlog.get_logger(__name__)
 WRITE_TIMEOUT_S: Final = 10.0
 
 FAREWELL_AGAIN_S: Final = 0.2
-"""After a last patch that failed: there is no time for more patience."""
+"""Pause after a last patch that failed: there is no time for more patience."""
 
 FAILING_S: Final = 60.0
-"""From the first patch that failed, this long after it, the daemon says that it is not ready."""
+"""How long after the first patch that failed the daemon says that it is not ready."""
 
 BURST_S: Final = 0.05
-"""Events seldom come alone: what comes within this time is looked at once, between two Allocates."""
+"""Events within this time are handled together, between two Allocates."""
 
 CALM_S: Final = 60.0
 """A Node that kept what was written for so long is not disputed any more."""
 
 
 def read_wall_ms() -> int:
-    """Milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
 class NodePublisher:
-    """NodePublisher keeps the own Node's words as the ledger has them: one patch at a time, only for changes.
+    """Keeps the own Node's words as the ledger has them: one patch at a time, only for changes.
 
     Args:
-        inventory: describes the cards as they are now.
         gap_s: least seconds between two patches that only bring gains.
-        now_ms: milliseconds since the epoch.
         offers: whether pods can be served yet; until then the Node's words stay as they are.
         owns: whether the Node is ours to write to.
         claims: units by card of prepared claims, see `allocator.records.Holds`.
-
-    Attributes:
-        errors: failed ones.
     """
 
     def __init__(
@@ -142,7 +136,7 @@ class NodePublisher:
         await self._left.wait()
 
     async def _say_full(self) -> bool:
-        """Tell whether the Node offers nothing any more."""
+        """Publish every card as full; return True once the Node offers nothing any more."""
         node = self._node_view.node
         if node is None or not self._owns():
             return True
@@ -163,11 +157,7 @@ class NodePublisher:
         return True
 
     async def _step(self) -> float | None:
-        """Patch if it is time.
-
-        Returns:
-            Seconds after which to look again even if nothing happens, None for no need.
-        """
+        """Patch if it is time; return the seconds after which to check again even if nothing happens."""
         node = self._node_view.node
         if node is None or not (self._account.ledger.is_complete and self._offers() and self._owns()):
             # A Node that was deleted and created again has lost our words; nobody has reverted them.

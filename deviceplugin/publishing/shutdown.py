@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ShutdownTimeouts:
-    """ShutdownTimeouts bound the daemon's end, in seconds; together they are far below the grace period.
+    """Bounds of the daemon's end, in seconds; together they are far below the grace period.
 
     Attributes:
         publish_s: until the API server has the last words.
@@ -41,12 +41,7 @@ class ShutdownTimeouts:
 async def drain_and_stop(
     publish: Callable[[], Awaitable[None]], under_way: Callable[[], bool], timeouts: ShutdownTimeouts
 ) -> None:
-    """Publish every card as full, then wait for pods that are on their way. All else must go on meanwhile.
-
-    Args:
-        publish: returns once the last words are said.
-        under_way: whether a bound pod is still to be served.
-    """
+    """Publish every card as full, then wait for pods that are on their way. All else must go on meanwhile."""
     try:
         async with asyncio.timeout(timeouts.publish_s):
             await publish()

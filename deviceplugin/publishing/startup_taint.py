@@ -23,10 +23,10 @@ from kubeapi.stepper import Stepper
 WRITE_TIMEOUT_S: Final = 10.0
 
 LONGEST_WAIT_S: Final = 60.0
-"""Between two tries that fail, as for want of the right to patch Nodes."""
+"""Longest pause between two tries that fail, as for want of the right to patch Nodes."""
 
 LOOK_AGAIN_S: Final = 1.0
-"""While the taint is there, so often it is looked whether this daemon serves pods."""
+"""How often it is checked, while the taint is there, whether this daemon serves pods."""
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,6 @@ class StartupTaint:
     A daemon that never serves pods leaves the taint, so that an autoscaler replaces the node.
 
     Args:
-        account: its followers are woken when the Node changes.
         resource: that the kubelet has to offer; None if pods are served by claims.
         serves: whether this daemon owns the Node and has published its cards.
     """
@@ -68,11 +67,7 @@ class StartupTaint:
         await self._stepper.run()
 
     async def _step(self) -> float | None:
-        """Remove the taint if it is time.
-
-        Returns:
-            Seconds after which to look again even if nothing happens, None for no need.
-        """
+        """Remove the taint if it is time; return the seconds after which to check again."""
         node = self._node_view.node
         if node is None or not has_startup_taint(node):
             return None
@@ -96,7 +91,6 @@ class StartupTaint:
 
 
 def has_startup_taint(node: NodeObject) -> bool:
-    """Return True if a Node has the startup taint."""
     return any(taint.get("key") == STARTUP_TAINT for taint in node.taints)
 
 

@@ -147,7 +147,6 @@ def _offers_none(node: Node, resource: str) -> bool:
 
 
 def _read_inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[CardRecord]:
-    """Read the inventory, empty if the node has none."""
     text = annotations.get(NODE_CARDS)
     if text is None:
         return ()

@@ -65,7 +65,6 @@ class EvictionRules:
         return is_deleted or pod.uid in self.going
 
     def can_evict(self, pod: PodRecord, priority: int) -> bool:
-        """Return True if a pod may be evicted for one of this priority."""
         return (
             pod.priority < priority
             and pod.grace_ends_at is None

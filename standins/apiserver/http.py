@@ -32,7 +32,6 @@ class Handlers:
     """Answers requests; the knobs are the attributes.
 
     Attributes:
-        latency_s: wait before any request is looked at.
         bind_latency_s: wait before a binding is made.
         bind_answer_latency_s: wait after a binding was made, before it is answered.
         bookmark_s: time between bookmarks of a watch.
@@ -259,7 +258,7 @@ def _integer(text: str) -> int:
 
 
 def _version(text: str, *, list_form: bool) -> int:
-    """A resourceVersion; a watch answers rubbish with 500, as the real one does."""
+    """Read a resourceVersion; a watch answers rubbish with 500, as the real one does."""
     if not text or text.isdecimal():
         return int(text or 0)
     why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'

@@ -20,11 +20,6 @@ _MERGE_KEYS = {
 def apply_patch(target: JsonObject, patch: Any, content_type: str) -> JsonObject:
     """Return a patched copy.
 
-    Args:
-        target: object as stored.
-        patch: decoded body.
-        content_type: media type without parameters.
-
     Raises:
         RefusedError: 400, 415 or 422.
     """

@@ -40,7 +40,7 @@ def parse_path(path: str) -> Place | None:
 
 
 def discovery(path: str) -> JsonObject | None:
-    """What clients ask to find out what is served."""
+    """Answer what clients ask to find out what is served."""
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if path == "/apis":

@@ -57,11 +57,7 @@ class UnreadableError(ValueError):
 
 
 def decode_check(item: JsonObject) -> None:
-    """Canonicalise every quantity in place, and check what Go's types would not take.
-
-    Raises:
-        UnreadableError: a quantity or annotation of another type or form.
-    """
+    """Canonicalise every quantity in place, and check what Go's types would not take."""
     metadata = item.get("metadata") or {}
     for field in ("annotations", "labels"):
         for value in (metadata.get(field) or {}).values():
@@ -96,7 +92,7 @@ def _amounts(item: JsonObject) -> Iterator[JsonObject]:
 
 
 def containers(pod: JsonObject) -> Iterator[tuple[str, JsonObject]]:
-    """Containers of a pod with their paths, ordinary ones first."""
+    """Iterate the containers of a pod with their paths, ordinary ones first."""
     spec = pod.get("spec") or {}
     for field in ("containers", "initContainers"):
         for index, container in enumerate(spec.get(field) or ()):
@@ -117,7 +113,7 @@ def _canonical(value: Any) -> str:
 
 
 def check_amounts(path: str, amounts: JsonObject | None) -> Iterator[Cause]:
-    """Whether quantities are in range.
+    """Check that quantities are in range.
 
     The API server asks `MilliValue() % 1000 == 0` of extended resources, in wrapping 64-bit arithmetic. So
     nearly all values above 9 223 372 036 854 775 fail although they are whole.
@@ -132,13 +128,13 @@ def check_amounts(path: str, amounts: JsonObject | None) -> Iterator[Cause]:
 
 
 def is_extended(name: str) -> bool:
-    """Whether a resource is of an extension, and so whole by definition."""
+    """Return True if a resource is of an extension, and so whole by definition."""
     domain, slash, _ = name.partition("/")
     return bool(slash) and not (domain + "/").endswith("kubernetes.io/")
 
 
 def _wrapped(number: int) -> int:
-    """The lowest 64 bits, signed."""
+    """Return the lowest 64 bits, signed."""
     low = number & (2**64 - 1)
     return low - 2**64 if low >> 63 else low
 
@@ -228,7 +224,6 @@ def set_defaults(resource: Resource, item: JsonObject, now: str) -> None:
 
 
 def node_defaults(node: JsonObject) -> None:
-    """Default allocatable to capacity."""
     status = node.setdefault("status", {})
     if status.get("capacity") and not status.get("allocatable"):
         status["allocatable"] = dict(status["capacity"])
@@ -255,11 +250,7 @@ def _pod_defaults(pod: JsonObject, now: str) -> None:
 
 
 def check_pod_spec(old: JsonObject, new: JsonObject) -> None:
-    """A pod's spec may hardly change; where it does, its generation grows.
-
-    Raises:
-        RefusedError: 422.
-    """
+    """Check a change of a pod's spec, of which hardly any is allowed; the generation grows with it."""
     before, after = old["spec"], new["spec"]
     name = new["metadata"]["name"]
     gates = {gate["name"] for gate in before.get("schedulingGates") or ()}
@@ -289,7 +280,7 @@ def _without_images(pod: JsonObject) -> list[tuple[str, JsonObject]]:
 
 
 def check_binding(body: JsonObject, namespace: str, name: str) -> None:
-    """The fields of a Binding; the node's existence and the annotations' keys are not among them.
+    """Check the fields of a Binding; the node's existence and the annotations' keys are not among them.
 
     Raises:
         RefusedError: 400, or a 500 without a reason, as the real one answers.

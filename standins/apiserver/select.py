@@ -46,10 +46,7 @@ _COMMON = frozenset({"metadata.name", "metadata.namespace"})
 
 
 def matcher(resource: Resource, labels: str, fields: str) -> Matcher | None:
-    """Read both selectors.
-
-    Returns:
-        A predicate, None if everything matches.
+    """Read both selectors as a predicate, None if everything matches.
 
     Raises:
         RefusedError: 400, worded as the real one's.
@@ -84,7 +81,7 @@ def _label_tests(text: str) -> list[Matcher]:
 
 
 def _label_test(key: str, values: frozenset[str] | None, *, negate: bool) -> Matcher:
-    """A test of one label; `values` None asks only whether it is there."""
+    """Make a test of one label; `values` None asks only whether it is there."""
 
     def test(item: JsonObject) -> bool:
         value = (item["metadata"].get("labels") or {}).get(key)

@@ -27,13 +27,7 @@ NAMES = ("default", "kube-system", SYSTEM_NAMESPACE)
 
 
 class ApiServer:
-    """The stand-in: start it, point clients at `url`, look inside with the helpers.
-
-    Attributes:
-        http: request handlers with the knobs latency_s, bind_latency_s, bind_answer_latency_s, bookmark_s,
-            gone_as_status, intercept and the counter `requests`.
-        store: the objects.
-    """
+    """The stand-in: start it, point clients at `url`, look inside with the helpers."""
 
     def __init__(
         self, *, now: Callable[[], datetime] = lambda: datetime.now(UTC), seed: int | None = None
@@ -157,20 +151,17 @@ class ApiServer:
     # Helpers for tests and the demo; each is one write by the rules, seen by watches
 
     def objects(self, plural: str) -> list[JsonObject]:
-        """Copies of all objects of a resource ("pods"), in the order of their names."""
+        """Copy all objects of a resource ("pods"), in the order of their names."""
         resource = next(each for each in RESOURCES if each.plural == plural)
         return [copy.deepcopy(entry.item) for entry in self.store.select(resource, "", None)]
 
     def node(self, name: str) -> JsonObject:
-        """A copy of a node."""
         return self._copy(NODES, ("", name))
 
     def pod(self, namespace: str, name: str) -> JsonObject:
-        """A copy of a pod."""
         return self._copy(PODS, (namespace, name))
 
     def lease(self, namespace: str, name: str) -> JsonObject:
-        """A copy of a Lease."""
         return self._copy(LEASES, (namespace, name))
 
     def has_pod(self, namespace: str, name: str) -> bool:
@@ -186,7 +177,7 @@ class ApiServer:
         capacity: Mapping[str, str | int] | None = None,
         annotations: Mapping[str, str] | None = None,
     ) -> JsonObject:
-        """Create a Ready node; returns a copy."""
+        """Create a Ready node; return a copy."""
         amounts = {"cpu": "16", "memory": "64Gi", "pods": "110"} if capacity is None else dict(capacity)
         node = {
             "metadata": {"name": name, "labels": dict(labels or {}), "annotations": dict(annotations or {})},

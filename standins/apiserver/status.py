@@ -6,14 +6,7 @@ JsonObject = dict[str, Any]
 
 
 class Resource(NamedTuple):
-    """Resource is a kind of objects.
-
-    Attributes:
-        plural: "pods", as in paths.
-        kind: "Pod".
-        group: "" for the core group.
-        namespaced: whether objects live in a namespace.
-    """
+    """A kind of objects; the group is empty for the core group."""
 
     plural: str
     kind: str
@@ -37,7 +30,7 @@ class Resource(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Cause is a reason why an object is invalid."""
+    """A reason why an object is invalid."""
 
     field: str
     message: str
@@ -74,12 +67,10 @@ def details(resource: Resource, name: str, kind: str | None = None) -> JsonObjec
 
 
 def not_found(resource: Resource, name: str) -> RefusedError:
-    """404 of an object."""
     return RefusedError(404, "NotFound", f'{resource.full_name} "{name}" not found', details(resource, name))
 
 
 def no_such_path() -> RefusedError:
-    """404 of a path."""
     message = "the server could not find the requested resource"
     return RefusedError(404, "NotFound", message, {})
 
@@ -118,7 +109,6 @@ def precondition(
 
 
 def bad_request(message: str) -> RefusedError:
-    """400."""
     return RefusedError(400, "BadRequest", message)
 
 
@@ -140,7 +130,6 @@ def unreadable_patch(why: str) -> RefusedError:
 
 
 def expired(message: str) -> RefusedError:
-    """410."""
     return RefusedError(410, "Expired", message)
 
 

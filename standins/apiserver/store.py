@@ -33,7 +33,7 @@ _CONTINUE_TOO_OLD = (
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """Entry is a state of an object.
+    """A state of an object.
 
     Attributes:
         item: the object without kind and apiVersion, as lists carry it; not to be changed.
@@ -48,7 +48,7 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change is a line of the log; `old` is None for a create."""
+    """A line of the log; `old` is None for a create."""
 
     kind: Kind
     entry: StoredEntry
@@ -61,7 +61,6 @@ class Table:
 
     Attributes:
         entries: by (namespace, name); namespace "" where there are none.
-        log: changes in order of version.
         oldest: a watch from an earlier version gets 410.
     """
 
@@ -131,7 +130,7 @@ class Store:
     # Lists
 
     def select(self, resource: Resource, namespace: str, matches: Matcher | None) -> list[StoredEntry]:
-        """Matching objects in the order of their names."""
+        """List matching objects in the order of their names."""
         entries = self.table(resource).entries
         found = sorted(key for key in entries if not namespace or key[0] == namespace)
         listed = [entries[key] for key in found]
@@ -140,16 +139,7 @@ class Store:
     def page(
         self, resource: Resource, namespace: str, matches: Matcher | None, limit: int, token: str, query: str
     ) -> tuple[list[StoredEntry], int, str, int]:
-        """Read a page of a consistent list.
-
-        Args:
-            matches: selector, None for everything.
-            limit: objects a page, 0 for all.
-            token: `continue` of the page before, "" for the first.
-            query: selectors as text; pages of one list agree on it.
-
-        Returns:
-            Entries, version of the list, the next `continue` ("" at the end), objects left.
+        """Read a page of a consistent list: entries, version, the next `continue`, and objects left.
 
         Raises:
             RefusedError: 410 where the snapshot is gone, 400 for a token that is not ours.
@@ -171,11 +161,7 @@ class Store:
         return entries[start:end], version, _write_token(version, end) if left else "", left
 
     def check_exact(self, version: int) -> None:
-        """A list at an exact version: only the newest is kept.
-
-        Raises:
-            RefusedError: 410.
-        """
+        """Check a list at an exact version: only the newest is kept."""
         if version != self.version:
             raise expired(_LIST_TOO_OLD)
 
@@ -202,11 +188,7 @@ class Store:
             table.oldest = self.version
 
     def check_watch(self, resource: Resource, version: int) -> None:
-        """Whether a watch can start after this version.
-
-        Raises:
-            RefusedError: 410.
-        """
+        """Check that a watch can start after this version."""
         table = self.table(resource)
         if version < table.oldest:
             raise expired(f"too old resource version: {version} ({table.oldest})")
@@ -214,7 +196,7 @@ class Store:
     def changes(
         self, resource: Resource, after: int, namespace: str, matches: Matcher | None
     ) -> Iterator[tuple[Kind, StoredEntry]]:
-        """Changes after a version as a watch with this selection sees them."""
+        """Give changes after a version as a watch with this selection sees them."""
         fresh: list[Change] = []
         for change in reversed(self.table(resource).log):
             if change.entry.version <= after:
@@ -228,7 +210,7 @@ class Store:
                 yield seen
 
     def _as_seen(self, change: Change, matches: Matcher | None) -> tuple[Kind, StoredEntry] | None:
-        """What enters a selection is added to it, what leaves it is deleted from it."""
+        """Translate a change: what enters a selection is added to it, what leaves it is deleted from it."""
         if matches is None:
             return change.kind, change.entry
         before = change.old is not None and matches(change.old.item)
@@ -261,7 +243,6 @@ def key_of(item: JsonObject) -> Key:
 
 
 def encode(value: object) -> bytes:
-    """Compact JSON, keys as they come."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -278,7 +259,7 @@ def _read_token(token: str) -> tuple[int, int]:
 
 
 def too_large(wanted: int, current: int) -> RefusedError:
-    """504 of a list from the future."""
+    """Make the 504 of a list from the future."""
     body = {
         "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
         "retryAfterSeconds": 1,

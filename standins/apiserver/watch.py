@@ -13,7 +13,7 @@ from standins.apiserver.store import Kind, Store, StoredEntry, encode
 
 
 class Watch:
-    """Watch is an open watch of one client."""
+    """An open watch of one client."""
 
     def __init__(self, store: Store, place: Place, matches: Matcher | None, *, bookmarks: bool) -> None:
         self._store = store
@@ -41,14 +41,7 @@ class Watch:
     async def serve(
         self, response: web.StreamResponse, version: int, timeout_s: float, bookmark_s: Callable[[], float]
     ) -> None:
-        """Write what happens until the end or the time-out.
-
-        Args:
-            response: where to write.
-            version: changes after it are sent; 0 sends the present state first.
-            timeout_s: the watch ends then.
-            bookmark_s: time between bookmarks, asked each time.
-        """
+        """Write what happens until the end or the time-out."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         bookmarked_at = loop.time()
@@ -88,7 +81,7 @@ class Watch:
         return b'{"type":"' + kind.encode() + b'","object":' + item + b"}\n"
 
     def bookmark(self) -> bytes:
-        """A bookmark of now: an object with a version and hardly anything else, null lists included."""
+        """Make a bookmark of now: an object with a version and hardly anything else, null lists included."""
         resource = self.place.resource
         shape: JsonObject = {"spec": {"containers": None}, "status": {}} if resource is PODS else {}
         metadata = {"resourceVersion": str(self._store.version), "creationTimestamp": None}
@@ -97,11 +90,11 @@ class Watch:
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:
-    """An empty chunk would end the answer."""
+    """Write, but no empty chunk, which would end the answer."""
     if data:
         await response.write(data)
 
 
 def whole(resource: Resource, entry: StoredEntry) -> bytes:
-    """An object on its own: lists leave kind and apiVersion out, here they belong."""
+    """Write an object on its own: lists leave kind and apiVersion out, here they belong."""
     return f'{{"kind":"{resource.kind}","apiVersion":"{resource.api_version}",'.encode() + entry.raw[1:]

@@ -45,11 +45,6 @@ class Writer:
         return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def found(self, resource: Resource, key: Key) -> StoredEntry:
-        """An object.
-
-        Raises:
-            RefusedError: 404.
-        """
         entry = self._store.get(resource, key)
         if entry is None:
             raise not_found(resource, key[1])
@@ -96,11 +91,7 @@ class Writer:
             raise not_found(NAMESPACES, namespace)
 
     def replace(self, resource: Resource, key: Key, body: JsonObject, part: str) -> tuple[StoredEntry, bool]:
-        """PUT an object or its status; a Lease is created where it is missing.
-
-        Returns:
-            The object, and whether it was created.
-        """
+        """PUT an object or its status, and return whether it was created; a missing Lease is."""
         new = _item(body)
         name = new["metadata"].get("name", key[1])
         if name != key[1]:
@@ -170,11 +161,7 @@ class Writer:
     def delete(
         self, resource: Resource, key: Key, options: JsonObject
     ) -> tuple[JsonObject, StoredEntry | None]:
-        """DELETE an object; a bound pod first gets a deletionTimestamp.
-
-        Returns:
-            The answer, and for pods the last state.
-        """
+        """DELETE an object, and return the answer and a pod's last state; a bound pod is marked first."""
         entry = self.found(resource, key)
         self._check_preconditions(resource, entry, options.get("preconditions") or {})
         metadata = entry.item["metadata"]
@@ -262,7 +249,7 @@ class Writer:
 
 
 def _item(body: JsonObject) -> JsonObject:
-    """A private copy without kind and apiVersion, with metadata."""
+    """Make a private copy without kind and apiVersion, with metadata."""
     item = copy.deepcopy(body)
     item.pop("kind", None)
     item.pop("apiVersion", None)
@@ -271,7 +258,7 @@ def _item(body: JsonObject) -> JsonObject:
 
 
 def _check_identity(resource: Resource, old: StoredEntry, metadata: JsonObject) -> None:
-    """Whether an update means this object in this state.
+    """Check that an update means this object in this state.
 
     Raises:
         RefusedError: 409 for a stale version, 422 for another uid.

@@ -47,7 +47,6 @@ class ApiLink:
     """Connection of a kubelet process to the API server.
 
     Args:
-        node_name: whose pods to run.
         sync_delay_s: before the first list, the time that a kubelet takes to get going.
         zero_resources: set all extended resources of the Node to 0 first; what others wrote there is lost. A
             kubelet that finds no checkpoint does so.
@@ -72,7 +71,7 @@ class ApiLink:
         self._status_wake.set()
 
     def capacity_changed(self) -> None:
-        """Have the Node's status looked at; a real kubelet does so every 10 s only."""
+        """Have the Node's status checked; a real kubelet does so every 10 s only."""
         self._node_wake.set()
 
     async def run(self) -> None:

@@ -37,17 +37,15 @@ class Endpoint(Protocol):
     """The plugin of one resource, as far as the device manager needs it; errors are `AdmissionError`."""
 
     @property
-    def options(self) -> pb.DevicePluginOptions:
-        """What the plugin said of itself."""
+    def options(self) -> pb.DevicePluginOptions: ...
 
-    async def preferred(self, available: Collection[str], required: Collection[str], size: int) -> set[str]:
-        """Ask GetPreferredAllocation."""
+    async def preferred(
+        self, available: Collection[str], required: Collection[str], size: int
+    ) -> set[str]: ...
 
-    async def allocate(self, ids: Collection[str]) -> pb.ContainerAllocateResponse:
-        """Ask Allocate for one container."""
+    async def allocate(self, ids: Collection[str]) -> pb.ContainerAllocateResponse: ...
 
-    async def pre_start(self, ids: Collection[str]) -> None:
-        """Ask PreStartContainer."""
+    async def pre_start(self, ids: Collection[str]) -> None: ...
 
 
 PodDevices = dict[str, dict[str, dict[str, Held]]]
@@ -67,7 +65,6 @@ class DeviceManager:
     Args:
         chance: where the kubelet's choice is arbitrary, this decides.
         checkpoint: what the process before left on disk, None when there is nothing.
-        write: puts a checkpoint on disk.
     """
 
     def __init__(
@@ -138,7 +135,6 @@ class DeviceManager:
         return capacity, allocatable, dropped
 
     def healthy(self) -> dict[str, frozenset[str]]:
-        """Return the healthy IDs by resource, in use or not."""
         return {name: frozenset(known.healthy) for name, known in self._resources.items()}
 
     # --- who holds what ---------------------------------------------------------------------------------
@@ -161,7 +157,6 @@ class DeviceManager:
         return frozenset(self._allocated.get(resource, ()))
 
     def free_inactive(self, active: Collection[str]) -> None:
-        """Forget the devices of all pods but the `active` ones, by UID."""
         gone = self._pods.keys() - set(active)
         if gone:
             for uid in gone:

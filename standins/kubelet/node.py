@@ -36,8 +36,6 @@ class Admission:
     """What became of a pod.
 
     Attributes:
-        uid: the pod.
-        admitted: its containers were started.
         reason: the status' reason when it was refused: `UnexpectedAdmissionError`, `OutOf<resource>`.
         message: the status' message, with the device plugin's own words in it.
     """
@@ -58,13 +56,10 @@ class Kubelet:
     Args:
         folder: everything is below it: `device-plugins/kubelet.sock`, `pod-resources/kubelet.sock`. Keep its
             path short, a socket's path has at most 107 bytes.
-        node_name: whose pods to run.
-        api_url: plain HTTP address of an API server.
         sync_delay_s: from a restart until the kubelet knows its pods; PodResources is empty until then (about
             a second on a real one).
         list_terminal: PodResources lists ended pods too, as before 1.36.
         by_resource: a plugin is known by its resource alone, as before 1.37.
-        clock: monotonic seconds, for the 5 minutes of grace of a plugin that went away.
     """
 
     def __init__(
@@ -167,7 +162,6 @@ class Kubelet:
 
     @property
     def device_plugin_dir(self) -> Path:
-        """The folder where plugins serve, with the kubelet's registration socket."""
         return self._sockets.plugins
 
     @property
@@ -186,31 +180,30 @@ class Kubelet:
 
     @property
     def streams(self) -> int:
-        """Return the number of plugins' streams that the kubelet listens to."""
         return self._alive().registry.streams
 
     def running_pods(self) -> frozenset[str]:
-        """UIDs of pods with a running container: those whose cgroups would exist."""
+        """List the UIDs of pods with a running container: those whose cgroups would exist."""
         return self._runtime.running_pods()
 
     def capacity(self) -> dict[str, int]:
-        """Devices by resource, the unhealthy ones too."""
+        """Count devices by resource, the unhealthy ones too."""
         return self._alive().devices.capacity()[0]
 
     def allocatable(self) -> dict[str, int]:
         return self._alive().devices.capacity()[1]
 
     def held(self, uid: str, container: str) -> dict[str, frozenset[str]]:
-        """What the kubelet's device manager says that a container holds: ordinary init containers too."""
+        """Return what the device manager says that a container holds: ordinary init containers too."""
         held = self._alive().devices.held(uid, container)
         return {resource: one.ids for resource, one in held.items()}
 
     def in_use(self, resource: str) -> frozenset[str]:
-        """IDs that no further container would get now; those of ended pods stay until they are missed."""
+        """Return the IDs that no further container would get now; those of ended pods stay until missed."""
         return self._alive().devices.in_use(resource)
 
     def admission(self, uid: str) -> Admission | None:
-        """What became of a pod; None while this kubelet has not decided, or no longer knows it."""
+        """Return what became of a pod; None while this kubelet has not decided, or no longer knows it."""
         status = self._alive().status(uid)
         if status is None:
             return None

@@ -102,11 +102,6 @@ class PluginClient:
         return set(answers[0].deviceIDs) if answers else set()
 
     async def allocate(self, ids: Collection[str]) -> pb.ContainerAllocateResponse:
-        """Ask Allocate for one container.
-
-        Raises:
-            AdmissionError: the plugin refused, is gone, or answered for no container.
-        """
         asked = pb.ContainerAllocateRequest(devices_ids=sorted(ids))
         response = await self._call(self._stub.Allocate, pb.AllocateRequest(container_requests=[asked]))
         if not response.container_responses:
@@ -144,7 +139,6 @@ class PluginRegistry(rpc.RegistrationServicer):
     """The registration service and the plugins that came through it; one per kubelet process.
 
     Args:
-        folder: where plugins' sockets are.
         on_change: called after anything that may change the node's capacity.
         by_resource: a plugin is known by its resource alone, as before 1.37.
     """
@@ -197,7 +191,6 @@ class PluginRegistry(rpc.RegistrationServicer):
 
     @property
     def streams(self) -> int:
-        """Return the number of plugins' streams that the kubelet listens to."""
         return len(self._listening)
 
     async def close(self) -> None:

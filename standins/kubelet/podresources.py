@@ -16,12 +16,7 @@ _BURST: Final = 10.0
 
 
 class ListRateLimit:
-    """Lets `rate` calls a second pass, `burst` of them at once.
-
-    Args:
-        rate: calls a second.
-        burst: calls at once.
-    """
+    """Lets `rate` calls a second pass, `burst` of them at once."""
 
     def __init__(self, rate: float, burst: float, clock: Callable[[], float]) -> None:
         self._rate = rate
@@ -48,9 +43,7 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
     the devices of pods that have ended, before it answers.
 
     Args:
-        known: every pod, for Get.
         refresh: called before List answers, to free what has ended.
-        clock: monotonic seconds, for the rate limit.
     """
 
     def __init__(

@@ -15,7 +15,6 @@ class Container:
     """Container of a pod.
 
     Attributes:
-        name: unique in its pod.
         kind: `sidecar` is an init container with restartPolicy Always.
         limits: extended resource -> amount. The kubelet looks at limits only: requests must equal them.
     """
@@ -30,13 +29,8 @@ class Pod:
     """A pod as the API server has it.
 
     Attributes:
-        uid: the pod's identity; names are used again.
-        namespace: with `name`, how people call it.
-        name: see `namespace`.
         created: creationTimestamp; batches are admitted oldest first.
         containers: init containers and sidecars in spec order, then the others: the order of admission.
-        phase: status.phase.
-        deleting: a graceful deletion has begun.
         started: status.startTime, empty until a kubelet has admitted or refused the pod.
     """
 

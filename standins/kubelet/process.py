@@ -33,9 +33,7 @@ class PodStatus:
     """What the kubelet says of a pod.
 
     Attributes:
-        phase: Pending, Running, Succeeded or Failed.
         reason: why the pod was refused; empty otherwise.
-        message: the same for people.
         gone: the containers are stopped and the pod may leave the API server.
     """
 
@@ -74,10 +72,7 @@ class Process:
     """Process of a kubelet.
 
     Args:
-        sockets: where to serve.
-        runtime: the machine's containers.
         chance: decides where the kubelet's choice is arbitrary.
-        report: called with every new status of a pod.
         on_change: called after anything that may change capacity.
         list_terminal: List shows ended pods too, as kubelets before 1.36 do.
         by_resource: a plugin is known by its resource alone, as by kubelets before 1.37.

@@ -11,10 +11,7 @@ class ContainerRecord:
     """Container that was started.
 
     Attributes:
-        namespace: namespace of its pod.
-        pod: name of its pod.
         kind: ordinary init containers have ended when the next one starts.
-        envs: what the device plugins put into its environment.
         cdi_devices: CDI names it was started with.
         devices: resource -> IDs, as the kubelet gave them at its start.
         running: False once it has ended or was killed.
@@ -38,7 +35,6 @@ class Runtime:
 
     @property
     def containers(self) -> Mapping[tuple[str, str], ContainerRecord]:
-        """All records, the ended ones too."""
         return self._containers
 
     def start(self, uid: str, record: ContainerRecord) -> None:
@@ -50,7 +46,7 @@ class Runtime:
         return record is not None and record.running
 
     def running_pods(self) -> frozenset[str]:
-        """UIDs of pods with a running container: those whose cgroups exist."""
+        """List the UIDs of pods with a running container: those whose cgroups exist."""
         return frozenset(uid for (uid, _), record in self._containers.items() if record.running)
 
     def stop_pod(self, uid: str) -> None:

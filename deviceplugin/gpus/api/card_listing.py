@@ -21,7 +21,6 @@ class DetectedCard:
 
     Attributes:
         uuid: UUID of the card, None if the driver does not tell.
-        cards: what is listed for it: itself, or its instances.
         certain: nothing of this may be a passing failure of the driver.
     """
 

@@ -12,7 +12,6 @@ class CheckFinding(msgspec.Struct, frozen=True):
     """CheckFinding is one line of the table.
 
     Attributes:
-        found: What is on this node.
         uses: What gpupack would do with it; or why not more, and what that takes.
     """
 

@@ -15,11 +15,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A device node of the host in the container, under the same path.
-
-    Attributes:
-        permissions: what the container may do: some of `r`, `w`, `m`.
-    """
+    """A device node of the host in the container, under the same path."""
 
     path: str
     permissions: str = "rw"
@@ -30,7 +26,6 @@ class ContainerGrant:
     """ContainerGrant is what a container gets with its devices.
 
     Attributes:
-        annotations: for the container runtime.
         cdi_devices: fully qualified CDI names, `example.com/gpu=UUID`.
     """
 

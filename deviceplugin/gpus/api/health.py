@@ -58,11 +58,7 @@ class HealthTracker:
         return _HEALTHY if trouble is None else CardHealth(healthy=False, reason=trouble[0])
 
     def on_event(self, event: HealthEvent, now_s: float) -> bool:
-        """Take in a health event.
-
-        Returns:
-            Whether the card's state (health or reason) changed.
-        """
+        """Take in a health event; return True if the card's state or reason changed."""
         before = self.get_health(event.uuid)
         if event.healthy is False:
             self._troubles[event.uuid] = (event.reason, now_s)
@@ -71,14 +67,7 @@ class HealthTracker:
         return self.get_health(event.uuid) != before
 
     def on_sample(self, sample: GpuSample, now_s: float) -> bool:
-        """Take in a measurement as a probe of the card.
-
-        Args:
-            sample: the measurement; its `error` is trouble, its success may end the trouble.
-
-        Returns:
-            Whether the card's state (health or reason) changed.
-        """
+        """Take in a measurement as a probe of the card; return True if the card's state or reason changed."""
         before = self.get_health(sample.uuid)
         trouble = self._troubles.get(sample.uuid)
         if sample.error is not None:

@@ -18,10 +18,7 @@ class MpsControl(Protocol):
     """The services of all cards. Each method takes well under a millisecond."""
 
     def read_state(self, uuid: str) -> MpsClientLimits | None:
-        """Read the state of a card's service.
-
-        Returns:
-            None if it does not answer.
+        """Read the state of a card's service; None if it does not answer.
 
         Raises:
             OSError: The state cannot be read now.

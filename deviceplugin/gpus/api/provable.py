@@ -20,10 +20,7 @@ class MemoryUser(Protocol):
         ...
 
     def start(self) -> int:
-        """Make what a process needs before it can have memory of the card.
-
-        Returns:
-            MiB that the process sees as the card's size.
+        """Prepare the process to have memory of the card; return the MiB that it sees as the card's size.
 
         Raises:
             GpuError: it cannot.
@@ -71,10 +68,7 @@ class Provable(Protocol):
         ...
 
     def create_instance(self, uuid: str) -> Callable[[], None]:
-        """Create the smallest MIG instance on a card that is in MIG mode.
-
-        Returns:
-            What destroys it again.
+        """Create the smallest MIG instance on a card in MIG mode; return what destroys it again.
 
         Raises:
             GpuError: it cannot be created.

@@ -21,7 +21,7 @@ RunProgram = Callable[[list[str]], str | None]
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """SourceOptions is the settings from which a source of cards is made.
+    """The settings from which a source of cards is made.
 
     Attributes:
         profile: A shipped profile or a YAML file, for simulated cards.
@@ -41,7 +41,7 @@ class SourceOptions:
 
 
 class GpuProvider:
-    """GpuProvider is one value of `--gpus`; a vendor's folder has a subclass of it.
+    """One value of `--gpus`; a vendor's folder has a subclass of it.
 
     Only `name` and `make_source` are needed. Everything else says by default that the vendor has none.
 

@@ -23,7 +23,7 @@ ENDS: Final = "this process ends, and its container begins anew with the node's 
 
 @dataclass(frozen=True, slots=True)
 class GpuCard:
-    """GpuCard is a card, or an instance of a card that is partitioned (MIG).
+    """A card, or an instance of a card that is partitioned (MIG).
 
     Attributes:
         index: position in the node's word order, 0.. without gaps.
@@ -68,11 +68,10 @@ class GpuCard:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """GpuProcess is a process on a card.
+    """A process on a card.
 
     Attributes:
-        pid: Its number in the host's pid namespace.
-        used_mib: MiB that it uses; None if the driver does not say.
+        pid: in the host's pid namespace.
         compute_percent: percent of the time since the last measurement in which its kernels ran; None if the
             driver does not say.
     """
@@ -84,7 +83,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """GpuSample is a measurement of one card.
+    """A measurement of one card.
 
     Attributes:
         used_mib: MiB in use, without the reserved part where the driver tells it apart.
@@ -112,9 +111,7 @@ class HealthEvent:
     Attributes:
         healthy: False with the reason, or True when its source knows that it is mended. None for a fault
             that says nothing of the card (the application's).
-        reason: for people.
         code: number of the fault that this is (`Vendor.fault`), None if it is none.
-        count: how often it came.
     """
 
     uuid: str
@@ -131,7 +128,7 @@ def sysfs_bus_id(text: str) -> str:
 
 
 class GpuSource(Protocol):
-    """GpuSource lists, measures and watches cards. All methods may block; open and close belong to one owner.
+    """Lists, measures and watches cards. All methods may block; open and close belong to one owner.
 
     Between open and close, cards, sample and events may be called from different threads.
     """

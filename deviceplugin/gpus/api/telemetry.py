@@ -25,15 +25,11 @@ UNKNOWN_REASON: Final = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardTelemetry:
-    """CardTelemetry is a physical card's activity; values that its driver does not report are None, never 0.
+    """A physical card's activity; values that its driver does not report are None, never 0.
 
     Attributes:
         utilization_percent: share of the last moments in which a kernel ran on the card.
         memory_utilization_percent: share of the last moments in which its memory was read or written.
-        temperature_c: temperature of the GPU, degrees Celsius.
-        power_w: what it draws, watts.
-        power_limit_w: what it may draw, watts.
-        sm_clock_mhz: clock of the multiprocessors.
         throttle_reasons: why the clocks are not higher, of `THROTTLE_REASONS`; empty if nothing is
             in their way.
     """

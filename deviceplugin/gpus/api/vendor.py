@@ -12,7 +12,7 @@ _WORD: Final = re.compile(r"[A-Za-z]+")
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """Vendor is a maker of cards: its names.
+    """A maker of cards: its names.
 
     Attributes:
         domain: Domain of its names in CDI, `nvidia.com`.
@@ -82,11 +82,7 @@ class Vendor:
         return bool(self.node_pattern) and path == f"{before}{number}{after}" and number.isdecimal()
 
     def make_visible_env(self, uuids: Sequence[str]) -> dict[str, str]:
-        """Name the variable that shows exactly these cards; none of them: what hides all.
-
-        Args:
-            uuids: UUIDs of the cards, in word order.
-        """
+        """Name the variable that shows exactly these cards; none of them: what hides all."""
         shown = ",".join(uuids) or self.hide_all_value
         return {self.visible_devices: shown} if shown else {}
 

@@ -35,11 +35,7 @@ class CudaError(Exception):
 
 
 class Cuda:
-    """The few calls of the CUDA driver API that are needed, with the signatures of CUDA 11.4 and later.
-
-    Args:
-        library: the driver's, as ctypes loads it.
-    """
+    """The few calls of the CUDA driver API that are needed, with the signatures of CUDA 11.4 and later."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -85,11 +81,7 @@ class Cuda:
 
 
 def serve(lines: Iterable[str], answer: Callable[[str], None], load: Callable[[str], Any]) -> None:
-    """Do what the lines say until there are no more.
-
-    Args:
-        load: loads the driver's library by its name.
-    """
+    """Do what the lines say until there are no more."""
     cuda: Cuda | None = None
     for line in lines:
         word, *rest = line.split() or [""]

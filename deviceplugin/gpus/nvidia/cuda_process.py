@@ -25,9 +25,6 @@ _NO_MPS: Final = "/nonexistent"
 class CudaProcess:
     """A `MemoryUser` through the CUDA driver. Its process is in the cgroup before it loads the driver.
 
-    Args:
-        command: the program; it speaks like `cuda_child`.
-
     Raises:
         GpuError: it cannot be begun there.
     """
@@ -64,7 +61,6 @@ class CudaProcess:
 
     @property
     def pid(self) -> int:
-        """PID, the host's where this runs in the host's PID namespace."""
         return self._process.pid
 
     def start(self) -> int:
@@ -87,14 +83,7 @@ class CudaProcess:
                     _close(pipe)
 
     def _send_line(self, line: str, key: str) -> Any:
-        """Give it a line.
-
-        Returns:
-            What it says under the key.
-
-        Raises:
-            GpuError: it says something else, or nothing.
-        """
+        """Give it a line, and return what it says under the key."""
         into, out = self._process.stdin, self._process.stdout
         assert into is not None  # noqa: S101 - for the type checker
         assert out is not None  # noqa: S101

@@ -17,11 +17,7 @@ KINDS: Final = {FAULTS: _XID, MIG_CHANGES: _MIG}
 
 
 class NvmlEvents:
-    """NvmlEvents is a thread that waits from `start` to `stop`. A driver without events has none.
-
-    Args:
-        on_mig: called in that thread when instances of a card came or went.
-    """
+    """A thread that waits from `start` to `stop`. A driver without events has none."""
 
     def __init__(self, on_xid: Callable[[Any], None], on_mig: Callable[[], None]) -> None:
         self._on_xid = on_xid

@@ -26,14 +26,13 @@ class NvmlGenerations:
     """Asks NVML."""
 
     def architecture(self, uuid: str) -> int | None:
-        """NVML's number of a card's architecture."""
         try:
             return int(pynvml.nvmlDeviceGetArchitecture(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
         except pynvml.NVMLError:
             return None
 
     def cuda(self) -> int | None:
-        """The newest CUDA that the driver knows: 13010 for 13.1."""
+        """Return the newest CUDA that the driver knows: 13010 for 13.1."""
         try:
             return int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
         except pynvml.NVMLError:

@@ -10,12 +10,7 @@ from deviceplugin.gpus.api.source import sysfs_bus_id
 
 
 def read_links(handles: Mapping[str, Any], bus_ids: Mapping[str, str]) -> dict[str, Links]:
-    """Read the links between cards; those that the driver does not tell of are none.
-
-    Args:
-        handles: NVML's, by UUID, of whole cards.
-        bus_ids: `0000:1a:00.0`, by UUID of the same cards.
-    """
+    """Read the links between whole cards; those that the driver does not tell of are none."""
     at = {bus_id: uuid for uuid, bus_id in bus_ids.items() if bus_id}
     direct: dict[str, list[str]] = {}
     switched: dict[str, int] = {}

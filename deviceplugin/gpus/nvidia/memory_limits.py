@@ -61,7 +61,6 @@ class NvmlLimits:
     """`MemoryLimits` by the NVIDIA driver.
 
     Args:
-        handle_of: the NVML handle of a card by UUID, None if the driver gave none.
         cgroup_root: where the host's cgroups are mounted, here and for the driver.
         probe_parent: finds the cgroup in which a limit is tried; by default the root.
     """
@@ -180,11 +179,7 @@ class NvmlLimits:
         return LimitSupport(False, reason, CGROUP_V2)
 
     def _set_probe(self, handle: Any) -> int | None:
-        """Set a limit on an empty cgroup of our own, which takes it along when it goes.
-
-        Returns:
-            MiB of the limit that stood there then; None for none.
-        """
+        """Set a limit on a cgroup of our own, which takes it along; return the MiB that then stood there."""
         probe = self._probe_parent() / PROBE
         probe.mkdir(exist_ok=True)
         try:
@@ -207,7 +202,6 @@ class NvmlLimits:
 
 
 def _lacks_files(error: Any, cgroup: Path) -> bool:
-    """Tell whether a cgroup takes no limit because the kernel's controller is not enabled for it."""
     return error.value == pynvml.NVML_ERROR_NOT_FOUND and not (cgroup / DMEM_FILE).exists()
 
 

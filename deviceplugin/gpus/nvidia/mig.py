@@ -98,7 +98,6 @@ class MigInstance:
 
     Attributes:
         uuid: the same for as long as profile and place are.
-        profile: its name, `3g.40gb`, or `1c.3g.40gb` for a part of one.
         start: the memory slice that it begins at, which numbers its GPU instance.
         memory_mib: MiB that processes can use; parts of one GPU instance share them.
         part: number of its compute instance there.
@@ -119,14 +118,6 @@ def place_instances(
     kept: Sequence[MigInstance] = (),
 ) -> tuple[MigInstance, ...]:
     """Place instances, keeping existing ones where they are if possible.
-
-    Args:
-        model: name of the card's model.
-        schedulable_mib: MiB of the whole card that processes can use.
-        wanted: the instances; empty for MIG mode without any.
-
-    Returns:
-        The instances by place.
 
     Raises:
         PartitionError: the card cannot be partitioned, or not like this; says what is allowed.
@@ -192,7 +183,7 @@ def _grouped(wanted: Sequence[InstanceRequest]) -> list[list[InstanceRequest]]:
 
 
 def _fits(group: Sequence[InstanceRequest], instance: InstanceRequest) -> bool:
-    """Tell whether an instance can be one more part of a GPU instance."""
+    """Return True if an instance can be one more part of a GPU instance."""
     parts = [each.part for each in (*group, instance)]
     return (
         None not in parts

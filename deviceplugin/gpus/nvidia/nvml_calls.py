@@ -101,11 +101,7 @@ def read_memory(handle: Any) -> MemoryInfo:
 
 
 def is_mig_enabled(handle: Any) -> bool:
-    """Tell whether a card is in MIG mode.
-
-    Raises:
-        NVMLError: the card does not say, for the moment.
-    """
+    """Tell whether a card is in MIG mode."""
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
     except pynvml.NVMLError as error:
@@ -116,14 +112,7 @@ def is_mig_enabled(handle: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """A MIG instance in one of its card's places.
-
-    Attributes:
-        place: NVML's number of it on the card.
-        handle: handle of the instance, None if the driver refuses it.
-        uuid: UUID of the instance, None if the driver refuses that.
-        error: error with which the driver refuses it, None if it does not.
-    """
+    """A MIG instance in one of its card's places, with NVML's error where the driver refuses it."""
 
     place: int
     handle: Any
@@ -169,13 +158,11 @@ def is_without_memory(error: Any) -> bool:
 
 
 def read_gpu_instance(handle: Any) -> int | None:
-    """Number the GPU instance that a MIG device is of; None if the driver does not tell."""
     number = call_optional(lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle))
     return None if number is None else int(number)
 
 
 def read_compute_instance(handle: Any) -> int | None:
-    """Return the number of a MIG device's compute instance in its GPU instance; None if unknown."""
     number = call_optional(lambda: pynvml.nvmlDeviceGetComputeInstanceId(handle))
     return None if number is None else int(number)
 
@@ -223,13 +210,10 @@ def list_processes(handle: Any) -> tuple[GpuProcess, ...] | None:
 
 
 def read_process_compute(handle: Any, since_us: int) -> tuple[Mapping[int, int], int]:
-    """Read how busy each process kept a card, in percent by pid; who is not among them did nothing.
+    """Read how busy each process kept a card, in percent by pid, and the driver's time of the newest sample.
 
     Args:
         since_us: answer of the last call, 0 for none: what was sampled before does not count.
-
-    Returns:
-        With the driver's time of the newest sample.
 
     Raises:
         NVMLError: the card does not say.

@@ -19,7 +19,7 @@ HOOK: Final = "apply-cuda-memory-limits"
 
 
 class NvmlProvider(GpuProvider):
-    """NvmlProvider makes sources that need NVIDIA's driver; its library is loaded by those alone."""
+    """Makes sources that need NVIDIA's driver; its library is loaded by those alone."""
 
     name = "nvml"
     vendor: ClassVar[Vendor | None] = NVIDIA
@@ -52,12 +52,11 @@ class NvmlProvider(GpuProvider):
         return version
 
     def list_calls(self, source: GpuSource) -> Mapping[str, bool]:
-        """Tell which of the calls that not every driver has are there."""
         calls: Mapping[str, bool] = getattr(source, "calls", dict)()
         return calls
 
     def check_tools(self, run: RunProgram) -> "Iterator[CheckFinding]":
-        """Look at NVIDIA's container toolkit, and at its hook that sets memory limits."""
+        """Check NVIDIA's container toolkit, and its hook that sets memory limits."""
         from deviceplugin.gpus.api.check_finding import CheckFinding  # noqa: PLC0415
 
         version = run(["nvidia-ctk", "--version"])

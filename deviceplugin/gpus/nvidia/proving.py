@@ -17,12 +17,7 @@ from deviceplugin.gpus.nvidia.source import NvmlGpus
 
 
 class NvmlProvable:
-    """`Provable` by NVML and the CUDA driver.
-
-    Args:
-        source: the cards, open.
-        command: the program of `CudaProcess`.
-    """
+    """`Provable` by NVML and the CUDA driver."""
 
     def __init__(self, source: NvmlGpus, command: Sequence[str] = COMMAND) -> None:
         self._source = source
@@ -99,11 +94,6 @@ def _create_part(instance: Any) -> Any:
 
 
 def _destroy(call: Callable[[Any], None], what: Any) -> None:
-    """Destroy an instance.
-
-    Raises:
-        GpuError: it stands.
-    """
     try:
         call(what)
     except pynvml.NVMLError as error:

@@ -83,12 +83,10 @@ _START_ADVICE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """_Shown is a card as the driver shows it under one index.
+    """A card as the driver shows it under one index.
 
     Attributes:
         number: its index in the driver, from 0.
-        handle: handle of the card, None if the driver gives none.
-        uuid: UUID of the card, None if the driver does not tell.
         instances: each MIG instance, None for a card that is not in MIG mode.
         error: why the card cannot be described now, None if it can.
     """
@@ -116,9 +114,7 @@ class _NvmlDevice:
     """A card with its NVML handle, None while the driver gives none.
 
     Attributes:
-        card: as it is listed.
         handle: handle of the card or the instance, None while the driver gives none.
-        parent: handle of the whole card.
         gpu_instance: number of the GPU instance that a MIG instance is of.
         place: place of a MIG instance on its card, see `MigDevice`.
         trouble: why a card that stays listed as it was cannot be measured, None when it can.
@@ -139,14 +135,8 @@ class NvmlGpus:
 
     Args:
         ignored_xids: XID codes that leave a card healthy; the others make it unhealthy.
-        pci_devices: where the kernel shows PCI devices.
-        numa_nodes: where it shows NUMA nodes.
-        cgroup_root: where the host's cgroups are mounted.
         probe_parent: finds the cgroup in which a memory limit is tried; see `NvmlLimits`.
         sees_processes: the driver shows all processes; it hides those of other pid namespaces.
-
-    Attributes:
-        limits: holds memory limits by the driver.
     """
 
     def __init__(
@@ -254,7 +244,6 @@ class NvmlGpus:
             raise GpuError(f"memory of card {uuid[:256]!r} cannot be read: {error}") from error
 
     def calls(self) -> dict[str, bool]:
-        """Tell which of the calls that not every driver has are there."""
         return {name: calls.has_call(name) for name in (*calls.NOT_EVERYWHERE, *LIMIT_CALLS)}
 
     def _handle_of(self, uuid: str) -> Any:
@@ -323,11 +312,7 @@ class NvmlGpus:
             calls.call_optional(pynvml.nvmlShutdown)
 
     def _follow(self) -> None:
-        """Update the list of cards; restart the library if that may bring a card back.
-
-        Raises:
-            GpuError: the driver does not answer as a whole.
-        """
+        """Update the list of cards; restart the library if that may bring a card back."""
         if self._open and self._lost and self._clock() >= self._started_s + self._again_s:
             self._again_s = min(AGAIN_CAP_S, 2 * self._again_s)
             self._stop()

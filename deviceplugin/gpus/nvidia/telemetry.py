@@ -17,9 +17,6 @@ def read_telemetry(handle: Any) -> CardTelemetry:
 
     NVML tells no utilization of a card in MIG mode (NVML API Reference, nvmlDeviceGetUtilizationRates), and
     drivers before 535 name the clocks event reasons throttle reasons.
-
-    Args:
-        handle: handle of the whole card, also where its MIG instances are listed.
     """
     rates = call_optional(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     mask = call_optional(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))

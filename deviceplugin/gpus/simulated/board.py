@@ -16,14 +16,14 @@ REFUSED: Final = "the driver refuses the MIG instance: Insufficient Permissions"
 
 @dataclass(slots=True)
 class SimulatedUse:
-    """SimulatedUse is the processes on a card or instance; growing ones have a start time and first MiB."""
+    """The processes on a card or instance; growing ones have a start time and first MiB."""
 
     used_mib: int = 0
     processes: tuple[GpuProcess, ...] = ()
     growing: dict[int, tuple[ProcessGrowth, float, int]] = field(default_factory=dict)
 
     def now(self, now_s: float, most_mib: int) -> tuple[GpuProcess, ...]:
-        """The processes with what they have grown to."""
+        """Return the processes with what they have grown to."""
         found = {process.pid: process for process in self.processes}
         for pid, (growth, since_s, from_mib) in self.growing.items():
             part = 1.0 if growth.over_s == 0 else min(1.0, (now_s - since_s) / growth.over_s)
@@ -37,7 +37,6 @@ class SimulatedBoard:
     """A physical card now.
 
     Attributes:
-        instances: instances of the card, None without MIG mode.
         used_has_reserved: what its driver calls used has the reserved part in it.
         residue_mib: MiB of pages that no process uses and the operating system keeps.
         tripped: its failure has come.

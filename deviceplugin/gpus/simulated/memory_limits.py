@@ -32,7 +32,7 @@ FORBIDDEN: Final = LimitSupport(
 )
 
 _SWEEP: Final = 256
-"""So many limits, those of cgroups that are gone among them, are kept at least."""
+"""Limits up to which those of cgroups that are gone are not searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +74,7 @@ class _LimitedProcess:
 
 
 class SimulatedLimits:
-    """`MemoryLimits` of simulated cards, and the processes that they hold.
-
-    Args:
-        sizes_mib: MiB that processes can use by card UUID; it may change.
-        support: what to say of every card.
-
-    Attributes:
-        least_mib: the smallest limit that is accepted.
-        behaviour: which of the ways that the documents allow the simulated driver goes.
-    """
+    """`MemoryLimits` of simulated cards, and the processes that they hold."""
 
     def __init__(self, sizes_mib: Mapping[str, int], support: LimitSupport = HELD) -> None:
         self._sizes_mib = sizes_mib
@@ -98,7 +89,7 @@ class SimulatedLimits:
         self.behaviour = LimitBehaviour()
 
     def say(self, support: LimitSupport) -> None:
-        """Be another driver from now on."""
+        """Act as another driver from now on."""
         self._support = support
         self._proven.clear()
 
@@ -111,7 +102,6 @@ class SimulatedLimits:
         return self._proven.setdefault(uuid, HELD if self.behaviour.set == "allowed" else FORBIDDEN)
 
     def set(self, uuid: str, cgroup: Path, hard_mib: int) -> None:
-        """Set a hard limit, and end a soft one; see `MemoryLimits.set`."""
         self._set(uuid, cgroup, hard_mib, 0)
 
     def clear(self, uuid: str, cgroup: Path) -> None:
@@ -160,7 +150,6 @@ class SimulatedLimits:
             self._reserved_mib[uuid, above] += more_mib
 
     def read(self, uuid: str, cgroup: Path) -> LimitReading:
-        """Read a limit and what is used of it; see `MemoryLimits.read`."""
         self._check(uuid)
         if _folder(cgroup) is None:
             raise LimitError("gone", f"the limit on card {uuid}: cgroup {cgroup} is gone")

@@ -49,7 +49,6 @@ class SimulatedFailure:
     """A failure to simulate.
 
     Attributes:
-        mode: one of FAILURE_MODES.
         after_calls: samples of the card that succeed before it trips.
         xid: code of the XID error that comes with it, None for none.
     """
@@ -61,7 +60,7 @@ class SimulatedFailure:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCard:
-    """SimulatedCard is a card of a profile, with MiB in use without any pod, who uses them, how it fails.
+    """A card of a profile, with MiB in use without any pod, who uses them, how it fails.
 
     `instances` is None unless the card is in MIG mode; `wanted_instances` are what they were placed by. With
     `used_has_reserved` the used memory that the driver tells contains the reserved part. Where the operating
@@ -191,7 +190,7 @@ class _Failure(Struct, frozen=True):
 
 
 class _Card(Struct, frozen=True):
-    """_Card is the fields that a device and the defaults of all devices have in common."""
+    """The fields that a device and the defaults of all devices have in common."""
 
     name: _Text | None = None
     architecture: _Text | None = None
@@ -445,7 +444,6 @@ class ProfileFile:
     """Reads a profile again when its file has changed. What cannot be used is logged once and passed over.
 
     Args:
-        name_or_file: as `load_profile` takes it; a shipped profile never changes.
         vendor: vendor of the profile so far, which cannot change.
     """
 

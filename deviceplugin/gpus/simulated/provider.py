@@ -12,7 +12,7 @@ from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS
 
 
 class SimulatedGenerations:
-    """SimulatedGenerations is the generation of simulated cards: Hopper with CUDA 13.0."""
+    """The generation of simulated cards: Hopper with CUDA 13.0."""
 
     def architecture(self, _uuid: str) -> int | None:
         return 9
@@ -22,7 +22,7 @@ class SimulatedGenerations:
 
 
 class SimulatedProvider(NvmlProvider):
-    """SimulatedProvider makes sources of simulated cards; YAML is loaded by those alone.
+    """Makes sources of simulated cards; YAML is loaded by those alone.
 
     A machine may have cards beside the simulated ones: their device nodes are not given away.
     """
@@ -34,11 +34,7 @@ class SimulatedProvider(NvmlProvider):
     needs_root_to_prove = False
 
     def make_source(self, options: SourceOptions) -> GpuSource:
-        """Make the source of cards from the profile.
-
-        Raises:
-            ProfileError: The profile cannot be used.
-        """
+        """Make the source of cards from the profile."""
         from deviceplugin.gpus.simulated.profile import ProfileFile, load_profile  # noqa: PLC0415
         from deviceplugin.gpus.simulated.source import SimulatedGpus  # noqa: PLC0415
 

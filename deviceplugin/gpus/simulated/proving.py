@@ -34,12 +34,10 @@ class SimulatedProvable:
         return {FAULTS: "", MIG_CHANGES: ""}
 
     def mig_mode(self, uuid: str) -> tuple[bool, bool] | None:
-        """Tell whether a card is partitioned."""
         has_mig_mode = self._source.instance_profiles(uuid) is not None
         return has_mig_mode, has_mig_mode
 
     def create_instance(self, uuid: str) -> Callable[[], None]:
-        """Add the smallest instance to a card; see `Provable.create_instance`."""
         before = self._source.instance_profiles(uuid)
         if before is None:
             raise GpuError(f"no GPU instance can be created on card {uuid}: it is not in MIG mode")
@@ -61,7 +59,7 @@ class SimulatedMemoryUser:
         self.pid = next(_PIDS)
 
     def start(self) -> int:
-        """Tell the card's size, or the limit; see `MemoryUser.start`."""
+        """Return the card's size, or the limit; see `MemoryUser.start`."""
         card = next(card for card in self._source.cards() if card.uuid == self._uuid)
         try:
             limit_mib = self._source.limits.read(self._uuid, self._cgroup).hard_mib
@@ -70,7 +68,6 @@ class SimulatedMemoryUser:
         return card.schedulable_mib if limit_mib is None else min(limit_mib, card.schedulable_mib)
 
     def allocate(self, mib: int) -> bool:
-        """Use more, unless a limit or the card refuses it."""
         try:
             self._source.limits.use(self._uuid, self.pid, self._used_mib + mib, self._cgroup)
         except GpuError:

@@ -16,7 +16,6 @@ class ProcessGrowth(Struct, frozen=True, forbid_unknown_fields=True):
     """A process that grows.
 
     Attributes:
-        pid: pid of the process, which need not be there yet.
         to_mib: MiB that it uses in the end, as far as the card has them.
         over_s: seconds that it takes, evenly; 0: at once.
     """
@@ -27,16 +26,13 @@ class ProcessGrowth(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptStep(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "return"}):
-    """ScriptStep is a thing that happens: exactly one of the actions.
+    """A thing that happens: exactly one of the actions.
 
     Attributes:
         at_s: seconds after the node began, or its profile was changed.
-        card: index of the card; `hang_s`, `xid` and `driver` need none.
         xid: code of a numbered error of the driver, of `card` or, without one, of all cards in turn.
         times: how often that comes.
         over_s: seconds over which those are spread; 0: all at once.
-        vanish: the driver shows the card no more.
-        returns: it shows it again.
         mig: the card is partitioned anew, into these profiles; `off` ends MIG mode.
         grow: a process on the card grows; of a partitioned card on its first instance.
         hang_s: seconds that every call of the driver takes.
@@ -85,16 +81,12 @@ class SimulationScript:
         return [step for step in self.steps[done:] if step.at_s <= now_s]
 
     def next_s(self, done: int) -> float | None:
-        """Time of the next step, None for never."""
+        """Return the time of the next step, None for never."""
         return self.steps[done].at_s if done < len(self.steps) else None
 
 
 def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> SimulationScript:
-    """Read the list of steps; what is wrong is added to `faults`, each with its path.
-
-    Args:
-        cards: the profile's card UUIDs by index.
-    """
+    """Read the list of steps; what is wrong is added to `faults`, each with its path."""
     steps = []
     if not isinstance(raw, list):
         faults.append(f"script: {type(raw).__name__}; allowed: a list of steps")

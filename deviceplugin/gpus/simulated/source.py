@@ -32,7 +32,7 @@ from deviceplugin.gpus.simulated.script import ProcessGrowth, ScriptStep, Simula
 from deviceplugin.gpus.simulated.telemetry import simulate_telemetry
 
 POLL_S: Final = 0.5
-"""How often to look whether the profile was changed."""
+"""How often it is checked whether the profile was changed."""
 
 STORM_STEP_S: Final = 0.001
 """The errors of a storm come in steps of so many seconds: with 10 000 a second ten at a time."""
@@ -44,16 +44,7 @@ GONE: Final = "the card is not there any more"
 
 
 class SimulatedGpus:
-    """A `GpuSource` made of a profile. Safe to use from several threads.
-
-    Args:
-        profile: the cards and what is to happen to them.
-        ignored_xids: XID codes that leave a card healthy.
-        changed: returns the profile when it was changed since it was asked last, else None.
-
-    Attributes:
-        limits: holds memory limits, and has the processes of `SimulatedLimits.use`, which `sample` shows too.
-    """
+    """A `GpuSource` made of a profile. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -115,7 +106,6 @@ class SimulatedGpus:
         self.resume()
 
     def cards(self) -> Sequence[GpuCard]:
-        """Return the cards by index, MIG instances in place of their card."""
         return self._cards
 
     def sample(self) -> Sequence[GpuSample]:
@@ -137,17 +127,13 @@ class SimulatedGpus:
         self._events.wake()
 
     def memory_info(self, uuid: str) -> MemoryInfo:
-        """Say what the driver would of a card's memory.
-
-        Raises:
-            GpuError: no such card.
-        """
+        """Return what the driver would say of a card's memory."""
         with self._lock:
             card = self._card(uuid)
             return self._boards[physical_uuid(card)].memory_info(card, self._measure(card)[0])
 
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
-        """Wait up to `timeout_s` seconds for news; the script goes on, and a changed profile is read."""
+        """Wait for news; the script goes on, and a changed profile is read."""
         end_s = self._clock() + timeout_s
         while True:
             with self._lock:
@@ -164,7 +150,7 @@ class SimulatedGpus:
     # --- what can be done to the cards --------------------------------------------------------------
 
     def become(self, profile: Profile) -> None:
-        """Be another node: of cards that stay all is as the profile says, others vanish or come.
+        """Become another node: of cards that stay all is as the profile says, others vanish or come.
 
         Raises:
             GpuError: the vendor is another one.
@@ -196,11 +182,7 @@ class SimulatedGpus:
             self._uses[uuid] = SimulatedUse(used_mib, tuple(processes))
 
     def grow(self, uuid: str, growth: ProcessGrowth) -> None:
-        """Let a process on the card grow.
-
-        Raises:
-            GpuError: no such card.
-        """
+        """Let a process on the card grow."""
         with self._lock:
             card = self._card(uuid)
             use, now_s = self._uses.setdefault(uuid, SimulatedUse()), self._clock()
@@ -209,16 +191,7 @@ class SimulatedGpus:
             use.growing[growth.pid] = (growth, now_s, from_mib or 0)
 
     def fail(self, uuid: str, mode: str = "lost", xid: int | None = None) -> None:
-        """Break a card at once.
-
-        Args:
-            uuid: the card, or an instance of it.
-            mode: one of FAILURE_MODES; `lost` and `fallen_off_bus` also make its samples fail.
-            xid: code of the XID error that comes with it.
-
-        Raises:
-            GpuError: no such card or no such mode.
-        """
+        """Break a card, or that of an instance, at once, by one of FAILURE_MODES."""
         if mode not in FAILURE_MODES:
             raise GpuError(f"failure mode {mode[:256]!r}; allowed: {', '.join(FAILURE_MODES)}")
         with self._lock:
@@ -227,11 +200,7 @@ class SimulatedGpus:
             self._trip(board, board.failure)
 
     def heal(self, uuid: str) -> None:
-        """Mend a card; its next good sample ends the trouble.
-
-        Raises:
-            GpuError: no such card.
-        """
+        """Mend a card; its next good sample ends the trouble."""
         with self._lock:
             board = self._board(uuid)
             board.failure, board.tripped = None, False
@@ -239,11 +208,7 @@ class SimulatedGpus:
                 self._events.put(HealthEvent(card.uuid, healthy=True, reason="mended"))
 
     def xid(self, uuid: str, code: int, times: int = 1) -> None:
-        """Let a numbered error of the driver come, of a card or of one instance.
-
-        Raises:
-            GpuError: no such card.
-        """
+        """Report a numbered error of the driver, of a card or of one instance."""
         with self._lock:
             known = {card.uuid for card in self._cards}
             uuids = [uuid] if uuid in known else [card.uuid for card in self._board(uuid).cards()]
@@ -252,7 +217,7 @@ class SimulatedGpus:
             self._events.put(replace(event, count=times))
 
     def storm(self, uuids: Sequence[str], code: int, times: int, seconds: float) -> None:
-        """Let numbered errors come one by one, of these cards in turn, spread evenly; returns at once."""
+        """Report numbered errors one by one, of these cards in turn, spread evenly; return at once."""
         events = [fault_event(uuid, code, self._ignored_xids, self._vendor) for uuid in uuids]
 
         def blow() -> None:
@@ -267,21 +232,11 @@ class SimulatedGpus:
         threading.Thread(target=blow, name="simulated-storm", daemon=True).start()
 
     def vanish(self, uuid: str) -> None:
-        """Take a card out of what the driver shows.
-
-        Raises:
-            GpuError: no such card.
-        """
         with self._lock:
             self._board(uuid).shown = False
             self._list()
 
     def restore(self, uuid: str) -> None:
-        """Show a card again that vanished.
-
-        Raises:
-            GpuError: no such card.
-        """
         with self._lock:
             self._board(uuid).shown = True
             self._list()
@@ -301,21 +256,13 @@ class SimulatedGpus:
             self._list()
 
     def instance_profiles(self, uuid: str) -> tuple[str, ...] | None:
-        """Name the profiles of a card's instances; None without MIG mode.
-
-        Raises:
-            GpuError: no such card.
-        """
+        """Name the profiles of a card's instances; None without MIG mode."""
         with self._lock:
             instances = self._board(uuid).instances
         return None if instances is None else tuple(instance.profile for instance in instances)
 
     def smallest_profile(self, uuid: str) -> str:
-        """Name the smallest instance that a card can have.
-
-        Raises:
-            GpuError: no such card, or it can have none.
-        """
+        """Name the smallest instance that a card can have."""
         with self._lock:
             card = self._board(uuid).card
         try:

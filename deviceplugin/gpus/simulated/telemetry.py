@@ -9,19 +9,19 @@ from deviceplugin.gpus.api.source import GpuProcess
 from deviceplugin.gpus.api.telemetry import CardTelemetry
 
 WAVE_S: Final = 60.0
-"""The load of a process goes up and down once in so many seconds."""
+"""Period in which the load of a process goes up and down."""
 
 _IDLE_C: Final = 32.0
 _BUSY_C: Final = 45.0
-"""A card at full load is so much warmer."""
+"""By how much a card at full load is warmer."""
 
 _CAPPED_PERCENT: Final = 95.0
-"""From here on the power limit slows a card down."""
+"""Utilization from which on the power limit slows a card down."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """_Generation is what cards of one architecture draw, and how fast they run."""
+    """What cards of one architecture draw, and how fast they run."""
 
     idle_w: float
     limit_w: float
@@ -42,13 +42,7 @@ _ANY: Final = _Generation(30, 300, 1500, 1500)
 def simulate_telemetry(
     architecture: str, processes: Iterable[GpuProcess], now_s: float, *, partitioned: bool = False
 ) -> CardTelemetry:
-    """Say what a card does: each process keeps it busy by 40 to 90 %, by its number, in slow waves.
-
-    Args:
-        processes: on the card and on its instances; those that use no memory do nothing.
-        now_s: seconds since the node began.
-        partitioned: the card is in MIG mode; as NVIDIA's driver it then tells no utilization.
-    """
+    """Say what a card does: each process keeps it busy by 40 to 90 %, by its number, in slow waves."""
     kind = _GENERATIONS.get(architecture, _ANY)
     loads = [
         (_compute_load_percent(process.pid, now_s), _compute_share(process.pid, 2))

@@ -15,25 +15,20 @@ from kubeapi.backoff import Backoff
 log = structlog.get_logger(__name__)
 
 ASK_S: Final = 10.0
-"""Seconds between two questions, and the longest time for an answer."""
+"""Time between two checks, and the longest time for an answer."""
 
 BEGIN_S: Final = 0.1
-"""Seconds between two questions while the control daemon has not answered yet."""
+"""Time between two checks while the control daemon has not answered yet."""
 
 PATIENCE: Final = 3
-"""Unanswered questions in a row after which a control daemon that runs is ended."""
+"""Checks in a row without an answer after which a control daemon that runs is ended."""
 
 QUIT_S: Final = 10.0
 _STEADY_S: Final = 60.0
 
 
 class ControlDaemon:
-    """Keeps one control daemon running.
-
-    Args:
-        clients: processes that it takes at once.
-        program: the control daemon, and what speaks to it.
-    """
+    """Keeps one control daemon running."""
 
     def __init__(
         self,
@@ -56,7 +51,6 @@ class ControlDaemon:
 
     @property
     def answers(self) -> bool:
-        """Whether it answered when it was last asked."""
         return self._folder.is_served
 
     async def run(self) -> None:
@@ -79,12 +73,7 @@ class ControlDaemon:
             await asyncio.sleep(self._backoff.failed())
 
     async def _once(self) -> None:
-        """Start it, and come back once it has ended.
-
-        Raises:
-            OSError: it cannot be started.
-            GpuError: it does not answer.
-        """
+        """Start it, and come back once it has ended."""
         self._folder.make()
         await self._end_left_over()
         self.starts += 1
@@ -163,10 +152,7 @@ class ControlDaemon:
             await asyncio.sleep(self._ask_s if answered else BEGIN_S)
 
     async def ask(self, command: str) -> str:
-        """Give it a command.
-
-        Returns:
-            What it prints.
+        """Give it a command, and return what it prints.
 
         Raises:
             GpuError: nothing answers in time.

@@ -37,10 +37,9 @@ class _StateFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ControlDaemonState:
-    """ControlDaemonState is the answer of a control daemon.
+    """The answer of a control daemon.
 
     Attributes:
-        clients: processes that it takes at once.
         servers: pids of its servers when it was last asked; they use a little of the card themselves.
         pid: pid of the control daemon; 0 if a `gpupack mps` of before does not say.
     """
@@ -60,7 +59,7 @@ def lock_root(root: Path) -> int | None:
 
 
 class CardFolder:
-    """CardFolder is the folder of one card.
+    """The folder of one card.
 
     Raises:
         GpuError: the UUID cannot name a folder.
@@ -78,11 +77,6 @@ class CardFolder:
         self._held: int | None = None
 
     def make(self) -> None:
-        """Make the folders.
-
-        Raises:
-            OSError: they cannot be made.
-        """
         for folder in (self.pipe, self.log):
             folder.mkdir(parents=True, exist_ok=True)
 

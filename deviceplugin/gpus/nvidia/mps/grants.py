@@ -35,12 +35,7 @@ def client_limit(cuda: int) -> int:
 
 
 def find_obstacle(architecture: int | None, cuda: int | None) -> str:
-    """Say why MPS cannot hold processes to their memory on a card; empty if it can.
-
-    Args:
-        architecture: NVML's number of the card's, None if the driver does not say.
-        cuda: as in `client_limit`, likewise.
-    """
+    """Say why MPS cannot hold processes to their memory on a card; empty if it can."""
     if architecture is None or cuda is None:
         return "the driver does not say the card's architecture or its CUDA version"
     if architecture < VOLTA:
@@ -56,12 +51,9 @@ def grant_client(
     """Describe a share of one card to a container.
 
     Args:
-        folder: folder of the card, a path of the host.
-        root: folder of all cards.
-        mib: the share; the limit of each of the container's processes.
+        mib: the limit of each of the container's processes.
         size_mib: what containers can have of the card in all.
         threads: without `compute` limit the share of the card's multiprocessors likewise.
-        compute: percent of the card's multiprocessors that the container asks for; 0 if for none.
     """
     limit = f"{mib // MIB_PER_GIB}G" if mib % MIB_PER_GIB == 0 else f"{mib}M"
     envs = {

@@ -14,8 +14,6 @@ class MpsService:
 
     Args:
         root: folder of the host where they are met; containers are given its parts.
-        threads: limit the multiprocessors of a container that asks for no compute like its memory.
-        proc: where the host's processes are shown.
     """
 
     def __init__(self, root: Path, *, threads: bool = False, proc: Path = Path("/proc")) -> None:

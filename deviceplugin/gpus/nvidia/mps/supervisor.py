@@ -24,15 +24,14 @@ from kubeapi.serving import serve_health, start_serving
 log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 30.0
-"""Seconds between two looks at what cards there are."""
+"""How often it is checked which cards there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class MpsCard:
-    """MpsCard is a card, with what keeps MPS from it.
+    """A card, with what keeps MPS from it.
 
     Attributes:
-        clients: processes that its MPS takes at once.
         problem: why it cannot be shared so; empty if it can.
     """
 
@@ -42,11 +41,7 @@ class MpsCard:
 
 
 def list_mps_cards(source: GpuSource, generations: CardGenerations) -> Sequence[MpsCard]:
-    """Look at the cards there are now.
-
-    Raises:
-        GpuError: the source as a whole does not work.
-    """
+    """List the cards there are now."""
     # What cards there are, a sample finds out.
     source.sample()
     cuda = generations.cuda()
@@ -89,12 +84,7 @@ def take_root(root: Path) -> int:
 
 
 class MpsSupervisor:
-    """Runs control daemons for the cards there are.
-
-    Args:
-        source: the cards, open.
-        make: makes a card's control daemon.
-    """
+    """Runs control daemons for the cards there are."""
 
     def __init__(
         self,
