@@ -165,4 +165,4 @@ class ContainerMemoryService:
         if pod is None:
             return None
         of = pod.metadata
-        return PodIdentity(of.namespace, of.name, of.uid, static=of.uid != pod.runtime_uid)
+        return PodIdentity(of.namespace, of.name, of.uid, static=pod.is_mirror)

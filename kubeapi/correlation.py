@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from kubeapi.bounded import BoundedDict
-from kubeapi.ratelimit import TokenBucket
+from kubeapi.ratelimit import KeyedTokenBuckets
 
 EventType = Literal["Normal", "Warning"]
 
@@ -98,7 +98,7 @@ class EventCorrelator:
         self._wall = wall
         self._series: BoundedDict[Hashable, EventSeries] = BoundedDict(REMEMBERED)
         self._similar: BoundedDict[Hashable, _SimilarEvents] = BoundedDict(REMEMBERED)
-        self._buckets: BoundedDict[ObjectRef, TokenBucket] = BoundedDict(REMEMBERED)
+        self._writes: KeyedTokenBuckets[ObjectRef] = KeyedTokenBuckets(BURST, REFILL_S, clock, REMEMBERED)
 
     def add(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> EventSeries:
         key: Hashable = (ref, type_, reason, message)
@@ -113,7 +113,7 @@ class EventCorrelator:
 
     def may_write(self, ref: ObjectRef) -> bool:
         """Use up one of the writes that an object may get; return False if none is left."""
-        return self._buckets.recall(ref, lambda: TokenBucket(BURST, REFILL_S, self._clock)).take()
+        return self._writes.take(ref)
 
     def _is_one_of_many(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> bool:
         now = self._clock()

@@ -1,6 +1,11 @@
 """A token bucket: a burst at once, then one token at a time. Pure but for the clock, which is given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from kubeapi.bounded import BoundedDict
+
+K = TypeVar("K", bound=Hashable)
 
 
 class TokenBucket:
@@ -45,3 +50,19 @@ class TokenBucket:
         now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._seen_at) / self._refill_s)
         self._seen_at = now
+
+
+class KeyedTokenBuckets(Generic[K]):
+    """A token bucket for each key; of more than `most` keys the one unused longest gets a full one again."""
+
+    def __init__(self, burst: int, refill_s: float, clock: Callable[[], float], most: int) -> None:
+        self._make = lambda: TokenBucket(burst, refill_s, clock)
+        self._buckets: BoundedDict[K, TokenBucket] = BoundedDict(most)
+
+    def take(self, key: K) -> bool:
+        """Take a token of a key; tell whether there was one."""
+        return self._buckets.recall(key, self._make).take()
+
+    def reserve(self, key: K) -> float:
+        """Take a token of a key, if necessary one of the future; return the seconds until it is there."""
+        return self._buckets.recall(key, self._make).reserve()

@@ -17,7 +17,8 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.place import Placement
 from allocator.request import PodRequest
 from benchmarks.two_tier.shared_arrays import SharedRows
-from scheduler_plugin.binding.two_tier import PodTurn, Rescore, ScoredNode, TurnQueue, commit_list
+from benchmarks.two_tier.turns import PodTurn, TurnQueue
+from scheduler_plugin.binding.two_tier import Rescore, ScoredNode, commit_list
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays

@@ -55,18 +55,12 @@ def in_host_pid_namespace() -> bool:
         return False
 
 
-def find_pod_uid(cgroup_text: str) -> str | None:
-    """Find the pod's UID in the text of `/proc/PID/cgroup`; None for a process of no pod.
+def find_process_place(cgroup_text: str) -> ProcessPlace | None:
+    """Find pod and container in the text of `/proc/PID/cgroup`; None for a process of no pod.
 
     The deepest pod counts, so that a cluster inside a pod sees its own pods. A static pod's UID is the
     kubelet's own for it.
     """
-    place = find_process_place(cgroup_text)
-    return place.uid if place is not None else None
-
-
-def find_process_place(cgroup_text: str) -> ProcessPlace | None:
-    """Find pod and container in the same text; None for a process of no pod."""
     for line in cgroup_text.splitlines():
         path = line.split(":", 2)[-1].removesuffix(" (deleted)")
         found = list(_POD_SEGMENT.finditer(path))

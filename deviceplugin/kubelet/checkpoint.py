@@ -133,7 +133,7 @@ class CheckpointReader:
             ) from error
         if self._last_read is None or stamp != self._last_read.file_version or data != self._data:
             try:
-                self._last_read, self._entries = _decode(data, stamp, self._entries)
+                self._last_read, self._entries = decode_checkpoint(data, stamp, self._entries)
             except CheckpointError as error:
                 raise type(error)(f"{self._path}: {error}"[:_MESSAGE_CHARS]) from error
         self._settled = self._clock() - stamp.modified_ns > _SETTLED_NS
@@ -161,23 +161,20 @@ class CheckpointReader:
             return None
 
 
-def decode_checkpoint(data: bytes, stamp: FileVersion) -> Checkpoint:
-    """Read one version of the file.
+def decode_checkpoint(
+    data: bytes, stamp: FileVersion, known: Mapping[bytes, CheckpointEntry]
+) -> tuple[Checkpoint, dict[bytes, CheckpointEntry]]:
+    """Read one version of the file; the plugin's own answer (AllocResp) is not looked at.
 
-    Unknown fields are passed over; the plugin's own answer (AllocResp) is not looked at.
+    Args:
+        known: The entries of the version before by their texts: nearly all are as they were. A thousand pods
+            take 1 ms in place of 4, and the kubelet writes its checkpoint with each Allocate.
+
+    Returns:
+        Its contents, and the entries for the next version.
 
     Raises:
         CheckpointError: no JSON, or another format.
-    """
-    return _decode(data, stamp, {})[0]
-
-
-def _decode(
-    data: bytes, stamp: FileVersion, known: Mapping[bytes, CheckpointEntry]
-) -> tuple[Checkpoint, dict[bytes, CheckpointEntry]]:
-    """Do the same, given the entries of the version before by their texts: nearly all are as they were.
-
-    A thousand pods take 1 ms in place of 4, and the kubelet writes its checkpoint with each Allocate.
     """
     try:
         decoded = _DECODER.decode(data).Data

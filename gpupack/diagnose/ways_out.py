@@ -33,7 +33,6 @@ from scheduler_plugin.scheduling.node_fit import CORDONED, NOT_READY, PORTS, SEL
 from scheduler_plugin.scheduling.reasons import Cure, FilterReason
 
 _MOST_CARDS: Final = 8
-_MODELS: Final = 3
 _PODS_NAMED: Final = 8
 _NEVER_BY_ENDS: Final = frozenset(
     {SELECTOR, TAINT, CORDONED, NOT_READY, PORTS}

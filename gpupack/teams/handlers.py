@@ -20,7 +20,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.questions import Questions, TooLargeQuestionError, TooManyQuestionsError, WorkBudget
 from kubeapi.errors import KubeApiError
 from kubeapi.names import is_label
-from kubeapi.ratelimit import TokenBucket
+from kubeapi.ratelimit import KeyedTokenBuckets
 
 if TYPE_CHECKING:
     from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
@@ -31,6 +31,8 @@ Answer = Callable[[Cluster, str, Mapping[str, str], WorkBudget], msgspec.Struct]
 
 NAMESPACE_BURST, NAMESPACE_REFILL_S = 10, 1.0
 """Questions of one namespace at once, and seconds for one more."""
+MOST_NAMESPACES: Final = 10_000
+"""Namespaces whose questions are counted."""
 CPU_S_OF_A_QUESTION: Final = 0.1
 """Processor time of one question; what takes more counts as several questions."""
 MAX_CONTAINERS: Final = 16
@@ -70,10 +72,11 @@ class MemberHandlers:
         self._is_ready = is_ready
         self._find_queued = find_queued
         self._answers: dict[str, Answer] = {"why": self._explain, "fit": _count, **(more or {})}
-        self._clock = clock
         self._now_s = now_s
         self._make_budget = make_budget
-        self._buckets: dict[str, TokenBucket] = {}
+        self._turns: KeyedTokenBuckets[str] = KeyedTokenBuckets(
+            NAMESPACE_BURST, NAMESPACE_REFILL_S, clock, MOST_NAMESPACES
+        )
 
     def make_app(self) -> web.Application:
         app = web.Application(client_max_size=1024)
@@ -133,7 +136,7 @@ class MemberHandlers:
             return await self._questions.ask(work)
         finally:
             for _ in range(int(spent_s / CPU_S_OF_A_QUESTION)):
-                self._buckets[namespace].reserve()
+                self._turns.reserve(namespace)
 
     def _check_ready(self) -> None:
         if not self._is_ready():
@@ -151,17 +154,9 @@ class MemberHandlers:
         except KubeApiError as error:
             log.warning("a member's token cannot be reviewed", error=str(error))
             raise _RefusedError(503, UNCHECKED) from error
-        if not self._take_turn(namespace):
+        if not self._turns.take(namespace):
             raise _RefusedError(429, TOO_MANY)
         return namespace
-
-    def _take_turn(self, namespace: str) -> bool:
-        """Return True if the namespace's members asked seldom enough."""
-        bucket = self._buckets.get(namespace)
-        if bucket is None:  # only of namespaces with members, so there are no more than namespaces
-            bucket = TokenBucket(NAMESPACE_BURST, NAMESPACE_REFILL_S, self._clock)
-            self._buckets[namespace] = bucket
-        return bucket.take()
 
 
 def _count(cluster: Cluster, namespace: str, query: Mapping[str, str], _budget: WorkBudget) -> msgspec.Struct:

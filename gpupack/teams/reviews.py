@@ -6,16 +6,16 @@ Tokens are never written anywhere: what is remembered of one is its digest.
 import base64
 import hashlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from gpupack.teams import AUDIENCE, MEMBER
 from kubeapi.bounded import BoundedDict
 from kubeapi.client import KubeClient
-from kubeapi.errors import UNREADABLE, Malformed
+from kubeapi.errors import UNREADABLE, decode_answer
 from kubeapi.objects import AccessReview
-from kubeapi.ratelimit import TokenBucket
+from kubeapi.ratelimit import KeyedTokenBuckets, TokenBucket
 
 TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
 ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -64,7 +64,9 @@ class MemberReviewer:
         self._client = client
         self._clock = clock
         self._total = TokenBucket(TOTAL_BURST, TOTAL_REFILL_S, clock)
-        self._buckets: BoundedDict[str, TokenBucket] = BoundedDict(MOST_REMEMBERED)
+        self._of_namespaces: KeyedTokenBuckets[str] = KeyedTokenBuckets(
+            NAMESPACE_BURST, NAMESPACE_REFILL_S, clock, MOST_REMEMBERED
+        )
         self._known: BoundedDict[tuple[bytes, str], tuple[float, bool]] = BoundedDict(MOST_REMEMBERED)
 
     async def is_member(self, token: str, namespace: str) -> bool:
@@ -80,18 +82,12 @@ class MemberReviewer:
         known = self._known.get(key)
         if known is not None and self._clock() < known[0]:
             return known[1]
-        if not (self._get_bucket(namespace).take() and self._total.take()):
+        if not (self._of_namespaces.take(namespace) and self._total.take()):
             raise TooManyReviewsError
         user = await self._find_user(token)
         allowed = user is not None and await self._may_list_pods(user, namespace)
         self._known[key] = self._clock() + REMEMBERED_S, allowed
         return allowed
-
-    def _get_bucket(self, namespace: str) -> TokenBucket:
-        """Return the token bucket of a namespace; buckets unused for long are dropped."""
-        return self._buckets.recall(
-            namespace, lambda: TokenBucket(NAMESPACE_BURST, NAMESPACE_REFILL_S, self._clock)
-        )
 
     async def _find_user(self, token: str) -> _User | None:
         """Return the user of a token; None if it is invalid, or was made for another audience."""
@@ -100,7 +96,8 @@ class MemberReviewer:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [AUDIENCE]},
         }
-        status = _read(await self._client.post(TOKEN_REVIEWS, review), _TokenReview).status
+        answer = await self._client.post(TOKEN_REVIEWS, review)
+        status = decode_answer(answer, _decode_token_review, "a TokenReview").status
         # An authenticator that knows no audiences names none.
         return status.user if status.authenticated and AUDIENCE in status.audiences else None
 
@@ -116,8 +113,8 @@ class MemberReviewer:
                 "resourceAttributes": {"namespace": namespace, "verb": "list", "resource": "pods"},
             },
         }
-        allowed: bool = _read(await self._client.post(ACCESS_REVIEWS, review), AccessReview).is_allowed
-        return allowed
+        answer = await self._client.post(ACCESS_REVIEWS, review)
+        return decode_answer(answer, _decode_access_review, "a SubjectAccessReview").is_allowed
 
 
 def _names_member(token: str, namespace: str) -> bool:
@@ -134,8 +131,5 @@ def _names_member(token: str, namespace: str) -> bool:
     return AUDIENCE in audiences and claims.sub == f"system:serviceaccount:{namespace}:{MEMBER}"
 
 
-def _read(raw: bytes, kind: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except UNREADABLE as error:
-        raise Malformed("the API server answers a review with something else") from error
+_decode_token_review: Final = msgspec.json.Decoder(_TokenReview).decode
+_decode_access_review: Final = msgspec.json.Decoder(AccessReview).decode

@@ -15,7 +15,6 @@ from allocator.request import PodRequest
 from kubeapi.objects import Node, Pod
 from kubeapi.selectors import HOSTNAME, UNSCHEDULABLE, Labels, NodeRules, Taint, list_repelling_taints
 from scheduler_plugin.cache.amounts import ONE_POD, PERCENT, UNITS, Amounts, sum_amounts
-from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.pods import PodRecord, sum_host_requests, sum_other_requests
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.node_fit import (
@@ -304,13 +303,6 @@ class KubeSchedulerChecks:
             if ports := list_host_ports(pod):
                 found.setdefault(pod.spec.node_name, []).append((pod.metadata.uid, ports))
         return found
-
-    def mask_offered(self, rejections: Mapping[str, Rejection]) -> BoolArray:
-        """Find the rows of nodes that kube-scheduler offers: bool[R]."""
-        nodes = self._state.nodes
-        mask: BoolArray = np.zeros(nodes.row_count, dtype=np.bool_)
-        mask[[row for name, row in nodes.rows.items() if name not in rejections]] = True
-        return mask
 
 
 def list_unchecked_rules(pod: Pod) -> list[str]:

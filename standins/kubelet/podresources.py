@@ -7,33 +7,13 @@ import grpc
 
 from deviceplugin.kubelet.wire import podresources_pb2 as pb
 from deviceplugin.kubelet.wire import podresources_pb2_grpc as rpc
+from kubeapi.ratelimit import TokenBucket
 from standins.kubelet.devices import DeviceManager
 from standins.kubelet.pods import Pod
 
 # Over all clients together, as in the kubelet.
-_RATE: Final = 100.0
-_BURST: Final = 10.0
-
-
-class ListRateLimit:
-    """Lets `rate` calls a second pass, `burst` of them at once."""
-
-    def __init__(self, rate: float, burst: float, clock: Callable[[], float]) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._clock = clock
-        self._tokens = burst
-        self._at = clock()
-
-    def allow(self) -> bool:
-        """Take a token; False when there is none."""
-        now = self._clock()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
+_BURST: Final = 10
+_REFILL_S: Final = 0.01
 
 
 class PodResourcesServer(rpc.PodResourcesListerServicer):
@@ -58,7 +38,7 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
         self._listed = listed
         self._known = known
         self._refresh = refresh
-        self._bucket = ListRateLimit(_RATE, _BURST, clock)
+        self._bucket = TokenBucket(_BURST, _REFILL_S, clock)
 
     async def List(  # noqa: N802 - the wire's name
         self, _request: pb.ListPodResourcesRequest, context: Any
@@ -93,7 +73,7 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
         raise AssertionError("abort raises")  # pragma: no cover
 
     async def _limit(self, context: Any) -> None:
-        if not self._bucket.allow():
+        if not self._bucket.take():
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _pod(self, pod: Pod) -> pb.PodResources:

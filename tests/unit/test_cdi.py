@@ -24,7 +24,7 @@ from deviceplugin.containers.device_lists import (
 )
 from deviceplugin.containers.device_nodes import DeviceNodes
 from deviceplugin.dra.cdi_files import device_of
-from deviceplugin.gpus.api.vendor import UNNAMED
+from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
@@ -36,6 +36,7 @@ from tests.responses_world import container_responses_of
 CARDS = [simulated.card for simulated in load_profile("2xt4").cards]
 UUIDS = [card.uuid for card in CARDS]
 KIND = "nvidia.com/gpu"
+UNNAMED = Vendor("gpu.invalid", "GPU_VISIBLE_DEVICES", "fault")
 
 # The fields of the specification's JSON schema that we use, by hand: names, values and what must be there.
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]"

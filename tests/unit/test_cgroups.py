@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.host.cgroups import CgroupProbe, PodCgroups, ProcessOwners, find_pod_uid
+from deviceplugin.host.cgroups import CgroupProbe, PodCgroups, ProcessOwners, find_process_place
 
 UID = "0f3c6a52-1b2d-4c3e-9f00-aabbccddeeff"
 SLICE = UID.replace("-", "_")
@@ -54,7 +54,8 @@ STATIC = "0123456789abcdef0123456789abcdef"
     ],
 )
 def test_the_pod_of_a_cgroup(text: str, uid: str | None) -> None:
-    assert find_pod_uid(text) == uid
+    place = find_process_place(text)
+    assert (place.uid if place is not None else None) == uid
 
 
 def process(proc: Path, pid: int, text: str) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from allocator.policies import CARD_POLICIES
-from allocator.policies.fragmentation import as_demands, hole_costs
+from allocator.pricing import hole_values
 from allocator.selector import Selector
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.errors import PolicyError
@@ -37,6 +37,29 @@ def rows_of(arrays):
     return np.array([arrays.rows[name] for name in sorted(arrays.rows)], dtype=np.intp)
 
 
+def hole_costs(size, weights):
+    """F + 0.5 C + 3 S + 20 W of each rest of one card, as docs/policies/fragmentation.md has them."""
+    values, total, costs = hole_values(size, weights), sum(weights.values()), [0.0]
+    for free in range(1, size + 1):
+        cost = 20 * (free - size * values[free])
+        for units, weight in weights.items():
+            left, unfit = free % units, free if free < units else 0
+            cost += weight / total * (unfit + left / 2 + 3 * free * (left / free) ** 6)
+        costs.append(cost)
+    return costs
+
+
+def test_cost_by_hand():
+    # Demands of 50 and of 100, half and half; V(f) is 0, 1/2 from 50 on, 1 at 100.
+    costs = hole_costs(100, {50: 1, 100: 1})
+    assert costs[0] == 0
+    assert costs[100] == pytest.approx(0)
+    # 50 free: fits 50 exactly; for 100 all of it is fragment: (50 + .5*50 + 3*50) / 2.
+    assert costs[50] == pytest.approx(112.5)
+    # 30 free: nothing fits: 30 + 15 + 90 for both, 20 * 30 lost.
+    assert costs[30] == pytest.approx(135 + 600)
+
+
 def test_one_card_nodes_are_worth_their_hole():
     demands = {81: 10, 47: 7, 32: 3, 65: 3}
     workload = TypicalWorkload()
@@ -44,7 +67,7 @@ def test_one_card_nodes_are_worth_their_hole():
         workload.add(one(units), count)
     used = [[0], [10], [35], [53], [81], [100]]
     arrays = cluster(**{f"n{i}": cards for i, cards in enumerate(used)})
-    costs = hole_costs(100, as_demands(demands))
+    costs = hole_costs(100, demands)
     expected = [costs[100 - cards[0]] for cards in used]
     assert FragmentationPolicy(workload).value(arrays, rows_of(arrays)) == pytest.approx(expected)
 

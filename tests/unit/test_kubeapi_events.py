@@ -205,7 +205,7 @@ def test_memory_is_bounded(api) -> None:
         ref = make_pod_ref("team", f"p{number}", "")
         correlator.add(ref, "Normal", "Waiting", "no card")
         assert correlator.may_write(ref)
-    assert len(correlator._series) == len(correlator._similar) == len(correlator._buckets) == REMEMBERED
+    assert len(correlator._series) == len(correlator._similar) == REMEMBERED
     assert correlator.add(make_pod_ref("team", "p0", ""), "Normal", "Waiting", "no card").count == 1
     assert correlator.add(ref, "Normal", "Waiting", "no card").count == 2
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from deviceplugin.errors import CheckpointError, TornCheckpointError
 from deviceplugin.kubelet.checkpoint import (
     CHECKPOINT_NAME,
+    Checkpoint,
     CheckpointEntry,
     CheckpointReader,
     FileVersion,
@@ -25,6 +26,12 @@ from tests.waiting import until
 SAMPLES = Path(__file__).with_name("checkpoints")
 RESOURCE = "gpupack.io/gpu-memory-gib"
 STAMP = FileVersion(1, 2, 3)
+
+
+def decode(data: bytes, stamp: FileVersion) -> Checkpoint:
+    return decode_checkpoint(data, stamp, {})[0]
+
+
 ENTRY = {
     "PodUID": "u1",
     "ContainerName": "main",
@@ -69,7 +76,7 @@ def remove(path: Path) -> None:
 
 
 def test_a_kubelet_that_gave_nothing() -> None:
-    checkpoint = decode_checkpoint((SAMPLES / "kubelet-1.36.3-fresh.json").read_bytes(), STAMP)
+    checkpoint = decode((SAMPLES / "kubelet-1.36.3-fresh.json").read_bytes(), STAMP)
     assert checkpoint.entries == ()
     assert checkpoint.file_version == STAMP
 
@@ -77,7 +84,7 @@ def test_a_kubelet_that_gave_nothing() -> None:
 def test_every_container_of_a_pod() -> None:
     """Init container, sidecar and two mains: all four are there, under their names."""
     data = (SAMPLES / "kubelet-1.36.3-init-sidecar-mains.json").read_bytes()
-    checkpoint = decode_checkpoint(data, STAMP)
+    checkpoint = decode(data, STAMP)
     assert len({entry.uid for entry in checkpoint.entries}) == 1
     assert {entry.container: len(entry.ids) for entry in checkpoint.entries} == {
         "prepare": 3,
@@ -95,15 +102,13 @@ def test_every_container_of_a_pod() -> None:
 
 def test_the_devices_of_every_numa_node_are_one_set() -> None:
     ids = {"-1": ["a"], "0": ["b", "c"], "1": ["c"]}
-    (entry,) = decode_checkpoint(changed("Data.PodDeviceEntries.0.DeviceIDs", ids), STAMP).entries
+    (entry,) = decode(changed("Data.PodDeviceEntries.0.DeviceIDs", ids), STAMP).entries
     assert entry == CheckpointEntry("u1", "main", RESOURCE, frozenset("abc"))
 
 
 @pytest.mark.parametrize("path", ["Extra", "Data.Extra", "Data.PodDeviceEntries.0.Extra"])
 def test_more_fields_are_passed_over(path: str) -> None:
-    assert decode_checkpoint(changed(path, {"a": [1]}), STAMP) == decode_checkpoint(
-        json.dumps(STORED).encode(), STAMP
-    )
+    assert decode(changed(path, {"a": [1]}), STAMP) == decode(json.dumps(STORED).encode(), STAMP)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +155,9 @@ def test_the_message_says_what_is_allowed() -> None:
     with pytest.raises(
         CheckpointError, match=r"unknown format: .*; allowed: the checkpoint of Kubernetes 1\.22"
     ):
-        decode_checkpoint(b"{}", STAMP)
+        decode(b"{}", STAMP)
     with pytest.raises(CheckpointError) as caught:
-        decode_checkpoint(changed("Data.PodDeviceEntries", [ENTRY | {"PodUID": "u" * 1000}] * 2), STAMP)
+        decode(changed("Data.PodDeviceEntries", [ENTRY | {"PodUID": "u" * 1000}] * 2), STAMP)
     assert len(str(caught.value)) == 256
 
 
@@ -202,14 +207,14 @@ PATHS = (
 @given(st.binary())
 def test_rubbish_is_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError):
-        decode_checkpoint(data, STAMP)
+        decode(data, STAMP)
 
 
 @given(st.sampled_from(PATHS), JSON)
 def test_a_wrong_field_is_refused_or_harmless(path: str, value: object) -> None:
     """Whatever stands in one field: there is a checkpoint of the right types, or the one error."""
     try:
-        checkpoint = decode_checkpoint(changed(path, value), STAMP)
+        checkpoint = decode(changed(path, value), STAMP)
     except CheckpointError:
         return
     for entry in checkpoint.entries:
@@ -220,7 +225,7 @@ def test_a_wrong_field_is_refused_or_harmless(path: str, value: object) -> None:
 def test_a_torn_checkpoint_is_refused(at: int, sample: Path) -> None:
     whole = sample.read_bytes().rstrip()
     with pytest.raises(TornCheckpointError):
-        decode_checkpoint(whole[: at % len(whole)], STAMP)
+        decode(whole[: at % len(whole)], STAMP)
 
 
 KEYS = st.tuples(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
@@ -239,7 +244,7 @@ def test_what_the_kubelet_writes_is_read(held: dict[Any, dict[int, set[str]]]) -
         for (uid, container, resource), nodes in held.items()
     ]
     data = {"Data": {"PodDeviceEntries": entries or None, "RegisteredDevices": {}}, "Checksum": 1}
-    checkpoint = decode_checkpoint(json.dumps(data).encode(), STAMP)
+    checkpoint = decode(json.dumps(data).encode(), STAMP)
     assert {(one.uid, one.container, one.resource): one.ids for one in checkpoint.entries} == {
         key: frozenset().union(*nodes.values()) for key, nodes in held.items()
     }

@@ -1,7 +1,8 @@
 import pytest
 
 from benchmarks.burst import commit_times
-from scheduler_plugin.binding.two_tier import PodTurn, ScoredNode, TurnQueue, commit_list
+from benchmarks.two_tier.turns import PodTurn, TurnQueue
+from scheduler_plugin.binding.two_tier import ScoredNode, commit_list
 from scheduler_plugin.errors import SettingsError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.errors import ProfileError
-from deviceplugin.gpus.api.vendor import UNNAMED, Vendor
+from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.profile import parse_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
@@ -45,7 +45,7 @@ def test_the_core_names_no_vendor(folder: str) -> None:
 def test_a_container_is_told_its_cards_as_the_vendor_does() -> None:
     assert NVIDIA.make_visible_env(["GPU-a", "GPU-b"]) == {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
     assert NVIDIA.make_visible_env([]) == {"NVIDIA_VISIBLE_DEVICES": "void"}
-    assert UNNAMED.make_visible_env([]) == {}
+    assert Vendor("gpu.invalid", "GPU_VISIBLE_DEVICES", "fault").make_visible_env([]) == {}
 
 
 def test_a_profile_brings_its_vendor() -> None:

@@ -85,7 +85,3 @@ class Vendor:
         """Name the variable that shows exactly these cards; none of them: what hides all."""
         shown = ",".join(uuids) or self.hide_all_value
         return {self.visible_devices: shown} if shown else {}
-
-
-UNNAMED: Final = Vendor("gpu.invalid", "GPU_VISIBLE_DEVICES", "fault")
-"""Where it does not matter whose the cards are."""
