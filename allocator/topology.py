@@ -116,24 +116,26 @@ def _grown(cards: Sequence[Card], fixed: Sequence[int], groups: Sequence[Group])
 
 def rearranged(
     cards: Sequence[Card],
-    demands: Sequence[tuple[int, int]],
+    demands: Sequence[tuple[int, int, int]],
     chosen: Sequence[Sequence[int]],
     admitted: Collection[int],
 ) -> tuple[tuple[int, ...], ...]:
     """Exchange chosen cards for others that are just as full, where these lie nearer to each other.
 
     For a choice that was made without a look at where cards lie. The node is left with the same amounts on
-    cards of the same size and model. So every later demand finds what it would have found.
+    cards of the same size and model. So every later demand finds what it would have found. Compute counts for
+    pods that ask for some.
 
     Args:
-        demands: units on each card and number of cards.
+        demands: units on each card, number of cards and percent of compute of each.
         admitted: positions that the pod may use at all.
     """
-    used = [card.used_units for card in cards]
+    asks_compute = any(compute for *_, compute in demands)
+    used = [(card.used_units, card.compute_used if asks_compute else 0) for card in cards]
     real = list(range(len(cards)))
     near: set[int] = set()
     result = []
-    for (units, _), positions in zip(demands, chosen, strict=True):
+    for (units, _, compute), positions in zip(demands, chosen, strict=True):
         groups: dict[Hashable, list[int]] = {}
         for at in range(len(cards)):
             card = cards[real[at]]
@@ -150,7 +152,7 @@ def rearranged(
             ):
                 real[at] = stands
         for at in taken:
-            used[at] += units
+            used[at] = used[at][0] + units, used[at][1] + compute
             numa = cards[at].numa
             if numa is not None:
                 near.add(numa)

@@ -125,7 +125,9 @@ class Node:
         here = [pod for pod in pods if pod.node == self.name]
         held = [pod for pod in here if pod.held]
         words = [min(size, units) for size, units in zip(self.sizes, self.used(held), strict=True)]
-        compute = [sum(pod.compute for pod in held if card in pod.cards) for card in range(len(self.sizes))]
+        compute = [
+            min(100, sum(pod.compute for pod in held if card in pod.cards)) for card in range(len(self.sizes))
+        ]
         units = {f"uid-{pod.name}": dict.fromkeys(pod.cards, pod.each) for pod in held}
         made = node_object(
             self.name,

@@ -199,7 +199,8 @@ class PodCardUsage:
         node_record, row = state.node_records.get(node), state.nodes.rows.get(node)
         if node_record is None or row is None or not node_record.sizes:
             return PodCards({}, frozenset())
-        return read_pod_cards(node_record, state.nodes.evictable[row].tolist())
+        evictable, limit = state.nodes.evictable[row].tolist(), int(state.nodes.compute_limit[row])
+        return read_pod_cards(node_record, evictable, limit)
 
 
 def list_card_numbers(cluster: Cluster, node: str, cards: Collection[int]) -> tuple[int, ...]:

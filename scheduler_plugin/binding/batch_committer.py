@@ -119,7 +119,7 @@ class BatchCommitter:
         state, now = self._binder.committer.state, self._binder.clock()
         record = state.pods.get(pod.uid)
         refused = partial(PodResult, pod.uid, CommitOutcome.REFUSED)
-        if record is not None and record.charged is None:
+        if record is not None and record.charged is None and not record.error:
             return refused(why="it asks for no card")
         if not self._checks.is_of_scheduler(pod.uid, BATCH_SCHEDULER):
             return refused(why=f"its schedulerName is not {BATCH_SCHEDULER}")

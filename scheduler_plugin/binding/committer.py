@@ -66,10 +66,10 @@ class Committer:
         """
         self.state.expire_tombstones(now)
         pod = self._get_pod(namespace, name, uid)
-        if pod.charged is None:
-            return PendingBinding(pod, node, None, None)
-        if pod.request is None:
+        if pod.error:
             raise CommitError(f"pod {namespace}/{name}: {pod.error}")
+        if pod.request is None:
+            return PendingBinding(pod, node, None, None)
         row = self.state.nodes.rows.get(node)
         if row is None:
             raise CommitError(

@@ -146,7 +146,7 @@ class NodeArrays:
         """Copy everything, for what-if questions; versions continue from those of the original."""
         other = NodeArrays.__new__(NodeArrays)
         for name, value in vars(self).items():
-            setattr(other, name, value if isinstance(value, int) else value.copy())
+            setattr(other, name, value if isinstance(value, int | tuple) else value.copy())
         return other
 
     @property
@@ -304,13 +304,14 @@ class NodeArrays:
         """
         before = {row: (self.assumed[row].copy(), self.compute_assumed[row].copy()) for row in charges}
         for row, units_of in charges.items():
-            for array, added in (
-                (self.assumed, units_of),
-                (self.compute_assumed, compute_charges.get(row, NO_COMPUTE)),
+            for array, published, added in (
+                (self.assumed, self.used, units_of),
+                (self.compute_assumed, self.compute_used, compute_charges.get(row, NO_COMPUTE)),
             ):
                 for card, amount in added.items():
                     if card < self.cards[row]:
-                        array[row, card] += amount
+                        # Where less was counted of a pod than it has, its end frees no more than that.
+                        array[row, card] = max(array[row, card] + amount, -published[row, card])
             self._update_derived(row)
         try:
             yield

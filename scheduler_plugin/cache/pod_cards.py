@@ -29,12 +29,15 @@ class PodCards:
             is unknown.
         compute: Percent of compute by card position of each pod, by UID; pods of which it is not known have
             none.
+        compute_over_limit: Percent by card position that pods have beyond the limit, as where it was lowered
+            while they ran. The words stop at the limit, so the end of pods frees so much less.
         shared: Units of each pod, by UID, of claims that other pods use too: they stay in use when it goes.
     """
 
     units: Mapping[str, ByPosition]
     closed_cards: frozenset[int]
     compute: Mapping[str, ByPosition] = field(default_factory=dict)
+    compute_over_limit: ByPosition = field(default_factory=dict)
     shared: Mapping[str, Counter[int]] = field(default_factory=dict)
 
     def get_freed_units(self, uid: str) -> ByPosition:
@@ -49,11 +52,14 @@ class PodCards:
 
     def get_freed_compute(self, uid: str) -> ByPosition:
         """Return the percent of compute that certainly becomes free when a pod goes, by card position."""
-        return self.compute.get(uid, NO_COMPUTE)
+        compute, over = self.compute.get(uid, NO_COMPUTE), self.compute_over_limit
+        if not over:
+            return compute
+        return {card: max(0, percent - over.get(card, 0)) for card, percent in compute.items()}
 
 
-def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
-    """Find the units that the pods of a node have on its cards."""
+def read_pod_cards(record: NodeRecord, evictable: Sequence[int], compute_limit: int) -> PodCards:
+    """Find the units, and the percent of compute, that the pods of a node have on its cards."""
     units: dict[str, ByPosition] = {}
     for uid, pod in record.pods.items():
         if uid in record.holds:
@@ -66,8 +72,15 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
         for uid, pod in record.pods.items()
         if pod.charged is not None and pod.charged.asks_compute
     }
+    given: Counter[int] = Counter()
+    for by_card in compute.values():
+        given.update(by_card)
     return PodCards(
-        units, frozenset(closed | _filled_by_others(record, units)), compute, _find_shared(record)
+        units,
+        frozenset(closed | _filled_by_others(record, units)),
+        compute,
+        {card: percent - compute_limit for card, percent in given.items() if percent > compute_limit},
+        _find_shared(record),
     )
 
 

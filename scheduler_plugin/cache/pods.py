@@ -9,6 +9,7 @@ import msgspec
 
 from allocator.errors import QuantityError, RequestError
 from allocator.names import (
+    COMPUTE_RESOURCE,
     PERCENT_RESOURCE,
     POD_ALLOCATION,
     POD_ASSIGNED,
@@ -99,12 +100,14 @@ class PodRecord:
 
 
 def requests_cards(pod: Pod, resource: str) -> bool:
-    """Return True if any container names the resource, or percent of cards, at all; cheap."""
+    """Return True if any container names the resource, percent of cards or compute at all; cheap."""
     for containers in (pod.spec.containers, pod.spec.init_containers):
         for container in containers or ():
             resources = container.resources
             for amounts in (resources.limits, resources.requests) if resources else ():
-                if amounts and (resource in amounts or PERCENT_RESOURCE in amounts):
+                if amounts and (
+                    resource in amounts or PERCENT_RESOURCE in amounts or COMPUTE_RESOURCE in amounts
+                ):
                     return True
     return False
 

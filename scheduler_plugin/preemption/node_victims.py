@@ -132,7 +132,7 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
     if query.request.percent and not nodes.percent[row]:
         return None
     open_units = tuple(nodes.evictable[row, : int(nodes.cards[row])].tolist())
-    pod_cards = read_pod_cards(record, open_units)
+    pod_cards = read_pod_cards(record, open_units, int(nodes.compute_limit[row]))
     return NodeUnderPreemption(
         # More than a card has may be taken; all of it must go before anything is free.
         cards=tuple(_count_compute(card, pod_cards) for card in build_charged_cards(nodes, row)),
@@ -149,10 +149,8 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
 
 def _count_compute(card: Card, pod_cards: PodCards) -> Card:
     """Count all compute that the pods of a card have: the words stop at the limit."""
-    if card.compute_used < card.compute_limit:
-        return card
-    known = sum(compute.get(card.index, 0) for compute in pod_cards.compute.values())
-    return replace(card, compute_used=max(card.compute_used, known))
+    over = pod_cards.compute_over_limit.get(card.index, 0)
+    return replace(card, compute_used=max(card.compute_used, card.compute_limit + over)) if over else card
 
 
 def drop_needless(victims: Sequence[Victim], is_enough: Callable[[Sequence[Victim]], bool]) -> list[Victim]:

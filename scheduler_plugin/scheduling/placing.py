@@ -61,8 +61,7 @@ def place_by_policy(
         # It takes one card after the other, which may leave a later container none. One of a plug-in may not
         # know the rules.
         return place_by_card_policy(nodes, row, query)
-    near = _prefer_near_cards(nodes, row, ask, chosen)
-    return placed(query.request, near if _has_compute(cards, query, near) else chosen, sizes)
+    return placed(query.request, _prefer_near_cards(nodes, row, ask, chosen), sizes)
 
 
 def _has_compute(cards: Sequence[Card], query: SchedulingRequest, chosen: Sequence[Sequence[int]]) -> bool:
@@ -109,8 +108,7 @@ def _prefer_near_cards(
     if not several or not (nodes.links[row] or (nodes.numa[row, :count] >= 0).any()):
         return chosen
     admitted = range(count) if ask.admits is None else np.flatnonzero(ask.admits[row]).tolist()
-    demands = [(demand.units, demand.cards) for demand in ask.demands]
-    return rearranged(build_cards(nodes, row), demands, chosen, admitted)
+    return rearranged(build_cards(nodes, row), ask.demands, chosen, admitted)
 
 
 def score_nodes(
@@ -215,5 +213,6 @@ def _make_request_for_cards(nodes: NodeArrays, query: SchedulingRequest, row: in
         return None
     admits = np.zeros(nodes.size.shape, dtype=np.bool_)
     admits[row, list(placement.charge)] = True
-    demands = tuple(CardDemand(units, 1) for units in sorted(placement.charge.values(), reverse=True))
+    taken = [(units, placement.compute.get(at, 0)) for at, units in placement.charge.items()]
+    demands = tuple(CardDemand(units, 1, compute) for units, compute in sorted(taken, reverse=True))
     return replace(query.policy_request, demands=demands, admits=admits, rules=NO_RULES)

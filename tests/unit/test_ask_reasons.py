@@ -91,6 +91,19 @@ def test_ends_and_moves_that_free_compute_are_ways_out():
         assert advise_start(world.without("p").cluster, FitQuestion(8, compute=90), wanted).after.pods == 1
 
 
+@pytest.mark.parametrize(("asked", "ends"), [(20, 1), (30, 2)])
+def test_the_end_of_a_pod_frees_less_where_pods_have_more_than_the_limit(asked, ends):
+    """The limit was lowered while they ran, and the words stop at it: 80 and 80 percent of 100."""
+    pods = (
+        Pod("a", 4, "n", (0,), compute=80),
+        Pod("b", 4, "n", (0,), compute=80),
+        Pod("p", 4, compute=asked),
+    )
+    answer = explain_pod(World((Node("n", (16,)),), pods).cluster, "default", "p")
+
+    assert [len(way.pods) for way in answer.ways_out if way.kind == "pods-end"] == [ends]
+
+
 def test_a_pod_without_compute_is_not_told_of_it():
     world = World((Node("n", (16,)),), (Pod("a", 4, "n", (0,), compute=100), Pod("p", 8)))
     answer = explain_pod(world.cluster, "default", "p")

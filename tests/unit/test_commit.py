@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from allocator.names import POD_ASSIGNED
+from allocator.names import COMPUTE_RESOURCE, POD_ASSIGNED
 from scheduler_plugin.binding.committer import Committer, PendingBinding
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
@@ -146,6 +146,7 @@ def test_a_pod_that_does_not_ask_is_bound_plainly(world: World) -> None:
         ("no words", "no longer fits: no gpupack words on the node"),
         ("full", "no longer fits: no card with 8 GiB free"),
         ("annotation", "pod default/p: annotation gpupack.io/cards"),
+        ("compute alone", 'pod default/p: container "c" asks for gpupack.io/gpu-compute-percent: 30 alone'),
     ],
 )
 def test_refusals_in_words(world: World, case: str, message: str) -> None:
@@ -163,6 +164,9 @@ def test_refusals_in_words(world: World, case: str, message: str) -> None:
             state.apply_node(node("n", (16, 16), (9, 9), version=5), 0)
         case "annotation":
             state.apply_pod(pod("p", 8, version=4, annotations={"gpupack.io/cards": "x"}), 0)
+        case "compute alone":
+            alone = [{"name": "c", "resources": {"limits": {COMPUTE_RESOURCE: "30"}}}]
+            state.apply_pod(pod("p", version=4, containers=alone), 0)
     before = world.assumed()
     with pytest.raises(CommitError, match=message):
         world.begin(

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from allocator.names import COMPUTE_RESOURCE
-from allocator.request import PodRequest
-from scheduler_plugin.cache.amounts import NOTHING, Amounts
+from allocator.request import ContainerRequest, PodRequest
+from scheduler_plugin.cache.amounts import NOTHING, ONE_POD, Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import sum_other_requests
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.placing import score_nodes
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from tests.cluster_builders import container, node, pod
@@ -273,3 +274,22 @@ def test_what_policies_want_to_see() -> None:
         assert told[1:] == [(DISK, NIC)]
         policies.configure("balanced", {"balanced": {}})
         assert told[2:] == [()]
+
+
+def test_compute_is_a_class_on_a_node_with_cards_of_several_models_too() -> None:
+    """Such a node is scored by the cards that the pod would get, and their compute was left out."""
+    nodes = NodeArrays()
+    for name, models in (("even", ("A100", "A100")), ("mixed", ("A100", "L40S", "A100"))):
+        row = nodes.add_node(name)
+        nodes.set_cards(
+            row, [16] * len(models), [0, 16, 0][: len(models)] if name == "mixed" else [0, 0], models=models
+        )
+        nodes.set_capacity(row, Amounts(110, 40, 99))
+    policy = make_policy("least-requested", {"resources": COMPUTE_RESOURCE})
+    two = PodRequest((ContainerRequest("main", 16, "main", 50),), cards=2)
+    query = ClusterPolicies().make_request(nodes, two, ONE_POD)
+    rows = np.flatnonzero(nodes.usable)
+    even, mixed = score_nodes(policy, nodes, query, rows)
+    # gpu-memory and compute, of 2 and of 3 cards; cpu and memory are not asked for.
+    assert even == pytest.approx((16 / 32 + 100 / 200) / 4)
+    assert mixed == pytest.approx(((16 + 16) / 48 + 100 / 300) / 4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allocator.names import POD_ALLOCATION, POD_ASSIGNED
+from allocator.names import COMPUTE_RESOURCE, POD_ALLOCATION, POD_ASSIGNED
 from kubeapi.metadata import parse_resource_version
 from scheduler_plugin.cache.pods import read_pod, requests_cards, sum_host_requests
 from tests.cluster_builders import GIB, MEMORY, container, pod
@@ -45,10 +45,18 @@ def test_a_pod_that_does_not_ask_is_not_looked_at_closely() -> None:
         ([{"name": "c", "resources": {"requests": {MEMORY: "1"}}}], [], True),
         ([{"name": "c"}], [{"name": "i", "resources": {"limits": {MEMORY: "1"}}}], True),
         ([{"name": "c", "resources": {"limits": {"cpu": "1"}, "requests": {}}}], [], False),
+        ([{"name": "c", "resources": {"limits": {COMPUTE_RESOURCE: "30"}}}], [], True),
     ],
 )
 def test_asks(containers: list[dict[str, Any]], init: list[dict[str, Any]], expected: bool) -> None:
     assert requests_cards(pod("a", containers=containers, init=init), MEMORY) is expected
+
+
+def test_a_pod_that_asks_for_compute_alone_is_refused_and_not_placed_as_if_it_asked_for_nothing() -> None:
+    alone = [{"name": "c", "resources": {"limits": {COMPUTE_RESOURCE: "30"}}}]
+    record = read_pod(pod("a", containers=alone), MEMORY)
+    assert (record.request, record.charged) == (None, None)
+    assert record.error.startswith(f'container "c" asks for {COMPUTE_RESOURCE}: 30 alone; allowed: beside')
 
 
 def test_a_pod_with_impossible_annotations_is_still_charged() -> None:

@@ -1,5 +1,6 @@
 """Of equally good cards those that lie near each other: NUMA nodes first, then NVLinks, then positions."""
 
+from dataclasses import replace
 from itertools import combinations, product
 from unittest.mock import patch
 
@@ -110,35 +111,57 @@ def test_many_cards_are_grown_and_no_server_has_so_many_nodes():
     assert nearest(node([0] * 12, list(range(12))), [(range(12), 2)]) == (0, 1)
 
 
-@given(scenes(), st.lists(st.tuples(st.integers(1, 8), st.integers(1, 3)), min_size=1, max_size=3), st.data())
+@given(
+    scenes(),
+    st.lists(
+        st.tuples(st.integers(1, 8), st.integers(1, 3), st.sampled_from((0, 0, 20, 50))),
+        min_size=1,
+        max_size=3,
+    ),
+    st.data(),
+)
 def test_rearranging_leaves_the_same_cards_to_whoever_comes_next(scene, demands, data):
     cards, _ = scene
-    free = [16 - card.used_units for card in cards]
+    asks_compute = any(compute for *_, compute in demands)
+    if asks_compute:
+        given_away = data.draw(st.lists(st.sampled_from((0, 60)), min_size=len(cards), max_size=len(cards)))
+        cards = [replace(card, compute_used=used) for card, used in zip(cards, given_away, strict=True)]
+    free = [[16 - card.used_units, card.compute_free] for card in cards]
     chosen = []
-    for units, count in demands:
-        fitting = [at for at, left in enumerate(free) if left >= units]
+    for units, count, compute in demands:
+        fitting = [at for at, left in enumerate(free) if left[0] >= units and left[1] >= compute]
         if len(fitting) < count:
             return
         taken = data.draw(st.permutations(fitting))[:count]
         for at in taken:
-            free[at] -= units
+            free[at] = [free[at][0] - units, free[at][1] - compute]
         chosen.append(tuple(taken))
     found = rearranged(cards, demands, chosen, range(len(cards)))
-    left = [16 - card.used_units for card in cards]
-    for (units, count), positions in zip(demands, found, strict=True):
+    left = [[16 - card.used_units, card.compute_free] for card in cards]
+    for (units, count, compute), positions in zip(demands, found, strict=True):
         assert len(set(positions)) == count
         for at in positions:
-            left[at] -= units
-    assert min(left) >= 0
+            left[at] = [left[at][0] - units, left[at][1] - compute]
+    assert min(map(min, left)) >= 0
     assert sorted(left) == sorted(free)
 
 
 def test_rearranging_keeps_to_the_cards_that_the_pod_admits():
     cards = node([0] * 4, [0, 1, 0, 1])
-    assert rearranged(cards, [(4, 2)], [(0, 1)], range(4)) == ((0, 2),)
-    assert rearranged(cards, [(4, 2)], [(0, 1)], [0, 1, 3]) == ((1, 3),)
+    assert rearranged(cards, [(4, 2, 0)], [(0, 1)], range(4)) == ((0, 2),)
+    assert rearranged(cards, [(4, 2, 0)], [(0, 1)], [0, 1, 3]) == ((1, 3),)
     # What the first container left is what the second one was to get, wherever that lies now.
-    assert rearranged(cards, [(4, 2), (8, 1)], [(0, 1), (1,)], range(4)) == ((0, 2), (0,))
+    assert rearranged(cards, [(4, 2, 0), (8, 1, 0)], [(0, 1), (1,)], range(4)) == ((0, 2), (0,))
+
+
+def test_rearranging_keeps_to_cards_with_as_much_compute_for_a_pod_that_asks_for_some():
+    cards = node([0] * 4, [0, 1, 0, 1])
+    cards[2] = replace(cards[2], compute_used=50)
+    assert rearranged(cards, [(4, 2, 60)], [(0, 1)], range(4)) == ((1, 3),)
+    assert rearranged(cards, [(4, 2, 30)], [(0, 1)], range(4)) == ((1, 3),)
+    assert rearranged(cards, [(4, 2, 0)], [(0, 1)], range(4)) == ((0, 2),)
+    # With what the first container has of it, card 0 differs from card 3, and is no place for the second.
+    assert rearranged(cards, [(4, 1, 60), (4, 1, 60)], [(0,), (1,)], range(4)) == ((0,), (1,))
 
 
 def test_containers_of_a_pod_lie_near_each_other():

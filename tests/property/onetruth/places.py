@@ -186,11 +186,17 @@ class Places:
         """What the end of a pod frees of compute, likewise."""
         pod = self.scene.pods[name]
         uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
-        return {
-            "ways out": _on(node, self.held.get_freed_compute(self.cluster.state.pods[uid])),
-            "preempt": _on(node, self.room(node).freed_compute.get(uid, {})),
-            "advise": _on(node, self.held.get_freed_compute(self.board.get_cluster().state.pods[uid])),
+        room = self.room(node)
+        then = enumerate(zip(room.cards, room.get_cards_without([uid]), strict=True))
+        found = {
+            "ways out": self.held.get_freed_compute(self.cluster.state.pods[uid]),
+            "preempt": {
+                at: max(0, after.compute_free) - max(0, now.compute_free) for at, (now, after) in then
+            },
+            "advise": self.held.get_freed_compute(self.board.get_cluster().state.pods[uid]),
         }
+        cards = room.freed.get(uid, {})
+        return {place: _units((node, at, freed.get(at, 0)) for at in cards) for place, freed in found.items()}
 
     def room(self, node: str) -> NodeUnderPreemption:
         """A node as preemption sees it for a pod that asks for units."""
