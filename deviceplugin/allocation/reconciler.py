@@ -10,6 +10,7 @@ import structlog
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.host.cgroups import CgroupProbe
+from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +68,9 @@ class Reconciler:
         self._cgroups = cgroups
         self._clean = clean
         self._pace = pace
-        self._wake = asyncio.Event()
+        # Several events cause one pass, and a burst of them a few passes a second at most.
+        self._stepper = Stepper(self._step, pace.soon_s)
+        self._delay_s = pace.soon_s
         self._lists = 0
         self.can_register = asyncio.Event()
         self.cgroup_problem: str | None = None
@@ -79,7 +82,7 @@ class Reconciler:
         self._account.ledger.apply_kubelet_restart()
         if self._account.change_key() != before:
             self._account.notify_subscribers()
-        self._wake.set()
+        self._wake()
 
     async def run(self) -> None:
         """Reconcile until cancelled.
@@ -87,19 +90,17 @@ class Reconciler:
         Raises:
             UnitInUseError: containers hold IDs of another unit's resource.
         """
-        delay_s = self._pace.soon_s
-        while True:
-            self._wake.clear()
-            await self._once()
-            delay_s = min(self._pace.unsettled_s, delay_s * 2) if self._unsettled() else self._pace.slow_s
-            try:
-                async with asyncio.timeout(delay_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
-            delay_s = self._pace.soon_s
-            # Several events cause one pass, and a burst of them a few passes a second at most.
-            await asyncio.sleep(self._pace.soon_s)
+        await self._stepper.run()
+
+    async def _step(self) -> float:
+        await self._once()
+        pace = self._pace
+        self._delay_s = min(pace.unsettled_s, self._delay_s * 2) if self._unsettled() else pace.slow_s
+        return self._delay_s
+
+    def _wake(self) -> None:
+        self._delay_s = self._pace.soon_s
+        self._stepper.wake()
 
     async def follow_checkpoint(self) -> None:
         async for _ in self._changes():
@@ -156,4 +157,4 @@ class Reconciler:
     def _on_change(self) -> None:
         # A new list may show pods that run already: those do not ask for devices.
         if self._unsettled() or self._lists != self._account.ledger.accounts.list_count:
-            self._wake.set()
+            self._wake()

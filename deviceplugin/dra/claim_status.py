@@ -13,6 +13,7 @@ from allocator.ids import parse_device_id
 from allocator.names import DRA_API, DRA_DRIVER
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
+from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import Backoff, KeyedBackoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import (
@@ -32,7 +33,6 @@ _decode_claim: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 log = structlog.get_logger(__name__)
 
-WRITE_TIMEOUT_S: Final = 10.0
 LONGEST_WAIT_S: Final = 300.0
 """Longest wait of a claim whose status was refused, and of all where the API server does not answer."""
 _NOT_WRITTEN: Final = "status of claim not written"

@@ -1,6 +1,6 @@
 """Says on the Node which way its pods get their cards, before any words offer them."""
 
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -8,14 +8,13 @@ from allocator.names import NODE_SERVES, PERCENT_RESOURCE, SERVES_CLAIMS
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.allocation.own_node import OwnNode
+from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
-
-WRITE_TIMEOUT_S: Final = 10.0
 
 
 class NodeKindMark:

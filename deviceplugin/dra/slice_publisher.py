@@ -22,6 +22,7 @@ from deviceplugin.dra.resource_slices import (
     slices,
 )
 from deviceplugin.gpus.api.source import GpuCard
+from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound, decode_answer
@@ -31,8 +32,6 @@ from kubeapi.reflect import Kind, Reflector, Sink
 from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
-
-WRITE_TIMEOUT_S: Final = 10.0
 
 TOO_OLD: Final = (
     "--serve dra: the API server drops allowMultipleAllocations of devices; it takes Kubernetes 1.36 or "

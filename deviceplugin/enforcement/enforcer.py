@@ -27,6 +27,7 @@ from deviceplugin.host.containers import (
     parse_pod_uid,
     read_container_cgroups,
 )
+from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
 
@@ -89,8 +90,8 @@ class Enforcer:
         self._wake = asyncio.Event()
         self._dirty: set[str] = set()
         self._account_changed = True
-        self._rescan_due = asyncio.Event()
-        self._watch = CgroupWatch(self._on_folder, self._rescan_due.set)
+        self._rescans = Stepper(self._rescan_again)
+        self._watch = CgroupWatch(self._on_folder, self._rescans.wake)
         self.faults = 0
         self.repaired = 0
         account.subscribe(self._on_account)
@@ -114,7 +115,7 @@ class Enforcer:
             self._read_logs()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._rescans())
+                group.create_task(self._rescans.run())
                 group.create_task(self._check_limits_repeatedly())
                 group.create_task(self._passes())
         finally:
@@ -139,7 +140,7 @@ class Enforcer:
         elif folder in self._holders:
             uid = parse_pod_uid(name)
             if uid is None:
-                self._rescan_due.set()
+                self._rescans.wake()
             elif uid not in self._pods:
                 # The kubelet wrote its checkpoint before it made the pod's cgroup.
                 self._account.read_checkpoint()
@@ -184,27 +185,20 @@ class Enforcer:
             except OSError as error:
                 # Keep what is known of its cgroups; the next full rescan finds the differences.
                 self._watch.record_read(error)
-                asyncio.get_running_loop().call_later(BLIND_RESCAN_S, self._rescan_due.set)
+                asyncio.get_running_loop().call_later(BLIND_RESCAN_S, self._rescans.wake)
         for uid in set(self._unnamed.values()) - dirty if changed else ():
             if uid in self._pods:
                 self._name(uid, self._pods[uid])
 
-    async def _rescans(self) -> None:
-        """Search for other cgroups again and again, beside the quick passes."""
-        while True:
-            self._rescan_due.clear()
-            unread: OSError | None = None
-            try:
-                await self._rescan()
-            except OSError as error:
-                unread = error
-            self._watch.record_read(unread)
-            pause_s = self._rescan_s if self.problem is None else min(self._rescan_s, BLIND_RESCAN_S)
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._rescan_due.wait()
-            except TimeoutError:
-                continue
+    async def _rescan_again(self) -> float:
+        """Look for other cgroups, beside the quick passes."""
+        unread: OSError | None = None
+        try:
+            await self._rescan()
+        except OSError as error:
+            unread = error
+        self._watch.record_read(unread)
+        return self._rescan_s if self.problem is None else min(self._rescan_s, BLIND_RESCAN_S)
 
     async def _rescan(self) -> None:
         """Find the pods that have other cgroups than were seen last."""

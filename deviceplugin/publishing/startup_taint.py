@@ -14,13 +14,12 @@ from allocator.names import PACKED_LAYOUT, STARTUP_TAINT
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.allocation.own_node import OwnNode
+from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound
 from kubeapi.paths import make_node_path
 from kubeapi.stepper import Stepper
-
-WRITE_TIMEOUT_S: Final = 10.0
 
 LONGEST_WAIT_S: Final = 60.0
 """Longest pause between two tries that fail, as for want of the right to patch Nodes."""

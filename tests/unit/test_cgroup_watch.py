@@ -174,7 +174,7 @@ async def test_cgroups_that_cannot_be_read_keep_their_limits(
         quick.container("b")
         await until(lambda: quick.enforcer.problem is not None)
         for _ in range(3):
-            quick.enforcer._rescan_due.set()
+            quick.enforcer._rescans.wake()
             await quick.settle()
         assert list(quick.enforcer.list_limits()) == kept
     await until(lambda: quick.enforcer.problem is None)

@@ -385,7 +385,7 @@ async def test_a_cancellation_that_meets_news_is_not_lost(turns: int):
     bench = Bench()
     task = await running(bench)
     await asyncio.sleep(0.05)
-    bench.reconciler._wake.set()
+    bench.reconciler._wake()
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()
