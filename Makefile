@@ -85,10 +85,10 @@ test-random: $(VENV)/.dev ## Property tests with examples and histories of a ran
 mutants: $(VENV)/.dev ## Run the mutants whose code has changed, and record that they fail
 	@GPUPACK_MUTANTS=$${GPUPACK_MUTANTS:-record} $(PYTEST) tests/property -m mutants -n 4 --dist worksteal -q
 
-# Once each version's programs are built, which takes 6 minutes on two cores. Four clusters at a time: for most of
+# Once each version's programs are built, which takes 6 minutes on two cores. Five clusters at a time: for most of
 # the time a test waits for the kubelet. A file's tests share a cluster and stay together.
 test-cluster: $(VENV)/.dev ## The same product on a real Kubernetes, the newest or KUBE_VERSION=1.34; TELLING=1 for fewer tests, NIGHTLY=1 for more, ONLY=dra for those with a word in their names, KARPENTER=1 and CONTROLLERS=1 build these for their tests (root)
-	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) GPUPACK_KARPENTER=$(KARPENTER) GPUPACK_CONTROLLERS=$(CONTROLLERS) $(PYTEST) tests/cluster -n 4 --dist loadfile --no-loadscope-reorder -q -m '$(if $(TELLING),telling and not nightly,$(if $(NIGHTLY),cluster,not nightly))' $(if $(ONLY),-k '$(ONLY)')
+	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) GPUPACK_KARPENTER=$(KARPENTER) GPUPACK_CONTROLLERS=$(CONTROLLERS) $(PYTEST) tests/cluster -n 5 --dist loadfile --no-loadscope-reorder -q -m '$(if $(TELLING),telling and not nightly,$(if $(NIGHTLY),cluster,not nightly))' $(if $(ONLY),-k '$(ONLY)')
 
 test-hardware: $(VENV)/.dev ## The node daemon and MPS on this node's first card, a real one that is idle; CLUSTER=1 gpupack in a real Kubernetes on it, SIMULATED=1 that on a simulated card (root)
 	@GPUPACK_HARDWARE=$(if $(SIMULATED),0,1) $(if $(CLUSTER),GPUPACK_CLUSTER_REQUIRED=1) $(PYTEST) $(if $(CLUSTER),tests/cluster/test_card.py,tests/hardware) -q

@@ -128,7 +128,6 @@ def test_a_budget_stops_it_and_the_card_is_given_back(cluster: Cluster, kubeconf
         cluster.api.delete(f"{BUDGETS}/{app}")
 
 
-@pytest.mark.telling
 def test_the_pod_moves_and_the_one_that_waited_starts(cluster: Cluster, kubeconfig: Path) -> None:
     cluster.create(w.pod("waits", w.container(gib=12)))
     cluster.wait_event("waits", "FailedScheduling")

@@ -95,8 +95,8 @@ def test_every_container_is_held_to_its_own_share(cluster):
     assert f"is {main_mib} MiB" in grow("main", main_mib + 1, 900_001)
 
 
-MOODS = {("unlimited", "misc", False), ("not_found", "dmem", True), ("not_supported", "dmem", False)}
-"""One for everything that drivers differ in; the others of them run nightly."""
+MOOD = ("not_found", "dmem", True)
+"""The others run nightly; `tests/unit/test_simulated_limits.py` goes through all of them in no cluster."""
 
 
 def become(cluster: Cluster, limits: dict[str, Any], *, has_reserved: bool = False) -> None:
@@ -110,7 +110,7 @@ def become(cluster: Cluster, limits: dict[str, Any], *, has_reserved: bool = Fal
 @pytest.mark.parametrize(
     ("unset", "backend", "has_reserved"),
     [
-        pytest.param(*mood, marks=() if mood in MOODS else pytest.mark.nightly)
+        pytest.param(*mood, marks=() if mood == MOOD else pytest.mark.nightly)
         for mood in product(("unlimited", "not_found", "not_supported"), ("misc", "dmem"), (False, True))
     ],
 )
@@ -130,6 +130,7 @@ def test_a_container_is_held_in_every_mood_of_the_driver(cluster, unset, backend
     cluster.wait_used([3, 8])
 
 
+@pytest.mark.nightly
 def test_a_driver_that_lets_nobody_set_limits_holds_nothing(cluster):
     become(cluster, {"set": "no_permission"})
     cluster.create(w.pod("loose", w.container(gib=3)))

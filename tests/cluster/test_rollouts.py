@@ -263,7 +263,6 @@ def test_a_first_install_becomes_available(installed: Installed) -> None:
     installed.arrive()
 
 
-@pytest.mark.telling
 def test_an_update_ends_and_changes_the_leader_once(installed: Installed) -> None:
     wait_available(installed)
     before, former = installed.transitions(), installed.leaders()
@@ -319,7 +318,8 @@ def is_evicted(api: Api, name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("turn", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("turn", [1, 2])
 def test_a_drain_of_a_node(installed: Installed, turn: int) -> None:
     """What is on a node comes up on the other, and in the second turn on the first again.
 

@@ -271,6 +271,7 @@ def apply_node(cluster: Cluster, checkout: Path, image: str) -> None:
     until(is_through, f"DaemonSet of {image} rolled out")
 
 
+@pytest.mark.nightly
 def test_the_daemon_set_is_updated_and_rolled_back_while_pods_arrive(cluster, archive, tmp_path):
     """From this commit to the one before it and forth again, with the image of each."""
     checkout = shipped.previous_checkout(tmp_path / "previous")

@@ -181,7 +181,6 @@ def make_token(cluster: Cluster, account: str, *audiences: str) -> str:
     return str(made["status"]["token"])
 
 
-@pytest.mark.telling
 def test_a_member_is_answered_and_names_of_others_are_not_told(
     cluster: Cluster, dashboard: Dashboard
 ) -> None:

@@ -13,7 +13,7 @@ from gpupack.autoscale.planner import PlanRules
 from tests.ask_world import Pod
 from tests.autoscaler_model import LOOP_S, Cloud, Group, fewest_nodes
 
-FEW = 3
+FEW = 2
 CLUSTERS = int(os.environ.get("GPUPACK_AUTOSCALE_CLUSTERS", FEW))
 FIRST_SEED = int(os.environ.get("GPUPACK_AUTOSCALE_FIRST_SEED", "0"))
 PARTS = 2

@@ -276,22 +276,22 @@ async def test_quotas_over_the_sum_of_the_cluster(running: Running) -> None:
     assert running.told("p2")[0].startswith("Normal Waiting NoRoom: it needs 16 units on one card")
 
 
-async def test_ten_thousand_pods_of_one_tenant_at_once(running: Running) -> None:
+async def test_thousands_of_pods_of_one_tenant_at_once(running: Running) -> None:
     """They wait in their order, and another queue's pod goes before them."""
     world = running.world
-    for number in range(10_000):
+    for number in range(3_000):
         world.pod(f"p{number}", 16, created=number % 60)
     world.pod("other", 16, queue="b", created=3599)
     await running.pass_time()
     admitted = {name for name in ("p0", "p60", "other") if running.is_released(name)}
     assert admitted == {"p0", "other"}
     queues = {each.name: each for each in status.report_queues(world.queue, world.now)}
-    assert (queues["a"].waiting, queues["b"].waiting) == (9_999, 0)
+    assert (queues["a"].waiting, queues["b"].waiting) == (2_999, 0)
     for name in ("p0", "other"):
         world.bind(f"uid-{name}")
         world.delete(f"uid-{name}")
     await running.pass_time()
-    oldest = sorted(f"uid-p{60 * number}" for number in range(1, 167))[:2]
+    oldest = sorted(f"uid-p{60 * number}" for number in range(1, 50))[:2]
     assert all(not world.objects[uid]["spec"]["schedulingGates"] for uid in oldest)
 
 

@@ -8,6 +8,9 @@ from allocator.names import BATCH_SCHEDULER
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.queue_world import TWO_QUEUES, QueueWorld
 
+STEP_S = 5
+"""The queue looks as often; its back-offs are longer."""
+
 
 class Lender:
     """Queue b has lent what it has; whatever a loses of it a borrows again, and kube-scheduler refuses b."""
@@ -33,10 +36,10 @@ class Lender:
             else:
                 world.bind(f"uid-{name}")
 
-    def second(self) -> int:
-        """Let a second pass; how many were evicted in it."""
+    def step(self) -> int:
+        """Let some seconds pass; how many were evicted then."""
         world = self.world
-        world.now += 1
+        world.now += STEP_S
         world.requeue_pods()
         evicted = [victim.uid for each in self.reclaimer.find_plans(world.now) for victim in each.victims]
         for uid in evicted:
@@ -52,7 +55,7 @@ class Lender:
 
 
 def evictions(lender: Lender, seconds: int) -> int:
-    return sum(lender.second() for _ in range(seconds))
+    return sum(lender.step() for _ in range(0, seconds, STEP_S))
 
 
 def check(**more: Any) -> None:
