@@ -70,7 +70,6 @@ class ApiRequests:
         await self.ask("bind", f"/api/v1/namespaces/{namespace}/pods/{name}", binding, timeout_s)
 
     async def ask(self, verb: str, path: str, body: Any, timeout_s: float) -> bytes:
-        """Answer a request, or lose it."""
         del timeout_s
         body = json.loads(body) if isinstance(body, bytes) else body
         self.asked.append((verb, path))

@@ -181,7 +181,6 @@ class World:
         return next(pod for pod in self.pods if pod.name == name)
 
     def but(self, pod: Pod) -> "World":
-        """With another version of a pod, or one more."""
         others = tuple(each for each in self.pods if each.name != pod.name)
         return replace(self, pods=(*others, pod))
 
@@ -303,7 +302,6 @@ EXAMPLE = World(
 
 
 def without_words(node):
-    """Take what its daemon published off a node."""
     amounts = node["status"]["allocatable"]
     for name in [name for name in amounts if name.startswith("gpupack.io/")]:
         del amounts[name]

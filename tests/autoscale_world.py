@@ -73,7 +73,6 @@ def fragments(number: int = 1, free: int = 20, size: int = 80, **more) -> tuple[
 
 
 def serve_claims(item) -> None:
-    """Make a node one that serves claims."""
     item["metadata"]["annotations"][NODE_SERVES] = SERVES_CLAIMS
     item["status"]["allocatable"] |= {MEMORY: "0", PERCENT_RESOURCE: "0"}
 

@@ -132,7 +132,6 @@ def write_policy() -> str:
 
 
 def write_gate() -> str:
-    """The patch of the policies that give the gate."""
     return f"""\
 # The gate is for pods that are left to kube-scheduler.
 - op: add

@@ -168,8 +168,6 @@ class BatchWorld:
 
 
 def raising(error: KubeApiError, *names: str) -> Callable[[str], None]:
-    """Raise for pods of these names, or for all."""
-
     def answer(name: str) -> None:
         if not names or name in names:
             raise error

@@ -42,6 +42,5 @@ class FakeCheckpoint:
         self.contents = Contents([CheckpointEntry(*key, ids) for key, ids in self.written.items()])
 
     def drop(self, uid: str) -> None:
-        """Write the checkpoint without a pod."""
         self.written = {key: ids for key, ids in self.written.items() if key[0] != uid}
         self.write()

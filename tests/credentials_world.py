@@ -22,7 +22,6 @@ def write(path, cluster, user) -> str:
 
 
 def kubeconfig(path, url, **user) -> str:
-    """Of a user at an API server."""
     return write(path, {"server": url}, user)
 
 

@@ -69,7 +69,6 @@ class DraWorld(NodeWorld):
         return info  # type: ignore[no-any-return]
 
     async def prepare(self, *names: str) -> dict[str, pb.NodePrepareResourceResponse]:
-        """Have claims prepared, by their names."""
         claims = [self.wire_claim(name) for name in names]
         async with grpc.aio.insecure_channel(f"unix:{self.info.endpoint}") as channel:
             stub = rpc.DRAPluginStub(channel)  # type: ignore[no-untyped-call]

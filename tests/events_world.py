@@ -49,7 +49,6 @@ class EventsApi(ApiRequests):
 
 @asynccontextmanager
 async def recording(api, *, host="", **more):
-    """A recorder that runs."""
     recorder = EventRecorder(
         api,
         "gpupack-test",

@@ -41,7 +41,6 @@ class World:
 
 
 def check(answer: dict[str, Any]) -> dict[str, Any]:
-    """What holds of every answer of filter."""
     assert set(answer) == {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"}
     if answer["NodeNames"]:
         assert answer["FailedNodes"] == answer["FailedAndUnresolvableNodes"] == {}

@@ -35,7 +35,6 @@ class Listener:
         self._writers.append(writer)
 
     def hang_up(self) -> None:
-        """Close every connection."""
         for writer in self._writers:
             writer.close()
 

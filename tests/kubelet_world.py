@@ -218,7 +218,6 @@ class World:
         await self.kubelet.synced()
 
     async def listed(self) -> PodResourcesList:
-        """What PodResources says."""
         return await list_pod_resources(self.kubelet.pod_resources_socket)
 
     def ids(self, manifest: Mapping[str, Any], container: str) -> frozenset[str]:

@@ -134,7 +134,6 @@ class World:
         return self.ledger.allocate(given, self.now, listed)[0]
 
     def show(self, uid: str, given: frozenset[str], container: str = "main") -> None:
-        """The kubelet writes that a container has devices."""
         self.checkpoint[uid, container] = given
         self.write()
 
@@ -171,7 +170,6 @@ class World:
     # The API server.
 
     def bind(self, bound: Pod) -> Pod:
-        """A pod is bound, or changes."""
         self.pods[bound.uid] = bound
         self.ledger.apply_pod(bound, self.now)
         return bound

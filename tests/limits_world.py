@@ -161,7 +161,6 @@ class LimitsWorld:
         return self.driver.read(card, cgroup).hard_mib
 
     async def limited(self, cgroup: Path, gib: int | None, card: str = "c0") -> None:
-        """Wait for a limit."""
         wanted = None if gib is None else gib * GIB
         await until(lambda: self.limit(cgroup, card) == wanted)
 

@@ -86,5 +86,4 @@ def lives(pid: int) -> bool:
 
 
 def end(pid: int, number: int) -> None:
-    """Send a signal."""
     os.kill(pid, number)

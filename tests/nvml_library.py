@@ -58,17 +58,14 @@ class Library:
         return ctypes.CFUNCTYPE(c_uint, *types)(call)
 
     def call(self, name: str, *args: Any) -> Any:
-        """Ask the driver."""
         return self._driver.call(name, *args)
 
     def find(self, handle: int | None) -> Any:
-        """Find what a handle stands for."""
         if handle not in self._objects:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return self._objects[handle]
 
     def give(self, out: int, thing: Any) -> None:
-        """Write a handle."""
         self._objects[id(thing)] = thing
         c_void_p.from_address(out).value = id(thing)
 

@@ -39,7 +39,6 @@ def ask(
 
 
 def place(arrays: NodeArrays, row: int, cards: Sequence[Sequence[int]], wanted: PolicyRequest) -> None:
-    """Put a pod on cards of a row."""
     assumed = arrays.assumed[row, : arrays.cards[row]].tolist()
     compute = arrays.compute_assumed[row, : arrays.cards[row]].tolist()
     for demand, chosen in zip(wanted.demands, cards, strict=True):

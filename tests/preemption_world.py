@@ -196,7 +196,6 @@ class PreemptionWorld:
         self.state.delete_pod(_lite(gone), str(self.version), self.now)
 
     def see(self, pod: dict[str, Any]) -> None:
-        """What the watch brings."""
         self.preemptor.existing.apply_pod(_lite(pod))
         self.state.apply_pod(_lite(pod), self.now)
 

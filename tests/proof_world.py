@@ -65,7 +65,6 @@ def results(proofs: list[CardProof]) -> dict[str, str]:
 
 
 def found(proofs: list[CardProof], what: str) -> str:
-    """Tell what was found, and why."""
     return next(f"{proof.found} | {proof.means}" for proof in proofs if proof.what == what)
 
 

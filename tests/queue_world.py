@@ -69,7 +69,6 @@ class QueueWorld:
         spec: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """Create or change a node."""
         self.version += 1
         raw: dict[str, Any] = node_object(name, sizes, used, version=self.version, **more)
         raw["metadata"]["labels"] = dict(labels or {})
@@ -79,7 +78,6 @@ class QueueWorld:
         self.queue.set_node(name, node.traits)
 
     def lose_node(self, name: str) -> None:
-        """Delete a node."""
         self.version += 1
         self.state.delete_node(name, str(self.version), self.now)
         self.queue.set_node(name, None)
@@ -107,11 +105,9 @@ class QueueWorld:
         self.queue.job_stages.set_job(read_job(msgspec.convert(raw, Job)))
 
     def lose_job(self, name: str) -> None:
-        """Delete a Job."""
         self.queue.job_stages.remove_job(f"job-{name}")
 
     def made_by(self, job: str) -> dict[str, Any]:
-        """Metadata of a pod that a Job made."""
         owner = {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -221,7 +217,6 @@ class QueueWorld:
         self.queue.claimed.update_claim(f"uid-{name}")
 
     def lose_claim(self, name: str) -> None:
-        """Delete a claim."""
         self.version += 1
         self.state.claims.delete(claim(name), str(self.version), self.now)
         self.queue.claimed.update_claim(f"uid-{name}")
@@ -234,7 +229,6 @@ class QueueWorld:
         status: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """Change a pod."""
         raw = self.objects[uid]
         for part, changes in (("spec", spec), ("status", status), ("metadata", metadata)):
             raw[part].update(changes or {})
@@ -253,7 +247,6 @@ class QueueWorld:
         self.state.expire_tombstones(self.now)
 
     def name(self, uid: str) -> str:
-        """Name of a pod."""
         return str(self.objects[uid]["metadata"]["name"])
 
     def _send(self, raw: dict[str, Any], *, live: bool = False) -> None:

@@ -26,7 +26,6 @@ async def until(condition: Callable[[], Any], what: str = "") -> Any:
 
 
 def _tasks() -> str:
-    """Where every task of the loop is waiting."""
     out = io.StringIO()
     for task in asyncio.all_tasks():
         # gRPC's own tasks have frames without line numbers, which Python 3.11 cannot print.

@@ -148,7 +148,6 @@ def _is_undecided(found: list[Rejection]) -> bool:
 
 
 def _format(rejection: Rejection) -> str:
-    """Write a rejection as kube-scheduler does."""
     if rejection.reason == NEIGHBOURS:
         return TEXTS[rejection.detail]
     if rejection.reason in TEXTS:

@@ -65,7 +65,6 @@ def random_scene(seed: int) -> model.Cloud:
 
 
 def put(api: Any, scene: model.Cloud, cloud: Cloud) -> None:
-    """Write the cluster of the model on the API server."""
     for machine in scene.machines.values():
         cloud.groups[machine.group.name].machines[machine.name] = time.monotonic()
     until(lambda: cloud.usable() == set(scene.machines), "all nodes")

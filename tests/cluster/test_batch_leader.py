@@ -30,7 +30,6 @@ def cluster(make_cluster: Any) -> Cluster:
 
 @pytest.fixture
 def replicas(cluster: Cluster) -> Iterator[tuple[Replica, Replica]]:
-    """The first one leads."""
     number = len(list(cluster.home.glob("one-*")))
     first, second = (Replica(cluster, f"{name}-{number}", QUEUES) for name in ("one", "two"))
     cluster.api.delete(PODS, grace_s=0)

@@ -89,7 +89,6 @@ def restart_daemon(cluster: Cluster, card: MachineCard, *options: str) -> None:
 
 
 def command(*arguments: str) -> str:
-    """Run gpupack."""
     line = [sys.executable, "-m", "gpupack", *arguments]
     done = subprocess.run(line, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -147,7 +147,6 @@ def waiting(queue: QueueController) -> list[tuple[str, int, str]]:
 
 
 def gangs_of(documents: list[dict[str, Any]]) -> dict[str, int]:
-    """Gangs that the pods of documents are, with their sizes."""
     name, kind = documents[-1]["metadata"]["name"], documents[0]["kind"]
     pods = sum(count for _, count in templates_of(documents[0]))
     return {name: pods} if kind != "LeaderWorkerSet" else {f"{name}-0": pods // 2, f"{name}-1": pods // 2}

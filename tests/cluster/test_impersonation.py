@@ -42,7 +42,6 @@ def cluster(make_cluster) -> Cluster:
 
 
 def acting(cluster: Cluster, tmp_path: Path, **user: object) -> Path:
-    """A kubeconfig of the real user that acts as another one."""
     config = cluster.use_identity("actor", cluster.token("default", "actor")).read_text()
     kubeconfig = json.loads(config)
     kubeconfig["users"][0]["user"].update(user)

@@ -45,7 +45,6 @@ class Replica(Extender):
 
 
 def join(cluster: Cluster, replica: Replica) -> None:
-    """Have kube-scheduler call a replica."""
     configure_joined(cluster, replica.url, replica.certificate)
     if cluster.serves_claims:
         dra.leave_to_extender(cluster)

@@ -294,7 +294,6 @@ def wait_event(world: World, name: str, reason: str) -> None:
 
 
 def refuse_binding(world: World, name: str) -> None:
-    """Have the API server refuse every Binding of a pod."""
     policy = {
         "metadata": {"name": "refuse"},
         "spec": {

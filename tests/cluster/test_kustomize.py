@@ -34,7 +34,6 @@ def by_name(objects: Iterable[dict[str, Any]]) -> dict[tuple[str, str], dict[str
 
 
 def kustomized(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """What kustomize makes of a folder."""
     command = [str(binaries.kustomize()), str(folder)]
     made = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     return by_name(yaml.safe_load_all(made))

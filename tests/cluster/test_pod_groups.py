@@ -70,7 +70,6 @@ def cluster(make_cluster: Any) -> Cluster:
 
 @pytest.fixture(scope="module")
 def running(cluster: Cluster, start_queue: StartQueue) -> QueueController:
-    """The queue with the rights of its own manifests."""
     objects = build(REPOSITORY / "manifests" / "components" / "queue")
     kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
     apply_all(cluster.api, [each for each in objects if each["kind"] in kinds])

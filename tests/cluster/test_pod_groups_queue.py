@@ -46,7 +46,6 @@ def cluster(make_cluster: Any) -> Cluster:
 
 @pytest.fixture(scope="module")
 def running(cluster: Cluster, start_queue: StartQueue) -> QueueController:
-    """The queue with the rights of its own manifests."""
     kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
     objects = [*build(REPOSITORY / "manifests" / "namespace")]
     objects += [

@@ -21,7 +21,6 @@ def _hardware() -> None:
 
 @pytest.fixture
 def source(_hardware: None) -> Iterator[NvmlGpus]:
-    """Open the driver."""
     gpus = NvmlGpus()
     gpus.open()
     yield gpus

@@ -36,7 +36,6 @@ class CudaWithFault(Cuda):
     """The driver, for a program that also makes a mistake."""
 
     def count_multiprocessors(self) -> int:
-        """Count the multiprocessors that this process may use."""
         count = ctypes.c_int()
         self._call("cuDeviceGetAttribute", ctypes.byref(count), _MULTIPROCESSOR_COUNT, 0)
         return count.value

@@ -58,7 +58,6 @@ class PodCgroups:
         self._made: list[Path] = []
 
     def add(self, uid: str) -> Path:
-        """Make the cgroup of a container of a pod."""
         container = self.root / "kubepods" / f"pod{uid}" / CONTAINER_ID
         for folder in (container.parents[1], container.parent, container):
             if not folder.exists():

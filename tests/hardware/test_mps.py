@@ -34,7 +34,6 @@ class Mps(NamedTuple):
     def run_client(
         self, envs: dict[str, str], share_gib: int, cgroup: Path, user: int = 0
     ) -> AbstractContextManager[CudaProgram]:
-        """Run a program in a container that has a share."""
         size_mib = self.card.schedulable_mib
         threads = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in envs
         grant = grant_client(self.folder, ROOT, share_gib * 1024, size_mib, threads=threads)
@@ -166,7 +165,6 @@ async def test_after_a_fault_of_one_client_the_next_ones_work(
 
 
 def list_control_daemons() -> list[int]:
-    """PIDs of the control daemons that run."""
     found = []
     for folder in Path("/proc").iterdir():
         try:

@@ -65,7 +65,6 @@ class Node(NamedTuple):
         return None
 
     def reasons(self) -> set[str]:
-        """Reasons of all Events."""
         return {event["reason"] for event in self.api.objects("events")}
 
 

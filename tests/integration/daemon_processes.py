@@ -71,7 +71,6 @@ async def status_of(session, url):
 
 
 async def until_is(ask, expected):
-    """Ask until the answer is as expected."""
     end = asyncio.get_running_loop().time() + DEADLINE_S
     while (answer := await ask()) != expected:
         assert asyncio.get_running_loop().time() < end, f"{answer} instead of {expected}"

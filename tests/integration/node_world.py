@@ -140,7 +140,6 @@ class NodeWorld:
         await until(lambda: all(self.kubelet.allocatable().get(name) for name in both), "devices")
 
     async def stop_daemon(self) -> None:
-        """Stop it as a signal does."""
         assert self.running is not None
         self.stop.set()
         await self.running
@@ -234,7 +233,6 @@ class NodeWorld:
 
 
 def container(name: str, units: int, **more: Any) -> dict[str, Any]:
-    """A container that asks for units."""
     limits = {GIB: str(units)} if units else {}
     return {"name": name, "image": "x", "resources": {"limits": limits}, **more}
 

@@ -30,7 +30,6 @@ for line in sys.stdin:
 
 
 def program(answer: str) -> list[str]:
-    """Make a program that gives one answer to every line."""
     return [sys.executable, "-c", ECHO.format(answer=answer)]
 
 

@@ -46,7 +46,6 @@ class Doctored:
 
 
 def doctor(cluster, name, part, **lies):
-    """Let a part of a node lie."""
     node = cluster.nodes[name]
     cluster.nodes[name] = replace(node, **{part: Doctored(getattr(node, part), **lies)})
 

@@ -52,7 +52,6 @@ async def test_one_leader_binds(tmp_path: Path) -> None:
 
 
 def add_pod(api: ApiServer, name: str) -> None:
-    """Create a pod in which an extender runs."""
     made: Any = pod_object(name, namespace="kube-system", containers=[{"name": "gpupack"}])
     api.add_pod({"metadata": {"name": name, "namespace": "kube-system"}, "spec": made["spec"]})
 

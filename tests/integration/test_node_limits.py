@@ -80,7 +80,6 @@ def cards_of_node(world: NodeWorld) -> str:
 
 
 async def explained(world: NodeWorld, part: str = "cgroups") -> dict[str, Any]:
-    """What /explain says of something."""
     url = f"http://127.0.0.1:{world.daemon.http_port}/explain"
     async with ClientSession() as session, session.get(url) as answer:
         return dict((await answer.json())[part])

@@ -95,7 +95,6 @@ class Child:
         return self._answer()
 
     def until(self, command: str, wanted: Callable[[list[dict[str, Any]]], object]) -> list[dict[str, Any]]:
-        """Ask again until the answer is as wanted."""
         deadline = time.monotonic() + 60
         while not wanted(answer := self.ask(command)):
             assert time.monotonic() < deadline, answer

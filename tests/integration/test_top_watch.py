@@ -66,7 +66,6 @@ async def watching(api, *arguments, stdout=asyncio.subprocess.PIPE):
 
 
 async def state(process):
-    """Read up to the sums, which end every state."""
     lines = []
     while not lines or not lines[-1].startswith(GIB):
         line = await process.stdout.readline()
@@ -138,7 +137,6 @@ async def test_a_terminal_shows_one_state_cut_to_its_size(api):
 
 
 def screen(terminal):
-    """Read one state from a terminal."""
     text = ""
     while "\x1b[?7h" not in text:
         text += os.read(terminal, 65_536).decode()

@@ -80,7 +80,6 @@ class ToyProvider(GpuProvider):
 
 @pytest.fixture(autouse=True)
 def toy_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one line."""
     monkeypatch.setitem(SOURCES, "toy", ToyProvider())
     monkeypatch.setattr(ToyProvider, "made", [])
 

@@ -146,7 +146,6 @@ def arrays(drawn: Drawn) -> NodeArrays:
 
 
 def links(cards: int, index: int) -> list[tuple[int, ...]]:
-    """Every other node has links, of a pattern of its own."""
     if not index % 2:
         return []
     return [tuple(0 if i == j else (i + j) % (index + 1) for j in range(cards)) for i in range(cards)]

@@ -109,7 +109,6 @@ class History(QueueWorld):
             self.change(uid, status={"conditions": failed})
 
     def _change_node(self) -> None:
-        """A node is cordoned or open again."""
         self._set_node(self.random.choice(list(self.nodes)), unschedulable=self.random.random() < 0.3)
 
     def _set_node(self, name: str, *, unschedulable: bool = False) -> None:

@@ -34,7 +34,6 @@ _NO_VALUES = {
 
 
 def said(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema with a description."""
     return {"description": text, **schema}
 
 
@@ -82,12 +81,10 @@ def workload(command: str, **more: dict[str, Any]) -> dict[str, Any]:
 
 
 def image(text: str, **more: dict[str, Any]) -> dict[str, Any]:
-    """Values that name an image."""
     return closed({"repository": {**_TEXT, "minLength": 1}, "tag": _TEXT, **more}, text)
 
 
 def schema() -> dict[str, Any]:
-    """The whole schema."""
     replicas = said("Pods; only one of them works, the others wait.", {"type": "integer", "minimum": 0})
     properties = {
         "global": _OBJECT,

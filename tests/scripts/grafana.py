@@ -205,7 +205,6 @@ def expressions() -> dict[str, str]:
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana imports it."""
     panels: list[dict[str, Any]] = []
     width, height = COLUMNS // 8, 4
     for at, row in enumerate(FIGURES):

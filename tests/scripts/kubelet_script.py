@@ -45,7 +45,6 @@ def recorded(minor: str | None = None) -> Transcript:
 
 
 def as_recording(transcript: Transcript) -> str:
-    """The text of ANSWERS for a transcript."""
     return json.dumps(transcript, indent=1) + "\n"
 
 

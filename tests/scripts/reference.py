@@ -42,7 +42,6 @@ BLOCK: Final = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)",
 
 
 def commands(command: click.Command = cli, path: str = "gpupack") -> str:
-    """Every option of every command, as its --help says it."""
     context = click.Context(command, info_name=path, max_content_width=100)
     parts = []
     if command is not cli:
@@ -108,7 +107,6 @@ def autoscale_metrics() -> str:
 
 
 def filter_reasons() -> str:
-    """The reasons for which filter refuses a node."""
     rows = [
         (f"`{reason.json_name}`", reason.sentence.format(unit="the pod"), ", or ".join(reason.cures))
         for reason in FilterReason
@@ -178,7 +176,6 @@ def served_series() -> dict[str, set[str]]:
 
 
 def generated(page: str) -> str:
-    """Put what the code tells now into a page."""
     return BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n{found[3]}", page)
 
 

@@ -340,7 +340,6 @@ def test_a_card_to_which_a_pod_still_goes_is_not_cordoned_before() -> None:
 
 
 def with_queue(config: str) -> tuple[FakeCluster, Advice]:
-    """Pods of a queue, of which one is to move."""
     fake = FakeCluster(tuple(replace(pod, queue="a") for pod in PODS))
     fake.queues = config
     advice = fake.advise()

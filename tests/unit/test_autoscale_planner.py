@@ -36,7 +36,6 @@ from tests.queue_world import pod_group
 
 
 def asked(plan):
-    """What each placeholder asks for, and for whom."""
     return sorted(
         (int(each.spec["containers"][0]["resources"]["limits"][MEMORY]), *each.stands_for)
         for each in plan.placeholders

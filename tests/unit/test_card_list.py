@@ -39,7 +39,6 @@ class Node:
 
     @property
     def told(self) -> list[str]:
-        """Whose GPUGone Events there are."""
         return sorted(name for name, why, _ in self.events if why == "GPUGone")
 
     def take(self, *gpus: GpuCard) -> list[str]:

@@ -113,7 +113,6 @@ def test_a_shared_claim_is_of_those_that_run_on_once_its_first_pod_is_gone() -> 
 
 
 def _sharing_pod() -> Pod:
-    """A pod that shares the claim of the pod held."""
     spec = {"resourceClaims": [{"name": "card", "resourceClaimName": "one"}]}
     made = pod_object("shares", containers=[{"name": "main"}], node="n", spec=spec, phase="Running")
     return msgspec.convert(made, Pod)
@@ -199,7 +198,6 @@ WRITTEN = "1 pod with ResourceClaims asks in the file by limits for as much, of 
 
 
 def with_claim_pod(*shares: tuple[int, int | str | None], **changes: object) -> Cluster:
-    """A cluster with a pod x that has the claim one."""
     found = json.loads(items())
     found["items"][2] = claim_object("one", *shares, version=1, pods=["x", "y"])
     spec: dict[str, object] = {"resourceClaims": [{"name": "card", "resourceClaimName": "one"}]}

@@ -25,7 +25,6 @@ COMMANDS = Path(__file__).parents[2] / "gpupack" / "cli"
 
 
 def is_clean(text: str) -> bool:
-    """Whether every line can be printed."""
     return all(line.isprintable() for line in text.split("\n"))
 
 

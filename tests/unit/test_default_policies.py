@@ -88,7 +88,6 @@ def test_the_documents_agree() -> None:
 
 
 def _texts(value: object) -> list[str]:
-    """Every text in a manifest."""
     if isinstance(value, dict):
         return [text for each in value.values() for text in _texts(each)]
     if isinstance(value, list):

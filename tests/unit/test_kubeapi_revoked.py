@@ -68,7 +68,6 @@ both = pytest.mark.parametrize("posts", [None, make_post_client], ids=["aiohttp"
 
 
 def calls(client, last="pod-15"):
-    """Bindings and reads."""
     names = [*(f"pod-{number}" for number in range(MANY - 1)), last]
     return [
         client.bind("ns", name, "u", "n", {}) if number % 2 else client.get(f"/{name}")

@@ -267,7 +267,6 @@ class Watch:
             raise self.refusal
 
     async def look(self, *rows: ContainerUse, after_s: float = 5.0) -> None:
-        """Look at what was measured just now."""
         now_s = self.now_s + after_s
         measured = [row if row.used_mib is None else replace(row, measured_s=now_s) for row in rows]
         await self.look_at(*measured, after_s=after_s)

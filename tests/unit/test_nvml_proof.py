@@ -163,7 +163,6 @@ def test_cards_without_mig(driver: ProofDriver, trying: Prover, code: int, says:
 
 
 def instances(driver: ProofDriver, root: Path, source: NvmlGpus, mig: list[Card], **errors: int) -> Prover:
-    """Try instances of a card that has these."""
     driver.cards[0].mig = mig
     driver.mig_places = {each.uuid: place for place, each in enumerate(mig)}
     driver.cards[0].errors = errors

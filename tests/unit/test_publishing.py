@@ -39,7 +39,6 @@ def wanted(
 
 
 def node_saying(said: NodePublication, revision: int = 5, **extra: int) -> NodeObject:
-    """The Node after such a patch."""
     body = make_status_patch(said, NodeObject(metadata=metadata()), revision)
     for part in ("capacity", "allocatable"):
         body["status"][part] |= extra

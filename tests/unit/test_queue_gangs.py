@@ -15,7 +15,6 @@ OWNED = {"ownerReferences": [{"uid": "job", "controller": True}]}
 
 
 def _gang(world: QueueWorld, size: int, *, owned: bool = True) -> list[str]:
-    """An admitted gang."""
     gang = [world.pod(f"g{i}", 4, gang="G", size=size) for i in range(size)]
     for uid in gang:
         world.change(uid, metadata=OWNED if owned else {})
@@ -24,7 +23,6 @@ def _gang(world: QueueWorld, size: int, *, owned: bool = True) -> list[str]:
 
 
 def _pass_time(world: QueueWorld, seconds: float) -> None:
-    """Let the queue look at everything each second."""
     until = world.now + seconds
     while world.now < until:
         world.now += 1

@@ -18,13 +18,11 @@ OWNED = {"ownerReferences": [{"uid": "job", "controller": True}]}
 
 
 def bound_at(second: int) -> dict[str, Any]:
-    """Status of a pod that was bound then."""
     at = f"2026-01-01T00:{second // 60:02}:{second % 60:02}Z"
     return {"conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": at}]}
 
 
 def gang(world: QueueWorld, size: int, units: int = 4, *, owned: bool = True, **more: Any) -> list[str]:
-    """A gang that waits."""
     uids = [world.pod(f"g{i}", units, gang="G", size=size, created=0, **more) for i in range(size)]
     for uid in uids:
         world.change(uid, metadata=OWNED if owned else {})
@@ -32,7 +30,6 @@ def gang(world: QueueWorld, size: int, units: int = 4, *, owned: bool = True, **
 
 
 def state(world: QueueWorld) -> GangState:
-    """What the pods of the gang are as a whole."""
     known = world.queue.gangs.get("gang default/G")
     assert known is not None
     return known.state

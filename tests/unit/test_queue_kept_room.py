@@ -126,7 +126,6 @@ def _on_the_second_card(**others: int) -> QueueWorld:
 
 
 def _card(world: QueueWorld) -> str:
-    """The card that is kept."""
     kept = world.queue.capacity.reservations.get_reservation("uid-large")
     assert kept is not None
     (card,) = kept.cards

@@ -28,17 +28,14 @@ class User:
 
 
 def local(uid: str, data: str = "", since: float = 0.0, job: str = "") -> QueuedWorkload[str]:
-    """A workload whose data is on a node."""
     return QueuedWorkload(uid, SlotType.LOCAL, since, "", frozenset([data] if data else []), job)
 
 
 def free(uid: str, since: float = 0.0, job: str = "") -> QueuedWorkload[str]:
-    """A workload without data."""
     return QueuedWorkload(uid, SlotType.FREE, since, "", frozenset(), job)
 
 
 def user(name: str, *workloads: QueuedWorkload[str], weight: float = 1.0, allocated: float = 0.0) -> User:
-    """A queue with workloads that wait."""
     queue = User(name, weight, allocated)
     for workload in workloads:
         queue.waiting.add(workload)

@@ -38,7 +38,6 @@ NEW, OLD = GROUP_LABELS
 def read(
     annotations: dict[str, str], labels: dict[str, str] | None = None, size: int | None = None
 ) -> tuple[str, int, str]:
-    """Read the gang of a pod whose PodGroup says a size."""
     name = next(iter((labels or {}).values()), "")
     groups: PodGroups[objects.Pod] = PodGroups()
     groups.replace_groups([] if size is None else [group(name, size)])

@@ -59,7 +59,6 @@ def evictions(lender: Lender, seconds: int) -> int:
 
 
 def check(**more: Any) -> None:
-    """What b has is of a gang, or not."""
     lender = Lender()
     evictions(lender, 2)
     lender.world.pod("b0", 8, queue="b", created=10, **more)

@@ -12,7 +12,6 @@ GATED = {"schedulingGates": [{"name": QUEUE_GATE}]}
 
 @pytest.fixture
 def world() -> QueueWorld:
-    """One node with a card, one queue."""
     world = QueueWorld()
     world.node("n1", (16,))
     return world

@@ -205,7 +205,6 @@ def test_has_preferences(spec: dict[str, Any], expected: bool) -> None:
 
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
-    """Have threads take turns as often as they can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -71,7 +71,6 @@ class Setup:
         self.world.node("n", (16,), (units,))
 
     def ask(self, name: str = "p", units: int = 8) -> FilterReply:
-        """kube-scheduler asks."""
         self.world.state.apply_pod(pod(name, units, version=50), 0)
         found = self.world.extender.filter(self.world.body(pod_object(name, units)), self.now)
         self.looks.record_reply(found)

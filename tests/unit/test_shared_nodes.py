@@ -29,7 +29,6 @@ def show(
 
 
 def bind_other(world: BatchWorld, name: str, node: str) -> None:
-    """Another scheduler binds a pod."""
     show(world.shared, name, world.now)
     show(world.shared, name, world.now, node)
 

@@ -183,7 +183,6 @@ def test_nobody_is_the_cheapest() -> None:
 
 
 def in_gang(name: str = "g") -> dict[str, Any]:
-    """Options of a pod of a gang."""
     return {"annotations": {POD_GANG: name, POD_GANG_SIZE: "2"}}
 
 

@@ -82,5 +82,4 @@ def warnings_of(cluster: Cluster, path: str, body: dict[str, Any]) -> list[str]:
 
 
 def scheduler_of(cluster: Cluster, pod: dict[str, Any]) -> str:
-    """The scheduler that a pod ends up with."""
     return str(cluster.api.post(PODS, pod, dryRun="All")["spec"]["schedulerName"])

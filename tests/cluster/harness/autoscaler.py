@@ -102,7 +102,6 @@ class Cloud:
         self._server.stop(0)
 
     def add(self, name: str, number: int = 1) -> None:
-        """Order machines."""
         with self._lock:
             for _ in range(number):
                 self._serial += 1
@@ -168,7 +167,6 @@ def publish_cards(api: Api, name: str, sizes: tuple[int, ...], cpu: int) -> None
 
 
 def write_status(api: Api, name: str, amounts: Mapping[str, str | None]) -> None:
-    """Write what a kubelet that is Ready writes."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "x"}
     ready |= {"lastHeartbeatTime": now, "lastTransitionTime": now}
@@ -338,5 +336,4 @@ class ClusterAutoscaler:
             self._process = None
 
     def said(self, words: str) -> list[str]:
-        """Lines of its log with some words."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if words in line]

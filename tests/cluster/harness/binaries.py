@@ -141,13 +141,11 @@ def find(tool: str) -> str | None:
 
 
 def search_path() -> str:
-    """Where tools are looked for, as in PATH."""
     folders = [str(folder) for folder in (_given_folder(),) if folder is not None]
     return ":".join([*folders, os.environ.get("PATH", os.defpath)])
 
 
 def busybox() -> Path:
-    """The busybox that images are made of."""
     return Path(find("busybox") or "/bin/busybox")
 
 

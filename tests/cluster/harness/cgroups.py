@@ -74,7 +74,6 @@ def find(name: str, ending: str) -> list[Path]:
 
 
 def container_pids(name: str, container_id: str) -> set[int]:
-    """Host pids of one container."""
     return {pid for folder in find(name, container_id) for pid in _pids(folder)}
 
 

@@ -113,7 +113,6 @@ class Cluster:
             shutil.rmtree(self.home)
 
     def logs(self, lines: int = 30) -> dict[str, str]:
-        """The end of every log, by name."""
         found = sorted(self.control.log_dir.glob("*.log"))
         return {log.stem: "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) for log in found}
 
@@ -309,7 +308,6 @@ class Cluster:
         return self.host.environment(found["containerID"].partition("://")[2])
 
     def output(self, name: str, container: str) -> str:
-        """What a container wrote."""
         return self.host.log_of(self.pod(name)["metadata"]["uid"], container)
 
     def allocation(self, name: str) -> Json:

@@ -288,7 +288,6 @@ class ControlPlane:
         self._start(f"kube-scheduler-{name}", command, {**flags, "config": path, "v": 3})
 
     def kill(self, name: str) -> None:
-        """SIGKILL one program by its name."""
         self.running.pop(name).kill()
 
     def stop(self) -> None:

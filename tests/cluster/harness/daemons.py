@@ -59,7 +59,6 @@ class _Daemon:
             raise AssertionError(f"{error}\n{self.tail()}") from error
 
     def is_ready(self) -> bool:
-        """Whether /readyz answers 200 now."""
         try:
             return self.http("/readyz") is not None
         except OSError:
@@ -76,7 +75,6 @@ class _Daemon:
         return ""
 
     def http(self, path: str) -> str:
-        """GET one of its pages."""
         with urllib.request.urlopen(self.url + path, timeout=20) as answer:
             return str(answer.read(), "utf-8")
 
@@ -90,7 +88,6 @@ class _Daemon:
         ]
 
     def metric(self, name: str) -> float:
-        """The value of one metric, with its labels if it has any."""
         lines = (line.rsplit(maxsplit=1) for line in self.http("/metrics").splitlines())
         (value,) = [float(words[1]) for words in lines if words and words[0] == name]
         return value
@@ -105,7 +102,6 @@ class _Daemon:
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -164,7 +160,6 @@ class Extender(_Daemon):
         super().__init__("gpupack-scheduler", arguments, log_dir / "gpupack-scheduler.log", port)
 
     def call(self, verb: str, body: Any) -> Any:
-        """POST one extender verb by hand."""
         request = urllib.request.Request(
             f"{self.url}/{verb}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )

@@ -110,7 +110,6 @@ def shares(cluster: Cluster, name: str) -> list[tuple[str, str]]:
 
 
 def allocate(cluster: Cluster, name: str, device: str, gib: int, **status: Any) -> None:
-    """Allocate a claim by hand."""
     made = cluster.api.get(f"{CLAIMS}/{name}")
     result = {
         "request": "gpu",

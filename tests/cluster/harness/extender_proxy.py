@@ -82,7 +82,6 @@ class ExtenderProxy:
         self._server.server_close()
 
     def list_calls(self, verb: str, *pods: str) -> list[Call]:
-        """List the calls of a verb, of all pods or of some."""
         return [call for call in [*self.calls] if call.verb == verb and (not pods or call.pod in pods)]
 
     def _answer(self, path: str, body: bytes) -> tuple[int, bytes]:

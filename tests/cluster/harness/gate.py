@@ -54,7 +54,6 @@ class Gate:
         )
 
     def open(self) -> None:
-        """Let everything through."""
         self._closed = ""
         self._opened.set()
 

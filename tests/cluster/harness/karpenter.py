@@ -43,7 +43,6 @@ class MachineType:
     price: float = 1.0
 
     def entry(self) -> dict[str, Any]:
-        """Write it as the kwok provider reads it."""
         own = {"karpenter.sh/capacity-type": "on-demand", "topology.kubernetes.io/zone": "test-zone-a"}
         needs = [{"key": key, "operator": "In", "values": [value]} for key, value in own.items()]
         return {
@@ -56,7 +55,6 @@ class MachineType:
 
 
 def install(api: Api) -> None:
-    """Apply the CRDs."""
     apply_all(api, [yaml.safe_load(crd.read_text()) for crd in sorted(KARPENTER.folder.glob("*.yaml"))])
 
 
@@ -130,7 +128,6 @@ class Karpenter:
         self._thread.join()
 
     def said(self, words: str) -> list[str]:
-        """Lines of its log with some words."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if words in line]
 
     def nodes(self) -> list[Any]:

@@ -110,7 +110,6 @@ class Process:
             return None
 
     def tail(self, lines: int = 30) -> str:
-        """The end of what it has written."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 

@@ -52,7 +52,6 @@ class Replica:
         self._scheduler: Process | None = None
 
     def start(self) -> None:
-        """Start all three."""
         self.start_kube_scheduler()
         self.extender.start()
         self.queue.start(ready=False)

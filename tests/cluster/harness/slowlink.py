@@ -25,11 +25,9 @@ class SlowLink:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def hold(self) -> None:
-        """Hold up what the server says from now on."""
         self._flows.clear()
 
     def flow(self) -> None:
-        """Let it through again."""
         self._flows.set()
 
     def stop(self) -> None:

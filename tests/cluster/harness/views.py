@@ -77,7 +77,6 @@ def cgroup_of(cluster: Cluster, pod: str, container: str) -> Path:
 
 
 def memory(cluster: Cluster) -> dict[tuple[str, str], Json]:
-    """What /explain says of every container."""
     told = json.loads(cluster.daemon.http("/explain"))["memory"]["containers"]
     return {(each["pod"].rpartition("/")[2], each["container"]): each for each in told}
 

@@ -34,7 +34,6 @@ class NodeState:
 
     @property
     def used(self) -> list[int]:
-        """Used units by card."""
         return [card.used for card in self.cards]
 
     @property
@@ -44,7 +43,6 @@ class NodeState:
 
     @property
     def used_by_uuid(self) -> dict[str, int]:
-        """Used units of the cards that have any."""
         return {card.uuid: card.used for card in self.cards if card.used}
 
 

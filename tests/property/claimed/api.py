@@ -40,7 +40,6 @@ class ModelApi:
             self._record(what, "DELETED", item)
 
     def change(self, what: str, uid: str, **parts: Json) -> None:
-        """Replace parts of an object that is there."""
         item = self.objects[what].get(uid)
         if item is not None:
             self.put(what, {**item, **parts})
@@ -91,7 +90,6 @@ class ModelApi:
         return pod is not None and pod["status"]["phase"] not in {"Succeeded", "Failed"}
 
     def claims_of(self, pod: Json) -> list[Json]:
-        """The claims that a pod names, as far as they are there."""
         made = (pod["status"].get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
         names = {each["resourceClaimName"] for each in pod["spec"].get("resourceClaims") or ()}
         names |= {made} if made else set()

@@ -137,7 +137,6 @@ class ModelDaemon:
         self.start()
 
     def start(self) -> None:
-        """Begin with what the disk says."""
         self.up, self.watch, self.listed = True, Watch(self.api.events["pods"]), False
         self.prepared = DiskClaims(self.disk)
         self.ledger = Ledger(self.cards)
@@ -242,7 +241,6 @@ class ModelDaemon:
         )
 
     def share_ids(self, uid: str) -> frozenset[str]:
-        """IDs of the shares that a claim is prepared with."""
         claim = self.prepared.get(uid)
         return frozenset(share.share_id for share in claim.shares) if claim is not None else frozenset()
 

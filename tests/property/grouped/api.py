@@ -48,7 +48,6 @@ class GroupApi:
     events: list[Event[ModelPod | str]] = field(default_factory=list)
 
     def put_pod(self, pod: ModelPod, **changes: Any) -> ModelPod:
-        """Create a pod, or change it."""
         self.version += 1
         kind = "MODIFIED" if pod.uid in self.pods else "ADDED"
         pod = self.pods[pod.uid] = replace(pod, version=self.version, **changes)

@@ -68,7 +68,6 @@ class History:
         self.check()
 
     def _pass(self, seconds: float) -> None:
-        """Let time pass."""
         raise NotImplementedError
 
     def _do(self, action: Callable[[], object]) -> None:

@@ -42,7 +42,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._selector = self
 
     def time(self) -> float:
-        """Seconds since the loop was made."""
         return self.now
 
     def select(self, timeout: float | None) -> list[Any]:
@@ -60,7 +59,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def run_virtually(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a loop of its own, until it ends."""
     loop = VirtualLoop()
     try:
         task = loop.create_task(work)
@@ -89,7 +87,6 @@ class _InlineExecutor(ThreadPoolExecutor):
 
 
 def new_inline_loop() -> asyncio.AbstractEventLoop:
-    """Make a loop without threads."""
     loop = asyncio.new_event_loop()
     loop.set_default_executor(_InlineExecutor(1))
     return loop

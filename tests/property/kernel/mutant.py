@@ -38,7 +38,6 @@ class Mutant:
 
     @property
     def modules(self) -> tuple[ModuleType, ...]:
-        """Shipped modules that the mutant changes."""
         functions = (self.function, self.also[0]) if self.also is not None else (self.function,)
         return tuple(sys.modules[_unwrap(function).__module__] for function in functions)
 

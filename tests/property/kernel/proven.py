@@ -70,7 +70,6 @@ class Record:
         self._model = "\0".join(read_code(path.read_text(encoding="utf-8")) for path in files)
 
     def pending(self) -> list[Mutant]:
-        """List the mutants that must run."""
         if MODE == "all":
             return list(self._mutants)
         proven = {name: proof.digest for name, proof in self._read().items()}

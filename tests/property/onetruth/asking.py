@@ -92,7 +92,6 @@ def _misfit(places: Places, node: str, request: PodRequest, *, can_have: bool) -
 
 
 def _emptied(places: Places, node: str) -> list[Card]:
-    """The cards of a node as if all pods had ended."""
     nodes = places.extender.state.nodes
     row = nodes.rows[node]
     evictable = nodes.evictable[row].tolist()

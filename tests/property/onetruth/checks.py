@@ -108,7 +108,6 @@ def _charged(places: Places, uid: str, node: str) -> Units | None:
 
 
 def check_free(scene: Scene, places: Places, node: str) -> None:
-    """What is free of every card of a node."""
     answers: dict[str, list[int]] = dict(places.free_on(node))
     out = [card.state != "ok" for card in places.top[node].cards]
     free = truth.free_on(scene, node, out)

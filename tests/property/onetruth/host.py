@@ -211,7 +211,6 @@ class Host:
     # What the API server has.
 
     def published(self, version: int) -> dict[str, Any]:
-        """The Node as the daemon publishes it now."""
         cards = self.ledger.installed
         healthy = [card for card in cards if card.healthy and card.size_units]
         holds = self.ledger.published_holds()

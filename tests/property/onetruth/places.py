@@ -88,7 +88,6 @@ class Places:
 
     @cached_property
     def queue(self) -> Queue:
-        """The queue."""
         nodes, pods = self._items
         state = ClusterState(rules=QueueChargeRules())
         state.replace_nodes([msgspec.convert(each, Node) for each in nodes], "", 0.0)
@@ -153,7 +152,6 @@ class Places:
         return found
 
     def shown_cards(self, name: str) -> dict[str, Units]:
-        """On which cards a pod that has a node is shown."""
         pod = self.scene.pods[name]
         uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
         detail = self.board.make_detail(node)
@@ -245,7 +243,6 @@ class Places:
     # Who fits.
 
     def query(self, name: str) -> SchedulingRequest:
-        """What a pod asks for."""
         state = self.extender.state
         record = state.pods[f"uid-{name}"]
         assert record.request is not None
@@ -305,7 +302,6 @@ class Places:
         return explain_pod(self.cluster, "default", name, ways=ways)
 
     def pending(self, name: str) -> PendingPod:
-        """What the dashboard says of a pod."""
         pod = next(pod for pod in self.board.get_cluster().pods.values() if pod.metadata.name == name)
         return explain_pending_pod(self.board.get_cluster(), pod, lambda *_: None)
 

@@ -170,12 +170,10 @@ class Scene:
             self.scheduler.claims.delete(msgspec.convert(claim, ClaimObject), str(self._next()), 0.0)
 
     def claims_of(self, pod: dict[str, Any]) -> list[dict[str, Any]]:
-        """The claims that a pod may use."""
         reserved = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
         return [claim for claim in self.claims.values() if reserved in claim["status"]["reservedFor"]]
 
     def _pod(self, name: str, priority: int) -> dict[str, Any]:
-        """A pod that asks for something."""
         random = self.random
         percent = random.random() < 0.4
         cards = random.choice((1, 1, 1, 2, 3))
@@ -551,7 +549,6 @@ class Scene:
         return json.dumps({"kind": "List", "items": items})
 
     def on(self, node: str) -> list[dict[str, Any]]:
-        """Pods that have a node."""
         return [pod for pod in self.pods.values() if pod["spec"].get("nodeName") == node]
 
 

@@ -30,7 +30,6 @@ def asks(pod: dict[str, Any]) -> bool:
 
 
 def is_held(scene: Scene, pod: dict[str, Any]) -> bool:
-    """Whether the words of its node have a pod."""
     annotations = scene.nodes[pod["spec"]["nodeName"]]["metadata"]["annotations"]
     return pod["metadata"]["uid"] in load_holds(annotations[NODE_HOLDS]).uids
 

@@ -74,7 +74,6 @@ class GatedPod(ModelPod):
 
 
 def queue_node(node: Node) -> Node:
-    """A node as the queue decodes it."""
     return msgspec.convert(msgspec.to_builtins(node), Node)
 
 
@@ -110,6 +109,5 @@ def gate(world: World, pod: ModelPod, queue: str, notes: Mapping[str, str], *, o
 
 
 def find(world: World, path: str) -> GatedPod | None:
-    """The pod that a path of the API names."""
     pod = world.pods.get(path.removesuffix("/eviction").rpartition("/")[2])
     return pod if isinstance(pod, GatedPod) else None

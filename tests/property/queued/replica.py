@@ -117,11 +117,9 @@ class Replica(ApiRequests):
     # What it does.
 
     def lead(self) -> None:
-        """Take the Lease."""
         self.leads_since = self.now
 
     def lose(self) -> None:
-        """Lose the Lease, and know it."""
         self.leads_since, self.open = None, False
 
     def decide(self) -> None:

@@ -294,7 +294,6 @@ class QueuedSimulation(Simulation):
         return [pod for pod in self._gated_pods() if not pod.waits and not pod.node and not pod.ended]
 
     def _gated_pods(self) -> list[GatedPod]:
-        """Pods that were born gated."""
         return [pod for pod in self.world.pods.values() if isinstance(pod, GatedPod)]
 
     def _pauses(self) -> bool:

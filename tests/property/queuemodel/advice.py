@@ -127,7 +127,6 @@ class Adviser:
             self._world.publish(node)
 
     def _read(self) -> Cluster:
-        """Read the cluster, and by what the queue decides."""
         items = [{**raw, "kind": "Node"} for raw in self._world.raw_nodes.values()]
         items += [{**pod.raw, "kind": "Pod"} for pod in self._world.pods.values()]
         cluster = Cluster.from_json(json.dumps({"kind": "List", "items": items}))

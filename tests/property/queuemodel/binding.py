@@ -107,7 +107,6 @@ class Scheduler:
             self._relist()
 
     def hear(self, until: float) -> None:
-        """Take all news of what happened by then."""
         for event in self._watch.read_until(until):
             is_node = isinstance(event.host, Node)
             sink: Any = self._watcher.node_sink if is_node else self._watcher.pod_sink
@@ -125,7 +124,6 @@ class Scheduler:
         return [name for name, record in records if record.assumed or record.tombstones]
 
     def connect(self, may: Callable[[], bool]) -> "Connection":
-        """Connect a queue with it."""
         return Connection(self, may, self._random)
 
     # What kube-scheduler asks.

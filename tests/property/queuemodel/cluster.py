@@ -60,7 +60,6 @@ class Cluster:
         self._deallocations: dict[str, float] = {}
 
     def act(self) -> None:
-        """Let everybody do what is due."""
         now = self._world.now
         for pod in list(self._world.pods.values()):
             if self._dies.get(pod.name, now + 1) <= now:
@@ -243,7 +242,6 @@ class Cluster:
         self.run(pod, node, card)
 
     def run(self, pod: Pod, node: str, card: int) -> None:
-        """A pod that was bound runs on a card."""
         world, raw = self._world, pod.raw
         what = f"{pod.name} ({pod.spec.queue}, {pod.spec.units} units)"
         self._say(f"{what} is bound to {node}, card {card}")

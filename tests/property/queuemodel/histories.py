@@ -306,7 +306,6 @@ def _with_slots_on_some(plan: Plan, random: Random) -> Plan:
 
 
 def mixed(random: Random) -> Plan:
-    """Whatever there is, with every trouble."""
     nodes = _nodes(random)
     plain = {"a": "weight: 1", "b": random.choice(("weight: 2", "weight: 1, queueingStrategy: StrictFIFO"))}
     queues = random.choice(

@@ -21,8 +21,6 @@ from . import simulation
 
 
 def of(kind: str) -> Kind:
-    """Histories of a kind."""
-
     def history(seed: int) -> int:
         return simulation.run(kind, seed)
 

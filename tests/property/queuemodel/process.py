@@ -130,7 +130,6 @@ class Process:
         self.controller.record_change()
 
     def relist(self) -> None:
-        """Take complete lists."""
         world = self.world
         self.watcher.node_sink.replace(list(world.node_items.values()), str(world.version))
         self.watcher.pod_sink.replace([pod.lite for pod in world.pods.values()], str(world.version))
@@ -141,7 +140,6 @@ class Process:
         self.watch.skip()
 
     def hear(self, until: float) -> None:
-        """Take all news of what happened by then."""
         for event in self.watch.read_until(until):
             self._sinks[type(event.item)].event(event.kind, event.item, str(event.version))
             if isinstance(event.item, Pod) and event.item.spec.scheduler_name == BATCH_SCHEDULER:
@@ -161,7 +159,6 @@ class Process:
         return self.open and waits and still and not self.api.under_way and not self.controller._writes
 
     def configure(self, config: str) -> None:
-        """Take another configuration."""
         self.config = parse_config("model", config)
         self.queue.configure(self.config)
         self.controller.record_change()

@@ -101,7 +101,6 @@ class Promises:
     # At any time.
 
     def configured(self, text: str) -> None:
-        """Another configuration is in force."""
         self._configs.append((self.world.now, parse_config("model", text)))
 
     def wrote(self, verb: str, pod: Pod) -> None:
@@ -188,7 +187,6 @@ class Promises:
                 )
 
     def _has_near(self, node: str, data: str) -> bool:
-        """Whether all of some data is on a node or in its rack."""
         labels = self.world.labels
         rack = labels[node][RACK]
         beside = set().union(*(each for name, each in labels.items() if each[RACK] == rack))
@@ -296,7 +294,6 @@ class Promises:
     # While nothing is disturbed.
 
     def begin_calm(self) -> None:
-        """Trouble has ended."""
         self.calm, self.calm_since = True, self.world.now
         self._since.clear()
         for each in self.rounds:
@@ -350,7 +347,6 @@ class Promises:
             )
 
     def _why(self, uid: str) -> str:
-        """What the queue says of who waits."""
         queue = self.process.queue
         found = [
             f"{each.name} {each.reason}: {each.message}"
@@ -512,7 +508,6 @@ class Promises:
                 raise ViolationError(f"the status says {each.message[:80]!r}, {len(each.message)} characters")
 
     def _check_counts(self) -> None:
-        """What is counted is what is there."""
         queue, counted, there = self.process.queue, dict[str, int](), dict[str, int]()
         for queue_state in queue.queues:
             if queue_state.units:

@@ -258,12 +258,10 @@ class Trouble:
         self.configure(configuration(self._plan).replace(before, after))
 
     def configure(self, text: str) -> None:
-        """Let another configuration be in force."""
         self._promises.configured(text)
         self._process.configure(text)
 
 
 def configuration(plan: Plan, queues: dict[str, str] | None = None) -> str:
-    """Write the configuration of a history."""
     lines = [f"- {{name: {name}, {more}}}" for name, more in (queues or plan.queues).items()]
     return "queues:\n" + "\n".join(lines) + "\n" + plan.head

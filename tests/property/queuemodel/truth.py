@@ -47,7 +47,6 @@ class Job:
 
     @property
     def key(self) -> str:
-        """What it has in common with those like it."""
         return alike(self.pods[0])
 
 

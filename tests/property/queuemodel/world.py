@@ -151,7 +151,6 @@ class Pod:
 
     @property
     def claim(self) -> str:
-        """UID of its claim."""
         return f"uid-claim-{self.name}"
 
 
@@ -189,7 +188,6 @@ class LateWatch(Watch[Change]):
     """A watch that brings news when it is told to."""
 
     def read_until(self, at: float) -> Iterator[Change]:
-        """Read what had happened by then."""
         while self.cursor < len(self.log) and self.log[self.cursor].at <= at:
             self.cursor += 1
             yield self.log[self.cursor - 1]
@@ -302,7 +300,6 @@ class World:
     # Pods.
 
     def create(self, spec: Spec, gang: str = "") -> Pod:
-        """Create a pod."""
         self.born += 1
         self.was_skewed |= bool(self.skew_s)
         name = f"p{self.born}"
@@ -354,11 +351,9 @@ class World:
         return self.create(spec)
 
     def changed(self, pod: Pod) -> None:
-        """Somebody has changed the object of a pod."""
         self._tell("MODIFIED", pod)
 
     def delete(self, pod: Pod) -> None:
-        """A pod is gone."""
         del self.pods[pod.name]
         if all(other.job != pod.job for other in self.pods.values()):
             # Nothing remembers a job that no pod names.
@@ -373,7 +368,6 @@ class World:
         self._tell_other("ADDED", found)
 
     def deallocate(self, uid: str) -> None:
-        """A claim is deleted."""
         self.claim_ended = self.now
         self._tell_other("DELETED", self.claims.pop(uid))
 
@@ -419,5 +413,4 @@ class World:
 
 
 def card_uuid(node: str, card: int) -> str:
-    """UUID of a card."""
     return uuid(node, card)

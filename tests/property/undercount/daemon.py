@@ -112,7 +112,6 @@ class ModelDaemon(Plugin):
         self.listed = ()
 
     def set_cards(self, cards: tuple[Card, ...]) -> None:
-        """Find that the cards are these now."""
         self.cards = cards
         self.ledger.set_cards([replace(c, healthy=c.healthy and c.index not in self.sick) for c in cards])
 
@@ -208,7 +207,6 @@ class ModelDaemon(Plugin):
     # The API's view.
 
     def deliver(self) -> bool:
-        """Take one event of an own pod."""
         if self.away or self.lost or not self.synced:
             return False
         while (event := self.watch.read()) is not None:
@@ -257,7 +255,6 @@ class ModelDaemon(Plugin):
         self.watch.cursor, self.lost, self.synced = cursor, False, True
 
     def bookmark(self) -> None:
-        """All own events up to now are known."""
         if self.synced and not self.lost and not self.away:
             while self.deliver():
                 pass
@@ -310,7 +307,6 @@ class ModelDaemon(Plugin):
         return True
 
     def _node(self) -> NodeObject:
-        """The own Node as the API server has it."""
         node = self.world.nodes[self.node]
         metadata = ObjectMeta(
             name=self.node,

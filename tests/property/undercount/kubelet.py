@@ -310,7 +310,6 @@ class ModelKubelet:
         return True
 
     def start_one(self) -> bool:
-        """Tell the API that a pod has started."""
         if not self.to_start:
             return False
         uid = self.to_start.pop(0)

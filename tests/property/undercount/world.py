@@ -63,8 +63,6 @@ class ModelPod:
 
     @cached_property
     def lite(self) -> Pod:
-        """What the extender decodes."""
-
         def container(name: str, units: int, kind: str) -> Container:
             amount = self.limits(units)
             return Container(
