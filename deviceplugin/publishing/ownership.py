@@ -253,14 +253,3 @@ class NodeOwnership:
     @staticmethod
     def _record(node: NodeObject | None) -> OwnershipRecord | None:
         return None if node is None else read_record(node.metadata.get_annotation(NODE_DAEMON))
-
-
-__all__ = [
-    "AGAIN_S",
-    "CHALLENGE_S",
-    "DaemonIdentity",
-    "NodeOwnership",
-    "OwnershipRecord",
-    "identify_daemon",
-    "read_record",
-]

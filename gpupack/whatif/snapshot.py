@@ -133,7 +133,7 @@ def make_snapshot(
     name_of = _make_hider() if hidden else _plain
     scale = _Scale(cluster.unit_mib, unit_mib or cluster.unit_mib)
     notes: Counter[_Note] = Counter()
-    models = {model for model in _list_models(cluster) if model}
+    models = {model for model in cluster.state.nodes.model_names if model}
     usual = _most_common_card_units(cluster, scale)
     claimed = _read_claims(cluster, notes)
     rows = [
@@ -175,10 +175,6 @@ def _make_hider() -> Callable[[str, str], str]:
         return f"{kind}-{digest}" if name else ""
 
     return hide
-
-
-def _list_models(cluster: Cluster) -> list[str]:
-    return cluster.state.nodes.model_names
 
 
 def _most_common_card_units(cluster: Cluster, scale: _Scale) -> int:

@@ -137,13 +137,14 @@ class Binder:
         if not may_send:
             self._forget(commitment)
             return "this gpupack scheduler may not bind now; it is tried again"
-        if not self._is_assumed(commitment):
+        if not self.is_unsettled(commitment):
             return "the pod has changed since its cards were chosen; it is tried again"
         return await self._send_or_resolve_later(commitment)
 
     def is_unsettled(self, commitment: PendingBinding) -> bool:
         """Return True if a Binding may still take effect; until that is known its cards stay assumed."""
-        return self._is_assumed(commitment)
+        assumed = commitment.assumed
+        return assumed is not None and self.committer.state.get_assumed(commitment.pod.uid) is assumed
 
     async def _send_or_resolve_later(self, commitment: PendingBinding) -> str:
         try:
@@ -278,7 +279,7 @@ class Binder:
         """
         assumed = commitment.assumed
         current = await self._read_pod(commitment)
-        if not isinstance(current, Pod) or assumed is None or not self._is_assumed(commitment):
+        if not isinstance(current, Pod) or assumed is None or not self.is_unsettled(commitment):
             return ""
         record = read_pod(current, self.committer.state.resource)
         if record.version <= assumed.pod.version or not assumed.is_same_request(record):
@@ -337,7 +338,7 @@ class Binder:
         return current if current.metadata.uid == pod.uid else BindingOutcome.GONE
 
     def _resolve_later(self, commitment: PendingBinding) -> None:
-        if not self._is_assumed(commitment):
+        if not self.is_unsettled(commitment):
             return
         task = asyncio.create_task(self._resolve(commitment))
         self._resolving.add(task)
@@ -352,15 +353,11 @@ class Binder:
         outcome = BindingOutcome.UNKNOWN
         while outcome in {BindingOutcome.UNKNOWN, BindingOutcome.GONE}:
             await self.sleep(self.timeout_s)
-            if not self._is_assumed(commitment):
+            if not self.is_unsettled(commitment):
                 return
             outcome = await self._read_outcome(commitment)
         if outcome is BindingOutcome.NOT_BOUND:
             self._forget(commitment)
-
-    def _is_assumed(self, commitment: PendingBinding) -> bool:
-        assumed = commitment.assumed
-        return assumed is not None and self.committer.state.get_assumed(commitment.pod.uid) is assumed
 
     def _forget(self, commitment: PendingBinding) -> None:
         """Forget the assumed cards, unless the pod was seen bound or gone in the meantime."""
