@@ -163,13 +163,18 @@ class PodRequest:
         """Units (or percent) the pod needs at its peak, by the rule of Kubernetes."""
         return _find_peak((container.kind, container.units) for container in self.containers)
 
+    @property
+    def effective_compute(self) -> int:
+        """Percent of compute that Kubernetes counts for the pod: once, however many cards it gets."""
+        return _find_peak((container.kind, container.compute) for container in self.containers)
+
     @cached_property
     def demands(self) -> tuple[Demand, ...]:
         """The choices of cards to make, in order."""
         if self.shared:
             least = min(c.units for c in self.containers) if self.percent else 0
             names = tuple(c.name for c in self.containers)
-            compute = _find_peak((c.kind, c.compute) for c in self.containers)
+            compute = self.effective_compute
             return (Demand(names, self.effective_units, 1, self.percent, least, compute=compute),)
         if self.same_cards:
             shares = tuple(c.units // self.cards for c in self.containers)

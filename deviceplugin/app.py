@@ -242,6 +242,9 @@ class Daemon:
             offers=lambda: self.ready.is_set() and kind.is_right,
             owns=lambda: self._ownership.owns_node,
             claims=dict if prepared is None else lambda: prepared.published_units,
+            # A kubelet with no device plugin sets what it finds to 0 when it starts, and would fail the pods
+            # that run: it lets them be where the Node lacks the resource.
+            offers_compute=prepared is None,
         )
         # 6. Say how the daemon is, wait for its turn, and run all of this.
         status = DaemonStatus(

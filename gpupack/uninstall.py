@@ -14,6 +14,7 @@ import msgspec
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.names import (
+    COMPUTE_RESOURCE,
     DEVICE_CLASS,
     DOMAIN,
     GPU_PREFIX,
@@ -119,7 +120,9 @@ def find_traces(node: WritableNode) -> Traces:
         annotations=tuple(dict.fromkeys((*_ours(annotations), *find_kept_marks(annotations)))),
         labels=_ours(node.metadata.labels or {}),
         offered=tuple(
-            key for key in _ours(capacity) if key.startswith(GPU_PREFIX) and str(capacity[key]) != "0"
+            key
+            for key in _ours(capacity)
+            if key.startswith(GPU_PREFIX) and key != COMPUTE_RESOURCE and str(capacity[key]) != "0"
         ),
         taints=tuple(
             dict.fromkeys(

@@ -9,6 +9,7 @@ from allocator.claims import AllocatedDevice, ClaimObject
 from allocator.ids import PERCENT_IDS, device_names
 from allocator.names import (
     CLAIM_LABEL,
+    COMPUTE_RESOURCE,
     DRA_DRIVER,
     DRA_MEMORY,
     NODE_CARDS,
@@ -78,6 +79,8 @@ def node_object(
         limit = 0 if compute is None else compute_limit
         words = NodeWords.of(unit_mib, sizes, used or [0] * len(sizes), revision, limit, compute or ())
         allocatable |= {key: str(value) for key, value in node_resources(words).items()}
+        if compute is not None:
+            allocatable.setdefault(COMPUTE_RESOURCE, str(limit * len(sizes)))
         annotations[NODE_HOLDS] = dump_holds(
             Holds(version if seen is None else seen, frozenset(holds), claims=claims or {})
         )

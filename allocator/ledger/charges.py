@@ -103,6 +103,23 @@ def used_compute(accounts: NodeAccounts) -> tuple[int, ...]:
     )
 
 
+def offer_compute(accounts: NodeAccounts) -> int:
+    """Return the percent of compute that the node offers in all: what its cards give away together.
+
+    More where its pods ask for more, after the limit was lowered or a card is gone. A kubelet that starts
+    admits the pods that run there once more, adds up what they ask for, and fails those for which too little
+    is offered.
+    """
+    offered = dict.fromkeys(accounts.cards, 0)
+    beyond = 0
+    for account in accounts.pods.values():
+        charge = charge_pod_compute(accounts, account)
+        add(offered, charge)
+        if account.is_live and account.is_complete:
+            beyond += max(0, account.pod.request.effective_compute - sum(charge.values()))
+    return sum(max(accounts.compute_limit, percent) for percent in offered.values()) + beyond
+
+
 def charge_published_pods(accounts: NodeAccounts) -> dict[str, Units]:
     """Return units by card and UID (of the API) of the pods that the packed words contain for certain.
 

@@ -334,6 +334,10 @@ class Ledger:
         limit, compute = self._accounts.compute_limit, charges.used_compute(self._accounts)
         return NodeWords.of(unit_mib, sizes, self.used(), 0, limit, compute)
 
+    def offered_compute(self) -> int:
+        """Percent of compute that the node offers to Kubernetes' own sums."""
+        return charges.offer_compute(self._accounts)
+
     def allocated_units_by_pod(self) -> dict[str, Units]:
         shares: dict[str, Units] = {uuid: {} for uuid in self._accounts.cards}
         for uid, account in self._accounts.pods.items():

@@ -9,6 +9,7 @@ import msgspec
 from allocator.errors import AllocatorError, RequestError
 from allocator.ledger import Pod as LedgerPod
 from allocator.names import (
+    COMPUTE_RESOURCE,
     NODE_CARDS,
     NODE_CORDON,
     NODE_HOLDS,
@@ -16,6 +17,7 @@ from allocator.names import (
     POD_ASSIGNED,
 )
 from allocator.packing import NodeWords, read_node
+from allocator.quantity import canonical
 from allocator.records import (
     Assignment,
     CardRecord,
@@ -128,11 +130,16 @@ class NodeObject(WritableNode):
         except AllocatorError:
             return None
 
-    def list_packed_keys(self) -> frozenset[str]:
-        """List every packed resource that the Node has, ours or not."""
-        return frozenset(self._packed(self.status.capacity)) | frozenset(
-            self._packed(self.status.allocatable)
-        )
+    def offers_compute(self, percent: int | None) -> bool:
+        """Tell whether the Node offers just so much compute; None: whether it lacks the resource."""
+        wanted = None if percent is None else canonical(percent)
+        both = (self.status.capacity, self.status.allocatable)
+        return all((resources or {}).get(COMPUTE_RESOURCE) == wanted for resources in both)
+
+    def list_published_keys(self) -> frozenset[str]:
+        """List every packed resource that the Node has, ours or not, and its compute."""
+        found = {**(self.status.capacity or {}), **(self.status.allocatable or {})}
+        return frozenset(self._packed(found)) | found.keys() & {COMPUTE_RESOURCE}
 
     def read_accounted_pods(self) -> Holds | None:
         return self.read_accounted_pods_or_error()[0]

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from allocator.names import NODE_CARDS, NODE_HOLDS, PACKED_PREFIX, PACKED_REVISION
+from allocator.names import COMPUTE_RESOURCE, NODE_CARDS, NODE_HOLDS, PACKED_PREFIX, PACKED_REVISION
 from allocator.packing import PAYLOAD_BITS, NodeWords, node_resources
+from allocator.quantity import canonical
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
 from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.option_values import PUBLISH_GAP_S
@@ -32,6 +33,8 @@ class NodePublication:
         accounted_pods: units by the card's position, by UID, of the pods that the words contain.
         seen_version: resourceVersion that the words take into account.
         claims: prepared claims that the words contain, see `Holds`.
+        offered_compute: percent of compute over all cards, see `offer_compute` in `allocator.ledger.charges`;
+            None where the resource is not offered.
     """
 
     words: NodeWords
@@ -39,6 +42,7 @@ class NodePublication:
     inventory: tuple[CardRecord, ...]
     seen_version: int
     claims: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    offered_compute: int | None = None
 
 
 def publish_reason(wanted: NodePublication, node: NodeObject, owed: int) -> str | None:
@@ -50,8 +54,9 @@ def publish_reason(wanted: NodePublication, node: NodeObject, owed: int) -> str 
     Returns:
         None when the Node says it all, else the most urgent of these:
 
-        - `lost`: words are missing, corrupt, of other cards, or have no revision after theirs. Or `seen` has
-          versions that are still to come, as after an etcd restore.
+        - `lost`: words are missing, corrupt, of other cards, or have no revision after theirs. Or the Node
+          offers another sum of compute, or `seen` has versions that are still to come, as after an etcd
+          restore.
         - `released`: units or pods are gone, or a pod vanished that the scheduler still counts.
         - `gained`: anything else.
     """
@@ -59,6 +64,8 @@ def publish_reason(wanted: NodePublication, node: NodeObject, owed: int) -> str 
     if words is None or holds is None or words.revision > LAST_REVISION or holds.seen > wanted.seen_version:
         return "lost"
     if _describe_cards(words) != _describe_cards(wanted.words):
+        return "lost"
+    if not node.offers_compute(wanted.offered_compute):
         return "lost"
     if _released(wanted, words, holds, owed):
         return "released"
@@ -113,6 +120,8 @@ def differences(wanted: NodePublication, node: NodeObject, owed: int) -> list[st
         differing.append(f"{PACKED_PREFIX}*")
     elif words.revision > LAST_REVISION:
         differing.append(PACKED_REVISION)
+    if not node.offers_compute(wanted.offered_compute):
+        differing.append(COMPUTE_RESOURCE)
     if holds is None or _holds_differ(wanted, holds) or not owed <= holds.seen <= wanted.seen_version:
         differing.append(NODE_HOLDS)
     if node.read_cards() != wanted.inventory:
@@ -137,8 +146,10 @@ def make_status_patch(wanted: NodePublication, node: NodeObject, revision: int) 
     Args:
         node: the Node as known; packed resources of it that are not ours any more are removed.
     """
-    resources: dict[str, int | None] = dict.fromkeys(sorted(node.list_packed_keys()))
+    resources: dict[str, int | str | None] = dict.fromkeys(sorted(node.list_published_keys()))
     resources.update(node_resources(replace(wanted.words, revision=revision)))
+    if wanted.offered_compute is not None:
+        resources[COMPUTE_RESOURCE] = canonical(wanted.offered_compute)
     annotations = {
         NODE_HOLDS: dump_holds(_holds(wanted)),
         NODE_CARDS: _dump_cards(wanted.inventory),
@@ -162,7 +173,8 @@ def make_last_patch(node: NodeObject, revision: int) -> dict[str, Any] | None:
     """Make the last patch of a stopping daemon: every card full and unhealthy; None if nothing is offered.
 
     `holds` stays as it is: it alone says who has something. That no card is healthy keeps preemption from
-    evicting pods for room that would not come.
+    evicting pods for room that would not come. The compute that the Node offers stays, too: a kubelet that
+    starts would fail running pods if it were less.
     """
     words, cards = node.read_words(), node.read_cards()
     if words is None:

@@ -59,6 +59,7 @@ class NodePublisher:
         offers: whether pods can be served yet; until then the Node's words stay as they are.
         owns: whether the Node is ours to write to.
         claims: units by card of prepared claims, see `allocator.records.Holds`.
+        offers_compute: whether the Node offers compute to Kubernetes' own sums.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class NodePublisher:
         offers: Callable[[], bool] = lambda: True,
         owns: Callable[[], bool] = lambda: True,
         claims: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
+        offers_compute: bool = True,
     ) -> None:
         self._client = client
         self._account = account
@@ -89,6 +91,7 @@ class NodePublisher:
         self._offers = offers
         self._owns = owns
         self._claims = claims
+        self._offers_compute = offers_compute
         self._leaving = asyncio.Event()
         self._left = asyncio.Event()
         self._backoff = Backoff(0.2, 15.0)
@@ -256,6 +259,7 @@ class NodePublisher:
             inventory=tuple(self._inventory()),
             seen_version=self._pod_view.seen_version,
             claims=place_claims(self._claims(), [card.uuid for card in ledger.installed]),
+            offered_compute=ledger.offered_compute() if self._offers_compute else None,
         )
 
     def _settled(self) -> bool:

@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -67,12 +68,15 @@ class PlanRules:
         grace_s: How long a pod has to be refused on every node before a node is asked for.
         most: Placeholders at most at one time; 0: no node is asked for.
         host_label: Label by whose values placeholders avoid nodes that only look free.
+        learns_from_nodes: Whether it takes a new node to offer what the nodes of its group do. Karpenter goes
+            by its types of machines, none of which offers compute.
     """
 
     grace_s: float = 15.0
     most: int = 20
     host_label: str = HOSTNAME
     patience_s: float = STARTING_S
+    learns_from_nodes: bool = True
 
     @property
     def refusal(self) -> Outcome:
@@ -170,14 +174,14 @@ class Planner:
         if not refused:
             return Plan((), outcomes.pods)
         # 2. Find what an autoscaler does by itself: of pods that fit by sums it does nothing.
-        view = SumView(cluster, self._verdicts)
-        sums = pack_by_sums(view.copy(), kinds)
-        short = [pair for pair in sums.short if self._is_expected(pair[0], now_s)]
-        # 3. Pack all that are refused on new nodes, by cards.
         keys = frozenset[str]().union(*(kind.label_keys for kind in refused))
         card_sets = read_card_sets(cluster)
         addable = leave_out_claims(cluster, card_sets)
         shapes = Shapes([*self.declared, *learn_shapes(cluster, keys, addable)], cluster.unit_mib)
+        view = SumView(cluster, self._verdicts)
+        sums = pack_by_sums(view.copy(), kinds, partial(self._find_most_compute, shapes))
+        short = [pair for pair in sums.short if self._is_expected(pair[0], now_s)]
+        # 3. Pack all that are refused on new nodes, by cards.
         packer = Packer(shapes, CLAIMS_LEFT_OUT if len(addable) < len(card_sets) else "")
         due = self._keep_due(refused, packer, outcomes, sums.fit_by_sum, now_s)
         starting = find_starting_nodes(cluster, card_sets, wall_s)
@@ -241,6 +245,13 @@ class Planner:
             if made is not None:
                 placeholders.append(made)
         return placeholders
+
+    def _find_most_compute(self, shapes: Shapes, kind: EquivalentPods) -> int:
+        """Find the percent of compute of a new node for these pods, as far as the autoscaler knows."""
+        if not self.rules.learns_from_nodes:
+            return 0
+        allowed = (shape for shape in shapes.by_name.values() if _allows_shape(shape, kind))
+        return max((shape.compute for shape in allowed), default=0)
 
     def _is_expected(self, pod: WaitingPod, now_s: float) -> bool:
         """Tell whether the autoscaler, which sees the need of a pod, will still add a node for it."""
@@ -384,7 +395,7 @@ class _PlaceholderMaker:
         """Count the nodes with these cards that the autoscaler adds without us."""
         most = 0
         for shape in self.shapes.by_cards[card_set]:
-            pods = (kind.amounts for _, kind in self.short if _allows_shape(shape, kind))
+            pods = (kind.sums for _, kind in self.short if _allows_shape(shape, kind))
             most = max(most, count_nodes_by_sums(pods, self.shapes.amounts(shape.name)))
         return most
 

@@ -82,8 +82,9 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
         from kubeapi.selectors import HOSTNAME
 
         most = self.most if self.placeholders else 0
-        host_label = NODE_HOST if self.autoscaler == KARPENTER else HOSTNAME
-        return PlanRules(grace_s=self.grace_s, most=most, host_label=host_label)
+        learns = self.autoscaler != KARPENTER
+        host_label = HOSTNAME if learns else NODE_HOST
+        return PlanRules(self.grace_s, most, host_label, learns_from_nodes=learns)
 
     def declared(self) -> "Sequence[Shape]":
         from gpupack.autoscale.shapes import read_shapes

@@ -10,12 +10,13 @@ import numpy as np
 from allocator.cards import Card
 from allocator.errors import QuantityError, shown
 from allocator.names import (
+    COMPUTE_RESOURCE,
     DOMAIN,
     NODE_LABEL,
     STARTUP_TAINT,
 )
 from allocator.packing import MAX_CARDS
-from allocator.quantity import format_memory, parse_bytes, parse_milli
+from allocator.quantity import format_memory, parse_bytes, parse_integer, parse_milli
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from kubeapi.bounded_yaml import load_yaml
@@ -73,6 +74,8 @@ class Shape:
         node: Such a node, empty, as it is when all its parts have started.
         offered: Units that its kubelet offers over all cards. A learned shape has the least that a ready node
             of it offers: an autoscaler may take that very node for its template.
+        compute: Percent of compute over all cards that an autoscaler knows such a node to offer: as much as
+            each of those does that it was learned from.
         nodes: Names of the nodes that it was learned from.
     """
 
@@ -82,6 +85,7 @@ class Shape:
     offered: int
     declared: bool = False
     nodes: frozenset[str] = frozenset()
+    compute: int = 0
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -116,7 +120,9 @@ class Shapes:
 
     def amounts(self, name: str) -> Amounts:
         """Find what an empty node has besides cards."""
-        return self.cluster.state.node_records[name].capacity._replace(units=self.by_name[name].offered)
+        shape, capacity = self.by_name[name], self.cluster.state.node_records[name].capacity
+        compute = ((COMPUTE_RESOURCE, shape.compute),) if shape.compute else ()
+        return capacity._replace(units=shape.offered, others=(*capacity.others, *compute))
 
 
 def read_card_sets(cluster: Cluster) -> dict[str, CardSet]:
@@ -197,9 +203,15 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
                 card_set,
                 min(offered, default=total),
                 nodes=frozenset(node.name for node in members),
+                compute=min(map(read_offered_compute, members)),
             )
         )
     return shapes
+
+
+def read_offered_compute(node: Node) -> int:
+    """Read the percent of compute that a node offers over all cards; 0 where it offers none."""
+    return _read(parse_integer, (node.status.allocatable or {}).get(COMPUTE_RESOURCE, 0))
 
 
 def _common_labels(example: Node, members: Sequence[Node]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Views the cluster as a cluster autoscaler does: one sum of GPU memory a node, whatever is free on a card.
+"""Views the cluster as a cluster autoscaler does: sums of a node's GPU memory and compute, and no cards.
 
 Cluster Autoscaler runs kube-scheduler's plugins on nodes and on templates of nodes, and asks no extender.
 The autoscaler puts the pods that are unschedulable on existing nodes first, in order of their priority, and
@@ -6,17 +6,19 @@ adds nodes for the rest.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from allocator.names import COMPUTE_RESOURCE
+from gpupack.autoscale.shapes import read_offered_compute
 from gpupack.autoscale.waiting_pods import EquivalentPods, WaitingPod
 from gpupack.whatif.cluster import Cluster
 from kubeapi.bounded import BoundedDict
 from kubeapi.selectors import NodeRules
-from scheduler_plugin.cache.amounts import NOT_COUNTED, PERCENT, UNITS, Amounts
+from scheduler_plugin.cache.amounts import FIXED, NOT_COUNTED, PERCENT, UNITS, Amounts
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.scheduling.node_fit import can_run_on, have_conflict
 
@@ -65,6 +67,14 @@ class SumView:
         # A node that serves claims offers no sum to pods that ask for one.
         sums = self._nodes.capacity[[UNITS, PERCENT]]
         self._nodes.capacity[[UNITS, PERCENT]] = np.where(sums == NOT_COUNTED, 0, sums)
+        # kube-scheduler leaves compute to the extender, so that the cluster's own arrays have no such column.
+        self._nodes.set_other_resources([COMPUTE_RESOURCE])
+        rows = self._nodes.rows
+        for name, node in cluster.nodes.items():
+            self._nodes.capacity[FIXED, rows[name]] = read_offered_compute(node)
+        for pod in cluster.state.pods.values():
+            if pod.charged is not None and not pod.ended and pod.node in rows:
+                self._nodes.requested[FIXED, rows[pod.node]] += pod.charged.effective_compute
         self._others: dict[str, LongArray] = {}
         self._masks: dict[NodeRules, BoolArray] = {}
 
@@ -122,8 +132,8 @@ class SumPacking:
     """Where a cluster autoscaler thinks that unschedulable pods go.
 
     Attributes:
-        fit_by_sum: UIDs of the pods that fit a node by its sum. Those that ask for compute are among them: an
-            autoscaler knows no node with such a resource, and adds none for them either.
+        fit_by_sum: UIDs of the pods that fit a node by its sum. Those are among them that ask for compute of
+            which no new node has enough, as far as an autoscaler knows: it adds none for them either.
         short: The others with their kinds, in order: for these it adds nodes.
     """
 
@@ -131,20 +141,27 @@ class SumPacking:
     short: tuple[tuple[WaitingPod, EquivalentPods], ...]
 
 
-def pack_by_sums(view: SumView, kinds: Sequence[EquivalentPods]) -> SumPacking:
-    """Put unschedulable pods on existing nodes of a view as a cluster autoscaler does."""
+def pack_by_sums(
+    view: SumView, kinds: Sequence[EquivalentPods], most_compute: Callable[[EquivalentPods], int]
+) -> SumPacking:
+    """Put unschedulable pods on existing nodes of a view as a cluster autoscaler does.
+
+    Args:
+        most_compute: Percent that a new node for such pods has, as far as an autoscaler knows.
+    """
     candidates = {id(kind): view.find_candidates(kind) for kind in kinds}
+    asking = [kind for kind in kinds if kind.request.asks_compute]
+    unknown = {id(kind) for kind in asking if kind.request.effective_compute > most_compute(kind)}
     pods = sorted(((pod, kind) for kind in kinds for pod in kind.pods), key=lambda pair: pair[0].order)
     fit_by_sum: set[str] = set()
     short: list[tuple[WaitingPod, EquivalentPods]] = []
     for pod, kind in pods:
-        if kind.request.asks_compute:
-            fit_by_sum.add(pod.uid)
-            continue
         # What is left becomes less only: a node that was too full stays so.
-        there = candidates[id(kind)] = view.keep_fitting(candidates[id(kind)], kind.amounts)
+        there = candidates[id(kind)] = view.keep_fitting(candidates[id(kind)], kind.sums)
         if len(there):
-            view.add_pod(int(there[0]), kind.amounts)
+            view.add_pod(int(there[0]), kind.sums)
+            fit_by_sum.add(pod.uid)
+        elif id(kind) in unknown:
             fit_by_sum.add(pod.uid)
         else:
             short.append((pod, kind))

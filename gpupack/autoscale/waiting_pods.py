@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
+from allocator.names import COMPUTE_RESOURCE
 from allocator.request import PodRequest
 from gpupack.own_pods import is_placeholder
 from gpupack.whatif.cluster import Cluster
@@ -92,6 +93,13 @@ class EquivalentPods:
     def amounts(self) -> Amounts:
         """What each pod asks of a node besides the choice of cards."""
         return self.requirements.amounts.with_sums(self.request)
+
+    @cached_property
+    def sums(self) -> Amounts:
+        """What an autoscaler adds up of each pod: its compute is one more resource."""
+        compute = self.request.effective_compute
+        more = ((COMPUTE_RESOURCE, compute),) if compute else ()
+        return self.amounts._replace(others=(*self.amounts.others, *more))
 
     @cached_property
     def has_terms(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from allocator.names import NODE_CARDS, PERCENT_RESOURCE, resource_name
+from allocator.names import COMPUTE_RESOURCE, NODE_CARDS, PERCENT_RESOURCE, resource_name
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
 from allocator.request import WHOLE
@@ -33,6 +33,7 @@ def make_empty_node(
         words = NodeWords.of(unit_mib, sizes, none, 1, WHOLE, none)
         offered[resource_name(unit_mib)] = str(sum(sizes))
         offered[PERCENT_RESOURCE] = str(2 * WHOLE * len(cards))
+        offered[COMPUTE_RESOURCE] = str(WHOLE * len(cards))
         offered |= node_resources(words)
         records = [
             CardRecord(f"GPU-{cards_of or name}-{index}", index, model, mib, None, healthy=True)

@@ -12,6 +12,7 @@ from gpupack.inventory import NodeRow, build_rows, fetch
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import CLOCK_TICK_S
+from tests.cluster.harness.controlplane import COMPUTE
 from tests.cluster.harness.gate import Gate
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.views import grants, wait_agree, words_never_below
@@ -19,9 +20,9 @@ from tests.cluster.harness.views import grants, wait_agree, words_never_below
 
 @pytest.fixture
 def two(cluster) -> dict[str, dict[str, int]]:
-    """Two running pods of 5 GiB, one a card; their grants by name."""
+    """Two running pods of 5 GiB and 60 % of the compute, one a card; their grants by name."""
     for name in ("a", "b"):
-        cluster.create(w.pod(name, w.container(gib=5)))
+        cluster.create(w.pod(name, w.container(gib=5, limits={COMPUTE: 60})))
     for name in ("a", "b"):
         cluster.wait_running(name)
     wait_agree(cluster)
@@ -101,8 +102,8 @@ def test_daemon_killed_and_started_again(cluster, two):
             [[("a", 5, "allocated")], [("b", 5, "allocated")]],
             [[("b", 5, "allocated")], [("a", 5, "allocated")]],
         )
-        cluster.create(w.pod("waiting", w.container(gib=3)))
-        cluster.wait_event("waiting", "FailedScheduling")
+        cluster.create(w.pod("waiting", w.container(gib=3, limits={COMPUTE: 30})))
+        cluster.wait_event("waiting", "Insufficient gpupack.io/gpu-memory-gib")
         assert {name: cluster.pod(name)["status"]["phase"] for name in two} == {
             "a": "Running",
             "b": "Running",

@@ -109,7 +109,7 @@ def shares(name, percent, **spec):
 @pytest.mark.telling
 @ONLY_DEVICE_PLUGIN
 def test_shares_of_compute_are_kept_apart_also_while_the_daemon_is_of_an_older_version(cluster):
-    """No node has the resource: kube-scheduler and kubelet leave it alone."""
+    """kube-scheduler leaves the resource to gpupack, which counts it by card."""
     for name in ("first", "second"):
         cluster.create(shares(name, 60))
     for name in ("first", "second"):
@@ -133,8 +133,7 @@ def test_shares_of_compute_are_kept_apart_also_while_the_daemon_is_of_an_older_v
     try:
         cluster.daemon.module = older.MODULE
         cluster.daemon.start()
-        # While the Node has no sum of the resource kube-scheduler's own check refuses a pod. Then it tries it
-        # for the end of another pod alone.
+        # While the Node has no sum of GPU memory kube-scheduler's own check refuses a pod.
         cluster.wait_registered(since)
         cluster.create(shares("fourth", 10))
         cluster.wait_event("fourth", f"0/1 nodes are available: 1 {no_words}")

@@ -9,7 +9,7 @@ import pytest
 from allocator.names import PERCENT_RESOURCE
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
-from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.controlplane import COMPUTE, RESOURCE
 from tests.cluster.harness.daemons import REPOSITORY
 
 RIGHTS = [
@@ -71,6 +71,7 @@ def test_it_leaves_nothing_and_gpupack_comes_back(cluster: Cluster) -> None:
         "gpupack.io/cards",
         RESOURCE,
         PERCENT_RESOURCE,
+        COMPUTE,
     } <= before
     status, said = uninstall("--dry-run")
     assert status == 0

@@ -21,14 +21,16 @@ WORDS = {
     "gpupack.io/packed-size-0": 79,
     "gpupack.io/packed-used-0": 8,
     "gpupack.io/packed-revision": 1_763_000_000_000,
+    "gpupack.io/gpu-compute-percent": 800,
 }
 ANNOTATIONS = {f"gpupack.io/{name}": "x" for name in ("cards", "cordon", "daemon", "holds")} | {"team": "a"}
 LABELS = {"gpupack.io/node": "true", "zone": "a"}
 CLEAN = [
     (
-        "node n1: removed resources gpupack.io/gpu-memory-gib, gpupack.io/packed-layout, "
-        "gpupack.io/packed-revision, gpupack.io/packed-size-0, gpupack.io/packed-used-0; annotations "
-        "gpupack.io/cards, gpupack.io/cordon, gpupack.io/daemon, gpupack.io/holds; labels gpupack.io/node"
+        "node n1: removed resources gpupack.io/gpu-compute-percent, gpupack.io/gpu-memory-gib, "
+        "gpupack.io/packed-layout, gpupack.io/packed-revision, gpupack.io/packed-size-0, "
+        "gpupack.io/packed-used-0; annotations gpupack.io/cards, gpupack.io/cordon, "
+        "gpupack.io/daemon, gpupack.io/holds; labels gpupack.io/node"
     )
 ]
 

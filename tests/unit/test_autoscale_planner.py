@@ -60,19 +60,42 @@ def test_a_pod_that_is_short_by_the_sum_itself_needs_no_help():
     assert (asked(plan), outcomes(plan)) == ([], {"waits": "sum_short"})
 
 
-@pytest.mark.parametrize("free", [40, 10], ids=["memory-is-there", "sum-is-short"])
-def test_a_pod_short_of_compute_gets_a_node_whatever_the_sum_says(free):
-    """An autoscaler knows no node with the resource: it adds none for the pod, which it would for memory."""
-    nodes, pods = fragments(free=free)
-    pods = [replace(pod, compute=80) for pod in pods]
-    two = [waits(f"w{at}", 40, compute=60) for at in range(2)]
-    plan = plan_of(grown(nodes, [*pods, *two]))
+KARPENTER = AutoscaleSettings(autoscaler="karpenter").rules()
+
+
+@pytest.mark.parametrize(
+    ("used", "free", "rules", "outcome"),
+    [
+        pytest.param(60, 40, None, "asked", id="the sum is there and on no card"),
+        pytest.param(80, 40, None, "sum_short", id="the sum is short"),
+        pytest.param(60, 10, None, "sum_short", id="of memory"),
+        pytest.param(80, 40, KARPENTER, "asked", id="short, and no machine type has it"),
+        pytest.param(60, 10, KARPENTER, "asked", id="of memory, and no machine type has it"),
+        pytest.param(None, 40, None, "asked", id="a node like those that exist has none"),
+    ],
+)
+def test_what_is_done_for_a_pod_short_of_compute(used, free, rules, outcome):
+    """An autoscaler adds a node itself where a sum is short and nodes like the new one offer the resource."""
+    nodes, pods = fragments(free=free, publishes_compute=used is not None)
+    pods = [replace(pod, compute=used or 0) for pod in pods]
+    plan = plan_of(grown(nodes, [*pods, waits("w", 40, compute=60)]), rules=rules)
+    assert outcomes(plan) == {"w": outcome}
+    assert asked(plan) == ([(160, "default/w")] if outcome == "asked" else [])
+    for placeholder in plan.placeholders:
+        assert COMPUTE_RESOURCE not in placeholder.spec["containers"][0]["resources"]["limits"]
+
+
+def test_pods_use_up_the_sum_of_compute_and_new_nodes_are_counted_by_it():
+    """80 % are left by the sum, of which `w0` has 60. For the other four, three to a node, two nodes come.
+
+    By cards two go on a node, so that a third one is asked for.
+    """
+    nodes, pods = fragments(free=40)
+    pods = [replace(pod, compute=60) for pod in pods]
+    five = [waits(f"w{at}", 8, compute=60) for at in range(5)]
+    plan = plan_of(grown(nodes, [*pods, *five]))
+    assert outcomes(plan) == {"w0": "asked", **{f"w{at}": "sum_short" for at in range(1, 5)}}
     assert asked(plan) == [(160, "default/w0", "default/w1")]
-    assert outcomes(plan) == {"w0": "asked", "w1": "asked"}
-    limits = plan.placeholders[0].spec["containers"][0]["resources"]["limits"]
-    assert COMPUTE_RESOURCE not in limits
-    whole = plan_of(grown(nodes, [*pods, *(replace(pod, compute=100) for pod in two)]))
-    assert asked(whole) == [(160, "default/w0", "default/w1")]
 
 
 def test_a_pod_that_asks_for_no_cpu_is_not_short_of_it_where_more_is_requested_than_there_is():

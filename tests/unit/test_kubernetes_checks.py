@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.names import BATCH_SCHEDULER, POD_GPU_MODEL
+from allocator.names import BATCH_SCHEDULER, COMPUTE_RESOURCE, POD_GPU_MODEL
 from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.kubernetes_checks import MOST_UNTRIED, UNTRIED_S, KubernetesChecks
@@ -158,6 +158,14 @@ def test_every_other_resource_counts(resource: str) -> None:
     assert world.rejection() == ""
     world.pod("bound", node="n", containers=wish)
     assert world.rejection() == f"insufficient {resource}"
+
+
+def test_compute_does_not_count_whatever_the_node_offers() -> None:
+    """The extender's entry says `ignoredByScheduler`."""
+    world = World(containers=[container(units=1, resources={COMPUTE_RESOURCE: "30"})])
+    assert world.rejection() == ""
+    world.node(resources={COMPUTE_RESOURCE: "20"})
+    assert world.rejection() == ""
 
 
 def test_the_number_of_pods_counts() -> None:

@@ -130,6 +130,36 @@ def test_the_words_stop_at_the_limit_and_an_unavailable_card_shows_it():
     assert used(world) == (80, 0)
 
 
+@pytest.mark.parametrize(
+    ("pods", "change", "offered"),
+    [
+        pytest.param([], {}, 300, id="nobody asks"),
+        pytest.param([(6, ("c0", "c1"), [40], 2)], {}, 300, id="less asked than there is"),
+        pytest.param(
+            [(2, ("c0",), [90], 1)] * 2, {}, 380, id="more asked of one card: there is still one free"
+        ),
+        pytest.param([(2, ("c0",), [90], 1)], {"cordoned": ["c0"]}, 300, id="a cordoned card"),
+        pytest.param([(2, ("c0",), [90], 1)], {"gone": "c0"}, 290, id="a card that is gone with a pod"),
+        pytest.param([(TWO, ("c0", "c1"), [20, 30], 1)], {"gone": "c0"}, 220, id="gone with a part of a pod"),
+        pytest.param([(2, ("c0",), [90], 1)], {"gone": "c1"}, 200, id="another card is gone"),
+    ],
+)
+def test_the_node_offers_what_its_cards_give_and_never_less_than_its_pods_ask_for(pods, change, offered):
+    """A kubelet that starts fails the pods that exceed the offer, although they run.
+
+    In the third case a limit of 200 was lowered to 100 while the pods ran.
+    """
+    world = World.of(8, 8, 8)
+    for number, (containers, on, compute, count) in enumerate(pods):
+        world.run(asking(f"p{number}", containers, *on, compute=compute, count=count))
+    world.ledger.set_unavailable("cordoned", change.get("cordoned", []))
+    if "gone" in change:
+        world.ledger.set_cards([card for card in world.ledger.cards() if card.uuid != change["gone"]])
+    assert world.ledger.offered_compute() == offered
+    asked = [account.pod.request.effective_compute for account in world.ledger.accounts.pods.values()]
+    assert offered >= sum(asked)
+
+
 def test_where_nobody_assigned_cards_those_with_compute_left_come_first_and_others_are_not_refused():
     world = World.of(8, 8, policy="most-used")
     world.run(asking("a", 4, "c0", compute=[80]))

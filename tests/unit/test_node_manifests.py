@@ -52,7 +52,7 @@ def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
         f"key in ['{names.NODE_CARDS}', '{names.NODE_DAEMON}', '{names.NODE_HOLDS}', '{names.NODE_SERVES}']"
         in node
     )
-    assert f"key.startsWith('{names.PACKED_PREFIX}')" in node
+    assert f"key.startsWith('{names.PACKED_PREFIX}') || key == '{names.COMPUTE_RESOURCE}'" in node
     assert f"key == '{names.POD_ALLOCATION}'" in text_of(
         found["ValidatingAdmissionPolicy", "gpupack-allocation"]
     )

@@ -173,12 +173,12 @@ def test_a_nodes_words_and_annotations():
     assert (holds.seen, holds.uids) == (7, {"u1"})
     assert told.read_cards() == ()
     assert told.read_cordon() == ({"c0", "c1"}, None)
-    assert told.list_packed_keys() == set(words())
+    assert told.list_published_keys() == set(words())
 
 
 def test_a_node_that_says_nothing():
     told = node()
-    assert (told.read_words(), told.read_accounted_pods(), told.read_cards(), told.list_packed_keys()) == (
+    assert (told.read_words(), told.read_accounted_pods(), told.read_cards(), told.list_published_keys()) == (
         None,
         None,
         None,

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from allocator.names import NODE_HOLDS
+from allocator.names import COMPUTE_RESOURCE, NODE_HOLDS
 from allocator.packing import NodeWords
 from allocator.records import CardRecord
 from deviceplugin.allocation.objects import NodeObject
@@ -32,10 +32,10 @@ U1 = {"u1": {0: 3}}
 
 
 def wanted(
-    used=(3, 0), holds=U1, sizes=(8, 8), seen=7, cards=None, limit=100, compute=(30, 0)
+    used=(3, 0), holds=U1, sizes=(8, 8), seen=7, cards=None, limit=100, compute=(30, 0), offered=200
 ) -> NodePublication:
     words = NodeWords.of(1024, sizes, used, 0, limit, compute[: len(sizes)])
-    return NodePublication(words, holds, cards or inventory(), seen)
+    return NodePublication(words, holds, cards or inventory(), seen, offered_compute=offered)
 
 
 def node_saying(said: NodePublication, revision: int = 5, **extra: int) -> NodeObject:
@@ -68,6 +68,8 @@ def test_a_node_that_says_it_all_needs_nothing():
         pytest.param(wanted(compute=(0, 40)), 0, "released", id="less and more compute used"),
         pytest.param(wanted(limit=200), 0, "lost", id="other limit of compute"),
         pytest.param(wanted(limit=0, compute=()), 0, "lost", id="other version"),
+        pytest.param(wanted(offered=1000), 0, "lost", id="more compute offered"),
+        pytest.param(wanted(offered=None), 0, "lost", id="no compute offered"),
         pytest.param(wanted(holds={}), 0, "released", id="a pod less"),
         pytest.param(wanted(), 8, "released", id="seen is owed"),
         pytest.param(wanted(sizes=(8, 4), used=(3, 0)), 0, "lost", id="other sizes"),
@@ -83,6 +85,20 @@ def test_words_or_holds_that_are_missing_are_lost():
     said = node_saying(wanted())
     said.metadata.annotations = {}
     assert publish_reason(wanted(), said, 0) == "lost"
+
+
+def test_compute_that_a_kubelet_has_set_to_nothing_is_lost():
+    """As one does that finds no checkpoint; where none is offered not even that may be left."""
+    said = node_saying(wanted())
+    for part in (said.status.capacity, said.status.allocatable):
+        assert part is not None
+        part[COMPUTE_RESOURCE] = "0"
+    assert publish_reason(wanted(), said, 0) == "lost"
+    assert differences(wanted(), said, 0) == [COMPUTE_RESOURCE]
+    assert publish_reason(wanted(offered=None), said, 0) == "lost"
+    for part in make_status_patch(wanted(offered=None), said, 6)["status"].values():
+        assert part[COMPUTE_RESOURCE] is None
+    assert publish_reason(wanted(offered=None), node_saying(wanted(offered=None)), 0) is None
 
 
 def test_words_whose_revision_has_no_next_one_are_lost():
@@ -142,7 +158,7 @@ def test_what_differs_is_named(now, owed, names):
 def test_a_revision_at_its_end_and_an_empty_node_differ():
     said = node_saying(wanted(), LAST_REVISION + 1)
     assert differences(wanted(), said, 0) == ["gpupack.io/packed-revision"]
-    every = ["gpupack.io/packed-*", "gpupack.io/holds", "gpupack.io/cards"]
+    every = ["gpupack.io/packed-*", COMPUTE_RESOURCE, "gpupack.io/holds", "gpupack.io/cards"]
     assert differences(wanted(), NodeObject(metadata=metadata()), 0) == every
 
 
@@ -164,6 +180,7 @@ def test_the_patch_says_everything_at_once():
         "gpupack.io/packed-compute-limit": 100,
         "gpupack.io/packed-compute-used-0": 30,
         "gpupack.io/packed-revision": 6,
+        "gpupack.io/gpu-compute-percent": "200",
     }
     assert json.loads(body["metadata"]["annotations"]["gpupack.io/holds"]) == {
         "seen": "7",
@@ -210,6 +227,7 @@ def test_a_farewell_offers_nothing_and_leaves_holds_alone():
     body = make_last_patch(node, 9)
     assert body is not None
     assert NODE_HOLDS not in body["metadata"]["annotations"]
+    assert COMPUTE_RESOURCE not in body["status"]["capacity"], "it is offered as before"
     assert body["status"]["capacity"] == body["status"]["allocatable"]
     # As the API server merges it.
     told = json.loads(msgspec.json.encode(node))
