@@ -64,6 +64,20 @@ def test_a_node_that_does_not_publish_compute_has_none_and_a_card_out_of_service
     assert compute_free(state) == [0, 90]
 
 
+def test_a_node_that_goes_back_to_words_without_compute_and_forth_loses_nothing() -> None:
+    state = ClusterState()
+    state.apply_node(node("n", (16, 16), (0, 8), holds=["uid-a"], compute=(0, 30)), 0)
+    state.apply_pod(bound("a", 8, 1, containers=computing(30)), 0)
+    state.apply_pod(bound("b", 8, 0, containers=computing(20)), 0)
+    assert compute_free(state) == [80, 70]
+    state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
+    assert max(compute_free(state)) <= 0
+    state.apply_node(node("n", (16, 16), (0, 8), version=7, holds=["uid-a"], compute=(0, 30)), 0)
+    assert compute_free(state) == [80, 70], "the node has not heard of b yet"
+    state.apply_node(node("n", (16, 16), (8, 8), version=8, holds=["uid-a", "uid-b"], compute=(20, 30)), 0)
+    assert compute_free(state) == [80, 70]
+
+
 def test_a_pod_that_waits_or_asks_for_nothing_does_not_count() -> None:
     state = state_with()
     state.apply_pod(pod("a", 8), 0)
