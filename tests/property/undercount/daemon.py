@@ -7,7 +7,9 @@ from typing import Any
 from allocator.cards import Card
 from allocator.ledger import AllocationRequest, Ledger, PodAccount, charges
 from allocator.names import POD_ALLOCATION
+from allocator.packing import NodeWords
 from allocator.records import CardRecord, dump_allocation
+from allocator.request import WHOLE
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject, PodObject
 from deviceplugin.allocation.own_node import OwnNode
@@ -42,6 +44,8 @@ class ModelDaemon(Plugin):
         registered: the kubelet that runs has its list of devices, which it answers by writing its checkpoint.
         view: a list of pods on its way.
         synced: a list of pods has arrived since the start.
+        compute_limit: its option at the next start.
+        older: it publishes no compute from the next start on, as a daemon of before.
         confused: it was asked for one of several pods, and could not know which.
         mistaken: pods for which it was, and that may have another one's cards.
         saw_running: pods of which it has found containers since its start.
@@ -52,7 +56,8 @@ class ModelDaemon(Plugin):
     ) -> None:
         self.node, self.world, self.random, self.kubelet = node, world, random, kubelet
         self.every = self.cards = self.said = self.listed = cards
-        self.away = self.confused = False
+        self.away = self.confused = self.older = False
+        self.compute_limit = WHOLE
         self.mistaken: set[str] = set()
         self.now = self.read_at = 0.0
         self.sick: set[int] = set()
@@ -124,7 +129,7 @@ class ModelDaemon(Plugin):
         self.registered = False
         self.answered: frozenset[str] = frozenset()
         self.look: tuple[frozenset[str], frozenset[str], float] | None = None
-        self.ledger = Ledger(self.cards)
+        self.ledger = Ledger(self.cards, compute_limit=self.compute_limit)
         self.account = LedgerService(self.ledger, self.read, RESOURCE, clock=lambda: self.now)
         self.own = OwnNode(self.account, self.node)
         self.pods = OwnPods(self.account, RESOURCE, self._ask_for_pods, holds_pod=self.own.holds_pod)
@@ -298,6 +303,8 @@ class ModelDaemon(Plugin):
         node = self.own.node
         assert node is not None
         words, holds = self.ledger.make_words(UNIT_MIB), self.ledger.published_holds()
+        if self.older:
+            words = NodeWords.of(UNIT_MIB, words.sizes, words.used, 0)
         wanted = NodePublication(words, holds, self.inventory, self.pods.seen_version)
         if publish_reason(wanted, node, self.pods.owed_version) is None:
             return False

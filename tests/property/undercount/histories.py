@@ -101,6 +101,18 @@ compute_restarts = odds(
 )
 """Pods that ask for compute are deleted while they run, and the daemon does not remember them."""
 
+compute_rollouts = odds(
+    compute=0.9,
+    more={
+        "roll_out": 60.0,
+        **dict.fromkeys(("stop_daemon", "publish"), 6.0),
+        **dict.fromkeys(("create", "schedule", "settle_binding", "extender_hears", "view"), 3.0),
+        **dict.fromkeys(("finish", "force_delete", "recover"), 0.2),
+        **dict.fromkeys(("away", "delete_node", "restart_kubelet", "sleep"), 0.1),
+    },
+)
+"""Daemons restart with other limits of compute, and with a version that publishes none."""
+
 about_to_start = odds(
     more={
         **dict.fromkeys(("create", "kubelet_hears"), 2.0),
@@ -362,6 +374,7 @@ ODD: Final = {
     "cards change": cards_change,
     "alike": alike,
     "mute": mute,
+    "compute rollouts": compute_rollouts,
 }
 
 EVENTS = [action.__name__[1:] for weight, action in Simulation(0).actions if weight]

@@ -109,11 +109,11 @@ class Peace(Invariant):
             ledger = node.daemon.ledger
             charged = charges.charge_cards(ledger.accounts)
             words = self.world.words(node.name)
-            asked = node.kubelet.compute(node.kubelet.admitted)
+            asked, limit = node.kubelet.compute(node.kubelet.admitted), ledger.accounts.compute_limit
             compute = {
                 # A card that the driver has lost gives nothing away.
                 "kubelet": tuple(
-                    min(100, asked.get(card.uuid, 0)) if card.size_units else 100
+                    min(limit, asked.get(card.uuid, 0)) if card.size_units else limit
                     for card in node.daemon.cards
                 ),
                 "words": words.compute_used if words else None,
@@ -139,6 +139,8 @@ class Peace(Invariant):
                 full = views["ledger"]
                 if all(units <= more for units, more in zip(truth.values(), full, strict=True)):
                     views["kubelet"] = full
+                compute = {}
+            if node.daemon.older:
                 compute = {}
             if any(len(set(each.values())) > 1 for each in (views, shown, compute)):
                 self._fail(f"{node.name}: views differ {views} {shown} {compute}\n{node.daemon.explain()}")

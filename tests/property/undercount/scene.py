@@ -33,7 +33,7 @@ class Scene(History):
 
     def __init__(self, seed: int, *, calm: bool = False, large: bool = False) -> None:
         super().__init__(seed)
-        self.calm, self.large = calm, large
+        self.calm, self.large, self.compute = calm, large, 0.0
         self.world = World()
         self.nodes = [self._node(f"n{i}") for i in range(self.random.choice((1, 1, 2)))]
         self.extender = ModelExtender(self.world, self.random)

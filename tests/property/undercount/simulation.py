@@ -124,8 +124,8 @@ class Simulation(Trouble):
         # Only where they are asked for.
         self.actions += [(0, self._crash), (0, self._force_delete), (0, self._change_cards)]
         self.weights += [more.get("crash", 0), more.get("force_delete", 0) if self.calm else 0]
-        self.actions += [(0, self._fall_sick_unheard)]
-        self.weights += [more.get(name, 0) for name in ("change_cards", "fall_sick_unheard")]
+        self.actions += [(0, self._fall_sick_unheard), (0, self._roll_out)]
+        self.weights += [more.get(name, 0) for name in ("change_cards", "fall_sick_unheard", "roll_out")]
         for node in self.nodes:
             self._settle_node(node)
 

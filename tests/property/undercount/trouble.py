@@ -225,6 +225,19 @@ class Trouble(Peace):
         self._come_again(node, node.kubelet.devices)
         self._start_daemon(node)
 
+    def _roll_out(self) -> None:
+        """A stopped daemon comes again with another limit of compute, or as one that publishes none."""
+        node = self._any()
+        if node.daemon_up:
+            return
+        daemon, before = node.daemon, node.daemon.compute_limit
+        daemon.compute_limit, daemon.older = self.random.choice((50, 100, 300)), self.random.random() < 0.4
+        self._say(f"with a limit of {daemon.compute_limit} percent of compute, older: {daemon.older}")
+        if daemon.compute_limit < before:
+            node.sick_until = UNSAID
+            self._excuse()
+        self._start_stopped_daemon(node)
+
     def _restart_extender(self) -> None:
         if any(self._unwritten(node) or self._unheard(node) or self._unsaid(node) for node in self.nodes):
             return  # what the words and the API server lack, a new extender cannot know
@@ -333,10 +346,13 @@ class Trouble(Peace):
     def _finish_races(self, node: Node) -> None:
         """Excuse pods that were not bound yet when the kubelet served another scheduler's.
 
-        Where one is too many, which of those that are on their way finds no room is chance.
+        Where one is too many, which of those that are on their way finds no room is chance. And no kubelet
+        refuses a pod for want of compute, so that it may have what was promised to others.
         """
         bound = {pod.uid for pod in self.world.pods.values() if pod.node == node.name}
         node.served |= node.rivals.keys() & node.kubelet.devices.keys()
+        if self.compute and node.served:
+            node.excused |= bound - node.kubelet.admitted
         for uid, rivals in node.racing.items():
             served = rivals & node.served
             if served and (uid not in bound or node.daemon.away or not node.daemon.synced):
