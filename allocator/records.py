@@ -87,11 +87,13 @@ class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         held: what limits its memory, as `CardRecord.held`.
         used: MiB; None if unknown.
         compute: percent of the time in which it kept the card busy; None if unknown.
+        compute_held: what limits its compute, as `held`; empty if it asks for none, or nobody says.
     """
 
     held: str
     used: _Natural | None = None
     compute: _Natural | None = None
+    compute_held: str = ""
 
 
 class CardRecord(msgspec.Struct, frozen=True, gc=False):

@@ -47,7 +47,7 @@ from deviceplugin.monitoring.card_health import CardHealth
 from deviceplugin.monitoring.sampling import CLOSE_S, SAMPLE_S, CardSampler, ProcessOwnerLookup
 from deviceplugin.monitoring.telemetry import TelemetryCollector
 from deviceplugin.node_events import NodeEvents
-from deviceplugin.option_values import DRA, MPS
+from deviceplugin.option_values import DRA, MPS, REQUIRE
 from deviceplugin.publishing.annotator import AllocationAnnotator
 from deviceplugin.publishing.ownership import NodeOwnership, identify_daemon
 from deviceplugin.publishing.published_use import PublishedUse
@@ -428,6 +428,7 @@ class Daemon:
             control,
             lambda uuid: limit_capability.get_support(uuid).can_limit,
             unit_mib=settings.unit_mib,
+            requires_compute=settings.compute_limits == REQUIRE,
         )
 
     def _card_list(

@@ -123,6 +123,7 @@ class ContainerMemoryService:
                     "compute": row.compute,
                     "used_compute": row.used_compute,
                     "held": row.enforcement.value,
+                    "compute_held": row.compute_enforcement.value if row.compute else None,
                     "problem": row.problem,
                 }
                 for row in self._memory.read_rows()

@@ -49,6 +49,11 @@ class ContainerMemoryMetrics(Collector):
                 _asked_compute,
             ),
             (
+                "compute_limited",
+                "1 if MPS limits it to that, 0 if nothing does; missing where it asks for none.",
+                _limited_compute,
+            ),
+            (
                 "compute_used_percent",
                 "Percent of the time in which it kept the card busy; missing where nobody can tell.",
                 _used_compute,
@@ -107,6 +112,10 @@ def _limit_bytes(row: ContainerUse) -> int | None:
 
 def _asked_compute(row: ContainerUse) -> int | None:
     return row.compute or None
+
+
+def _limited_compute(row: ContainerUse) -> int | None:
+    return int(row.compute_enforcement is Enforcement.MPS) if row.compute else None
 
 
 def _used_compute(row: ContainerUse) -> int | None:

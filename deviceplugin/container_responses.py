@@ -72,18 +72,24 @@ class ContainerResponses:
             await asyncio.sleep(NAMES_LOOK_S)
             await self.prepare()
 
-    def make_grant(self, mib: Mapping[str, int], compute: int = 0) -> ContainerGrant:
+    async def make_grant(
+        self, mib: Mapping[str, int], compute: int = 0, ids: Collection[str] = ()
+    ) -> ContainerGrant:
         """Describe a container's cards to it. Where parts have the same variable, the later part's counts.
 
         Args:
             compute: percent that it asks for of each card's compute; 0 if for none.
+            ids: its device IDs.
+
+        Raises:
+            AllocationRefusedError: a limit that is required is missing.
         """
         grant = ContainerGrant(self._limit_capability.container_envs(mib))
         grant += self._strategies.describe_cards(list(mib))
         if self._settings.driver_dir is not None and (folder := self._source.vendor.driver_folder):
             grant += ContainerGrant(mounts=(Mount(folder, str(self._settings.driver_dir), read_only=True),))
         if self._mps_clients is not None:
-            grant += self._mps_clients.make_grant(mib, compute)
+            grant += await self._mps_clients.make_grant(mib, compute, ids)
         if self._settings.advise_frameworks:
             grant += self._advise_frameworks(mib)
         return grant

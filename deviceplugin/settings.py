@@ -95,6 +95,11 @@ class Settings(HttpAddress):
     mps_threads: bool = option(
         False, help="Limit the multiprocessors of containers that ask for no compute like their memory."
     )
+    compute_limits: str = option(
+        values.AUTO,
+        allowed=(values.AUTO, values.REQUIRE),
+        help="Let MPS hold containers to the compute that they ask for: where it can, or refuse the others.",
+    )
     over_use_mib: int = option(
         values.DEFAULT_TOLERANCE_MIB,
         least=0,
@@ -208,6 +213,8 @@ class Settings(HttpAddress):
             faults.append(f"--sharing mps: allowed with --gpus {' or '.join(list_names_with_mps())} only")
         if self.mps_threads and self.sharing != values.MPS:
             faults.append("--mps-threads: allowed with --sharing mps only")
+        if self.compute_limits == values.REQUIRE and self.sharing != values.MPS:
+            faults.append("--compute-limits require: allowed with --sharing mps only")
         return faults
 
     def _place_faults(self) -> list[str]:

@@ -17,12 +17,17 @@ async def nobody_says() -> None:
     """PodResources that does not answer."""
 
 
+async def give_nothing(_mib: Mapping[str, int], _compute: int, _ids: Collection[str]) -> ContainerGrant:
+    """A container that gets its cards only."""
+    return ContainerGrant()
+
+
 def allocation_service(account: LedgerService, unit_mib: int = 1024, **parts: Any) -> AllocationService:
     """Answers from an account; lists, PodResources and grants are none unless they are given."""
     defaults = {
         "request_list": lambda: None,
         "list_admitted_pods": nobody_says,
-        "make_grant": lambda _mib, _compute: ContainerGrant(),
+        "make_grant": give_nothing,
     }
     return AllocationService(account, unit_mib, **{**defaults, **parts})
 
@@ -42,7 +47,7 @@ class Node:
         self.account = LedgerService(self.ledger, self.checkpoint.read, RESOURCE, clock=self.clock)
         self.asked = self.lists = 0
         self.listed: set[str] | None = set()
-        self.make_grant: MakeGrant = lambda _mib, _compute: ContainerGrant()
+        self.make_grant: MakeGrant = give_nothing
         parts = {
             "request_list": self.count,
             "list_admitted_pods": self.taken_up,
@@ -52,8 +57,8 @@ class Node:
         self.answers = allocation_service(self.account, **parts)
         self.percent = allocation_service(self.account, percent=True, **parts)
 
-    def grant(self, mib: Mapping[str, int], compute: int) -> ContainerGrant:
-        return self.make_grant(mib, compute)
+    async def grant(self, mib: Mapping[str, int], compute: int, ids: Collection[str]) -> ContainerGrant:
+        return await self.make_grant(mib, compute, ids)
 
     def count(self) -> None:
         self.lists += 1

@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -86,11 +86,11 @@ class LimitsWorld:
         self.account = LedgerService(Ledger(cards(8, 8)), self.checkpoint.read, RESOURCE)
         self.supports = LimitCapability(self.account, self.driver, mode=self.mode)
         self.enforcement = MemoryEnforcement(self.supports)
-        self.answers = allocation_service(
-            self.account,
-            GIB,
-            make_grant=lambda mib, _compute: ContainerGrant(self.supports.container_envs(mib)),
-        )
+
+        async def describe(mib: Mapping[str, int], _compute: int, _ids: Collection[str]) -> ContainerGrant:
+            return ContainerGrant(self.supports.container_envs(mib))
+
+        self.answers = allocation_service(self.account, GIB, make_grant=describe)
         self.enforcer = Enforcer(
             self.account,
             self.supports,

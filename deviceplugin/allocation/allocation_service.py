@@ -33,8 +33,11 @@ TAKEN: Final = (
 )
 CROWDED: Final = f"containers of pods that were deleted still run on this node's cards; {AGAIN}"
 
-MakeGrant = Callable[[Mapping[str, int], int], ContainerGrant]
-"""Says what a container is given, by its MiB on each card's UUID and the compute that it asks for."""
+MakeGrant = Callable[[Mapping[str, int], int, Collection[str]], Awaitable[ContainerGrant]]
+"""Says what a container is given, by its MiB on each card's UUID, the compute that it asks for and its IDs.
+
+It may refuse with an `AllocationRefusedError`.
+"""
 
 log = structlog.get_logger(__name__)
 
@@ -140,7 +143,7 @@ class AllocationService:
         """Record what the kubelet hands out and describe it to the container.
 
         Raises:
-            AllocationRefusedError: the IDs do not belong together.
+            AllocationRefusedError: the IDs do not belong together, or a limit that is required is missing.
         """
         account = self._account
         try:
@@ -153,20 +156,20 @@ class AllocationService:
             raise AllocationRefusedError("spans-cards", f"{error}; {AGAIN}") from error
         # The kubelet waits for the answer; nobody else waits for the rest.
         asyncio.get_running_loop().call_soon(self._tell, units)
-        return container_grant(self._make_grant, units, self._unit_mib, compute)
+        return await container_grant(self._make_grant, units, self._unit_mib, ids, compute)
 
     def _tell(self, units: Mapping[str, int]) -> None:
         log.info("allocated", cards=units)
         self._account.notify_subscribers()
 
 
-def container_grant(
-    make_grant: MakeGrant, units: Mapping[str, int], unit_mib: int, compute: int = 0
+async def container_grant(
+    make_grant: MakeGrant, units: Mapping[str, int], unit_mib: int, ids: Collection[str], compute: int = 0
 ) -> ContainerGrant:
-    """Describe its cards to a container that has so many units of each, by UUID."""
+    """Describe its cards to a container that has so many units of each, by UUID, and these device IDs."""
     mib = {uuid: count * unit_mib for uuid, count in units.items()}
     share = {
         "GPUPACK_MEMORY_MIB": str(min(mib.values())),
         "GPUPACK_CARDS": ",".join(f"{uuid}:{count}" for uuid, count in units.items()),
     }
-    return ContainerGrant(share) + make_grant(mib, compute)
+    return ContainerGrant(share) + await make_grant(mib, compute, ids)

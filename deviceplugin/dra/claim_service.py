@@ -224,7 +224,7 @@ class ClaimService:
     async def _write_cdi(self, claim: PreparedClaim) -> dict[str, ContainerGrant]:
         """Write what containers get of a claim, by request, or remove it where a card of it is not there."""
         away = self._away(claim.shares)
-        grants = {} if away else self._make_grants(claim)
+        grants: dict[str, ContainerGrant] = {}
         problem = None
         try:
             if away:
@@ -233,22 +233,27 @@ class ClaimService:
                 )
                 await _finish_in_thread(self._cdi.remove, claim.uid)
             else:
+                grants = await self._make_grants(claim)
                 spec = specification(claim.uid, grants)
                 await _finish_in_thread(self._cdi.write, claim.uid, spec)
         except OSError as error:
             problem = f"its CDI file cannot be written: {error}"
+        except AllocationRefusedError as error:
+            problem = str(error)
         if problem is None:
             self._problems.pop(claim.uid, None)
             return grants
         self._problems[claim.uid] = f"claim {claim.namespace}/{claim.name}: {problem}"
         raise AllocationRefusedError("not-ready", self._problems[claim.uid])
 
-    def _make_grants(self, claim: PreparedClaim) -> dict[str, ContainerGrant]:
+    async def _make_grants(self, claim: PreparedClaim) -> dict[str, ContainerGrant]:
+        ids = [text for mine in claim.ids.values() for text in mine]
         return {
-            request: container_grant(
+            request: await container_grant(
                 self._make_grant,
                 _units([share for share in claim.shares if share.request == request]),
                 self._unit_mib,
+                ids,
                 claim.compute.get(request, 0),
             )
             for request in dict.fromkeys(share.request for share in claim.shares)

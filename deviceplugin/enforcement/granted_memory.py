@@ -53,6 +53,10 @@ class GrantedMemory:
         containers = account.pod.request.containers if account is not None else ()
         return {container.name: container.compute for container in containers if container.compute}
 
+    def ids_of_container(self, uid: str, container: str) -> frozenset[str]:
+        """Return the device IDs of a container, as of the last `update`."""
+        return self._ids.get(uid, {}).get(container, frozenset())
+
     def grants_by_pod(self) -> Mapping[str, Grants]:
         """Return MiB by container and card of every pod."""
         return self._grants

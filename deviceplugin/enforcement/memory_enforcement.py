@@ -1,4 +1,6 @@
-"""Choose what limits the memory of a card's containers: the driver, else MPS, else nothing."""
+"""Choose what limits the memory of a card's containers: the driver, else MPS, else nothing. Compute: MPS."""
+
+from collections.abc import Collection
 
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.mps_clients import MpsClients
@@ -23,3 +25,17 @@ class MemoryEnforcement:
         if found is Enforcement.MPS and self._mps_clients is not None:
             return found if self._mps_clients.can_limit(uuid, mib, cards) else Enforcement.ACCOUNTED
         return found
+
+    def get_compute_enforcement(
+        self, uuid: str, mib: int, cards: int, compute: int, ids: Collection[str]
+    ) -> Enforcement:
+        """Tell what limits the compute of one container on a card, which the driver never does.
+
+        Args:
+            mib: as for `get_container_enforcement`, and `cards` likewise.
+            compute: percent that it asks for.
+            ids: its device IDs.
+        """
+        mps = self._mps_clients
+        limited = mps is not None and mps.limits_compute(uuid, mib, cards, compute, ids)
+        return Enforcement.MPS if limited else Enforcement.ACCOUNTED

@@ -3,17 +3,22 @@
 A container of one card, with less than all of it, becomes a client of the service. Others use their cards
 without it. A process has one service, so several cards would need one together; a container that has a card
 alone needs none. The service takes so many clients: a card that has them all counts as full.
+
+Where the driver limits the memory, a service with namespaces still limits the compute of those that ask for
+some. It keeps a namespace until the container's pod is gone for good.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Final
 
 import structlog
 
 from allocator.ledger.accounts import NodeAccounts
 from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.errors import AllocationRefusedError, GpuError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.mps import MpsClientLimits, MpsControl
@@ -25,7 +30,11 @@ LOOK_S: Final = 2.0
 
 
 class MpsClients:
-    """Makes containers clients of the service; it belongs to one event loop."""
+    """Makes containers clients of the service; it belongs to one event loop.
+
+    Args:
+        requires_compute: refuse a container that asks for compute which nothing would limit.
+    """
 
     def __init__(
         self,
@@ -34,13 +43,16 @@ class MpsClients:
         driver_holds: Callable[[str], bool],
         *,
         unit_mib: int,
+        requires_compute: bool = False,
         look_s: float = LOOK_S,
     ) -> None:
         self._account = account
         self._service = service
         self._driver_holds = driver_holds
         self._unit_mib = unit_mib
+        self._requires_compute = requires_compute
         self._look_s = look_s
+        self._limited: dict[str, Collection[tuple[str, int]]] = {}
         self._states: dict[str, MpsClientLimits] = {}
         self._unread = ""
         self._server_pids: frozenset[int] = frozenset()
@@ -49,6 +61,16 @@ class MpsClients:
     def get_enforcement(self, uuid: str) -> Enforcement:
         """Return what limits a card's containers where the driver does not."""
         return Enforcement.MPS if uuid in self._states else Enforcement.ACCOUNTED
+
+    def limits_compute(self, uuid: str, mib: int, cards: int, compute: int, ids: Collection[str]) -> bool:
+        """Return True if a container with these device IDs is limited to its compute; see `can_limit`."""
+        state = self._states.get(uuid)
+        if state is None or not self.can_limit(uuid, mib, cards):
+            return False
+        if not state.has_namespaces:
+            return not self._driver_holds(uuid)
+        limited = self._limited.get(uuid, ())
+        return any((text, compute) in limited for text in ids)
 
     def can_limit(self, uuid: str, mib: int, cards: int) -> bool:
         """Return True if a container with these units on a card, and these cards in all, is a client."""
@@ -69,28 +91,60 @@ class MpsClients:
             log.debug("servers of a card's service cannot be read", error=str(error))
         return self._server_pids
 
-    def make_grant(self, shares_mib: Mapping[str, int], compute: int) -> ContainerGrant:
-        """Make a container a client that has so many MiB by card and asks for compute, in percent."""
+    async def make_grant(
+        self, shares_mib: Mapping[str, int], compute: int, ids: Collection[str]
+    ) -> ContainerGrant:
+        """Make a container a client that has so many MiB by card and asks for compute, in percent.
+
+        Raises:
+            AllocationRefusedError: its compute would not be limited, which is required.
+        """
         uuid, mib = next(iter(shares_mib.items()))
-        if self._driver_holds(uuid) or not self.can_limit(uuid, mib, len(shares_mib)):
+        if len(shares_mib) == 1 and not self.can_limit(uuid, mib, 1):
             return ContainerGrant()
+        if len(shares_mib) > 1:
+            problem, grant = "it has several cards", ContainerGrant()
+        else:
+            problem, grant = await self._join(uuid, mib, compute, ids)
+        if compute and self._requires_compute and (problem or not grant.envs):
+            raise AllocationRefusedError(
+                "not-ready",
+                f"--compute-limits require, and nothing limits the {compute} percent of compute that this "
+                f"container asks for: {problem or 'the driver limits memory, and MPS v3 is not there'}",
+            )
+        return grant
+
+    async def _join(
+        self, uuid: str, mib: int, compute: int, ids: Collection[str]
+    ) -> tuple[str, ContainerGrant]:
+        """Make a container of one card a client; else say why it is none, though it could be."""
+        is_held = self._driver_holds(uuid)
         try:
             state = self._service.read_state(uuid)
         except OSError:
             state = self._states.get(uuid)
+        if is_held and (not compute if state is None else not state.has_namespaces):
+            return "", ContainerGrant()
         if state is None:
-            log.warning("container without memory limit: the card's service does not answer", card=uuid)
-            return ContainerGrant()
-        if containers_by_card(self._account.ledger.accounts)[uuid] > state.clients:
-            log.warning(
-                "container without memory limit: the card has all clients", card=uuid, most=state.clients
-            )
-            return ContainerGrant()
-        return self._service.make_grant(uuid, mib, self._size_mib(uuid), compute)
+            problem = "the card's service does not answer"
+        elif containers_by_card(self._account.ledger.accounts)[uuid] > state.clients:
+            problem = f"the card has all {state.clients} clients"
+        else:
+            try:
+                return "", await self._service.make_grant(
+                    uuid, state, mib, self._size_mib(uuid), compute, ids, memory_is_limited=is_held
+                )
+            except GpuError as error:
+                problem = str(error)
+        log.warning(
+            "container is no client", card=uuid, unlimited="compute" if is_held else "memory", reason=problem
+        )
+        return problem, ContainerGrant()
 
     async def run(self) -> None:
         while True:
             self.update_states()
+            self.release_unused()
             await asyncio.sleep(self._look_s)
 
     def update_states(self) -> None:
@@ -109,6 +163,10 @@ class MpsClients:
                 states[card.uuid] = state
         if unread and not self._unread:
             log.warning("whether services answer cannot be read, what they said last stays", error=unread)
+        for uuid, state in states.items():
+            if state.has_namespaces:
+                with suppress(OSError):
+                    self._limited[uuid] = self._service.list_limited(uuid)
         self._states, self._unread = states, unread
         for uuid in states.keys() - before.keys():
             log.info("card has a service that holds its clients", card=uuid, clients=states[uuid].clients)
@@ -116,6 +174,24 @@ class MpsClients:
             log.warning("card's service does not answer: its memory is accounted only", card=uuid)
         if states.keys() != before.keys():
             self._account.notify_subscribers()
+
+    def release_unused(self) -> None:
+        """Have the service give back what it keeps for containers that are gone, whoever was there then."""
+        accounts = self._account.ledger.accounts
+        if accounts.checkpoint_read_at_s is None:
+            return
+        used = {
+            text
+            for pod in accounts.pods.values()
+            for ids in (pod.checkpoint_ids, pod.pending_ids, pod.known_ids)
+            for mine in ids.values()
+            for text in mine
+        }
+        for card in self._account.ledger.installed:
+            try:
+                self._service.keep_only(card.uuid, used)
+            except OSError as error:
+                log.debug("what the card's service keeps cannot be given back", error=str(error))
 
     def _close(self) -> None:
         if not self._states:

@@ -38,6 +38,7 @@ class ContainerUse:
         problem: why its limit is not in force though the driver could hold it; empty if all is well.
         measured_s: when `used_mib` was measured, by the ledger's clock; None without it.
         compute: percent of the card's compute that it asks for; 0 if for none.
+        compute_enforcement: what holds it to that.
         used_compute: percent of the time in which its processes kept the card busy; None if that cannot be
             measured.
     """
@@ -54,6 +55,7 @@ class ContainerUse:
     problem: str = ""
     measured_s: float | None = None
     compute: int = 0
+    compute_enforcement: Enforcement = Enforcement.ACCOUNTED
     used_compute: int | None = None
 
     @property
@@ -143,13 +145,19 @@ class ContainerUseReader:
 
     def _promised(self, uid: str, pod: PodObject | None, grants: Grants) -> Iterator[ContainerUse]:
         namespace, name = (pod.metadata.namespace, pod.metadata.name) if pod is not None else ("", "")
-        compute = self._granted_memory.asked_compute(uid)
+        asked = self._granted_memory.asked_compute(uid)
         for container, shares in grants.items():
             if pod is None or container not in pod.ended_containers:
                 for uuid, mib in shares.items():
                     held = self._enforcement.get_container_enforcement(uuid, mib, len(shares))
                     row = ContainerUse(uid, namespace, name, container, uuid, mib, None, None, held)
-                    yield replace(row, compute=compute[container]) if container in compute else row
+                    compute = asked.get(container, 0)
+                    yield self._with_compute(row, len(shares), compute) if compute else row
+
+    def _with_compute(self, row: ContainerUse, cards: int, compute: int) -> ContainerUse:
+        ids = self._granted_memory.ids_of_container(row.uid, row.container)
+        held = self._enforcement.get_compute_enforcement(row.uuid, row.promised_mib, cards, compute, ids)
+        return replace(row, compute=compute, compute_enforcement=held)
 
     def _measured(
         self, read: Callable[[GpuProcess], int | None]

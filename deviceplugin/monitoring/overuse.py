@@ -170,7 +170,7 @@ class OverUseWatcher:
         """
         key = row.uid, row.container, row.uuid
         used = row.used_compute
-        if not row.compute or row.enforcement is Enforcement.MPS or key in self._compute_reported:
+        if not row.compute or row.compute_enforcement is Enforcement.MPS or key in self._compute_reported:
             return
         if used is None or used <= row.compute + COMPUTE_TOLERANCE:
             self._compute_over_s.pop(key, None)

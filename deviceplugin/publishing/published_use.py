@@ -26,10 +26,10 @@ STEP_PERCENT: Final = 20
 Place = tuple[str, str]
 """Container and card."""
 
-Use = tuple[int | None, int | None]
-"""MiB and percent of the compute; None where it is unknown."""
+Use = tuple[int | None, int | None, str]
+"""MiB and percent of the compute, None where it is unknown, and what limits the compute."""
 
-_UNKNOWN: Final[Use] = (None, None)
+_UNKNOWN: Final[Use] = (None, None, "")
 
 
 @dataclass(slots=True)
@@ -63,8 +63,9 @@ class PublishedUse:
                 pod = self._pods[row.uid] = before.get(row.uid, _PublishedPod())
                 pod.current, pod.is_due = {}, False
             place = row.container, row.uuid
-            compute = row.used_compute if row.compute else None
-            use = pod.current[place] = row.used_mib, _average(pod.compute, place, compute, weight)
+            compute, held = (row.used_compute, row.compute_enforcement.value) if row.compute else (None, "")
+            average = _average(pod.compute, place, compute, weight)
+            use = pod.current[place] = row.used_mib, average, held
             told = pod.published.get(place, _UNKNOWN)
             pod.is_due |= now_s - pod.at_s >= EVERY_S and _differs(told, use, row.promised_mib)
         return any(pod.is_due for pod in self._pods.values())
@@ -79,7 +80,7 @@ class PublishedUse:
         pod = self._pods.setdefault(uid, _PublishedPod())
         if not pod.published:
             pod.published = {
-                (name, uuid): (record.used, record.compute)
+                (name, uuid): (record.used, record.compute, record.compute_held)
                 for name, cards in written().items()
                 for uuid, record in cards.items()
             }
@@ -108,7 +109,7 @@ def _average(averages: dict[Place, float], place: Place, percent: int | None, we
 
 def _differs(told: Use, now: Use, promised_mib: int) -> bool:
     steps = max(STEP_MIB, promised_mib // STEP_SHARE), STEP_PERCENT
-    return any(_is_step(*each) for each in zip(told, now, steps, strict=True))
+    return told[2] != now[2] or any(_is_step(*each) for each in zip(told[:2], now[:2], steps, strict=True))
 
 
 def _is_step(told: int | None, now: int | None, step: int) -> bool:

@@ -11,9 +11,10 @@ from gpupack.cli.settings_options import settings_options
 
 MPS_HELP: Final = """Run CUDA's Multi-Process Service (MPS) on one node: a control daemon for each card.
 
-For drivers that cannot hold a container to its memory themselves. Start the node daemon with --sharing mps
-and the same folder; it then gives containers what makes their processes clients, with their share as the
-limit. A control daemon that dies is started again; meanwhile cards count as accounted only.
+It holds containers to their memory where the driver cannot, and to the compute that they ask for. Start the
+node daemon with --sharing mps and the same folder; it then gives containers what makes their processes
+clients, with their share as the limit. A control daemon that dies is started again; meanwhile cards count as
+accounted only.
 
 \b
 As in manifests/components/mps:

@@ -78,6 +78,7 @@ def _use(card: CardRow, uid: str, unit_mib: int, memory_of: Sequence[MemoryRecor
     promised = sum(pod.units for pod in own)
     used = [record.used for record in memory_of if record.used is not None]
     held_by = {record.held for record in memory_of}
+    compute_by = {record.compute_held for record in memory_of if record.compute_held}
     return PodCard(
         card=card.index,
         uuid=card.uuid,
@@ -92,6 +93,7 @@ def _use(card: CardRow, uid: str, unit_mib: int, memory_of: Sequence[MemoryRecor
         share=own[0].share,
         compute=sum(pod.compute for pod in own),
         compute_in_use=card.compute_in_use,
+        compute_held=compute_by.pop() if len(compute_by) == 1 else "",
         neighbours=tuple(
             PodUnits(pod.namespace, pod.name or pod.uid, pod.units, (card.index,))
             for pod in card.pods

@@ -66,6 +66,7 @@ def _pods(pods: Sequence[PodRow]) -> list[dict[str, Any]]:
             "share": pod.share,
             "used_mib": pod.used_mib,
             "held": pod.held or None,
+            "compute_held": pod.compute_held or None,
         }
         for pod in pods
     ]

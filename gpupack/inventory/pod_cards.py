@@ -98,9 +98,9 @@ def join_pods(
         use = _read_use(pod)
         compute = _compute_of(pod, node, resource) if asks_compute(pod) else {}
         for position, count in units.items():
-            used_mib, by, busy = use.get(cards[position].uuid or "", (None, "", None))
+            used_mib, by, busy, compute_by = use.get(cards[position].uuid or "", _NO_USE)
             percent = compute.get(position, 0)
-            row = PodRow(namespace, name, meta.uid, count, share, used_mib, by, percent, busy)
+            row = PodRow(namespace, name, meta.uid, count, share, used_mib, by, percent, busy, compute_by)
             on_card.setdefault(position, []).append(row)
     for uid, units in held.items():
         for position, count in published_units(units, node.sizes).items():
@@ -121,28 +121,33 @@ def join_pods(
     return with_pods, tuple(sorted(nowhere, key=_order))
 
 
+_Use = tuple[int | None, str, int | None, str]
+_NO_USE: Final[_Use] = (None, "", None, "")
+
+
 def _order(pod: PodRow) -> tuple[str, str, str]:
     return pod.namespace, pod.name, pod.uid
 
 
-def _read_use(pod: Pod) -> dict[str, tuple[int | None, str, int | None]]:
+def _read_use(pod: Pod) -> dict[str, _Use]:
     """Read from `allocation`, by card, what a pod uses.
 
     Returns:
         MiB, None if they lack one container; what limits it; percent of compute, of the containers that ask
-        for some, None if there are none.
+        for some, None if there are none; what limits that.
     """
-    use: dict[str, tuple[int | None, str, int | None]] = {}
+    use: dict[str, _Use] = {}
     with suppress(AllocatorError):
         allocation = load_allocation(pod.metadata.get_annotation(POD_ALLOCATION) or "")
         cards = allocation.memory.values() if allocation.uid == pod.metadata.uid else ()
         for uuid, record in (pair for card in cards for pair in card.items()):
-            before_mib, _, busy = use.get(uuid, (0, "", None))
+            before_mib, _, busy, compute_by = use.get(uuid, (0, "", None, ""))
             known = before_mib is not None and record.used is not None
             used_mib = (before_mib or 0) + (record.used or 0) if known else None
             if record.compute is not None:
                 busy = (busy or 0) + record.compute
-            use[uuid] = used_mib, make_printable(record.held), busy
+            compute_by = make_printable(record.compute_held) or compute_by
+            use[uuid] = used_mib, make_printable(record.held), busy, compute_by
     return use
 
 

@@ -23,6 +23,7 @@ class PodRow:
         held: what holds it to its share: `driver`, `mps`, `accounted`; empty if nobody tells.
         compute: percent of the card's compute that it asks for there; 0 if it takes what is left.
         used_compute: percent of the time in which it kept the card busy, as of lately; None if nobody tells.
+        compute_held: what holds it to its compute: `mps`, `accounted`; empty if nobody tells.
     """
 
     namespace: str
@@ -34,6 +35,7 @@ class PodRow:
     held: str = ""
     compute: int = 0
     used_compute: int | None = None
+    compute_held: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,7 +217,7 @@ def _pod_cells(pod: PodRow, compute: Sequence[str]) -> list[Cell]:
         *(Cell(f"{busy}{pod.compute}%" if pod.compute else "-") for _ in compute),
         Cell(pod.share),
         Cell(used),
-        Cell(pod.held or "-"),
+        Cell(", ".join(filter(None, (pod.held, pod.compute_held and f"compute {pod.compute_held}"))) or "-"),
     ]
 
 

@@ -113,6 +113,7 @@ class PodCard(JsonAnswer, frozen=True):
         held: What holds it to that, see docs/limits.md; empty if the node has not said.
         compute: Percent of the card's compute that it asks for; 0 if it takes what is left.
         compute_in_use: Percent that all together ask for, None if the node has not said.
+        compute_held: What holds it to its compute, as `held`.
     """
 
     card: int
@@ -129,6 +130,7 @@ class PodCard(JsonAnswer, frozen=True):
     held: str = ""
     compute: int = 0
     compute_in_use: int | None = None
+    compute_held: str = ""
 
 
 class PodExplanation(JsonAnswer, frozen=True):

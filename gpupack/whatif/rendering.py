@@ -108,7 +108,9 @@ def _card(card: PodCard, unit_mib: int) -> Iterator[str]:
     yield f"    {used}, {limit}"
     if card.compute:
         together = "" if card.compute_in_use is None else f", {card.compute_in_use} percent by all together"
-        yield f"    of its compute {card.compute} percent are promised to it{together}"
+        by = card.compute_held
+        holds = f" ({by})" if by == "mps" else ", and nothing refuses more" if by else ""
+        yield f"    of its compute {card.compute} percent are promised to it{holds}{together}"
     for other in card.neighbours:
         name = f"{other.namespace}/{other.pod}" if other.namespace else other.pod
         yield f"    beside {name}: {format_memory(other.units, unit_mib)}"

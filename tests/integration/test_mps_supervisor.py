@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import re
 import shutil
 import signal
 import sys
@@ -17,8 +18,11 @@ from structlog.testing import capture_logs
 
 from allocator.names import NODE_CARDS
 from allocator.records import load_cards
+from deviceplugin.gpus.nvidia.mps import service as mps_service
 from deviceplugin.gpus.nvidia.mps.control import PATIENCE, ControlDaemon
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
+from deviceplugin.gpus.nvidia.mps.namespace_control import NamespaceControlDaemon
+from deviceplugin.gpus.nvidia.mps.namespaces import Namespace
 from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.nvidia.mps.supervisor import MpsSupervisor, make_root
 from deviceplugin.gpus.simulated.profile import load_profile
@@ -27,7 +31,7 @@ from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.mps_settings import MpsSettings
 from gpupack.cli.app import cli
 from kubeapi.backoff import Backoff
-from tests.integration.node_world import NODE, card, node_world
+from tests.integration.node_world import NODE, card, container, metrics, node_world
 from tests.mps_world import end, history, lives, make_program, pid_of
 from tests.waiting import until
 
@@ -66,9 +70,9 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
     assert [service.read_state(uuid) for uuid in CARDS] == [None, None]
     source = SimulatedGpus(load_profile("2xt4"))
 
-    def make(folder, clients):
+    def make(folder, card):
         return ControlDaemon(
-            folder, clients, program=options.program, arguments=options.arguments,
+            folder, card.clients, program=options.program, arguments=options.arguments,
             backoff=Backoff(0.05, 0.1), ask_s=3.0,
         )  # fmt: skip
 
@@ -194,6 +198,178 @@ async def test_the_command_ends_with_its_children_and_one_that_is_killed_is_clea
     second.terminate()
     assert await second.wait() == 0
     assert not any(map(lives, children))
+
+
+# MPS v3: a namespace for each container.
+
+
+def namespace_control(root, **options):
+    folder = CardFolder(root, card(0))
+    program = str(make_program(root))
+    return NamespaceControlDaemon(
+        folder, 60, program=program, backoff=Backoff(0.01, 0.02), **{"ask_s": 1.5, **options}
+    )
+
+
+def answers_for(root, namespace):
+    """Waits until `gpupack mps` has said something of a namespace."""
+    return until(lambda: CardFolder(root, card(0)).namespaces.read_answer(namespace) is not None)
+
+
+async def test_a_supervisor_of_a_newer_driver_speaks_the_newer_interface(root):
+    class Newer(SimulatedGenerations):
+        def cuda(self):
+            return 13_040
+
+    options = MpsSettings(root=root, program=str(make_program(root)))
+    make_root(root)
+    supervisor = MpsSupervisor(options, SimulatedGpus(load_profile("2xt4")), Newer())
+    service = MpsService(root)
+    async with running(supervisor.run()):
+        await until(lambda: all(service.read_state(uuid) for uuid in CARDS))
+        for uuid in CARDS:
+            pid = pid_of(root, uuid)
+            assert service.read_state(uuid) == ControlDaemonState(60, (pid + 1000,), pid, 3)
+            assert history(root, uuid) == [
+                f"started {pid} on {uuid} with -f -m -p 3", f"server create gpu --allowed-devices={uuid}",
+            ]  # fmt: skip
+    assert [history(root, uuid)[-1] for uuid in CARDS] == ["quit", "quit"]
+
+
+async def test_namespaces_are_made_as_they_are_wanted_and_again_for_a_new_control_daemon(root):
+    files = CardFolder(root, card(0)).namespaces
+    both, compute = Namespace("u0", 30, 4096), Namespace("p3", 100, 0)
+    commands = [
+        "namespace create u0_c30_m4096 --server=gpu",
+        "namespace set u0_c30_m4096 --server=gpu --active-thread-percentage=30 --pinned-memory-limit=4096M",
+        "namespace create p3_c100_m0 --server=gpu",
+        "namespace set p3_c100_m0 --server=gpu --active-thread-percentage=100",
+    ]
+    service = MpsService(root)
+    async with running(namespace_control(root).run()):
+        await until(lambda: service.read_state(card(0)))
+        for namespace in (both, compute):
+            files.want(namespace)
+            await answers_for(root, namespace)
+        assert [files.read_answer(each) for each in (both, compute)] == ["", ""]
+        assert history(root, card(0))[2:] == commands
+        assert (files.pipe_of(both) / "control").is_socket()
+        assert service.list_limited(card(0)) == {(f"{card(0)}::0", 30), (f"{card(0)}::p3", 100)}
+        before = pid_of(root, card(0))
+        end(before, signal.SIGKILL)
+        await until(lambda: pid_of(root, card(0)) != before and service.read_state(card(0)))
+        # Before the first client may come.
+        assert sorted(history(root, card(0))[-4:]) == sorted(commands)
+        assert [files.read_answer(each) for each in (both, compute)] == ["", ""]
+
+
+async def test_a_namespace_that_nobody_wants_any_more_goes_once_its_clients_have(root):
+    files = CardFolder(root, card(0)).namespaces
+    first, second = Namespace("u0", 30, 0), Namespace("u1", 30, 0)
+    async with running(namespace_control(root).run()):
+        await until(lambda: MpsService(root).read_state(card(0)))
+        for namespace in (first, second):
+            files.want(namespace)
+            await answers_for(root, namespace)
+        client = files.pipe_of(first) / "client"
+        client.touch()
+        for namespace in (first, second):
+            files.withdraw(namespace)
+        await until(lambda: history(root, card(0)).count("namespace delete u0_c30_m0 --server=gpu") > 1)
+        await until(lambda: files.list_told() == {first})
+        assert files.pipe_of(first).exists()
+        client.unlink()
+        await until(lambda: not files.list_told())
+        assert not files.pipe_of(first).exists()
+
+
+async def test_a_namespace_that_is_refused_is_said_and_leaves_nothing(root):
+    namespace = Namespace("u0", 101, 0)
+    files = CardFolder(root, card(0)).namespaces
+    async with running(namespace_control(root).run()):
+        await until(lambda: MpsService(root).read_state(card(0)))
+        files.want(namespace)
+        await answers_for(root, namespace)
+        told = files.read_answer(namespace)
+        assert told.startswith(
+            "its active thread percentage is 100.00, not 101 (-p 3 namespace set u0_c101_m0 "
+        )
+        assert told.endswith("status 1: Invalid active thread percentage)")
+        assert MpsService(root).list_limited(card(0)) == set()
+        files.withdraw(namespace)
+        await until(lambda: not files.list_told() and not files.pipe_of(namespace).exists())
+
+
+async def test_a_socket_whose_path_is_too_long_is_not_tried(root):
+    long = root / ("x" * 40)
+    folder = CardFolder(long, card(0))
+    daemon = NamespaceControlDaemon(folder, 60, program="/bin/false")
+    problem = await daemon._make(Namespace("u0", 30, 0))
+    assert re.fullmatch(r"its socket's path has 1[0-9]+ bytes; allowed: 107, by a shorter --root", problem)
+
+
+async def test_a_server_that_has_ended_takes_no_clients_until_there_is_another(root):
+    service = MpsService(root)
+    daemon = namespace_control(root)
+    async with running(daemon.run()):
+        await until(lambda: service.read_state(card(0)))
+        gone = root / card(0) / "pipe" / "no_server"
+        gone.touch()
+        await until(lambda: service.read_state(card(0)) is None)
+        gone.unlink()
+        await until(lambda: service.read_state(card(0)))
+        assert daemon.starts > 1
+
+
+async def test_a_control_daemon_of_the_other_interface_is_ended_first(root, request):
+    older = ControlDaemon(CardFolder(root, card(0)), 60, program=str(make_program(root)))
+    CardFolder(root, card(0)).make()
+    left = await asyncio.create_subprocess_exec(str(make_program(root)), "-f", env=older._environment())
+    request.addfinalizer(lambda: left.returncode is None and end(left.pid, signal.SIGKILL))
+    await until((root / card(0) / "pipe" / "control").is_socket)
+    async with running(namespace_control(root).run()):
+        await until(lambda: MpsService(root).read_state(card(0)))
+        await until(lambda: left.returncode is not None)
+        assert left.returncode == 0
+
+
+async def test_compute_is_held_by_mps_beside_the_drivers_memory_limits(root, monkeypatch):
+    """The node daemon and the supervisor find everything again after a restart of either."""
+    namespace = Namespace("u0", 30, 0)
+    files = CardFolder(root, card(0)).namespaces
+    asks = container("main", 3)
+    asks["resources"]["limits"]["gpupack.io/gpu-compute-percent"] = "30"
+
+    async def is_limited():
+        return (await metrics(world))["gpupack_container_compute_limited"] == {
+            ("main", "default", "a", card(0)): limited
+        }
+
+    async with node_world(8) as world:
+        await world.stop_daemon()
+        async with running(namespace_control(root).run()):
+            await until(lambda: MpsService(root).read_state(card(0)))
+            await world.start_daemon(sharing="mps", mps_root=root, compute_limits="require")
+            uid = await world.run("a", 3, on=0, containers=[asks])
+            assert world.env(uid)["CUDA_MPS_PIPE_DIRECTORY"] == str(files.pipe_of(namespace))
+            assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in world.env(uid)
+            limited = 1
+            await until(is_limited)
+            await until(lambda: world.allocation("a"))
+            await until(lambda: world.allocation("a")["memory"]["main"][card(0)].get("compute_held") == "mps")
+            assert world.allocation("a")["memory"]["main"][card(0)]["held"] == "driver"
+            await world.stop_daemon()
+            await world.start_daemon(sharing="mps", mps_root=root)
+            await until(is_limited)
+        limited = 0
+        await until(is_limited)
+        limited = 1
+        async with running(namespace_control(root).run()):
+            await until(is_limited)
+            monkeypatch.setattr(mps_service, "YOUNG_S", 0.0)
+            world.api.delete_pod("default", "a", 0)
+            await until(lambda: not files.pipe_of(namespace).exists())
+            await until(lambda: not files.list_wanted() | files.list_told())
 
 
 async def test_the_node_says_who_holds_its_containers_and_what_they_are_given(root):

@@ -313,7 +313,11 @@ def test_other_resources_are_not_looked_at():
 
 async def test_what_a_container_is_told():
     node, handover = Node(8, 8), DeviceListStrategies(NVIDIA, (ENVVAR, CDI_CRI), CdiNames(NVIDIA))
-    node.make_grant = lambda mib, _compute: handover.describe_cards(list(mib))
+
+    async def describe(mib, _compute, _ids):
+        return handover.describe_cards(list(mib))
+
+    node.make_grant = describe
     node.bind(pod("a", 6, "c1", "c0", count=2))
     told = []
     node.account.subscribe(lambda: told.append(node.ledger.allocated_units()))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 import gpupack
 from allocator.names import PACKED_LAYOUT, PERCENT_RESOURCE, resource_name
@@ -119,10 +120,12 @@ def test_a_running_pod_is_told_its_compute():
     world = World(
         (Node("n", (16,)),), (Pod("a", 4, "n", (0,), compute=40), Pod("b", 4, "n", (0,), compute=25))
     )
-    (card,) = explain_pod(world.cluster, "default", "a").cards
-    assert (card.compute, card.compute_in_use) == (40, 65)
-    told = format_why(explain_pod(world.cluster, "default", "a"))
-    assert "of its compute 40 percent are promised to it, 65 percent by all together" in told
+    answer = explain_pod(world.cluster, "default", "a")
+    (card,) = answer.cards
+    assert (card.compute, card.compute_in_use, card.compute_held) == (40, 65, "")
+    for held, said in (("", ""), ("mps", " (mps)"), ("accounted", ", and nothing refuses more")):
+        told = format_why(structs.replace(answer, cards=(structs.replace(card, compute_held=held),)))
+        assert f"of its compute 40 percent are promised to it{said}, 65 percent by all together" in told
 
 
 @pytest.mark.parametrize(

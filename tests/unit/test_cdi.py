@@ -419,7 +419,9 @@ def test_simulated_cards_give_no_nodes_of_the_machines_own(
     )
     made = container_responses_of(settings, SimulatedGpus(load_profile("2xt4")))
     asyncio.run(made.prepare())
-    assert [node.path for node in made.make_grant(dict.fromkeys(UUIDS[:1], 1024)).devices] == given
+    assert [
+        node.path for node in asyncio.run(made.make_grant(dict.fromkeys(UUIDS[:1], 1024))).devices
+    ] == given
     spec = json.loads((tmp_path / "cdi" / FILE_NAME).read_text())
     assert [node["path"] for node in spec["devices"][0]["containerEdits"].get("deviceNodes", [])] == given
 

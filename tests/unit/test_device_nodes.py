@@ -3,6 +3,7 @@
 The files are those of NVIDIA's MIG User Guide, "Device Nodes and Capabilities".
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,7 +157,7 @@ def test_a_daemon_with_pass_device_specs_gives_them_to_containers(
     monkeypatch.setattr(container_responses, "DRIVERS", machine.drivers)
     for wanted in (True, False):
         made = container_responses_of(Settings(node_name="n1", pass_device_specs=wanted), gpus)
-        assert len(made.make_grant({"MIG-1": 1024}).devices) == (5 if wanted else 0)
+        assert len(asyncio.run(made.make_grant({"MIG-1": 1024})).devices) == (5 if wanted else 0)
 
 
 def test_simulated_instances_have_none(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +168,8 @@ def test_simulated_instances_have_none(machine: Machine, monkeypatch: pytest.Mon
     settings = Settings(node_name="n1", gpus="simulated", profile="8xh200", pass_device_specs=True)
     instance = source.cards()[0]
     assert instance.parent == first
-    assert container_responses_of(settings, source).make_grant({instance.uuid: 1024}).devices == ()
+    grant = asyncio.run(container_responses_of(settings, source).make_grant({instance.uuid: 1024}))
+    assert grant.devices == ()
 
 
 def test_containers_get_the_driver_where_no_runtime_brings_it() -> None:
@@ -175,6 +177,6 @@ def test_containers_get_the_driver_where_no_runtime_brings_it() -> None:
     source = SimulatedGpus(load_profile("2xt4"))
     for folder, mounted in ((None, ()), (Path("/home/driver"), ("/home/driver", "/usr/local/nvidia", True))):
         made = container_responses_of(Settings(node_name="n1", driver_dir=folder), source)
-        grant = made.make_grant({source.cards()[0].uuid: 1024})
+        grant = asyncio.run(made.make_grant({source.cards()[0].uuid: 1024}))
         found = [(mount.host_path, mount.container_path, mount.read_only) for mount in grant.mounts]
         assert found == ([mounted] if mounted else [])

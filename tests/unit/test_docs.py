@@ -313,6 +313,7 @@ def test_every_environment_variable_has_its_line(page: str) -> None:
     assert set(reference.names_of(page, "Environment")) == used - {
         "NVIDIA_DRIVER_CAPABILITIES",
         "CUDA_MPS_LOG_DIRECTORY",
+        "CUDA_MPS_PROTOCOL_VERSION",
     }
 
 

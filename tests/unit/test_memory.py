@@ -137,9 +137,11 @@ async def test_what_compute_a_container_asks_for_and_uses(world: LimitsWorld, no
         ("side", 0, None),
     ]
     metrics = ContainerMemoryMetrics(lambda: rows, lambda _: False, dict)
-    told = [line for line in generate_latest(metrics).decode().splitlines() if "_percent{" in line]
+    lines = generate_latest(metrics).decode().splitlines()
+    told = [line for line in lines if line.startswith("gpupack_container_compute")]
     assert [(line.partition("{")[0], line.rpartition(" ")[2]) for line in told] == [
         ("gpupack_container_compute_percent", "30.0"),
+        ("gpupack_container_compute_limited", "0.0"),
         ("gpupack_container_compute_used_percent", "35.0"),
     ]
     node.busy = {1: 80, 2: 70}
@@ -379,6 +381,7 @@ def test_metrics_say_what_is_known_and_no_more() -> None:
         "gpupack_container_limit_bytes": [],
         "gpupack_container_over_use_bytes": [1000 * mib, 0],
         "gpupack_container_compute_percent": [],
+        "gpupack_container_compute_limited": [],
         "gpupack_container_compute_used_percent": [],
         "gpupack_card_memory_held": [1],
         "gpupack_card_memory_limits_forbidden": [0, 1],
@@ -412,14 +415,21 @@ def test_the_compute_of_containers_that_ask_for_some_is_told() -> None:
     now_s = [0.0]
     told = PublishedUse(lambda *_: Enforcement.ACCOUNTED, lambda: now_s[0])
 
-    def looks(percent: int, asked: int = 30) -> tuple[bool, int | None]:
+    def looks(
+        percent: int, asked: int = 30, by: Enforcement = Enforcement.ACCOUNTED
+    ) -> tuple[bool, int | None, str]:
         now_s[0] += 100.0
-        is_due = told.apply_use([replace(row(500), compute=asked, used_compute=percent)])
+        use = replace(row(500), compute=asked, used_compute=percent, compute_enforcement=by)
+        is_due = told.apply_use([use])
         (record,) = told.list_records(UID, {"main": (("c0", 1),)}, dict)["main"].values()
-        return is_due, record.compute
+        return is_due, record.compute, record.compute_held
 
-    assert [looks(percent) for percent in (25, 44, 45)] == [(True, 25), (False, 25), (True, 45)]
-    assert looks(99, asked=0) == (True, None)
+    held = "accounted"
+    assert [looks(percent) for percent in (25, 44, 45)] == [
+        (True, 25, held), (False, 25, held), (True, 45, held),
+    ]  # fmt: skip
+    assert looks(45, by=Enforcement.MPS) == (True, 45, "mps")
+    assert looks(99, asked=0) == (True, None, "")
 
 
 def test_compute_that_rises_and_falls_is_written_as_its_average() -> None:
@@ -471,7 +481,7 @@ async def test_compute_over_use_is_told_once_after_a_minute_and_never_evicts() -
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param({"enforcement": Enforcement.MPS}, id="MPS limits its multiprocessors"),
+        pytest.param({"compute_enforcement": Enforcement.MPS}, id="MPS limits its multiprocessors"),
         pytest.param({"compute": 0}, id="asks for none"),
         pytest.param({"used_compute": None}, id="not measured"),
     ],

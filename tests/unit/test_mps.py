@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import re
 import subprocess
 import time
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 import pynvml
 import pytest
 from pytest_mock import MockerFixture
+from structlog.testing import capture_logs
 
 from allocator.ledger import CheckpointEntry
 from allocator.names import PERCENT_RESOURCE
@@ -19,7 +21,7 @@ from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.enforcement.mps_clients import MpsClients
-from deviceplugin.errors import GpuError
+from deviceplugin.errors import AllocationRefusedError, GpuError
 from deviceplugin.gpus.api.container_grant import ContainerGrant, Mount
 from deviceplugin.gpus.api.helper_processes import HelperProcessFilter
 from deviceplugin.gpus.api.memory_limits import Enforcement
@@ -27,6 +29,7 @@ from deviceplugin.gpus.api.source import GpuProcess
 from deviceplugin.gpus.nvidia.generations import NvmlGenerations
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.nvidia.mps.grants import VOLTA, client_limit, find_obstacle
+from deviceplugin.gpus.nvidia.mps.namespaces import Namespace, find_fault
 from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.nvidia.mps.supervisor import MpsCard, list_mps_cards
 from deviceplugin.gpus.nvidia.provider import framework_envs
@@ -175,17 +178,26 @@ def test_names_that_are_no_folder(tmp_path: Path, uuid: str) -> None:
 class World:
     """An account with cards of these sizes, and a control daemon for each of them that answers."""
 
-    def __init__(self, root: Path, *sizes: int, clients: int = 48, threads: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *sizes: int,
+        clients: int = 48,
+        threads: bool = False,
+        interface: int = 2,
+        **options: Any,
+    ) -> None:
         self.node = Node(*sizes, step_s=10.0)
         self.account, self.answers = self.node.account, self.node.answers
         self.root = root
         self.folders = {f"c{i}": CardFolder(root, f"c{i}") for i in range(len(sizes))}
         for folder in self.folders.values():
             folder.make()
-            folder.serve(ControlDaemonState(clients, (4711,)))
+            folder.serve(ControlDaemonState(clients, (4711,), interface=interface))
         self.driver: set[str] = set()
+        self.service = MpsService(root, threads=threads, wait_s=0.0)
         self.sharing = MpsClients(
-            self.account, MpsService(root, threads=threads), lambda uuid: uuid in self.driver, unit_mib=1024
+            self.account, self.service, lambda uuid: uuid in self.driver, unit_mib=1024, **options
         )
         self.node.make_grant = self.sharing.make_grant
         self.sharing.update_states()
@@ -272,7 +284,7 @@ def test_a_container_that_is_given_the_ids_of_another_one_gets_the_compute_that_
 
 
 def test_units_that_are_no_whole_gib(tmp_path: Path) -> None:
-    grant = MpsService(tmp_path).make_grant("c0", 1536, 16384, 0)
+    grant = asyncio.run(MpsService(tmp_path).make_grant("c0", ControlDaemonState(48), 1536, 16384, 0, ()))
     assert grant.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1536M"
 
 
@@ -398,6 +410,246 @@ def test_the_services_own_processes_are_nobodys_use(tmp_path: Path, mocker: Mock
         source.limits,
         list(source.cards()),
     )
+
+
+# MPS v3: a namespace for each container.
+
+
+@pytest.mark.parametrize(
+    ("asked", "cuda", "chosen", "problem"),
+    [
+        ("auto", 13_030, 2, ""),
+        ("auto", 13_040, 3, ""),
+        ("2", 14_000, 2, ""),
+        ("3", 13_040, 3, ""),
+        (
+            "3",
+            13_030,
+            2,
+            "--interface 3: the driver is older than CUDA 13.4 (driver 615), which brought MPS v3",
+        ),
+    ],
+)
+def test_the_interface_is_the_drivers_unless_it_is_asked_for(
+    asked: str, cuda: int, chosen: int, problem: str
+) -> None:
+    class Driver:
+        def architecture(self, _uuid: str) -> int | None:
+            return 9
+
+        def cuda(self) -> int | None:
+            return cuda
+
+    (card, _) = list_mps_cards(SimulatedGpus(load_profile("2xt4")), Driver(), asked)
+    assert (card.interface, card.problem) == (chosen, problem)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (["c1::2", "c0::10", "c0::9"], "u9_c30_m0"),
+        (["c0::p7", "c0::p11"], "p7_c30_m0"),
+    ],
+)
+def test_a_namespace_is_named_for_its_container_as_nvidia_allows(given: list[str], name: str) -> None:
+    namespace = Namespace.for_container(given, "c0", 30, 0)
+    assert namespace.name == name
+    assert re.fullmatch("[a-z0-9_]{1,64}", name)
+    assert Namespace.parse(name) == namespace
+    assert namespace.device_id("c0") == min(
+        (text for text in given if text.startswith("c0")), key=lambda text: (len(text), text)
+    )
+
+
+def test_a_container_without_a_part_of_the_card_has_no_namespace_there() -> None:
+    with pytest.raises(GpuError, match="no device ID of the container is on card c0"):
+        Namespace.for_container(["c1::2"], "c0", 30, 0)
+
+
+@pytest.mark.parametrize("name", ["default", "u1_c30", "u1_c30_m0.new", ".u1_c30_m0.new", "U1_c30_m0", ""])
+def test_other_names_are_no_namespaces_of_containers(name: str) -> None:
+    assert Namespace.parse(name) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ("u1_c30_m512,gpu,Ready,512M,30.00,0,/p", ""),
+        ("u1_c30_m512,gpu,Ready,512M,100.00,0,/p", "its active thread percentage is 100.00, not 30"),
+        ("u1_c30_m512,gpu,Ready,512M,-,0,/p", "its active thread percentage is -, not 30"),
+        ("u1_c30_m512,gpu", "its active thread percentage is not told, not 30"),
+        ("u1_c30_m512,gpu,Ready,unlimited,30.00,0,/p", "its pinned memory limit is unlimited, not 512M"),
+        ("u1_c30_m512,other,Ready,512M,30.00,0,/p", "it is not among the control daemon's namespaces"),
+    ],
+)
+def test_a_namespace_counts_only_as_it_is_read_back(tmp_path: Path, row: str, fault: str) -> None:
+    (tmp_path / "control").touch()
+    namespace = Namespace("u1", 30, 512)
+    assert find_fault(namespace, tmp_path, [["default"], row.split(",")]) == fault
+
+
+def test_a_namespace_without_a_socket_is_none(tmp_path: Path) -> None:
+    row = ["u1_c30_m0", "gpu", "Ready", "unlimited", "30.00", "0", "/p"]
+    assert find_fault(Namespace("u1", 30, 0), tmp_path, [row]) == f"there is no socket {tmp_path}/control"
+
+
+def asks(world: World, compute: int, units: int = 4) -> None:
+    request = PodRequest((ContainerRequest("main", units, "main", compute=compute),))
+    world.node.bind(replace(pod("a", 1), request=request, assigned={"main": (("c0", units),)}))
+
+
+def answers(world: World, text: str, *said: str) -> Namespace:
+    """`gpupack mps` has answered for a namespace."""
+    namespace = Namespace.parse(text)
+    assert namespace is not None
+    world.folders["c0"].namespaces.begin()
+    world.folders["c0"].namespaces.answer(namespace, *(said or ("",)))
+    return namespace
+
+
+@pytest.mark.parametrize(
+    ("driver", "compute", "threads", "name"),
+    [
+        pytest.param(True, 30, False, "u0_c30_m0", id="the driver limits the memory"),
+        pytest.param(False, 30, False, "u0_c30_m4096", id="MPS limits both"),
+        pytest.param(False, 0, False, "u0_c100_m4096", id="MPS limits the memory"),
+        pytest.param(True, 0, True, "u0_c25_m0", id="a share as of the memory"),
+        pytest.param(True, 0, False, None, id="nothing is left to limit"),
+    ],
+)
+def test_who_gets_a_namespace_and_with_which_limits(
+    tmp_path: Path, driver: bool, compute: int, threads: bool, name: str | None
+) -> None:
+    world = World(tmp_path, 16, threads=threads, interface=3)
+    world.driver = {"c0"} if driver else set()
+    asks(world, compute)
+    if name is not None:
+        answers(world, name)
+    grant = world.allocate(*ids("c0", *range(4)))
+    pipe = f"{tmp_path}/c0/pipe/gpu/{name}"
+    assert client_envs(grant) == ({"CUDA_MPS_PIPE_DIRECTORY": pipe} if name else {})
+    assert grant.mounts == ((Mount(pipe, pipe),) if name else ())
+    assert {each.name for each in world.folders["c0"].namespaces.list_wanted()} == ({name} if name else set())
+
+
+@pytest.mark.parametrize("said", ["it is not among them", None])
+@pytest.mark.parametrize("requires", [True, False])
+def test_a_container_without_its_namespace_is_refused_only_where_limits_are_required(
+    tmp_path: Path, said: str | None, *, requires: bool
+) -> None:
+    world = World(tmp_path, 16, interface=3, requires_compute=requires)
+    world.driver = {"c0"}
+    asks(world, 30)
+    if said is not None:
+        answers(world, "u0_c30_m0", said)
+    problem = f"MPS namespace u0_c30_m0: {said or 'gpupack mps has not made it within 0 s'}"
+    if requires:
+        with pytest.raises(AllocationRefusedError, match=f"30 percent of compute .*: {problem}"):
+            world.allocate(*ids("c0", *range(4)))
+    else:
+        with capture_logs() as logs:
+            assert client_envs(world.allocate(*ids("c0", *range(4)))) == {}
+        assert [line["reason"] for line in logs if line["event"] == "container is no client"] == [problem]
+    assert world.folders["c0"].namespaces.list_wanted() == frozenset(), "nobody uses it"
+
+
+@pytest.mark.parametrize(
+    ("interface", "driver", "units", "refused"),
+    [
+        pytest.param(2, True, 4, "MPS v3 is not there", id="the driver's memory limits beside MPS v2"),
+        pytest.param(2, False, 4, "", id="MPS v2"),
+        pytest.param(3, True, 16, "", id="a card alone"),
+    ],
+)
+def test_whose_compute_can_be_required(
+    tmp_path: Path, interface: int, driver: bool, units: int, refused: str
+) -> None:
+    world = World(tmp_path, 16, interface=interface, requires_compute=True)
+    world.driver = {"c0"} if driver else set()
+    asks(world, 30, units)
+    if refused:
+        with pytest.raises(AllocationRefusedError, match=refused):
+            world.allocate(*ids("c0", *range(units)))
+    else:
+        world.allocate(*ids("c0", *range(units)))
+
+
+def test_required_compute_of_several_cards_and_of_a_service_that_is_away_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, 16, 16, interface=3, requires_compute=True)
+    world.driver = {"c0", "c1"}
+    make = world.sharing.make_grant
+    assert asyncio.run(make({"c0": 1024, "c1": 1024}, 0, ids("c0", 0) | ids("c1", 0))).envs == {}
+    with pytest.raises(AllocationRefusedError, match="several cards"):
+        asyncio.run(make({"c0": 1024, "c1": 1024}, 30, ids("c0", 0) | ids("c1", 0)))
+    world.folders["c0"].end()
+    assert asyncio.run(make({"c0": 1024}, 0, ids("c0", 0))).envs == {}
+    with pytest.raises(AllocationRefusedError, match="the card's service does not answer"):
+        asyncio.run(make({"c0": 1024}, 30, ids("c0", 0)))
+
+
+def test_compute_counts_as_limited_only_in_the_containers_own_namespace(tmp_path: Path) -> None:
+    world = World(tmp_path, 16, interface=3)
+    world.driver = {"c0"}
+    asks(world, 30)
+    answers(world, "u0_c30_m0")
+    world.allocate(*ids("c0", *range(4)))
+    enforcement = MemoryEnforcement(LimitCapability(world.account, None), world.sharing)
+
+    def limits(given: frozenset[str], compute: int) -> bool:
+        found = enforcement.get_compute_enforcement("c0", 4096, 1, compute, given)
+        return found is Enforcement.MPS
+
+    assert not limits(ids("c0", *range(4)), 30), "nobody has looked"
+    world.sharing.update_states()
+    assert limits(ids("c0", *range(4)), 30)
+    assert not limits(ids("c0", *range(4)), 40)
+    assert not limits(ids("c0", *range(4, 8)), 30)
+    # Its control daemon started again, and could not make it.
+    answers(world, "u0_c30_m0", "refused")
+    world.sharing.update_states()
+    assert not limits(ids("c0", *range(4)), 30)
+    answers(world, "u0_c30_m0")
+    world.folders["c0"].end()
+    world.sharing.update_states()
+    assert not limits(ids("c0", *range(4)), 30)
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_compute_is_limited_by_the_variables_of_mps_v2_where_the_driver_limits_nothing(
+    tmp_path: Path, *, driver: bool
+) -> None:
+    world = World(tmp_path, 16)
+    world.driver = {"c0"} if driver else set()
+    assert world.sharing.limits_compute("c0", 4096, 1, 30, ids("c0", 0)) is not driver
+
+
+def test_a_namespace_is_given_back_when_its_container_is_gone(tmp_path: Path) -> None:
+    """Also by a daemon that started after its end, but not before the checkpoint was read."""
+    world = World(tmp_path, 16, interface=3)
+    world.driver = {"c0"}
+    asks(world, 30)
+    answers(world, "u0_c30_m0")
+    given = ids("c0", *range(4))
+    world.allocate(*given)
+    files = world.folders["c0"].namespaces
+
+    def left(*, old: bool) -> set[str]:
+        if old:
+            for file in (tmp_path / "c0" / "namespaces" / "wanted").iterdir():
+                os.utime(file, (0, 0))
+        world.sharing.release_unused()
+        return {each.name for each in files.list_wanted()}
+
+    files.want(Namespace("u8", 50, 0))
+    assert left(old=False) == {"u0_c30_m0", "u8_c50_m0"}, "its container may be known late"
+    assert left(old=True) == {"u0_c30_m0"}
+    world.hold(0, given)
+    assert left(old=True) == {"u0_c30_m0"}
+    new = Node(16)
+    world.sharing = MpsClients(new.account, world.service, lambda _: True, unit_mib=1024)
+    assert left(old=True) == {"u0_c30_m0"}, "the checkpoint was not read"
+    new.account.read_checkpoint()
+    assert left(old=True) == set()
 
 
 @pytest.mark.parametrize(

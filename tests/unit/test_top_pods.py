@@ -125,7 +125,7 @@ def test_the_table_has_a_line_for_each_pod_on_each_card():
 
 
 def test_what_pods_really_use_is_told_by_their_annotation():
-    driver, accounted = MemoryRecord("driver", 700, 25), MemoryRecord("accounted")
+    driver, accounted = MemoryRecord("driver", 700, 25, "mps"), MemoryRecord("accounted")
     memory = {"main": {"GPU-a": driver, "GPU-b": driver}, "side": {"GPU-a": driver, "GPU-b": accounted}}
 
     def told(uid: str) -> str:
@@ -140,9 +140,12 @@ def test_what_pods_really_use_is_told_by_their_annotation():
     assert [[each.used_compute for each in card.pods] for card in row.cards] == [[None, 50], [25]]
     # One container of which nobody can tell makes the pod's use unknown.
     assert used == [{"p": (1400, "driver"), "copy": (None, "")}, {"p": (None, "accounted")}]
-    assert render([row], "table", pods=True).splitlines()[2].endswith("allocated  1400      driver")
+    assert (
+        render([row], "table", pods=True).splitlines()[2].endswith("allocated  1400      driver, compute mps")
+    )
     (record,) = json.loads(render([row], "json", pods=True))
     assert record["cards"][0]["pods"][1]["used_mib"] == 1400
+    assert [each["compute_held"] for each in record["cards"][0]["pods"]] == [None, "mps"]
 
 
 def test_cards_and_nodes_without_pods_have_a_line_too():
@@ -156,7 +159,7 @@ def test_cards_and_nodes_without_pods_have_a_line_too():
 def test_json():
     (record,) = json.loads(render([ROW], "json", pods=True))
     first = {"namespace": "default", "name": "a", "uid": "u-a", "units": 3, "share": "allocated"}
-    first |= {"used_mib": None, "held": None, "compute": 0, "used_compute": None}
+    first |= {"used_mib": None, "held": None, "compute": 0, "used_compute": None, "compute_held": None}
     assert record["cards"][0]["pods"][0] == first
     assert record["pods"] == [{**first, "name": "none", "uid": "u-none", "units": 5, "share": "unknown"}]
     (without,) = json.loads(render([ROW], "json"))

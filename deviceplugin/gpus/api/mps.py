@@ -13,9 +13,13 @@ class MpsClientLimits(Protocol):
     def clients(self) -> int:
         """Processes that it takes at once."""
 
+    @property
+    def has_namespaces(self) -> bool:
+        """Whether it limits single containers itself, beside what the driver limits."""
+
 
 class MpsControl(Protocol):
-    """The services of all cards. Each method takes well under a millisecond."""
+    """The services of all cards. Each method but `make_grant` takes well under a millisecond."""
 
     def read_state(self, uuid: str) -> MpsClientLimits | None:
         """Read the state of a card's service; None if it does not answer.
@@ -31,11 +35,41 @@ class MpsControl(Protocol):
             OSError: Its processes cannot be read now.
         """
 
-    def make_grant(self, uuid: str, mib: int, size_mib: int, compute: int) -> ContainerGrant:
+    async def make_grant(
+        self,
+        uuid: str,
+        state: MpsClientLimits,
+        mib: int,
+        size_mib: int,
+        compute: int,
+        ids: Collection[str],
+        *,
+        memory_is_limited: bool = False,
+    ) -> ContainerGrant:
         """Make a container a client that may use `mib` of a card's `size_mib`.
 
         Args:
+            state: the newest state of the card's service.
             compute: percent of the card's compute that it asks for; 0 if for none.
+            ids: the container's device IDs.
+            memory_is_limited: the driver limits the memory.
+
+        Raises:
+            GpuError: The service does not limit it.
+        """
+
+    def list_limited(self, uuid: str) -> Collection[tuple[str, int]]:
+        """List containers whose compute a service with namespaces limits: a device ID, and the percent.
+
+        Raises:
+            OSError: They cannot be read now.
+        """
+
+    def keep_only(self, uuid: str, used: Collection[str]) -> None:
+        """Give back what a card's service keeps for containers that had other device IDs than these.
+
+        Raises:
+            OSError: It cannot be given back now.
         """
 
 

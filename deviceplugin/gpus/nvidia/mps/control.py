@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import structlog
 
@@ -28,7 +28,10 @@ _STEADY_S: Final = 60.0
 
 
 class ControlDaemon:
-    """Keeps one control daemon running."""
+    """Keeps one control daemon running, by the interface of MPS v2; a subclass speaks that of v3."""
+
+    interface: ClassVar[int] = 2
+    stdin: ClassVar[int] = asyncio.subprocess.DEVNULL
 
     def __init__(
         self,
@@ -76,12 +79,13 @@ class ControlDaemon:
         """Start it, and come back once it has ended."""
         self._folder.make()
         await self._end_left_over()
+        self._begin()
         self.starts += 1
         running = await asyncio.create_subprocess_exec(
             self._program,
             *self._arguments,
             env=self._environment(),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=self.stdin,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             # A signal for all of a terminal's processes is the supervisor's to heed.
@@ -108,7 +112,7 @@ class ControlDaemon:
     async def _end_left_over(self) -> None:
         """End the control daemon of a supervisor that was killed: there can be one only in the folder."""
         try:
-            await self.ask("quit")
+            await self._ask_to_quit()
         except GpuError:
             return
         log.warning("MPS control daemon of before was there, and was told to quit", card=self._folder.uuid)
@@ -128,8 +132,10 @@ class ControlDaemon:
         deadline_s = asyncio.get_running_loop().time() + PATIENCE * self._ask_s
         while True:
             try:
-                servers = await self.ask("get_server_list")
-                told = self._folder.serve(ControlDaemonState(self._clients, _pids(servers), pid))
+                servers = await self._list_servers()
+                told = self._folder.serve(
+                    ControlDaemonState(self._clients, tuple(servers), pid, self.interface)
+                )
             except (UnaskedError, OSError) as error:
                 if not answered and asyncio.get_running_loop().time() > deadline_s:
                     raise
@@ -149,18 +155,45 @@ class ControlDaemon:
                     answered = True
                     log.info("MPS control daemon answers", card=self._folder.uuid, clients=self._clients)
                 silent, unasked = 0, ""
-            await asyncio.sleep(self._ask_s if answered else BEGIN_S)
+            await (self._rest() if answered else asyncio.sleep(BEGIN_S))
+
+    # What differs between interfaces.
+
+    def _begin(self) -> None:
+        """Forget what was true of the control daemon before."""
+
+    async def _list_servers(self) -> Sequence[int]:
+        """Ask for the pids of its servers; an answer shows that it can take clients.
+
+        Raises:
+            GpuError: it does not answer, or takes no clients.
+        """
+        servers = await self.ask("get_server_list")
+        return [int(line) for line in servers.split() if line.isascii() and line.isdigit()]
+
+    async def _rest(self) -> None:
+        """Wait until it is to be asked again."""
+        await asyncio.sleep(self._ask_s)
+
+    async def _ask_to_quit(self) -> None:
+        await self.ask("quit")
 
     async def ask(self, command: str) -> str:
-        """Give it a command, and return what it prints.
+        """Give it a command, and return what it prints; see `run_program`."""
+        return await self.run_program((), f"{command}\n")
+
+    async def run_program(self, arguments: Sequence[str], text: str = "") -> str:
+        """Run the program that speaks to it, let it read a text, and return what it prints.
 
         Raises:
             GpuError: nothing answers in time.
             UnaskedError: it cannot be asked.
         """
+        command = text.strip() or " ".join(arguments)
         try:
             asking = await asyncio.create_subprocess_exec(
                 self._program,
+                *arguments,
                 env=self._environment(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -171,7 +204,7 @@ class ControlDaemon:
             raise UnaskedError(f"{self._program} cannot be started: {error.strerror or error}") from error
         try:
             async with asyncio.timeout(self._ask_s):
-                said, _ = await asking.communicate(f"{command}\n".encode())
+                said, _ = await asking.communicate(text.encode())
         except TimeoutError as error:
             raise GpuError(f"{command}: no answer within {self._ask_s:g} s") from error
         finally:
@@ -188,7 +221,7 @@ class ControlDaemon:
     async def _quit(self, running: asyncio.subprocess.Process) -> None:
         """End it and its servers: by its own command, then by force."""
         try:
-            await self.ask("quit")
+            await self._ask_to_quit()
         except GpuError as error:
             log.debug("MPS control daemon", card=self._folder.uuid, error=str(error))
             _kill(running.terminate)
@@ -210,11 +243,9 @@ class ControlDaemon:
             "CUDA_VISIBLE_DEVICES": self._folder.uuid,
             "CUDA_MPS_PIPE_DIRECTORY": str(self._folder.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(self._folder.log),
+            # It outranks the option.
+            "CUDA_MPS_PROTOCOL_VERSION": str(self.interface),
         }
-
-
-def _pids(text: str) -> tuple[int, ...]:
-    return tuple(int(line) for line in text.split() if line.isascii() and line.isdigit())
 
 
 def _kill(signal: Callable[[], None]) -> None:

@@ -4,7 +4,8 @@
     ROOT/lock                held by the one `gpupack mps` that runs
     ROOT/<UUID>/pipe         the control daemon's sockets, which clients find by CUDA_MPS_PIPE_DIRECTORY
     ROOT/<UUID>/log          its logs
-    ROOT/<UUID>/state.json   how many clients it takes, its pid, the pids of its servers
+    ROOT/<UUID>/state.json   how many clients it takes, its pid, the pids of its servers, its interface
+    ROOT/<UUID>/namespaces   what is asked of MPS v3 for single containers, and answered (`namespaces`)
     ROOT/<UUID>/lock         held by `gpupack mps` as long as the control daemon answers
 
 The lock is the kernel's, so it is free as soon as its holder has ended, however it ended.
@@ -24,6 +25,7 @@ import msgspec
 from allocator.ids import is_card_uuid
 from deviceplugin.errors import GpuError, is_gone
 from deviceplugin.files import replace_file
+from deviceplugin.gpus.nvidia.mps.namespaces import NamespaceFiles
 from kubeapi.errors import UNREADABLE
 
 SHM: Final = "shm"
@@ -33,6 +35,7 @@ class _StateFile(msgspec.Struct, frozen=True):
     clients: int
     servers: tuple[int, ...] = ()
     pid: int = 0
+    interface: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,17 @@ class ControlDaemonState:
     Attributes:
         servers: pids of its servers when it was last asked; they use a little of the card themselves.
         pid: pid of the control daemon; 0 if a `gpupack mps` of before does not say.
+        interface: 2, or 3 if it makes namespaces for single containers.
     """
 
     clients: int
     servers: tuple[int, ...] = ()
     pid: int = 0
+    interface: int = 2
+
+    @property
+    def has_namespaces(self) -> bool:
+        return self.interface > 2  # noqa: PLR2004 - MPS v2
 
 
 def lock_root(root: Path) -> int | None:
@@ -72,6 +81,7 @@ class CardFolder:
         self.path = root / uuid
         self.pipe = self.path / "pipe"
         self.log = self.path / "log"
+        self.namespaces = NamespaceFiles(self.path / "namespaces", self.pipe)
         self._state = self.path / "state.json"
         self._lock = self.path / "lock"
         self._held: int | None = None
@@ -128,7 +138,7 @@ class CardFolder:
             if is_gone(error):
                 return None
             raise
-        return ControlDaemonState(found.clients, found.servers, found.pid)
+        return ControlDaemonState(found.clients, found.servers, found.pid, found.interface)
 
 
 def _locked(path: Path, kind: int, *, make: bool = True) -> int | None:

@@ -9,6 +9,7 @@ from typing import Final
 from allocator.names import MIB_PER_GIB
 from deviceplugin.gpus.api.container_grant import ContainerGrant, Mount
 from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder
+from deviceplugin.gpus.nvidia.mps.namespaces import CUDA_WITH_NAMESPACES
 
 VOLTA: Final = 5
 """NVML's number of the first architecture whose clients have address spaces, and so limits, of their own."""
@@ -34,7 +35,7 @@ def client_limit(cuda: int) -> int:
     return 60 if cuda >= CUDA_WITH_MORE_CLIENTS else 48
 
 
-def find_obstacle(architecture: int | None, cuda: int | None) -> str:
+def find_obstacle(architecture: int | None, cuda: int | None, interface: str = "auto") -> str:
     """Say why MPS cannot hold processes to their memory on a card; empty if it can."""
     if architecture is None or cuda is None:
         return "the driver does not say the card's architecture or its CUDA version"
@@ -42,7 +43,23 @@ def find_obstacle(architecture: int | None, cuda: int | None) -> str:
         return "the card is older than Volta: processes share one address space under MPS"
     if cuda < CUDA_WITH_LIMITS:
         return "the driver is older than CUDA 11.5 (driver 495): its MPS has no memory limits"
+    if interface == "3" and cuda < CUDA_WITH_NAMESPACES:
+        return "--interface 3: the driver is older than CUDA 13.4 (driver 615), which brought MPS v3"
     return ""
+
+
+def share_of_compute(mib: int, size_mib: int) -> int:
+    """Return the percent of a card's multiprocessors that is as large a share as of its memory."""
+    return min(100, max(1, -(-100 * mib // size_mib)))
+
+
+def grant_namespace(pipe: Path) -> ContainerGrant:
+    """Make a container a client of a namespace, whose limits the server holds.
+
+    The folder has its path on the host: so NVIDIA's own guides mount it. In one that is wrong a program would
+    find no control daemon, and run without MPS.
+    """
+    return ContainerGrant({"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}, mounts=(Mount(str(pipe), str(pipe)),))
 
 
 def grant_client(
@@ -62,7 +79,7 @@ def grant_client(
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}",
     }
     if threads and not compute:
-        compute = min(100, max(1, -(-100 * mib // size_mib)))
+        compute = share_of_compute(mib, size_mib)
     if compute:
         envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(compute)
     return ContainerGrant(

@@ -1,12 +1,23 @@
 """Interface of MPS to the node daemon."""
 
+import asyncio
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from deviceplugin.errors import GpuError, is_gone
 from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.gpus.api.mps import MpsClientLimits
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
-from deviceplugin.gpus.nvidia.mps.grants import grant_client
+from deviceplugin.gpus.nvidia.mps.grants import grant_client, grant_namespace, share_of_compute
+from deviceplugin.gpus.nvidia.mps.namespaces import Namespace, NamespaceFiles
+
+WAIT_S: Final = 5.0
+LOOK_S: Final = 0.05
+
+YOUNG_S: Final = 60.0
+"""A namespace is kept so long after it was asked for: a daemon that restarts may know its container late."""
 
 
 class MpsService:
@@ -14,10 +25,14 @@ class MpsService:
 
     Args:
         root: folder of the host where they are met; containers are given its parts.
+        wait_s: how long a container waits for its namespace.
     """
 
-    def __init__(self, root: Path, *, threads: bool = False, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self, root: Path, *, threads: bool = False, proc: Path = Path("/proc"), wait_s: float = WAIT_S
+    ) -> None:
         self._root = root
+        self._wait_s = wait_s
         self._threads = threads
         self._proc = proc
 
@@ -53,7 +68,71 @@ class MpsService:
                 if not is_gone(error):
                     raise
 
-    def make_grant(self, uuid: str, mib: int, size_mib: int, compute: int) -> ContainerGrant:
-        """Describe a share of a card that has one, see `grants.grant_client`."""
+    async def make_grant(
+        self,
+        uuid: str,
+        state: MpsClientLimits,
+        mib: int,
+        size_mib: int,
+        compute: int,
+        ids: Collection[str],
+        *,
+        memory_is_limited: bool = False,
+    ) -> ContainerGrant:
+        """Describe a share of a card that has one, see `grants.grant_client`.
+
+        With MPS v3 a container that has something to limit waits for its namespace.
+
+        Raises:
+            GpuError: the namespace did not come.
+        """
         folder = CardFolder(self._root, uuid)
-        return grant_client(folder, self._root, mib, size_mib, threads=self._threads, compute=compute)
+        if not state.has_namespaces:
+            if memory_is_limited:
+                return ContainerGrant()
+            return grant_client(folder, self._root, mib, size_mib, threads=self._threads, compute=compute)
+        if self._threads and not compute:
+            compute = share_of_compute(mib, size_mib)
+        if memory_is_limited and not compute:
+            return ContainerGrant()
+        namespace = Namespace.for_container(ids, uuid, compute or 100, 0 if memory_is_limited else mib)
+        await self._wait_for(folder.namespaces, namespace)
+        return grant_namespace(folder.namespaces.pipe_of(namespace))
+
+    async def _wait_for(self, files: NamespaceFiles, namespace: Namespace) -> None:
+        """Ask for a namespace and wait for it; one that does not come is asked for no longer."""
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + self._wait_s
+        try:
+            files.want(namespace)
+            # Another process answers, by a file.
+            while (problem := files.read_answer(namespace)) is None and clock() < until_s:  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+        except OSError as error:
+            problem = str(error)
+        if problem is None:
+            problem = f"gpupack mps has not made it within {self._wait_s:g} s"
+        if problem:
+            with suppress(OSError):
+                files.withdraw(namespace)
+            raise GpuError(f"MPS namespace {namespace.name}: {problem}")
+
+    def list_limited(self, uuid: str) -> Collection[tuple[str, int]]:
+        """List containers whose compute a namespace limits, see `MpsControl`."""
+        files = CardFolder(self._root, uuid).namespaces
+        wanted = files.list_wanted()
+        return {
+            (namespace.device_id(uuid), namespace.percent)
+            for namespace in files.list_told() & wanted
+            if not files.read_answer(namespace)
+        }
+
+    def keep_only(self, uuid: str, used: Collection[str]) -> None:
+        """Ask no longer for namespaces of containers that are gone, see `MpsControl`."""
+        try:
+            files = CardFolder(self._root, uuid).namespaces
+        except GpuError:
+            return
+        for namespace in files.list_wanted():
+            if namespace.device_id(uuid) not in used and files.age_s(namespace) > YOUNG_S:
+                files.withdraw(namespace)

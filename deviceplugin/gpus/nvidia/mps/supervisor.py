@@ -17,6 +17,8 @@ from deviceplugin.gpus.api.source import GpuCard, GpuSource
 from deviceplugin.gpus.nvidia.mps.control import ControlDaemon
 from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder, lock_root
 from deviceplugin.gpus.nvidia.mps.grants import client_limit, find_obstacle
+from deviceplugin.gpus.nvidia.mps.namespace_control import NamespaceControlDaemon
+from deviceplugin.gpus.nvidia.mps.namespaces import CUDA_WITH_NAMESPACES
 from deviceplugin.gpus.nvidia.mps.options import MpsOptions
 from kubeapi.process import run_until
 from kubeapi.serving import serve_health, start_serving
@@ -32,29 +34,40 @@ class MpsCard:
     """A card, with what keeps MPS from it.
 
     Attributes:
+        interface: of MPS, 2 or 3.
         problem: why it cannot be shared so; empty if it can.
     """
 
     uuid: str
     clients: int
     problem: str = ""
+    interface: int = 2
 
 
-def list_mps_cards(source: GpuSource, generations: CardGenerations) -> Sequence[MpsCard]:
-    """List the cards there are now."""
+def list_mps_cards(
+    source: GpuSource, generations: CardGenerations, interface: str = "auto"
+) -> Sequence[MpsCard]:
+    """List the cards there are now; `interface` is a value of `--interface`."""
     # What cards there are, a sample finds out.
     source.sample()
     cuda = generations.cuda()
-    return [_make_mps_card(card, generations, cuda) for card in source.cards()]
+    return [_make_mps_card(card, generations, cuda, interface) for card in source.cards()]
 
 
-def _make_mps_card(card: GpuCard, generations: CardGenerations, cuda: int | None) -> MpsCard:
+def _make_mps_card(card: GpuCard, generations: CardGenerations, cuda: int | None, interface: str) -> MpsCard:
     if card.error is not None:
         return MpsCard(card.uuid, 0, card.error)
     if card.parent is not None or card.uuid.startswith("MIG-"):
         return MpsCard(card.uuid, 0, "an instance of a card: MPS is for whole cards here")
-    problem = find_obstacle(generations.architecture(card.uuid), cuda)
-    return MpsCard(card.uuid, 0 if problem else client_limit(cuda or 0), problem)
+    problem = find_obstacle(generations.architecture(card.uuid), cuda, interface)
+    if problem:
+        return MpsCard(card.uuid, 0, problem)
+    newest = 3 if (cuda or 0) >= CUDA_WITH_NAMESPACES else 2
+    return MpsCard(
+        card.uuid,
+        client_limit(cuda or 0),
+        interface=newest if interface == "auto" else int(interface),
+    )
 
 
 def make_root(root: Path) -> None:
@@ -92,7 +105,7 @@ class MpsSupervisor:
         source: GpuSource,
         generations: CardGenerations,
         *,
-        make: Callable[[CardFolder, int], ControlDaemon] | None = None,
+        make: Callable[[CardFolder, MpsCard], ControlDaemon] | None = None,
         look_s: float = LOOK_S,
     ) -> None:
         self._settings = settings
@@ -108,7 +121,9 @@ class MpsSupervisor:
         try:
             while True:
                 try:
-                    cards = await asyncio.to_thread(list_mps_cards, self._source, self._generations)
+                    cards = await asyncio.to_thread(
+                        list_mps_cards, self._source, self._generations, self._settings.interface
+                    )
                 except GpuError as error:
                     log.warning("cards cannot be read", error=str(error))
                 else:
@@ -134,7 +149,7 @@ class MpsSupervisor:
             if card.problem:
                 self._warn_once(card)
                 continue
-            daemon = self._make(CardFolder(self._settings.root, card.uuid), card.clients)
+            daemon = self._make(CardFolder(self._settings.root, card.uuid), card)
             self._running[card.uuid] = daemon, asyncio.create_task(daemon.run())
 
     async def _stop(self, uuids: Sequence[str]) -> None:
@@ -143,9 +158,11 @@ class MpsSupervisor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _daemon(self, folder: CardFolder, clients: int) -> ControlDaemon:
+    def _daemon(self, folder: CardFolder, card: MpsCard) -> ControlDaemon:
         settings = self._settings
-        return ControlDaemon(folder, clients, program=settings.program, arguments=settings.arguments)
+        if card.interface == NamespaceControlDaemon.interface:
+            return NamespaceControlDaemon(folder, card.clients, program=settings.program)
+        return ControlDaemon(folder, card.clients, program=settings.program, arguments=settings.arguments)
 
     def _warn_once(self, card: MpsCard) -> None:
         if self._reported.get(card.uuid) != card.problem:
