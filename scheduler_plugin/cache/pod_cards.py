@@ -68,7 +68,7 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int], compute_limit: 
             units[uid] = unheld_units(pod.charged, pod.assigned, pod.allocated, record.uuids, record.sizes)
     closed = {card for card, units_open in enumerate(evictable[: len(record.sizes)]) if not units_open}
     compute = {
-        uid: _find_compute(record, pod, pod.charged, units.get(uid, {}))
+        uid: find_compute(record, pod, pod.charged, units.get(uid, {}))
         for uid, pod in record.pods.items()
         if pod.charged is not None and pod.charged.asks_compute
     }
@@ -84,7 +84,7 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int], compute_limit: 
     )
 
 
-def _find_compute(
+def find_compute(
     record: NodeRecord, pod: PodRecord, request: PodRequest, units: ByPosition
 ) -> Mapping[int, int]:
     if len(request.demands) == 1:

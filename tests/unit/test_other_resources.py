@@ -17,7 +17,7 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.placing import score_nodes
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
-from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest, get_other_resources
 from tests.cluster_builders import container, node, pod
 from tests.other_policies import offered
 from tests.policy_view import ask, view
@@ -293,3 +293,9 @@ def test_compute_is_a_class_on_a_node_with_cards_of_several_models_too() -> None
     # gpu-memory and compute, of 2 and of 3 cards; cpu and memory are not asked for.
     assert even == pytest.approx((16 / 32 + 100 / 200) / 4)
     assert mixed == pytest.approx(((16 + 16) / 48 + 100 / 300) / 4)
+
+
+def test_compute_is_a_class_that_no_list_of_nodes_has_a_column_for() -> None:
+    """`gpupack simulate` asked for the column, and no trace has one."""
+    policy = make_policy("balanced", {"resources": f"{NIC},{COMPUTE_RESOURCE}"})
+    assert get_other_resources(policy) == (NIC,)

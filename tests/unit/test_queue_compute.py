@@ -3,6 +3,7 @@
 from typing import Any
 
 from allocator.names import COMPUTE_RESOURCE
+from scheduler_plugin.queue.capacity.reservation_planner import ReservationPlanner
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.cluster_builders import container
@@ -79,3 +80,32 @@ def test_what_is_taken_back_frees_the_compute() -> None:
     assert [world.name(victim.uid) for victim in found.victims] == ["a2"], (
         "the newest would free memory alone"
     )
+
+
+def test_compute_of_a_pod_that_has_just_ended_is_about_to_be_free_and_nobody_goes_in_its_place() -> None:
+    world = QueueWorld(f"{COHORT}\nreclaim: evict")
+    world.node("n", (16,), compute=(0,))
+    uids = [ask(world, f"a{number}", 45, created=number) for number in range(2)]
+    uids += [world.pod(f"a{number}", 4, created=number) for number in (2, 3)]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    ask(world, "b0", 45, queue="b", created=50)
+    world.change(uids[0], status={"phase": "Succeeded"})
+    assert world.admitted() == [], "its node has not said so yet"
+    (found,) = Reclaimer(world.queue).find_plans(0)
+    assert found.victims == []
+
+
+def test_room_is_kept_where_the_least_is_missing_of_both_numbers() -> None:
+    """A card with the memory free, whose compute is all given away, is not the closest to being free."""
+    world = QueueWorld()
+    world.node("memory", (16,), (0,), compute=(100,))
+    world.node("nearly", (16,), (14,), compute=(0,))
+    uid = ask(world, "p", 60)
+    requirements = world.queue.queued_pods[uid].requirements
+    assert requirements is not None
+
+    found = ReservationPlanner(world.queue.capacity, uid).plan_workload([(uid, requirements)])
+
+    assert found[uid].node == "nearly", "2 GiB are missing there, and 60 percent of a card elsewhere"

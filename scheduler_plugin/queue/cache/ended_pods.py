@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from scheduler_plugin.cache.charges import NodeRecord
-from scheduler_plugin.cache.pod_cards import published_pod_units
+from scheduler_plugin.cache.pod_cards import find_compute, published_pod_units
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 
@@ -24,15 +24,23 @@ class EndedPods:
         self._ended.pop(pod.uid, None)
         self._ended[pod.uid] = (pod, now)
 
-    def sum_units(self, now: float) -> dict[str, dict[int, int]]:
-        """Add up what the nodes have not yet reported as free: units by node and card position."""
+    def sum_charges(self, now: float) -> dict[str, dict[int, tuple[int, int]]]:
+        """Add up what the nodes have not yet reported as free.
+
+        Returns:
+            Units and percent of compute by node and card position.
+        """
         self._forget_old(now)
-        sums: dict[str, dict[int, int]] = {}
+        sums: dict[str, dict[int, tuple[int, int]]] = {}
         for pod, _ in self._ended.values():
             record = self._state.node_records.get(pod.node)
-            for card, units in ({} if record is None else self._find_charge(record, pod)).items():
-                on_node = sums.setdefault(pod.node, {})
-                on_node[card] = on_node.get(card, 0) + units
+            charge = {} if record is None else self._find_charge(record, pod)
+            if record is None or pod.charged is None or not charge:
+                continue
+            on_node, compute = sums.setdefault(pod.node, {}), find_compute(record, pod, pod.charged, charge)
+            for card, units in charge.items():
+                before = on_node.get(card, (0, 0))
+                on_node[card] = before[0] + units, before[1] + compute.get(card, 0)
         return sums
 
     def _find_charge(self, record: NodeRecord, pod: PodRecord) -> Mapping[int, int]:

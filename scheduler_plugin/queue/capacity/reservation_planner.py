@@ -1,7 +1,8 @@
 """Plan reservations for pods that start together, on the cards that are closest to being free. Pure.
 
-Each pod gets the cards of the node on which the fewest units of other pods must become free. Cards planned
-for earlier pods of the workload count as taken. A single pod is a workload of one.
+Each pod gets the cards of the node on which the fewest units of other pods must become free. Compute that is
+short counts as that part of the card's units. Cards planned for earlier pods of the workload count as taken.
+A single pod is a workload of one.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -184,7 +185,7 @@ class ReservationPlanner:
         if not nodes.fits(amounts, row, emptied=True) or not self._has_slot(load, nodes.names[row]):
             return None
         open_units = nodes.evictable[row].tolist()
-        occupied = nodes.occupied[row].tolist()
+        occupied, compute_free = nodes.occupied[row].tolist(), nodes.compute_free[row].tolist()
         admits = self._capacity.make_query(requirements).policy_request.admits
         units, spot, rules = list(load.units), _PlannedPlace(0, row), requirements.request.rules
         limit, planned = int(nodes.compute_limit[row]), list(load.compute)
@@ -201,8 +202,12 @@ class ReservationPlanner:
                 and (admits is None or admits[row, card])
                 and (among is None or card in among)
                 for short in [
-                    max(0, occupied[card] + units[card] + needs[card] - size)
-                    - max(0, occupied[card] + units[card] - size)
+                    max(
+                        _find_short(size, occupied[card] + units[card], needs[card]),
+                        _find_short(limit, limit - compute_free[card] + planned[card], demand.compute)
+                        * size
+                        // max(1, limit),
+                    )
                 ]
                 if not (rules.apart and card in spot.units)
             )
@@ -247,6 +252,11 @@ class ReservationPlanner:
                 [0] * nodes.size.shape[1], [0] * nodes.size.shape[1], others
             )
         return load
+
+
+def _find_short(size: int, taken: int, asked: int) -> int:
+    """Find how much of what is asked must become free first."""
+    return max(0, taken + asked - size) - max(0, taken - size)
 
 
 def _take_first(

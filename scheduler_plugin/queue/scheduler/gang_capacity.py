@@ -35,7 +35,7 @@ class GangPlacer:
     Args:
         pods: Its pods, the hardest to place first.
         leaving: Pods that are about to be gone in any case.
-        ended: Units of ended pods that are about to become free, see `EndedPods.sum_units`.
+        ended: What of ended pods is about to become free, see `EndedPods.sum_charges`.
         among: bool[R], nodes that come into question for a pod; None: all.
         places_left: Counts the pods that a node may still take without evictions; None: no limit.
     """
@@ -47,7 +47,7 @@ class GangPlacer:
         pods: Iterable[Pod],
         *,
         leaving: Iterable[QueuedPod] = (),
-        ended: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
+        ended: Mapping[str, Mapping[int, tuple[int, int]]] = MappingProxyType({}),
         among: Callable[[PodRequirements], BoolArray] | None = None,
         places_left: Callable[[str], int] | None = None,
     ) -> None:
@@ -275,7 +275,12 @@ class GangPlacer:
             if at in reserved.cards:
                 cards[at] = card.with_free_units(0)
             elif at in ended and view.open_units[at]:
-                cards[at] = replace(card, used_units=max(0, card.used_units - ended[at]))
+                units, compute = ended[at]
+                cards[at] = replace(
+                    card,
+                    used_units=max(0, card.used_units - units),
+                    compute_used=max(0, card.compute_used - compute),
+                )
         return ScratchNode(cards, view.get_left_without(uids).subtract(reserved.amounts))
 
     def _put_pods(

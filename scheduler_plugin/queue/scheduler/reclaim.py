@@ -193,7 +193,7 @@ class Reclaimer:
             return
         if not cohort.list_borrowers(queue.name) or not len(queue.waiting):
             return
-        leaving, ended = self._borrowed.list_leaving(now), self._queue.ended_pods.sum_units(now)
+        leaving, ended = self._borrowed.list_leaving(now), self._queue.ended_pods.sum_charges(now)
         borrowed = self._borrowed.list_borrowed(cohort, queue.name, leaving)
         for workload in _list_in_order(queue):
             if (queue.name, workload.requirements.shape) in self._passed or self._in_vain.is_paused(
@@ -255,7 +255,7 @@ class _VictimSearch:
     Args:
         candidates: Possible victims for a workload of any priority, in the order of eviction.
         leaving: Pods that are about to be gone in any case.
-        ended: Units of ended pods that are about to become free, see `EndedPods.sum_units`.
+        ended: What of ended pods is about to become free, see `EndedPods.sum_charges`.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class _VictimSearch:
         workload: QueuedWorkload[Needs],
         candidates: Sequence[VictimGroup],
         leaving: Sequence[QueuedPod],
-        ended: Mapping[str, Mapping[int, int]],
+        ended: Mapping[str, Mapping[int, tuple[int, int]]],
     ) -> None:
         self._queue = queue
         self._borrowed = borrowed
@@ -343,7 +343,7 @@ class _VictimSearch:
         self,
         among: Callable[[PodRequirements], BoolArray] | None,
         leaving: Sequence[QueuedPod],
-        ended: Mapping[str, Mapping[int, int]],
+        ended: Mapping[str, Mapping[int, tuple[int, int]]],
     ) -> GangPlacer:
         slots = self._queue.slots
         return GangPlacer(

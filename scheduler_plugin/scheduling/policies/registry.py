@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from allocator.card_rules import NO_RULES, CardRules
 from allocator.installed import installed
-from allocator.names import DEFAULT_CARD_POLICY
+from allocator.names import COMPUTE_RESOURCE, DEFAULT_CARD_POLICY
 from allocator.registry import Parameters, Registry
 from allocator.selector import ANY_CARD, Selector
 from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts
@@ -197,8 +197,11 @@ def ranks_plain_pods(policy: NodePolicy) -> bool:
 
 
 def get_other_resources(policy: NodePolicy) -> tuple[str, ...]:
-    """List the further resources that a policy wants to see; see `NodePolicy`."""
-    return tuple(getattr(policy, "other_resources", ()))
+    """List the further resources that a policy wants to see; see `NodePolicy`.
+
+    Compute is left out: nodes do not offer it, the cards have it.
+    """
+    return tuple(name for name in getattr(policy, "other_resources", ()) if name != COMPUTE_RESOURCE)
 
 
 def is_scored_by_row(policy: NodePolicy) -> bool:
