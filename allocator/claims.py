@@ -9,13 +9,11 @@ from typing import Any, Final
 import msgspec
 
 from allocator.errors import QuantityError
-from allocator.names import DRA_API, DRA_DRIVER, DRA_MEMORY
+from allocator.names import DRA_API, DRA_DRIVER, DRA_MEMORY, MIB
 from allocator.quantity import parse_bytes
 
 CLAIMS_PATH: Final = f"{DRA_API}/resourceclaims"
 """Path of the claims of every namespace."""
-
-_MIB: Final = 1 << 20
 
 
 def make_claims_path(namespace: str) -> str:
@@ -71,7 +69,7 @@ class AllocatedDevice(msgspec.Struct, rename="camel"):
         if amount is None:
             return None
         try:
-            return -(-parse_bytes(amount) // (unit_mib * _MIB))
+            return -(-parse_bytes(amount) // (unit_mib * MIB))
         except QuantityError as error:
             raise QuantityError(f"{DRA_MEMORY}: {error}") from error
 

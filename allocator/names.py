@@ -97,6 +97,8 @@ DEFAULT_NODE_POLICY = "fragmentation"
 DEFAULT_CARD_POLICY = "fragmentation"
 
 MIB_PER_GIB = 1024
+MIB = 1 << 20
+"""Bytes."""
 MAX_UNIT_MIB = (1 << 24) - 1
 
 _RESOURCE = re.compile(re.escape(RESOURCE_PREFIX) + r"(?:gib|([1-9][0-9]{0,7})mib)")

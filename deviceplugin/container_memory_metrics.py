@@ -7,10 +7,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from allocator.names import MIB
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.monitoring.container_use import ContainerUse
 
-MIB_BYTES = 1 << 20
 LABELS = ("namespace", "pod", "container", "uuid")
 
 
@@ -80,7 +80,7 @@ class ContainerMemoryMetrics(Collector):
         yield denied
 
     def _over_use_bytes(self, row: ContainerUse) -> int:
-        return row.beyond_mib * MIB_BYTES if self.over(row) else 0
+        return row.beyond_mib * MIB if self.over(row) else 0
 
 
 def _samples(
@@ -99,15 +99,15 @@ def _samples(
 
 
 def _promised_bytes(row: ContainerUse) -> int:
-    return row.promised_mib * MIB_BYTES
+    return row.promised_mib * MIB
 
 
 def _used_bytes(row: ContainerUse) -> int | None:
-    return None if row.used_mib is None else row.used_mib * MIB_BYTES
+    return None if row.used_mib is None else row.used_mib * MIB
 
 
 def _limit_bytes(row: ContainerUse) -> int | None:
-    return None if row.limit_mib is None else row.limit_mib * MIB_BYTES
+    return None if row.limit_mib is None else row.limit_mib * MIB
 
 
 def _asked_compute(row: ContainerUse) -> int | None:

@@ -11,9 +11,8 @@ from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from allocator.names import MIB
 from kubeapi.metrics import make_process_registry
-
-MIB_BYTES = 1 << 20
 
 SLICE: Final = 50
 """Samples that are written in one go: an Allocate waits for no more than these, some 0.3 ms."""
@@ -168,7 +167,7 @@ class _StateCollector(Collector):
         fault: str,
     ) -> None:
         self._fault = fault
-        self._unit_bytes = unit_mib * MIB_BYTES
+        self._unit_bytes = unit_mib * MIB
         self._cards = cards
         self._node = node
         self._counts = counts
@@ -203,7 +202,7 @@ class _StateCollector(Collector):
         )
         for card in cards:
             if card.measured_mib is not None:
-                measured.add_metric([card.uuid, card.model], card.measured_mib * MIB_BYTES)
+                measured.add_metric([card.uuid, card.model], card.measured_mib * MIB)
         yield measured
         residue = GaugeMetricFamily(
             "gpupack_card_residue_bytes",
@@ -212,7 +211,7 @@ class _StateCollector(Collector):
         )
         for card in cards:
             if card.residue_mib is not None:
-                residue.add_metric([card.uuid, card.model], card.residue_mib * MIB_BYTES)
+                residue.add_metric([card.uuid, card.model], card.residue_mib * MIB)
         yield residue
         errors = GaugeMetricFamily(
             "gpupack_card_memory_errors",

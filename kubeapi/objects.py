@@ -77,6 +77,10 @@ class ObjectMeta(KubeStruct):
     owner_references: list[OwnerReference] | None = None
 
     @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
     def version(self) -> int:
         return parse_resource_version(self.resource_version)
 
@@ -107,6 +111,10 @@ class ObjectMeta(KubeStruct):
 
 class KubeObject(KubeStruct):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+
+    @property
+    def full_name(self) -> str:
+        return self.metadata.full_name
 
 
 class Condition(KubeStruct):
@@ -368,10 +376,6 @@ class PodStatus(ConditionedStatus):
 class Pod(KubeObject):
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def has_ended(self) -> bool:

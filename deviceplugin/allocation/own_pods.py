@@ -186,5 +186,4 @@ class OwnPods:
 
     def _complain(self, item: PodObject, problem: Exception | None) -> None:
         if problem is not None:
-            metadata = item.metadata
-            log.warning("pod cannot be read", pod=f"{metadata.namespace}/{metadata.name}", error=str(problem))
+            log.warning("pod cannot be read", pod=item.full_name, error=str(problem))

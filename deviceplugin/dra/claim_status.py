@@ -77,7 +77,6 @@ class ClaimStatusWriter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
-        self._account = account
         self._prepared = prepared
         self._node_name = node_name
         self._written: set[tuple[str, str]] = set()

@@ -35,7 +35,6 @@ class NodeKindMark:
         serves_claims: bool,
     ) -> None:
         self._client = client
-        self._account = account
         self._own_node = own_node
         self._node_name = node_name
         self._resources = (resource, PERCENT_RESOURCE)

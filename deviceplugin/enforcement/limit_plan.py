@@ -19,29 +19,20 @@ class WantedLimit:
 
     Attributes:
         accepted: what may stand there instead.
-        is_container_known: the container of the cgroup was known.
     """
 
     mib: int
     accepted: frozenset[int]
-    is_container_known: bool
 
 
 def plan_limits(grants: Grants, container: str | None) -> dict[str, WantedLimit]:
     """Plan the limits of one cgroup by card UUID; nothing for a container that was given no memory."""
     if container is not None:
         mine = grants.get(container, {})
-        return {
-            uuid: WantedLimit(mib, frozenset({mib}), is_container_known=True)
-            for uuid, mib in mine.items()
-            if mib > 0
-        }
+        return {uuid: WantedLimit(mib, frozenset({mib})) for uuid, mib in mine.items() if mib > 0}
     amounts: dict[str, set[int]] = {}
     for shares in grants.values():
         for uuid, mib in shares.items():
             if mib > 0:
                 amounts.setdefault(uuid, set()).add(mib)
-    return {
-        uuid: WantedLimit(min(found), frozenset(found), is_container_known=False)
-        for uuid, found in amounts.items()
-    }
+    return {uuid: WantedLimit(min(found), frozenset(found)) for uuid, found in amounts.items()}

@@ -13,10 +13,10 @@ from typing import Final, Literal, cast
 
 import msgspec
 
+from allocator.names import MIB
 from deviceplugin.containers.device_nodes import DEVICES, DRIVERS, node_paths
 from deviceplugin.errors import DevicePluginError, GpuError, LimitError
 from deviceplugin.gpus.api.card_listing import physical_uuid
-from deviceplugin.gpus.api.memory_info import MIB
 from deviceplugin.gpus.api.memory_limits import DMEM_FILE, NO_FILES, LimitReading, MemoryLimits
 from deviceplugin.gpus.api.provable import FAULTS, MemoryUser, Provable
 from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource

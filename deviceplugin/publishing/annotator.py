@@ -103,7 +103,7 @@ class AllocationAnnotator:
             if self._refused.is_paused(uid):
                 continue
             if await self._write(uid, pod, text):
-                log.info("allocation", pod=_name(pod), uid=uid, cards=_cards(assignment))
+                log.info("allocation", pod=pod.full_name, uid=uid, cards=_cards(assignment))
             await asyncio.sleep(ANNOTATE_GAP_S)
         now_s = self._account.now_s()
         waits_s = [*(due_s - now_s for due_s in repairs), self._refused.find_wait_s(now_s)]
@@ -130,7 +130,7 @@ class AllocationAnnotator:
 
     async def _write(self, uid: str, item: PodObject, text: str) -> bool:
         """Write one annotation; return True on success. A refused pod does not delay others."""
-        pod, metadata = _name(item), item.metadata
+        pod, metadata = item.full_name, item.metadata
         try:
             await self._client.annotate_pod(
                 metadata.namespace, metadata.name, uid, {POD_ALLOCATION: text}, timeout_s=WRITE_TIMEOUT_S
@@ -159,10 +159,6 @@ def _is_gone(error: KubeApiError) -> bool:
 
 def _written(pod: PodObject) -> str | None:
     return pod.metadata.get_annotation(POD_ALLOCATION)
-
-
-def _name(pod: PodObject) -> str:
-    return f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
 def _read_memory(text: str | None) -> Mapping[str, Mapping[str, MemoryRecord]]:

@@ -99,7 +99,7 @@ def find_nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> di
                 freed.add(name)
             else:
                 staying[own] = True
-                kept[name] = KeptNode(KeepReason.NO_CARDS, f"{pod.namespace}/{pod.name}")
+                kept[name] = KeptNode(KeepReason.NO_CARDS, pod.full_name)
     return kept
 
 

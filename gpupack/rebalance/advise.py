@@ -290,7 +290,7 @@ def describe_move(cluster: Cluster, movable: MovablePod, destination: Destinatio
     priority = f", priority {movable.record.priority}" if movable.record.priority else ""
     since = f", running since {movable.record.start_time}" if movable.record.start_time else ""
     text = (
-        f"{meta.namespace}/{meta.name} ({format_memory(movable.total_units, cluster.unit_mib)}) "
+        f"{meta.full_name} ({format_memory(movable.total_units, cluster.unit_mib)}) "
         f"from {_name_cards(source)} to {_name_cards(goes)}: "
         f"evict it, and {movable.owner.kind} {movable.owner.name} replaces it{priority}{since}"
     )
@@ -336,7 +336,7 @@ def _list_pods_on_cards(
         ):
             units = usage.get_units(record)
             if not units:
-                staying.append((f"{record.namespace}/{record.name}", "nobody says on which card it is"))
+                staying.append((record.full_name, "nobody says on which card it is"))
             elif here.isdisjoint(units):
                 continue
             elif uid in able:
@@ -344,7 +344,7 @@ def _list_pods_on_cards(
             else:
                 pod = cluster.pods[uid]
                 why = movable_pods.explain_why_fixed(pod, record)
-                staying.append((f"{record.namespace}/{record.name}", why))
+                staying.append((record.full_name, why))
         named = {name for name, _ in staying}
         staying += [
             (pod.full_name, "its card is that of a ResourceClaim")

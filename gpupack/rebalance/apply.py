@@ -198,7 +198,7 @@ class MoveApplier:
             ]
             bound = next((pod for pod in new if pod.spec.node_name), None)
             if old is None and bound is not None:
-                where = f"{bound.metadata.namespace}/{bound.metadata.name} has node {bound.spec.node_name}"
+                where = f"{bound.full_name} has node {bound.spec.node_name}"
                 other = bound.spec.node_name != move.target.node
                 self.report(f"  {where}{f' in place of {move.target.node}' if other else ''}")
                 return AppliedMove(move.namespace, move.pod, bound.metadata.name, bound.spec.node_name)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
+from allocator.names import MIB
 from gpupack.errors import InputError
 from gpupack.usage.records import Period, PodUse
 from kubeapi.errors import UNREADABLE, describe_unreachable, shorten
@@ -37,7 +38,6 @@ STEPS: Final = 2000
 """Points of one query; Prometheus answers 11 000 at most."""
 MIN_STEP_S: Final = 15
 TIMEOUT_S: Final = 120
-_MIB: Final = 1 << 20
 
 
 class PrometheusError(InputError):
@@ -92,9 +92,9 @@ class Prometheus:
                 key[1],
                 "/".join(key),
                 labels.get(key, {}),
-                amount / _MIB,
-                used[key] / _MIB if key in used else None,
-                measured.get(key, 0.0) / _MIB,
+                amount / MIB,
+                used[key] / MIB if key in used else None,
+                measured.get(key, 0.0) / MIB,
             )
             for key, amount in promised.items()
         ]

@@ -24,7 +24,6 @@ class LiveFeed:
     def __init__(
         self, client: KubeClient, live: LiveCluster, namespace: str | None, changed: Callable[[], None]
     ) -> None:
-        self._client = client
         self._live = live
         self._namespace = namespace
         self._changed = changed

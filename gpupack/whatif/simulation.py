@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from allocator.names import MIB
 from allocator.quantity import format_memory
 from gpupack.whatif.changes import apply_changes
 from gpupack.whatif.cluster import Cluster
@@ -29,8 +30,6 @@ _NONE: Final = 1e-6
 
 _FIRST: Final = 2
 """Line of the first pod in a file."""
-
-_MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ class _Warnings:
         if request is not None:
             asked = f"{format_demands(request.demands, cluster.unit_mib)} of GPU memory"
         cpu_milli, memory_bytes = sum_host_requests(pod)
-        besides = f"{cpu_milli / 1000:g} CPU and {format_memory(-(-memory_bytes // _MIB), 1)} of memory"
+        besides = f"{cpu_milli / 1000:g} CPU and {format_memory(-(-memory_bytes // MIB), 1)} of memory"
         unit = "" if unit_mib == cluster.unit_mib else f", in units of {format_memory(1, unit_mib)},"
         return (
             f" asks for {asked}, {besides}: that{unit} fits on no node even when it is empty; "

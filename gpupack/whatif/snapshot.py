@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Final
 
-from allocator.names import QUEUE_NAME
+from allocator.names import MIB, QUEUE_NAME
 from allocator.request import WHOLE, ContainerRequest, PodRequest
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster, read_requested_unit
@@ -77,7 +77,6 @@ _BY_CLAIMS: Final = (
     "in the file by limits for as much, of any model",
 )
 
-_MIB: Final = 1 << 20
 _DIGEST: Final = 6
 
 Row = tuple[str | int, ...]
@@ -265,7 +264,7 @@ def _free_beside_pods_with_cards(
             amounts = record.amounts
             uses = (amounts.cpu_milli, amounts.memory_bytes, *(amounts.get(name) for name in others))
             left[record.node] = [has - use for has, use in zip(left[record.node], uses, strict=True)]
-    return {name: [cpu, memory // _MIB, *more] for name, (cpu, memory, *more) in left.items()}
+    return {name: [cpu, memory // MIB, *more] for name, (cpu, memory, *more) in left.items()}
 
 
 def _pod(
@@ -298,7 +297,7 @@ def _pod(
     return (
         name_of("pod", pod.full_name),
         cpu,
-        -(-memory // _MIB),
+        -(-memory // MIB),
         cards,
         milli,
         spec,

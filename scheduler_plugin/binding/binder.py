@@ -333,7 +333,7 @@ class Binder:
         except NotFound:
             return BindingOutcome.GONE
         except (KubeApiError, *UNREADABLE) as error:
-            log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            log.warning("pod not read", pod=pod.full_name, error=str(error))
             return BindingOutcome.UNKNOWN
         return current if current.metadata.uid == pod.uid else BindingOutcome.GONE
 

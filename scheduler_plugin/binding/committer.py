@@ -106,7 +106,7 @@ class Committer:
         if pod is None:
             raise CommitError(f"{what} is not in the gpupack scheduler's cache yet; it is tried again")
         if (pod.namespace, pod.name) != (namespace, name):
-            raise CommitError(f"{what} is {pod.namespace}/{pod.name} in the gpupack scheduler's cache")
+            raise CommitError(f"{what} is {pod.full_name} in the gpupack scheduler's cache")
         if pod.node:
             raise CommitError(f"{what} is bound to node {pod.node} already")
         if pod.ended:

@@ -83,7 +83,7 @@ def claim_of(
     """
     request = pod.request
     if request is None:
-        raise CommitError(f"pod {pod.namespace}/{pod.name} asks for no card")
+        raise CommitError(f"pod {pod.full_name} asks for no card")
     shares = _shares(request, sizes, assigned)
     results = [
         AllocatedDevice(
@@ -100,7 +100,7 @@ def claim_of(
         result.share_id = result.make_share_id(pod.uid)
     if len(results) > MOST_RESULTS:
         raise CommitError(
-            f"pod {pod.namespace}/{pod.name} asks for {len(results)} shares of cards: "
+            f"pod {pod.full_name} asks for {len(results)} shares of cards: "
             f"allowed on node {node}, which serves claims: {MOST_RESULTS}"
         )
     resource = PERCENT_RESOURCE if request.percent else resource_name(unit_mib)

@@ -114,7 +114,7 @@ class SharedNodes:
         self.failed[resource] += 1
         why = (
             f"batch mode pauses on node {node}: its kubelet had not enough {resource} for pod"
-            f" {pod.metadata.namespace}/{pod.metadata.name}, which was bound at the same time as another;"
+            f" {pod.full_name}, which was bound at the same time as another;"
             " a larger batchHeadroom helps"
         )
         self._stopped[node] = (now + STOPPED_S, why)

@@ -90,6 +90,10 @@ class PodRecord:
     scheduling_group: tuple[str, str] | None = None
 
     @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
     def version(self) -> int:
         return parse_resource_version(self.resource_version)
 

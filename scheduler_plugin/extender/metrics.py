@@ -8,6 +8,7 @@ from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from allocator.names import MIB
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.metrics import make_process_registry
 from scheduler_plugin.binding.batch_protocol import CommitOutcome
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 VERBS: Final = ("filter", "prioritize", "bind", "preempt")
 
 _BUCKETS_S: Final = (0.0005, 0.001, 0.0015, 0.002, 0.004, 0.008, 0.016, 0.03, 0.1, 0.5, 1, 5)
-_MIB: Final = 1 << 20
 _REASONS: Final = (*(reason.metric_label for reason in FilterReason), INVALID, NOT_REFUSED)
 
 
@@ -195,7 +195,7 @@ class ClusterMetrics(Collector):
 
     def _cards(self) -> Iterator[Metric]:
         nodes = self._state.nodes
-        unit_bytes = self._state.unit_mib * _MIB
+        unit_bytes = self._state.unit_mib * MIB
         memory = GaugeMetricFamily(
             "gpupack_scheduler_gpu_memory_bytes",
             "GPU memory of usable nodes: size of the cards; used, as the nodes say; assumed, of pods "

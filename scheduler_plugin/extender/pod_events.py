@@ -119,7 +119,7 @@ class PodReporter:
             return
         pod = refusal.metadata
         text = refusal.format_text(self._state)
-        log.info("pod waits", pod=f"{pod.namespace}/{pod.name}", why=text)
+        log.info("pod waits", pod=pod.full_name, why=text)
         self._send_event(make_pod_ref(pod.namespace, pod.name, pod.uid), "Warning", WAITING, text)
 
     def _report_resolved(self, pod: PodRecord) -> None:

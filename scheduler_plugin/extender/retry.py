@@ -160,7 +160,7 @@ class RefusedPodRetrier:
                 return None
         except Exception:
             # As in filter, nobody else suffers from what a policy of another package may raise.
-            log.exception("second look failed", pod=f"{pod.namespace}/{pod.name}")
+            log.exception("second look failed", pod=pod.full_name)
             pod = None
         del self._refused[uid]
         return pod
@@ -175,7 +175,7 @@ class RefusedPodRetrier:
         use that field and clears it with its next write, so nothing of this remains. It needs the same right
         to change pod status as kube-scheduler has.
         """
-        name, path = f"{pod.namespace}/{pod.name}", make_pod_path(pod.namespace, pod.name)
+        name, path = pod.full_name, make_pod_path(pod.namespace, pod.name)
         probed = {"lastProbeTime": format_time(time.time())}
         try:
             if not known and not _was_refused(await self._api.get(path, timeout_s=WRITE_S)):

@@ -142,7 +142,7 @@ class UnschedulablePods:
         known = self._reported.get(uid)
         if known is None:
             self._remove_unknown()
-            name = f"{refusal.metadata.namespace}/{refusal.metadata.name}"
+            name = refusal.metadata.full_name
             self._reported[uid] = ReportedPod(name, cause, refusal.label, now, now)
             return True
         if known.cause == cause and now - known.reported_at < REPEAT_AFTER_S:

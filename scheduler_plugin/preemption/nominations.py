@@ -116,7 +116,7 @@ class Nominations:
             # The newest version of the pod: it may be bound or deleted already.
             self._state.apply_pod(decode_pod(body), self._clock())
         except UNREADABLE as error:
-            log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            log.warning("pod not read", pod=pod.full_name, error=str(error))
 
     def _withdraw_displaced(self, nomination: Nomination) -> list[Nomination]:
         reservation = nomination.plan.reservation
@@ -138,7 +138,7 @@ class Nominations:
         try:
             await nominate_node(self._api, pod.namespace, pod.name, pod.uid, "")
         except KubeApiError as error:
-            log.info("nomination not taken back", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            log.info("nomination not taken back", pod=pod.full_name, error=str(error))
 
     async def withdraw_if_waiting(self, nomination: Nomination) -> None:
         """End the reservation of a pod that no longer waits; clear its status if it may be queued again."""

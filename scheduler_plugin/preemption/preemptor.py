@@ -307,7 +307,7 @@ class Preemptor:
                 {each.uid: await self._api.get(make_pod_path(each.namespace, each.name)) for each in members}
             )
         except (KubeApiError, *UNREADABLE) as error:
-            log.info("gang not read", pod=_format_name(members[0]), error=str(error))
+            log.info("gang not read", pod=members[0].full_name, error=str(error))
             return False
         gone = {uid for plan in plans for uid in plan.leaving_or_evicted}
         nodes = {plan.reservation.node for plan in plans}
@@ -323,9 +323,9 @@ class Preemptor:
         for nomination in nominations:
             log.info(
                 "preempting",
-                pod=_format_name(nomination.pod),
+                pod=nomination.pod.full_name,
                 node=nomination.node,
-                victims=[_format_name(victim) for victim in nomination.plan.victims],
+                victims=[victim.full_name for victim in nomination.plan.victims],
             )
             self.began(nomination.pod, nomination.plan)
         victims = [(victim, each) for each in nominations for victim in each.plan.victims]
@@ -467,17 +467,11 @@ class Preemptor:
             asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
             self._spared_until[victim.uid] = self._clock() + max(SPARED_VICTIM_S, asked_s or 0.0)
             raise
-        log.info(
-            "evicted", pod=_format_name(victim), node=victim.node, preemptor=_format_name(nomination.pod)
-        )
+        log.info("evicted", pod=victim.full_name, node=victim.node, preemptor=nomination.pod.full_name)
         self.evicted(victim, nomination.pod, victim.node)
 
     def _report_failure(self, pod: PodRecord, why: str) -> None:
         """Report a failed plan; the pod waits longer each time before the next one."""
         self._resting.failed(pod.uid, self._clock())
-        log.warning("preemption came to nothing", pod=_format_name(pod), error=why)
+        log.warning("preemption came to nothing", pod=pod.full_name, error=why)
         self.failed(pod, why)
-
-
-def _format_name(pod: PodRecord) -> str:
-    return f"{pod.namespace}/{pod.name}"

@@ -55,14 +55,14 @@ class PreemptionService:
         await self.preemptor.run()
 
     def _report_began(self, pod: PodRecord, plan: PreemptionPlan) -> None:
-        names = ", ".join(f"{victim.namespace}/{victim.name}" for victim in plan.victims)
+        names = ", ".join(victim.full_name for victim in plan.victims)
         what = f"evicting {names}" if names else "waiting for pods that are leaving"
         self._send_event(
             pod, "Nominated", f"Keeping GPU memory on node {plan.reservation.node} for it: {what}"
         )
 
     def _report_evicted(self, victim: PodRecord, pod: PodRecord, node: str) -> None:
-        why = f"for pod {pod.namespace}/{pod.name} of priority {pod.priority}, which needs its GPU memory"
+        why = f"for pod {pod.full_name} of priority {pod.priority}, which needs its GPU memory"
         self._send_event(victim, "Preempted", f"Evicted from node {node} {why}")
 
     def _report_failed(self, pod: PodRecord, why: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from allocator.card_rules import CardRules
+from allocator.names import MIB
 from allocator.policy import choose, node_policy_chooses
 from allocator.request import WHOLE, ContainerRequest, PodRequest
 from allocator.selector import Selector
@@ -25,7 +26,6 @@ from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
 if TYPE_CHECKING:
     from allocator.cards import Card
 
-MIB: Final = 1 << 20
 NO_CHARGE: Final[Mapping[int, int]] = MappingProxyType({})
 _COLUMN_NAMES: Final = ("pods", "cpu", "host memory", "GPU memory", "percent of cards")
 

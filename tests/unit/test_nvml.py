@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import pynvml
 import pytest
 
+from allocator.names import MIB
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
+from deviceplugin.gpus.api.memory_info import MemoryInfo
 from deviceplugin.gpus.nvidia.source import NvmlGpus
 from tests.nvml_world import ABSENT, LOST, Driver, driver, gpus, xid
 

@@ -201,7 +201,7 @@ def test_no_limit_is_no_limit_to_set(driver: Driver, limits: NvmlLimits, root: P
     assert driver.hard == {}
 
 
-EIGHT = WantedLimit(8192, frozenset({8192}), is_container_known=True)
+EIGHT = WantedLimit(8192, frozenset({8192}))
 # What `nvmlDeviceGetMemoryLimits_v1` may answer where no limit is set, None for a reading without one.
 UNSET = pytest.mark.parametrize(
     "unset",

@@ -109,7 +109,7 @@ device_defaults: {{name: T4, memory: {{total_bytes: 17179869184}}}}
 devices: [{{index: 0, uuid: GPU-a}}]
 limits: {{{}}}
 """
-LOOSE = WantedLimit(300, frozenset({300, 200}), is_container_known=False)
+LOOSE = WantedLimit(300, frozenset({300, 200}))
 
 
 @pytest.mark.parametrize("unset", ["unlimited", "not_found", "not_supported"])

@@ -14,6 +14,8 @@ from deviceplugin.gpus.api.source import GpuCard
 
 _INSTANCE_MARK: Final = " MIG "
 
+NO_INSTANCES: Final = "MIG mode is on and there are no instances: create some or turn it off"
+
 
 @dataclass(frozen=True, slots=True)
 class DetectedCard:

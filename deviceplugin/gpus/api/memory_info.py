@@ -6,9 +6,8 @@ releases calls it allocated memory, and drivers were seen that leave reserved ou
 """
 
 from dataclasses import dataclass
-from typing import Final
 
-MIB: Final = 1 << 20
+from allocator.names import MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import pynvml
 
+from allocator.names import MIB
 from deviceplugin.errors import LimitError, LimitFault
 from deviceplugin.gpus.api.memory_limits import DMEM_FILE, HELD, NO_FILES, LimitReading, LimitSupport
 
@@ -43,7 +44,6 @@ PROBE: Final = "gpupack-limit-probe"
 PROBE_MIB: Final = 1024
 """The limit that is tried: a smaller one might be refused for being small."""
 
-_MIB: Final = 1 << 20
 _UNLIMITED: Final = (1 << 64) - 1
 
 _ABSENT: Final = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
@@ -90,7 +90,7 @@ class NvmlLimits:
         if hard_mib <= 0:
             raise LimitError("refused", f"limit of {hard_mib} MiB on card {uuid}; allowed: 1 MiB or more")
         wanted = pynvml.c_nvmlSetMemoryLimits_v1_t(
-            nameSpace=str(cgroup).encode(), softLimit=0, hardLimit=hard_mib * _MIB
+            nameSpace=str(cgroup).encode(), softLimit=0, hardLimit=hard_mib * MIB
         )
         self._call(CALLS[0], uuid, cgroup, wanted, f"limit of {hard_mib} MiB")
 
@@ -99,9 +99,9 @@ class NvmlLimits:
         self._call(CALLS[1], uuid, cgroup, found, "the limit")
         hard = int(found.hardLimit)
         return LimitReading(
-            hard_mib=None if hard == _UNLIMITED else hard // _MIB,
-            used_mib=-(-int(found.currentUsed) // _MIB),
-            soft_mib=-(-int(found.softLimit) // _MIB),
+            hard_mib=None if hard == _UNLIMITED else hard // MIB,
+            used_mib=-(-int(found.currentUsed) // MIB),
+            soft_mib=-(-int(found.softLimit) // MIB),
         )
 
     def clear(self, uuid: str, cgroup: Path) -> None:
@@ -184,7 +184,7 @@ class NvmlLimits:
         probe.mkdir(exist_ok=True)
         try:
             argument = pynvml.c_nvmlSetMemoryLimits_v1_t(
-                nameSpace=str(probe).encode(), softLimit=0, hardLimit=PROBE_MIB * _MIB
+                nameSpace=str(probe).encode(), softLimit=0, hardLimit=PROBE_MIB * MIB
             )
             pynvml.nvmlDeviceSetMemoryLimits_v1(handle, argument)
             found = _reading(probe)
@@ -195,7 +195,7 @@ class NvmlLimits:
                     raise
                 return None
             hard = int(found.hardLimit)
-            return None if hard == _UNLIMITED else hard // _MIB
+            return None if hard == _UNLIMITED else hard // MIB
         finally:
             with suppress(OSError):  # another card's question may have removed it
                 probe.rmdir()

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import pynvml
 
-from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
+from allocator.names import MIB
+from deviceplugin.gpus.api.memory_info import MemoryInfo
 from deviceplugin.gpus.api.source import GpuProcess
 
 _V2_MISSING: Final = (

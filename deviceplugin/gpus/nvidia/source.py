@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pynvml
 import structlog
 
+from allocator.names import MIB
 from deviceplugin.errors import DriverGoneError, GpuError
 from deviceplugin.gpus.api.card_listing import (
+    NO_INSTANCES,
     DetectedCard,
     describe_shared_memory,
     merge_cards,
@@ -23,7 +25,7 @@ from deviceplugin.gpus.api.card_listing import (
 )
 from deviceplugin.gpus.api.health import fault_event
 from deviceplugin.gpus.api.health_events import HealthEventQueue
-from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
+from deviceplugin.gpus.api.memory_info import MemoryInfo
 from deviceplugin.gpus.api.source import (
     ENDS,
     GONE_S,
@@ -397,8 +399,8 @@ class NvmlGpus:
                 )
             ]
         if not entry.instances:
-            reason = "MIG mode is on and there are no instances: create some or turn it off"
-            return [_NvmlDevice(self._describe(entry, entry.handle, entry.uuid, reason), None, entry.handle)]
+            card = self._describe(entry, entry.handle, entry.uuid, NO_INSTANCES)
+            return [_NvmlDevice(card, None, entry.handle)]
         readable = [instance for instance in entry.instances if instance.error is None]
         numbers = [calls.read_gpu_instance(instance.handle) for instance in readable]
         told = iter(zip(numbers, describe_shared_memory(numbers), strict=True))

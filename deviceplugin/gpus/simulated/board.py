@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from deviceplugin.gpus.api.card_listing import describe_shared_memory
-from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
+from allocator.names import MIB
+from deviceplugin.gpus.api.card_listing import NO_INSTANCES, describe_shared_memory
+from deviceplugin.gpus.api.memory_info import MemoryInfo
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess
 from deviceplugin.gpus.nvidia.mig import InstanceRequest, MigInstance, place_instances
 from deviceplugin.gpus.simulated.profile import SimulatedFailure
@@ -77,8 +78,7 @@ class SimulatedBoard:
         if self.instances is None:
             return (self.card,)
         if not self.instances:
-            reason = "MIG mode is on and there are no instances: create some or turn it off"
-            return (replace(self.card, total_mib=0, reserved_mib=0, error=reason),)
+            return (replace(self.card, total_mib=0, reserved_mib=0, error=NO_INSTANCES),)
         reasons = [
             REFUSED if self.accessible is not None and instance.uuid not in self.accessible else reason
             for instance, reason in zip(

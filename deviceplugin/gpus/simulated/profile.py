@@ -14,6 +14,7 @@ import msgspec
 import structlog
 from msgspec import Meta, Struct
 
+from allocator.names import MIB
 from deviceplugin.errors import ProfileError
 from deviceplugin.gpus.api.links import count_links
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, sysfs_bus_id
@@ -32,13 +33,12 @@ VERSIONS: Final = ("1", "1.0")
 LOST_MODES: Mapping[str, str] = {"lost": "GPU is lost", "fallen_off_bus": "GPU has fallen off the bus"}
 FAILURE_MODES = ("lost", "fallen_off_bus", "ecc_uncorrectable")
 
-_MIB: Final = 1 << 20
 _PCI_ADDRESS: Final = "^[0-9a-fA-F]{4}(?:[0-9a-fA-F]{4})?:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}[.][0-7]$"
 
 _Text = Annotated[str, Meta(pattern="^[!-~][ -~]*$")]
 _Uuid = Annotated[str, Meta(pattern="^[A-Z]{2,4}-[0-9A-Za-z][0-9A-Za-z-]{0,47}$")]
 _BusId = Annotated[str, Meta(pattern=_PCI_ADDRESS)]
-_Total = Annotated[int, Meta(ge=_MIB, le=1 << 44)]
+_Total = Annotated[int, Meta(ge=MIB, le=1 << 44)]
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
 _LinkCount = Annotated[int, Meta(ge=0, le=36)]
 _CardIndex = Annotated[int, Meta(ge=0, le=63)]
@@ -343,7 +343,7 @@ def _simulated(
         faults.append(f"{path}.name: missing, there and in device_defaults")
     if total == 0:
         faults.append(f"{path}.memory.total_bytes: missing, there and in device_defaults")
-    elif reserved > total - _MIB or used + residue > total - reserved:
+    elif reserved > total - MIB or used + residue > total - reserved:
         faults.append(
             f"{path}.memory: {reserved} bytes reserved and {used + residue} used do not fit into {total}"
         )
@@ -352,8 +352,8 @@ def _simulated(
         index=device.index,
         uuid=device.uuid,
         model=model or "",
-        total_mib=total // _MIB,
-        reserved_mib=-(-reserved // _MIB),
+        total_mib=total // MIB,
+        reserved_mib=-(-reserved // MIB),
         numa=numa.get(bus_id),
         bus_id=bus_id,
         minor=device.index if device.minor_number is None else device.minor_number,
@@ -372,7 +372,7 @@ def _simulated(
     failure = device.failure or defaults.failure or _Failure()
     return SimulatedCard(
         card,
-        -(-used // _MIB),
+        -(-used // MIB),
         tuple(GpuProcess(each.pid, each.used_memory_mib, each.compute_percent) for each in processes),
         None
         if failure.mode == "healthy"
@@ -380,7 +380,7 @@ def _simulated(
         instances,
         wanted or (),
         bool(defaults.memory.used_has_reserved if has_reserved is None else has_reserved),
-        -(-residue // _MIB),
+        -(-residue // MIB),
     )
 
 

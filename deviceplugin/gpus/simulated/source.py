@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from allocator.names import MIB
 from deviceplugin.errors import DriverGoneError, GpuError
 from deviceplugin.gpus.api.card_listing import DetectedCard, merge_cards, physical_uuid
 from deviceplugin.gpus.api.health import fault_event
 from deviceplugin.gpus.api.health_events import HealthEventQueue
-from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
+from deviceplugin.gpus.api.memory_info import MemoryInfo
 from deviceplugin.gpus.api.source import ENDS, GONE_S, GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.mig import InstanceRequest, PartitionError, smallest_profile
@@ -411,9 +412,6 @@ class SimulatedGpus:
             self.partition(uuid, None if isinstance(step.mig, str) else step.mig)
         elif step.grow is not None:
             self.grow(self._boards[uuid].cards()[0].uuid, step.grow)
-
-    def _index(self, card: GpuCard) -> int:
-        return self._boards[physical_uuid(card)].card.index
 
     def _take_changed_profile(self) -> None:
         profile = None if self._changed is None else self._changed()

@@ -244,7 +244,7 @@ class JobStages:
         uid = record.uid
         new = None
         if queue_info.job:
-            name, job = f"{record.namespace}/{record.name}", f"{record.namespace}/{queue_info.job}"
+            name, job = record.full_name, f"{record.namespace}/{queue_info.job}"
             new = _StagePod(name, job, queue_info.queue, part, queue_info.maker, queue_info.first_stage_size)
         old = self._pods.get(uid)
         if old == new:

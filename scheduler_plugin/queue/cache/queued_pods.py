@@ -103,7 +103,7 @@ class QueuedPod:
 
     @property
     def description(self) -> str:
-        return f"pod {self.record.namespace}/{self.record.name}"
+        return f"pod {self.record.full_name}"
 
     @property
     def kind(self) -> SlotType:

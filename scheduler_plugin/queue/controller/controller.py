@@ -191,7 +191,7 @@ class Controller:
 
     async def _resolve(self, handed: Handed, pod: QueuedPod, why: str) -> None:
         """Find out what became of a pod that may have been bound; until then it keeps room and quota."""
-        log.info("not known whether it was bound", pod=_describe_pod(pod), why=why)
+        log.info("not known whether it was bound", pod=pod.record.full_name, why=why)
         answer = await self._writer.find_node(pod)
         known = self.queue.queued_pods.get(pod.uid)
         if known is not None:
@@ -227,7 +227,11 @@ class Controller:
         if answer.written is not WriteOutcome.DONE:
             outcome = answer.written.name.lower()
             log.info(
-                "not admitted", pod=_describe_pod(pod), queue=admitted.queue, outcome=outcome, why=answer.why
+                "not admitted",
+                pod=pod.record.full_name,
+                queue=admitted.queue,
+                outcome=outcome,
+                why=answer.why,
             )
             self.queue.record_refused_admission(member.uid, self._clock(), answer.why, answer.rejected)
             if answer.why and pod.phase is Phase.GATED:
@@ -242,7 +246,7 @@ class Controller:
         if admitted.borrowed or admitted.lender:
             counts.borrowed[admitted.queue] = counts.borrowed.get(admitted.queue, 0) + 1
         self._send_event(pod, "Normal", "Admitted", message)
-        log.info("admitted", pod=_describe_pod(pod), queue=admitted.queue, node=member.node, why=message)
+        log.info("admitted", pod=pod.record.full_name, queue=admitted.queue, node=member.node, why=message)
 
     def _run_once(self) -> None:
         now = self._clock()
@@ -254,7 +258,7 @@ class Controller:
             long = "its gang waits long and finds no room" if pod.gang else "it waits long and fits nowhere"
             message = f"{long}: cards of node {node} are reserved for it"
             self._send_event(pod, "Normal", "CardsReserved", message)
-            log.info("cards reserved", pod=_describe_pod(pod), queue=pod.queue_info.queue, node=node)
+            log.info("cards reserved", pod=pod.record.full_name, queue=pod.queue_info.queue, node=node)
         self.explainer.begin_round(changed=self._changed)
         self._changed = False
         self.queue.forget_unused()
@@ -289,7 +293,7 @@ class Controller:
         goes = "the pod is evicted, with all of its gang" if pod.gang else "the pod is evicted"
         self._send_event(pod, "Warning", "Reclaimed", f"{why}: {goes}")
         self.counts.reclaimed[borrower] = self.counts.reclaimed.get(borrower, 0) + 1
-        log.info("reclaimed", pod=_describe_pod(pod), queue=borrower, lender=lender)
+        log.info("reclaimed", pod=pod.record.full_name, queue=borrower, lender=lender)
         return self._begin_removing(pod, lender)
 
     def _begin_requeues(self, requeues: Sequence[Requeue]) -> None:
@@ -308,7 +312,9 @@ class Controller:
         if requeue.is_first:
             self.counts.requeued[queue] = self.counts.requeued.get(queue, 0) + 1
         self._send_event(pod, "Warning", "Requeued", f"{requeue.why}: {_REQUEUED[requeue.write]}")
-        log.warning("requeued", pod=_describe_pod(pod), queue=queue, why=requeue.why, removed=requeue.removes)
+        log.warning(
+            "requeued", pod=pod.record.full_name, queue=queue, why=requeue.why, removed=requeue.removes
+        )
 
     def _begin_removing(self, pod: QueuedPod, lender: str = "") -> asyncio.Task[WriteOutcome]:
         return self._begin_write(self._write_eviction(pod, lender))
@@ -317,7 +323,7 @@ class Controller:
         async with self._turns:
             answer = await self._writer.requeue_pod(pod)
         if answer.why:
-            log.warning("not requeued", pod=_describe_pod(pod), queue=pod.queue_info.queue, why=answer.why)
+            log.warning("not requeued", pod=pod.record.full_name, queue=pod.queue_info.queue, why=answer.why)
             if answer.written is WriteOutcome.REFUSED:
                 message = f"the API server refuses to requeue it: {answer.why}"
                 self._send_event(pod, "Warning", "NotRequeued", message)
@@ -331,7 +337,7 @@ class Controller:
             self._reclaimer.record_refusal(lender, pod.uid, self._clock(), stays=stays)
             if stays:
                 self.queue.record_refused_removal(pod.uid)
-            log.warning("not removed", pod=_describe_pod(pod), queue=pod.queue_info.queue, why=answer.why)
+            log.warning("not removed", pod=pod.record.full_name, queue=pod.queue_info.queue, why=answer.why)
             if stays and answer.why:
                 message = f"the API server refuses to remove it: {answer.why}"
                 self._send_event(pod, "Warning", "NotRemoved", message)
@@ -356,7 +362,3 @@ def format_decision(admitted: AdmittedWorkload, member: AdmittedPod) -> str:
     if admitted.borrowed:
         parts.append(f"{admitted.borrowed} units are borrowed")
     return "; ".join(parts)
-
-
-def _describe_pod(pod: QueuedPod) -> str:
-    return f"{pod.record.namespace}/{pod.record.name}"

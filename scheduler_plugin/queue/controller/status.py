@@ -357,7 +357,7 @@ def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
         return 0, f"{failed.name} (failed: it counts until it is deleted)"
     if pod is None:
         return 4, uid
-    name = f"{pod.record.namespace}/{pod.record.name}"
+    name = pod.record.full_name
     match pod.phase:
         case Phase.BOUND:
             return 4, f"{name} (on node {pod.record.node})"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from allocator.errors import AllocatorError
+from allocator.names import MIB
 from allocator.selector import Selector
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.errors import PolicyError
@@ -15,7 +16,6 @@ COLUMNS: Final = ("cpu_milli", "memory_mib", "cards", "units")
 MODEL_COLUMN: Final = "gpu_model"
 COUNT_COLUMN: Final = "count"
 
-_MIB: Final = 1 << 20
 _LARGEST: Final = 10**12
 
 
@@ -55,7 +55,7 @@ def _count(workload: TypicalWorkload, row: dict[str, str | None], where: str) ->
     except AllocatorError as error:
         raise PolicyError(f"{where}: {error}") from error
     demands = (CardDemand(units, cards),) if cards else ()
-    workload.add(PolicyRequest(Amounts(1, cpu_milli, memory_mib * _MIB), demands, selector=selector), count)
+    workload.add(PolicyRequest(Amounts(1, cpu_milli, memory_mib * MIB), demands, selector=selector), count)
 
 
 def _number(row: dict[str, str | None], column: str, where: str) -> int:
