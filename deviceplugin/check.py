@@ -124,15 +124,18 @@ def _limits(support: LimitSupport, uuids: list[str], settings: Settings) -> Chec
 
 def _mps(uuids: Sequence[str], control: MpsControl, root: Path) -> CheckFinding:
     try:
-        answers = sum(control.read_state(uuid) is not None for uuid in uuids)
+        states = [state for uuid in uuids if (state := control.read_state(uuid)) is not None]
     except OSError as error:
         return CheckFinding("MPS", "less", str(error), "whether it answers cannot be read")
-    found = f"answers for {answers} of {len(uuids)} cards in {root}"
-    if answers < len(uuids):
+    found = f"answers for {len(states)} of {len(uuids)} cards in {root}"
+    if len(states) < len(uuids):
         return CheckFinding(
             "MPS", "less", found, "the others are accounted: gpupack mps runs it, docs/mps.md"
         )
-    return CheckFinding("MPS", "ok", found, "limits each process where the driver does not limit containers")
+    uses = "limits each process where the driver does not limit containers"
+    if all(state.has_namespaces for state in states):
+        uses = "limits the compute that containers ask for, and their memory where the driver does not"
+    return CheckFinding("MPS", "ok", found, uses)
 
 
 def _cgroups(settings: Settings) -> Iterator[CheckFinding]:

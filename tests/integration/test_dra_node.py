@@ -201,7 +201,8 @@ async def test_the_compute_that_a_pods_limits_ask_for_counts_and_is_said_to_what
             return (words.compute_limit, *words.compute_used) if words is not None else ()
 
         await until(lambda: published() == (150, 0, 30), "the compute in the words")
-        assert [call.args[1:3] for call in granted.call_args_list] == [({card(1): 2048}, 30)]
+        given = [f"{card(1)}::{number}" for number in range(2)]
+        assert [call.args[1:] for call in granted.call_args_list] == [({card(1): 2048}, 30, given)]
 
 
 async def test_a_claim_that_was_let_go_is_prepared_again_for_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:

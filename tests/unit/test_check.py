@@ -207,7 +207,11 @@ def test_mps_is_looked_for_where_it_was_chosen(settings: Settings, tmp_path: Pat
     finding = found(chosen)["MPS"]
     assert (finding.verdict, finding.found) == ("less", f"answers for 1 of 2 cards in {tmp_path}/mps")
     folders[1].serve(ControlDaemonState(48))
-    assert found(chosen)["MPS"].verdict == "ok"
+    finding = found(chosen)["MPS"]
+    assert (finding.verdict, finding.uses.split()[1]) == ("ok", "each")
+    for folder in folders:
+        folder.serve(ControlDaemonState(60, interface=3))
+    assert found(chosen)["MPS"].uses.startswith("limits the compute that containers ask for")
     for folder in folders:
         folder.end()
 
