@@ -205,15 +205,11 @@ def by_extender(world: World, pod: Pod) -> set[str]:
     """Names of the nodes that the extender's own filter lets pass for a pod that waits."""
     state = ClusterState()
     state.replace_nodes(
-        [msgspec.json.decode(json.dumps(node.object(world.pods)), type=objects.Node) for node in world.nodes],
+        [msgspec.convert(node.object(world.pods), objects.Node) for node in world.nodes],
         "100",
         0.0,
     )
-    pods = [
-        msgspec.json.decode(json.dumps(each.object()), type=objects.Pod)
-        for each in world.pods
-        if each.name != pod.name
-    ]
+    pods = [msgspec.convert(each.object(), objects.Pod) for each in world.pods if each.name != pod.name]
     state.replace_pods(pods, "100", 0.0)
     names = [node.name for node in world.nodes]
     body = json.dumps({"Pod": replace(pod, node="").object(), "NodeNames": names}).encode()

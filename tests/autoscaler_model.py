@@ -4,9 +4,10 @@ Written without the code under test: plain loops over plain values.
 """
 
 import itertools
-import json
 from dataclasses import dataclass, field, replace
 from random import Random
+
+import msgspec
 
 from allocator.names import PLACEHOLDER_LABEL, STARTUP_TAINT
 from gpupack.autoscale.placeholders import MESSAGE, find_changes
@@ -196,7 +197,7 @@ class Cloud:
         items = self.objects()
         if not any(item["kind"] == "Node" for item in items):
             return
-        cluster = Cluster.from_json(json.dumps({"kind": "List", "items": items}), unit_mib=1024)
+        cluster = Cluster.from_json(msgspec.json.encode({"kind": "List", "items": items}), unit_mib=1024)
         self.plan = self.planner.plan(cluster, float(self.now), float(START + self.now))
         changes = find_changes(self.plan.placeholders, cluster.pods.values(), NAMESPACE)
         for pod in changes.delete:

@@ -150,14 +150,14 @@ def test_without_help_pods_wait_for_ever():
     assert lost >= 3
 
 
-def two_hours(seed: int, **more) -> tuple[Cloud, int]:
-    """Pods come and end for two hours; counts those that lost their node and then waited a minute."""
+def one_hour(seed: int, **more) -> tuple[Cloud, int]:
+    """Pods come and end for an hour; counts those that lost their node and then waited a minute."""
     cloud = random_cloud(seed, groups=2, scale_down=True, **more)
     random = Random(seed + 2)
     stranded: set[str] = set()
     since: dict[str, int] = {}
-    for number in range(720):
-        if random.random() < 0.06 and number < 600:
+    for number in range(360):
+        if random.random() < 0.06 and number < 300:
             pod = random_pod(random, f"new-{number}")
             if can_ever_run(pod, cloud):
                 cloud.waiting[pod.name] = pod
@@ -169,16 +169,15 @@ def two_hours(seed: int, **more) -> tuple[Cloud, int]:
     return cloud, len(stranded)
 
 
-def test_two_hours_in_which_pods_come_and_end():
-    cloud, stranded = two_hours(6)
+def test_an_hour_in_which_pods_come_and_end():
+    cloud, stranded = one_hour(8)
     assert not stranded, "a node went whose pods had no cards elsewhere"
-    for machine in cloud.removed:
-        if machine.bought >= 0:
-            assert machine.removed - machine.bought >= 600, (
-                f"{machine.name} was bought and given back at once"
-            )
+    given_back = [machine for machine in cloud.removed if machine.bought >= 0]
+    assert given_back
+    for machine in given_back:
+        assert machine.removed - machine.bought >= 600, f"{machine.name} was bought and given back at once"
 
 
 def test_without_the_guard_pods_lose_nodes_and_find_no_cards():
-    _, stranded = two_hours(1, guarded=False)
+    _, stranded = one_hour(8, guarded=False)
     assert stranded
