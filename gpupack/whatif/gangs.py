@@ -209,10 +209,11 @@ def place_together(
         yield kind, left
 
 
-def _hardness(kind: GangMembers) -> tuple[int, int]:
+def _hardness(kind: GangMembers) -> tuple[int, int, int]:
     """Order pods, those that need most of a card first."""
     demands = kind.query.request.demands
-    return -max(demand.per_card for demand in demands), -kind.query.request.effective_units
+    units, compute = (max(each) for each in zip(*((d.per_card, d.compute) for d in demands), strict=True))
+    return -units, -compute, -kind.query.request.effective_units
 
 
 class _Host:

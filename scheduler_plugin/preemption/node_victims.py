@@ -94,8 +94,9 @@ class NodeUnderPreemption:
             )
         )
 
-    def get_freed(self, pod: PodRecord, card: int) -> tuple[int, int]:
-        return self.freed[pod.uid].get(card, 0), self.freed_compute.get(pod.uid, {}).get(card, 0)
+    def get_freed(self, uid: str, card: int) -> tuple[int, int]:
+        """Return the units and the percent of compute that a pod would free of a card."""
+        return self.freed.get(uid, {}).get(card, 0), self.freed_compute.get(uid, {}).get(card, 0)
 
     def fits_without(self, query: SchedulingRequest, victims: Iterable[str]) -> bool:
         """Return True if the pod has its cards once the victims are gone."""

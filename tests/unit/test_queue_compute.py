@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from allocator.names import COMPUTE_RESOURCE
 from scheduler_plugin.queue.capacity.reservation_planner import ReservationPlanner
 from scheduler_plugin.queue.controller import status
+from scheduler_plugin.queue.scheduler import reclaim
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.cluster_builders import container
 from tests.queue_world import QueueWorld
@@ -82,6 +85,22 @@ def test_what_is_taken_back_frees_the_compute() -> None:
     )
 
 
+def test_the_pod_goes_that_has_the_compute_and_not_two_younger_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there are too many pods to try every one of them by itself."""
+    monkeypatch.setattr(reclaim, "MOST_SETS", 0)
+    queues = COHORT.replace("nominalQuota: 8", "nominalQuota: 0", 1).replace("Quota: 8", "Quota: 16")
+    world = QueueWorld(f"{queues}\nreclaim: evict")
+    world.node("n", (16, 16), compute=(0, 0))
+    uids = [ask(world, f"a{at}", percent, created=at) for at, percent in enumerate((100, 50, 50))]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    ask(world, "b0", 100, queue="b", created=50)
+    assert world.admitted() == []
+    (found,) = Reclaimer(world.queue).find_plans(0)
+    assert [world.name(victim.uid) for victim in found.victims] == ["a0"]
+
+
 def test_compute_of_a_pod_that_has_just_ended_is_about_to_be_free_and_nobody_goes_in_its_place() -> None:
     world = QueueWorld(f"{COHORT}\nreclaim: evict")
     world.node("n", (16,), compute=(0,))
@@ -109,3 +128,12 @@ def test_room_is_kept_where_the_least_is_missing_of_both_numbers() -> None:
     found = ReservationPlanner(world.queue.capacity, uid).plan_workload([(uid, requirements)])
 
     assert found[uid].node == "nearly", "2 GiB are missing there, and 60 percent of a card elsewhere"
+
+
+def test_pods_of_a_gang_with_most_compute_come_first_among_those_of_one_size() -> None:
+    """70 and 30, and 60 and 40 percent fit on two cards; 30 and 40 first leave no room for 60."""
+    world = QueueWorld()
+    world.node("n", (16, 16), compute=(0, 0))
+    for number, percent in enumerate((30, 40, 70, 60)):
+        ask(world, f"g{number}", percent, gang="g", size=4)
+    assert sorted(world.admitted()) == ["g0", "g1", "g2", "g3"]

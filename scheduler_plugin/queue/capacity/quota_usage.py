@@ -38,7 +38,7 @@ class QuotaUsage:
         if not needs.percent:
             return needs.members
         largest = int(self._state.nodes.size.max(initial=0))
-        return sorted(needs.members, key=lambda member: -member[1].compute_hardness(largest))
+        return sorted(needs.members, key=lambda member: member[1].make_hardness_key(largest))
 
     def compute_least_units(self, needs: Needs, rows: BoolArray | None = None) -> int:
         """Compute the smallest charge of a pod or a gang, over all nodes where it may go.

@@ -42,9 +42,10 @@ class PodRequirements:
         """Compute the units of GPU memory over all its cards, each of which has `size` units."""
         return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
 
-    def compute_hardness(self, size: int) -> int:
-        """Compute the units on one card of `size` units; pods with more are harder to place."""
-        return max(demand.units_on(size) for demand in self.request.demands)
+    def make_hardness_key(self, size: int) -> tuple[int, int]:
+        """Sort key of pods on cards of `size` units, the hardest to place first: most units, then compute."""
+        demands = self.request.demands
+        return -max(demand.units_on(size) for demand in demands), -max(demand.compute for demand in demands)
 
     @cached_property
     def _hash(self) -> int:

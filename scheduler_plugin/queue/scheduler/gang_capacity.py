@@ -10,6 +10,8 @@ from typing import Final
 
 import numpy as np
 
+from allocator.cards import Card
+from allocator.request import Demand
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, drop_needless, read_node
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
@@ -200,18 +202,8 @@ class GangPlacer:
             for at, card in enumerate(scratch.cards):
                 if at in closed or (admits is not None and not admits[row, at]):
                     continue
-                lacks = card.used_units + demand.units_on(card.size_units) - card.size_units
-                goes: list[VictimGroup] = []
-                freed = [
-                    (sum(view.freed.get(pod.uid, {}).get(at, 0) for pod in victims.pods), victims)
-                    for victims in candidates
-                ]
-                for units, victims in sorted(freed, key=lambda each: -each[0] / len(each[1].pods)):
-                    if lacks <= 0 or not units:
-                        break
-                    goes.append(victims)
-                    lacks -= units
-                if lacks <= 0 and view.open_units[at]:
+                goes = _take_largest(view, at, card, demand, candidates) if view.open_units[at] else None
+                if goes is not None:
                     able.append((count_pods(goes), at, goes))
             found.update(
                 chain.from_iterable(
@@ -298,6 +290,28 @@ class GangPlacer:
                 return None
             found[uid] = tuple(sorted(done.placement.charge))
         return found
+
+
+def _take_largest(
+    view: NodeUnderPreemption, at: int, card: Card, demand: Demand, candidates: Iterable[VictimGroup]
+) -> list[VictimGroup] | None:
+    """Take those who free most by pod of what a demand lacks on a card, until nothing is short."""
+    units = card.used_units + demand.units_on(card.size_units) - card.size_units
+    compute = demand.compute - card.compute_free if demand.compute else 0
+    of_units, of_compute = (units > 0) / max(1, card.size_units), (compute > 0) / max(1, card.compute_limit)
+    freed: list[tuple[float, int, int, VictimGroup]] = []
+    for group in candidates:
+        amounts = [view.get_freed(pod.uid, at) for pod in group.pods]
+        more_units, more_compute = sum(each for each, _ in amounts), sum(each for _, each in amounts)
+        gain = (more_units * of_units + more_compute * of_compute) / len(group.pods)
+        freed.append((gain, more_units, more_compute, group))
+    goes: list[VictimGroup] = []
+    for gain, more_units, more_compute, group in sorted(freed, key=lambda each: -each[0]):
+        if not gain or (units <= 0 and compute <= 0):
+            break
+        goes.append(group)
+        units, compute = units - more_units, compute - more_compute
+    return goes if units <= 0 and compute <= 0 else None
 
 
 def count_pods(victims: Collection[VictimGroup]) -> int:
