@@ -53,6 +53,7 @@ class LimitSupport:
 
 
 HELD = LimitSupport(can_limit=True)
+NOT_ON_INSTANCES = LimitSupport(False, "the driver holds no limits on MIG instances")
 
 
 @dataclass(frozen=True, slots=True)

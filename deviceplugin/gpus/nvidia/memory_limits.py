@@ -29,7 +29,14 @@ import pynvml
 
 from allocator.names import MIB
 from deviceplugin.errors import LimitError, LimitFault
-from deviceplugin.gpus.api.memory_limits import DMEM_FILE, HELD, NO_FILES, LimitReading, LimitSupport
+from deviceplugin.gpus.api.memory_limits import (
+    DMEM_FILE,
+    HELD,
+    NO_FILES,
+    NOT_ON_INSTANCES,
+    LimitReading,
+    LimitSupport,
+)
 
 SINCE: Final = "driver 615 (CUDA 13.4) or later"
 BINDINGS_SINCE: Final = "nvidia-ml-py 13.615 or later"
@@ -97,9 +104,8 @@ class NvmlLimits:
     def read(self, uuid: str, cgroup: Path) -> LimitReading:
         found = _reading(cgroup)
         self._call(CALLS[1], uuid, cgroup, found, "the limit")
-        hard = int(found.hardLimit)
         return LimitReading(
-            hard_mib=None if hard == _UNLIMITED else hard // MIB,
+            hard_mib=_read_hard_mib(found),
             used_mib=-(-int(found.currentUsed) // MIB),
             soft_mib=-(-int(found.softLimit) // MIB),
         )
@@ -140,7 +146,7 @@ class NvmlLimits:
     def _find_out(self, uuid: str) -> tuple[LimitSupport, bool]:
         """Find out without touching other cgroups; return also whether the answer is final."""
         if uuid.startswith("MIG-"):
-            return LimitSupport(False, "the driver holds no limits on MIG instances"), True
+            return NOT_ON_INSTANCES, True
         if not all(hasattr(pynvml, name) for name in (*CALLS, "c_nvmlSetMemoryLimits_v1_t")):
             return LimitSupport(
                 False, "the Python bindings lack the call for memory limits", BINDINGS_SINCE
@@ -194,11 +200,15 @@ class NvmlLimits:
                 if error.value not in _UNSET:
                     raise
                 return None
-            hard = int(found.hardLimit)
-            return None if hard == _UNLIMITED else hard // MIB
+            return _read_hard_mib(found)
         finally:
             with suppress(OSError):  # another card's question may have removed it
                 probe.rmdir()
+
+
+def _read_hard_mib(found: Any) -> int | None:
+    hard = int(found.hardLimit)
+    return None if hard == _UNLIMITED else hard // MIB
 
 
 def _lacks_files(error: Any, cgroup: Path) -> bool:

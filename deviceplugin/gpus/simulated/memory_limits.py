@@ -18,7 +18,14 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from deviceplugin.errors import GpuError, LimitError
-from deviceplugin.gpus.api.memory_limits import DMEM_FILE, HELD, NO_FILES, LimitReading, LimitSupport
+from deviceplugin.gpus.api.memory_limits import (
+    DMEM_FILE,
+    HELD,
+    NO_FILES,
+    NOT_ON_INSTANCES,
+    LimitReading,
+    LimitSupport,
+)
 from deviceplugin.gpus.api.source import GpuProcess
 
 REQUEST_ENV: Final = "SIMULATED_GPU_MEMORY_REQUEST"
@@ -96,7 +103,7 @@ class SimulatedLimits:
     def support(self, uuid: str) -> LimitSupport:
         """Tell what the simulated driver can do; asked once, as long as no limit is refused."""
         if uuid.startswith("MIG-"):
-            return LimitSupport(False, "the driver holds no limits on MIG instances")
+            return NOT_ON_INSTANCES
         if not self._support.can_limit:
             return self._support
         return self._proven.setdefault(uuid, HELD if self.behaviour.set == "allowed" else FORBIDDEN)

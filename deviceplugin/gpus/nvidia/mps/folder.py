@@ -31,13 +31,6 @@ from kubeapi.errors import UNREADABLE
 SHM: Final = "shm"
 
 
-class _StateFile(msgspec.Struct, frozen=True):
-    clients: int
-    servers: tuple[int, ...] = ()
-    pid: int = 0
-    interface: int = 2
-
-
 @dataclass(frozen=True, slots=True)
 class ControlDaemonState:
     """The answer of a control daemon.
@@ -131,14 +124,13 @@ class CardFolder:
             if free is not None:
                 os.close(free)
                 return None
-            found = msgspec.json.decode(self._state.read_bytes(), type=_StateFile)
+            return msgspec.json.decode(self._state.read_bytes(), type=ControlDaemonState)
         except UNREADABLE as error:
             raise OSError(errno.EIO, f"no state of a control daemon: {error}", str(self._state)) from error
         except OSError as error:
             if is_gone(error):
                 return None
             raise
-        return ControlDaemonState(found.clients, found.servers, found.pid, found.interface)
 
 
 def _locked(path: Path, kind: int, *, make: bool = True) -> int | None:
