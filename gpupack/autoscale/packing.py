@@ -176,12 +176,13 @@ class Packer:
         return all(name in self.shapes_for(kind) and node.take(pod, kind) for pod, kind in pods)
 
 
-def _sort_by_size(kind: EquivalentPods) -> tuple[int, int, int]:
+def _sort_by_size(kind: EquivalentPods) -> tuple[int, ...]:
     """Sort kinds: what is hardest to place first."""
     demands = kind.request.demands
     per_card = max(demand.per_card for demand in demands)
     return (
         per_card * max(d.cards for d in demands),
         kind.request.effective_units,
+        max(demand.compute for demand in demands),
         kind.amounts.cpu_milli,
     )

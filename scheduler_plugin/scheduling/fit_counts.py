@@ -37,13 +37,11 @@ def count_most_pods(
     total = np.zeros(free.shape, dtype=np.int64)
     rules = query.request.rules
     by_demand = compute_units_by_card(nodes, query, rows)
+    compute = np.maximum(0, nodes.compute_limit[rows][:, None] if emptied else nodes.compute_free[rows])
     for demand, units in zip(query.request.demands, by_demand, strict=True):
         fits = np.where(has_cards & (units > 0), free // np.maximum(units, 1), 0)
         if demand.compute:
-            limit = nodes.compute_limit[rows][:, None]
-            fits = np.minimum(
-                fits, np.maximum(0, limit if emptied else nodes.compute_free[rows]) // demand.compute
-            )
+            fits = np.minimum(fits, compute // demand.compute)
         if rules.same_model and nodes.mixed_models[rows].any():
             models = nodes.model[rows]
             groups = [
@@ -61,6 +59,8 @@ def count_most_pods(
         most = np.minimum(most, _count_card_groups(fits, sum(each.cards for each in query.request.demands)))
     least = np.where(has_cards, total, 1 << 40).min(axis=1, initial=1 << 40)
     most = np.minimum(most, free.sum(axis=1) // np.maximum(least, 1))
+    if percent := sum(demand.compute * demand.cards for demand in query.request.demands):
+        most = np.minimum(most, np.where(free > 0, compute, 0).sum(axis=1) // percent)
     takes = could_fit_emptied(nodes, query, rows) if emptied else filter_nodes(nodes, query, rows)
     most[~takes] = 0
     return most

@@ -98,6 +98,14 @@ def test_pods_use_up_the_sum_of_compute_and_new_nodes_are_counted_by_it():
     assert asked(plan) == [(160, "default/w0", "default/w1")]
 
 
+def test_pods_of_one_size_with_most_compute_are_packed_first():
+    """70 and 30, and 60 and 40 percent fit on the two cards of one node; 30 and 40 first leave 60 no room."""
+    nodes, pods = fragments(free=40, publishes_compute=False)
+    four = [waits(f"w{at}", 8, compute=percent) for at, percent in enumerate((30, 40, 70, 60))]
+    plan = plan_of(grown(nodes, [*pods, *four]))
+    assert asked(plan) == [(160, *(f"default/w{at}" for at in range(4)))]
+
+
 def test_a_pod_that_asks_for_no_cpu_is_not_short_of_it_where_more_is_requested_than_there_is():
     nodes, pods = fragments(cpu=1)
     pods = [replace(pod, cpu=2) for pod in pods]

@@ -199,7 +199,7 @@ def ranks_plain_pods(policy: NodePolicy) -> bool:
 def get_other_resources(policy: NodePolicy) -> tuple[str, ...]:
     """List the further resources that a policy wants to see; see `NodePolicy`.
 
-    Compute is left out: nodes do not offer it, the cards have it.
+    Compute is left out: it is counted by card, and the node's sum of it says nothing more.
     """
     return tuple(name for name in getattr(policy, "other_resources", ()) if name != COMPUTE_RESOURCE)
 
