@@ -15,7 +15,7 @@ from pytest_mock import MockerFixture
 
 from allocator.ids import device_names
 from allocator.ledger import release
-from allocator.names import DRA_API, NODE_HOLDS
+from allocator.names import COMPUTE_RESOURCE, DRA_API, NODE_HOLDS
 from allocator.packing import read_node
 from allocator.records import load_holds
 from deviceplugin import container_responses
@@ -203,6 +203,13 @@ async def test_the_compute_that_a_pods_limits_ask_for_counts_and_is_said_to_what
         await until(lambda: published() == (150, 0, 30), "the compute in the words")
         given = [f"{card(1)}::{number}" for number in range(2)]
         assert [call.args[1:] for call in granted.call_args_list] == [({card(1): 2048}, 30, given)]
+
+        # Left from when there was a device plugin: a kubelet that starts would fail pods that ask for some.
+        nothing = {COMPUTE_RESOURCE: "0"}
+        world.api.patch_node(NODE, {"status": {"capacity": nothing, "allocatable": nothing}})
+        await until(
+            lambda: COMPUTE_RESOURCE not in world.api.node(NODE)["status"]["allocatable"], "not offered"
+        )
 
 
 async def test_a_claim_that_was_let_go_is_prepared_again_for_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
