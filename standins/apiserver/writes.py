@@ -56,12 +56,7 @@ class Writer:
         self._place(resource, namespace, metadata)
         if metadata.get("resourceVersion"):
             raise RefusedError(500, "", "resourceVersion should not be set on objects to be created")
-        try:
-            rules.decode_check(item)
-        except rules.UnreadableError as error:
-            raise bad_request(
-                f'{resource.kind} in version "v1" cannot be handled as a {resource.kind}: {error}'
-            ) from error
+        _check_types(resource, item)
         if not metadata.get("name") and metadata.get("generateName"):
             suffix = "".join(self._random.choices(_SUFFIX_LETTERS, k=5))
             metadata["name"] = metadata["generateName"] + suffix
@@ -69,9 +64,7 @@ class Writer:
         metadata["creationTimestamp"] = self.stamp()
         for field in ("deletionTimestamp", "deletionGracePeriodSeconds"):
             metadata.pop(field, None)
-        for field in ("labels", "annotations"):
-            if not metadata.get(field):
-                metadata.pop(field, None)
+        _drop_empty(metadata)
         if metadata.get("name"):
             rules.set_defaults(resource, item, self.stamp())
         rules.check(resource, item)
@@ -93,11 +86,7 @@ class Writer:
     def replace(self, resource: Resource, key: Key, body: JsonObject, part: str) -> tuple[StoredEntry, bool]:
         """PUT an object or its status, and return whether it was created; a missing Lease is."""
         new = _item(body)
-        name = new["metadata"].get("name", key[1])
-        if name != key[1]:
-            raise bad_request(
-                f"the name of the object ({name}) does not match the name on the URL ({key[1]})"
-            )
+        _check_name(new["metadata"].get("name", key[1]), key)
         if self._store.get(resource, key) is None and resource is rules.LEASES:
             return self.create(resource, key[0], body), True
         old = self.found(resource, key)
@@ -105,12 +94,7 @@ class Writer:
         if not version and resource is rules.LEASES:
             cause = Cause("metadata.resourceVersion", "Invalid value: 0: must be specified for an update")
             raise invalid(resource, key[1], [cause], resource.full_name)
-        try:
-            rules.decode_check(new)
-        except rules.UnreadableError as error:
-            raise bad_request(
-                f'{resource.kind} in version "v1" cannot be handled as a {resource.kind}: {error}'
-            ) from error
+        _check_types(resource, new)
         uid, wanted = old.item["metadata"]["uid"], new["metadata"].get("uid")
         if wanted and wanted != uid:
             raise precondition(resource, key, "UID", wanted, uid)
@@ -120,11 +104,7 @@ class Writer:
     def patch(self, resource: Resource, key: Key, patch: Any, content_type: str, part: str) -> StoredEntry:
         old = self.found(resource, key)
         new = apply_patch(old.item, patch, content_type)
-        name = new["metadata"].get("name")
-        if name != key[1]:
-            raise bad_request(
-                f"the name of the object ({name}) does not match the name on the URL ({key[1]})"
-            )
+        _check_name(new["metadata"].get("name"), key)
         try:
             rules.decode_check(new)
         except rules.UnreadableError as error:
@@ -139,9 +119,7 @@ class Writer:
             metadata.pop(field, None)
             if field in old.item["metadata"]:
                 metadata[field] = old.item["metadata"][field]
-        for field in ("labels", "annotations"):
-            if not metadata.get(field):
-                metadata.pop(field, None)
+        _drop_empty(metadata)
         if resource in {PODS, NODES}:
             kept = "spec" if part == "status" else "status"
             new[kept] = copy.deepcopy(old.item.get(kept, {}))
@@ -255,6 +233,26 @@ def _item(body: JsonObject) -> JsonObject:
     item.pop("apiVersion", None)
     metadata = item.pop("metadata", None) or {}
     return {"metadata": metadata, **item}
+
+
+def _check_types(resource: Resource, item: JsonObject) -> None:
+    try:
+        rules.decode_check(item)
+    except rules.UnreadableError as error:
+        raise bad_request(
+            f'{resource.kind} in version "v1" cannot be handled as a {resource.kind}: {error}'
+        ) from error
+
+
+def _check_name(name: str | None, key: Key) -> None:
+    if name != key[1]:
+        raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({key[1]})")
+
+
+def _drop_empty(metadata: JsonObject) -> None:
+    for field in ("labels", "annotations"):
+        if not metadata.get(field):
+            metadata.pop(field, None)
 
 
 def _check_identity(resource: Resource, old: StoredEntry, metadata: JsonObject) -> None:
