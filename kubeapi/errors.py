@@ -230,6 +230,11 @@ def shorten(text: str, limit: int = MESSAGE_LIMIT) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
+def shorten_body(body: bytes) -> str:
+    """Show how a foreign answer begins, as `shorten` does."""
+    return shorten(body[:MESSAGE_LIMIT].decode(errors="replace"))
+
+
 def find_conflict_cause(reason: str, message: str) -> Cause:
     """Find the cause of a 409, which the API server states only in words."""
     text = message.lower()
@@ -283,8 +288,8 @@ def check_success(body: bytes, *, what: str) -> None:
     except UNREADABLE:
         answer = ApiStatus()
     if answer.kind != "Binding" and (answer.kind, answer.status) != ("Status", "Success"):
-        shown = shorten(body[:MESSAGE_LIMIT].decode(errors="replace"))
-        raise Malformed(f"{what}: no API server answers so: {shown or 'nothing'}", maybe_done=True)
+        shown = shorten_body(body) or "nothing"
+        raise Malformed(f"{what}: no API server answers so: {shown}", maybe_done=True)
 
 
 def _join_message(what: str, message: str) -> str:

@@ -27,7 +27,7 @@ from kubeapi.errors import (
     Malformed,
     decode_answer,
     make_error,
-    shorten,
+    shorten_body,
 )
 from kubeapi.lists import CompactList
 from kubeapi.objects import ListMeta, make_list_decoder
@@ -236,7 +236,7 @@ class Reflector(Generic[T]):
                 items.append(self._decode_item(each))
             except UNREADABLE as error:
                 self.skipped += 1
-                shown = shorten(bytes(each)[:200].decode(errors="replace"))
+                shown = shorten_body(bytes(each))
                 log.error("object skipped", path=self._path, error=str(error), object=shown)  # noqa: TRY400
         return raw.metadata.resource_version, items
 
@@ -299,7 +299,7 @@ class Reflector(Generic[T]):
             else:
                 raise Malformed(f"watch {self._path}: unknown event type {event.type!r}")
         except UNREADABLE as error:
-            shown = shorten(line[:200].decode(errors="replace"))
+            shown = shorten_body(line)
             raise Malformed(f"watch {self._path}: {error} in {shown}") from error
         if version:
             self.resource_version = version

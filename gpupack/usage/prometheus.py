@@ -11,7 +11,7 @@ import msgspec
 from allocator.names import MIB
 from gpupack.errors import InputError
 from gpupack.usage.records import Period, PodUse
-from kubeapi.errors import UNREADABLE, describe_unreachable, shorten
+from kubeapi.errors import UNREADABLE, describe_unreachable, shorten, shorten_body
 
 PROMISED: Final = "gpupack_container_promised_bytes"
 USED: Final = "gpupack_container_used_bytes"
@@ -141,10 +141,8 @@ class Prometheus:
         try:
             found = msgspec.json.decode(_as_series(body), type=_Answer)
         except (*UNREADABLE, TypeError, AttributeError) as error:
-            said = shorten(body[:200].decode(errors="replace"))
-            raise PrometheusError(
-                f"{url} answers {answer.status} {said!r}; allowed: the API of Prometheus"
-            ) from error
+            said = f"{answer.status} {shorten_body(body)!r}"
+            raise PrometheusError(f"{url} answers {said}; allowed: the API of Prometheus") from error
         if found.status != "success" or found.data is None:
             raise PrometheusError(f"{url} refuses the question: {shorten(found.error or found.status)}")
         return found.data

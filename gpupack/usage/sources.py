@@ -10,7 +10,14 @@ from allocator.errors import shown
 from gpupack.errors import InputError
 from gpupack.usage.prometheus import Prometheus, compute_step_s
 from gpupack.usage.report import UsageKey, UsageReport, build_report
-from kubeapi.errors import UNREADABLE, ConfigError, describe_unreachable, make_printable, shorten
+from kubeapi.errors import (
+    UNREADABLE,
+    ConfigError,
+    describe_unreachable,
+    make_printable,
+    shorten,
+    shorten_body,
+)
 from kubeapi.urls import find_proxy
 
 
@@ -61,8 +68,8 @@ async def report_from_dashboard(url: str, by: UsageKey, since: float, until: flo
         refused = _read_error(body)
         if refused:
             raise InputError(f"{url}: {make_printable(shorten(refused))}") from error
-        said = shorten(body[:200].decode(errors="replace"))
-        raise InputError(f"{url} answers {answer.status} {said!r}; allowed: a gpupack dashboard") from error
+        said = f"{answer.status} {shorten_body(body)!r}"
+        raise InputError(f"{url} answers {said}; allowed: a gpupack dashboard") from error
 
 
 class _ErrorAnswer(msgspec.Struct):

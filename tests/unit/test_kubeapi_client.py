@@ -12,6 +12,7 @@ from aiohttp import web
 
 from kubeapi import errors
 from kubeapi.client import KubeClient
+from kubeapi.credentials import RequestCredentials
 from kubeapi.posting import make_post_client
 from tests.credentials_world import kubeconfig
 from tests.http_server import serving
@@ -202,8 +203,16 @@ async def _never(_) -> None:
 async def test_credentials_are_renewed_within_the_time_of_the_request(server, client, mocker) -> None:
     refuse_first(server)
     mocker.patch.object(client._credentials, "_differ", side_effect=_never)
+    now_s, renew = asyncio.get_running_loop().time, client._credentials.renew
+    began_s = now_s()
+
+    async def renew_at_the_end(refused: RequestCredentials, ends: float) -> bool:
+        assert began_s < ends <= now_s() + 30.0
+        return await renew(refused, now_s())
+
+    mocker.patch.object(client._credentials, "renew", side_effect=renew_at_the_end)
     with pytest.raises(errors.Unauthorized) as caught:
-        await client.bind("ns", "p", "u", "n", {}, timeout_s=0.05)
+        await client.bind("ns", "p", "u", "n", {}, timeout_s=30.0)
     assert not caught.value.maybe_done
     assert len(server.requests) == 1
 

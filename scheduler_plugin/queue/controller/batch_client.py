@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import aiohttp
 
+from kubeapi.errors import shorten_body
 from scheduler_plugin.binding.batch_protocol import (
     CommitCall,
     PodResult,
@@ -63,9 +64,9 @@ class CommitterClient:
                 body = await answer.read()
                 if answer.status != HTTPStatus.OK:
                     # The committer refuses a call as a whole before it looks at a pod, or fails in it.
-                    what = body[:200].decode(errors="replace").strip()
                     raise CommitFailedError(
-                        f"committer: {what}", sent=answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+                        f"committer: {shorten_body(body)}",
+                        sent=answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR,
                     )
             return decode_commit_reply(body).results
         except aiohttp.ClientConnectorError as error:
