@@ -64,7 +64,7 @@ $(VENV)/.bytecode: $(VENV)/.dev $(wildcard tests/*.py tests/*/*.py tests/*/*/*.p
 	@$(PYTEST) tests/unit tests/property tests/integration --collect-only -qq >/dev/null || true
 	@touch $@
 
-test: ## Everything that needs no root and no cluster (5 minutes on two cores)
+test: ## Everything that needs no root and no cluster (4 minutes on two cores)
 	@$(MAKE) --no-print-directory -j 3 lint test-in-process test-processes
 
 # Examples and histories that nobody has seen; SEED=N runs those of an earlier run again.

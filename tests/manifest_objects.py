@@ -11,6 +11,7 @@ from deviceplugin.option_values import CDI_CRI, DRA, MPS, VOLUME_MOUNTS
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.cli.app import cli
 from tests.cluster.harness.manifests import MANIFESTS, OVERLAYS, build
+from tests.yaml_text import read_yaml
 
 ROOT = MANIFESTS.parent
 BUILDS = ["base", *(f"overlays/{name}" for name in OVERLAYS)]
@@ -46,7 +47,7 @@ def port_of(one: dict[str, Any], name: str) -> int:
 
 def scheduler_configuration() -> dict[str, Any]:
     text = objects("base")["ConfigMap", "gpupack-scheduler"]["data"]["scheduler.yaml"]
-    return dict(yaml.safe_load(text))
+    return dict(read_yaml(text))
 
 
 def check_folders(daemon: dict[str, Any]) -> None:

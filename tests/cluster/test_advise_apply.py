@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from allocator.names import NODE_CORDON
 from tests.cluster.harness import Cluster, until
@@ -16,6 +15,7 @@ from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import wait_allowed
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import apply_all
+from tests.yaml_text import read_yaml_documents
 
 REPLICA_SETS = "/apis/apps/v1/namespaces/default/replicasets"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
@@ -69,7 +69,7 @@ def kubeconfig(cluster: Cluster) -> Path:
     text = (REPOSITORY / "docs/ask.md").read_text()
     (example,) = [each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "CronJob" in each]
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpupack-system"}}
-    apply_all(cluster.api, [namespace, *yaml.safe_load_all(example)])
+    apply_all(cluster.api, [namespace, *read_yaml_documents(example)])
     account = {"user": "system:serviceaccount:gpupack-system:gpupack-defragment"}
     wait_allowed(cluster, account, "list", "nodes")
     token = cluster.token("gpupack-system", "gpupack-defragment")

@@ -18,6 +18,7 @@ from tests.cluster.harness.manifests import CLUSTER_WIDE, apply_all, build, has_
 from tests.cluster.harness.rest import Api
 from tests.manifest_objects import check_folders
 from tests.scripts import grafana
+from tests.yaml_text import read_yaml, read_yaml_documents
 
 MANIFESTS = REPOSITORY / "manifests"
 CHART = MANIFESTS / "helm" / "gpupack"
@@ -117,7 +118,7 @@ def template(
     chosen += [word for api in apis for word in ("--api-versions", api)]
     there = ["--namespace", namespace, "--kube-version", version]
     made = helm("template", "gpupack", str(CHART), *there, *chosen).stdout
-    return without_labels_of_helm(by_name([one for one in yaml.safe_load_all(made) if one]))
+    return without_labels_of_helm(by_name([one for one in read_yaml_documents(made) if one]))
 
 
 LABELS = (
@@ -180,7 +181,7 @@ def notes(folder: Path, *values: str, version: str) -> str:
     )
     chosen = [word for value in values for word in ("--set", value)]
     arguments = ("--kube-version", version, "--show-only", "templates/notes.yaml", *chosen)
-    return str(yaml.safe_load(helm("template", "gpupack", str(copy), *arguments).stdout)["text"])
+    return str(read_yaml(helm("template", "gpupack", str(copy), *arguments).stdout)["text"])
 
 
 @pytest.mark.parametrize(
@@ -349,8 +350,8 @@ def test_options_are_values() -> None:
     } <= set(scheduler["args"])
     images = {one["image"] for one in deployment["spec"]["template"]["spec"]["containers"]}
     assert images == {"registry.example/gpupack:1.2.3", "registry.k8s.io/kube-scheduler:v1.37.1"}
-    file = yaml.safe_load(objects["ConfigMap", "gpupack-scheduler"]["data"]["scheduler.yaml"])
-    shipped = yaml.safe_load((MANIFESTS / "scheduler" / "scheduler.yaml").read_text())
+    file = read_yaml(objects["ConfigMap", "gpupack-scheduler"]["data"]["scheduler.yaml"])
+    shipped = read_yaml((MANIFESTS / "scheduler" / "scheduler.yaml").read_text())
     assert file == {**shipped, "percentageOfNodesToScore": 50}
     lists = objects["ConfigMap", "gpupack-admission"]["data"]
     assert (lists["nodePolicies"], lists["schedulerNames"]) == ("mine", "gpupack-scheduler")
@@ -395,8 +396,8 @@ def test_queues_are_values(tmp_path: Path) -> None:
     wanted = {"queues": [{"name": "a", "weight": 2}, {"name": "b"}], "mode": "batch"}
     values.write_text(yaml.safe_dump({"queue": {"enabled": True, "configuration": wanted}}))
     made = helm("template", "gpupack", str(CHART), "--namespace", NAMESPACE, "--values", str(values)).stdout
-    objects = by_name([one for one in yaml.safe_load_all(made) if one])
-    assert yaml.safe_load(objects["ConfigMap", "gpupack-queues"]["data"]["queues.yaml"]) == wanted
+    objects = by_name([one for one in read_yaml_documents(made) if one])
+    assert read_yaml(objects["ConfigMap", "gpupack-queues"]["data"]["queues.yaml"]) == wanted
 
 
 def test_in_batch_mode_the_queues_values_are_those_of_its_container() -> None:
@@ -462,7 +463,7 @@ def test_a_copy_without_links_installs_the_same_in_silence(tmp_path: Path) -> No
 
 
 def test_prometheus_understands_alerts_and_dashboard() -> None:
-    rules = yaml.safe_load((MANIFESTS / "components/monitoring/rules.yaml").read_text())
+    rules = read_yaml((MANIFESTS / "components/monitoring/rules.yaml").read_text())
     expressions = [rule["expr"] for group in rules["spec"]["groups"] for rule in group["rules"]]
     expressions += grafana.expressions()
     expressions += [*EXPRESSIONS.values(), make_label_query("example.com/costCenter", 3600)]

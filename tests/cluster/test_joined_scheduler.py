@@ -6,7 +6,6 @@ import urllib.error
 import urllib.request
 
 import pytest
-import yaml
 
 from tests.cluster.harness import Cluster, Extender, dra, until
 from tests.cluster.harness import workload as w
@@ -14,6 +13,7 @@ from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.joining import OVERLAY, configure_joined, make_certificate
 from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build
 from tests.cluster.harness.views import wait_agree
+from tests.yaml_text import read_yaml
 
 NAMESPACE = "gpupack-system"
 ACCOUNT = "gpupack-extender"
@@ -72,7 +72,7 @@ def replicas(cluster):
 
 def test_beside_an_own_kube_scheduler_that_is_still_there_the_extender_chooses_no_cards(cluster, replicas):
     """As after `kubectl apply -k`, which deletes nothing: with the configuration that is shipped for it."""
-    shipped = yaml.safe_load((MANIFESTS / "scheduler" / "scheduler.yaml").read_text())
+    shipped = read_yaml((MANIFESTS / "scheduler" / "scheduler.yaml").read_text())
     cluster.control.configure_scheduler(None, leaderElection=shipped["leaderElection"])
     cluster.control.kill("kube-scheduler")
     cluster.control.start_scheduler()

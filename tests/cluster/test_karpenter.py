@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from allocator.names import NODE_HOST, PLACEHOLDER_LABEL
 from gpupack.autoscale.scale_down import DO_NOT_DISRUPT
@@ -28,6 +27,7 @@ from tests.cluster.harness.karpenter import (
     make_pool,
 )
 from tests.cluster.harness.polling import holds_for
+from tests.yaml_text import read_yaml_documents
 
 LOOKS_S = 11.0
 """Karpenter looks at all pods that wait every ten seconds."""
@@ -60,7 +60,7 @@ class World:
         self.karpenter = Karpenter(cluster.api, config, types, logs, ports)
         make_pool(self.api, types, tainted=tainted)
         shapes = [shape_of(each) for each in types]
-        for overlay in yaml.safe_load_all(write_shapes(shapes, 1024, "karpenter")):
+        for overlay in read_yaml_documents(write_shapes(shapes, 1024, "karpenter")):
             self.api.post(NODE_OVERLAYS, overlay)
         file = folder / "shapes.yaml"
         file.write_text(write_shapes(shapes, 1024, "file"))

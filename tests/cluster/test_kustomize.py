@@ -11,6 +11,7 @@ import yaml
 
 from tests.cluster.harness import binaries
 from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, OVERLAYS, build
+from tests.yaml_text import read_yaml_documents
 
 pytestmark = [
     pytest.mark.telling,
@@ -36,7 +37,7 @@ def by_name(objects: Iterable[dict[str, Any]]) -> dict[tuple[str, str], dict[str
 def kustomized(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     command = [str(binaries.kustomize()), str(folder)]
     made = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    return by_name(yaml.safe_load_all(made))
+    return by_name(read_yaml_documents(made))
 
 
 @pytest.mark.parametrize("folder", ["base", *(f"overlays/{name}" for name in OVERLAYS)])

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from gpupack.cli.app import cli
 from tests.cluster.harness import Cluster, binaries
 from tests.cluster.harness.daemons import REPOSITORY
+from tests.yaml_text import read_yaml
 
 PAGE = REPOSITORY / "docs" / "migration" / "README.md"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
@@ -78,7 +79,7 @@ def test_replace_leaves_nothing_of_the_old_requests_whoever_made_the_object(clus
     done = CliRunner().invoke(cli, ["migrate", "-f", "-", "--strict"], input=text)
     assert done.exit_code == 0, done.stderr
     assert "Helm's release chat will write it again" in done.stderr
-    migrated = {each["metadata"]["name"]: each for each in yaml.safe_load(done.stdout)["items"]}
+    migrated = {each["metadata"]["name"]: each for each in read_yaml(done.stdout)["items"]}
     assert sorted(migrated) == sorted(ORIGINS)
 
     # Why the page does not say `apply`: another manager's fields stay.

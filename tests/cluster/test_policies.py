@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import yaml
 
 from allocator.names import NODE_HOLDS, POD_NODE_POLICY
 from allocator.policy import choose
@@ -24,6 +23,7 @@ from tests.cluster.harness import Cluster, Extender, until, workload
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE, extender_entry
 from tests.cluster_builders import GIB, node_object
+from tests.yaml_text import read_yaml
 
 BALANCED = Path(__file__).resolve().parents[2] / "docs" / "policies" / "balanced.md"
 
@@ -250,7 +250,7 @@ def asks_about_all_pods(cluster: Cluster) -> Iterator[None]:
         cluster.control.start_scheduler()
 
     (shown,) = re.findall(r"```yaml\n(extenders:.*?)```", BALANCED.read_text(), re.DOTALL)
-    restart(yaml.safe_load(shown)["extenders"])
+    restart(read_yaml(shown)["extenders"])
     yield
     restart([])
 

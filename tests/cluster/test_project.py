@@ -5,10 +5,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.cluster.harness import binaries, versions
 from tests.cluster.harness.daemons import REPOSITORY
+from tests.yaml_text import read_yaml
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 
@@ -31,7 +31,7 @@ def test_what_the_workflows_run_is_there(path: Path) -> None:
 
 
 def test_ci_runs_versions_that_are_pinned() -> None:
-    jobs = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())["jobs"]
+    jobs = read_yaml((REPOSITORY / ".github/workflows/ci.yml").read_text())["jobs"]
     asked = [each["kube"] for each in jobs["cluster"]["strategy"]["matrix"]["include"]]
     known = [version.number for version in versions.pinned()]
     assert all(any(number == one or number.startswith(f"{one}.") for number in known) for one in asked)

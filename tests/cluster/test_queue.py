@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.cluster.harness import Cluster, dra, kueue, until
 from tests.cluster.harness import workload as w
@@ -19,6 +18,7 @@ from tests.cluster.harness.daemons import REPOSITORY, QueueController
 from tests.cluster.harness.manifests import apply_all, build
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.rest import MERGE_PATCH, Api, ApiError
+from tests.yaml_text import read_yaml
 
 GATE = "gpupack.io/queue"
 QUEUE_NAME = "gpupack.io/queue-name"
@@ -388,7 +388,7 @@ def test_a_gated_pod_counts_against_a_resource_quota_from_its_creation(
     text = (REPOSITORY / "docs" / "queue.md").read_text()
     found = re.search(r"```yaml\n(apiVersion: v1\nkind: ResourceQuota\n.*?)```", text, re.DOTALL)
     assert found is not None
-    quota = yaml.safe_load(found[1])
+    quota = read_yaml(found[1])
     quota["spec"]["hard"] = {"requests.gpupack.io/gpu-memory-gib": "6"}
     running.config.write_text("queues: [{name: a, stopPolicy: Hold}, {name: b}]\n")
     until(lambda: {q["stop"] for q in running.status()["queues"]} == {"Hold", "None"}, "a is held")

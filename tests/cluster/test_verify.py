@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gpupack.verify import verifier as v
 from tests.cluster.harness import Cluster, shipped, until
@@ -18,6 +17,7 @@ from tests.cluster.harness.card import SimulatedCard
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.installed import start_as_installed
 from tests.cluster.harness.rest import Json
+from tests.yaml_text import read_yaml
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -46,7 +46,7 @@ def cluster(make_cluster: Any, archive: Path) -> Cluster:
 def account(cluster: Cluster) -> Path:
     """A kubeconfig of an account with the rights that the page names."""
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    role = yaml.safe_load(text)
+    role = read_yaml(text)
     cluster.api.post(f"{RBAC}/clusterroles", role)
     return make_account(cluster, "verifier", role["metadata"]["name"])
 

@@ -20,6 +20,7 @@ from scheduler_plugin.simulator.trace import GPU_UNITS_COLUMN
 from standins.apiserver.server import ApiServer
 from tests.ask_world import EXAMPLE, World
 from tests.cluster_builders import container, node_object, pod_object
+from tests.yaml_text import read_yaml
 
 LONG_NAME = "https://accounts.example.com#" + 300 * "a"
 STATUS = {
@@ -285,7 +286,7 @@ def test_faults_of_the_queues_are_told_before_anything_else(run, tmp_path, confi
 
 def test_the_namespace_is_that_of_the_context(run, tmp_path):
     def look(config):
-        told = yaml.safe_load(Path(config).read_text())
+        told = read_yaml(Path(config).read_text())
         told["contexts"][0]["context"]["namespace"] = "team-a"
         Path(config).write_text(yaml.safe_dump(told))
         return run("why", "inference", "--kubeconfig", config)

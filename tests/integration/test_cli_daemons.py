@@ -12,13 +12,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import yaml
 
 from allocator.names import NODE_CARDS
 from allocator.packing import read_node
 from allocator.records import load_cards
 from tests.integration.daemon_processes import NODE, beside_kubelet, process, status_of, until_is
 from tests.waiting import DEADLINE_S
+from tests.yaml_text import read_yaml
 
 GIB = "gpupack.io/gpu-memory-gib"
 MOCK = os.environ.get("GPUPACK_NVML_MOCK", "")
@@ -190,7 +190,7 @@ async def test_without_a_file_descriptor_left_the_log_is_quiet(world, command):
 async def test_a_node_with_cards_of_the_driver(world, name):
     folder, api, kubelet = world
     profile = Path(MOCK) / "profiles" / f"{name}.yaml"
-    document = yaml.safe_load(profile.read_text())
+    document = read_yaml(profile.read_text())
     memory = document["device_defaults"]["memory"]
     uuids = [device["uuid"] for device in document["devices"]]
     units = (memory["total_bytes"] - memory["reserved_bytes"]) >> 30

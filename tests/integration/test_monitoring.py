@@ -19,6 +19,7 @@ import yaml
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.polling import until
 from tests.scripts import grafana, reference
+from tests.yaml_text import read_yaml
 
 MONITORING = Path(__file__).resolve().parents[2] / "manifests" / "components" / "monitoring"
 PROMETHEUS = shutil.which("prometheus")
@@ -76,12 +77,12 @@ def prometheus(daemon: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     if PROMETHEUS is None:
         pytest.skip("needs Debian's package prometheus")
     tmp_path = tmp_path_factory.mktemp("prometheus")
-    rules = yaml.safe_load((MONITORING / "rules.yaml").read_text())["spec"]
+    rules = read_yaml((MONITORING / "rules.yaml").read_text())["spec"]
     for group in rules["groups"]:
         for rule in group["rules"]:
             rule.pop("for", None)
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
-    (endpoint, *_) = yaml.safe_load((MONITORING / "servicemonitor.yaml").read_text())["spec"]["endpoints"]
+    (endpoint, *_) = read_yaml((MONITORING / "servicemonitor.yaml").read_text())["spec"]["endpoints"]
     scrape = {
         "job_name": "gpupack",
         "honor_labels": endpoint.get("honorLabels", False),

@@ -18,6 +18,7 @@ import yaml
 
 from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.source import GpuSample, HealthEvent
+from tests.yaml_text import read_yaml
 
 MOCK = os.environ.get("GPUPACK_NVML_MOCK", "")
 
@@ -143,7 +144,7 @@ def switched(uuid: str, document: dict[str, Any]) -> list[list[Any]]:
 
 @pytest.mark.parametrize("name", ["a100", "h100", "l40s", "t4"])
 def test_enumeration(start: Callable[..., Child], name: str) -> None:
-    document = yaml.safe_load((Path(MOCK) / "profiles" / f"{name}.yaml").read_text())
+    document = read_yaml((Path(MOCK) / "profiles" / f"{name}.yaml").read_text())
     memory = document["device_defaults"]["memory"]
     nodes = {
         bus_id.lower(): root["numa_node"]
@@ -290,7 +291,7 @@ def test_a_lost_card_fails_alone_and_heals(start: Callable[..., Child], mode: st
 def test_a_card_that_is_lost_from_the_start_shows_up_later(
     start: Callable[..., Child], tmp_path: Path
 ) -> None:
-    document = yaml.safe_load((Path(MOCK) / "profiles" / "t4.yaml").read_text())
+    document = read_yaml((Path(MOCK) / "profiles" / "t4.yaml").read_text())
     document["devices"][2]["failure"] = {"mode": "lost"}
     (tmp_path / "lost.yaml").write_text(json.dumps(document))
     child = start(tmp_path / "lost.yaml")

@@ -11,6 +11,7 @@ from gpupack.autoscale.shapes import learn_shapes, read_card_sets, read_shapes
 from gpupack.cli.app import cli
 from gpupack.errors import InputError
 from tests.autoscale_world import Node, Pod, fragments, grown, serve_claims
+from tests.yaml_text import read_yaml
 
 TYPE = "node.kubernetes.io/instance-type"
 SHAPES = """
@@ -101,7 +102,7 @@ def test_a_file_of_shapes_is_read_as_it_is_written():
     ],
 )
 def test_faults_of_a_file_are_one_line_each(change, said):
-    entry = yaml.safe_load(SHAPES)["shapes"][0] | change
+    entry = read_yaml(SHAPES)["shapes"][0] | change
     with pytest.raises(InputError) as caught:
         read_shapes(json.dumps({"shapes": [entry]}), 1024)
     assert said in str(caught.value)
@@ -109,7 +110,7 @@ def test_faults_of_a_file_are_one_line_each(change, said):
 
 
 def test_amounts_are_quantities_as_people_write_them():
-    entry = yaml.safe_load(SHAPES)["shapes"][0]
+    entry = read_yaml(SHAPES)["shapes"][0]
     text = yaml.safe_dump({"shapes": [entry | {"cpu": 3.5, "memory": 1024, "resources": {"a.io/b": 2}}]})
     (shape,) = read_shapes(text, 1024)
     amounts = shape.node.status.allocatable
@@ -143,7 +144,7 @@ def test_every_format_says_what_the_kubelet_will_offer():
         "startup-taint.cluster-autoscaler.kubernetes.io/gpupack=:NoSchedule;"
         "extended_resources=gpupack.io/gpu-memory-gib=158,gpupack.io/gpu-percent=400"
     )
-    overlay = yaml.safe_load(written["karpenter"])
+    overlay = read_yaml(written["karpenter"])
     assert overlay["spec"] == {
         "requirements": [{"key": TYPE, "operator": "In", "values": ["a3"]}],
         "capacity": {"gpupack.io/gpu-memory-gib": "158", "gpupack.io/gpu-percent": "400"},
@@ -161,7 +162,7 @@ def test_the_command_reads_nodes():
     world = grown([*nodes, Node("other", (40,), labels=((TYPE, "t4"),))], pods)
     status, said = run("-f", "-", text=world.text)
     assert status == 0
-    assert [entry["name"] for entry in yaml.safe_load(said)["shapes"]] == ["t4", "a2"]
+    assert [entry["name"] for entry in read_yaml(said)["shapes"]] == ["t4", "a2"]
     assert read_shapes(said, 1024)
     status, said = run("n1", "--format", "aws", "-f", "-", text=world.text)
     assert (status, "resources/gpupack.io/gpu-memory-gib: 160" in said, "t4" in said) == (0, True, False)
@@ -173,7 +174,7 @@ def test_nodes_that_serve_claims_are_no_shape_that_an_autoscaler_could_add():
     nodes = [Node("n1", labels=((TYPE, "a2"),)), Node("d1", (40,), labels=((TYPE, "t4"),))]
     said = "node d1 serves claims: its kubelet offers no GPU memory"
     status, output = run("-f", "-", text=grown(nodes, [], d1=serve_claims).text)
-    assert (status, [entry["name"] for entry in yaml.safe_load(output)["shapes"]]) == (0, ["a2"])
+    assert (status, [entry["name"] for entry in read_yaml(output)["shapes"]]) == (0, ["a2"])
     for names, text in (
         (("d1",), grown(nodes, [], d1=serve_claims)),
         ((), grown(nodes[1:], [], d1=serve_claims)),
@@ -185,7 +186,7 @@ def test_nodes_that_serve_claims_are_no_shape_that_an_autoscaler_could_add():
 def test_the_label_of_batch_modes_own_nodes_is_told():
     """Its pods have a node selector for it: without the label no autoscaler adds a node for them."""
     world = grown([Node("n1", (80,), labels=(("gpupack.io/batch", "true"), ("gpupack.io/host", "n1")))], [])
-    (entry,) = yaml.safe_load(run("-f", "-", text=world.text)[1])["shapes"]
+    (entry,) = read_yaml(run("-f", "-", text=world.text)[1])["shapes"]
     assert entry["labels"] == {"gpupack.io/batch": "true"}
     given = ("--name", "a", "--cards", "1x2048", "--cpu", "1", "--memory", "1Gi", "--format", "aws")
     said = run(*given, "--label", "gpupack.io/batch=true")[1]
@@ -204,7 +205,7 @@ def test_the_command_takes_what_is_given():
         "1800Gi",
     )
     status, said = run(*given, "--taint", "gpu=yes:NoSchedule")
-    (entry,) = yaml.safe_load(said)["shapes"]
+    (entry,) = read_yaml(said)["shapes"]
     assert (status, entry["cards"]) == (0, [{"count": 8, "model": "NVIDIA H100 80GB HBM3", "mib": 80896}])
     assert entry["taints"] == [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]
 

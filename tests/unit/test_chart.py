@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import gpupack
 from tests.scripts import chart, grafana, reference
+from tests.yaml_text import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "manifests" / "components" / "monitoring"
-RULES = yaml.safe_load((MONITORING / "rules.yaml").read_text())["spec"]["groups"]
+RULES = read_yaml((MONITORING / "rules.yaml").read_text())["spec"]["groups"]
 
 
 def test_the_schema_is_that_of_the_code() -> None:
@@ -35,11 +35,11 @@ def test_every_value_is_in_the_schema() -> None:
             if isinstance(value, dict) and "properties" in schema["properties"][key]:
                 check(value, schema["properties"][key], f"{path}{key}.")
 
-    check(yaml.safe_load((chart.CHART / "values.yaml").read_text()), chart.schema(), "")
+    check(read_yaml((chart.CHART / "values.yaml").read_text()), chart.schema(), "")
 
 
 def test_the_charts_version_is_the_products() -> None:
-    said = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
+    said = read_yaml((chart.CHART / "Chart.yaml").read_text())
     assert (said["version"], said["appVersion"]) == (gpupack.__version__, gpupack.__version__)
     assert f"gpupack:{gpupack.__version__}" in said["annotations"]["artifacthub.io/images"]
 
@@ -105,6 +105,6 @@ def test_every_alert_says_what_it_means_with_labels_that_it_has() -> None:
 
 def test_samples_keep_their_own_labels() -> None:
     """With a real Prometheus: tests/integration/test_monitoring.py."""
-    monitor = yaml.safe_load((MONITORING / "servicemonitor.yaml").read_text())
+    monitor = read_yaml((MONITORING / "servicemonitor.yaml").read_text())
     assert all(endpoint["honorLabels"] for endpoint in monitor["spec"]["endpoints"])
     assert "honor_labels: true" in (ROOT / "docs" / "observability.md").read_text()

@@ -5,8 +5,6 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-import yaml
-
 from allocator.ledger.ledger import Ledger
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.policies import CARD_POLICIES
@@ -22,6 +20,7 @@ from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 from scheduler_plugin.settings import Settings as SchedulerSettings
 from scheduler_plugin.simulator.options import SimulationOptions, choose_policies
+from tests.yaml_text import read_yaml_documents
 
 ROOT = Path(__file__).resolve().parents[2]
 BOTH = (DEFAULT_NODE_POLICY, DEFAULT_CARD_POLICY)
@@ -67,7 +66,7 @@ def test_the_parts_agree() -> None:
 def test_the_manifests_name_no_other() -> None:
     named = re.compile(r"^--(node|card)-policy(?:=|$)")
     for path in (one for one in (ROOT / "manifests").rglob("*.yaml") if one.parent.name != "templates"):
-        for document in yaml.safe_load_all(path.read_text()):
+        for document in read_yaml_documents(path.read_text()):
             assert not [text for text in _texts(document) if named.match(text)], path
 
 

@@ -27,6 +27,7 @@ from gpupack.cli.app import cli
 from tests.cluster.harness.manifests import build
 from tests.manifest_objects import BUILDS, objects
 from tests.scripts import reference
+from tests.yaml_text import read_yaml, read_yaml_documents
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -307,7 +308,7 @@ def test_every_environment_variable_has_its_line(page: str) -> None:
                 used.add(ast.literal_eval(node.args[0]))
     chart = ROOT / "manifests" / "helm"  # leads to the same files
     for path in (one for one in (ROOT / "manifests").rglob("*.yaml") if not one.is_relative_to(chart)):
-        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        for document in read_yaml_documents(path.read_text(encoding="utf-8")):
             used |= set(variables(document))
     # What NVIDIA's container toolkit reads in the daemon's own container, and MPS in its own.
     assert set(reference.names_of(page, "Environment")) == used - {
@@ -365,7 +366,7 @@ def test_every_command_that_is_shown_exists(page: Path) -> None:
 
 def test_the_first_overlay_and_the_first_pod_are_right(tmp_path: Path) -> None:
     page = (DOCS / "install.md").read_text(encoding="utf-8")
-    overlay, runtime, pod = (yaml.safe_load(text) for text in HEREDOC.findall(page)[:3])
+    overlay, runtime, pod = (read_yaml(text) for text in HEREDOC.findall(page)[:3])
     shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
     folder = tmp_path / "manifests/overlays/mine"
     folder.mkdir()

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from gpupack.diagnose.listing import parse_workload
 from kubeapi.objects import Pod
@@ -18,9 +17,10 @@ from scheduler_plugin.queue.cache.pods import read_gang
 from scheduler_plugin.queue.controller.status import explain_waiting
 from tests.queue_world import QueueWorld
 from tests.unit.test_queue_pod_groups import NEW, FeedWorld, group
+from tests.yaml_text import read_yaml
 
 PAGE = Path(__file__).parents[2] / "docs/howto/gangs.md"
-EXAMPLES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+EXAMPLES = [read_yaml(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]
 
 
 def templates_of(document: Any) -> list[tuple[Any, int]]:

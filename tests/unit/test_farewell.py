@@ -3,12 +3,12 @@
 import asyncio
 from pathlib import Path
 
-import yaml
 from structlog.testing import capture_logs
 
 from deviceplugin.kubelet.registration import RegistrationTimeouts
 from deviceplugin.publishing.shutdown import ShutdownTimeouts, drain_and_stop
 from kubeapi.serving import GRACE_S
+from tests.yaml_text import read_yaml
 
 FOR_EVER_S = 1e6
 
@@ -66,9 +66,7 @@ async def test_an_api_server_that_is_away_is_not_waited_for_longer_than_the_limi
 
 def test_the_longest_end_is_within_the_grace_period_of_the_shipped_pod():
     manifest = Path(__file__).parents[2] / "manifests" / "node" / "daemonset.yaml"
-    grace_s = yaml.safe_load(manifest.read_text())["spec"]["template"]["spec"][
-        "terminationGracePeriodSeconds"
-    ]
+    grace_s = read_yaml(manifest.read_text())["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     patience = ShutdownTimeouts()
     farewell_s = patience.publish_s + patience.admit_s
     # Streams that are to end, then calls; and requests over HTTP.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from allocator import names
 from gpupack.cli.app import cli
@@ -25,6 +24,7 @@ from tests.manifest_objects import (
     port_of,
     text_of,
 )
+from tests.yaml_text import read_yaml, read_yaml_documents
 
 WRITTEN = {names.LEADER_LABEL}
 """Labels that pods write on themselves."""
@@ -32,7 +32,7 @@ WRITTEN = {names.LEADER_LABEL}
 
 def referenced(folder: Path) -> set[Path]:
     """Every file that a kustomization uses, itself included."""
-    plan = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    plan = read_yaml((folder / "kustomization.yaml").read_text())
     used = {folder / "kustomization.yaml"}
     for entry in [*plan.get("resources", []), *plan.get("components", [])]:
         path = (folder / entry).resolve()
@@ -50,11 +50,11 @@ FOLDERS = [MANIFESTS / name for name in ("extender", "scheduler", "scheduler-nam
 
 def find_brought(folder: Path) -> list[dict[str, Any]]:
     """Objects that come with a folder, and are not those of another one, changed."""
-    plan = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    plan = read_yaml((folder / "kustomization.yaml").read_text())
     files = [folder / name for name in plan.get("resources", [])]
     made = [entry["options"] for entry in plan.get("configMapGenerator", []) if "behavior" not in entry]
     configs = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": options} for options in made]
-    return configs + [one for file in files for one in yaml.safe_load_all(file.read_text())]
+    return configs + [one for file in files for one in read_yaml_documents(file.read_text())]
 
 
 def test_what_has_two_replicas_is_drained_one_after_the_other() -> None:
@@ -282,7 +282,7 @@ def test_prometheus_is_led_to_what_has_metrics_and_to_nothing_else() -> None:
 def test_the_network_policy_names_every_port() -> None:
     everything = [path.parent for path in MANIFESTS.glob("components/*/kustomization.yaml")]
     there = [MANIFESTS / "base", MANIFESTS / "extender", *everything]
-    files = [yaml.safe_load_all(path.read_text()) for folder in there for path in folder.glob("*.yaml")]
+    files = [read_yaml_documents(path.read_text()) for folder in there for path in folder.glob("*.yaml")]
     named = set(re.findall(r"'name': '([a-z]+)', 'containerPort'", str([list(each) for each in files])))
     (policy,) = find_brought(MANIFESTS / "components" / "network-policy")
     (rule,) = policy["spec"]["ingress"]
@@ -391,7 +391,7 @@ def test_the_image_holds_every_package_and_only_locked_requirements() -> None:
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
     for folder in ("node", "scheduler", "extender"):
-        (image,) = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["images"]
+        (image,) = read_yaml((MANIFESTS / folder / "kustomization.yaml").read_text())["images"]
         assert image == {"name": "gpupack", "newTag": version[1]}
 
 

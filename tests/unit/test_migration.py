@@ -12,6 +12,7 @@ from gpupack.errors import InputError
 from gpupack.migration.documents import migrate
 from gpupack.migration.requests import MigrationOptions
 from gpupack.migration.yamltext import MAX_VALUES
+from tests.yaml_text import read_yaml, read_yaml_documents
 
 GANGS_PAGE = Path(__file__).parents[2] / "docs/howto/gangs.md"
 
@@ -36,7 +37,7 @@ def run(*documents, **options):
     """Migrate objects; returns them as Kubernetes would read them, and what was said."""
     changed = MigrationOptions(**{**{f: getattr(OPTIONS, f) for f in OPTIONS.__slots__}, **options})
     done = migrate(yaml.safe_dump_all(documents, sort_keys=False), "f.yaml", changed)
-    return list(yaml.safe_load_all(done.text)), done
+    return list(read_yaml_documents(done.text)), done
 
 
 def one(document, **options):
@@ -686,7 +687,7 @@ def test_comments_and_order_stay():
 def test_lists_are_indented_as_they_were(indent):
     head, key, rest = WITH_GPU.partition("containers:\n")
     text = WITH_GPU if indent else head + key + re.sub(r"^  (?= )", "", rest, flags=re.MULTILINE)
-    assert yaml.safe_load(text) == yaml.safe_load(WITH_GPU)
+    assert read_yaml(text) == read_yaml(WITH_GPU)
     lines = migrate(text, "f", OPTIONS).text.splitlines()
     assert " " * (2 + indent) + "- name: c" in lines
     assert " " * (2 + indent) + "# the only one" in lines
@@ -699,7 +700,7 @@ def test_documents_that_do_not_change_are_the_same_bytes():
     first, second = done.text.split(f"--- # second\n{WITH_GPU[:20]}")
     assert first == f"# first\n---\n{other}"
     assert second.endswith(f"# the end\n---\n# nothing\n---\n{other}")
-    assert len(list(yaml.safe_load_all(done.text))) == 4
+    assert len(list(read_yaml_documents(done.text))) == 4
     assert migrate(other, "f", OPTIONS).text == other
 
 
@@ -745,7 +746,7 @@ items:
         limits: {<<: {nvidia.com/gpumem: 2048}, cpu: 1}
 """
     done = migrate(text, "f", OPTIONS)
-    items = yaml.safe_load(done.text)["items"]
+    items = read_yaml(done.text)["items"]
     assert limits_of(items[0]) == {GIB: 1}
     assert limits_of(items[1]) == {"nvidia.com/gpumem": 1024}
     assert limits_of(items[2]) == {GIB: 2, "cpu": 1}
@@ -798,7 +799,7 @@ def test_pod_templates_are_found_wherever_they_stand(kind, spec, paths):
 GANGS = re.findall(r"```yaml\n(.*?)```", GANGS_PAGE.read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("text", GANGS, ids=lambda text: yaml.safe_load(text)["kind"])
+@pytest.mark.parametrize("text", GANGS, ids=lambda text: read_yaml(text)["kind"])
 def test_documents_of_controllers_keep_their_comments(text):
     theirs = text.replace(GIB, "aliyun.com/gpu-mem")
     lines = [f"{line}  # {number}" for number, line in enumerate(theirs.splitlines())]
@@ -807,7 +808,7 @@ def test_documents_of_controllers_keep_their_comments(text):
     numbers = [f"# {number}" for number in range(len(lines))]
     assert re.findall(r"#.*", done.text) == ["# of a team", *numbers, "# the end"]
     ours, added = re.subn(r"\n *schedulerName: gpupack-scheduler", "", done.text)
-    assert yaml.safe_load(ours) == yaml.safe_load(text)
+    assert read_yaml(ours) == read_yaml(text)
     assert added == text.count(GIB) > 0
 
 

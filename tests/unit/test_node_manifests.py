@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from allocator import names
 from deviceplugin.gpus.nvidia.mps.folder import SHM
@@ -15,6 +14,7 @@ from deviceplugin.settings import Settings as NodeSettings
 from gpupack.components import COMPONENT_LABEL
 from tests.cluster.harness.manifests import MANIFESTS, build
 from tests.manifest_objects import NAMESPACE, check_folders, container, objects, pod_template, text_of
+from tests.yaml_text import read_yaml
 
 
 def test_the_daemon_has_what_a_gpu_node_must_give_it() -> None:
@@ -217,8 +217,8 @@ def test_the_dra_component_speaks_of_our_driver_and_class() -> None:
 
 
 def test_the_scheduler_of_a_cluster_with_claims_leaves_the_resources_to_the_extender() -> None:
-    plain = yaml.safe_load((MANIFESTS / "scheduler" / "scheduler.yaml").read_text())
-    claims = yaml.safe_load((MANIFESTS / "components" / "dra-scheduler" / "scheduler.yaml").read_text())
+    plain = read_yaml((MANIFESTS / "scheduler" / "scheduler.yaml").read_text())
+    claims = read_yaml((MANIFESTS / "components" / "dra-scheduler" / "scheduler.yaml").read_text())
     for managed in plain["extenders"][0]["managedResources"]:
         managed["ignoredByScheduler"] = True
     assert claims == plain

@@ -14,6 +14,7 @@ from deviceplugin.gpus.simulated.profile import (
     parse_profile,
     shipped_profiles,
 )
+from tests.yaml_text import read_yaml
 
 GOOD = """
 version: "1.0"
@@ -73,7 +74,7 @@ def test_cards_come_by_index_with_rounding_against_the_user() -> None:
 
 
 def test_devices_override_the_defaults_field_by_field() -> None:
-    document = yaml.safe_load(GOOD)
+    document = read_yaml(GOOD)
     document["device_defaults"]["failure"] = {"mode": "lost"}
     document["device_defaults"]["processes"] = [{"pid": 5}]
     document["devices"][0] |= {
@@ -92,7 +93,7 @@ def test_devices_override_the_defaults_field_by_field() -> None:
 
 
 def test_a_bare_failure_trips_at_once() -> None:
-    document = yaml.safe_load(GOOD)
+    document = read_yaml(GOOD)
     document["device_defaults"]["failure"] = {"mode": "lost"}
     assert parse_profile("t", yaml.safe_dump(document)).cards[0].failure == SimulatedFailure("lost", 0, None)
 

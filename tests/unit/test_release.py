@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import yaml
 
 import gpupack
+from tests.yaml_text import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -69,7 +69,7 @@ def test_every_name_of_the_repository_is_that_of_pyproject() -> None:
         for found in re.findall(r"(?:github\.com|ghcr\.io)/([\w-]+/gpupack)\b", page.read_text())
     }
     assert named == {ours}
-    icon = yaml.safe_load((chart / "Chart.yaml").read_text())["icon"]
+    icon = read_yaml((chart / "Chart.yaml").read_text())["icon"]
     name, _, path = icon.removeprefix("https://raw.githubusercontent.com/").partition("/main/")
     assert (name, (ROOT / path).is_file()) == (ours, True)
     assert "OWNER" not in (ROOT / ".krew.yaml").read_text()
@@ -78,13 +78,13 @@ def test_every_name_of_the_repository_is_that_of_pyproject() -> None:
 def test_krew_gets_the_archives_that_the_workflow_builds_with_their_checksums(
     checkout: Path, tmp_path: Path
 ) -> None:
-    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    jobs = read_yaml((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
     built = [each["platform"] for each in jobs["plugin"]["strategy"]["matrix"]["include"]]
     folder = tmp_path / "assets"
     folder.mkdir()
     for platform in built:
         (folder / f"gpupack-{platform}.tar.gz").write_bytes(platform.encode())
-    spec = yaml.safe_load(release.render_krew_manifest(checkout, TAG, folder))["spec"]
+    spec = read_yaml(release.render_krew_manifest(checkout, TAG, folder))["spec"]
     assert spec["version"] == TAG
     said = {
         f"{each['selector']['matchLabels']['os']}-{each['selector']['matchLabels']['arch']}": each
@@ -105,9 +105,9 @@ def test_the_chart_installs_the_image_that_was_published(checkout: Path) -> None
     image = f"ghcr.io/{release.read_repository(checkout)}"
     release.point_chart_at(checkout, image)
     chart = checkout / "manifests" / "helm" / "gpupack"
-    assert yaml.safe_load((chart / "values.yaml").read_text())["image"]["repository"] == image
-    annotations = yaml.safe_load((chart / "Chart.yaml").read_text())["annotations"]
-    images = yaml.safe_load(annotations["artifacthub.io/images"])
+    assert read_yaml((chart / "values.yaml").read_text())["image"]["repository"] == image
+    annotations = read_yaml((chart / "Chart.yaml").read_text())["annotations"]
+    images = read_yaml(annotations["artifacthub.io/images"])
     assert images[0] == {"name": "gpupack", "image": f"{image}:{gpupack.__version__}"}
     with pytest.raises(release.ReleaseError, match="0 times; allowed: once"):
         release.point_chart_at(checkout, image)

@@ -1,10 +1,9 @@
 """The scheduler's manifests: our kube-scheduler with the extender, or the extender for another one."""
 
-import yaml
-
 from allocator import names
 from scheduler_plugin.settings import Settings
 from tests.manifest_objects import NAMESPACE, SNIPPETS, container, objects, scheduler_configuration
+from tests.yaml_text import read_yaml
 
 
 def test_our_kube_scheduler_calls_the_extender_beside_it() -> None:
@@ -47,7 +46,7 @@ def test_a_kube_scheduler_that_is_told_to_end_keeps_its_lease_until_no_binding_c
 
 def test_both_ways_to_join_the_extender_agree() -> None:
     (snippet,) = SNIPPETS
-    joined = yaml.safe_load(snippet.read_text())
+    joined = read_yaml(snippet.read_text())
     (ours,) = scheduler_configuration()["extenders"]
     (theirs,) = joined["extenders"]
     assert joined["percentageOfNodesToScore"] == 100
@@ -75,7 +74,7 @@ def test_behind_a_service_verbs_want_a_client_certificate() -> None:
     (mount,) = [each for each in extender["volumeMounts"] if each["name"] == "tls"]
     assert options["--tls-client-ca-file"] == f"{mount['mountPath']}/ca.crt"
     (snippet,) = SNIPPETS
-    (theirs,) = yaml.safe_load(snippet.read_text())["extenders"]
+    (theirs,) = read_yaml(snippet.read_text())["extenders"]
     assert {"caFile", "certFile", "keyFile", "serverName"} == set(theirs["tlsConfig"])
 
 

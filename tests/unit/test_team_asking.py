@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from gpupack.teams import MEMBER, TOKEN_HEADER
 from gpupack.teams.asking import ask_as_member, explain_missing_rights
 from kubeapi.errors import Forbidden, KubeApiError, NotFound, ServerError
+from tests.yaml_text import read_yaml_documents
 
 REACH = "error trying to reach service: "
 
@@ -82,13 +82,13 @@ async def test_no_other_failure_sends_the_token_in_plain(error: KubeApiError) ->
 def test_only_the_team_makes_tokens_of_its_account() -> None:
     """The account of members may do what the dashboard asks the API server about, and nothing else."""
     path = Path(__file__).parents[2] / "manifests" / "components" / "dashboard-teams" / "members.yaml"
-    rules = {one["metadata"]["name"]: one["rules"] for one in yaml.safe_load_all(path.read_text())}
+    rules = {one["metadata"]["name"]: one["rules"] for one in read_yaml_documents(path.read_text())}
     assert rules["gpupack-member-account"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
     page = (Path(__file__).parents[2] / "docs" / "teams.md").read_text()
     (manifests,) = re.findall(r"```yaml\n(apiVersion.*?)```", page, re.DOTALL)
     bound = {
         one["roleRef"]["name"]: [(who["kind"], who["name"]) for who in one["subjects"]]
-        for one in yaml.safe_load_all(manifests)
+        for one in read_yaml_documents(manifests)
         if one["kind"] == "RoleBinding"
     }
     assert bound.keys() == rules.keys()

@@ -24,6 +24,7 @@ from tests.cluster.harness.manifests import apply_all, path_of
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.processes import Process
 from tests.cluster.harness.rest import Api, Json
+from tests.yaml_text import read_yaml_documents
 
 NAMESPACE = "kubeflow"
 CERTIFIED = f"DNS:training-operator-ca,DNS:training-operator.{NAMESPACE}.svc,IP:127.0.0.1"
@@ -49,7 +50,7 @@ def running(cluster: Cluster, *controllers: binaries.Published) -> Iterator[None
 @contextmanager
 def _running(cluster: Cluster, controller: binaries.Published) -> Iterator[None]:
     files = sorted(controller.folder.glob("*.yaml"))
-    manifests: list[Json] = [each for file in files for each in yaml.safe_load_all(file.read_text()) if each]
+    manifests: list[Json] = [each for file in files for each in read_yaml_documents(file.read_text()) if each]
     crds = [each for each in manifests if each["kind"] == "CustomResourceDefinition"]
     apply_all(cluster.api, crds)
     until(lambda: all(_is_served(cluster.api, crd) for crd in crds), f"CRDs of {controller.name}")

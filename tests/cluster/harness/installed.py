@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import yaml
-
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build_for
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Json
+from tests.yaml_text import read_yaml
 
 NAMESPACE = "gpupack-system"
 SCHEDULER = "gpupack-scheduler"
@@ -44,7 +43,7 @@ def start_as_installed(cluster: Cluster, *components: Path) -> None:
 def shipped_scheduler_config(cluster: Cluster, kubeconfig: Path) -> Json:
     """The configuration of the ConfigMap, with this machine's addresses in it."""
     text = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{SCHEDULER}")["data"]["scheduler.yaml"]
-    config = yaml.safe_load(text)
+    config = read_yaml(text)
     config["clientConnection"]["kubeconfig"] = str(kubeconfig)
     (extender,) = config["extenders"]
     extender["urlPrefix"] = cluster.extender.url

@@ -4,11 +4,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.cluster.harness import binaries
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.manifests import MANIFESTS
+from tests.yaml_text import read_yaml
 
 OVERLAY = MANIFESTS / "overlays" / "join-existing-scheduler"
 
@@ -27,7 +26,7 @@ def make_certificate(cluster: Cluster) -> Path:
 
 def configure_joined(cluster: Cluster, url: str, certificate: Path, **overrides: Any) -> None:
     """Merge the overlay's fragment into kube-scheduler's configuration, the address being this machine's."""
-    fragment = yaml.safe_load((OVERLAY / "extenders.yaml").read_text())
+    fragment = read_yaml((OVERLAY / "extenders.yaml").read_text())
     (extender,) = fragment["extenders"]
     extender["urlPrefix"] = url
     extender["tlsConfig"]["caFile"] = str(certificate)

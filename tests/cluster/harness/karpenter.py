@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from allocator.names import STARTUP_TAINT
 from tests.cluster.harness.autoscaler import TICK_S, TYPE, publish_cards, write_status
 from tests.cluster.harness.binaries import KARPENTER
@@ -20,6 +18,7 @@ from tests.cluster.harness.cluster import NODES
 from tests.cluster.harness.manifests import apply_all
 from tests.cluster.harness.processes import Process
 from tests.cluster.harness.rest import Api, ApiError
+from tests.yaml_text import read_yaml
 
 KWOK_NODE = "kwok.x-k8s.io/node"
 NODE_POOLS = "/apis/karpenter.sh/v1/nodepools"
@@ -55,7 +54,7 @@ class MachineType:
 
 
 def install(api: Api) -> None:
-    apply_all(api, [yaml.safe_load(crd.read_text()) for crd in sorted(KARPENTER.folder.glob("*.yaml"))])
+    apply_all(api, [read_yaml(crd.read_text()) for crd in sorted(KARPENTER.folder.glob("*.yaml"))])
 
 
 def make_pool(api: Api, types: Sequence[MachineType], *, tainted: bool = True) -> None:

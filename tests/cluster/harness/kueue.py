@@ -13,6 +13,7 @@ from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.manifests import apply_all
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.processes import Process
+from tests.yaml_text import read_yaml
 
 BINARY = os.environ.get("GPUPACK_KUEUE", "")
 """Path of Kueue's program: `go build sigs.k8s.io/kueue/cmd/kueue`."""
@@ -37,7 +38,7 @@ def crds() -> list[dict[str, Any]]:
     """Its CRDs with the newest version alone: converting would take its webhooks."""
     found = []
     for path in sorted((Path(SOURCE) / "config/components/crd/bases").glob("*.yaml")):
-        one = yaml.safe_load(path.read_text())
+        one = read_yaml(path.read_text())
         newest = one["spec"]["versions"][-1]
         one["spec"]["versions"] = [{**newest, "served": True, "storage": True}]
         found.append(one)

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.cluster.harness.rest import Api, Json
+from tests.yaml_text import read_yaml, read_yaml_documents
 
 MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
 COMPONENTS = MANIFESTS / "components"
@@ -46,8 +45,6 @@ UNDERSTOOD = {
     "generatorOptions",
 }
 FIRST = ("Namespace", "CustomResourceDefinition", "ServiceAccount", "ClusterRole", "Role", "ConfigMap")
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml reads ten times as fast, where PyYAML was built with it."""
 MUTATING, MUTATING_V1 = "MutatingAdmissionPolicy", "admissionregistration.k8s.io/v1"
 
 
@@ -97,7 +94,7 @@ def path_of(api: Api, one: Json) -> str:
 
 
 def _build(folder: Path, objects: list[Json]) -> list[Json]:
-    plan = yaml.load((folder / "kustomization.yaml").read_text(), LOADER)
+    plan = read_yaml((folder / "kustomization.yaml").read_text())
     unknown = set(plan) - UNDERSTOOD
     assert not unknown, (
         f"{folder}/kustomization.yaml uses {sorted(unknown)}, which this applier does not know"
@@ -131,7 +128,7 @@ def _tag(one: Json, name: str, image: str) -> None:
 
 
 def _documents(path: Path) -> Iterator[Json]:
-    return (document for document in yaml.load_all(path.read_text(), LOADER) if document)
+    return (document for document in read_yaml_documents(path.read_text()) if document)
 
 
 def _config_map(folder: Path, entry: dict[str, Any]) -> Json:
@@ -146,7 +143,7 @@ def _config_map(folder: Path, entry: dict[str, Any]) -> Json:
 
 def _patch(folder: Path, patch: dict[str, Any], objects: list[Json]) -> None:
     text = (folder / patch["path"]).read_text() if "path" in patch else patch["patch"]
-    change = yaml.load(text, LOADER)
+    change = read_yaml(text)
     target = patch.get("target") or {"kind": change["kind"], "name": change["metadata"]["name"]}
     hits = [one for one in objects if _selected(one, target)]
     assert hits or target.get("name") in OPTIONAL, f"patch of {folder} finds no {target}"
