@@ -274,7 +274,6 @@ def test_pods_that_fit_at_once_are_counted_by_the_rules():
 def test_pods_that_fit_at_once_are_counted_by_the_compute_of_all_their_containers() -> None:
     """Each container by itself would fit twice on the two cards; together they ask for 180 of 200 percent."""
     made = nodes((("A100", "A100"), (40, 40)))
-    two = PodRequest(tuple(ContainerRequest(name, 4, "main", 90) for name in ("x", "y")))
-    query = ClusterPolicies().make_request(made, two, ONE_POD)
+    query = ClusterPolicies().make_request(made, computing((4, 90), (4, 90)), ONE_POD)
     for emptied in (False, True):
         assert count_most_pods(made, query, np.array([0]), emptied=emptied).tolist() == [1]
