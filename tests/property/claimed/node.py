@@ -17,7 +17,6 @@ from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.cdi_files import CdiFiles
 from deviceplugin.dra.claim_service import ClaimService
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
-from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.publishing.node_publication import (
     NodePublication,
     make_status_patch,
@@ -26,6 +25,7 @@ from deviceplugin.publishing.node_publication import (
     publish_reason,
 )
 from kubeapi.errors import KubeApiError, NotFound
+from tests.account_world import give_nothing
 from tests.api_requests import ApiRequests
 from tests.property.kernel.api import Watch
 from tests.property.kernel.loop import new_inline_loop, run_ready
@@ -155,7 +155,7 @@ class ModelDaemon:
             self.slow,
             self.prepared,
             DiskCdi(self.cdi),
-            lambda _mib, _compute: ContainerGrant(),
+            give_nothing,
             node_name=NODE,
             unit_mib=UNIT_MIB,
             room_wait_s=0,

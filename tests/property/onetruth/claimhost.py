@@ -13,8 +13,8 @@ from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.claim_service import ClaimService
 from deviceplugin.errors import AllocationRefusedError
-from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.publishing.node_publication import place_claims
+from tests.account_world import give_nothing
 from tests.api_requests import ApiRequests
 from tests.cluster_builders import MEMORY
 from tests.property.claimed.node import DiskCdi, DiskClaims
@@ -54,7 +54,7 @@ class ClaimHost(Host):
             _Objects(claim, pod),
             self.prepared,
             DiskCdi({}),
-            lambda _mib, _compute: ContainerGrant(),
+            give_nothing,
             node_name=self.name,
             unit_mib=MIB_PER_GIB,
             room_wait_s=0,
