@@ -136,7 +136,7 @@ class NodeArrays:
         self.numa: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.free_order: IntArray = np.zeros((cards, rows), dtype=np.int32)
         self.changes = 0
-        self._compute_mask: tuple[object, BoolArray] = None, np.zeros((rows, cards), dtype=np.bool_)
+        self._compute_mask: tuple[int, int, BoolArray] = 0, 0, np.zeros((0, 0), dtype=np.bool_)
         self._recent_rows: deque[int] = deque(maxlen=MAX_RECENT_CHANGES)
         self._model_ids: dict[str, int] = {}
         self._vacant_rows = list(range(rows - 1, -1, -1))
@@ -323,22 +323,25 @@ class NodeArrays:
     def mask_compute(self, percent: int, *, emptied: bool = False) -> "BoolArray":
         """Tell which cards have so much compute free: bool[R, K], read-only.
 
-        Filter and scores of one pod ask for the same, so the last answer is kept until a row changes.
+        Pods that wait ask for the same again and again, so the last answer is kept, and follows changed rows.
 
         Args:
             emptied: As if no pod were there.
         """
-        key = (self.changes, percent, emptied)
-        if self._compute_mask[0] != key:
-            free = (
-                np.broadcast_to(self.compute_limit[:, None], self.size.shape)
-                if emptied
-                else self.compute_free
-            )
-            mask = free >= percent
-            mask.flags.writeable = False
-            self._compute_mask = key, mask
-        return self._compute_mask[1]
+        if emptied:
+            limits: BoolArray = np.broadcast_to(self.compute_limit[:, None], self.size.shape) >= percent
+            return limits
+        changes, known, mask = self._compute_mask
+        alike = known == percent and mask.shape == self.size.shape
+        changed = self.list_changed_rows(changes) if alike else None
+        if changed is None:
+            mask = self.compute_free >= percent
+        elif changed.size:
+            mask = mask.copy()
+            mask[changed] = self.compute_free[changed] >= percent
+        mask.flags.writeable = False
+        self._compute_mask = self.changes, percent, mask
+        return mask
 
     def set_capacity(self, row: int, amounts: Amounts) -> None:
         """Set what a node offers to pods in all; more than `NOT_COUNTED` of a resource counts as that."""

@@ -190,10 +190,12 @@ def _have_so_many(there: BoolArray, cards: int) -> BoolArray:
     """Tell which rows of bool[m, K] have so many True, with the bytes of eight cards as one integer."""
     short = -there.shape[1] % 8
     eights = (np.pad(there, ((0, 0), (0, short))) if short else there).view(np.uint64)
+    if cards == 1 and eights.shape[1] == 1:
+        any_there: BoolArray = eights[:, 0] != 0
+        return any_there
     # The product's highest byte is the sum of all bytes.
     counts = eights * _EVERY_BYTE >> np.uint64(56)
-    total = counts[:, 0] if eights.shape[1] == 1 else counts.sum(axis=1)
-    result: BoolArray = total >= cards
+    result: BoolArray = (counts[:, 0] if eights.shape[1] == 1 else counts.sum(axis=1)) >= cards
     return result
 
 

@@ -84,6 +84,8 @@ class FragmentationScores:
 
     def _score_allowed(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         allowed = _allowed(view, ask, rows, self._states.orders(rows))
+        if len(rows) == 1:
+            return self._scored(self._states.of_row[rows], ask, allowed)[0]
         # Rows of one state with the same cards are alike.
         kinds = np.column_stack((self._states.of_row[rows], np.packbits(allowed, axis=1)))
         keys = kinds.view(f"V{kinds[0].nbytes}")
