@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from allocator.errors import QuantityError
-from allocator.names import DRA_API, DRA_DRIVER, DRA_MEMORY, MIB
+from allocator.names import DRA_API, DRA_COMPUTE, DRA_DRIVER, DRA_MEMORY, MIB
 from allocator.quantity import parse_bytes
 
 CLAIMS_PATH: Final = f"{DRA_API}/resourceclaims"
@@ -65,13 +65,23 @@ class AllocatedDevice(msgspec.Struct, rename="camel"):
         Raises:
             QuantityError: the amount is none.
         """
-        amount = (self.consumed_capacity or {}).get(DRA_MEMORY)
-        if amount is None:
-            return None
+        amount = self._read(DRA_MEMORY)
+        return None if amount is None else -(-amount // (unit_mib * MIB))
+
+    def count_compute(self) -> int:
+        """Count the percent of the card's compute, a part of one as a whole one; 0 if it asks for none.
+
+        Raises:
+            QuantityError: the amount is none.
+        """
+        return self._read(DRA_COMPUTE) or 0
+
+    def _read(self, capacity: str) -> int | None:
+        amount = (self.consumed_capacity or {}).get(capacity)
         try:
-            return -(-parse_bytes(amount) // (unit_mib * MIB))
+            return None if amount is None else parse_bytes(amount)
         except QuantityError as error:
-            raise QuantityError(f"{DRA_MEMORY}: {error}") from error
+            raise QuantityError(f"{capacity}: {error}") from error
 
 
 class AllocatedDevices(msgspec.Struct):

@@ -17,10 +17,11 @@ RESOURCE_PREFIX = f"{GPU_PREFIX}memory-"
 PERCENT_RESOURCE = f"{GPU_PREFIX}percent"
 COMPUTE_RESOURCE = f"{GPU_PREFIX}compute-percent"
 
-# Dynamic resource allocation: the driver of our ResourceSlices, the class of its devices, and their capacity.
+# Dynamic resource allocation: driver of our ResourceSlices, class of the devices, and their capacities.
 DRA_DRIVER = f"gpu.{DOMAIN}"
 DEVICE_CLASS = "gpupack"
 DRA_MEMORY = "memory"
+DRA_COMPUTE = "compute"
 DRA_API = "/apis/resource.k8s.io/v1"
 
 # Label of the claims that the scheduler makes for pods that ask by their containers' limits.

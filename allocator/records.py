@@ -72,12 +72,14 @@ class Holds:
         claims: by UID of the ResourceClaims that the words certainly contain: units by position of the card.
             Claims that the extender writes for a pod are not among them: the pod's UID stands for those. A
             claim that is allocated anew has other cards.
+        claims_compute: percent of compute of those claims that ask for some, likewise.
     """
 
     seen: int
     uids: frozenset[str]
     units: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
     claims: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
+    claims_compute: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
 
 
 class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -133,6 +135,7 @@ class _Holds(msgspec.Struct, frozen=True, gc=False):
     uids: list[_Text]
     units: list[dict[_Natural, _Units]] | UnsetType = UNSET
     claims: dict[_Text, dict[_Natural, _Units]] = {}
+    claims_compute: dict[_Text, dict[_Natural, _Units]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +230,8 @@ def load_allocation(text: str) -> Allocation:
 def dump_holds(holds: Holds) -> str:
     """Write `gpupack.io/holds`, UIDs sorted so that equal values are equal texts.
 
-    `units` is a list parallel to `uids`, left out where nothing is known. `claims` is left out where there
-    are none.
+    `units` is a list parallel to `uids`, left out where nothing is known. `claims` and
+    `claims_compute` are left out where there are none.
 
     Raises:
         PackingError: units of a pod that is not held.
@@ -241,8 +244,9 @@ def dump_holds(holds: Holds) -> str:
     if holds.units:
         units = (holds.units.get(uid, {}) for uid in uids)
         record["units"] = [dict(sorted(each.items())) if len(each) > 1 else each for each in units]
-    if holds.claims:
-        record["claims"] = {uid: dict(sorted(units.items())) for uid, units in sorted(holds.claims.items())}
+    for name, claims in (("claims", holds.claims), ("claims_compute", holds.claims_compute)):
+        if claims:
+            record[name] = {uid: dict(sorted(amounts.items())) for uid, amounts in sorted(claims.items())}
     return _compact(record)
 
 
@@ -255,11 +259,12 @@ def load_holds(text: str) -> Holds:
     """
     record = _HOLDS.decoded(text)
     uids = frozenset(record.uids)
-    if record.units is UNSET:
-        return Holds(int(record.seen), uids, claims=record.claims)
-    if len(record.units) != len(record.uids) or len(uids) != len(record.uids):
-        raise _HOLDS.rubbish(text, f"units of {len(record.units)} pods beside {len(uids)} UIDs")
-    return Holds(int(record.seen), uids, dict(zip(record.uids, record.units, strict=True)), record.claims)
+    units: Mapping[str, Mapping[int, int]] = {}
+    if record.units is not UNSET:
+        if len(record.units) != len(record.uids) or len(uids) != len(record.uids):
+            raise _HOLDS.rubbish(text, f"units of {len(record.units)} pods beside {len(uids)} UIDs")
+        units = dict(zip(record.uids, record.units, strict=True))
+    return Holds(int(record.seen), uids, units, record.claims, record.claims_compute)
 
 
 def dump_cards(records: Sequence[CardRecord]) -> str:

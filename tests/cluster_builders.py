@@ -10,6 +10,7 @@ from allocator.ids import PERCENT_IDS, device_names
 from allocator.names import (
     CLAIM_LABEL,
     COMPUTE_RESOURCE,
+    DRA_COMPUTE,
     DRA_DRIVER,
     DRA_MEMORY,
     NODE_CARDS,
@@ -46,6 +47,7 @@ def node_object(
     memory: str = "100Gi",
     holds: Sequence[str] = (),
     claims: Mapping[str, Mapping[int, int]] | None = None,
+    claims_compute: Mapping[str, Mapping[int, int]] | None = None,
     seen: int | None = None,
     models: Sequence[str] | None = None,
     healthy: Sequence[bool] | None = None,
@@ -82,7 +84,7 @@ def node_object(
         if compute is not None:
             allocatable.setdefault(COMPUTE_RESOURCE, str(limit * len(sizes)))
         annotations[NODE_HOLDS] = dump_holds(
-            Holds(version if seen is None else seen, frozenset(holds), claims=claims or {})
+            Holds(version if seen is None else seen, frozenset(holds), {}, claims or {}, claims_compute or {})
         )
         if inventory:
             annotations[NODE_CARDS] = dump_cards(
@@ -178,15 +180,21 @@ def claim_object(
     pods: Sequence[str] = (),
     of_pod: str | None = None,
     driver: str = DRA_DRIVER,
+    compute: str | int | None = None,
 ) -> dict[str, object]:
-    """A ResourceClaim with shares of a node's cards: (card, GiB or a text as it stands or None for all)."""
+    """A ResourceClaim with shares of a node's cards: (card, GiB or a text as it stands or None for all).
+
+    Each share has `compute` percent of its card's compute.
+    """
     names = device_names([uuid(node, card) for card in range(16)])
     results = []
     for card, amount in shares:
         result: dict[str, object]
         result = {"request": "r", "driver": driver, "pool": node, "device": names[uuid(node, card)]}
         given = f"{amount}Gi" if isinstance(amount, int) else amount
-        results.append(result | ({} if given is None else {"consumedCapacity": {DRA_MEMORY: given}}))
+        amounts = {DRA_MEMORY: given, DRA_COMPUTE: None if compute is None else str(compute)}
+        consumed = {name: amount for name, amount in amounts.items() if amount is not None}
+        results.append(result | ({"consumedCapacity": consumed} if consumed else {}))
     metadata: dict[str, object] = {
         "name": name,
         "namespace": "default",

@@ -107,9 +107,11 @@ class DraWorld(NodeWorld):
         pool: str = NODE,
         label: bool = False,
         uuids: Sequence[str] | None = None,
+        compute: int = 0,
     ) -> str:
         """Create a claim with shares (card, GiB), a request for each, and a bound pod that has it.
 
+        Each share has `compute` percent of its card's compute; kube-scheduler writes 0 where none is asked.
         With `label` it is as those that the extender writes. `uuids` are the cards by number, where
         they are not those of a test's own.
 
@@ -131,7 +133,7 @@ class DraWorld(NodeWorld):
                 "pool": pool,
                 "device": names[cards[number]],
                 "shareID": str(uuid.uuid4()),
-                "consumedCapacity": {"memory": f"{gib}Gi"},
+                "consumedCapacity": {"memory": f"{gib}Gi", "compute": str(compute)},
             }
             for at, (number, gib) in enumerate(shares)
         ]

@@ -59,16 +59,19 @@ def charge_cards(accounts: NodeAccounts) -> Units:
 def charge_pod_compute(accounts: NodeAccounts, account: PodAccount) -> Units:
     """Return the percent of compute by card that one pod is charged with, as `charge_pod` does its units.
 
-    How much a pod asks for is not known before a list shows it: it is charged with all that its cards give.
+    Claims say it of the cards of which a pod has units. Without them it is not known before a list shows the
+    pod: it is charged with all that its cards give.
     """
-    if account.bound and not account.pod.request.asks_compute:
+    claimed = account.claimed_compute
+    if account.bound and not (claimed or account.pod.request.asks_compute):
         return {}
     besides = _besides(accounts, account)
     if not account.bound:
-        return dict.fromkeys(account.units | besides, accounts.compute_limit)
+        unknown = account.units | besides if claimed is None else besides.keys() - account.units.keys()
+        return (claimed or {}) | dict.fromkeys(unknown, accounts.compute_limit)
     request = account.pod.request
     sets = [account.id_sets(demand.containers) for demand in request.demands]
-    charge = request.charge_compute(map(accounts.cards_of, sets))
+    charge = request.charge_compute(map(accounts.cards_of, sets)) if claimed is None else claimed
     if besides and besides == account.pod.assigned_costs and not account.previously_published:
         possible = accounts.assigned_compute(account.pod)
     else:  # on which of these cards which container is, nobody says
@@ -76,7 +79,8 @@ def charge_pod_compute(accounts: NodeAccounts, account: PodAccount) -> Units:
     return {uuid: max(d.get(uuid, 0) for d in (charge, possible)) for uuid in charge | possible}
 
 
-def _charge_compute(accounts: NodeAccounts) -> Units:
+def charge_compute(accounts: NodeAccounts) -> Units:
+    """Return the percent of compute by card that containers have or may have."""
     total: Units = dict.fromkeys(accounts.cards, 0)
     for account in accounts.pods.values():
         add(total, charge_pod_compute(accounts, account))
@@ -85,7 +89,7 @@ def _charge_compute(accounts: NodeAccounts) -> Units:
 
 def promised_compute(accounts: NodeAccounts) -> Units:
     """Return the percent of compute by card that pods have, may have, or were assigned and wait for."""
-    total = _charge_compute(accounts)
+    total = charge_compute(accounts)
     for account in accounts.pods.values():
         if account.bound and not account.is_complete:
             add(total, accounts.assigned_compute(account.pod))
@@ -94,7 +98,7 @@ def promised_compute(accounts: NodeAccounts) -> Units:
 
 def used_compute(accounts: NodeAccounts) -> tuple[int, ...]:
     """Return the percent of compute used of each card as published: all while it is unavailable."""
-    total = _charge_compute(accounts)
+    total = charge_compute(accounts)
     return tuple(
         accounts.compute_limit
         if not card.healthy or card.cordoned

@@ -13,7 +13,7 @@ from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, release
 from allocator.ledger.accounts import NodeAccounts
 from allocator.ledger.choice import AllocationRequest
-from allocator.ledger.pods import CheckpointEntry, Pod, PodAccount, Units
+from allocator.ledger.pods import CheckpointEntry, Pod, PodAccount, Units, add
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.packing import NodeWords
 from allocator.request import WHOLE, PodRequest
@@ -102,7 +102,10 @@ class Ledger:
         """
         accounts = self._accounts
         checkpoint: dict[str, dict[str, frozenset[str]]] = {}
+        claimed: dict[str, Units] = {}
         for entry in entries:
+            if entry.compute is not None:
+                add(claimed.setdefault(entry.uid, {}), entry.compute)
             mine = checkpoint.setdefault(entry.uid, {})
             other = mine.get(entry.container)
             mine[entry.container] = entry.ids if other is None else entry.ids | other
@@ -110,6 +113,9 @@ class Ledger:
         shown: dict[frozenset[str], tuple[str, str]] = {}
         for uid in accounts.pods.keys() | checkpoint.keys():
             account, mine = self._known(uid), checkpoint.get(uid, {})
+            if uid in claimed and account.claimed_compute != claimed[uid]:
+                account = replace(account, claimed_compute=claimed[uid])
+                accounts.replace_pod(account)
             if account.checkpoint_ids != mine:
                 shown |= {ids: (uid, c) for c, ids in mine.items() if account.checkpoint_ids.get(c) != ids}
                 over = account.ended_at_s if mine or account.ended_at_s is None else now_s

@@ -19,12 +19,14 @@ class CheckpointEntry:
     Attributes:
         container: its name, also of an init container or a sidecar.
         resource: resource of any device plugin, not only ours.
+        compute: percent of compute by card of a claim; None where the checkpoint does not say it.
     """
 
     uid: str
     container: str
     resource: str
     ids: frozenset[str]
+    compute: Units | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class PodAccount:
         known_ids: device IDs by container that the checkpoint has ever shown, also of cards that are gone. A
             container that is allocated others has only those.
         units: units by card of `known_ids` and `pending_ids`, each ID once, see `NodeAccounts.units_of_pod`.
+        claimed_compute: percent of compute by card of its claims, which the checkpoint has or had last; None
+            where it has shown none.
         previously_published: units by card of the pod in the Node's `holds` before this daemon started; None
             where it was not there.
     """
@@ -117,6 +121,7 @@ class PodAccount:
     pending_ids: dict[str, frozenset[str]] = field(default_factory=dict)
     known_ids: dict[str, frozenset[str]] = field(default_factory=dict)
     units: Units = field(default_factory=dict)
+    claimed_compute: Units | None = None
     previously_published: Units | None = None
 
     @property

@@ -12,14 +12,14 @@ import structlog
 
 from allocator.claims import ClaimObject, make_claims_path
 from allocator.ids import device_id, device_names, parse_device_id
-from allocator.ledger.charges import charge_cards, charge_pod
+from allocator.ledger.charges import charge_cards, charge_compute, charge_pod, charge_pod_compute
 from deviceplugin.allocation.allocation_service import MakeGrant, container_grant
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject, decode_pod
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.cdi_files import KIND, CdiFiles, device_of, named_devices, specification
 from deviceplugin.dra.claims import ClaimShare, PreparedDevice, read_shares, shares_by_container
-from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
+from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims, add_compute
 from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from kubeapi.errors import KubeApiError, NotFound, decode_answer
@@ -248,15 +248,18 @@ class ClaimService:
 
     async def _make_grants(self, claim: PreparedClaim) -> dict[str, ContainerGrant]:
         ids = [text for mine in claim.ids.values() for text in mine]
+        by_request: dict[str, list[ClaimShare]] = {}
+        for share in claim.shares:
+            by_request.setdefault(share.request, []).append(share)
         return {
             request: await container_grant(
                 self._make_grant,
-                _units([share for share in claim.shares if share.request == request]),
+                _units(shares),
                 self._unit_mib,
                 ids,
-                claim.compute.get(request, 0),
+                max(share.compute for share in shares),
             )
-            for request in dict.fromkeys(share.request for share in claim.shares)
+            for request, shares in by_request.items()
         }
 
     async def _take(self, namespace: str, name: str, uid: str) -> PreparedClaim:
@@ -385,6 +388,25 @@ class ClaimService:
                     f"card {uuid} has {card.size_units} units, of which other pods have {others} and this "
                     f"pod has {before}: {units} more are not there"
                 )
+        return self._compute_problem(pod, shares)
+
+    def _compute_problem(self, pod: PodObject, shares: Sequence[ClaimShare]) -> str | None:
+        """Say which card gives less compute than shares need of it, beside what others have."""
+        asked = add_compute(shares)
+        if not asked:
+            return None
+        accounts, uid = self._account.ledger.accounts, pod.runtime_uid
+        charged = charge_compute(accounts)
+        own = accounts.pods.get(uid)
+        mine = charge_pod_compute(accounts, own) if own is not None else {}
+        held = add_compute(share for claim in self._prepared.of_pod(uid) for share in claim.shares)
+        for uuid, percent in asked.items():
+            others, before = charged[uuid] - mine.get(uuid, 0), held.get(uuid, 0)
+            if others + before + percent > accounts.compute_limit:
+                return (
+                    f"card {uuid} gives {accounts.compute_limit} percent of its compute, of which other pods "
+                    f"have {others} and this pod has {before}: {percent} more are not there"
+                )
         return None
 
     def _make(self, claim: ClaimObject, pod: PodObject, shares: Sequence[ClaimShare]) -> PreparedClaim:
@@ -402,19 +424,7 @@ class ClaimService:
             },
             shares=tuple(shares),
             is_for_limits=claim.is_for_limits,
-            compute=self._asked_compute(pod, containers) if claim.is_for_limits else {},
         )
-
-    def _asked_compute(
-        self, pod: PodObject, containers: Mapping[str, Sequence[ClaimShare]]
-    ) -> dict[str, int]:
-        """Return the percent of compute by request; containers that have one together get the largest."""
-        request, _ = pod.parse_request(self._prepared.resource)
-        compute: dict[str, int] = {}
-        for container in request.containers if request is not None else ():
-            for share in containers.get(container.name, ()) if container.compute else ():
-                compute[share.request] = max(container.compute, compute.get(share.request, 0))
-        return compute
 
     def _ids(self, runtime_uid: str, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
         """Name the lowest units of each card that nobody has, but for what the pod has let go itself.

@@ -54,7 +54,13 @@ def device_statuses(claim: PreparedClaim, pool: str, now: str) -> list[dict[str,
             "pool": pool,
             "device": share.device,
             "conditions": [{**CONDITION, "message": told, "lastTransitionTime": now}],
-            "data": {"card": share.uuid, "pod": claim.pod_name, "podUID": claim.pod_uid, "units": held},
+            "data": {
+                "card": share.uuid,
+                "pod": claim.pod_name,
+                "podUID": claim.pod_uid,
+                "units": held,
+                **({"compute": share.compute} if share.compute else {}),
+            },
         }
         found.append({**entry, "shareID": share.share_id} if share.share_id else entry)
     return found

@@ -7,7 +7,8 @@ import msgspec
 
 from allocator.claims import ClaimObject
 from allocator.errors import QuantityError, shown
-from allocator.names import DRA_MEMORY
+from allocator.names import DRA_COMPUTE, DRA_MEMORY
+from allocator.request import WHOLE
 from deviceplugin.errors import AllocationRefusedError
 from kubeapi.objects import Pod
 
@@ -20,6 +21,7 @@ class ClaimShare:
         request: name of the claim's request that it answers; `main/sub` of a prioritized list.
         device: name of the card in the ResourceSlice.
         share_id: distinguishes it from other shares of the same card; empty for none.
+        compute: percent of the card's compute; 0 if it takes what is left.
     """
 
     request: str
@@ -27,6 +29,7 @@ class ClaimShare:
     uuid: str
     units: int
     share_id: str
+    compute: int = 0
 
 
 class PreparedDevice(msgspec.Struct, frozen=True):
@@ -60,7 +63,7 @@ def read_shares(
                 f"node; allowed: {shown(', '.join(devices), 512)} of pool {pool}",
             )
         try:
-            units = result.count_units(unit_mib)
+            units, compute = result.count_units(unit_mib), result.count_compute()
         except QuantityError as error:
             raise AllocationRefusedError("invalid", f"{name}: {error}") from error
         if units is None:
@@ -70,7 +73,12 @@ def read_shares(
             raise AllocationRefusedError(
                 "invalid", f"{name}: memory {shown(amount)} of device {result.device}; allowed: more than 0"
             )
-        found.append(ClaimShare(result.request, result.device, uuid, units, result.share_id))
+        if not 0 <= compute <= WHOLE:
+            raise AllocationRefusedError(
+                "invalid",
+                f"{name}: {DRA_COMPUTE} {compute} of device {result.device}; allowed: 0 to {WHOLE}",
+            )
+        found.append(ClaimShare(result.request, result.device, uuid, units, result.share_id, compute))
     return tuple(found)
 
 

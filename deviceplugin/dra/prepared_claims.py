@@ -12,7 +12,7 @@ somebody's CDI specification may be another card's after a reboot.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.dra.claims import ClaimShare
 from deviceplugin.errors import TornCheckpointError
 from deviceplugin.files import make_folder, remove_file, replace_file
+from deviceplugin.publishing.node_publication import PublishedClaims
 
 FOLDER: Final = "claims"
 
@@ -38,7 +39,6 @@ class PreparedClaim(msgspec.Struct, frozen=True):
         ids: device IDs by container of that pod, as in the kubelet's checkpoint.
         shares: what was allocated of which card.
         is_for_limits: the extender wrote it for a pod that asks by its limits.
-        compute: percent of compute, by request, that the containers ask for by their limits.
     """
 
     uid: str
@@ -49,13 +49,22 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     ids: dict[str, list[str]]
     shares: tuple[ClaimShare, ...]
     is_for_limits: bool = False
-    compute: dict[str, int] = {}
 
     @property
     def units(self) -> dict[str, int]:
         """Units by card; containers that share some count them once."""
         ids = {text for mine in self.ids.values() for text in mine}
         return dict(Counter(parse_device_id(text)[0] for text in ids))
+
+    @property
+    def compute(self) -> dict[str, int]:
+        """Percent of compute by card, of the cards of which it has some."""
+        return add_compute(self.shares)
+
+    def compute_of(self, container: str) -> int:
+        """Percent of compute that a container has of each of its cards: of different shares the largest."""
+        cards = {parse_device_id(text)[0] for text in self.ids.get(container, ())}
+        return max((share.compute for share in self.shares if share.uuid in cards), default=0)
 
 
 _DECODER: Final = msgspec.json.Decoder(PreparedClaim)
@@ -72,6 +81,14 @@ def _decode(uid: str, content: bytes) -> PreparedClaim:
     return claim
 
 
+def add_compute(shares: Iterable[ClaimShare]) -> dict[str, int]:
+    """Add up the percent of compute that shares have, by card."""
+    compute: Counter[str] = Counter()
+    for share in shares:
+        compute[share.uuid] += share.compute
+    return {uuid: percent for uuid, percent in compute.items() if percent}
+
+
 class ClaimEntries:
     """The claims at one moment, in the form of the kubelet's checkpoint."""
 
@@ -83,8 +100,7 @@ class PreparedClaims:
     """Keeps the claims, in memory and in files.
 
     Attributes:
-        published_units: units by card of the claims that the Node's `holds` names, by the claim's UID; see
-            `allocator.records.Holds`.
+        published: what the Node's `holds` says of them.
     """
 
     def __init__(self, folder: Path, resource: str) -> None:
@@ -93,7 +109,7 @@ class PreparedClaims:
         self._claims: dict[str, PreparedClaim] = {}
         self._unread: dict[str, str] = {}
         self._entries = ClaimEntries(())
-        self.published_units: dict[str, dict[str, int]] = {}
+        self.published = PublishedClaims()
 
     def load(self) -> None:
         """Read what an earlier daemon prepared. Blocking.
@@ -137,11 +153,16 @@ class PreparedClaims:
     def read_request(self, pod_uid: str) -> PodRequest | None:
         """Say what a pod asks for that has prepared claims; None for any other one."""
         units: Counter[str] = Counter()
+        compute: Counter[str] = Counter()
         for claim in self.of_pod(pod_uid):
-            units.update({container: len(ids) for container, ids in claim.ids.items()})
+            for container, ids in claim.ids.items():
+                units[container] += len(ids)
+                compute[container] = max(compute[container], claim.compute_of(container))
         if not units:
             return None
-        return PodRequest(tuple(ContainerRequest(name, count, "main") for name, count in units.items()))
+        return PodRequest(
+            tuple(ContainerRequest(name, count, "main", compute[name]) for name, count in units.items())
+        )
 
     def awaits_claim(self, pod_uid: str) -> bool:
         """Tell whether a pod has prepared claims, and none that the extender wrote for its limits."""
@@ -193,13 +214,19 @@ class PreparedClaims:
         return self._folder / f"{uid}.json"
 
     def _changed(self) -> None:
-        self.published_units = {
-            claim.uid: claim.units for claim in self._claims.values() if not claim.is_for_limits
-        }
+        own = [claim for claim in self._claims.values() if not claim.is_for_limits]
+        self.published = PublishedClaims(
+            {claim.uid: claim.units for claim in own},
+            {claim.uid: compute for claim in own if (compute := claim.compute)},
+        )
         self._entries = ClaimEntries(
             tuple(
-                CheckpointEntry(claim.pod_uid, container, self.resource, frozenset(ids))
+                CheckpointEntry(
+                    # Containers that share a claim's cards have its compute once.
+                    *(claim.pod_uid, container, self.resource, frozenset(ids)),
+                    compute={} if number else claim.compute,
+                )
                 for claim in self._claims.values()
-                for container, ids in claim.ids.items()
+                for number, (container, ids) in enumerate(claim.ids.items())
             )
         )

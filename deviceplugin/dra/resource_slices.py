@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from allocator.cards import Card
-from allocator.names import DOMAIN, DRA_API, DRA_DRIVER, DRA_MEMORY
+from allocator.names import DOMAIN, DRA_API, DRA_COMPUTE, DRA_DRIVER, DRA_MEMORY
 from allocator.quantity import canonical
+from allocator.request import WHOLE
 from deviceplugin.gpus.api.source import GpuCard
 
 SLICES: Final = f"{DRA_API}/resourceslices"
@@ -48,7 +49,8 @@ def device_of(
     """Describe a card as a device.
 
     Its capacity is its size whatever is in use: kube-scheduler subtracts what claims have, and a capacity
-    must not shrink under them. A claim that says no amount gets the whole card.
+    must not shrink under them. A claim that says no amount of memory gets the whole card, one that says none
+    of compute takes what is left of it, and counts nothing.
 
     Args:
         overused: processes of others, or pods beyond their share, leave nothing of it.
@@ -61,6 +63,7 @@ def device_of(
         policy["validRange"] = {"min": unit, "max": whole, "step": unit}
     else:
         policy["validValues"] = [whole]
+    share = {"min": "0", "max": str(min(WHOLE, card.compute_limit)), "step": "1"}
     attributes: dict[str, Any] = {
         "uuid": {"string": card.uuid[:MOST_CHARS]},
         "model": {"string": card.model[:MOST_CHARS]},
@@ -78,7 +81,13 @@ def device_of(
     device: dict[str, Any] = {
         "name": name,
         "attributes": attributes,
-        "capacity": {DRA_MEMORY: {"value": whole, "requestPolicy": policy}},
+        "capacity": {
+            DRA_MEMORY: {"value": whole, "requestPolicy": policy},
+            DRA_COMPUTE: {
+                "value": canonical(str(card.compute_limit)),
+                "requestPolicy": {"default": "0", "validRange": share},
+            },
+        },
         "allowMultipleAllocations": True,
     }
     # Where there are several reasons, the one that lasts longest is shown.

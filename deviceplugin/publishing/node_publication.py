@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -24,6 +25,18 @@ LAST_REVISION: Final = (1 << PAYLOAD_BITS) - 2
 _dump_cards: Final = lru_cache(maxsize=1)(dump_cards)
 
 
+class PublishedClaims(NamedTuple):
+    """PublishedClaims is what the Node's `holds` says of claims, by their UID; see `allocator.records.Holds`.
+
+    Attributes:
+        units: units by card.
+        compute: percent of compute by card, of the claims that ask for some.
+    """
+
+    units: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+    compute: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class NodePublication:
     """What the Node should say, or said.
@@ -33,6 +46,7 @@ class NodePublication:
         accounted_pods: units by the card's position, by UID, of the pods that the words contain.
         seen_version: resourceVersion that the words take into account.
         claims: prepared claims that the words contain, see `Holds`.
+        claims_compute: likewise.
         offered_compute: percent of compute over all cards, see `offer_compute` in `allocator.ledger.charges`;
             None where the resource is not offered.
     """
@@ -42,6 +56,7 @@ class NodePublication:
     inventory: tuple[CardRecord, ...]
     seen_version: int
     claims: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    claims_compute: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     offered_compute: int | None = None
 
 
@@ -104,12 +119,11 @@ def _released(wanted: NodePublication, words: NodeWords, holds: Holds, owed: int
 
 def _holds(wanted: NodePublication) -> Holds:
     pods = wanted.accounted_pods
-    return Holds(wanted.seen_version, frozenset(pods), pods, wanted.claims)
+    return Holds(wanted.seen_version, frozenset(pods), pods, wanted.claims, wanted.claims_compute)
 
 
 def _holds_differ(wanted: NodePublication, holds: Holds) -> bool:
-    pods = wanted.accounted_pods
-    return holds.uids != pods.keys() or holds.units != pods or holds.claims != wanted.claims
+    return replace(holds, seen=wanted.seen_version) != _holds(wanted)
 
 
 def differences(wanted: NodePublication, node: NodeObject, owed: int) -> list[str]:
@@ -161,7 +175,7 @@ def make_status_patch(wanted: NodePublication, node: NodeObject, revision: int) 
 
 
 def place_claims(claims: Mapping[str, Mapping[str, int]], uuids: Sequence[str]) -> dict[str, dict[int, int]]:
-    """Map units of prepared claims to the cards' positions, without those of cards that are gone."""
+    """Map units, or compute, of prepared claims to positions of cards, without cards that are gone."""
     position = {uuid: number for number, uuid in enumerate(uuids)}
     return {
         uid: {position[uuid]: count for uuid, count in units.items() if uuid in position}

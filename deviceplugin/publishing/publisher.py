@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -16,6 +16,7 @@ from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.option_values import PUBLISH_GAP_S
 from deviceplugin.publishing.node_publication import (
     NodePublication,
+    PublishedClaims,
     changes_since,
     differences,
     due_s,
@@ -58,7 +59,6 @@ class NodePublisher:
         gap_s: least seconds between two patches that only bring gains.
         offers: whether pods can be served yet; until then the Node's words stay as they are.
         owns: whether the Node is ours to write to.
-        claims: units by card of prepared claims, see `allocator.records.Holds`.
         offers_compute: whether the Node offers compute to Kubernetes' own sums.
     """
 
@@ -76,7 +76,7 @@ class NodePublisher:
         now_ms: Callable[[], int] = read_wall_ms,
         offers: Callable[[], bool] = lambda: True,
         owns: Callable[[], bool] = lambda: True,
-        claims: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
+        claims: Callable[[], PublishedClaims] = PublishedClaims,
         offers_compute: bool = True,
     ) -> None:
         self._client = client
@@ -252,13 +252,15 @@ class NodePublisher:
         note("the Node does not keep what is written to it", differs=differs, retry_s=round(delay_s, 2))
 
     def _wanted(self) -> NodePublication:
-        ledger = self._account.ledger
+        ledger, claims = self._account.ledger, self._claims()
+        uuids = [card.uuid for card in ledger.installed]
         return NodePublication(
             words=ledger.make_words(self._unit_mib),
             accounted_pods=ledger.published_holds(),
             inventory=tuple(self._inventory()),
             seen_version=self._pod_view.seen_version,
-            claims=place_claims(self._claims(), [card.uuid for card in ledger.installed]),
+            claims=place_claims(claims.units, uuids),
+            claims_compute=place_claims(claims.compute, uuids),
             offered_compute=ledger.offered_compute() if self._offers_compute else None,
         )
 

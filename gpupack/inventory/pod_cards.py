@@ -1,5 +1,6 @@
 """Finds which pods sit on which card: from the node's holds, else from the pods' annotations."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from gpupack.inventory.records import CardRow, PodRow, Share
 from kubeapi.errors import make_printable
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.charges import Charge, ChargeRules, NodeRecord
-from scheduler_plugin.cache.claim_charges import AllocatedClaim, read_claim
+from scheduler_plugin.cache.claim_charges import AllocatedClaim, read_claim, sum_compute
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 
 _RULES: Final = ChargeRules()
@@ -76,7 +77,9 @@ def join_pods(
         uuids=tuple(card.uuid for card in cards if card.uuid is not None),
         claims={claim.uid: claim for claim in claims},
         held_claims={} if holds is None else holds.claims,
+        held_claims_compute={} if holds is None else holds.claims_compute,
     )
+    by_claims = _sum_claims_by_pod(node)
     on_card: dict[int, list[PodRow]] = {}
     nowhere: list[PodRow] = []
     for pod in pods:
@@ -96,10 +99,11 @@ def join_pods(
                     whole = 0 if published is not None else units_of_pod(record.charged, node.sizes)
                     nowhere.append(PodRow(namespace, name, meta.uid, whole, "unknown"))
         use = _read_use(pod)
-        compute = _compute_of(pod, node, resource) if asks_compute(pod) else {}
+        compute = by_claims.pop(meta.uid, Counter())
+        compute.update(_compute_of(pod, node, resource) if asks_compute(pod) else {})
         for position, count in units.items():
             used_mib, by, busy, compute_by = use.get(cards[position].uuid or "", _NO_USE)
-            percent = compute.get(position, 0)
+            percent = compute[position]
             row = PodRow(namespace, name, meta.uid, count, share, used_mib, by, percent, busy, compute_by)
             on_card.setdefault(position, []).append(row)
     for uid, units in held.items():
@@ -114,7 +118,7 @@ def join_pods(
             assumed_units=assumed[position],
             assumed_compute=assumed_compute.get(position, 0),
         )
-        if position in on_card or assumed[position]
+        if position in on_card or assumed[position] or position in assumed_compute
         else card
         for position, card in enumerate(cards)
     )
@@ -155,6 +159,15 @@ def asks_compute(pod: Pod) -> bool:
     """Tell whether a container asks for compute; reading its whole request takes longer."""
     resources = (container.resources for container in pod.spec.all_containers)
     return any(COMPUTE_RESOURCE in (each.limits or ()) for each in resources if each is not None)
+
+
+def _sum_claims_by_pod(node: NodeRecord) -> dict[str, Counter[int]]:
+    """Add up the percent of compute of claims by card position, by UID of the pod that has their units."""
+    compute: dict[str, Counter[int]] = {}
+    for claim in node.claims.values():
+        user = next((uid for uid in claim.pods if uid in node.holds), "")
+        compute.setdefault(user, Counter()).update(sum_compute(claim, node.uuids, len(node.sizes)))
+    return compute
 
 
 def _compute_of(pod: Pod, node: NodeRecord, resource: str) -> Mapping[int, int]:

@@ -8,7 +8,7 @@ import msgspec
 from allocator.errors import AllocatorError
 from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
 from allocator.packing import node_resources, read_node
-from allocator.records import Holds, dump_assigned, dump_holds, load_holds
+from allocator.records import dump_assigned, dump_holds, load_holds
 from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.rebalance.plan_state import Destination
 from gpupack.whatif.cluster import Cluster
@@ -39,7 +39,7 @@ def remove_from_words(node: Node, movable: MovablePod) -> Node:
     written = node_resources(replace(words, used=used, compute_used=compute, revision=words.revision + 1))
     amounts: dict[str, str | int] = {**(node.status.allocatable or {}), **written}
     units_left = {k: v for k, v in holds.units.items() if k != uid}
-    left = Holds(holds.seen, holds.uids - {uid}, units_left, holds.claims)
+    left = replace(holds, uids=holds.uids - {uid}, units=units_left)
     return msgspec.structs.replace(
         node,
         metadata=msgspec.structs.replace(

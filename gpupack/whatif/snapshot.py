@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -187,7 +188,7 @@ def _read_claims(cluster: Cluster, notes: Counter[_Note]) -> dict[str, PodReques
 
     A claim that several pods share is the first one's.
     """
-    shares: dict[str, list[int]] = {}
+    shares: dict[str, list[ContainerRequest]] = {}
     for claim in cluster.claims.values():
         allocated = read_claim(claim, cluster.unit_mib)
         uid = next((uid for uid in claim.pods if uid in cluster.pods), None)
@@ -198,16 +199,14 @@ def _read_claims(cluster: Cluster, notes: Counter[_Note]) -> dict[str, PodReques
             continue
         for node, mine in allocated.items():
             record = cluster.state.node_records.get(node, NodeRecord(node))
-            for share in mine.shares:
+            for share, (_, percent) in zip_longest(mine.shares, mine.compute, fillvalue=("", 0)):
                 units = max(sum_shares((share,), record.uuids, record.sizes).values(), default=share[1] or 0)
-                shares.setdefault(uid, []).extend([units] if units else [])
+                compute = min(percent or 0, WHOLE)
+                asking = shares.setdefault(uid, [])
+                asking += [ContainerRequest(str(len(asking)), units, "main", compute)] if units else []
     if shares:
         notes[_BY_CLAIMS] = len(shares)
-    return {
-        uid: PodRequest(tuple(ContainerRequest(str(at), count, "main") for at, count in enumerate(units)))
-        for uid, units in shares.items()
-        if units
-    }
+    return {uid: PodRequest(tuple(asking)) for uid, asking in shares.items() if asking}
 
 
 def _nodes(

@@ -15,6 +15,7 @@ from allocator.ids import device_names
 from allocator.names import (
     CLAIM_LABEL,
     DEVICE_CLASS,
+    DRA_COMPUTE,
     DRA_DRIVER,
     DRA_MEMORY,
     PERCENT_RESOURCE,
@@ -84,14 +85,14 @@ def claim_of(
     request = pod.request
     if request is None:
         raise CommitError(f"pod {pod.full_name} asks for no card")
-    shares = _shares(request, sizes, assigned)
+    shares, compute = _shares(request, sizes, assigned), _compute(request)
     results = [
         AllocatedDevice(
             request=name,
             driver=DRA_DRIVER,
             pool=node,
             device=device_names(sizes)[card],
-            consumed_capacity={DRA_MEMORY: canonical(f"{units * unit_mib}Mi")},
+            consumed_capacity={DRA_MEMORY: canonical(f"{units * unit_mib}Mi")} | compute[name],
         )
         for name, cards in shares.items()
         for card, units in cards
@@ -137,6 +138,17 @@ def _shares(
         _request_name(number): list(assigned[container.name])
         for number, container in enumerate(request.containers)
     }
+
+
+def _compute(request: PodRequest) -> dict[str, dict[str, str]]:
+    """Write what each request has of its cards' compute; nothing where it asks for none."""
+    if request.shared:
+        percents = {_SHARED_REQUEST: request.demands[0].compute}
+    else:
+        percents = {
+            _request_name(number): container.compute for number, container in enumerate(request.containers)
+        }
+    return {name: {DRA_COMPUTE: str(percent)} if percent else {} for name, percent in percents.items()}
 
 
 def _request_name(number: int) -> str:

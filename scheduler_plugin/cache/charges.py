@@ -106,6 +106,7 @@ class NodeRecord:
         tombstones: Charges of vanished pods, by UID.
         claims: What claims are allocated of its cards, by the claim's UID.
         held_claims: Units by card position of the claims that the words certainly contain, by UID.
+        held_claims_compute: Percent of compute, likewise.
         claim_tombstones: What claims had that vanished before the words contained them, by UID and version.
         charged_cards: Cards computed for the current charges, by UID of the pod.
         capacity: What the Node offers to pods.
@@ -128,6 +129,7 @@ class NodeRecord:
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
     claims: dict[str, AllocatedClaim] = field(default_factory=dict)
     held_claims: Mapping[str, ByPosition] = field(default_factory=dict)
+    held_claims_compute: Mapping[str, ByPosition] = field(default_factory=dict)
     claim_tombstones: dict[tuple[str, int], ClaimTombstone] = field(default_factory=dict)
     charged_cards: dict[str, ChargedCards] = field(default_factory=dict)
     capacity: Amounts = NOTHING
@@ -157,11 +159,12 @@ class NodeRecord:
         return self.capacity.subtract(self.in_use)
 
     def read_held_claims(self) -> HeldClaims:
-        return HeldClaims(self.held_claims, self.uuids, self.sizes, self.seen_version)
+        compute = self.held_claims_compute
+        return HeldClaims(self.held_claims, self.uuids, self.sizes, self.seen_version, compute)
 
     def clear_published(self) -> None:
         self.seen_version, self.holds = -1, {}
-        self.held_claims = {}
+        self.held_claims = self.held_claims_compute = {}
         self.sizes = self.used = ()
         self.uuids = ()
         self.indexes = ()
@@ -208,15 +211,11 @@ class ChargeRules:
         for tombstone in record.tombstones.values():
             yield tombstone.charge
 
-    def charges_of_claims(self, record: NodeRecord) -> Iterator[tuple[int, int]]:
-        """Give card positions and units of claims, from allocation until the node's words contain them."""
-        if not (record.claims or record.claim_tombstones):
-            return
-        held = record.read_held_claims()
-        for claim in record.claims.values():
-            yield from held.find_missing(claim).items()
+    def charges_of_claims(self, record: NodeRecord) -> Iterator[AllocatedClaim]:
+        """Give claims, which count from allocation until the node's words contain them."""
+        yield from record.claims.values()
         for tombstone in record.claim_tombstones.values():
-            yield from held.find_missing(tombstone.claim).items()
+            yield tombstone.claim
 
     def needs_tombstone(self, record: NodeRecord, uid: str, version: int) -> bool:
         """Return True if the kubelet may have admitted a pod that vanished unaccounted at `version`."""
@@ -288,6 +287,9 @@ class ChargeRules:
             if charge.request.asks_compute:
                 for card, percent in self.charge_compute(record, charge).items():
                     totals[card] = totals.get(card, 0) + percent
+        for claim in self.charges_of_claims(record):
+            for card, percent in record.read_held_claims().find_missing_compute(claim).items():
+                totals[card] = totals.get(card, 0) + percent
         return totals
 
     def sum_by_card(self, record: NodeRecord, charges: list[Charge]) -> list[int]:
@@ -298,8 +300,9 @@ class ChargeRules:
             by_card = self.charge_every_card(record, charge) if assigned is None else assigned
             for card, units in by_card.items():
                 totals[card] += units
-        for card, units in self.charges_of_claims(record):
-            totals[card] += units
+        for claim in self.charges_of_claims(record):
+            for card, units in record.read_held_claims().find_missing(claim).items():
+                totals[card] += units
         if len(record.charged_cards) > len(charges):
             counted = {charge.uid for charge in charges}
             record.charged_cards = {

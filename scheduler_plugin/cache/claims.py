@@ -107,7 +107,7 @@ class ClaimCache:
         for node, allocated in found.items():
             record = self._records.get_or_add(node)
             before = record.claims.get(uid)
-            if before is not None and before.shares != allocated.shares:
+            if before is not None and before.cards != allocated.cards:
                 self._vanish(uid, node, now)
             record.claims[uid] = allocated
             self._records.mark_changed(node)

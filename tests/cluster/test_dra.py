@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.names import CLAIM_LABEL
+from allocator.names import CLAIM_LABEL, POD_GPU_UUID
 from kubeapi.objects import Pod
 from scheduler_plugin.binding.pod_claims import claim_of
 from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.preemption.preemptor import REFUSAL_REST_S
 from tests.cluster.harness import Cluster, workload
 from tests.cluster.harness.admission import add_priority_class
-from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.controlplane import COMPUTE, RESOURCE
 from tests.cluster.harness.dra import (
     API,
     CLAIMS,
@@ -431,6 +431,39 @@ def test_claims_and_ordinary_pods_fill_one_card_together(cluster: Cluster) -> No
         cluster.wait_used([16, 6] if assigned(cluster, "fills") == {"main": [[SMALL, 5]]} else [11, 11])
     finally:
         cluster.api.delete(f"{path}/small-six", grace_s=0)
+
+
+def test_shares_of_compute_by_claims_and_by_limits_fill_one_card_and_no_more(cluster: Cluster) -> None:
+    on_small = f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'
+
+    def asks(name: str, compute: int) -> Any:
+        container = workload.container(gib=2, limits={COMPUTE: compute})
+        return workload.pod(name, container, annotations={POD_GPU_UUID: SMALL})
+
+    for name, compute in (("most", 60), ("plain", None), ("second", 50)):
+        cluster.api.post(CLAIMS, claim(name, 2, on_small, compute=compute))
+    cluster.create(claim_pod("most", "most"))
+    cluster.create(claim_pod("plain", "plain"))
+    for name in ("most", "plain"):
+        cluster.wait_running(name)
+    until(lambda: cluster.state().compute == [60, 0], "the compute of the claims in the words")
+    # Both schedulers count what claims have: kube-scheduler for a claim, the extender for a pod by limits.
+    cluster.create(claim_pod("second", "second"))
+    cluster.wait_event("second", "cannot allocate all claims")
+    cluster.create(asks("too-much", 50))
+    cluster.wait_event("too-much", "no card with 2 GiB and 50 percent of compute free: compute is short")
+    cluster.create(asks("beside", 30))
+    cluster.wait_running("beside")
+    until(lambda: cluster.state().compute == [90, 0], "the compute of the limits besides")
+    # And what pods have by limits counts for a claim.
+    cluster.api.post(CLAIMS, claim("small", 2, on_small, compute=20))
+    cluster.create(claim_pod("small", "small"))
+    cluster.wait_event("small", "cannot allocate all claims")
+    cluster.delete("small")
+    cluster.delete("too-much")
+    cluster.delete("most")
+    cluster.wait_running("second")
+    until(lambda: cluster.state().compute == [80, 0], "what was free is the next one's")
 
 
 def test_pods_that_ask_by_limits_are_evicted_for_a_more_important_one_and_pods_with_claims_are_not(

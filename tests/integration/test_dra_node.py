@@ -17,7 +17,7 @@ from allocator.ids import device_names
 from allocator.ledger import release
 from allocator.names import COMPUTE_RESOURCE, DRA_API, NODE_HOLDS
 from allocator.packing import read_node
-from allocator.records import load_holds
+from allocator.records import Holds, load_holds
 from deviceplugin import container_responses
 from deviceplugin.check import check_node
 from deviceplugin.dra import claim_service
@@ -193,14 +193,9 @@ async def test_the_compute_that_a_pods_limits_ask_for_counts_and_is_said_to_what
     limits = {"gpupack.io/gpu-memory-gib": "2", "gpupack.io/gpu-compute-percent": "30"}
     asks = {"name": "main", "image": "x", "resources": {"claims": [{"name": "c"}], "limits": limits}}
     async with dra_world(compute_limit_percent=150) as world:
-        await world.claim("of-limits", (1, 2), pod="pod-b", label=True, containers=[asks])
+        await world.claim("of-limits", (1, 2), pod="pod-b", label=True, containers=[asks], compute=30)
         await world.prepare("of-limits")
-
-        def published() -> tuple[int, ...]:
-            words = read_node(world.api.node(NODE)["status"]["allocatable"])
-            return (words.compute_limit, *words.compute_used) if words is not None else ()
-
-        await until(lambda: published() == (150, 0, 30), "the compute in the words")
+        await until(lambda: published_compute(world) == (150, 0, 30), "the compute in the words")
         given = [f"{card(1)}::{number}" for number in range(2)]
         assert [call.args[1:] for call in granted.call_args_list] == [({card(1): 2048}, 30, given)]
 
@@ -210,6 +205,80 @@ async def test_the_compute_that_a_pods_limits_ask_for_counts_and_is_said_to_what
         await until(
             lambda: COMPUTE_RESOURCE not in world.api.node(NODE)["status"]["allocatable"], "not offered"
         )
+
+
+def published_compute(world: DraWorld) -> tuple[int, ...]:
+    """The limit of the node's cards, and what of each is given away."""
+    words = read_node(world.api.node(NODE)["status"]["allocatable"])
+    return (words.compute_limit, *words.compute_used) if words is not None else ()
+
+
+def held_claims(world: DraWorld) -> Holds:
+    return load_holds(world.api.node(NODE)["metadata"]["annotations"][NODE_HOLDS])
+
+
+async def test_the_compute_of_a_claim_counts_once_on_each_of_its_cards(mocker: MockerFixture) -> None:
+    """Also where two containers share its cards; it is published, said to what holds it, and kept on disk."""
+    granted = mocker.spy(container_responses.ContainerResponses, "make_grant")
+    both = [{"name": name, "image": "x", "resources": {"claims": [{"name": "c"}]}} for name in ("one", "two")]
+    async with dra_world(8, 8) as world:
+        (found,) = world.slices()
+        assert [one["capacity"]["compute"] for one in found["spec"]["devices"]] == [
+            {
+                "value": "100",
+                "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}},
+            }
+        ] * 2
+        await world.claim("a", (0, 2), (1, 3), containers=both, compute=30)
+        await world.claim("plain", (1, 2))
+        await world.prepare("a", "plain")
+        await until(lambda: published_compute(world) == (100, 30, 30), "the compute in the words")
+        assert held_claims(world).claims_compute == {world.uids["a"]: {0: 30, 1: 30}}
+        assert {call.args[2] for call in granted.call_args_list if call.args[1] == {card(0): 2048}} == {30}
+
+        async def told() -> list[int]:
+            status = (await world.call("GET", f"{CLAIMS}/a"))["status"]
+            return [one["data"]["compute"] for one in status.get("devices") or ()]
+
+        assert await until(told, "the status of the claim") == [30, 30]
+
+        await world.stop_daemon()
+        await world.start_daemon()
+        await until(lambda: published_compute(world) == (100, 30, 30), "the same after a restart")
+        world.end_pod("pod-a")
+        assert await world.unprepare("a") == {"a": ""}
+        await until(lambda: published_compute(world) == (100, 0, 0), "free again")
+        assert not held_claims(world).claims_compute
+
+
+@pytest.mark.parametrize("of_limits", [False, True], ids=["a claim", "the claim of limits"])
+async def test_a_claim_beyond_what_a_card_gives_of_its_compute_is_refused_until_there_is_some(
+    monkeypatch: pytest.MonkeyPatch, *, of_limits: bool
+) -> None:
+    monkeypatch.setattr(claim_service.ClaimService.__init__, "__kwdefaults__", {"room_wait_s": 0.1})
+    limits = {"gpupack.io/gpu-memory-gib": "2", "gpupack.io/gpu-compute-percent": "50"}
+    asks = {"name": "main", "image": "x", "resources": {"claims": [{"name": "c"}], "limits": limits}}
+    async with dra_world(8) as world:
+        await world.claim("most", (0, 2), compute=60)
+        await world.claim(
+            "late", (0, 2), compute=50, label=of_limits, containers=[asks] if of_limits else None
+        )
+        assert not (await world.prepare("most"))["most"].error
+        assert (await world.prepare("late"))["late"].error == (
+            f"claim default/late: card {card(0)} gives 100 percent of its compute, of which other pods have "
+            "60 and this pod has 0: 50 more are not there"
+        )
+        world.end_pod("pod-most")
+        await world.unprepare("most")
+        await until(lambda: published_compute(world) == (100, 0), "free again")
+        assert not (await world.prepare("late"))["late"].error
+        await until(lambda: published_compute(world) == (100, 50), "the compute in the words")
+
+
+async def test_a_claim_of_more_compute_than_a_card_has_is_refused() -> None:
+    async with dra_world(8, compute_limit_percent=200) as world:
+        await world.claim("by-hand", (0, 2), compute=150)
+        assert "compute 150 of device" in (await world.prepare("by-hand"))["by-hand"].error
 
 
 async def test_a_claim_that_was_let_go_is_prepared_again_for_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,15 @@ from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.pod_cards import read_pod_cards
 from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import claim, node, pod
-from tests.state_world import assumed, free
+from tests.state_world import assumed, compute_free, free
 
 SERVES = {NODE_SERVES: SERVES_CLAIMS}
 
 
 def of_claims(version: int = 1, *used: int, **options: object) -> Node:
-    return node("n", (16, 16), used or (0, 0), version=version, extra=SERVES, **options)
+    return node(
+        "n", (16, 16), used or (0, 0), version=version, extra=SERVES, **{"compute": (0, 0), **options}
+    )
 
 
 def state_of_claims() -> ClusterState:
@@ -85,6 +87,53 @@ def test_the_amount_of_a_share(amount: str | None, units: int) -> None:
     state = state_of_claims()
     state.claims.apply(claim("c", (0, amount)), 0)
     assert assumed(state) == [units, 0]
+
+
+def test_the_compute_of_a_claim_counts_like_its_units() -> None:
+    """From its allocation until the words contain it, of which they may contain what it had before."""
+    state = state_of_claims()
+    state.apply_pod(pod("p", node="n", containers=[{"name": "main"}], version=4), 0)
+    state.claims.apply(claim("d", (0, 4), (0, 4), (1, 2), pods=["p"], version=6, compute=30), 0)
+    assert compute_free(state) == [40, 70]
+    held = {"holds": ["uid-p"], "claims": {"uid-d": {0: 8, 1: 2}}}
+    compute = {"compute": (60, 30), "claims_compute": {"uid-d": {0: 60, 1: 30}}}
+    state.apply_node(of_claims(7, 8, 2, **held, **compute), 0)
+    assert compute_free(state) == [40, 70]
+    state.claims.apply(claim("d", version=8), 0)
+    state.claims.apply(claim("d", (0, 4), (0, 4), (1, 2), pods=["p"], version=9, compute=40), 0)
+    assert (compute_free(state), assumed(state)) == ([20, 60], [0, 0])
+    state.claims.apply(claim("d", version=10), 0)
+    assert compute_free(state) == [20, 60], "it may have been prepared with what the words do not contain"
+    state.claims.apply(claim("d", (0, 8), (1, 2), pods=["p"], version=11), 0)
+    assert compute_free(state) == [20, 60]
+
+
+def test_the_compute_of_a_claim_that_vanished_counts_until_the_words_have_seen_its_pods_end() -> None:
+    state = with_live_pod()
+    state.claims.apply(claim("c", (0, 10), pods=["p"], version=6, compute=30), 0)
+    state.apply_node(of_claims(7, 10, 0, holds=["uid-p"], claims={"uid-c": {0: 10}}), 0)
+    state.claims.delete(claim("c"), "8", 0)
+    assert compute_free(state) == [70, 100], "the words lack its compute"
+    state.expire_tombstones(TOMBSTONE_S)
+    assert compute_free(state) == [100, 100]
+
+
+@pytest.mark.parametrize(
+    ("amount", "percent"),
+    [(None, 0), ("0", 0), ("1500m", 2), ("-3", 0), ("nonsense", 1000), ("4k", 1000)],
+    ids=[
+        "none",
+        "nothing",
+        "part of a percent",
+        "less than nothing",
+        "unreadable",
+        "more than any card gives",
+    ],
+)
+def test_the_compute_of_a_share(amount: str | None, percent: int) -> None:
+    state = state_of_claims()
+    state.claims.apply(claim("c", (0, 1), compute=amount), 0)
+    assert compute_free(state) == [100 - percent, 100]
 
 
 def test_a_claim_that_the_extender_wrote_for_a_pod_is_that_pods_charge() -> None:

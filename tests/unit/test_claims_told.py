@@ -13,6 +13,7 @@ from allocator.records import Holds, dump_holds
 from gpupack.cli.app import cli
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.diagnose.listing import format_pods, list_waiting
+from gpupack.diagnose.running import list_pod_cards
 from gpupack.diagnose.why import explain_pod
 from gpupack.inventory.objects import CLAIMS_NOT_READ, load_nodes
 from gpupack.inventory.rows import build_rows
@@ -27,6 +28,7 @@ from gpupack.whatif.what_if import PodCardUsage
 from kubeapi.objects import Node, OwnerReference, Pod
 from scheduler_plugin.cache.pods import read_pod
 from tests.cluster_builders import claim, claim_object, container, node_object, pod_object
+from tests.state_world import compute_free
 from tests.unit.test_claim_cache import state_of_claims
 
 
@@ -118,10 +120,17 @@ def _sharing_pod() -> Pod:
     return msgspec.convert(made, Pod)
 
 
-def with_claims_on_two_cards() -> str:
+ONE_HELD = Holds(9, frozenset({"uid-held"}), {"uid-held": {0: 10}}, {"uid-one": {0: 10}})
+
+
+def with_claims_on_two_cards(holds: Holds = ONE_HELD, compute: int = 0) -> str:
     """A node with a pod whose claim the words hold, and one whose claim they do not; and a pod that waits."""
-    node = node_object("n", (16, 16), (10, 0), extra={NODE_SERVES: SERVES_CLAIMS}, allocatable_units=0)
-    holds = Holds(9, frozenset({"uid-held"}), {"uid-held": {0: 10}}, {"uid-one": {0: 10}})
+    node = node_object(
+        *("n", (16, 16), (10, 0)),
+        extra={NODE_SERVES: SERVES_CLAIMS},
+        allocatable_units=0,
+        compute=(compute, 0),
+    )
     node["metadata"]["annotations"][NODE_HOLDS] = dump_holds(holds)  # type: ignore[index]
     plain = [{"name": "main", "resources": {"requests": {"cpu": "1"}}}]
     spec = {"resourceClaims": [{"name": "card", "resourceClaimName": "some"}]}
@@ -130,10 +139,27 @@ def with_claims_on_two_cards() -> str:
         pod_object("held", containers=plain, node="n", spec=spec, phase="Running") | {"kind": "Pod"},
         pod_object("on-its-way", containers=plain, node="n", spec=spec) | {"kind": "Pod"},
         pod_object("waits", containers=plain, spec=spec) | {"kind": "Pod"},
-        claim_object("one", (0, 10), pods=["held"]),
-        claim_object("two", (1, 5), pods=["on-its-way"]),
+        claim_object("one", (0, 10), pods=["held"], compute=compute),
+        claim_object("two", (1, 5), pods=["on-its-way"], compute=compute),
     ]
     return json.dumps({"kind": "List", "items": found})
+
+
+def test_the_compute_of_claims_is_told_of_cards_and_of_their_pods() -> None:
+    """By `top`, `why` and the snapshot, also of a claim that the words do not hold yet."""
+    holds = Holds(
+        9, frozenset({"uid-held"}), {"uid-held": {0: 10}}, {"uid-one": {0: 10}}, {"uid-one": {0: 30}}
+    )
+    text = with_claims_on_two_cards(holds, compute=30)
+    (row,) = build_rows(load_nodes(text, pods=True))
+    assert [card.compute_in_use for card in row.cards] == [30, 30]
+    assert [[(pod.name, pod.compute) for pod in card.pods] for card in row.cards] == [[("held", 30)], []]
+    found = Cluster.from_json(text)
+    (card,), _ = list_pod_cards(found, found.pods["uid-held"])
+    assert (card.compute, card.compute_in_use) == (30, 30)
+    assert compute_free(found.state) == [70, 70]
+    compute = {row[0]: row[POD_HEADER.index("gpu_compute")] for row in make_snapshot(found).pods}
+    assert compute == {"default/held": "30", "default/on-its-way": "30"}
 
 
 def test_changed_clusters_keep_their_claims() -> None:

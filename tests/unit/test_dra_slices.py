@@ -69,12 +69,25 @@ def test_a_card_has_its_size_as_capacity_whatever_is_used() -> None:
     capacity = {"value": "79Gi", "requestPolicy": {"default": "79Gi"}}
     capacity["requestPolicy"] |= {"validRange": {"min": "1Gi", "max": "79Gi", "step": "1Gi"}}  # type: ignore[operator]
     for used in (0, 40, 79):
-        assert describe(replace(CARD, used_units=used))["capacity"] == {"memory": capacity}
+        assert describe(replace(CARD, used_units=used))["capacity"]["memory"] == capacity
 
 
 def test_a_card_of_one_unit_has_one_valid_amount() -> None:
-    (capacity,) = describe(replace(CARD, size_units=1))["capacity"].values()
+    capacity = describe(replace(CARD, size_units=1))["capacity"]["memory"]
     assert capacity["requestPolicy"] == {"default": "1Gi", "validValues": ["1Gi"]}
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "most"),
+    [(100, "100", "100"), (1000, "1k", "100"), (50, "50", "50"), (1, "1", "1")],
+    ids=["whole", "shares overlap", "less than whole", "least"],
+)
+def test_a_card_gives_away_its_compute_and_a_claim_that_names_none_has_none(
+    limit: int, value: str, most: str
+) -> None:
+    capacity = describe(replace(CARD, compute_limit=limit, compute_used=1))["capacity"]["compute"]
+    policy = {"default": "0", "validRange": {"min": "0", "max": most, "step": "1"}}
+    assert capacity == {"value": value, "requestPolicy": policy}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from allocator.names import DRA_DRIVER, NODE_SERVES, PERCENT_RESOURCE, POD_CARDS, SERVES_CLAIMS
+from allocator.names import (
+    COMPUTE_RESOURCE,
+    DRA_COMPUTE,
+    DRA_DRIVER,
+    NODE_SERVES,
+    PERCENT_RESOURCE,
+    POD_CARDS,
+    SERVES_CLAIMS,
+)
 from kubeapi.errors import Conflict, KubeApiError, NotFound, TimedOut
 from kubeapi.lease import SOLE_PROCESS
 from scheduler_plugin.binding.binder import Binder
@@ -71,6 +79,27 @@ def test_with_an_init_container_all_have_one_request_of_the_effective_units() ->
     claim = make(assigned, containers=[container("main", 4)], init=[container("setup", 6)])
     assert results(claim) == [("all-containers", FIRST.lower(), "6Gi")]
     assert {one["requestName"] for one in claim.mappings} == {"all-containers"}
+
+
+def test_what_its_containers_ask_of_compute_stands_beside_the_memory() -> None:
+    """So that kube-scheduler counts it. A container that asks for none has none, init containers the peak."""
+    both = [container("a", 4, resources={COMPUTE_RESOURCE: "30"}), container("b", 2)]
+    assigned = {"a": ((FIRST, 2), (SECOND, 2)), "b": ((FIRST, 1), (SECOND, 1))}
+    split = make(assigned, containers=both, annotations={POD_CARDS: "2"})
+    assigned = {"setup": ((FIRST, 6),), "a": ((FIRST, 4),), "b": ((FIRST, 2),)}
+    mains = [
+        container("a", 4, resources={COMPUTE_RESOURCE: "30"}),
+        container("b", 2, resources={COMPUTE_RESOURCE: "20"}),
+    ]
+    shared = make(
+        assigned, containers=mains, init=[container("setup", 6, resources={COMPUTE_RESOURCE: "10"})]
+    )
+
+    def compute(claim: BoundPodClaim) -> list[str | None]:
+        found = claim.allocation["devices"]["results"]
+        return [one["consumedCapacity"].get(DRA_COMPUTE) for one in found]
+
+    assert (compute(split), compute(shared)) == (["30", "30", None, None], ["50"])
 
 
 def test_percent_is_written_in_units_under_its_own_resource() -> None:

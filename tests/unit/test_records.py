@@ -50,6 +50,13 @@ def test_holds():
     assert load_holds(text) == holds
 
 
+def test_holds_with_claims():
+    text = '{"seen":"7","uids":[],"claims":{"c":{"1":4},"d":{"0":2}},"claims_compute":{"c":{"1":30}}}'
+    holds = Holds(7, frozenset(), {}, {"d": {0: 2}, "c": {1: 4}}, {"c": {1: 30}})
+    assert dump_holds(holds) == text
+    assert load_holds(text) == holds
+
+
 def test_holds_with_units():
     text = '{"seen":"7","uids":["a","b","c"],"units":[{"0":8},{"1":4,"2":4},{}]}'
     holds = Holds(7, frozenset("abc"), {"b": {2: 4, 1: 4}, "a": {0: 8}, "c": {}})

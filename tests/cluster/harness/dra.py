@@ -71,8 +71,9 @@ def device_class() -> Json:
     }
 
 
-def claim(name: str, gib: int, cel: str | None = None) -> Json:
-    exactly: Json = {"deviceClassName": "gpupack", "capacity": {"requests": {"memory": f"{gib}Gi"}}}
+def claim(name: str, gib: int, cel: str | None = None, *, compute: int | None = None) -> Json:
+    amounts = {"memory": f"{gib}Gi"} | ({} if compute is None else {"compute": str(compute)})
+    exactly: Json = {"deviceClassName": "gpupack", "capacity": {"requests": amounts}}
     if cel is not None:
         exactly["selectors"] = [{"cel": {"expression": cel}}]
     return {

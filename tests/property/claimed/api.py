@@ -7,13 +7,18 @@ from typing import Any
 import msgspec
 
 from allocator.claims import ClaimObject
-from allocator.names import DRA_DRIVER, DRA_MEMORY, POD_ASSIGNED
+from allocator.names import DRA_COMPUTE, DRA_DRIVER, DRA_MEMORY, POD_ASSIGNED
 from kubeapi.errors import NotFound
 from tests.property.kernel.api import Event
 
 NODE = "n"
 
 Json = dict[str, Any]
+
+
+def name_compute(card: str) -> str:
+    """Name the compute of a card, or of a device, among amounts by card."""
+    return f"{card} compute"
 
 
 @dataclass
@@ -28,7 +33,7 @@ class ModelApi:
     events: dict[str, list[Event[Json]]] = field(
         default_factory=lambda: {"nodes": [], "pods": [], "claims": []}
     )
-    _units: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    _amounts: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
 
     def put(self, what: str, item: Json) -> None:
         uid = item["metadata"]["uid"]
@@ -97,14 +102,14 @@ class ModelApi:
 
     # Claims.
 
-    def allocate(self, uid: str, device: str, units: int, pods: list[str]) -> None:
+    def allocate(self, uid: str, device: str, units: int, compute: int, pods: list[str]) -> None:
         result = {
             "request": "gpu",
             "driver": DRA_DRIVER,
             "pool": NODE,
             "device": device,
             "shareID": f"{uid}-{self.version}",
-            "consumedCapacity": {DRA_MEMORY: f"{units}Gi"},
+            "consumedCapacity": {DRA_MEMORY: f"{units}Gi", DRA_COMPUTE: str(compute)},
         }
         allocation = {"devices": {"results": [result]}}
         self.change("claims", uid, status={"allocation": allocation, "reservedFor": self.reserve(pods)})
@@ -116,15 +121,17 @@ class ModelApi:
             if uid in self.pods
         ]
 
-    def units_by_device(self, claim: ClaimObject) -> dict[str, int]:
-        """Units of an allocated claim, by the device's name."""
+    def amounts_by_device(self, claim: ClaimObject) -> dict[str, int]:
+        """Units of an allocated claim by the device's name, and its compute, see `name_compute`."""
         key = claim.metadata.uid, claim.metadata.resource_version
-        if key not in self._units:
-            units: dict[str, int] = {}
+        if key not in self._amounts:
+            amounts: dict[str, int] = {}
             for result in claim.results or ():
-                units[result.device] = units.get(result.device, 0) + (result.count_units(1024) or 0)
-            self._units[key] = units
-        return self._units[key]
+                mine = {result.device: result.count_units(1024) or 0}
+                for name, amount in (mine | {name_compute(result.device): result.count_compute()}).items():
+                    amounts[name] = amounts.get(name, 0) + amount
+            self._amounts[key] = amounts
+        return self._amounts[key]
 
     def tidy_claim(self, claim: Json) -> None:
         """Do what kube-controller-manager does with a claim: its pods end, and with the last one its use."""

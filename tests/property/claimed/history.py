@@ -14,8 +14,8 @@ import msgspec
 
 from allocator.claims import ClaimObject
 from allocator.ids import device_names
-from allocator.names import CLAIM_LABEL, POD_ASSIGNED
-from allocator.records import load_assigned
+from allocator.names import CLAIM_LABEL, COMPUTE_RESOURCE, POD_ASSIGNED
+from allocator.records import Assignment, load_assigned
 from deviceplugin.errors import AllocationRefusedError
 from kubeapi.objects import Node, Pod
 from scheduler_plugin.binding.committer import Committer, PendingBinding
@@ -26,7 +26,7 @@ from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.property.kernel.api import Watch
 from tests.property.kernel.history import History, replayable
 
-from .api import NODE, Json, ModelApi
+from .api import NODE, Json, ModelApi, name_compute
 from .node import RESOURCE, UNIT_MIB, ModelDaemon
 
 if TYPE_CHECKING:
@@ -155,12 +155,16 @@ class Extender:
             self.api.change("claims", f"of-{found.pod.uid}", status={})
 
     def counted(self, sizes: tuple[int, ...]) -> list[int] | None:
-        """Units by card that it takes as used; None while it cannot use the node."""
+        """Units by card that it takes as used, then percent of compute; None while it cannot use the node."""
         nodes = self.state.nodes
         row = nodes.rows.get(NODE)
         if row is None or not nodes.usable[row]:
             return None
-        return (nodes.used[row] + nodes.assumed[row])[: len(sizes)].tolist()  # type: ignore[no-any-return]
+        units, compute = (
+            nodes.used[row] + nodes.assumed[row],
+            nodes.compute_limit[row] - nodes.compute_free[row],
+        )
+        return [*units[: len(sizes)].tolist(), *compute[: len(sizes)].tolist()]
 
 
 class ClaimHistory(History):
@@ -186,6 +190,12 @@ class ClaimHistory(History):
         self.extender = Extender(self.api, self.random)
         self.numbers = itertools.count()
         self.devices = device_names([card.uuid for card in self.daemon.cards])
+        self.devices |= {name_compute(card): name_compute(name) for card, name in self.devices.items()}
+        uuids = [card.uuid for card in self.daemon.cards]
+        limit = self.daemon.ledger.accounts.compute_limit
+        self.limits = dict(zip(uuids, self.sizes, strict=True)) | {
+            name_compute(uuid): limit for uuid in uuids
+        }
         self.admitting: dict[str, dict[str, asyncio.Task[Any]]] = {}
         self.used_by: dict[str, set[str]] = {}
         self.stopped: set[str] = set()
@@ -239,13 +249,15 @@ class ClaimHistory(History):
             return
         number = next(self.numbers)
         name, uid, units = f"p{number}", f"u{number}", self.random.randint(1, 5)
+        compute = self.random.choice((0, 10, 30, 60))
         container: Json = {"name": "main"}
         spec: Json = {"containers": [container]}
         kind = self.random.choice(("limits", "limits", "own", "own", "shared", "shared", "both"))
         pod = {"metadata": {"name": name, "namespace": "default", "uid": uid}, "spec": spec}
         amounts: Json = {}
         if kind in ("limits", "both"):
-            amounts = {"limits": {RESOURCE: str(units)}, "requests": {RESOURCE: str(units)}}
+            asked = {RESOURCE: str(units)} | ({COMPUTE_RESOURCE: str(compute)} if compute else {})
+            amounts = {"limits": asked, "requests": asked}
             container["resources"] = amounts
         if kind != "limits":
             claim = f"s{self.random.randrange(2)}" if kind == "shared" else f"c{number}"
@@ -253,13 +265,13 @@ class ClaimHistory(History):
             spec["resourceClaims"] = [{"name": "card", "resourceClaimName": claim}]
             if all(each["metadata"]["name"] != claim for each in self.api.claims.values()):
                 metadata: Json = {"name": claim, "namespace": "default", "uid": f"{claim}-{number}"}
-                metadata["annotations"] = {"units": str(units)}
+                metadata["annotations"] = {"units": str(units), "compute": str(compute)}
                 if kind != "shared":
                     # Some look as if the extender had written them.
                     metadata["labels"] = {CLAIM_LABEL: "true"} if number % 2 else {}
                     metadata["ownerReferences"] = [{"kind": "Pod", "name": name, "uid": uid}]
                 self.api.put("claims", {"metadata": metadata})
-        self._say(f"create {name} {kind} {units}")
+        self._say(f"create {name} {kind} {units} compute {compute}")
         self.api.put("pods", {**pod, "status": {"phase": "Pending"}})
 
     def _waiting(self) -> list[Json]:
@@ -292,12 +304,12 @@ class ClaimHistory(History):
         self.extender.write()
 
     def _allocated(self) -> dict[str, int]:
-        """Units of each device that claims have, as kube-scheduler sees it."""
-        units: dict[str, int] = {}
+        """Units of each device that claims have, and compute, as kube-scheduler sees it."""
+        amounts: dict[str, int] = {}
         for item in self.api.claims.values():
-            for device, count in self.api.units_by_device(msgspec.convert(item, type=ClaimObject)).items():
-                units[device] = units.get(device, 0) + count
-        return units
+            for name, amount in self.api.amounts_by_device(msgspec.convert(item, type=ClaimObject)).items():
+                amounts[name] = amounts.get(name, 0) + amount
+        return amounts
 
     def _unallocated(self) -> tuple[Json, Json] | None:
         """A claim that is not allocated, with a pod that waits for it."""
@@ -316,12 +328,14 @@ class ClaimHistory(History):
         if found is None:
             return
         claim, pod = found
-        units, used = int(claim["metadata"]["annotations"]["units"]), self._allocated()
+        asked, used = claim["metadata"]["annotations"], self._allocated()
+        units, compute = int(asked["units"]), int(asked["compute"])
         for card in self.daemon.cards:
             device = self.devices[card.uuid]
-            if used.get(device, 0) + units <= card.size_units:
-                self._say(f"allocate {claim['metadata']['name']} {device} {units}")
-                self.api.allocate(claim["metadata"]["uid"], device, units, [pod["metadata"]["uid"]])
+            asks = {device: (units, card.uuid), name_compute(device): (compute, name_compute(card.uuid))}
+            if all(used.get(name, 0) + amount <= self.limits[of] for name, (amount, of) in asks.items()):
+                self._say(f"allocate {claim['metadata']['name']} {device} {units} compute {compute}")
+                self.api.allocate(claim["metadata"]["uid"], device, units, compute, [pod["metadata"]["uid"]])
                 return
 
     def _by_hand(self) -> None:
@@ -330,8 +344,9 @@ class ClaimHistory(History):
         if found is not None:
             claim, pod = found
             device, units = self.devices[self._pick(list(self.daemon.cards)).uuid], self.random.randint(1, 9)
-            self._say(f"allocate {claim['metadata']['name']} {device} {units} by hand")
-            self.api.allocate(claim["metadata"]["uid"], device, units, [pod["metadata"]["uid"]])
+            compute = self.random.choice((0, 20, 50, 100))
+            self._say(f"allocate {claim['metadata']['name']} {device} {units} compute {compute} by hand")
+            self.api.allocate(claim["metadata"]["uid"], device, units, compute, [pod["metadata"]["uid"]])
 
     def _bind(self) -> None:
         """Bind a pod whose claims are allocated, after it is among those that may use them."""
@@ -509,34 +524,35 @@ class ClaimHistory(History):
 
     def check(self) -> None:
         """No card has more than it has, and the extender counts what it has heard of."""
-        prepared = self.daemon.units()
-        for card in self.daemon.cards:
-            units = sum(mine.get(card.uuid, 0) for mine in prepared.values())
-            if units > card.size_units:
-                self._fail(f"{units} units of {card.uuid} are prepared, it has {card.size_units}")
+        prepared = self.daemon.amounts()
+        for name, limit in self.limits.items():
+            amount = sum(mine.get(name, 0) for mine in prepared.values())
+            if amount > limit:
+                self._fail(f"{amount} of {name} are prepared, it has {limit}")
         counted = self.extender.counted(self.sizes)
         if counted is None:
             return
         due = self._due(prepared)
-        for uuid, units in self._bound(prepared):
-            due[uuid] = due.get(uuid, 0) + units
-        for number, card in enumerate(self.daemon.cards):
-            units = min(card.size_units, due.get(card.uuid, 0))
-            if counted[number] < units:
+        for name, amount in self._bound(prepared):
+            due[name] = due.get(name, 0) + amount
+        for (name, limit), count in zip(self.limits.items(), counted, strict=True):
+            amount = min(limit, due.get(name, 0))
+            if count < amount:
                 self._fail(
-                    f"the extender counts {counted[number]} units of {card.uuid}, claims that it knows have "
-                    f"{units}: prepared {prepared}"
+                    f"the extender counts {count} of {name}, claims that it knows have {amount}: "
+                    f"prepared {prepared}"
                 )
 
     def _due(self, prepared: dict[str, dict[str, int]]) -> dict[str, int]:
-        """Units by card of claims of which the extender has heard, and not heard the end."""
+        """Amounts by card of claims of which the extender has heard, and not heard the end."""
         now, state = self.api.now, self.extender.state
         uuids = {device: uuid for uuid, device in self.devices.items()}
         due: dict[str, int] = {}
         shares = dict(prepared)
         for uid, claim in self.extender.heard.items():
             if not uid.startswith("of-") and uid not in shares:
-                shares[uid] = {uuids[name]: count for name, count in self.api.units_by_device(claim).items()}
+                amounts = self.api.amounts_by_device(claim)
+                shares[uid] = {uuids[name]: amount for name, amount in amounts.items()}
         for uid, mine in shares.items():
             units = mine
             if uid in prepared and not uid.startswith("of-"):
@@ -553,7 +569,7 @@ class ClaimHistory(History):
         return due
 
     def _known_of(self, uid: str, prepared: dict[str, int], uuids: dict[str, str]) -> dict[str, int]:
-        """Units by card of a prepared claim, as far as the extender has heard of its allocation."""
+        """Amounts by card of a prepared claim, as far as the extender has heard of its allocation."""
         told_s, before = self.extender.had.get(uid, (0.0, None))
         heard = self.extender.heard.get(uid)
         now_has = heard if heard is not None and heard.results else None
@@ -561,16 +577,16 @@ class ClaimHistory(History):
         if known is not None and known.share_ids == self.daemon.share_ids(uid):
             return prepared if now_has is not None or self.api.now < told_s + TOMBSTONE_S else {}
         # It was allocated anew: the extender may not have heard of it, or the node has what it had before.
-        found = self.api.units_by_device(now_has) if now_has is not None else {}
+        found = self.api.amounts_by_device(now_has) if now_has is not None else {}
         return {uuids[name]: count for name, count in found.items()}
 
     def _bound(self, prepared: dict[str, dict[str, int]]) -> Iterator[tuple[str, int]]:
-        """Give cards with units of pods that the extender has seen bound, and whose claim is not prepared."""
+        """Give cards with amounts of pods that the extender has seen bound, whose claim is not prepared."""
         for uid, pod in self.extender.state.pods.items():
             if not pod.node or pod.ended or pod.assigned is None or f"of-{uid}" in prepared:
                 continue
             if self.api.is_live(uid):  # the words may have seen an end of which the extender has not heard
-                yield from pod.assigned["main"]
+                yield from _find_amounts(pod.assigned, self.api.pods[uid]).items()
 
     def rest(self) -> None:
         """Deliver everything, give time to everything, and compare all views."""
@@ -617,33 +633,33 @@ class ClaimHistory(History):
 
     def _compare(self) -> None:
         """What the words say is prepared, and the extender counts what is allocated or bound besides."""
-        prepared = self.daemon.units()
-        own = sum(mine.get(card.uuid, 0) for card in self.daemon.cards for mine in prepared.values())
-        used = self.daemon.ledger.used()
-        if sum(used) != own:
+        prepared = self.daemon.amounts()
+        own = [sum(mine.get(name, 0) for mine in prepared.values()) for name in self.limits]
+        used = self.daemon.used()
+        if used != own:
             self._fail(f"the words say {used}, prepared are {prepared}")
         shares = [*prepared.values(), *self._claimed(prepared), *self._assigned(prepared)]
-        expected = [sum(mine.get(card.uuid, 0) for mine in shares) for card in self.daemon.cards]
+        expected = [sum(mine.get(name, 0) for mine in shares) for name in self.limits]
         counted = self.extender.counted(self.sizes)
         if counted != expected:
             self._fail(f"the extender counts {counted}, not {expected}; prepared {prepared}")
 
     def _claimed(self, prepared: dict[str, dict[str, int]]) -> list[dict[str, int]]:
-        """Units by card that claims of others are allocated beyond what is prepared of them."""
-        cards = {self.devices[card.uuid]: card for card in self.daemon.cards}
+        """Amounts by card that claims of others are allocated beyond what is prepared of them."""
+        cards = {self.devices[name]: name for name in self.limits}
         found = []
         for uid, item in self.api.claims.items():
             if uid.startswith("of-"):
                 continue
             claim = msgspec.convert(item, type=ClaimObject)
-            for name, units in self.api.units_by_device(claim).items():
+            for name, amount in self.api.amounts_by_device(claim).items():
                 card = cards[name]
-                given = prepared.get(uid, {}).get(card.uuid, 0)
-                found.append({card.uuid: max(0, min(units, card.size_units) - given)})
+                given = prepared.get(uid, {}).get(card, 0)
+                found.append({card: max(0, min(amount, self.limits[card]) - given)})
         return found
 
     def _assigned(self, prepared: dict[str, dict[str, int]]) -> list[dict[str, int]]:
-        """Units by card of ordinary pods that are bound and whose claim is not prepared.
+        """Amounts by card of ordinary pods that are bound and whose claim is not prepared.
 
         Also where somebody deleted the claim: the pod never runs, and keeps its place.
         """
@@ -651,7 +667,7 @@ class ClaimHistory(History):
         for uid, pod in self.api.pods.items():
             assigned = (pod["metadata"].get("annotations") or {}).get(POD_ASSIGNED)
             if assigned and self.api.is_live(uid) and f"of-{uid}" not in prepared:
-                found.append(dict(load_assigned(assigned)["main"]))
+                found.append(_find_amounts(load_assigned(assigned), pod))
         return found
 
     def end(self) -> None:
@@ -663,13 +679,20 @@ class ClaimHistory(History):
                 self.api.delete("claims", uid)
         self.rest()
         left = [*self.daemon.disk, *self.daemon.cdi, *self.api.claims]
-        if left or any(self.daemon.ledger.used()):
-            self._fail(f"left {left}, used {self.daemon.ledger.used()}")
+        if left or any(self.daemon.used()):
+            self._fail(f"left {left}, used {self.daemon.used()}")
 
 
 def asks(pod: Json) -> bool:
     """Whether a pod asks by its limits, with claims besides or without."""
     return "limits" in pod["spec"]["containers"][0]["resources"]
+
+
+def _find_amounts(assigned: Assignment, pod: Json) -> dict[str, int]:
+    """Units by card that a pod was assigned, and the compute that its limits ask for."""
+    units = dict(assigned["main"])
+    compute = int(pod["spec"]["containers"][0]["resources"]["limits"].get(COMPUTE_RESOURCE, 0))
+    return units | {name_compute(card): compute for card in units}
 
 
 @replayable

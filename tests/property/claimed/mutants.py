@@ -1,6 +1,7 @@
 """Each rule of claims taken out, one at a time: some history must break that passes with the rule."""
 
 from allocator import claims as claim_objects
+from allocator.ledger import charges as ledger_charges
 from deviceplugin.allocation import own_pods
 from deviceplugin.dra import claim_service, prepared_claims
 from scheduler_plugin.cache import charges, claim_charges, claims
@@ -25,26 +26,42 @@ MUTANTS = (
     Mutant(
         "extender: a claim counts from its allocation",
         charges.ChargeRules.charges_of_claims,
-        "for claim in record.claims.values():",
-        "for claim in ():",
+        "yield from record.claims.values()",
+        "yield from ()",
         troubled,
         0,
     ),
     Mutant(
         "extender: what the words contain of a claim counts once",
-        claim_charges.HeldClaims.find_missing,
-        "left = units - held.get(card, 0)",
-        "left = units",
+        claim_charges._subtract,
+        "amount - held.get(card, 0)",
+        "amount",
         troubled,
         0,
     ),
     Mutant(
         "extender: words that contain what a claim had before do not contain what it has now",
-        claim_charges.HeldClaims.find_missing,
-        "left = units - held.get(card, 0)",
-        "left = 0 if held else units",
+        claim_charges._subtract,
+        "amount - held.get(card, 0)",
+        "0 if held else amount",
         troubled,
         2133,
+    ),
+    Mutant(
+        "extender: the compute of a claim counts from its allocation",
+        charges.ChargeRules.sum_compute_by_card,
+        "for claim in self.charges_of_claims(record):",
+        "for claim in ():",
+        vanishing,
+        0,
+    ),
+    Mutant(
+        "extender: what the words contain of a claim's compute counts once",
+        claim_charges.HeldClaims.find_missing_compute,
+        "self.compute.get(claim.uid, {})",
+        "{}",
+        troubled,
+        4,
     ),
     Mutant(
         "extender: a claim that vanished unheld leaves a tombstone",
@@ -93,6 +110,30 @@ MUTANTS = (
         "if False:",
         troubled,
         12,
+    ),
+    Mutant(
+        "node: a claim takes no more than the card gives of its compute",
+        claim_service.ClaimService._compute_problem,
+        "if others + before + percent > accounts.compute_limit:",
+        "if False:",
+        troubled,
+        24,
+    ),
+    Mutant(
+        "node: claims say which of a pod's cards has how much of its compute",
+        ledger_charges.charge_pod_compute,
+        "if claimed is None else claimed",
+        "",
+        troubled,
+        4,
+    ),
+    Mutant(
+        "node: the compute of a claim is known before its pod is",
+        ledger_charges.charge_pod_compute,
+        "account.units | besides if claimed is None else besides.keys() - account.units.keys()",
+        "account.units | besides",
+        troubled,
+        227,
     ),
     Mutant(
         "node: a claim is counted before its file is written",

@@ -1,6 +1,7 @@
 """The node of the model: the shipped parts that serve claims, on a disk and an API that are slow or gone."""
 
 import asyncio
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.cdi_files import CdiFiles
 from deviceplugin.dra.claim_service import ClaimService
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
+from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.publishing.node_publication import (
     NodePublication,
     make_status_patch,
@@ -25,18 +27,19 @@ from deviceplugin.publishing.node_publication import (
     publish_reason,
 )
 from kubeapi.errors import KubeApiError, NotFound
-from tests.account_world import give_nothing
 from tests.api_requests import ApiRequests
 from tests.property.kernel.api import Watch
 from tests.property.kernel.loop import new_inline_loop, run_ready
 
-from .api import NODE, ModelApi
+from .api import NODE, ModelApi, name_compute
 
 if TYPE_CHECKING:
     from deviceplugin.dra.claims import PreparedDevice
 
 UNIT_MIB = 1024
 RESOURCE = resource_name(UNIT_MIB)
+COMPUTE = "PERCENT_OF_COMPUTE"
+"""Variable that says what a container has of its card's compute."""
 
 
 class DiskClaims(PreparedClaims):
@@ -155,7 +158,7 @@ class ModelDaemon:
             self.slow,
             self.prepared,
             DiskCdi(self.cdi),
-            give_nothing,
+            _make_grant,
             node_name=NODE,
             unit_mib=UNIT_MIB,
             room_wait_s=0,
@@ -214,6 +217,7 @@ class ModelDaemon:
         """One PATCH of the Node, if it does not say it all."""
         if not self.listed or not self.ledger.is_complete:
             return
+        uuids = [card.uuid for card in self.cards]
         wanted = NodePublication(
             words=self.ledger.make_words(UNIT_MIB),
             accounted_pods=self.ledger.published_holds(),
@@ -222,7 +226,8 @@ class ModelDaemon:
                 for card in self.ledger.installed
             ),
             seen_version=self.pods.seen_version,
-            claims=place_claims(self.prepared.published_units, [card.uuid for card in self.cards]),
+            claims=place_claims(self.prepared.published.units, uuids),
+            claims_compute=place_claims(self.prepared.published.compute, uuids),
         )
         item = self.api.objects["nodes"].get("uid-n") or {"metadata": {"name": NODE, "uid": "uid-n"}}
         node = msgspec.convert(item, type=NodeObject)
@@ -244,8 +249,13 @@ class ModelDaemon:
         claim = self.prepared.get(uid)
         return frozenset(share.share_id for share in claim.shares) if claim is not None else frozenset()
 
-    def units(self) -> dict[str, dict[str, int]]:
-        """Units by card that containers were told of, by the UID of their claim."""
+    def used(self) -> list[int]:
+        """Units by card that its words say, then the percent of compute."""
+        words = self.ledger.make_words(UNIT_MIB)
+        return [*words.used, *words.compute_used]
+
+    def amounts(self) -> dict[str, dict[str, int]]:
+        """Units by card and compute that containers were told of, by the UID of their claim."""
         found: dict[str, dict[str, int]] = {}
         for claim in self.prepared:
             if (known := self._told.get(claim.uid)) is not None and known[0] is claim:
@@ -255,11 +265,16 @@ class ModelDaemon:
             if spec is None:
                 continue
             (device,) = spec["devices"]
-            told = dict(text.split("=", 1) for text in device["containerEdits"]["env"])["GPUPACK_CARDS"]
-            pairs = (pair.rpartition(":") for pair in told.split(","))
-            found[claim.uid] = {card: int(units) for card, _, units in pairs}
+            told = dict(text.split("=", 1) for text in device["containerEdits"]["env"])
+            pairs = [pair.rpartition(":") for pair in told["GPUPACK_CARDS"].split(",")]
+            units = {card: int(units) for card, _, units in pairs}
+            found[claim.uid] = units | {name_compute(card): int(told[COMPUTE]) for card in units}
             self._told[claim.uid] = claim, found[claim.uid]
         return found
+
+
+async def _make_grant(_mib: Mapping[str, int], compute: int, _ids: Collection[str]) -> ContainerGrant:
+    return ContainerGrant({COMPUTE: str(compute)})
 
 
 def _pod(item: dict[str, Any]) -> PodObject:

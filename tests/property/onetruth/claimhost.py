@@ -79,7 +79,7 @@ class ClaimHost(Host):
         return {claim.pod_uid for claim in self.prepared}
 
     def _held_claims(self) -> dict[str, dict[int, int]]:
-        return place_claims(self.prepared.published_units, [card.uuid for card in self.ledger.installed])
+        return place_claims(self.prepared.published.units, [card.uuid for card in self.ledger.installed])
 
     def published(self, version: int) -> Json:
         made = super().published(version)

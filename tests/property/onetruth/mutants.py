@@ -110,8 +110,8 @@ MUTANTS = tuple(
         (
             "a pod with claims is in the simulator with what it has",
             snapshot._read_claims,
-            "shares.setdefault(uid, []).extend([units] if units else [])",
-            "pass",
+            "if units else []",
+            "if False else []",
         ),
         (
             "the taint of a cordon counts without the cordon",
