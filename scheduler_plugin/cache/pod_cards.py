@@ -87,6 +87,12 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int], compute_limit: 
 def find_compute(
     record: NodeRecord, pod: PodRecord, request: PodRequest, units: ByPosition
 ) -> Mapping[int, int]:
+    claimed: Counter[int] = Counter()
+    for uid, claim in record.claims.items():
+        if pod.uid in claim.pods:
+            claimed.update(record.held_claims.get(uid, {}))
+    if claimed:  # claims say their compute themselves
+        units = {card: count for card, count in units.items() if count > claimed[card]}
     if len(request.demands) == 1:
         return request.charge_compute([units])
     for assignment in (pod.allocated, pod.assigned):
