@@ -45,7 +45,7 @@ MUTANTS = (
         "amount - held.get(card, 0)",
         "0 if held else amount",
         troubled,
-        2133,
+        1241,
     ),
     Mutant(
         "extender: the compute of a claim counts from its allocation",
@@ -69,7 +69,7 @@ MUTANTS = (
         "for tombstone in record.claim_tombstones.values():",
         "for tombstone in ():",
         vanishing,
-        28,
+        1110,
     ),
     Mutant(
         "extender: a tombstone of a claim stays until the words have seen its pods end",
@@ -77,7 +77,7 @@ MUTANTS = (
         "return all((held.seen_version >= end for end in self.ends.values()))",
         "return True",
         vanishing,
-        28,
+        1110,
     ),
     Mutant(
         "extender: a pod that has not ended keeps its claim's tombstone",
@@ -85,7 +85,7 @@ MUTANTS = (
         "NOT_ENDED if end is None else end",
         "0 if end is None else end",
         vanishing,
-        28,
+        1110,
     ),
     Mutant(
         "extender: a claim that it wrote for a pod is charged by that pod",

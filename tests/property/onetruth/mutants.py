@@ -68,14 +68,14 @@ MUTANTS = tuple(
         (
             "a claim counts from its allocation",
             charges.ChargeRules.charges_of_claims,
-            "for claim in record.claims.values():",
-            "for claim in ():",
+            "yield from record.claims.values()",
+            "yield from ()",
         ),
         (
             "what the words contain of a claim counts once",
             claim_charges.HeldClaims.find_missing,
-            "left = units - held.get(card, 0)",
-            "left = units",
+            "_subtract(due, self.units.get(claim.uid, {}))",
+            "due",
         ),
         (
             "a claim that was just allocated counts in top",

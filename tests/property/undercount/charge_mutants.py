@@ -339,7 +339,7 @@ CHARGE_MUTANTS = (
     Mutant(
         "node: an unknown pod may ask for all the compute of its cards",
         charges.charge_pod_compute,
-        "return dict.fromkeys(account.units | besides, accounts.compute_limit)",
+        "return (claimed or {}) | dict.fromkeys(unknown, accounts.compute_limit)",
         "return {}",
         compute_restarts,
         72,
