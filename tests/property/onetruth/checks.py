@@ -82,7 +82,7 @@ def check_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:
     agree(f"the cards of {name} on {node}", answers)
     if node in places.usable:
         agree(f"what the end of {name} on {node} frees", places.freed_by(name))
-        agree(f"compute that the end of {name} on {node} frees", places.compute_freed_by(name))
+        agree(f"compute that is free on {node} once {name} has ended", places.compute_free_without(name))
 
 
 def check_claim_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:

@@ -180,21 +180,18 @@ class Places:
             "advise": _on(node, self.held.get_freed_units(self.board.get_cluster().state.pods[uid])),
         }
 
-    def compute_freed_by(self, name: str) -> dict[str, Units]:
-        """What the end of a pod frees of compute, likewise."""
+    def compute_free_without(self, name: str) -> dict[str, Units]:
+        """What of compute is free on a pod's cards once it has ended, likewise."""
         pod = self.scene.pods[name]
         uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
         room = self.room(node)
-        then = enumerate(zip(room.cards, room.get_cards_without([uid]), strict=True))
-        found = {
-            "ways out": self.held.get_freed_compute(self.cluster.state.pods[uid]),
-            "preempt": {
-                at: max(0, after.compute_free) - max(0, now.compute_free) for at, (now, after) in then
-            },
-            "advise": self.held.get_freed_compute(self.board.get_cluster().state.pods[uid]),
-        }
         cards = room.freed.get(uid, {})
-        return {place: _units((node, at, freed.get(at, 0)) for at in cards) for place, freed in found.items()}
+        found = {"preempt": {at: card.compute_free for at, card in enumerate(room.get_cards_without([uid]))}}
+        for place, cluster in (("ways out", self.cluster), ("advise", self.board.get_cluster())):
+            freed = self.held.get_freed_compute(cluster.state.pods[uid])
+            free = cluster.state.nodes.compute_free[cluster.state.nodes.rows[node]].tolist()
+            found[place] = {at: free[at] + freed.get(at, 0) for at in cards}
+        return {place: _units((node, at, max(0, free[at])) for at in cards) for place, free in found.items()}
 
     def room(self, node: str) -> NodeUnderPreemption:
         """A node as preemption sees it for a pod that asks for units."""
