@@ -1,7 +1,7 @@
 """Units that pods have on the cards of their node, and units that are free once pods go. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from allocator.podcards import (
@@ -29,9 +29,11 @@ class PodCards:
             is unknown.
         compute: Percent of compute by card position of each pod, by UID; pods of which it is not known have
             none.
-        compute_over_limit: Percent by card position that pods have beyond the limit, as where it was lowered
-            while they ran. The words stop at the limit, so the end of pods frees so much less.
+        compute_over_limit: Percent by card position that pods in the words have beyond the limit, as where it
+            was lowered while they ran. The words stop at the limit, so the end of such a pod frees so much
+            less.
         shared: Units of each pod, by UID, of claims that other pods use too: they stay in use when it goes.
+        held: UIDs of the pods that the words contain.
     """
 
     units: Mapping[str, ByPosition]
@@ -39,6 +41,7 @@ class PodCards:
     compute: Mapping[str, ByPosition] = field(default_factory=dict)
     compute_over_limit: ByPosition = field(default_factory=dict)
     shared: Mapping[str, Counter[int]] = field(default_factory=dict)
+    held: Collection[str] = ()
 
     def get_freed_units(self, uid: str) -> ByPosition:
         """Return the units that certainly become free when a pod goes, by card position."""
@@ -53,7 +56,7 @@ class PodCards:
     def get_freed_compute(self, uid: str) -> ByPosition:
         """Return the percent of compute that certainly becomes free when a pod goes, by card position."""
         compute, over = self.compute.get(uid, NO_COMPUTE), self.compute_over_limit
-        if not over:
+        if not over or uid not in self.held:
             return compute
         return {card: max(0, percent - over.get(card, 0)) for card, percent in compute.items()}
 
@@ -73,14 +76,16 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int], compute_limit: 
         if pod.charged is not None and pod.charged.asks_compute
     }
     given: Counter[int] = Counter()
-    for by_card in compute.values():
-        given.update(by_card)
+    for uid, by_card in compute.items():
+        if uid in record.holds:
+            given.update(by_card)
     return PodCards(
         units,
         frozenset(closed | _filled_by_others(record, units)),
         compute,
         {card: percent - compute_limit for card, percent in given.items() if percent > compute_limit},
         _find_shared(record),
+        record.holds.keys(),
     )
 
 

@@ -150,8 +150,8 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
 
 def _count_compute(card: Card, pod_cards: PodCards) -> Card:
     """Count all compute that the pods of a card have: the words stop at the limit."""
-    over = pod_cards.compute_over_limit.get(card.index, 0)
-    return replace(card, compute_used=max(card.compute_used, card.compute_limit + over)) if over else card
+    over = 0 if card.compute_free > 0 else pod_cards.compute_over_limit.get(card.index, 0)
+    return replace(card, compute_used=card.compute_used + over) if over else card
 
 
 def drop_needless(victims: Sequence[Victim], is_enough: Callable[[Sequence[Victim]], bool]) -> list[Victim]:

@@ -172,15 +172,17 @@ def _has_cards(
     """Tell which nodes have `cards` cards that each have what the demand asks of one."""
     if cards > nodes.free_order.shape[0]:
         return np.zeros(len(rows), dtype=np.bool_)
-    if ask.admits is None:
+    by_compute = demand.compute > 0 and len(ask.demands) > 1
+    if ask.admits is None and not by_compute:
         result: BoolArray = nodes.free_order[cards - 1][rows] >= demand.units
         return result
     # To look at all rows takes less time than to gather the cards of a quarter of them.
     everywhere = 4 * len(rows) > nodes.row_count
     at = slice(None) if everywhere else rows
     there: BoolArray = nodes.free[at] >= demand.units
-    there &= ask.admits[at]
-    if demand.compute and len(ask.demands) > 1:
+    if ask.admits is not None:
+        there &= ask.admits[at]
+    if by_compute:
         there &= nodes.compute_free[at] >= demand.compute
     admitted = _have_so_many(there, cards)
     return admitted[rows] if everywhere else admitted

@@ -164,6 +164,16 @@ def test_compute_is_searched_exactly_only_where_sums_and_simple_placing_do_not_t
     assert not search.call_count
 
 
+def test_one_of_two_containers_asks_for_compute() -> None:
+    nodes, policies = NodeArrays(), ClusterPolicies()
+    for name, used in (("none", 90), ("enough", 40)):
+        nodes.set_cards(nodes.add_node(name), (40, 40), (0, 0), compute_used=(used, used))
+    asked = PodRequest((ContainerRequest("a", 10, "main", 60), ContainerRequest("b", 10, "main")))
+    query = policies.make_request(nodes, asked, ONE_POD)
+    assert filter_nodes(nodes, query, rows_of(nodes.rows["none"])).tolist() == [False]
+    assert filter_nodes(nodes, query, rows_of(nodes.rows["enough"])).tolist() == [True]
+
+
 def test_nothing_is_placed_on_an_unusable_node() -> None:
     nodes = NodeArrays()
     row = nodes.add_node("n")

@@ -10,6 +10,7 @@ from tests.property.kernel.history import replayable
 from . import truth
 from .agreeing import agree
 from .asking import check_asking
+from .host import find_request
 from .places import Places, Units
 from .scene import Scene
 from .simulating import check_simulator
@@ -82,7 +83,10 @@ def check_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:
     agree(f"the cards of {name} on {node}", answers)
     if node in places.usable:
         agree(f"what the end of {name} on {node} frees", places.freed_by(name))
-        agree(f"compute that is free on {node} once {name} has ended", places.compute_free_without(name))
+        account, asked = host.ledger.accounts.pods.get(uid), find_request(pod)
+        # A pod that came again under its UID with another request is charged by the first one here.
+        if account is None or asked is None or account.pod.request.demands == asked.demands:
+            agree(f"compute that is free on {node} once {name} has ended", places.compute_free_without(name))
 
 
 def check_claim_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:
@@ -120,7 +124,13 @@ def check_free(scene: Scene, places: Places, node: str) -> None:
     agree(f"free compute on {node}", compute)
     for card in places.top[node].cards:
         # What pods have there is in use, but for pods that can never start: the card has become too small.
-        of_pods = sum(pod.units for pod in card.pods if pod.units <= card.size_units)
+        # Where words of an older release do not say who has what, the Binding's cards stand for those it got.
+        told = scene.hosts[node].tells_units
+        of_pods = sum(
+            pod.units
+            for pod in card.pods
+            if pod.units <= card.size_units and (told or pod.share != "assigned")
+        )
         assert card.in_use_units >= min(card.size_units, of_pods), (node, card)
 
 
@@ -181,7 +191,7 @@ def check_end(scene: Scene, places: Places) -> None:
         0 if uuid in over else units
         for uuid, units in zip(nodes.uuids[row], nodes.free[row].tolist(), strict=False)
     ]
-    assert all(a <= b for a, b in zip(told, free, strict=True)), (name, told, free)
+    assert not host.tells_units or all(a <= b for a, b in zip(told, free, strict=True)), (name, told, free)
     units, freed = places.cards_of(name)["ways out"], places.freed_by(name)["preempt"]
     known = truth.is_held(scene, pod) or truth.assigned_units(scene, pod) is not None
     # Preemption reckons with what the pod has by its limits.

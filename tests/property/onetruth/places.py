@@ -189,8 +189,9 @@ class Places:
         found = {"preempt": {at: card.compute_free for at, card in enumerate(room.get_cards_without([uid]))}}
         for place, cluster in (("ways out", self.cluster), ("advise", self.board.get_cluster())):
             freed = self.held.get_freed_compute(cluster.state.pods[uid])
-            free = cluster.state.nodes.compute_free[cluster.state.nodes.rows[node]].tolist()
-            found[place] = {at: free[at] + freed.get(at, 0) for at in cards}
+            nodes, row = cluster.state.nodes, cluster.state.nodes.rows[node]
+            free, limit = nodes.compute_free[row].tolist(), int(nodes.compute_limit[row])
+            found[place] = {at: min(limit, free[at] + freed.get(at, 0)) for at in cards}
         return {place: _units((node, at, max(0, free[at])) for at in cards) for place, free in found.items()}
 
     def room(self, node: str) -> NodeUnderPreemption:
