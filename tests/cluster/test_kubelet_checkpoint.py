@@ -176,7 +176,7 @@ def test_a_refused_pod_may_stand_in_the_checkpoint(cluster):
 
     What it gave counts on until it is certain that nothing of the pod runs.
     """
-    for reason, spec in REFUSED.items():
+    for running, (reason, spec) in enumerate(REFUSED.items()):
         name, limits = reason.lower(), {"cpu": 1000} if reason == "OutOfcpu" else {}
         units = set() if reason == "SysctlForbidden" else {3}
         for _ in range(LOOKS):
@@ -184,6 +184,7 @@ def test_a_refused_pod_may_stand_in_the_checkpoint(cluster):
             if (seen := seen_until_refused(cluster, uid, name, reason)) == units:
                 break
             cluster.delete(name)
+            until(lambda only=running: sum(cluster.state().used) == only, "the cards have room again")
         assert seen == units, reason
         cluster.create(w.pod(f"after-{name}", w.container(gib=1)))
         cluster.wait_running(f"after-{name}")
