@@ -10,8 +10,9 @@ mode releases them to kube-scheduler.
 More sides show what nobody can save. With `patches` a client that decides nothing names the nodes in place
 of the queue, and kube-scheduler binds without the extender. With `writes` that client sends the Bindings too,
 and there is no kube-scheduler. With `direct` the pods have no gate, and that client sends the Bindings alone:
-the ceiling of a scheduler with one write a pod. `claims` and `dra`: see `benchmarks.claim_sides`. With
-`gangs` the pods are those of PodGroups of eight; the gates for that are on for all sides of the run then.
+the ceiling of a scheduler with one write a pod. With `compute` the pods of `extender` ask for percent of
+their card's compute too. `claims` and `dra`: see `benchmarks.claim_sides`. With `gangs` the pods are those of
+PodGroups of eight; the gates for that are on for all sides of the run then.
 
 A round's figure is its pods over the time from the first binding to the last. How fast that is depends on who
 else uses the machine. So the processor time that each process uses meanwhile is printed beside the rate, in
@@ -37,8 +38,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from allocator.names import BATCH_SCHEDULER, QUEUE_GATE, QUEUE_NAME
-from allocator.packing import Layout, NodeWords, node_resources, width
+from allocator.names import BATCH_SCHEDULER, COMPUTE_RESOURCE, QUEUE_GATE, QUEUE_NAME
+from allocator.packing import NodeWords, node_resources
+from allocator.request import WHOLE
 from benchmarks import claim_sides
 from benchmarks.floors import BareClient
 from benchmarks.machine import cpu_s, machine
@@ -54,9 +56,13 @@ CARD_GIB = 80
 REQUESTS_GIB = (4, 8, 10, 16, 20, 24, 40)
 WRITERS = 8
 GANG_PODS = 8
+ASKED_COMPUTE = "10"
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
-SIDES = ("none", "extender", "gangs", "claims", "dra", "batch", "gates", "patches", "writes", "direct")
-WITH_EXTENDER = ("extender", "gangs", "claims", "batch", "gates")
+SIDES = (
+    *("none", "extender", "compute", "gangs", "claims", "dra"),
+    *("batch", "gates", "patches", "writes", "direct"),
+)
+WITH_EXTENDER = ("extender", "compute", "gangs", "claims", "batch", "gates")
 WITH_QUEUE = ("batch", "gates")
 GATED = ("gates", "patches", "writes")
 BARE = ("patches", "writes", "direct")
@@ -203,7 +209,7 @@ def one_round(cluster: Cluster, pods: int, side: str, flags: Sequence[str]) -> R
     in_parallel(pods, lambda i: api.post(PODS, fake_pod(cluster, i, side)))
     start = api.get(PODS, limit=1)["metadata"]["resourceVersion"]
     try:
-        if side in ("extender", "gangs", "claims"):
+        if side in ("extender", "compute", "gangs", "claims"):
             time.sleep(SETTLED_S)
         pids = {BENCHMARK: os.getpid()}
         if side not in WITHOUT_SCHEDULER:
@@ -335,10 +341,10 @@ def in_parallel(count: int, write: Callable[[int], Any]) -> None:
 
 def fake_node(index: int) -> dict[str, Any]:
     """A Node object without a kubelet: ready, roomy in all but cards, with words of empty cards."""
-    layout = Layout(bits=width(CARD_GIB), cards=CARDS, unit_mib=1024)
-    words = node_resources(NodeWords(layout, (CARD_GIB,) * CARDS, (0,) * CARDS, revision=1))
+    words = node_resources(NodeWords.of(1024, [CARD_GIB] * CARDS, [0] * CARDS, 1, WHOLE, [0] * CARDS))
     name = f"node-{index:05d}"
     resources = {"cpu": "128", "memory": "1Ti", "pods": "250", RESOURCE: str(CARDS * CARD_GIB)}
+    resources[COMPUTE_RESOURCE] = str(CARDS * WHOLE)
     resources.update({key: str(value) for key, value in words.items()})
     return {
         "metadata": {
@@ -376,6 +382,8 @@ def fake_pod(cluster: Cluster, index: int, side: str) -> dict[str, Any]:
     """A pod with one container, of the request shapes in turn; it waits for whoever binds it on that side."""
     gib = REQUESTS_GIB[index % len(REQUESTS_GIB)]
     limits: dict[str, str | int] = {"cpu": "100m", "memory": "256Mi"}
+    if side == "compute":
+        limits[COMPUTE_RESOURCE] = ASKED_COMPUTE
     if side == "dra":
         return claim_sides.claim_pod(cluster, f"pod-{index:05d}", gib, limits)
     container = workload.container(gib=gib, limits=limits)
