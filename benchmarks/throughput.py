@@ -58,11 +58,8 @@ WRITERS = 8
 GANG_PODS = 8
 ASKED_COMPUTE = "10"
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
-SIDES = (
-    *("none", "extender", "compute", "gangs", "claims", "dra"),
-    *("batch", "gates", "patches", "writes", "direct"),
-)
 WITH_EXTENDER = ("extender", "compute", "gangs", "claims", "batch", "gates")
+SIDES = ("none", *WITH_EXTENDER, "dra", "patches", "writes", "direct")
 WITH_QUEUE = ("batch", "gates")
 GATED = ("gates", "patches", "writes")
 BARE = ("patches", "writes", "direct")

@@ -10,9 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from gpupack.rebalance.goals import Amounts, StartGoal, count_on_distinct_cards
+from gpupack.rebalance.goals import StartGoal, count_on_distinct_cards
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.whatif.cluster import Cluster
+from scheduler_plugin.cache.cards import CardAmounts
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, with_compute
 
 _MOST_TOGETHER: Final = 4
@@ -176,13 +177,13 @@ class CandidateFinder:
         return steps
 
 
-def _frees(pods: Sequence[MovablePod], card: int, short: Amounts) -> bool:
+def _frees(pods: Sequence[MovablePod], card: int, short: CardAmounts) -> bool:
     """Tell whether pods free so many units and so much compute of a card together."""
     units, compute = (sum(amounts) for amounts in _list_amounts(pods, card))
     return units >= short[0] and compute >= short[1]
 
 
-def _find_fewest(pods: Sequence[MovablePod], card: int, short: Amounts) -> int | None:
+def _find_fewest(pods: Sequence[MovablePod], card: int, short: CardAmounts) -> int | None:
     """Find how many pods must leave a card at least to free so much of each; None: all do not suffice."""
     numbers = [
         next((number for number, freed in enumerate(accumulate(largest), 1) if freed >= amount), None)

@@ -12,12 +12,9 @@ from gpupack.rebalance.plan_state import Card, Destination, PlanState
 from gpupack.whatif.fit import count_fit_on_cards
 from gpupack.whatif.kube_checks import HostRequirements
 from scheduler_plugin.cache.amounts import ONE_POD
-from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.cards import CardAmounts, build_cards
 
 _REMEMBERED: Final = 1 << 16
-
-Amounts = tuple[int, int]
-"""Units and percent of compute of a card."""
 
 
 class Goal(Protocol):
@@ -168,7 +165,7 @@ class StartGoal:
             free, compute = _add(free, movable.units), _add(compute, movable.compute)
         return self._count_fits(node, free, compute)
 
-    def find_shortages(self, node: str) -> list[tuple[Amounts, Amounts] | None]:
+    def find_shortages(self, node: str) -> list[tuple[CardAmounts, CardAmounts] | None]:
         """Find what each card of a node lacks for one pod more, and what each further one takes there.
 
         Returns:

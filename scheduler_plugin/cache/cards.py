@@ -8,6 +8,9 @@ from allocator.cards import Card
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 
+CardAmounts = tuple[int, int]
+"""Units, and percent of compute, of one card."""
+
 
 def build_cards(view: ClusterView, row: int) -> tuple[Card, ...]:
     """Build a row's cards in word order; an unhealthy or cordoned card is fully used."""

@@ -8,7 +8,7 @@ from allocator.cards import Card
 from allocator.place import place
 from allocator.podcards import ByPosition
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
-from scheduler_plugin.cache.cards import build_charged_cards
+from scheduler_plugin.cache.cards import CardAmounts, build_charged_cards
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
 from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import PodRecord
@@ -94,7 +94,7 @@ class NodeUnderPreemption:
             )
         )
 
-    def get_freed(self, uid: str, card: int) -> tuple[int, int]:
+    def get_freed(self, uid: str, card: int) -> CardAmounts:
         """Return the units and the percent of compute that a pod would free of a card."""
         return self.freed.get(uid, {}).get(card, 0), self.freed_compute.get(uid, {}).get(card, 0)
 

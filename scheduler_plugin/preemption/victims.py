@@ -19,6 +19,7 @@ from typing import Final
 from allocator.card_rules import group_by_model
 from allocator.place import place
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
+from scheduler_plugin.cache.cards import CardAmounts
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, keeps_budgets
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.reservations import Reservation
@@ -39,10 +40,7 @@ MAX_SUMS: Final = 4096
 """Sums of units that are kept in the search for a card's cheapest victims; beyond, a simpler way is used."""
 
 
-_Freed = tuple[int, int]
-"""Units and percent of compute that are freed of a card."""
-
-_NOTHING: Final[_Freed] = (0, 0)
+_NOTHING: Final[CardAmounts] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +206,7 @@ def _find_cheapest_by_card(
         return None
     demand = query.request.demands[0]
     cards = room.get_cards_without(leaving)
-    needs: dict[int, _Freed] = {}
+    needs: dict[int, CardAmounts] = {}
     for position, card in enumerate(cards):
         size, units = room.open_units[position], demand.units_on(card.size_units)
         if size >= units and card.compute_limit >= demand.compute and query.request.selector.admits(card):
@@ -225,8 +223,8 @@ def _find_cheapest_by_card(
 
 def _find_cheapest_of_cards(
     room: NodeUnderPreemption,
-    of_card: Mapping[int, Sequence[tuple[_Freed, PodRecord]]],
-    needs: Mapping[int, _Freed],
+    of_card: Mapping[int, Sequence[tuple[CardAmounts, PodRecord]]],
+    needs: Mapping[int, CardAmounts],
     group: Sequence[int],
     cards: int,
 ) -> list[PodRecord] | None:
@@ -255,7 +253,7 @@ def _find_cheapest_of_cards(
 
 
 def _find_priority_level(
-    room: NodeUnderPreemption, pods: Iterable[tuple[_Freed, PodRecord]], need: _Freed
+    room: NodeUnderPreemption, pods: Iterable[tuple[CardAmounts, PodRecord]], need: CardAmounts
 ) -> int | None:
     """Find the smallest priority up to which a card's pods must go to free what is needed; None: never."""
     if need == _NOTHING:
@@ -268,18 +266,18 @@ def _find_priority_level(
     return None
 
 
-def _add_freed(one: _Freed, other: _Freed, need: _Freed) -> _Freed:
+def _add_freed(one: CardAmounts, other: CardAmounts, need: CardAmounts) -> CardAmounts:
     """Add what pods free, up to what is needed."""
     return min(need[0], one[0] + other[0]), min(need[1], one[1] + other[1])
 
 
 def _find_smallest_sum(
-    room: NodeUnderPreemption, pods: Sequence[tuple[_Freed, PodRecord]], need: _Freed
+    room: NodeUnderPreemption, pods: Sequence[tuple[CardAmounts, PodRecord]], need: CardAmounts
 ) -> list[PodRecord] | None:
     """Find the pods of one card with the smallest sum of priorities that free what is needed."""
     if need == _NOTHING:
         return []
-    best: Mapping[_Freed, tuple[int, tuple[PodRecord, ...]]] = {_NOTHING: (0, ())}
+    best: Mapping[CardAmounts, tuple[int, tuple[PodRecord, ...]]] = {_NOTHING: (0, ())}
     for freed, pod in pods:
         grown = dict(best)
         for before, (total, chosen) in best.items():

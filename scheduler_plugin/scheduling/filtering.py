@@ -172,8 +172,7 @@ def _has_cards(
     """Tell which nodes have `cards` cards that each have what the demand asks of one."""
     if cards > nodes.free_order.shape[0]:
         return np.zeros(len(rows), dtype=np.bool_)
-    by_compute = demand.compute > 0 and len(ask.demands) > 1
-    if ask.admits is None and not by_compute:
+    if ask.admits is None and not demand.compute:
         result: BoolArray = nodes.free_order[cards - 1][rows] >= demand.units
         return result
     # To look at all rows takes less time than to gather the cards of a quarter of them.
@@ -182,8 +181,8 @@ def _has_cards(
     there: BoolArray = nodes.free[at] >= demand.units
     if ask.admits is not None:
         there &= ask.admits[at]
-    if by_compute:
-        there &= nodes.compute_free[at] >= demand.compute
+    if demand.compute:
+        there &= nodes.mask_compute(demand.compute)[at]
     admitted = _have_so_many(there, cards)
     return admitted[rows] if everywhere else admitted
 

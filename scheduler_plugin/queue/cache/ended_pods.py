@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from scheduler_plugin.cache.cards import CardAmounts
 from scheduler_plugin.cache.charges import NodeRecord
 from scheduler_plugin.cache.pod_cards import find_compute, published_pod_units
 from scheduler_plugin.cache.pods import PodRecord
@@ -24,14 +25,14 @@ class EndedPods:
         self._ended.pop(pod.uid, None)
         self._ended[pod.uid] = (pod, now)
 
-    def sum_charges(self, now: float) -> dict[str, dict[int, tuple[int, int]]]:
+    def sum_charges(self, now: float) -> dict[str, dict[int, CardAmounts]]:
         """Add up what the nodes have not yet reported as free.
 
         Returns:
             Units and percent of compute by node and card position.
         """
         self._forget_old(now)
-        sums: dict[str, dict[int, tuple[int, int]]] = {}
+        sums: dict[str, dict[int, CardAmounts]] = {}
         for pod, _ in self._ended.values():
             record = self._state.node_records.get(pod.node)
             charge = {} if record is None else self._find_charge(record, pod)

@@ -67,13 +67,12 @@ class BatchConditions:
     async def _write_condition(self, pod: QueuedPod, reason: WaitReason, message: str) -> None:
         record = pod.record
         condition = make_condition(reason, message, self._wall())
-        namespace, name = record.namespace, record.name
         try:
             await write_scheduled(
-                self._api, namespace, name, condition, uid=record.uid, timeout_s=self._timeout_s
+                self._api, record.namespace, record.name, condition, uid=record.uid, timeout_s=self._timeout_s
             )
         except KubeApiError as error:
-            log.info("condition not written", pod=f"{namespace}/{name}", error=str(error))
+            log.info("condition not written", pod=record.full_name, error=str(error))
 
 
 def make_condition(reason: WaitReason, message: str, now: datetime) -> dict[str, str]:

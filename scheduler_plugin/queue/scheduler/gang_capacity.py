@@ -13,6 +13,7 @@ import numpy as np
 from allocator.cards import Card
 from allocator.request import Demand
 from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.cache.cards import CardAmounts
 from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, drop_needless, read_node
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
@@ -49,7 +50,7 @@ class GangPlacer:
         pods: Iterable[Pod],
         *,
         leaving: Iterable[QueuedPod] = (),
-        ended: Mapping[str, Mapping[int, tuple[int, int]]] = MappingProxyType({}),
+        ended: Mapping[str, Mapping[int, CardAmounts]] = MappingProxyType({}),
         among: Callable[[PodRequirements], BoolArray] | None = None,
         places_left: Callable[[str], int] | None = None,
     ) -> None:

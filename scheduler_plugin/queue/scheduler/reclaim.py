@@ -13,6 +13,7 @@ import numpy as np
 
 from kubeapi.backoff import KeyedBackoff
 from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.cache.cards import CardAmounts
 from scheduler_plugin.queue.cache.ended_pods import STILL_COUNTED_S
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.cache.queues import QueueState
@@ -267,7 +268,7 @@ class _VictimSearch:
         workload: QueuedWorkload[Needs],
         candidates: Sequence[VictimGroup],
         leaving: Sequence[QueuedPod],
-        ended: Mapping[str, Mapping[int, tuple[int, int]]],
+        ended: Mapping[str, Mapping[int, CardAmounts]],
     ) -> None:
         self._queue = queue
         self._borrowed = borrowed
@@ -343,7 +344,7 @@ class _VictimSearch:
         self,
         among: Callable[[PodRequirements], BoolArray] | None,
         leaving: Sequence[QueuedPod],
-        ended: Mapping[str, Mapping[int, tuple[int, int]]],
+        ended: Mapping[str, Mapping[int, CardAmounts]],
     ) -> GangPlacer:
         slots = self._queue.slots
         return GangPlacer(
