@@ -336,12 +336,18 @@ def in_parallel(count: int, write: Callable[[int], Any]) -> None:
             pass
 
 
-def fake_node(index: int) -> dict[str, Any]:
-    """A Node object without a kubelet: ready, roomy in all but cards, with words of empty cards."""
-    words = node_resources(NodeWords.of(1024, [CARD_GIB] * CARDS, [0] * CARDS, 1, WHOLE, [0] * CARDS))
+def fake_node(index: int, *, compute: bool = True) -> dict[str, Any]:
+    """A Node object without a kubelet: ready, roomy in all but cards, with words of empty cards.
+
+    Args:
+        compute: Publish the cards' compute too, which a daemon of an older release does not.
+    """
+    of_compute = (WHOLE, [0] * CARDS) if compute else ()
+    words = node_resources(NodeWords.of(1024, [CARD_GIB] * CARDS, [0] * CARDS, 1, *of_compute))
     name = f"node-{index:05d}"
     resources = {"cpu": "128", "memory": "1Ti", "pods": "250", RESOURCE: str(CARDS * CARD_GIB)}
-    resources[COMPUTE_RESOURCE] = str(CARDS * WHOLE)
+    if compute:
+        resources[COMPUTE_RESOURCE] = str(CARDS * WHOLE)
     resources.update({key: str(value) for key, value in words.items()})
     return {
         "metadata": {

@@ -118,7 +118,7 @@ def test_shares_of_compute_are_kept_apart_also_while_the_daemon_is_of_an_older_v
     wait_agree(cluster)
     assert cluster.state().compute == [60, 60]
     no_words = "no compute of its cards published by the node"
-    cluster.api.post("/api/v1/nodes", fake_node(0))
+    cluster.api.post("/api/v1/nodes", fake_node(0, compute=False))
     try:
         known = 'gpupack_scheduler_nodes{words="readable"}'
         until(lambda: cluster.extender.metric(known) == 2, "the scheduler knows the older node")
