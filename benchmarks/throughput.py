@@ -11,8 +11,9 @@ More sides show what nobody can save. With `patches` a client that decides nothi
 of the queue, and kube-scheduler binds without the extender. With `writes` that client sends the Bindings too,
 and there is no kube-scheduler. With `direct` the pods have no gate, and that client sends the Bindings alone:
 the ceiling of a scheduler with one write a pod. With `compute` the pods of `extender` ask for percent of
-their card's compute too. `claims` and `dra`: see `benchmarks.claim_sides`. With `gangs` the pods are those of
-PodGroups of eight; the gates for that are on for all sides of the run then.
+their card's compute too, and with `none-compute` those of `none`: each extended resource of a pod costs
+kube-scheduler time of its own on each node. `claims` and `dra`: see `benchmarks.claim_sides`. With `gangs`
+the pods are those of PodGroups of eight; the gates for that are on for all sides of the run then.
 
 A round's figure is its pods over the time from the first binding to the last. How fast that is depends on who
 else uses the machine. So the processor time that each process uses meanwhile is printed beside the rate, in
@@ -59,7 +60,8 @@ GANG_PODS = 8
 ASKED_COMPUTE = "10"
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
 WITH_EXTENDER = ("extender", "compute", "gangs", "claims", "batch", "gates")
-SIDES = ("none", *WITH_EXTENDER, "dra", "patches", "writes", "direct")
+WITH_COMPUTE = ("compute", "none-compute")
+SIDES = ("none", "none-compute", *WITH_EXTENDER, "dra", "patches", "writes", "direct")
 WITH_QUEUE = ("batch", "gates")
 GATED = ("gates", "patches", "writes")
 BARE = ("patches", "writes", "direct")
@@ -385,7 +387,7 @@ def fake_pod(cluster: Cluster, index: int, side: str) -> dict[str, Any]:
     """A pod with one container, of the request shapes in turn; it waits for whoever binds it on that side."""
     gib = REQUESTS_GIB[index % len(REQUESTS_GIB)]
     limits: dict[str, str | int] = {"cpu": "100m", "memory": "256Mi"}
-    if side == "compute":
+    if side in WITH_COMPUTE:
         limits[COMPUTE_RESOURCE] = ASKED_COMPUTE
     if side == "dra":
         return claim_sides.claim_pod(cluster, f"pod-{index:05d}", gib, limits)

@@ -333,6 +333,8 @@ class NodeArrays:
             return limits
         changes, known, mask = self._compute_mask
         alike = known == percent and mask.shape == self.size.shape
+        if alike and changes == self.changes:
+            return mask
         changed = self.list_changed_rows(changes) if alike else None
         if changed is None:
             mask = self.compute_free >= percent

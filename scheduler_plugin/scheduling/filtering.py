@@ -172,7 +172,9 @@ def _has_cards(
     """Tell which nodes have `cards` cards that each have what the demand asks of one."""
     if cards > nodes.free_order.shape[0]:
         return np.zeros(len(rows), dtype=np.bool_)
-    if ask.admits is None and not demand.compute:
+    # All admitted cards have what the demand asks for that asks for least.
+    more_compute = demand.compute > ask.least_compute
+    if ask.admits is None and not more_compute:
         result: BoolArray = nodes.free_order[cards - 1][rows] >= demand.units
         return result
     # To look at all rows takes less time than to gather the cards of a quarter of them.
@@ -181,7 +183,7 @@ def _has_cards(
     there: BoolArray = nodes.free[at] >= demand.units
     if ask.admits is not None:
         there &= ask.admits[at]
-    if demand.compute:
+    if more_compute:
         there &= nodes.mask_compute(demand.compute)[at]
     admitted = _have_so_many(there, cards)
     return admitted[rows] if everywhere else admitted

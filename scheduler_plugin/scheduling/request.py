@@ -45,13 +45,12 @@ def with_compute(nodes: NodeArrays, query: SchedulingRequest, *, emptied: bool =
 
     For a pod with one demand that is all there is to its compute. Several demands may share a card.
     """
-    least = min(demand.compute for demand in query.request.demands)
-    if not least:
-        return query
     ask = query.policy_request
-    there = nodes.mask_compute(least, emptied=emptied)
+    if not ask.least_compute:
+        return query
+    there = nodes.mask_compute(ask.least_compute, emptied=emptied)
     admits = there if ask.admits is None else ask.admits & there
-    return replace(query, policy_request=replace(ask, admits=admits))
+    return SchedulingRequest(query.request, replace(ask, admits=admits))
 
 
 def without_compute(query: SchedulingRequest) -> SchedulingRequest:

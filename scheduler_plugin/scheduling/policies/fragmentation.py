@@ -15,11 +15,7 @@ from allocator.registry import Entry, Parameters
 from kubeapi.bounded import BoundedDict
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.scheduling.policies.fragmentation_file import read_workload
-from scheduler_plugin.scheduling.policies.fragmentation_scores import (
-    FragmentationScores,
-    by_row,
-    node_by_node,
-)
+from scheduler_plugin.scheduling.policies.fragmentation_scores import FragmentationScores
 from scheduler_plugin.scheduling.policies.fragmentation_workload import (
     DemandShape,
     TypicalWorkload,
@@ -70,10 +66,7 @@ class FragmentationPolicy:
 
     def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by the increase of fragmentation, in millionths of a unit, ties included."""
-        scores = self._follow(view)
-        if node_by_node(ask):
-            return scores.by_cards(view, ask, rows)
-        return scores.by_row(view, ask, rows) if by_row(ask) else scores.by_state(view, ask, rows)
+        return self._follow(view).score(view, ask, rows)
 
     def choose_cards(
         self, view: ClusterView, ask: PolicyRequest, row: int

@@ -23,6 +23,9 @@ PickArray = NDArray[np.int16]
 _SHAPES: Final = 64
 """Shapes of pods whose scores by row are remembered."""
 
+_KINDS: Final = 1 << 14
+"""Kinds of rows of which a shape's scores are remembered."""
+
 _ENTRIES: Final = 1 << 23
 """Scores that are remembered, over all shapes."""
 
@@ -40,6 +43,9 @@ class FragmentationScores:
         self._generation = 0
         self._known: BoundedDict[tuple[object, ...], tuple[FloatArray, PickArray]] = BoundedDict(1)
         self._by_row: BoundedDict[tuple[object, ...], tuple[LongArray, FloatArray]] = BoundedDict(_SHAPES)
+        self._by_kind: BoundedDict[tuple[object, ...], BoundedDict[bytes, tuple[float, int]]] = BoundedDict(
+            _SHAPES
+        )
 
     def follow(self, view: ClusterView) -> None:
         """Bring the states of rows whose version changed up to date."""
@@ -48,6 +54,13 @@ class FragmentationScores:
             self._generation = self._states.generation
             self._known.clear()
             self._by_row.clear()
+            self._by_kind.clear()
+
+    def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
+        """Score rows: float64[m], lower is better, inf where the pod does not fit."""
+        if _is_node_by_node(ask):
+            return self.by_cards(view, ask, rows)
+        return self.by_row(view, ask, rows) if _is_by_row(ask) else self.by_state(view, ask, rows)
 
     def by_state(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows, computing only states that no pod of this shape was scored on before."""
@@ -77,22 +90,43 @@ class FragmentationScores:
         )
         stale = rows[seen[rows] != view.version[rows]]
         if stale.size:
-            scores[stale] = self._exactly(view, ask, stale, self._score_allowed(view, ask, stale))
+            scores[stale] = self._exactly(view, ask, stale, self._find(view, ask, stale)[0])
             seen[stale] = view.version[stale]
         result: FloatArray = scores[rows]
         return result
 
-    def _score_allowed(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
+    def _find(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> tuple[FloatArray, PickArray]:
+        """Find the scores of rows, and the position of the card in their states, of a pod with one card."""
+        states = self._states.of_row[rows]
+        state_scores, state_picks = self._table(ask)
+        scores, picks = state_scores[states], state_picks[states]
+        apart = _mask_apart(view, ask, rows)
+        scores[apart] = np.nan
+        left = np.flatnonzero(np.isnan(scores))
+        if left.size:
+            scores[left], picks[left] = zip(*self._find_by_kind(view, ask, rows[left]), strict=True)
+            alike = left[~apart[left]]
+            state_scores[states[alike]], state_picks[states[alike]] = scores[alike], picks[alike]
+        return scores, picks
+
+    def _find_by_kind(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> list[tuple[float, int]]:
+        """Find scores and positions of rows by their kinds: a state, and its cards that the pod may use."""
+        states = self._states.of_row[rows]
         allowed = _allowed(view, ask, rows, self._states.orders(rows))
-        if len(rows) == 1:
-            return self._scored(self._states.of_row[rows], ask, allowed)[0]
-        # Rows of one state with the same cards are alike.
-        kinds = np.column_stack((self._states.of_row[rows], np.packbits(allowed, axis=1)))
-        keys = kinds.view(f"V{kinds[0].nbytes}")
-        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
-        states = self._states.of_row[rows[first]]
-        result: FloatArray = self._scored(states, ask, allowed[first])[0][number.ravel()]
-        return result
+        least = min((demand.units for demand in ask.demands), default=0)
+        allowed &= self._terms.card_free[self._states.cards[states]] >= least
+        keys = [kind.tobytes() for kind in np.column_stack((states, np.packbits(allowed, axis=1)))]
+        known = self._by_kind.recall(_make_shape(ask), lambda: BoundedDict(_KINDS))
+        missing = {key: at for at, key in enumerate(keys) if key not in known}
+        fresh: dict[bytes, tuple[float, int]] = {}
+        if missing:
+            first = list(missing.values())
+            scores, chosen = self._scored(states[first], ask, allowed[first])
+            picks = chosen[0][0].tolist() if _one_card(ask) else [0] * len(first)
+            fresh = dict(zip(missing, zip(scores.tolist(), picks, strict=True), strict=True))
+        found = [fresh[key] if key in fresh else known[key] for key in keys]
+        known.update(fresh)
+        return found
 
     def _exactly(
         self, view: ClusterView, ask: PolicyRequest, rows: RowArray, scores: FloatArray
@@ -116,19 +150,22 @@ class FragmentationScores:
 
     def cards(self, view: ClusterView, ask: PolicyRequest, row: int) -> tuple[tuple[int, ...], ...] | None:
         """The cards that a row's score was computed with, by demand; None when the pod does not fit."""
-        if node_by_node(ask):
+        if _is_node_by_node(ask):
             taken = _choose_each(view, ask, row)
             return None if taken is None else tuple(taken)
         order = self._states.order(row)
-        if _one_card(ask) and not by_row(ask):
-            scores, picks = self._table(ask)
-            state = self._states.of_row[row]
-            if scores[state] < np.inf:
-                return ((order[int(picks[state])],),)
         rows = np.array([row], dtype=np.intp)
+        if _one_card(ask):
+            if _is_by_row(ask):
+                (score,), (pick,) = self._find(view, ask, rows)
+            else:
+                state, (scores, picks) = self._states.of_row[row], self._table(ask)
+                score, pick = scores[state], picks[state]
+            if score < np.inf:
+                return ((order[int(pick)],),)
         allowed = _allowed(view, ask, rows, self._states.orders(rows))
-        score, chosen = self._scored(self._states.of_row[row : row + 1], ask, allowed)
-        if not score[0] < np.inf:
+        fresh, chosen = self._scored(self._states.of_row[rows], ask, allowed)
+        if not fresh[0] < np.inf:
             return None
         return tuple(tuple(order[int(position[0])] for position in demand) for demand in chosen)
 
@@ -228,16 +265,32 @@ def _one_card(ask: PolicyRequest) -> bool:
     return len(ask.demands) == 1 and ask.demands[0].cards == 1
 
 
-def node_by_node(ask: PolicyRequest) -> bool:
+def _is_node_by_node(ask: PolicyRequest) -> bool:
     """Tell whether only the cards of each node say which of them the pod's card policy takes."""
     name = ask.card_policy
     return bool(ask.demands) and not node_policy_chooses(name) and get_array_costs(name) is None
 
 
-def by_row(ask: PolicyRequest) -> bool:
-    """Tell whether the cards that a pod may use do not follow from a node's state."""
-    selects = bool(ask.selector.uuids or ask.selector.excluded_uuids)
-    return ask.admits is not None and (selects or any(demand.compute for demand in ask.demands))
+def _is_by_row(ask: PolicyRequest) -> bool:
+    """Tell whether the cards that a pod may use can be others than those that follow from a node's state."""
+    return ask.admits is not None and (_names_cards(ask) or any(demand.compute for demand in ask.demands))
+
+
+def _names_cards(ask: PolicyRequest) -> bool:
+    return bool(ask.selector.uuids or ask.selector.excluded_uuids)
+
+
+def _mask_apart(view: ClusterView, ask: PolicyRequest, rows: RowArray) -> BoolArray:
+    """Tell on which rows they are others, of a pod that is scored by row: bool[m].
+
+    For one demand these are rows with a card that has the units free and not the compute. Of several, each
+    takes compute from the next.
+    """
+    if ask.admits is None or len(ask.demands) > 1 or _names_cards(ask):
+        return np.ones(len(rows), dtype=np.bool_)
+    lacking = (view.free[rows] >= ask.demands[0].units) & ~ask.admits[rows]
+    result: BoolArray = np.any(lacking, axis=1)
+    return result
 
 
 def _allowed(view: ClusterView, ask: PolicyRequest, rows: RowArray, orders: RowArray) -> BoolArray:

@@ -82,6 +82,11 @@ class PolicyRequest:
         return sum(demand.units * demand.cards for demand in self.demands)
 
     @property
+    def least_compute(self) -> int:
+        """Percent of compute that each demand asks of a card at least; 0 if one asks for none."""
+        return min((demand.compute for demand in self.demands), default=0)
+
+    @property
     def compute(self) -> int:
         """Percent of compute over all cards and demands."""
         return sum(demand.compute * demand.cards for demand in self.demands)
