@@ -17,7 +17,7 @@ from allocator.names import (
     QUEUE_GATE,
 )
 from allocator.place import Placement
-from allocator.podcards import charged_units
+from allocator.podcards import charged_compute, charged_units
 from gpupack.cordon import CordonRequest, decide_change
 from gpupack.errors import InputError
 from gpupack.rebalance.movable_pods import MovablePod
@@ -135,8 +135,8 @@ class QueueRehearsal:
         self._state.apply_pod(bind_pod(self._cluster, self._make_successor(movable), destination), _NOW_S)
         nodes = self._state.nodes
         row = nodes.rows[destination.node]
-        taken = nodes.used[row] + nodes.assumed[row]
-        if any(taken[card] > nodes.size[row, card] for card in destination.placement.charge):
+        short = (nodes.used[row] + nodes.assumed[row] > nodes.size[row]) | (nodes.compute_free[row] < 0)
+        if short[list(destination.placement.charge)].any():
             why = f"pods of the queue would take its place on node {destination.node}"
             return QueueRefusal(movable.uid, "", why)
         return destination
@@ -146,15 +146,16 @@ class QueueRehearsal:
         assumed = self._state.get_assumed(uid)
         if assumed is None or assumed.assigned is None or movable.record.request is None:
             return None
-        node = self._state.node_records[assumed.node]
-        charge = charged_units(movable.record.request, assumed.assigned, node.uuids, node.sizes)
+        node, request = self._state.node_records[assumed.node], movable.record.request
+        charge = charged_units(request, assumed.assigned, node.uuids, node.sizes)
         if charge is None:
             return None
         containers = tuple(
             (name, tuple((node.uuids.index(uuid), units) for uuid, units in shares))
             for name, shares in assumed.assigned.items()
         )
-        return Destination(assumed.node, Placement(containers, charge))
+        compute = charged_compute(request, assumed.assigned, node.uuids)
+        return Destination(assumed.node, Placement(containers, charge, compute))
 
     def _evict(self, movable: MovablePod) -> None:
         """End a pod; whom the queue admits now comes before its successor, which is yet to be made."""

@@ -11,11 +11,15 @@ import pytest
 from allocator.names import POD_DATA, POD_JOB, POD_PLANNED, QUEUE_NAME
 from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_empty, advise_start
+from gpupack.rebalance.movable_pods import MovablePods
+from gpupack.rebalance.plan_state import Destination
+from gpupack.rebalance.queue_rehearsal import QueueRehearsal
 from gpupack.whatif.answers import Advice
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fetching import ClusterSource, list_cluster
 from gpupack.whatif.fit import FitQuestion
 from gpupack.whatif.queue_rules import QueueRules, read_rules
+from gpupack.whatif.what_if import PodCardUsage
 from kubeapi import objects
 from kubeapi.errors import Forbidden
 from kubeapi.objects import PodSchedulingGroup
@@ -182,6 +186,42 @@ def test_a_hole_that_the_queue_fills_is_no_place_for_a_pod_of_no_queue() -> None
 
     assert moves() == ["first", "second"]
     assert moves(waits) == []
+
+
+def test_a_hole_in_the_compute_that_the_queue_fills_is_no_place_either() -> None:
+    """As above, on cards that have the memory."""
+    here = (("zone", "here"),)
+    nodes = (
+        Node("a", (16,), labels=(*here, ("only", "a"))),
+        Node("b", (16,), labels=here),
+        Node("c", (16,)),
+    )
+    pods = (
+        Pod("first", 2, "a", (0,), compute=60),
+        Pod("second", 2, "b", (0,), selector=here, compute=60),
+        *(Pod(f"stays-{node}", 2, node, (0,), owned=False, compute=40) for node in "ac"),
+    )
+    waits = Pod("waits", 2, queue="a", selector=(("only", "a"),), compute=60)
+
+    def moves(*more: Pod) -> list[str]:
+        cluster = World(nodes, (*pods, *more)).cluster
+        cluster.queue = read_rules(DecisionSettings("queues: [{name: a}]"))
+        return [move.pod for move in advise_start(cluster, FitQuestion(4, compute=100)).moves]
+
+    assert moves() == ["first", "second"]
+    assert moves(waits) == []
+
+
+def test_the_place_that_the_queue_gives_a_pod_has_its_compute() -> None:
+    cluster = World(NODES, (replace(MOVED, compute=60), STAYS)).cluster
+    rules = cluster.queue = read_rules(DecisionSettings("queues: [{name: a}]"))
+    movable = MovablePods(cluster, PodCardUsage(cluster)).find(
+        cluster.find_pod("default", "moved").metadata.uid
+    )
+    assert movable is not None
+    place = QueueRehearsal(cluster, rules).move(movable)
+    assert isinstance(place, Destination)
+    assert place.placement.compute == {0: 60}
 
 
 def test_a_pod_without_a_label_is_of_the_queue_of_its_namespace() -> None:
