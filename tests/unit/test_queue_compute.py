@@ -137,3 +137,39 @@ def test_pods_of_a_gang_with_most_compute_come_first_among_those_of_one_size() -
     for number, percent in enumerate((30, 40, 70, 60)):
         ask(world, f"g{number}", percent, gang="g", size=4)
     assert sorted(world.admitted()) == ["g0", "g1", "g2", "g3"]
+
+
+def test_a_policy_that_picks_one_node_looks_at_cards_with_compute_only() -> None:
+    """The card of n1 that the memory fills best has no compute left."""
+    config = "nodePolicy: best-fit\nnodePolicyParameters: {best-fit: {mode: pick}}"
+    world = QueueWorld(f"queues: [{{name: a}}]\n{config}")
+    world.node("n1", (16, 16), (12, 0), compute=(100, 0))
+    world.node("n2", (16, 16), (8, 16), compute=(0, 0))
+    uid = ask(world, "p", 60)
+    world.decide()
+    assumed = world.state.get_assumed(uid)
+    assert assumed is not None
+    assert assumed.node == "n2", "4 GiB are left of its card, and 12 of the other one of n1"
+
+
+def test_a_pod_moves_whose_compute_others_have_taken_and_one_with_memory_alone_stays() -> None:
+    world = QueueWorld()
+    world.node("n1", (16,), compute=(0,))
+    memory, compute = world.pod("memory", 4, created=1), ask(world, "compute", 60, created=2)
+    assert world.admitted() == ["memory", "compute"]
+    world.node("n2", (16,), compute=(0,))
+    world.node("n1", (16,), compute=(60,))
+    assert world.admitted() == []
+    nodes = {uid: assumed.node for uid in (memory, compute) if (assumed := world.state.get_assumed(uid))}
+    assert nodes == {memory: "n1", compute: "n2"}
+
+
+def test_room_is_looked_for_again_once_a_card_gives_away_more_compute() -> None:
+    world = QueueWorld()
+    world.node("n", (16,), (16,), compute=(100,))
+    world.pod("p", containers=[container(name, 1, resources={COMPUTE_RESOURCE: "80"}) for name in "xy"])
+    world.now = 1000.0
+    world.decide()
+    assert world.queue.update_reservations(world.now) == []
+    world.node("n", (16,), (16,), compute=(100,), compute_limit=200)
+    assert [node for _, node in world.queue.update_reservations(world.now)] == ["n"]

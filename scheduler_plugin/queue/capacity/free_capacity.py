@@ -25,7 +25,7 @@ from scheduler_plugin.scheduling.node_fit import can_run_on, leave_out_undecided
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy, score_nodes
 from scheduler_plugin.scheduling.policies.registry import Picker, is_scored_by_row
 from scheduler_plugin.scheduling.ranking import rank_best
-from scheduler_plugin.scheduling.request import SchedulingRequest
+from scheduler_plugin.scheduling.request import SchedulingRequest, with_compute
 
 if TYPE_CHECKING:
     from allocator.records import Assignment
@@ -198,10 +198,11 @@ class FreeCapacity:
     ) -> int | None:
         """Find the row that the node policy ranks first; None if it holds the pod back."""
         nodes, policy = self.state.nodes, self.policies.get_policy(query.request)
-        if isinstance(policy, Picker) and policy.picks and not query.request.percent:
-            return self.call_policy(
-                requirements, partial(policy.pick_row, nodes, query.policy_request, fits), None
-            )
+        rules = query.request.rules
+        by_cards = query.request.percent or (rules.same_model and nodes.mixed_models.any())
+        if isinstance(policy, Picker) and policy.picks and not by_cards:
+            ask = with_compute(nodes, query).policy_request
+            return self.call_policy(requirements, partial(policy.pick_row, nodes, ask, fits), None)
         rows = np.flatnonzero(fits)
         held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
         scores = self.call_policy(requirements, lambda: score_nodes(policy, nodes, query, rows), held)

@@ -13,7 +13,7 @@ from allocator.names import PLACEHOLDER_SCHEDULER
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.objects import Pod
 from kubeapi.selectors import NodeTraits
-from scheduler_plugin.cache.charges import AssumedPod, ChargeRules, NodeRecord
+from scheduler_plugin.cache.charges import AssumedPod, ChargeRules
 from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
@@ -521,7 +521,7 @@ class Queue:
 
     def _place_displaced(self, node: str) -> None:
         """Place admitted pods whose cards on a node are full now on other cards."""
-        for uid in _find_displaced_on_node(self.state, node):
+        for uid in _find_displaced(self.state, node):
             assumed = self.state.get_assumed(uid)
             if assumed is not None:
                 self.state.forget(assumed, 0.0)
@@ -560,7 +560,7 @@ def _waits_again(pod: QueuedPod, queue_info: PodQueueInfo) -> bool:
     return requeued or (pod.phase is Phase.BOUND and queue_info.gated)
 
 
-def _find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
+def _find_displaced(state: ClusterState, node: str) -> list[str]:
     """Find assumed pods whose cards no longer have room for them; those assumed last are displaced first.
 
     Such a pod would be charged on every card of the node, because it is unknown which card will serve it. So
@@ -569,29 +569,30 @@ def _find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
     Returns:
         UIDs, in the order in which the pods were assumed.
     """
-    units = list(record.used)
-    for charge in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record)):
-        for card, charged in (rules.charge_assigned_cards(record, charge) or {}).items():
-            units[card] += charged
-    displaced = []
-    for charge in rules.charges_of_assumed(record):
-        charges = rules.charge_assigned_cards(record, charge)
-        if charges is None:
-            continue
-        if any(units[card] + charged > record.sizes[card] for card, charged in charges.items()):
-            displaced.append(charge.uid)
-            continue
-        for card, charged in charges.items():
-            units[card] += charged
-    return displaced
-
-
-def _find_displaced_on_node(state: ClusterState, node: str) -> list[str]:
-    """Find displaced pods on a node; a quick check rules out most nodes."""
-    record, nodes = state.node_records.get(node), state.nodes
+    record, nodes, rules = state.node_records.get(node), state.nodes, state.rules
     row = nodes.rows.get(node)
     if record is None or row is None or not record.assumed or not record.sizes:
         return []
-    if not (nodes.used[row] + nodes.assumed[row] > nodes.size[row]).any():
+    # A quick check rules out most nodes.
+    short = (nodes.used[row] + nodes.assumed[row] > nodes.size[row]) | (nodes.compute_free[row] < 0)
+    if not short.any():
         return []
-    return _find_displaced(record, state.rules)
+    units = [size - used for size, used in zip(record.sizes, record.used, strict=True)]
+    compute = (nodes.compute_limit[row] - nodes.compute_used[row]).tolist()
+    assumed = list(rules.charges_of_assumed(record))
+    displaced = []
+    for charge in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record), *assumed):
+        has = rules.charge_assigned_cards(record, charge)
+        if has is None:
+            continue
+        percent = rules.charge_compute(record, charge)
+        has_room = all(units[card] >= count for card, count in has.items()) and all(
+            compute[card] >= count for card, count in percent.items()
+        )
+        if charge in assumed and not has_room:
+            displaced.append(charge.uid)
+            continue
+        for left, taken in ((units, has), (compute, percent)):
+            for card, count in taken.items():
+                left[card] -= count
+    return displaced
