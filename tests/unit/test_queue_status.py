@@ -163,75 +163,55 @@ queues:
 
 
 @pytest.mark.parametrize(
-    ("config", "more", "reason", "message"),
+    ("more", "message"),
     [
+        ({"units": 40}, f"it needs 40 GiB: no healthy card of 40 GiB or more {ENDED}"),
+        ({"units": 8, "annotations": {"gpupack.io/gpu-model": "A100"}}, NO_STARS),
         (
-            "queues: [{name: a}]",
-            {"units": 40},
-            "NeverFits",
-            f"it needs 40 GiB: no healthy card of 40 GiB or more {ENDED}",
-        ),
-        (
-            "queues: [{name: a}]",
-            {"units": 8, "annotations": {"gpupack.io/gpu-model": "A100"}},
-            "NeverFits",
-            NO_STARS,
-        ),
-        (
-            "queues: [{name: a}]",
             {"units": 8, "cpu": "41"},
-            "NeverFits",
             (
                 "it needs 8 GiB, and its rules, processor, memory and number of pods allow no node"
                 f" with such cards, {ENDED}"
             ),
         ),
-        (
-            LIMITED,
-            {"units": 12},
-            "NeverFits",
-            "it needs 12 units; queue a can never have more than 10",
-        ),
-        (
-            "queues: [{name: a}]",
-            {"units": 16},
-            "NoRoom",
-            "it needs 16 units on one card; the largest free card has 8",
-        ),
+        ({"units": 12, "config": LIMITED}, "it needs 12 units; queue a can never have more than 10"),
+        ({"units": 16}, "it needs 16 units on one card; the largest free card has 8"),
     ],
     ids=["too-large", "no-such-card", "processor", "quota", "full"],
 )
-def test_what_can_never_run_is_told_apart_from_what_waits_for_room(config, more, reason, message) -> None:
-    world = QueueWorld(config)
+def test_what_can_never_run_is_told_apart_from_what_waits_for_room(more, message) -> None:
+    pod = {"config": "queues: [{name: a}]", **more}
+    world = QueueWorld(pod.pop("config"))
     world.node("n1", (16, 16), (8, 8))
-    world.pod("waits", **more)
+    world.pod("waits", **pod)
     world.decide()
+    reason = "NoRoom" if message.endswith("the largest free card has 8") else "NeverFits"
     assert reasons(world) == [("waits", reason, message)]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "used", "more", "message"),
+    ("h100", "used", "more", "message"),
     [
         (
-            (16, 16, 16),
+            16,
             (10, 10, 13),
             {"containers": [container(name, 4, cpu="1") for name in "xyz"]},
             "it needs 4 GiB + 4 GiB + 4 GiB: no node has all of that free together",
         ),
         (
-            (16, 16, 16),
+            16,
             (10, 12, 13),
             {"units": 10, "annotations": {POD_CARDS: "2"}},
             "it needs 2 cards of a node with 5 units free each; the node with the most has 1",
         ),
         (
-            (16, 16, 64),
+            64,
             (10, 12, 0),
             {"units": 8, "annotations": {POD_GPU_MODEL: "*A100*"}},
             "it needs 8 units on one card; the largest free card that it admits has 6",
         ),
         (
-            (16, 16, 16),
+            16,
             (10, 12, 13),
             {"units": 4, "cpu": "40"},
             (
@@ -242,10 +222,10 @@ def test_what_can_never_run_is_told_apart_from_what_waits_for_room(config, more,
     ],
     ids=["several-containers", "several-cards", "other-model", "processor"],
 )
-def test_what_a_pod_lacks_is_what_no_node_has(sizes, used, more, message) -> None:
+def test_what_a_pod_lacks_is_what_no_node_has(h100, used, more, message) -> None:
     """Of a pod with several containers it named the largest, which fits by itself, and blamed its rules."""
     world = QueueWorld("queues: [{name: a}]")
-    models = ("NVIDIA A100", "NVIDIA A100", "NVIDIA H100")
+    sizes, models = (16, 16, h100), ("NVIDIA A100", "NVIDIA A100", "NVIDIA H100")
     world.node("n1", sizes, (0, 0, 0), models=models)
     uid = world.pod("runs", 1)
     world.decide()

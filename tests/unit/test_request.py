@@ -201,138 +201,105 @@ def test_a_pod_that_a_kubelet_has_keeps_its_cards_without_a_policy_that_is_not_k
 LIMITS = f"allowed: a whole number of units from 0 to {MAX_UNITS}, without a suffix such as Gi"
 
 
-@pytest.mark.parametrize(
-    ("containers", "init", "annotations", "message"),
-    [
-        pytest.param(
-            [with_compute(container("m", "4"), "101")],
-            [],
-            {},
-            f'container "m" has limit {COMPUTE_RESOURCE}: "101"; allowed: a whole number of percent from 0 '
-            "to 100, without a suffix such as Gi",
-            id="more than all compute",
-        ),
-        pytest.param(
-            [container("m", "4"), with_compute(container("n", "0"), "30")],
-            [],
-            {},
-            f'container "n" asks for {COMPUTE_RESOURCE}: 30 alone; allowed: beside {GIB} or '
-            "gpupack.io/gpu-percent",
-            id="compute without memory",
-        ),
-        pytest.param(
-            [container("m", "16Gi")], [], {}, f'container "m" has limit {GIB}: "16Gi"; {LIMITS}', id="bytes"
-        ),
-        pytest.param(
-            [container("m", "1.5")], [], {}, f'container "m" has limit {GIB}: "1.5"; {LIMITS}', id="part"
-        ),
-        pytest.param(
-            [container("m", "-1")], [], {}, f'container "m" has limit {GIB}: "-1"; {LIMITS}', id="negative"
-        ),
-        pytest.param(
-            [container("m", "8 GB")], [], {}, f'container "m" has limit {GIB}: "8 GB"; {LIMITS}', id="text"
-        ),
-        pytest.param(
-            [container("m", "")], [], {}, f'container "m" has limit {GIB}: ""; {LIMITS}', id="empty"
-        ),
-        pytest.param(
-            [container("m", True)], [], {}, f'container "m" has limit {GIB}: True; {LIMITS}', id="bool"
-        ),
-        pytest.param(
-            [container("m", "x" * 500)],
-            [],
-            {},
-            f'container "m" has limit {GIB}: "{"x" * 63}...; {LIMITS}',
-            id="long",
-        ),
-        pytest.param(
-            [container("m", MAX_UNITS + 1)],
-            [],
-            {},
-            f'container "m" has limit {GIB}: {MAX_UNITS + 1}; {LIMITS}',
-            id="huge",
-        ),
-        pytest.param(
-            [container("m", "8", "soup")],
-            [],
-            {},
-            f'container "m" has request {GIB}: "soup"; {LIMITS}',
-            id="request",
-        ),
-        pytest.param(
-            [container("m", "8", "4")],
-            [],
-            {},
-            f'container "m" requests {GIB}: "4" with limit "8"; allowed: a request equal to the limit',
-            id="request is not limit",
-        ),
-        pytest.param(
-            [container("m", None, "4")],
-            [],
-            {},
-            f'container "m" requests {GIB}: "4" with no limit; allowed: a request equal to the limit',
-            id="no limit",
-        ),
-        pytest.param(
-            [container("b", "x")],
-            [container("a", "y")],
-            {},
-            f'container "a" has limit {GIB}: "y"; {LIMITS}',
-            id="first",
-        ),
-        pytest.param(
-            [container("m", "9")],
-            [],
-            {"cards": "2"},
-            'annotation gpupack.io/cards is "2", container "m" asks for 9 units; allowed: a multiple of '
-            "the number of cards",
-            id="indivisible",
-        ),
-        pytest.param(
-            [container("m", "8"), container("n", "5")],
-            [],
-            {"cards": "4"},
-            'annotation gpupack.io/cards is "4", container "n" asks for 5 units; allowed: a multiple of '
-            "the number of cards",
-            id="second indivisible",
-        ),
-        pytest.param(
-            [container("m", "8")],
-            [sidecar("s", "2"), container("i", "4")],
-            {"cards": "2"},
-            'annotation gpupack.io/cards is "2"; allowed: 1 where an init container, here "i", asks for '
-            "GPU memory and is not a sidecar",
-            id="init with cards",
-        ),
-        pytest.param(
-            [container("m", "8")],
-            [],
-            {"card_policy": "best\nfit"},
-            f'annotation gpupack.io/card-policy is "best\\nfit"; allowed: {CARD_POLICIES.allowed}',
-            id="card policy",
-        ),
-        pytest.param(
-            [container("m", "8")],
-            [],
-            {"gpu_model": "a,,b"},
-            'annotation gpupack.io/gpu-model is "a,,b"; allowed: a comma list of non-empty patterns, * for '
-            "any text, one leading ! to exclude",
-            id="model",
-        ),
-        pytest.param(
-            [container("m", "8")],
-            [],
-            {"cards": "0", "card_policy": "random"},
-            'annotation gpupack.io/cards is "0"; allowed: a whole number from 1 to 64',
-            id="the first annotation",
-        ),
-    ],
-)
-def test_mistakes(containers, init, annotations, message):
+def check_mistake(message, containers, init=(), **annotations):
     for _attempt in range(2):
         with pytest.raises(RequestError) as caught:
             parse(containers, init, **annotations)
         assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("16Gi", '"16Gi"'),
+        ("1.5", '"1.5"'),
+        ("-1", '"-1"'),
+        ("8 GB", '"8 GB"'),
+        ("", '""'),
+        (True, "True"),
+        pytest.param("x" * 500, f'"{"x" * 63}...', id="long"),
+        (MAX_UNITS + 1, f"{MAX_UNITS + 1}"),
+    ],
+)
+def test_a_limit_is_a_whole_number_of_units(limit, said):
+    check_mistake(f'container "m" has limit {GIB}: {said}; {LIMITS}', [container("m", limit)])
+
+
+@pytest.mark.parametrize(
+    ("containers", "init", "message"),
+    [
+        pytest.param(
+            [with_compute(container("m", "4"), "101")],
+            [],
+            f'has limit {COMPUTE_RESOURCE}: "101"; allowed: a whole number of percent from 0 to 100, '
+            "without a suffix such as Gi",
+            id="more than all compute",
+        ),
+        pytest.param(
+            [container("n", "4"), with_compute(container("m", "0"), "30")],
+            [],
+            f"asks for {COMPUTE_RESOURCE}: 30 alone; allowed: beside {GIB} or gpupack.io/gpu-percent",
+            id="compute without memory",
+        ),
+        ([container("m", "8", "soup")], [], f'has request {GIB}: "soup"; {LIMITS}'),
+        (
+            [container("m", "8", "4")],
+            [],
+            f'requests {GIB}: "4" with limit "8"; allowed: a request equal to the limit',
+        ),
+        (
+            [container("m", None, "4")],
+            [],
+            f'requests {GIB}: "4" with no limit; allowed: a request equal to the limit',
+        ),
+        pytest.param(
+            [container("b", "x")], [container("m", "y")], f'has limit {GIB}: "y"; {LIMITS}', id="first"
+        ),
+    ],
+)
+def test_mistakes_of_a_container(containers, init, message):
+    check_mistake(f'container "m" {message}', containers, init)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "limits", "message"),
+    [
+        ({"cards": "2"}, "9", 'cards is "2", container "0" asks for 9 units; {multiple}'),
+        ({"cards": "4"}, "85", 'cards is "4", container "1" asks for 5 units; {multiple}'),
+        ({"card_policy": "best\nfit"}, "8", 'card-policy is "best\\nfit"; allowed: {policies}'),
+        (
+            {"gpu_model": "a,,b"},
+            "8",
+            (
+                'gpu-model is "a,,b"; allowed: a comma list of non-empty patterns, * for any text, '
+                "one leading ! to exclude"
+            ),
+        ),
+        (
+            {"cards": "0", "card_policy": "random"},
+            "8",
+            'cards is "0"; allowed: a whole number from 1 to 64',
+        ),
+    ],
+    ids=["indivisible", "second indivisible", "card policy", "model", "the first annotation"],
+)
+def test_mistakes_of_annotations(annotations, limits, message):
+    allowed = {
+        "multiple": "allowed: a multiple of the number of cards",
+        "policies": CARD_POLICIES.allowed,
+    }
+    containers = [container(str(number), limit) for number, limit in enumerate(limits)]
+    check_mistake(f"annotation gpupack.io/{message.format(**allowed)}", containers, **annotations)
+
+
+def test_an_init_container_has_one_card():
+    check_mistake(
+        'annotation gpupack.io/cards is "2"; allowed: 1 where an init container, here "i", asks for '
+        "GPU memory and is not a sidecar",
+        [container("m", "8")],
+        [sidecar("s", "2"), container("i", "4")],
+        cards="2",
+    )
 
 
 @pytest.mark.parametrize(
