@@ -5,9 +5,12 @@ import pytest
 
 from allocator.policies import CARD_POLICIES
 from allocator.pricing import hole_values
+from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.errors import PolicyError
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.placing import score_nodes
 from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.scheduling.policies.fragmentation import FragmentationPolicy
 from scheduler_plugin.scheduling.policies.fragmentation_scores import FragmentationScores
@@ -286,6 +289,28 @@ def test_incremental_equals_fresh(percents):
         assert chosen == FragmentationPolicy(workload).choose_cards(arrays, pod, row)
         assert able[row, chosen[0][0]]
         place(arrays, row, chosen, pod)
+
+
+def test_a_share_is_scored_by_the_card_that_it_gets_and_as_many_units_by_any():
+    """On a node with cards of two sizes half of the small one has as many units as the large one has free."""
+    arrays = view({"n": (10**6, FREE, [50, 100], 0, 0, [0, 75])})
+    rows, policies = rows_of(arrays), ClusterPolicies()
+    workload = TypicalWorkload.from_pods([one(100), one(50)])
+
+    def score(policy, percent, compute):
+        container = ContainerRequest("main", 50 if percent else 25, "main", compute)
+        request = PodRequest((container,), percent=percent)
+        query = policies.make_request(arrays, request, Amounts(1))
+        (found,) = score_nodes(policy, arrays, query, rows)
+        return found
+
+    shared, free = (score(FragmentationPolicy(workload), percent, 30) for percent in (True, False))
+    assert shared != free
+    for compute in (0, 30):
+        for first in (True, False):
+            lasting = FragmentationPolicy(workload)
+            found = {percent: score(lasting, percent, compute) for percent in (first, not first)}
+            assert found == {True: shared, False: free}
 
 
 def test_states_are_forgotten_when_there_are_too_many(monkeypatch):

@@ -60,6 +60,9 @@ class FragmentationScores:
         """Score rows: float64[m], lower is better, inf where the pod does not fit."""
         if _is_node_by_node(ask):
             return self.by_cards(view, ask, rows)
+        if len(rows) == 1 and ask.admits is not None:
+            # A pod that asks for percent, or cards of one model, may use those only that it would get there.
+            return self._exactly(view, ask, rows, self._find(view, ask, rows)[0])
         return self.by_row(view, ask, rows) if _is_by_row(ask) else self.by_state(view, ask, rows)
 
     def by_state(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
@@ -70,10 +73,7 @@ class FragmentationScores:
         missing = np.isnan(state_scores)
         if missing.any():
             fresh, at = np.unique(of_row[missing], return_index=True)
-            state_scores, chosen = self._scored(fresh, ask, None)
-            late = np.flatnonzero(np.isinf(state_scores)) if len(ask.demands) > 1 else fresh[:0]
-            if late.size:
-                state_scores[late] = self._scored(fresh[late], ask, None, largest_first=True)[0]
+            state_scores, chosen = self._score_states(fresh, ask, None)
             scores[fresh] = self._exactly(view, ask, rows[missing][at], state_scores)
             if _one_card(ask):
                 picks[fresh] = chosen[0][0]
@@ -96,7 +96,7 @@ class FragmentationScores:
         return result
 
     def _find(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> tuple[FloatArray, PickArray]:
-        """Find the scores of rows, and the position of the card in their states, of a pod with one card."""
+        """Find the scores of rows and, of a pod with one card, its position in their states."""
         states = self._states.of_row[rows]
         state_scores, state_picks = self._table(ask)
         scores, picks = state_scores[states], state_picks[states]
@@ -121,7 +121,7 @@ class FragmentationScores:
         fresh: dict[bytes, tuple[float, int]] = {}
         if missing:
             first = list(missing.values())
-            scores, chosen = self._scored(states[first], ask, allowed[first])
+            scores, chosen = self._score_states(states[first], ask, allowed[first])
             picks = chosen[0][0].tolist() if _one_card(ask) else [0] * len(first)
             fresh = dict(zip(missing, zip(scores.tolist(), picks, strict=True), strict=True))
         found = [fresh[key] if key in fresh else known[key] for key in keys]
@@ -194,6 +194,17 @@ class FragmentationScores:
                 np.concatenate((table[1], np.zeros(more, dtype=np.int16))),
             )
         return table
+
+    def _score_states(
+        self, numbers: RowArray, ask: PolicyRequest, allowed: BoolArray | None
+    ) -> tuple[FloatArray, list[list[RowArray]]]:
+        """Place a pod as `_scored` does, and where that fails again with its largest demand first."""
+        scores, chosen = self._scored(numbers, ask, allowed)
+        late = np.flatnonzero(np.isinf(scores)) if len(ask.demands) > 1 else numbers[:0]
+        if late.size:
+            mask = None if allowed is None else allowed[late]
+            scores[late] = self._scored(numbers[late], ask, mask, largest_first=True)[0]
+        return scores, chosen
 
     def _scored(
         self,
