@@ -16,11 +16,11 @@ from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from scheduler_plugin.scheduling.policies.registry import (
     AttemptCounter,
     BacklogReader,
-    CardChooser,
     CardDemand,
     Learner,
     NodePolicy,
     PolicyRequest,
+    chooses_cards,
     get_other_resources,
 )
 from scheduler_plugin.scheduling.request import SchedulingRequest
@@ -28,7 +28,7 @@ from scheduler_plugin.scheduling.request import SchedulingRequest
 
 def explain_slow_policy(policy: NodePolicy, name: str) -> str:
     """Explain that a card policy must be called node by node for a node policy; empty if it need not."""
-    if not isinstance(policy, CardChooser) or node_policy_chooses(name) or get_array_costs(name) is not None:
+    if not chooses_cards(policy) or node_policy_chooses(name) or get_array_costs(name) is not None:
         return ""
     return (
         f"{CARD_POLICIES.called(name)} has neither array_costs nor by_fill: node policies that look "

@@ -21,7 +21,13 @@ from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.filtering import place_by_card_policy
-from scheduler_plugin.scheduling.policies.registry import CardChooser, CardDemand, NodePolicy, PolicyRequest
+from scheduler_plugin.scheduling.policies.registry import (
+    CardChooser,
+    CardDemand,
+    NodePolicy,
+    PolicyRequest,
+    chooses_cards,
+)
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     find_usual_card_size,
@@ -42,7 +48,7 @@ def place_by_policy(
     Raises:
         PolicyError: a policy returns invalid cards, or (allocator's error) invalid costs.
     """
-    if not isinstance(policy, CardChooser) or not node_policy_chooses(query.policy_request.card_policy):
+    if not chooses_cards(policy) or not node_policy_chooses(query.policy_request.card_policy):
         return place_by_card_policy(nodes, row, query)
     if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
         return None

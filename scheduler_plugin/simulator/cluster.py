@@ -19,7 +19,7 @@ from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_by_policy
-from scheduler_plugin.scheduling.policies.registry import CardChooser, CardDemand, NodePolicy, PolicyRequest
+from scheduler_plugin.scheduling.policies.registry import CardDemand, NodePolicy, PolicyRequest, chooses_cards
 from scheduler_plugin.scheduling.request import SchedulingRequest, without_compute
 from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
 
@@ -259,7 +259,7 @@ class SimulatedCluster:
         """
         if kind.query is None:
             return ChosenCards()
-        by_node = isinstance(policy, CardChooser) and node_policy_chooses(kind.request.card_policy)
+        by_node = chooses_cards(policy) and node_policy_chooses(kind.request.card_policy)
         if by_node or not kind.is_plain:
             placement = place_by_policy(policy, self.arrays, row, kind.query)
             return ChosenCards() if placement is None else ChosenCards(placement.charge, placement.compute)

@@ -23,7 +23,7 @@ from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_on_empty
 from scheduler_plugin.scheduling.node_fit import can_run_on, leave_out_undecided
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy, score_nodes
-from scheduler_plugin.scheduling.policies.registry import Picker, is_scored_by_row
+from scheduler_plugin.scheduling.policies.registry import is_scored_by_row, picks_nodes
 from scheduler_plugin.scheduling.ranking import rank_best
 from scheduler_plugin.scheduling.request import SchedulingRequest, with_compute
 
@@ -200,7 +200,7 @@ class FreeCapacity:
         nodes, policy = self.state.nodes, self.policies.get_policy(query.request)
         rules = query.request.rules
         by_cards = query.request.percent or (rules.same_model and nodes.mixed_models.any())
-        if isinstance(policy, Picker) and policy.picks and not by_cards:
+        if picks_nodes(policy) and not by_cards:
             ask = with_compute(nodes, query).policy_request
             return self.call_policy(requirements, partial(policy.pick_row, nodes, ask, fits), None)
         rows = np.flatnonzero(fits)

@@ -15,7 +15,7 @@ at least one whenever anything about the row changes, also when another node get
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from allocator.card_rules import NO_RULES, CardRules
 from allocator.installed import installed
@@ -163,7 +163,6 @@ class BacklogReader(Protocol):
         ...
 
 
-@runtime_checkable
 class CardChooser(Protocol):
     """The further interface of a node policy that chooses cards better than a card policy."""
 
@@ -178,7 +177,6 @@ class CardChooser(Protocol):
         ...
 
 
-@runtime_checkable
 class Picker(Protocol):
     """The further interface of a node policy that finds its best node without scoring all."""
 
@@ -207,6 +205,16 @@ def get_other_resources(policy: NodePolicy) -> tuple[str, ...]:
     Compute is left out: it is counted by card, and the node's sum of it says nothing more.
     """
     return tuple(name for name in getattr(policy, "other_resources", ()) if name != COMPUTE_RESOURCE)
+
+
+def chooses_cards(policy: object) -> TypeGuard[CardChooser]:
+    """Tell whether a policy is a `CardChooser`; `isinstance` takes much longer, and each placement asks."""
+    return hasattr(policy, "choose_cards")
+
+
+def picks_nodes(policy: object) -> TypeGuard[Picker]:
+    """Tell whether a policy is a `Picker`, and picks as it is configured."""
+    return hasattr(policy, "pick_row") and bool(getattr(policy, "picks", False))
 
 
 def is_scored_by_row(policy: NodePolicy) -> bool:
