@@ -30,6 +30,7 @@ class CardState:
         promised: held by containers.
         beyond: used by others, or by pods beyond their promise.
         compute: percent of its compute published as given away.
+        compute_limit: percent of its compute that containers are given in all.
         measured_mib: MiB that the driver counts as used; None if it was not measured yet.
         residue_mib: MiB among those that no process uses and that do not count; None if there can be none.
         memory_errors: what the card counts of its memory's errors, by kind.
@@ -42,6 +43,7 @@ class CardState:
     promised: int
     beyond: int
     compute: int
+    compute_limit: int
     measured_mib: int | None
     healthy: bool
     cordoned: bool
@@ -190,6 +192,11 @@ class _StateCollector(Collector):
                 lambda c: c.beyond * self._unit_bytes,
             ),
             ("compute_given_percent", "Percent of the compute published as given away.", lambda c: c.compute),
+            (
+                "compute_limit_percent",
+                "Percent of the compute that containers are given in all.",
+                lambda c: c.compute_limit,
+            ),
             ("healthy", "1 where the card is fit for pods.", lambda c: int(c.healthy)),
             ("cordoned", "1 where people keep the card free.", lambda c: int(c.cordoned)),
         ):

@@ -141,6 +141,7 @@ class DaemonStatus:
                 used=used,
                 promised=card.used_units,
                 compute=compute,
+                compute_limit=words.compute_limit,
                 beyond=use.extra_units(self.settings.unit_mib) if use is not None else 0,
                 measured_mib=use.measured_mib if use is not None else None,
                 healthy=card.healthy,

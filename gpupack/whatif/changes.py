@@ -7,6 +7,7 @@ from typing import Final
 
 from allocator.errors import shown
 from allocator.quantity import format_memory
+from allocator.request import WHOLE
 from allocator.texts import count_of
 from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
@@ -122,7 +123,8 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[Node]:
             "memory": str(max(_BYTES, int(arrays.memory_capacity.max(initial=0)))),
             "pods": str(max([DEFAULT_MAX_PODS, *(each.capacity.pods for each in records_by_name)])),
         }
-        made.append(make_empty_node(name, cards, cluster.unit_mib, amounts))
+        limit = int(arrays.compute_limit.max(initial=0)) or WHOLE
+        made.append(make_empty_node(name, cards, cluster.unit_mib, amounts, compute_limit=limit))
     return made
 
 

@@ -25,6 +25,7 @@ from scheduler_plugin.simulator.trace import (
     CARD,
     CARD_UNITS_COLUMN,
     COMPUTE_COLUMN,
+    COMPUTE_LIMIT_COLUMN,
     CONTAINERS_COLUMN,
     CREATED_COLUMN,
     DELETED_COLUMN,
@@ -37,7 +38,7 @@ from scheduler_plugin.simulator.trace import (
 )
 
 FILES: Final = ("nodes.csv", "pods.csv")
-NODE_HEADER: Final = (*NODE_COLUMNS, CARD_UNITS_COLUMN)
+NODE_HEADER: Final = (*NODE_COLUMNS, CARD_UNITS_COLUMN, COMPUTE_LIMIT_COLUMN)
 POD_HEADER: Final = (
     *POD_COLUMNS,
     MODELS_COLUMN,
@@ -239,7 +240,7 @@ def _nodes(
             if size:
                 shown = name_of("node", name) + (f"-{number}" if len(kinds) > 1 else "")
                 part = [max(0, amount) * cards // count for amount in (cpu, memory, *left)]
-                rows.append((shown, *part[:2], cards, model, size, *part[2:]))
+                rows.append((shown, *part[:2], cards, model, size, int(arrays.compute_limit[row]), *part[2:]))
     return rows
 
 

@@ -19,21 +19,23 @@ def make_empty_node(
     taints: tuple[Taint, ...] = (),
     *,
     cards_of: str = "",
+    compute_limit: int = WHOLE,
 ) -> Node:
     """Make a Node on which no pod is.
 
     Args:
         amounts: What it offers besides; of a resource of ours this counts, and not what a daemon offers.
+        compute_limit: Percent of its compute that each card gives away.
         cards_of: Stands in the UUIDs of its cards; empty: its name.
     """
     offered: dict[str, str | int] = {}
     annotations = {}
     if cards:
         sizes, none = [mib // unit_mib for _, mib in cards], [0] * len(cards)
-        words = NodeWords.of(unit_mib, sizes, none, 1, WHOLE, none)
+        words = NodeWords.of(unit_mib, sizes, none, 1, compute_limit, none if compute_limit else ())
         offered[resource_name(unit_mib)] = str(sum(sizes))
         offered[PERCENT_RESOURCE] = str(2 * WHOLE * len(cards))
-        offered[COMPUTE_RESOURCE] = str(WHOLE * len(cards))
+        offered[COMPUTE_RESOURCE] = str(compute_limit * len(cards))
         offered |= node_resources(words)
         records = [
             CardRecord(f"GPU-{cards_of or name}-{index}", index, model, mib, None, healthy=True)

@@ -125,7 +125,8 @@ class SimulatedCluster:
                 ),
             )
             cards = [node.card_units or self.card_units] * node.cards
-            arrays.set_cards(row, cards, [0] * node.cards, models=[node.model] * node.cards)
+            models = [node.model] * node.cards
+            arrays.set_cards(row, cards, [0] * node.cards, models=models, compute_limit=node.compute_limit)
         return arrays
 
     def get_kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:

@@ -68,7 +68,7 @@ def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm
     if node.rack:
         labels[locality.rack_label] = node.rack
     cards = [(node.model, card_units * UNIT_MIB)] * node.cards
-    made = make_empty_node(node.name, cards, UNIT_MIB, resources, labels)
+    made = make_empty_node(node.name, cards, UNIT_MIB, resources, labels, compute_limit=node.compute_limit)
     made.metadata.resource_version = str(row + 1)
     return made
 

@@ -34,6 +34,7 @@ RACK_COLUMN: Final = "rack"
 CARD_UNITS_COLUMN: Final = "card_units"
 GPU_UNITS_COLUMN: Final = "gpu_units"
 COMPUTE_COLUMN: Final = "gpu_compute"
+COMPUTE_LIMIT_COLUMN: Final = "compute_limit"
 CONTAINERS_COLUMN: Final = "containers"
 CREATED_COLUMN: Final = "creation_time"
 DELETED_COLUMN: Final = "deletion_time"
@@ -52,8 +53,8 @@ Warn = Callable[[str], None]
 class TraceNode:
     """A node: thousandths of a core, MiB of host memory, cards, their model and units (0: not said).
 
-    With the names of the data that it has, and its rack, where there are any, and what it has of further
-    resources.
+    With the names of the data that it has, and its rack, where there are any, what it has of further
+    resources, and the percent of its compute that each card gives away.
     """
 
     name: str
@@ -65,6 +66,7 @@ class TraceNode:
     data: frozenset[str] = frozenset()
     rack: str = ""
     others: ResourceAmounts = ()
+    compute_limit: int = WHOLE
 
 
 class Times(NamedTuple):
@@ -132,8 +134,9 @@ def read_nodes(path: str, warn: Warn, others: Sequence[str] = ()) -> list[TraceN
     """Read the node list, sorted by name.
 
     Args:
-        path: CSV file with the columns of `NODE_COLUMNS`; `card_units` where cards differ in size, `data`
-            (names, `A|B`) and `rack` where they are.
+        path: CSV file with the columns of `NODE_COLUMNS`; `card_units` where cards differ in size,
+            `compute_limit` where cards do not give away 100 % of their compute, `data` (names, `A|B`) and
+            `rack` where they are.
         warn: Called with a line for each row that is left out.
         others: Further resources, each with a column of its name; quantities as Kubernetes writes them.
 
@@ -148,7 +151,9 @@ def read_nodes(path: str, warn: Warn, others: Sequence[str] = ()) -> list[TraceN
         for column, most in (("cpu_milli", _MAX_CPU), ("memory_mib", _MAX_MEMORY), ("gpu", _MAX_CARDS)):
             numbers[column], wrong = _read_number(where, column, row, most)
             fault = fault or wrong
-        units, wrong = _read_units(where, CARD_UNITS_COLUMN, row)
+        units, wrong = _read_number_or(0, where, CARD_UNITS_COLUMN, row, MAX_UNITS)
+        fault = fault or wrong
+        limit, wrong = _read_number_or(WHOLE, where, COMPUTE_LIMIT_COLUMN, row, MAX_COMPUTE_LIMIT)
         fault = fault or wrong
         amounts, wrong = _read_other_amounts(where, others, row)
         fault = fault or wrong
@@ -165,6 +170,7 @@ def read_nodes(path: str, warn: Warn, others: Sequence[str] = ()) -> list[TraceN
             _read_names(row.get(DATA_COLUMN)),
             (row.get(RACK_COLUMN) or "").strip(),
             amounts,
+            limit,
         )
     if not any(node.cards for node in nodes.values()):
         raise TraceError(f"{path}: no usable node with a GPU in it; allowed: one or more")
@@ -371,11 +377,12 @@ def _can_ever_run(pod: TracePod, node: TraceNode) -> bool:
         or pod.cards_each > node.cards
         or (pod.models and node.model not in pod.models)
         or any(amount > dict(node.others).get(name, 0) for name, amount in pod.others)
+        or any(percent > node.compute_limit for percent in pod.compute)
     ):
         return False
     if not node.card_units or not pod.gpu_units:
         return True
-    cards = [(node.card_units, node.card_units, WHOLE)] * node.cards
+    cards = [(node.card_units, node.card_units, node.compute_limit)] * node.cards
     requested = [demand.need for demand in pod.demands]
     return fit_together(cards, requested, rules=CardRules(apart=pod.apart)).picks is not None
 
@@ -399,8 +406,10 @@ def _parse_number(where: str, column: str, text: str, most: int) -> tuple[int, s
     return 0, f"{where}: {column} is {_quote_text(text)}; allowed: a whole number from 0 to {most}"
 
 
-def _read_units(where: str, column: str, row: Mapping[str, str | None]) -> tuple[int, str]:
-    return _read_number(where, column, row, MAX_UNITS) if (row.get(column) or "").strip() else (0, "")
+def _read_number_or(
+    default: int, where: str, column: str, row: Mapping[str, str | None], most: int
+) -> tuple[int, str]:
+    return _read_number(where, column, row, most) if (row.get(column) or "").strip() else (default, "")
 
 
 def _read_other_amounts(

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from gpupack.cli.app import cli
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.simulation import make_scenarios
-from gpupack.whatif.snapshot import POD_HEADER, make_snapshot
-from scheduler_plugin.simulator.trace import GPU_UNITS_COLUMN
+from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER, make_snapshot
+from scheduler_plugin.simulator.trace import CARD_UNITS_COLUMN, GPU_UNITS_COLUMN
 from standins.apiserver.server import ApiServer
 from tests.ask_world import EXAMPLE, World
 from tests.cluster_builders import container, node_object, pod_object
@@ -215,7 +215,12 @@ def test_a_snapshot_hides_names(run, cluster_file, tmp_path):
 def test_a_snapshot_in_other_units_rounds_cards_down_and_requests_up():
     taken = make_snapshot(Cluster.from_json(EXAMPLE.text), unit_mib=4096)
 
-    assert {row[0]: row[-1] for row in taken.nodes} == {"gpu-a": 9, "gpu-b": 9, "gpu-c": 11, "gpu-d": 9}
+    assert {row[0]: row[NODE_HEADER.index(CARD_UNITS_COLUMN)] for row in taken.nodes} == {
+        "gpu-a": 9,
+        "gpu-b": 9,
+        "gpu-c": 11,
+        "gpu-d": 9,
+    }
     units = POD_HEADER.index(GPU_UNITS_COLUMN)
     assert {row[0]: row[units] for row in taken.pods}["team-a/chat-1"] == 3
 

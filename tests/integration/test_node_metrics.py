@@ -65,6 +65,8 @@ async def test_what_the_driver_counts_is_told_by_card() -> None:
         told = await metrics(world)
         given = [told[f"gpupack_card_compute_given_percent {card(index)}"] for index in range(2)]
         assert given == [0, 100], "a card that takes no pods has none to give"
+        limits = [told[f"gpupack_card_compute_limit_percent {card(index)}"] for index in range(2)]
+        assert limits == [100, 100]
 
 
 async def test_a_card_that_was_never_measured_tells_nothing() -> None:

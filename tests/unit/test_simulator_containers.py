@@ -3,15 +3,27 @@
 import pytest
 
 from allocator.names import POD_CARDS
+from allocator.request import WHOLE
+from gpupack.whatif.changes import make_nodes
 from gpupack.whatif.cluster import Cluster as Asked
 from gpupack.whatif.simulation import make_trace
+from gpupack.whatif.snapshot import NODE_HEADER, make_snapshot
 from scheduler_plugin.errors import PolicyError
+from scheduler_plugin.queue.config.queues import LocalityForm
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.registry import make_policy
 from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.packing import make_typical_workload, run_packing
 from scheduler_plugin.simulator.placer import PlacedPod, Placer, make_simulated_policy
-from scheduler_plugin.simulator.trace import TraceNode, TracePod, read_nodes, read_pods
+from scheduler_plugin.simulator.queued_cluster import UNIT_MIB, make_node
+from scheduler_plugin.simulator.trace import (
+    COMPUTE_LIMIT_COLUMN,
+    UNFIT,
+    TraceNode,
+    TracePod,
+    read_nodes,
+    read_pods,
+)
 from tests.ask_world import Node, Pod, World
 from tests.cluster_builders import container, in_percent
 from tests.other_policies import offered
@@ -113,6 +125,41 @@ def test_compute_of_a_trace_that_cannot_be_is_told(tmp_path, units, compute, sai
     warnings = []
     assert len(read_pods(str(tmp_path / "pods.csv"), [FIVES], warnings.append)) == 1
     assert said in warnings[0]
+
+
+def test_cards_give_away_as_much_compute_as_their_node_says(tmp_path):
+    """60 percent of each of two cards, as often as the limit allows; an empty field is 100."""
+    head = "sn,cpu_milli,memory_mib,gpu,model,card_units,compute_limit\n"
+    rows = [
+        f"{name},8000,1000,2,T4,5,{limit}" for name, limit in (("a", 200), ("b", ""), ("c", 50), ("d", 0))
+    ]
+    (tmp_path / "nodes.csv").write_text(head + "\n".join([*rows, "e,8000,1000,2,T4,5,1001"]))
+    warnings = []
+    nodes = read_nodes(str(tmp_path / "nodes.csv"), warnings.append)
+    assert [line.partition(": ")[2] for line in warnings] == [
+        "compute_limit is '1001'; allowed: a whole number from 0 to 1000; the node is left out"
+    ]
+    asking = TracePod("p", 1, 1, 1, 200, gpu_units=(1,), compute=(60,))
+    places = {}
+    for node in nodes:
+        # A queue's replay has it, too, and so have a snapshot and a node that is added to a cluster.
+        live = Asked({node.name: make_node(node, 0, 5, LocalityForm())}, {}, UNIT_MIB)
+        assert live.state.nodes.compute_limit.max() == node.compute_limit
+        assert make_snapshot(live).nodes[0][NODE_HEADER.index(COMPUTE_LIMIT_COLUMN)] == node.compute_limit
+        (added,) = make_nodes(live, "2xt4", 1)
+        more = Asked({added.name: added}, {}, UNIT_MIB).state.nodes
+        assert more.compute_limit.max() == (node.compute_limit or WHOLE)
+        cluster, where = placer([node])
+        kind = cluster.get_kind(asking, "fragmentation")
+        placed = [isinstance(where.place_pod(kind, str(number)), PlacedPod) for number in range(8)]
+        places[node.name] = sum(placed)
+    assert places == {"a": 6, "b": 2, "c": 0, "d": 0}
+    text = f"{HEAD.strip()},gpu_compute\np,1,1,1,500,1,60\n"
+    (tmp_path / "pods.csv").write_text(text)
+    for node, said in zip(nodes, (False, False, True, True), strict=True):
+        warnings.clear()
+        read_pods(str(tmp_path / "pods.csv"), [node], warnings.append)
+        assert any(UNFIT in line for line in warnings) is said
 
 
 def test_a_snapshot_has_the_compute_of_pods(tmp_path):
