@@ -64,12 +64,12 @@ class Committer:
         Raises:
             CommitError: it cannot be bound there, in words.
         """
-        self.state.expire_tombstones(now)
         pod = self._get_pod(namespace, name, uid)
         if pod.error:
             raise CommitError(f"pod {namespace}/{name}: {pod.error}")
         if pod.request is None:
             return PendingBinding(pod, node, None, None)
+        self.state.expire_tombstones(now)
         row = self.state.nodes.rows.get(node)
         if row is None:
             raise CommitError(
@@ -82,8 +82,8 @@ class Committer:
         except (RequestError, *POLICY_FAULTS) as error:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
         assigned = self._make_assignment(placement, row)
-        text = None if assigned is None else dump_assigned(assigned)
         claim = self._make_claim(pod, node, assigned)
+        text = None if assigned is None else dump_assigned(assigned)
         assumed = self.state.assume(uid, node, assigned, now)
         assumed.awaits_claim = claim is not None
         return PendingBinding(pod, node, text, assumed, claim)
