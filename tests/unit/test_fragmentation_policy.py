@@ -248,9 +248,9 @@ def test_nodes_that_are_alike_are_read_once(monkeypatch):
     read = []
     number = NodeStates._number
 
-    def count(states, view, row):
+    def count(states, view, row, *left):
         read.append(row)
-        return number(states, view, row)
+        return number(states, view, row, *left)
 
     monkeypatch.setattr(NodeStates, "_number", count)
     arrays = cluster(**{f"n{at}": [0, 30 * (at % 2)] for at in range(8)})

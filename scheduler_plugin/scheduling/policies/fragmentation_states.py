@@ -71,11 +71,13 @@ class NodeStates:
             self._most_cpu = max(1, int(view.cpu_capacity.max()))
         # Many rows are alike where all are new: after a start, and whenever pods of another shape come.
         alike: dict[tuple[bytes, bytes, bytes, int, int], int] = {}
-        for row in changed.tolist():
-            key = _make_row_key(view, row)
+        cpu = np.maximum(0, view.cpu_capacity[changed] - view.cpu_used[changed]).tolist()
+        memory = np.maximum(0, view.memory_capacity[changed] - view.memory_used[changed]).tolist()
+        for row, cpu_free, memory_free in zip(changed.tolist(), cpu, memory, strict=True):
+            key = (*_make_cards_key(view, row), cpu_free, memory_free)
             first = alike.setdefault(key, row)
             if first == row:
-                self.of_row[row] = self._number(view, row)
+                self.of_row[row] = self._number(view, row, cpu_free, memory_free)
             else:
                 self.of_row[row], self._cards_of_row[row] = self.of_row[first], self._cards_of_row[first]
         self._versions[changed] = view.version[changed]
@@ -106,11 +108,9 @@ class NodeStates:
             )
         ]
 
-    def _number(self, view: ClusterView, row: int) -> int:
+    def _number(self, view: ClusterView, row: int, cpu: int, memory: int) -> int:
         own = self._cards_of_row[row] = self._cards(view, row)
         cards = sorted(own, reverse=True)
-        cpu = max(0, int(view.cpu_capacity[row]) - int(view.cpu_used[row]))
-        memory = max(0, int(view.memory_capacity[row]) - int(view.memory_used[row]))
         key = (cpu, memory, *cards)
         number = self._numbers.get(key)
         if number is None:
@@ -138,14 +138,12 @@ class NodeStates:
             setattr(self, name, np.concatenate((array, np.full_like(array, empty))))
 
 
-def _make_row_key(view: ClusterView, row: int) -> tuple[bytes, bytes, bytes, int, int]:
+def _make_cards_key(view: ClusterView, row: int) -> tuple[bytes, bytes, bytes]:
     count = view.cards[row]
     return (
         view.model[row, :count].tobytes(),
         view.size[row, :count].tobytes(),
         view.free[row, :count].tobytes(),
-        int(view.cpu_capacity[row]) - int(view.cpu_used[row]),
-        int(view.memory_capacity[row]) - int(view.memory_used[row]),
     )
 
 
