@@ -348,13 +348,13 @@ def _units(container: Mapping[str, Any], resource: str) -> int:
     request = (resources.get("requests") or {}).get(resource)
     if limit is None and request is None:
         return 0
-    name = shown(container.get("name", ""))
+    name = container.get("name", "")
     units = None if limit is None else _quantity(name, "limit", resource, limit)
     # Kubernetes fills in a request that is left out, and allows no other than the limit.
     asked = units if request is None else _quantity(name, "request", resource, request)
     if units != asked or units is None:
         raise RequestError(
-            f"container {name} requests {resource}: {shown(request)} with "
+            f"container {shown(name)} requests {resource}: {shown(request)} with "
             f"{'no limit' if limit is None else f'limit {shown(limit)}'}; "
             "allowed: a request equal to the limit"
         )
@@ -369,7 +369,7 @@ def _quantity(container: str, field: str, resource: str, value: str | int) -> in
     most, what = (WHOLE, "percent") if resource == COMPUTE_RESOURCE else (MAX_UNITS, "units")
     if not 0 <= units <= most:
         raise RequestError(
-            f"container {container} has {field} {resource}: {shown(value)}; "
+            f"container {shown(container)} has {field} {resource}: {shown(value)}; "
             f"allowed: a whole number of {what} from 0 to {most}, without a suffix such as Gi"
         )
     return units
