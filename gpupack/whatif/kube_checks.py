@@ -15,7 +15,7 @@ from allocator.request import PodRequest
 from kubeapi.objects import Node, Pod
 from kubeapi.selectors import HOSTNAME, UNSCHEDULABLE, Labels, NodeRules, Taint, list_repelling_taints
 from scheduler_plugin.cache.amounts import ONE_POD, PERCENT, UNITS, Amounts, sum_amounts
-from scheduler_plugin.cache.pods import PodRecord, sum_host_requests, sum_other_requests
+from scheduler_plugin.cache.pods import PodRecord, sum_host_amounts
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.node_fit import (
     SUM,
@@ -65,14 +65,7 @@ class HostRequirements:
     @classmethod
     def from_pod(cls, pod: Pod) -> "HostRequirements":
         rules = pod.spec.node_rules
-        amounts = Amounts(1, *sum_host_requests(pod), others=sum_other_requests(pod))
-        return cls(
-            rules.tolerates,
-            rules,
-            amounts,
-            list_host_ports(pod),
-            pod,
-        )
+        return cls(rules.tolerates, rules, sum_host_amounts(pod), list_host_ports(pod), pod)
 
 
 def require_of_any_pod() -> HostRequirements:

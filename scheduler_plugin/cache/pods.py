@@ -160,7 +160,7 @@ def _parse_pod_request(pod: Pod, resource: str) -> ParsedRequest:
             msgspec.to_builtins(pod.spec.containers or ()),
             resource,
         )
-    amounts = Amounts(1, *sum_host_requests(pod), others=sum_other_requests(pod))
+    amounts = sum_host_amounts(pod)
     if charged is not None:
         amounts = amounts.with_sums(charged)
     if problem is None:
@@ -255,6 +255,11 @@ def is_requeued(pod: Pod) -> bool:
     A scheduling gate cannot be added to a pod again. The annotation is the gate that can.
     """
     return not pod.spec.node_name and POD_REQUEUED in (pod.metadata.annotations or ())
+
+
+def sum_host_amounts(pod: Pod) -> Amounts:
+    """Add up everything that a pod requests of a node besides cards and their sums."""
+    return Amounts(1, *sum_host_requests(pod), others=sum_other_requests(pod))
 
 
 def sum_host_requests(pod: Pod) -> tuple[int, int]:
