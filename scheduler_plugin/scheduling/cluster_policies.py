@@ -11,7 +11,6 @@ from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.scheduling.card_costs import get_array_costs
-from scheduler_plugin.scheduling.filtering import SelectorMasks
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from scheduler_plugin.scheduling.policies.registry import (
     AttemptCounter,
@@ -23,7 +22,7 @@ from scheduler_plugin.scheduling.policies.registry import (
     chooses_cards,
     get_other_resources,
 )
-from scheduler_plugin.scheduling.request import SchedulingRequest
+from scheduler_plugin.scheduling.request import SchedulingRequest, SelectorMasks
 
 
 def explain_slow_policy(policy: NodePolicy, name: str) -> str:

@@ -14,8 +14,6 @@ import numpy as np
 
 from allocator.exact import fit_together
 from allocator.place import Placement, place
-from allocator.selector import Selector
-from kubeapi.bounded import BoundedDict
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
@@ -42,47 +40,9 @@ _SIZE: Final = 1 << 32
 """Factor of a card's size where size and free units are one number."""
 
 
-class SelectorMasks:
-    """Card masks by selector, brought up to date by row when an inventory changes."""
-
-    def __init__(self, limit: int = 64) -> None:
-        self._known: BoundedDict[Selector, tuple[BoolArray, LongArray]] = BoundedDict(limit)
-
-    def get_mask(self, nodes: NodeArrays, selector: Selector) -> BoolArray | None:
-        """Tell which cards a selector admits: bool[R, K], None for all."""
-        if selector.admits_all:
-            return None
-        mask, made = self._known.recall(selector, lambda: _make_stale_mask(nodes))
-        if mask.shape != nodes.size.shape:
-            mask, made = self._known[selector] = _make_stale_mask(nodes)
-        stale = np.flatnonzero(made != nodes.inventory_version)
-        if stale.size:
-            mask[stale] = _compute_mask(nodes, selector, stale)
-            made[stale] = nodes.inventory_version[stale]
-        return mask
-
-
-def _make_stale_mask(nodes: NodeArrays) -> tuple[BoolArray, LongArray]:
-    return np.zeros(nodes.size.shape, dtype=np.bool_), np.full(nodes.row_count, -1, dtype=np.int64)
-
-
-def _compute_mask(nodes: NodeArrays, selector: Selector, rows: RowArray) -> BoolArray:
-    """Evaluate the selector once for each model and each UUID."""
-    # The last entry is for cards of unknown model, index -1.
-    models = np.array([selector.admits_model(model) for model in (*nodes.model_names, "")], dtype=np.bool_)
-    admitted: BoolArray = models[nodes.model[rows]]
-    if selector.uuids or selector.excluded_uuids:
-        for at, row in enumerate(rows.tolist()):
-            uuids = nodes.uuids[row]
-            for card in range(admitted.shape[1]):
-                admitted[at, card] &= selector.admits_uuid(uuids[card] if card < len(uuids) else "")
-    return admitted
-
-
 def filter_nodes(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """Tell which of the rows, in use or not, have the cards for a pod: bool[m]."""
-    if query.request.asks_compute:
-        query = with_compute(nodes, query)
+    query = with_compute(nodes, query)
     if not query.request.percent:
         return _filter_even_rows(nodes, query, rows)
     fits: BoolArray = nodes.percent[rows]
@@ -463,8 +423,7 @@ def could_fit_emptied(nodes: NodeArrays, query: SchedulingRequest, rows: RowArra
 
 def _could_fit(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """Tell which nodes could take the pod if every other pod were evicted."""
-    if query.request.asks_compute:
-        query = with_compute(nodes, query, emptied=True)
+    query = with_compute(nodes, query, emptied=True)
     if not query.request.percent:
         return _could_fit_in_units(nodes, query, rows)
     enough: BoolArray = np.zeros(len(rows), dtype=np.bool_)

@@ -21,7 +21,7 @@ from kubeapi.selectors import NodeRules, NodeTraits
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.scheduling.filtering import SelectorMasks, filter_nodes
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.node_fit import (
     CORDONED,
     CPU,
@@ -35,7 +35,7 @@ from scheduler_plugin.scheduling.node_fit import (
 )
 from scheduler_plugin.scheduling.pod_affinity import OTHERS_ANTI_AFFINITY, ExistingAntiAffinity
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
-from scheduler_plugin.scheduling.request import SchedulingRequest
+from scheduler_plugin.scheduling.request import SchedulingRequest, SelectorMasks
 
 UNTRIED_S: Final = 60.0
 """A pod that its scheduler has not tried for so long blocks no room: the scheduler may not be running."""

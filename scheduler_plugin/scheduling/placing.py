@@ -53,8 +53,7 @@ def place_by_policy(
     if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
         return None
     sizes = nodes.size[row, : int(nodes.cards[row])].tolist()
-    if query.request.asks_compute:
-        query = with_compute(nodes, query)
+    query = with_compute(nodes, query)
     if query.request.percent and len(set(sizes)) > 1:
         return place_by_card_policy(nodes, row, query)
     if query.request.rules.same_model and nodes.mixed_models[row]:
@@ -125,8 +124,7 @@ def score_nodes(
     Raises:
         PolicyError: the policy returns invalid scores.
     """
-    if query.request.asks_compute:
-        query = with_compute(nodes, query)
+    query = with_compute(nodes, query)
     rules = query.policy_request.rules
     if rules.same_model and nodes.mixed_models.any() and (mixed := nodes.mixed_models[rows]).any():
         scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)

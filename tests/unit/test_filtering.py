@@ -16,12 +16,12 @@ from scheduler_plugin.extender.name_index import NameIndex, cut_names
 from scheduler_plugin.scheduling import filtering
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import (
-    SelectorMasks,
     explain_rejections,
     filter_nodes,
     place_by_card_policy,
 )
 from scheduler_plugin.scheduling.reasons import FilterReason
+from scheduler_plugin.scheduling.request import SelectorMasks
 from tests.other_policies import offered
 
 
