@@ -222,11 +222,13 @@ class PreparedClaims:
         self._entries = ClaimEntries(
             tuple(
                 CheckpointEntry(
-                    # Containers that share a claim's cards have its compute once.
+                    # Containers that share a claim's cards have its compute once. Older extenders wrote none
+                    # for limits, so there the pod's own request says it.
                     *(claim.pod_uid, container, self.resource, frozenset(ids)),
-                    compute={} if number else claim.compute,
+                    compute=None if claim.is_for_limits and not compute else {} if number else compute,
                 )
                 for claim in self._claims.values()
+                for compute in (claim.compute,)
                 for number, (container, ids) in enumerate(claim.ids.items())
             )
         )

@@ -275,6 +275,21 @@ async def test_a_claim_beyond_what_a_card_gives_of_its_compute_is_refused_until_
         await until(lambda: published_compute(world) == (100, 50), "the compute in the words")
 
 
+async def test_a_claim_that_an_older_extender_wrote_counts_the_compute_of_its_pods_limits() -> None:
+    """It wrote none, and so did an older daemon into the claim's file: the words had none of it."""
+    limits = {"gpupack.io/gpu-memory-gib": "2", "gpupack.io/gpu-compute-percent": "50"}
+    asks = {"name": "main", "image": "x", "resources": {"claims": [{"name": "c"}], "limits": limits}}
+    plain = {"name": "main", "image": "x", "resources": {"claims": [{"name": "c"}]}}
+    async with dra_world(8, 8) as world:
+        await world.claim("old", (0, 2), label=True, containers=[asks])
+        await world.claim("none", (1, 2), label=True, containers=[plain])
+        await world.prepare("old", "none")
+        await until(lambda: published_compute(world) == (100, 50, 0), "the compute in the words")
+        await world.stop_daemon()
+        await world.start_daemon()
+        await until(lambda: published_compute(world) == (100, 50, 0), "the same after a restart")
+
+
 async def test_a_claim_of_more_compute_than_a_card_has_is_refused() -> None:
     async with dra_world(8, compute_limit_percent=200) as world:
         await world.claim("by-hand", (0, 2), compute=150)
