@@ -20,7 +20,7 @@ from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
 from scheduler_plugin.scheduling.reasons import FilterReason, format_amount, format_demands, format_event_text
-from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, with_compute
 
 REPEAT_AFTER_S: Final = 1800.0
 """A lasting reason is reported again after so long: Kubernetes keeps an Event for an hour, by default."""
@@ -92,19 +92,24 @@ class UnschedulablePod:
 
 
 def _format_free(state: ClusterState, query: SchedulingRequest, rows: RowArray) -> str:
-    """Format the largest free card and the sum of free units, of the cards that the pod admits."""
-    nodes = state.nodes
+    """Format the largest free card and the sum of free units, of the cards that the pod may use.
+
+    They are those that it admits, with the compute that each of its demands asks for at least.
+    """
+    nodes, query = state.nodes, with_compute(state.nodes, query)
+    least = query.policy_request.least_compute
+    compute = f"{least} percent of compute"
     rows = rows[nodes.usable[rows]]
     free = nodes.free[rows]
     if query.policy_request.admits is not None:
         free = np.where(query.policy_request.admits[rows], free, 0)
     if not free.size or not free.any():
-        return "No card that the pod may use has anything free."
+        return f"No card that the pod may use has {f'memory and {compute}' if least else 'anything'} free."
     row, card = np.unravel_index(int(free.argmax()), free.shape)
-    largest = format_memory(int(free[row, card]), state.unit_mib)
+    largest, node = format_memory(int(free[row, card]), state.unit_mib), nodes.names[int(rows[row])]
     text = (
-        f"Largest free card: {largest} on node {nodes.names[int(rows[row])]}; "
-        f"all cards together: {format_memory(int(free.sum()), state.unit_mib)}"
+        f"Largest free card{f' with {compute}' if least else ''}: {largest} on node {node}; "
+        f"all {'such ' if least else ''}cards together: {format_memory(int(free.sum()), state.unit_mib)}"
     )
     demands = query.request.demands
     most, units = max(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from allocator.names import COMPUTE_RESOURCE
 from scheduler_plugin.cache.reservations import Reservation
 from scheduler_plugin.extender.unschedulable_pods import REPEAT_AFTER_S, UnschedulablePod, UnschedulablePods
 from scheduler_plugin.scheduling.reasons import FilterReason
@@ -139,6 +140,27 @@ def test_a_selector_in_a_cluster_without_cards() -> None:
 def test_without_a_usable_node_there_is_nothing_free(world: World) -> None:
     text = refusal(world, pod_object("p", 9), "bare").format_text(world.state)
     assert text.endswith(": 1 no gpupack words on the node. No card that the pod may use has anything free.")
+
+
+def test_the_largest_free_card_has_the_compute_that_the_pod_asks_for() -> None:
+    """One of an older daemon was named, or one whose compute others have."""
+    world = World()
+    world.node("a", (16, 16), (10, 12), compute=(80, 30))
+    world.node("old", (16,), (3,))
+    asks = pod_object("p", containers=[container("c", 5, resources={COMPUTE_RESOURCE: "40"})])
+    assert (
+        refusal(world, asks)
+        .format_text(world.state)
+        .endswith(
+            ". Largest free card with 40 percent of compute: 4 GiB on node a; all such cards together: 4 GiB."
+        )
+    )
+    most = pod_object("p", containers=[container("c", 5, resources={COMPUTE_RESOURCE: "90"})])
+    assert (
+        refusal(world, most)
+        .format_text(world.state)
+        .endswith(". No card that the pod may use has memory and 90 percent of compute free.")
+    )
 
 
 def test_a_request_that_cannot_be_given_says_why(world: World) -> None:
