@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import pytest
 
 from scheduler_plugin.app import run
 from scheduler_plugin.cache.state import ClusterState
@@ -116,4 +117,10 @@ async def two_nodes(tmp_path: Path, **options: Any) -> AsyncIterator[Client]:
         client.make_node("a", (16, 16), (8, 8))
         client.make_node("b", (16, 16), (4, 0))
         await until(client.ready)
+        yield client
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    async with two_nodes(tmp_path) as client:
         yield client

@@ -7,6 +7,7 @@ import sys
 from contextlib import asynccontextmanager
 
 import aiohttp
+import pytest
 
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
@@ -16,8 +17,8 @@ from tests.waiting import DEADLINE_S
 NODE = "n1"
 
 
-@asynccontextmanager
-async def beside_kubelet():
+@pytest.fixture
+async def world():
     """A folder, an API server with one node, and the node's kubelet."""
     async with short_folder() as folder, ApiServer() as api:
         api.add_node(NODE)
@@ -28,6 +29,27 @@ async def beside_kubelet():
             yield folder, api, kubelet
         finally:
             await kubelet.stop()
+
+
+def make_pod(api, name="p", units=5):
+    """Bind a pod that asks for so many GiB to the node; returns its UID."""
+    limits = {"gpupack.io/gpu-memory-gib": str(units)}
+    container = {"name": "c", "image": "none", "resources": {"limits": limits}}
+    pod = {"metadata": {"name": name}, "spec": {"nodeName": NODE, "containers": [container]}}
+    return api.add_pod(pod)["metadata"]["uid"]
+
+
+def node_command(folder, kubelet, *options, gpus=("simulated", "--profile", "2xt4")):
+    return [
+        *("node", "--node-name", NODE, "--gpus", *gpus, "--kubeconfig", folder / "kubeconfig"),
+        *(
+            "--device-plugin-dir",
+            kubelet.device_plugin_dir,
+            "--kubelet-dir",
+            kubelet.device_plugin_dir.parent,
+        ),
+        *options,
+    ]
 
 
 def free_port():

@@ -16,7 +16,15 @@ import pytest
 from allocator.names import NODE_CARDS
 from allocator.packing import read_node
 from allocator.records import load_cards
-from tests.integration.daemon_processes import NODE, beside_kubelet, process, status_of, until_is
+from tests.integration.daemon_processes import (
+    NODE,
+    make_pod,
+    node_command,
+    process,
+    status_of,
+    until_is,
+    world,
+)
 from tests.waiting import DEADLINE_S
 from tests.yaml_text import read_yaml
 
@@ -24,21 +32,15 @@ GIB = "gpupack.io/gpu-memory-gib"
 MOCK = os.environ.get("GPUPACK_NVML_MOCK", "")
 
 
-@pytest.fixture
-async def world():
-    """A folder, an API server with one node, and the node's kubelet."""
-    async with beside_kubelet() as found:
-        yield found
+__all__ = ["world"]
 
 
 async def test_a_node(world):
     folder, api, kubelet = world
-    arguments = [
-        *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4"),
-        *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-        *("--kubelet-dir", kubelet.device_plugin_dir.parent),
-    ]
-    async with process(*arguments) as (daemon, url, lines), aiohttp.ClientSession() as session:
+    async with (
+        process(*node_command(folder, kubelet)) as (daemon, url, lines),
+        aiohttp.ClientSession() as session,
+    ):
 
         async def ready():
             return await status_of(session, f"{url}/readyz")
@@ -49,9 +51,7 @@ async def test_a_node(world):
 
         await until_is(ready, (200, "ok\n"))
         await until_is(used, (0, 0))
-        container = {"name": "c", "image": "none", "resources": {"limits": {GIB: "5"}}}
-        pod = {"metadata": {"name": "p"}, "spec": {"nodeName": NODE, "containers": [container]}}
-        uid = api.add_pod(pod)["metadata"]["uid"]
+        uid = make_pod(api)
         await until_is(used, (5, 0))
         (record,) = kubelet.containers.values()
         assert record.envs["GPUPACK_MEMORY_MIB"] == str(5 * 1024)
@@ -94,14 +94,10 @@ def pipe_that_nobody_reads():
 
 async def test_a_node_whose_log_goes_nowhere_serves_pods(world):
     folder, api, kubelet = world
-    arguments = [
-        *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4", "--log-level", "debug"),
-        *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-        *("--kubelet-dir", kubelet.device_plugin_dir.parent),
-    ]
+    command = node_command(folder, kubelet, "--log-level", "debug")
     with pipe_that_nobody_reads() as stderr:
         async with (
-            process(*arguments, stderr=stderr) as (daemon, url, _),
+            process(*command, stderr=stderr) as (daemon, url, _),
             aiohttp.ClientSession() as session,
         ):
 
@@ -112,11 +108,8 @@ async def test_a_node_whose_log_goes_nowhere_serves_pods(world):
                 return [api.pod("default", name)["status"].get("phase") for name in ("p", "q")]
 
             await until_is(ready, (200, "ok\n"))
-            container = {"name": "c", "image": "none", "resources": {"limits": {GIB: "5"}}}
             for name in ("p", "q"):
-                api.add_pod(
-                    {"metadata": {"name": name}, "spec": {"nodeName": NODE, "containers": [container]}}
-                )
+                make_pod(api, name)
             await until_is(phases, ["Running", "Running"])
             await until_is(ready, (200, "ok\n"))
             daemon.send_signal(signal.SIGTERM)
@@ -154,11 +147,7 @@ async def test_without_a_file_descriptor_left_the_log_is_quiet(world, command):
     """asyncio tries 128 times a second then, and would log a traceback each time."""
     folder, _, kubelet = world
     arguments = {
-        "node": [
-            *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4"),
-            *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-            *("--kubelet-dir", kubelet.device_plugin_dir.parent),
-        ],
+        "node": node_command(folder, kubelet),
         "scheduler": ["scheduler", "--kubeconfig", folder / "kubeconfig"],
     }[command]
     async with process(*arguments) as (daemon, url, lines), aiohttp.ClientSession() as session:
@@ -194,13 +183,8 @@ async def test_a_node_with_cards_of_the_driver(world, name):
     memory = document["device_defaults"]["memory"]
     uuids = [device["uuid"] for device in document["devices"]]
     units = (memory["total_bytes"] - memory["reserved_bytes"]) >> 30
-    arguments = [
-        *("node", "--node-name", NODE, "--gpus", "nvml"),
-        *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-        *("--kubelet-dir", kubelet.device_plugin_dir.parent),
-    ]
     mock = {"LD_LIBRARY_PATH": MOCK, "MOCK_NVML_CONFIG": str(profile)}
-    async with process(*arguments, **mock) as (_, _, lines):
+    async with process(*node_command(folder, kubelet, gpus=("nvml",)), **mock) as (_, _, lines):
 
         async def said():
             node = api.node(NODE)
@@ -213,8 +197,7 @@ async def test_a_node_with_cards_of_the_driver(world, name):
         assert [(card.uuid, card.model) for card in inventory] == [
             (uuid, document["device_defaults"]["name"]) for uuid in uuids
         ]
-        container = {"name": "c", "image": "none", "resources": {"limits": {GIB: "5"}}}
-        api.add_pod({"metadata": {"name": "p"}, "spec": {"nodeName": NODE, "containers": [container]}})
+        make_pod(api)
 
         async def used():
             words = read_node(api.node(NODE)["status"]["allocatable"])

@@ -10,15 +10,10 @@ from aiohttp import web
 from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from gpupack.inventory.objects import CLAIMS_NOT_READ
 from standins.apiserver.server import ApiServer
-from tests.integration.cli_world import in_process
-from tests.integration.top_world import CLUSTER, CONFIG, RECORDS
+from tests.integration.top_world import CLUSTER, CONFIG, RECORDS, run
 from tests.kubectl_nodes import node
 
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run `gpupack top` in this process; returns its exit status, stdout and stderr."""
-    return in_process(monkeypatch, capsys, "top")
+__all__ = ["run"]
 
 
 @pytest.fixture

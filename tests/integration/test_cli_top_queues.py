@@ -9,14 +9,9 @@ from aiohttp import web
 
 from tests.credentials_world import kubeconfig
 from tests.http_server import serving
-from tests.integration.cli_world import in_process
-from tests.integration.top_world import CLUSTER, RECORDS
+from tests.integration.top_world import CLUSTER, RECORDS, run
 
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run `gpupack top` in this process; returns its exit status, stdout and stderr."""
-    return in_process(monkeypatch, capsys, "top")
+__all__ = ["run"]
 
 
 STATUS = {

@@ -15,12 +15,21 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from allocator.names import RESOURCE_PREFIX
 from allocator.packing import read_node
 from tests.certificates import make_certificate
 from tests.cluster_builders import node_object, pod_object
-from tests.integration.daemon_processes import NODE, beside_kubelet, process, status_of, until_is
+from tests.integration.daemon_processes import (
+    NODE,
+    make_pod,
+    node_command,
+    process,
+    status_of,
+    until_is,
+    world,
+)
 from tests.waiting import DEADLINE_S
+
+__all__ = ["world"]
 
 FILES = 128
 """Files that a process may open here."""
@@ -31,12 +40,6 @@ BEGUN = (
     b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{",
 )
 """Requests that never end: one in its headers, one in its body."""
-
-
-@pytest.fixture
-async def world():
-    async with beside_kubelet() as found:
-        yield found
 
 
 @pytest.fixture
@@ -104,26 +107,18 @@ async def end(running):
 
 async def test_a_node_daemon_serves_pods_and_ends_with_its_words_withdrawn(world, session):
     folder, api, kubelet = world
-    arguments = [
-        *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4"),
-        *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-        *("--kubelet-dir", kubelet.device_plugin_dir.parent),
-    ]
 
     async def used():
         words = read_node(api.node(NODE)["status"]["allocatable"])
         return words and words.used
 
-    async with process(*arguments, files=FILES) as (daemon, url, lines):
+    async with process(*node_command(folder, kubelet), files=FILES) as (daemon, url, lines):
         await until_is(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
         await until_is(used, (0, 0))
         async with crowd(url, "/explain", "/metrics", "/telemetry"):
             assert [await answers(session, url, "/healthz") for _ in range(5)] == [200] * 5
             for units in (2, 3):
-                limits = {"limits": {f"{RESOURCE_PREFIX}gib": str(units)}}
-                container = {"name": "c", "image": "none", "resources": limits}
-                spec = {"nodeName": NODE, "containers": [container]}
-                api.add_pod({"metadata": {"name": f"p{units}"}, "spec": spec})
+                make_pod(api, f"p{units}", units)
             await until_is(used, (5, 0))
             assert await answers(session, url, "/readyz") == 200
             assert await end(daemon) == 0

@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +11,13 @@ from structlog.testing import capture_logs
 
 from scheduler_plugin.extender.server import MAX_BODY
 from tests.cluster_builders import pod_object
-from tests.extender_client import Client, two_nodes
+from tests.extender_client import Client, client
 
 MUTATIONS = 300
 SEED = 9
 
 
-@pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with two_nodes(tmp_path) as client:
-        yield client
+__all__ = ["client"]
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -1,13 +1,10 @@
 """What becomes of a pod is told in Events, and telling costs no pod anything."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
-from tests.extender_client import Client, two_nodes
+from tests.extender_client import Client, client
 from tests.waiting import until
 
 WAITS = (
@@ -16,10 +13,7 @@ WAITS = (
 )
 
 
-@pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with two_nodes(tmp_path) as client:
-        yield client
+__all__ = ["client"]
 
 
 async def test_a_pod_s_life_is_told_in_its_events(client: Client) -> None:

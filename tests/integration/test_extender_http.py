@@ -19,15 +19,11 @@ from scheduler_plugin.extender.server import FAULT, MAX_BODY
 from scheduler_plugin.extender.stale_refusals import WatchActivity
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object, pod_object, uuid
-from tests.extender_client import LIMIT_S, Client, extender, two_nodes
+from tests.extender_client import LIMIT_S, Client, client, extender, two_nodes
 from tests.other_policies import offered
 from tests.waiting import until
 
-
-@pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with two_nodes(tmp_path) as client:
-        yield client
+__all__ = ["client"]
 
 
 async def test_a_pod_from_filter_to_its_node_s_words(client: Client) -> None:

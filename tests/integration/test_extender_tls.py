@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import ssl
-from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,13 @@ from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from tests.certificates import make_certificate
 from tests.cluster_builders import pod_object
-from tests.extender_client import Client, extender, two_nodes
+from tests.extender_client import Client, client, extender
 from tests.waiting import until
 
 STANDBY = "this gpupack scheduler is not the leader; the leader answers\n"
 
 
-@pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with two_nodes(tmp_path) as client:
-        yield client
+__all__ = ["client"]
 
 
 async def test_one_leader_binds(tmp_path: Path) -> None:

@@ -13,16 +13,10 @@ from gpupack.embedded import EmbeddedCluster
 from gpupack.inventory.rendering import RenderOptions
 from gpupack.inventory.telemetry import MAX_BYTES
 from gpupack.inventory.watch_rows import watch
-from tests.integration.cli_world import in_process
 from tests.integration.telemetry_world import FOREIGN_PODS, SYSTEM_PODS, cluster, daemon_pod, foreign_pod
+from tests.integration.top_world import run
 
-__all__ = ["cluster"]
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run `gpupack top` in this process; returns its exit status, stdout and stderr."""
-    return in_process(monkeypatch, capsys, "top")
+__all__ = ["cluster", "run"]
 
 
 def test_wide(cluster, run, tmp_path):

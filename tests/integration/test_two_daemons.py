@@ -4,28 +4,14 @@ import asyncio
 import signal
 
 import aiohttp
-import pytest
 
 from allocator.names import PERCENT_RESOURCE, RESOURCE_PREFIX
 from allocator.packing import read_node
 from standins.kubelet.node import Kubelet
-from tests.integration.daemon_processes import NODE, beside_kubelet, process, status_of, until_is
+from tests.integration.daemon_processes import NODE, node_command, process, status_of, until_is, world
 from tests.waiting import DEADLINE_S
 
-
-@pytest.fixture
-async def world():
-    """A folder, an API server with one node, and the node's kubelet."""
-    async with beside_kubelet() as found:
-        yield found
-
-
-def arguments(folder, kubelet, profile="2xt4"):
-    return [
-        *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", profile),
-        *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
-        *("--kubelet-dir", kubelet.device_plugin_dir.parent),
-    ]
+__all__ = ["world"]
 
 
 def conflicts(api):
@@ -39,7 +25,7 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
     folder, api, kubelet = world
     async with (
         aiohttp.ClientSession() as session,
-        process(*arguments(folder, kubelet)) as (first, first_url, _),
+        process(*node_command(folder, kubelet)) as (first, first_url, _),
     ):
 
         async def ready(url):
@@ -53,7 +39,7 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
         # The kubelet writes its Node after it has the devices.
         await until_is(offered, ["28", "400"])
         registrations, node = kubelet.registrations, api.node(NODE)
-        async with process(*arguments(folder, kubelet)) as (second, second_url, second_lines):
+        async with process(*node_command(folder, kubelet)) as (second, second_url, second_lines):
             reason = (
                 f"another gpupack node daemon (process {first.pid}) serves the kubelet of "
                 f"{kubelet.device_plugin_dir}: this one waits until that one ends; "
@@ -65,7 +51,7 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
             _, metrics = await status_of(session, f"{second_url}/metrics")
             assert "gpupack_node_other_daemon 1.0" in metrics
             # A third one that is told to stop while it waits does so at once.
-            async with process(*arguments(folder, kubelet)) as (third, third_url, _):
+            async with process(*node_command(folder, kubelet)) as (third, third_url, _):
                 await until_is(lambda: ready(third_url), (503, reason))
                 third.send_signal(signal.SIGTERM)
                 assert await asyncio.wait_for(third.wait(), DEADLINE_S) == 0
@@ -94,7 +80,7 @@ async def test_a_daemon_of_another_host_with_this_nodes_name_does_not_write_to_i
     try:
         async with (
             aiohttp.ClientSession() as session,
-            process(*arguments(folder, kubelet)) as (first, first_url, first_lines),
+            process(*node_command(folder, kubelet)) as (first, first_url, first_lines),
         ):
 
             async def ready(url):
@@ -109,7 +95,11 @@ async def test_a_daemon_of_another_host_with_this_nodes_name_does_not_write_to_i
             await until_is(lambda: ready(first_url), (200, "ok\n"))
             before = words()
             assert before.sizes == (14, 14)
-            async with process(*arguments(folder, other, "4xl40s")) as (_, second_url, second_lines):
+            async with process(*node_command(folder, other, gpus=("simulated", "--profile", "4xl40s"))) as (
+                _,
+                second_url,
+                second_lines,
+            ):
                 await until_is(lambda: told(second_lines, "another daemon has this Node"), True)
                 status, reason = await ready(second_url)
                 assert status == 503
@@ -125,7 +115,7 @@ async def test_a_daemon_of_another_host_with_this_nodes_name_does_not_write_to_i
             await first.wait()
         async with (
             aiohttp.ClientSession() as session,
-            process(*arguments(folder, kubelet)) as (_, url, lines),
+            process(*node_command(folder, kubelet)) as (_, url, lines),
         ):
             await until_is(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
             assert not [line for line in lines if "another" in line]

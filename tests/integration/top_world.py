@@ -1,6 +1,9 @@
 """A cluster as kubectl prints it, and what `gpupack top -o json` says of it."""
 
+import pytest
+
 from allocator.records import CardRecord, dump_cards
+from tests.integration.cli_world import in_process
 from tests.kubectl_nodes import CARDS, node
 
 INVENTORY = dump_cards([CardRecord("GPU-a", 0, "NVIDIA L40S", 45459, 0, True)])
@@ -68,3 +71,9 @@ clusters: [{{name: {name}, cluster: {{server: "{server}"}}}}]
 users: []
 contexts: [{{name: {name}, context: {{cluster: {name}}}}}]
 """
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run `gpupack top` in this process; returns its exit status, stdout and stderr."""
+    return in_process(monkeypatch, capsys, "top")
