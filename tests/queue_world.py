@@ -187,14 +187,15 @@ class QueueWorld:
         """Names of the pods that the queue admits now."""
         return [self.name(member.uid) for release in self.decide() for member in release.members]
 
-    def bind(self, uid: str, node: str = "") -> None:
-        """Bind an admitted pod, where its room was taken unless a node is named."""
-        assumed = self.state.get_assumed(uid)
-        assert assumed is not None
-        assert assumed.assigned is not None
-        if not node or node == assumed.node:
-            self.objects[uid]["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned(assumed.assigned)
-        self.change(uid, spec={"nodeName": node or assumed.node})
+    def bind(self, *uids: str, node: str = "") -> None:
+        """Bind admitted pods, each where its room was taken unless a node is named."""
+        for uid in uids:
+            assumed = self.state.get_assumed(uid)
+            assert assumed is not None
+            assert assumed.assigned is not None
+            if not node or node == assumed.node:
+                self.objects[uid]["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned(assumed.assigned)
+            self.change(uid, spec={"nodeName": node or assumed.node})
 
     def bind_to(self, uid: str, node: str) -> None:
         """Bind an admitted pod that has no room, to the first cards of a node."""
@@ -281,7 +282,6 @@ def long_runners(config: str = "") -> tuple[QueueWorld, str]:
     for number in range(4):
         world.pod(f"s{number}", 8, created=0)
     assert len(world.admitted()) == 4
-    for number in range(4):
-        world.bind(f"uid-s{number}")
+    world.bind(*(f"uid-s{number}" for number in range(4)))
     world.now = TEN_HOURS_S
     return world, world.pod("large", 16, created=int(TEN_HOURS_S))

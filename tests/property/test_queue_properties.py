@@ -283,8 +283,7 @@ def test_shares_converge_to_the_weights_and_everybody_is_served_soon(
     first = {world.pod(f"first-{at}", 2, queue="t0", created=at) for at in range(room)}
     assert len(world.admitted()) == room
     running = sorted(first)
-    for uid in running:
-        world.bind(uid)
+    world.bind(*running)
     for name in names:
         world.pod(f"{name}-{room}", 2, queue=name, created=room)
 

@@ -69,8 +69,7 @@ class Cluster:
                 cpu=rng.choice(("1", "2")),
             )
         running = [member.uid for admitted in world.decide() for member in admitted.members]
-        for uid in running:
-            world.bind(uid)
+        world.bind(*running)
         for uid in [uid for uid in world.objects if uid not in running]:
             world.delete(uid)
         if running and rng.random() < 0.3:

@@ -30,8 +30,7 @@ def test_a_pod_that_ends_makes_room_for_the_next(world: QueueWorld) -> None:
     """As soon as the state knows."""
     uids = [world.pod(name, 16, created=i) for i, name in enumerate(("one", "two", "three"))]
     assert world.admitted() == ["one", "two"]
-    for uid in uids[:2]:
-        world.bind(uid)
+    world.bind(*uids[:2])
     world.delete(uids[0])
     assert world.admitted() == ["three"]
 

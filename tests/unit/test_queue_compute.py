@@ -75,8 +75,7 @@ def test_what_is_taken_back_frees_the_compute() -> None:
         world.pod("a3", 4, created=3),
     ]
     world.decide()
-    for uid in uids:
-        world.bind(uid)
+    world.bind(*uids)
     ask(world, "b0", 60, queue="b", created=50)
     assert world.admitted() == []
     (found,) = Reclaimer(world.queue).find_plans(0)
@@ -93,8 +92,7 @@ def test_the_pod_goes_that_has_the_compute_and_not_two_younger_ones(monkeypatch:
     world.node("n", (16, 16), compute=(0, 0))
     uids = [ask(world, f"a{at}", percent, created=at) for at, percent in enumerate((100, 50, 50))]
     world.decide()
-    for uid in uids:
-        world.bind(uid)
+    world.bind(*uids)
     ask(world, "b0", 100, queue="b", created=50)
     assert world.admitted() == []
     (found,) = Reclaimer(world.queue).find_plans(0)
@@ -107,8 +105,7 @@ def test_compute_of_a_pod_that_has_just_ended_is_about_to_be_free_and_nobody_goe
     uids = [ask(world, f"a{number}", 45, created=number) for number in range(2)]
     uids += [world.pod(f"a{number}", 4, created=number) for number in (2, 3)]
     world.decide()
-    for uid in uids:
-        world.bind(uid)
+    world.bind(*uids)
     ask(world, "b0", 45, queue="b", created=50)
     world.change(uids[0], status={"phase": "Succeeded"})
     assert world.admitted() == [], "its node has not said so yet"

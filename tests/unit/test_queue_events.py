@@ -87,8 +87,7 @@ async def test_a_stage_that_does_not_end_is_told_with_the_pods_that_hold_it_up(r
     world.pod("reduce", job="j")
     world.pod("other")
     await running.pass_time()
-    for name in ("map-0", "map-1"):
-        world.bind(f"uid-{name}")
+    world.bind(*(f"uid-{name}" for name in ("map-0", "map-1")))
     (told,) = running.told("reduce")
     assert told.startswith("Normal Waiting FirstStage: its job waits for 2 unfinished pods with data")
     assert "default/map-0" in told

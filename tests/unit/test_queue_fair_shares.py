@@ -18,8 +18,7 @@ def make(config: str) -> QueueWorld:
     world.pod("a0", 1, queue="a", cpu="12")
     world.pod("b0", 4, queue="b", cpu="1")
     assert sorted(world.admitted()) == ["a0", "b0"]
-    for uid in ("uid-a0", "uid-b0"):
-        world.bind(uid)
+    world.bind("uid-a0", "uid-b0")
     # There is processor for one of them.
     world.pod("a1", 1, queue="a", cpu="5", created=1)
     world.pod("b1", 1, queue="b", cpu="5", created=2)

@@ -180,8 +180,7 @@ def test_a_gang_that_cannot_be_bound_is_tried_less_and_less_often(world: QueueWo
 def test_a_member_that_is_made_again_days_later_joins_the_others(world: QueueWorld) -> None:
     """The healthy ones stay."""
     gang = _gang(world, 2)
-    for uid in gang:
-        world.bind(uid)
+    world.bind(*gang)
     world.now = 100_000.0
     assert _list_requeued(world) == []
     world.delete(gang[1])
@@ -195,8 +194,7 @@ def test_a_member_that_is_made_again_days_later_joins_the_others(world: QueueWor
 def test_a_member_that_joins_and_finds_no_node_takes_the_others_along_in_time(world: QueueWorld) -> None:
     """Without it they only keep cards."""
     gang = _gang(world, 2)
-    for uid in gang:
-        world.bind(uid)
+    world.bind(*gang)
     world.now = 1000.0
     world.delete(gang[1])
     again = world.pod("again", 4, gang="G", size=2)
@@ -214,8 +212,7 @@ def test_a_gang_that_ran_whole_is_in_part_again_without_a_member_that_finds_no_r
     world = QueueWorld()
     world.node("n1", (16,))
     gang = _gang(world, 4)
-    for uid in gang:
-        world.bind(uid)
+    world.bind(*gang)
     world.now = 1000.0
     if fails:
         world.change(gang[3], status={"phase": "Failed"})
@@ -241,8 +238,7 @@ def test_a_gang_that_ran_whole_is_in_part_again_without_a_member_that_finds_no_r
 def test_a_gang_is_in_part_no_more_once_what_was_made_again_is_bound(world: QueueWorld) -> None:
     """The next pod that is lost has its own time."""
     gang = _gang(world, 2)
-    for uid in gang:
-        world.bind(uid)
+    world.bind(*gang)
     for number in range(4):
         world.delete(gang[1])
         gang[1] = world.pod(f"again-{number}", 4, gang="G", size=2, metadata=OWNED)
@@ -258,8 +254,7 @@ def test_members_that_have_succeeded_are_not_lost() -> None:
     world = QueueWorld()
     world.node("n1", (16,))
     gang = _gang(world, 3)
-    for uid in gang:
-        world.bind(uid)
+    world.bind(*gang)
     world.pod("taken", 4, queue="", gates=(), spec={"nodeName": "n1"})
     for uid in gang[:2]:
         world.change(uid, status={"phase": "Succeeded"})
@@ -279,8 +274,7 @@ def test_members_that_have_succeeded_are_not_lost() -> None:
 def test_a_member_is_made_again_after_another_one_has_succeeded(world: QueueWorld) -> None:
     """There will never be four of them again."""
     gang = _gang(world, 4)
-    for uid in gang:
-        world.bind(uid)
+    world.bind(*gang)
     world.change(gang[0], status={"phase": "Succeeded"})
     world.delete(gang[1])
     again = world.pod("again", 4, gang="G", size=4)
@@ -300,8 +294,7 @@ def _succeed_then_lose(world: QueueWorld, succeeded: int) -> None:
     """Let some of three pods of a Job succeed, and let the others be evicted."""
     gang = [world.pod(f"p{at}", 4, gang="G", size=3, metadata=_made_by("one")) for at in range(3)]
     assert len(world.admitted()) == 3
-    for uid in gang:
-        world.bind(uid)
+    world.bind(*gang)
     for uid in gang[:succeeded]:
         world.change(uid, status={"phase": "Succeeded"})
     for uid in gang[succeeded:]:
@@ -327,8 +320,7 @@ def test_a_gang_of_which_pods_have_succeeded_starts_again_without_them(
         assert world.admitted() == []
         world.pod(name, 4, gang="G", size=3, metadata=_made_by("one"))
     assert sorted(world.admitted()) == names
-    for name in names:
-        world.bind(f"uid-{name}")
+    world.bind(*(f"uid-{name}" for name in names))
     world.now = 5000.0
     assert _list_requeued(world) == []
 
@@ -366,8 +358,7 @@ def test_a_gang_that_is_made_again_whole_waits_until_it_is_complete(world: Queue
 def test_a_member_that_is_made_again_does_not_wait_for_the_end_of_the_one_before(world: QueueWorld) -> None:
     """On a lost node that may last for days."""
     gang = _gang(world, 2)
-    for uid in gang:
-        world.bind(uid)
+    world.bind(*gang)
     world.change(gang[1], metadata={"deletionTimestamp": "2026-01-01T00:10:00Z"})
     again = world.pod("again", 4, gang="G", size=2)
     assert world.admitted() == ["again"]
@@ -398,8 +389,7 @@ def test_a_gang_that_is_made_again_whole_waits_for_the_end_of_the_one_before(wor
 def test_a_queue_that_is_drained_loses_its_gangs_whole(world: QueueWorld) -> None:
     """Also what was made again and has no node yet."""
     gang = _gang(world, 3)
-    for uid in gang:
-        world.bind(uid)
+    world.bind(*gang)
     world.delete(gang[2])
     world.pod("again", 4, gang="G", size=3, metadata=OWNED)
     assert world.admitted() == ["again"]

@@ -77,8 +77,7 @@ def test_one_refused_release_of_four_is_tried_again_before_others_go(world: Queu
         world.pod(f"small{number}", 4, created=1)
     assert release(world) == ["small0", "small1"]
     bind(world, uids[0], uids[1], uids[3])
-    for name in ("small0", "small1"):
-        world.bind(f"uid-{name}")
+    world.bind(*(f"uid-{name}" for name in ("small0", "small1")))
     assert state(world) is GangState.IN_PART, "one of them is gated"
     world.now = 1
     assert release(world) == [], "there is no room"

@@ -22,8 +22,7 @@ def world_of(config: str = COHORT) -> QueueWorld:
     for number in range(8):
         world.pod(f"b{number}", 4, queue="b", created=1)
     assert len(world.admitted()) == 15
-    for uid in world.objects:
-        world.bind(uid)
+    world.bind(*world.objects)
     world.pod("large", 16, created=2)
     world.now = 1000.0
     world.queue.update_reservations(world.now)

@@ -44,8 +44,7 @@ def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
     world.node("n1", (16, 16))
     small = [world.pod(f"s{i}", 8, created=i) for i in range(4)]
     assert len(world.admitted()) == 4
-    for uid in small:
-        world.bind(uid)
+    world.bind(*small)
     large = world.pod("large", 16, created=5)
     world.delete(small.pop())
     world.pod("s4", 8, created=6)
@@ -195,8 +194,7 @@ def test_room_is_not_kept_for_a_borrower_whose_quota_its_lender_needs() -> None:
     world.node("n1", (16,))
     running = [world.pod(f"a{number}", 8, created=number) for number in range(2)]
     assert len(world.admitted()) == 2
-    for uid in running:
-        world.bind(uid)
+    world.bind(*running)
     world.node("n1", (16,), [16], holds=running)
     world.pod("borrower", 3, queue="b", created=2)
     world.pod("lender", 16, created=3)
@@ -223,8 +221,7 @@ def test_of_two_for_which_room_is_kept_on_a_node_the_first_goes_as_soon_as_one_f
     world.node("n1", (16, 16, 16), cpu=cpu)
     running = [world.pod(f"r{number}", 16, created=0, cpu="2") for number in range(2)]
     assert len(world.admitted()) == 2
-    for uid in running:
-        world.bind(uid)
+    world.bind(*running)
     world.pod("first", 16, created=1, cpu="2")
     world.pod("second", 16, queue="b", created=2, cpu="2")
     world.now = 1000.0
@@ -243,8 +240,7 @@ def test_of_two_borrowers_for_which_not_both_the_quota_is_left_the_first_keeps_i
     world.node("n1", (10, 10))
     running = [world.pod(f"r{name}", 10, queue=name, created=0) for name in "bc"]
     assert len(world.admitted()) == 2
-    for uid in running:
-        world.bind(uid)
+    world.bind(*running)
     world.pod("first", 3, queue="b", created=1)
     world.pod("second", 3, queue="c", created=2)
     world.now = 1000.0

@@ -153,8 +153,7 @@ def test_a_group_that_is_deleted_lets_its_pods_run_and_nobody_join_them(world: Q
     world.pod_group("g", 2)
     uids = members(world, 2)
     assert len(world.admitted()) == 2
-    for uid in uids:
-        world.bind(uid)
+    world.bind(*uids)
     world.lose_pod_group("g")
     world.now = 10_000.0
     assert world.requeue_pods() == []
@@ -199,8 +198,7 @@ def test_pods_that_have_succeeded_do_not_count_for_a_group(world: QueueWorld) ->
     world.pod_group("g", 3)
     first, second, _ = members(world, 3)
     assert len(world.admitted()) == 3
-    for at in range(3):
-        world.bind(f"uid-g{at}")
+    world.bind(*(f"uid-g{at}" for at in range(3)))
     world.change(first, status={"phase": "Succeeded"})
     world.delete(second)
     world.pod("again", 4, group="g")
@@ -292,8 +290,7 @@ def test_reclaim_evicts_a_group_whole_if_it_is_a_gang(count: int, groups: list[i
     world.pod_group("g", count)
     uids = members(world, 2, units=12)
     assert len(world.admitted()) == 2
-    for uid in uids:
-        world.bind(uid)
+    world.bind(*uids)
     cohort = world.queue.queues.get_cohort("b")
     assert cohort is not None
     borrowed = BorrowedPods(world.queue).list_borrowed(cohort, "b", ())

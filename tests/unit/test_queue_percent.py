@@ -43,7 +43,7 @@ def test_bound_elsewhere_it_counts_for_what_it_has_there() -> None:
     uid = ask(world, "half", 50)
     world.decide()
     world.node("small", (16,))
-    world.bind(uid, "small")
+    world.bind(uid, node="small")
     assert used(world) == 8
 
 
@@ -166,8 +166,7 @@ def test_what_is_lent_is_taken_back_for_a_share_and_of_a_share() -> None:
     world.node("n", (16, 16))
     uids = [ask(world, f"a{number}", 50, created=number) for number in range(4)]
     world.decide()
-    for uid in uids:
-        world.bind(uid)
+    world.bind(*uids)
     assert used(world) == 32
     ask(world, "b0", 50, queue="b", created=50)
     assert world.admitted() == []

@@ -110,8 +110,7 @@ def test_the_lender_gets_its_quota_back_as_borrowers_end() -> None:
     uids = [world.pod(f"a{i}", 4, queue="a", created=i) for i in range(10)]
     assert len(world.admitted()) == 8
     world.pod("b0", 4, queue="b", created=99)
-    for uid in uids[:8]:
-        world.bind(uid)
+    world.bind(*uids[:8])
     assert world.admitted() == []
     world.delete(uids[0])
     assert world.admitted() == ["b0"]

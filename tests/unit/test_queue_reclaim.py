@@ -16,8 +16,7 @@ def borrowed() -> tuple[QueueWorld, list[str]]:
     world.node("n1", (16, 16))
     uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(4)]
     world.decide()
-    for uid in uids:
-        world.bind(uid)
+    world.bind(*uids)
     return world, uids
 
 
@@ -38,8 +37,7 @@ def test_nobody_is_evicted_for_what_is_beyond_the_lenders_own_quota() -> None:
     uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(2)]
     uids += [world.pod(f"b{i}", 8, queue="b", created=i) for i in range(2)]
     assert len(world.admitted()) == 4
-    for uid in uids:
-        world.bind(uid)
+    world.bind(*uids)
     world.pod("b2", 8, queue="b", created=50)
     assert reclaimed(world) == []
 
@@ -50,8 +48,7 @@ def test_a_victim_has_no_larger_priority_than_who_waits() -> None:
     world.node("n1", (16, 16))
     uids = [world.pod(f"a{i}", 16, queue="a", created=i, spec={"priority": 5}) for i in range(2)]
     world.decide()
-    for uid in uids:
-        world.bind(uid)
+    world.bind(*uids)
     world.pod("b0", 16, queue="b", created=50)
     assert reclaimed(world) == []
 

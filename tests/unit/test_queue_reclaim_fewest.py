@@ -400,8 +400,7 @@ def test_random_clusters_the_fewest_go_and_the_pod_starts(seed: int) -> None:
     for number in range(30):
         world.pod(f"a{number:02}", rng.choice((3, 4, 5, 8, 16)), created=number)
     running = [member.uid for release in world.decide() for member in release.members]
-    for uid in running:
-        world.bind(uid)
+    world.bind(*running)
     for uid in [uid for uid in world.objects if uid not in running]:
         world.delete(uid)
     units = rng.randint(1, min(own, max(cards)))
@@ -438,8 +437,7 @@ def test_a_slot_that_is_taken_back_for_one_lender_is_not_counted_on_for_another(
     world.node("n1", (16, 16))
     uids = [world.pod(f"b{number}", 8, queue="b", created=number) for number in range(2)]
     assert len(world.admitted()) == 2
-    for uid in uids:
-        world.bind(uid)
+    world.bind(*uids)
     world.pod("a0", 4, queue="a", created=50)
     world.pod("c0", 4, queue="c", created=51)
     assert world.admitted() == []

@@ -29,8 +29,7 @@ def fill(world: QueueWorld, units: int = 8, count: int = 99) -> list[str]:
     for number in range(count):
         world.pod(f"a{number:02}", units, created=number)
     names = [world.name(member.uid) for release in world.decide() for member in release.members]
-    for name in names:
-        world.bind(f"uid-{name}")
+    world.bind(*(f"uid-{name}" for name in names))
     for uid in [uid for uid, raw in world.objects.items() if raw["metadata"]["name"] not in names]:
         world.delete(uid)
     return names
@@ -167,8 +166,7 @@ def test_never_more_go_than_needed_and_the_gang_is_released(seed: int) -> None:
     for number in range(40):
         world.pod(f"a{number:02}", rng.choice((3, 4, 8, 16)), created=number)
     running = [member.uid for release in world.decide() for member in release.members]
-    for uid in running:
-        world.bind(uid)
+    world.bind(*running)
     for uid in [uid for uid in world.objects if uid not in running]:
         world.delete(uid)
     for uid in rng.sample(running, k=rng.randint(0, 2)):
@@ -209,8 +207,7 @@ def borrowers(*gangs: tuple[str, int], units: int = 8, priority: int = 0) -> Que
         for number in range(size):
             spec = {"priority": priority if number == size - 1 else 0}
             world.pod(f"{name}{number}", units, created=at, spec=spec, **more)
-    for name in world.admitted():
-        world.bind(f"uid-{name}")
+    world.bind(*(f"uid-{name}" for name in world.admitted()))
     return world
 
 

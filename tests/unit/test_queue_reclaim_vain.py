@@ -112,8 +112,7 @@ def test_in_batch_mode_one_refusal_may_be_of_a_moment(refusals: int, plans: int)
         world.queue.record_refused_admission(b0, world.now, "it is tried again")
     for number in range(4):
         world.pod(f"a{number}", 8)
-    for name in world.admitted():
-        world.bind(f"uid-{name}")
+    world.bind(*(f"uid-{name}" for name in world.admitted()))
     world.now += 3
     world.decide()
     assert len(Reclaimer(world.queue).find_plans(world.now)) == plans

@@ -209,8 +209,7 @@ def test_where_cards_are_kept_for_a_pod_a_slot_is_kept_too() -> None:
     world.node("n1", (16, 16))
     small = [world.pod(f"s{number}", 8, created=number) for number in range(3)]
     assert world.admitted() == ["s0", "s1", "s2"]
-    for uid in small:
-        world.bind(uid)
+    world.bind(*small)
     large = world.pod("large", 16, created=3)
     world.pod("late", 8, created=4)
     world.now = 600.0
@@ -239,8 +238,7 @@ def test_cards_are_reserved_where_the_nodes_that_a_pod_fits_on_have_no_idle_slot
     world.node("n2", (16,), labels=POOL)
     small = [world.pod(f"s{i}", 4, created=i) for i in range(3)]
     assert len(world.admitted()) == 2
-    for uid in small[:2]:
-        world.bind(uid)
+    world.bind(*small[:2])
     large = world.pod("large", 16, created=1)
     world.now = 600
     assert [(pod.uid, node) for pod, node in world.queue.update_reservations(world.now)] == [(large, "n2")]

@@ -71,8 +71,7 @@ def test_a_second_stage_waits_for_whatever_comes_in_place_of_each_lost_pod(world
     first = [world.pod(name, 1, data="d", job="j") for name in ("m1", "m2", "m3")]
     world.pod("reduce", 1, job="j")
     world.admitted()
-    for uid in first:
-        world.bind(uid)
+    world.bind(*first)
     world.change(first[0], status={"phase": "Succeeded"})
     world.delete(first[1])
     world.change(first[2], metadata={"deletionTimestamp": "2026-01-01T00:10:00Z"})
@@ -104,8 +103,7 @@ def test_a_second_stage_begins_when_the_pods_of_a_gang_have_succeeded() -> None:
     gang = _gang(world)
     world.pod("second", 1, job="j")
     assert sorted(world.admitted()) == ["g0", "g1"]
-    for uid in gang:
-        world.bind(uid)
+    world.bind(*gang)
     world.change(gang[0], status={"phase": "Succeeded"})
     assert world.admitted() == []
     world.change(gang[1], status={"phase": "Succeeded"})
@@ -348,8 +346,7 @@ def test_pods_that_a_complete_job_leaves_behind_need_not_succeed(world: QueueWor
     ]
     world.job("maps", 3, data="d", job="j")
     world.admitted()
-    for uid in made:
-        world.bind(uid)
+    world.bind(*made)
     world.change(made[0], status={"phase": "Succeeded"})
     world.job("maps", 3, data="d", job="j", succeeded=1, complete=True)
     world.pod("reduce", 1, job="j")
