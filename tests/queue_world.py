@@ -45,9 +45,13 @@ class QueueWorld:
 
     Args:
         config: YAML.
+        policy: Of nodes.
+        nodes: By their names, the units of their cards.
     """
 
-    def __init__(self, config: str = ONE_QUEUE, policy: str = "least-requested") -> None:
+    def __init__(
+        self, config: str = ONE_QUEUE, policy: str = "least-requested", **nodes: Sequence[int]
+    ) -> None:
         self.state = ClusterState(rules=QueueChargeRules())
         parsed = parse_config("queues.yaml", config)
         self.queue = Queue(parsed, self.state, ClusterPolicies(policy), wall=NEW_YEAR.timestamp())
@@ -55,6 +59,8 @@ class QueueWorld:
         self.now = 0.0
         self.objects: dict[str, dict[str, Any]] = {}
         self.queue.job_stages.set_jobs([])
+        for name, sizes in nodes.items():
+            self.node(name, sizes)
 
     def configure(self, config: str) -> None:
         self.queue.configure(parse_config("queues.yaml", config))
@@ -270,15 +276,12 @@ def pod_group(name: str, count: int = 0, topology: str = "") -> PodGroup:
 @pytest.fixture
 def world() -> QueueWorld:
     """One node with two cards of 16 units, one queue."""
-    world = QueueWorld()
-    world.node("n1", (16, 16))
-    return world
+    return QueueWorld(n1=(16, 16))
 
 
 def long_runners(config: str = "") -> tuple[QueueWorld, str]:
     """Pods that have run for ten hours fill the node, and a pod waits that needs a whole card."""
-    world = QueueWorld(f"queues: [{{name: a}}]{config}")
-    world.node("n1", (16, 16))
+    world = QueueWorld(f"queues: [{{name: a}}]{config}", n1=(16, 16))
     for number in range(4):
         world.pod(f"s{number}", 8, created=0)
     assert len(world.admitted()) == 4

@@ -32,8 +32,7 @@ def is_clean(text: str) -> bool:
 @pytest.mark.parametrize("key", ["job", "gang"])
 def test_names_that_cannot_be_told_are_refused(key: str, name: str) -> None:
     """With a message that is short and names the value; nothing waits for such a pod."""
-    world = QueueWorld()
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     world.pod("p", annotations={f"gpupack.io/{key}": name})
     (found,) = explain_waiting(world.queue, 0)
     assert found.message.startswith(f"annotation gpupack.io/{key} is ")
@@ -44,8 +43,7 @@ def test_names_that_cannot_be_told_are_refused(key: str, name: str) -> None:
 
 
 def test_names_that_can_be_told_are_taken() -> None:
-    world = QueueWorld()
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     size = {POD_FIRST_STAGE_SIZE: "0"}
     world.pod("p", job="j" * 253, gang="Die Räuber, 2. Akt", size=1, annotations=size)
     assert world.admitted() == ["p"]

@@ -118,20 +118,17 @@ def make_pods(document: Any, world: QueueWorld) -> list[str]:
 
 @pytest.mark.parametrize("document", ONE_GANG, ids=lambda document: document["kind"])
 def test_pods_as_the_controller_makes_them_go_together(document: Any) -> None:
-    world = QueueWorld("queues: [{name: research}]")
-    world.node("n1", (80, 80, 80))
+    world = QueueWorld("queues: [{name: research}]", n1=(80, 80, 80))
     names = make_pods(document, world)
     world.delete(f"uid-{names[-1]}")
     assert world.admitted() == []  # one is missing
-    world = QueueWorld("queues: [{name: research}]")
-    world.node("n1", (80, 80, 80))
+    world = QueueWorld("queues: [{name: research}]", n1=(80, 80, 80))
     assert make_pods(document, world) == names
     assert sorted(world.admitted()) == names
 
 
 def test_a_head_that_asks_for_no_card_is_not_counted() -> None:
-    world = QueueWorld("queues: [{name: research}]")
-    world.node("n1", (80, 80, 80))
+    world = QueueWorld("queues: [{name: research}]", n1=(80, 80, 80))
     gang = {"gang": "train", "size": 2, "queue": "research"}
     world.pod("head", containers=[{"name": "ray-head"}], gates=(), **gang)
     world.pod("worker-0", 40, **gang)
@@ -142,8 +139,7 @@ def test_a_head_that_asks_for_no_card_is_not_counted() -> None:
 
 def test_each_group_of_a_leader_worker_set_is_a_gang() -> None:
     (document,) = [each for each in EXAMPLES if each["kind"] == "LeaderWorkerSet"]
-    world = QueueWorld("queues: [{name: research}]")
-    world.node("n1", (80, 80, 80))
+    world = QueueWorld("queues: [{name: research}]", n1=(80, 80, 80))
     names = make_pods(document, world)
     gangs = [pod.gang for pod in explain_waiting(world.queue, world.now)]
     assert sorted(gangs) == ["serve-0"] * 4 + ["serve-1"] * 4

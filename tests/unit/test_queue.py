@@ -57,8 +57,7 @@ def test_a_pod_that_asks_for_no_cpu_fits_where_more_is_requested_than_there_is()
 
 def test_a_strict_queue_waits_for_its_oldest() -> None:
     """Strategy StrictFIFO."""
-    world = QueueWorld("queues: [{name: a, queueingStrategy: StrictFIFO}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld("queues: [{name: a, queueingStrategy: StrictFIFO}]", n1=(16, 16))
     large = world.pod("large", 17, created=1)
     world.pod("small", 4, created=2)
     assert world.admitted() == []
@@ -79,8 +78,7 @@ def test_shares_follow_the_weights() -> None:
 
 def test_a_stopped_queue_releases_nothing() -> None:
     """Until it is started again."""
-    world = QueueWorld("queues: [{name: a, stopPolicy: Hold}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld("queues: [{name: a, stopPolicy: Hold}]", n1=(16, 16))
     world.pod("one")
     assert world.admitted() == []
     world.configure("queues: [{name: a}]")
@@ -124,8 +122,7 @@ def test_a_foreign_gate_is_waited_for(world: QueueWorld) -> None:
 
 def test_a_queue_is_for_the_namespaces_that_it_selects() -> None:
     """A namespace that gets the label lets its pods in."""
-    world = QueueWorld("queues: [{name: a, namespaceSelector: {matchLabels: {team: x}}}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld("queues: [{name: a, namespaceSelector: {matchLabels: {team: x}}}]", n1=(16, 16))
     world.pod("one")
     assert world.admitted() == []
     world.queue.set_namespaces({"default": {"team": "x"}})
@@ -163,15 +160,13 @@ def test_data_that_is_near_comes_first_and_locality_is_relaxed_when_nobody_is_ne
 
 def test_everything_is_found_again_after_a_restart() -> None:
     """Another queue that is told of the same objects knows the same."""
-    world = QueueWorld(TWO_QUEUES)
-    world.node("n1", (16, 16))
+    world = QueueWorld(TWO_QUEUES, n1=(16, 16))
     for i in range(6):
         world.pod(f"a{i}", 4, queue="a", created=i)
     world.pod("b0", 4, queue="b", created=50)
     world.decide()
     world.bind("uid-a0")
-    again = QueueWorld(TWO_QUEUES)
-    again.node("n1", (16, 16))
+    again = QueueWorld(TWO_QUEUES, n1=(16, 16))
     for raw in world.objects.values():
         again.objects[raw["metadata"]["uid"]] = raw
         again._send(raw)

@@ -94,9 +94,7 @@ def test_what_is_scored_by_row_does_not_depend_on_other_rows(policy: str) -> Non
 @pytest.mark.parametrize("policy", BY_ROW)
 def test_a_node_in_the_row_of_a_deleted_one_gets_pods(policy: str) -> None:
     """Each change of the row counts as a version, so the versions alone do not tell the two nodes apart."""
-    made = QueueWorld(policy=policy)
-    made.node("n1", (8,))
-    made.node("n2", (8,))
+    made = QueueWorld(policy=policy, n1=(8,), n2=(8,))
     made.pod("p1", 8)
     made.pod("p2", 8)
     assert made.admitted() == ["p1", "p2"]

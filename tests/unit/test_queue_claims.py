@@ -8,9 +8,7 @@ OWN = "queues: [{name: a, nominalQuota: 16}, {name: b, nominalQuota: 16}]"
 
 
 def world_of_claims(config: str = OWN) -> QueueWorld:
-    world = QueueWorld(config)
-    world.node("n1", (16, 16, 16))
-    return world
+    return QueueWorld(config, n1=(16, 16, 16))
 
 
 def used(world: QueueWorld) -> dict[str, int]:

@@ -42,8 +42,7 @@ def test_a_pod_waits_for_compute_and_no_other_pod_waits_with_it() -> None:
 
 
 def test_what_no_card_gives_away_is_never_admitted() -> None:
-    world = QueueWorld()
-    world.node("old", (16,))
+    world = QueueWorld(old=(16,))
     world.pod("p", containers=[container(name, 1, resources={COMPUTE_RESOURCE: "80"}) for name in "xy"])
     assert world.admitted() == []
     assert explain(world)[0] == "NeverFits"

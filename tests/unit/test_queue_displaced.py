@@ -13,9 +13,7 @@ def where(world: QueueWorld, uid: str) -> str:
 
 def test_who_finds_its_card_taken_moves_and_keeps_others_from_its_new_room() -> None:
     """kube-scheduler bound the one pod where the queue had thought of the other."""
-    world = QueueWorld()
-    world.node("n1", (16,))
-    world.node("n2", (16,))
+    world = QueueWorld(n1=(16,), n2=(16,))
     one, two = world.pod("one", 16), world.pod("two", 16)
     world.decide()
     elsewhere = where(world, two)
@@ -30,8 +28,7 @@ def test_who_finds_its_card_taken_moves_and_keeps_others_from_its_new_room() -> 
 
 def test_the_rest_of_the_node_is_not_kept_from_others() -> None:
     """A pod bound by others fills the card that was meant for an admitted one; the second card stays free."""
-    world = QueueWorld()
-    world.node("n1", (16, 16))
+    world = QueueWorld(n1=(16, 16))
     world.node("n2", (16,), labels={"only": "this"})
     pinned = world.pod("pinned", 16, spec={"nodeSelector": {"only": "this"}})
     assert world.admitted() == ["pinned"]
@@ -47,8 +44,7 @@ def test_the_rest_of_the_node_is_not_kept_from_others() -> None:
 
 def test_what_another_process_released_has_room_here_too() -> None:
     """The standby knew the pod while it waited; when it leads it counts it."""
-    world = QueueWorld()
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     uid = world.pod("one", 16)
     world.change(uid, spec={"schedulingGates": []})
     world.pod("two", 16)
@@ -58,8 +54,7 @@ def test_what_another_process_released_has_room_here_too() -> None:
 
 def test_what_was_given_back_before_a_restart_takes_no_room_after_it() -> None:
     """kube-scheduler has said that it finds no node for it."""
-    world = QueueWorld()
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     failed = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
     world.pod("one", 16, gates=(), status={"conditions": failed})
     world.pod("two", 15)
@@ -68,8 +63,7 @@ def test_what_was_given_back_before_a_restart_takes_no_room_after_it() -> None:
 
 def test_a_pod_that_vanished_is_counted_for_a_while_only() -> None:
     """Its node never says that it is gone."""
-    world = QueueWorld()
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     uid = world.pod("one", 16)
     world.decide()
     world.bind(uid)

@@ -319,8 +319,7 @@ def test_pods_that_are_listed_are_in_the_order_of_their_creation() -> None:
 
 def test_the_order_of_a_queue_when_its_pods_were_dated_by_a_clock_that_jumped() -> None:
     """Pods from before the clock went back by a day are not passed by those that come for a day."""
-    world = QueueWorld()
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     for number, hour in enumerate((23, 1)):
         world.now = number
         world.pod(f"p{number}", 16, live=True, created=hour * 3600)

@@ -35,8 +35,7 @@ def _list_requeued(world: QueueWorld) -> list[tuple[str, bool]]:
 
 def test_a_gang_is_released_whole_or_not_at_all() -> None:
     """Three pods of 10 units need three cards."""
-    world = QueueWorld()
-    world.node("n1", (16, 16))
+    world = QueueWorld(n1=(16, 16))
     for i in range(3):
         world.pod(f"g{i}", 10, gang="g", size=3)
     world.pod("small", 4)
@@ -209,8 +208,7 @@ def test_a_member_that_joins_and_finds_no_node_takes_the_others_along_in_time(wo
 @pytest.mark.parametrize("fails", [True, False], ids=["it failed", "it was deleted"])
 def test_a_gang_that_ran_whole_is_in_part_again_without_a_member_that_finds_no_room(*, fails: bool) -> None:
     """Its time begins when another one is there in its place, however late that comes."""
-    world = QueueWorld()
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     gang = _gang(world, 4)
     world.bind(*gang)
     world.now = 1000.0
@@ -251,8 +249,7 @@ def test_a_gang_is_in_part_no_more_once_what_was_made_again_is_bound(world: Queu
 
 def test_members_that_have_succeeded_are_not_lost() -> None:
     """Nor is what a Job makes beyond the size of its gang a part that the others miss."""
-    world = QueueWorld()
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     gang = _gang(world, 3)
     world.bind(*gang)
     world.pod("taken", 4, queue="", gates=(), spec={"nodeName": "n1"})
@@ -309,8 +306,7 @@ def test_a_gang_of_which_pods_have_succeeded_starts_again_without_them(
     """Its Job makes only the others again; they start together, also after a restart of the queue."""
     _succeed_then_lose(world, succeeded)
     if anew:
-        later = QueueWorld()
-        later.node("n1", (16, 16))
+        later = QueueWorld(n1=(16, 16))
         for raw in world.objects.values():
             later.objects[raw["metadata"]["uid"]] = raw
             later.change(raw["metadata"]["uid"])

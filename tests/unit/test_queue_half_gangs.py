@@ -57,8 +57,7 @@ def bind(world: QueueWorld, *uids: str) -> None:
 
 def half_released(world: QueueWorld, units: int, bound: int = 2) -> list[str]:
     """A gang of four, two of which another process has admitted, as its pods are known after that."""
-    before = QueueWorld()
-    before.node("n1", (16, 16))
+    before = QueueWorld(n1=(16, 16))
     uids = gang(before, 4, units)
     list(before.queue.admit_workloads(0))
     for uid in uids[:2]:
@@ -340,8 +339,7 @@ async def test_a_process_that_begins_amid_the_removal_of_a_gang_goes_on_with_it(
     """Whatever is gone has been made again by then."""
     before = Removals(done)
     await before.run()
-    world = QueueWorld()
-    world.node("n1", (16, 16))
+    world = QueueWorld(n1=(16, 16))
     for uid, raw in before.world.objects.items():
         world.objects[uid] = raw
         world.change(uid)

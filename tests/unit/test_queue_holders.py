@@ -16,8 +16,7 @@ def _used(world: QueueWorld) -> dict[str, int]:
 
 def test_a_released_pod_counts_for_its_queue_until_it_ends() -> None:
     """Whatever its label says meanwhile: quota could be escaped else, or used up for others."""
-    world = QueueWorld("queues: [{name: a, nominalQuota: 8}, {name: b, nominalQuota: 8}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld("queues: [{name: a, nominalQuota: 8}, {name: b, nominalQuota: 8}]", n1=(16, 16))
     uid = world.pod("p", 8)
     world.admitted()
     world.bind(uid)
@@ -36,8 +35,7 @@ def test_a_released_pod_counts_for_its_queue_until_it_ends() -> None:
 
 def test_pods_of_a_queue_that_is_gone_count_for_the_one_that_they_name_then() -> None:
     """So a queue can be renamed."""
-    world = QueueWorld("queues: [{name: a, nominalQuota: 8}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld("queues: [{name: a, nominalQuota: 8}]", n1=(16, 16))
     uid = world.pod("p", 8)
     world.admitted()
     world.bind(uid)
@@ -49,8 +47,7 @@ def test_pods_of_a_queue_that_is_gone_count_for_the_one_that_they_name_then() ->
 
 def test_a_bound_pod_of_an_excluded_namespace_does_not_count() -> None:
     """Or anybody could use up the quota of a queue that is not for them."""
-    world = QueueWorld(FOR_X)
-    world.node("n1", (16, 16))
+    world = QueueWorld(FOR_X, n1=(16, 16))
     world.queue.set_namespaces({"default": {"team": "y"}})
     uid = world.pod("p", 8, gates=())
     world.change(uid, spec={"nodeName": "n1"})
@@ -61,8 +58,7 @@ def test_a_bound_pod_of_an_excluded_namespace_does_not_count() -> None:
 
 def test_what_was_released_counts_when_its_namespace_is_excluded_later() -> None:
     """It has the room, and had it from this queue."""
-    world = QueueWorld(FOR_X)
-    world.node("n1", (16, 16))
+    world = QueueWorld(FOR_X, n1=(16, 16))
     world.queue.set_namespaces({"default": {"team": "x"}})
     uid = world.pod("p", 8)
     assert world.admitted() == ["p"]
@@ -73,8 +69,7 @@ def test_what_was_released_counts_when_its_namespace_is_excluded_later() -> None
 
 def test_no_selector_admits_a_namespace_that_is_not_known_yet() -> None:
     """It may have the very label that the selector excludes."""
-    world = QueueWorld(NOT_FOR_X)
-    world.node("n1", (16, 16))
+    world = QueueWorld(NOT_FOR_X, n1=(16, 16))
     world.pod("p", 8)
     assert world.admitted() == []
     assert "namespace 'default' are not known yet" in explain_waiting(world.queue, 0)[0].message.replace(

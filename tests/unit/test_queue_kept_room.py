@@ -40,8 +40,7 @@ def checkpoint_cards(uuids: tuple[str, ...], assigned: Assignment | None) -> lis
 
 def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
     """Small pods that come and go do not starve a large one; before that they pass it."""
-    world = QueueWorld()
-    world.node("n1", (16, 16))
+    world = QueueWorld(n1=(16, 16))
     small = [world.pod(f"s{i}", 8, created=i) for i in range(4)]
     assert len(world.admitted()) == 4
     world.bind(*small)
@@ -173,8 +172,7 @@ def test_cards_without_uuids_stay_where_they_are() -> None:
 
 
 def test_an_older_pod_that_asks_the_same_comes_back_after_room_was_kept_for_a_younger_one() -> None:
-    world = QueueWorld("queues: [{name: a}]\nkeepRoomAfter: 10s")
-    world.node("n1", (16,))
+    world = QueueWorld("queues: [{name: a}]\nkeepRoomAfter: 10s", n1=(16,))
     filler = world.pod("filler", 8, created=0)
     assert world.admitted() == ["filler"]
     world.bind(filler)
@@ -190,8 +188,7 @@ def test_an_older_pod_that_asks_the_same_comes_back_after_room_was_kept_for_a_yo
 def test_room_is_not_kept_for_a_borrower_whose_quota_its_lender_needs() -> None:
     """Else neither starts: quota is kept for the lender, whose only room is kept for the borrower."""
     queues = "{name: a, cohort: x, nominalQuota: 16}, {name: b, cohort: x, nominalQuota: 0}"
-    world = QueueWorld(f"queues: [{queues}]\nkeepRoomAfter: 30s")
-    world.node("n1", (16,))
+    world = QueueWorld(f"queues: [{queues}]\nkeepRoomAfter: 30s", n1=(16,))
     running = [world.pod(f"a{number}", 8, created=number) for number in range(2)]
     assert len(world.admitted()) == 2
     world.bind(*running)
@@ -236,8 +233,7 @@ def test_of_two_for_which_room_is_kept_on_a_node_the_first_goes_as_soon_as_one_f
 def test_of_two_borrowers_for_which_not_both_the_quota_is_left_the_first_keeps_its_room() -> None:
     """Each left it to the other: room was given up and kept again, with an Event, every few seconds."""
     queues = ", ".join(f"{{name: {name}, cohort: x, nominalQuota: 8}}" for name in "abc")
-    world = QueueWorld(f"queues: [{queues}]\nkeepRoomAfter: 30s")
-    world.node("n1", (10, 10))
+    world = QueueWorld(f"queues: [{queues}]\nkeepRoomAfter: 30s", n1=(10, 10))
     running = [world.pod(f"r{name}", 10, queue=name, created=0) for name in "bc"]
     assert len(world.admitted()) == 2
     world.bind(*running)

@@ -35,8 +35,7 @@ def state(world: QueueWorld) -> GangState:
 
 def test_of_two_groups_one_goes_whole_and_the_other_waits_whole() -> None:
     """Half of each was admitted, and kube-scheduler tried neither: a gate keeps it from the whole group."""
-    world = QueueWorld("queues: [{name: a, nominalQuota: 10}]")
-    world.node("n1", (8, 8, 8, 8))
+    world = QueueWorld("queues: [{name: a, nominalQuota: 10}]", n1=(8, 8, 8, 8))
     for name in "ab":
         world.pod_group(name, 2)
     for at in range(2):
@@ -183,8 +182,7 @@ def test_a_group_without_gang_policy_needs_only_its_gates_gone_together(world: Q
 
 def test_a_job_that_is_larger_than_its_queue_is_told_what_keeps_it_whole() -> None:
     """kube-controller-manager makes its PodGroup, with which the queue cannot let some of it go."""
-    world = QueueWorld("queues: [{name: a, nominalQuota: 10}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld("queues: [{name: a, nominalQuota: 10}]", n1=(16, 16))
     world.pod_group("g")
     members(world, 3)
     assert world.admitted() == []
@@ -285,8 +283,7 @@ def test_a_group_bound_in_part_is_taken_back_after_gang_within(world: QueueWorld
 
 @pytest.mark.parametrize(("count", "groups"), [(2, [2]), (0, [1])], ids=["gang", "no-gang"])
 def test_reclaim_evicts_a_group_whole_if_it_is_a_gang(count: int, groups: list[int]) -> None:
-    world = QueueWorld(TWO_QUEUES)
-    world.node("n1", (16, 16))
+    world = QueueWorld(TWO_QUEUES, n1=(16, 16))
     world.pod_group("g", count)
     uids = members(world, 2, units=12)
     assert len(world.admitted()) == 2
@@ -314,8 +311,7 @@ class Patches:
 @pytest.mark.parametrize("topology", ["", "zone"])
 async def test_where_a_group_has_topology_constraints_no_node_is_named(topology: str) -> None:
     """The queue does not look at them: the cards that it names could be in several domains."""
-    world = QueueWorld("mode: batch\nqueues: [{name: a}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld("mode: batch\nqueues: [{name: a}]", n1=(16, 16))
     world.pod_group("g", 2, topology)
     members(world, 2)
     api: Any = Patches()

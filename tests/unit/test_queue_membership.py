@@ -19,8 +19,7 @@ LABELLED = {QUEUE_NAME: "shared"}
 
 
 def world_of(namespace: dict[str, str], config: str = TEAMS) -> QueueWorld:
-    world = QueueWorld(config)
-    world.node("n1", (16, 16, 16))
+    world = QueueWorld(config, n1=(16, 16, 16))
     world.queue.set_namespaces({"default": namespace})
     return world
 
@@ -76,8 +75,7 @@ def test_a_pod_that_was_marked_as_requeued_first_counts_too(label: str) -> None:
 def test_a_process_that_starts_anew_knows_the_queue(
     namespace: dict[str, str], label: str, counts: dict[str, int], claims: bool, late: bool
 ) -> None:
-    world = QueueWorld(TEAMS)
-    world.node("n1", (16, 16, 16))
+    world = QueueWorld(TEAMS, n1=(16, 16, 16))
     if not late:
         world.queue.set_namespaces({"default": namespace})
     if claims:

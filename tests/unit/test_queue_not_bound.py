@@ -29,8 +29,7 @@ def test_a_release_that_finds_no_card_gives_its_room_back_at_once(world: QueueWo
 
 def test_of_pods_that_are_alike_one_is_tried_at_a_time_after_kube_scheduler_refused_one() -> None:
     """It refuses for a reason that the queue cannot see, so there is room and quota for all of them."""
-    world = QueueWorld("queues: [{name: a, nominalQuota: 160}]")
-    world.node("n1", (16,))
+    world = QueueWorld("queues: [{name: a, nominalQuota: 160}]", n1=(16,))
     uids = [world.pod(f"p{i}", 16, created=i) for i in range(50)]
     at = []
     while world.now < 600:
@@ -74,8 +73,7 @@ def test_one_that_can_never_be_bound_is_not_tried_for_ever_in_place_of_others_li
 
 def test_in_batch_mode_what_kube_scheduler_refused_is_removed_too() -> None:
     """It is pinned to its node; it is asked again until it is gone."""
-    world = QueueWorld("mode: batch\nqueues: [{name: a}]")
-    world.node("n1", (16,))
+    world = QueueWorld("mode: batch\nqueues: [{name: a}]", n1=(16,))
     uid = world.pod("p", 16)
     world.change(uid, metadata={"ownerReferences": [{"uid": "set", "controller": True}]})
     world.decide()

@@ -44,8 +44,7 @@ def test_a_node_with_a_wrong_clock_does_not_switch_the_keeping_of_room_off(
     started: str, restarted: bool
 ) -> None:
     """All pods have run for ten minutes, whatever one node says; none runs for longer than it exists."""
-    world = QueueWorld("queues: [{name: a}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld(n1=(16, 16))
     uids = [world.pod(f"s{number}", 8, created=0) for number in range(4)]
     assert len(world.admitted()) == 4
     for number, uid in enumerate(uids):
@@ -53,7 +52,7 @@ def test_a_node_with_a_wrong_clock_does_not_switch_the_keeping_of_room_off(
         world.change(uid, status={"startTime": "2026-01-01T00:00:00Z" if number else started})
     world.pod("large", 16, created=0)
     if restarted:
-        again = QueueWorld("queues: [{name: a}]")
+        again = QueueWorld()
         again.now, again.objects, again.version = 599.0, world.objects, world.version
         again.node("n1", (16, 16))
         for raw in world.objects.values():
@@ -65,8 +64,7 @@ def test_a_node_with_a_wrong_clock_does_not_switch_the_keeping_of_room_off(
 
 def test_an_api_server_that_was_a_year_ahead_once_changes_nothing() -> None:
     """It dated one pod; those that run are not a year old by that."""
-    world = QueueWorld("queues: [{name: a}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld(n1=(16, 16))
     uids = [world.pod(f"s{number}", 8, created=0) for number in range(4)]
     assert len(world.admitted()) == 4
     for uid in uids:

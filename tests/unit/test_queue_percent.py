@@ -24,8 +24,7 @@ def used(world: QueueWorld, queue: str = "a") -> int:
 
 
 def test_a_pod_counts_for_what_it_has_of_the_card_that_it_gets() -> None:
-    world = QueueWorld(policy="best-fit")
-    world.node("large", (80,))
+    world = QueueWorld(policy="best-fit", large=(80,))
     uid = ask(world, "half", 50)
     assert world.admitted() == ["half"]
     assert used(world) == 40
@@ -38,8 +37,7 @@ def test_a_pod_counts_for_what_it_has_of_the_card_that_it_gets() -> None:
 
 def test_bound_elsewhere_it_counts_for_what_it_has_there() -> None:
     """kube-scheduler chose the smaller card."""
-    world = QueueWorld(policy="least-requested")
-    world.node("large", (80,))
+    world = QueueWorld(policy="least-requested", large=(80,))
     uid = ask(world, "half", 50)
     world.decide()
     world.node("small", (16,))
@@ -49,8 +47,7 @@ def test_bound_elsewhere_it_counts_for_what_it_has_there() -> None:
 
 def test_quota_decides_by_the_size_of_the_card() -> None:
     """Of 16 units half of a card of 80 is too much, half of one of 16 is not."""
-    world = QueueWorld("queues: [{name: a, nominalQuota: 16}]")
-    world.node("large", (80,))
+    world = QueueWorld("queues: [{name: a, nominalQuota: 16}]", large=(80,))
     uid = ask(world, "p0", 50)
     assert world.admitted() == []
     (why,) = status.explain_waiting(world.queue, 0)
@@ -68,8 +65,7 @@ def test_quota_decides_by_the_size_of_the_card() -> None:
 
 def test_the_largest_free_share_that_a_pod_is_told_is_one_that_fits() -> None:
     """49 % of 44 units count for 21."""
-    world = QueueWorld()
-    world.node("n", (44,))
+    world = QueueWorld(n=(44,))
     world.pod("other", 23)
     assert world.admitted() == ["other"]
     ask(world, "half", 50)
@@ -82,9 +78,7 @@ def test_the_largest_free_share_that_a_pod_is_told_is_one_that_fits() -> None:
 
 def test_a_full_small_card_and_a_large_one_beyond_the_quota() -> None:
     """There is room, and no quota for it there."""
-    world = QueueWorld("queues: [{name: a, nominalQuota: 16}, {name: b}]")
-    world.node("small", (16,))
-    world.node("large", (80,))
+    world = QueueWorld("queues: [{name: a, nominalQuota: 16}, {name: b}]", small=(16,), large=(80,))
     world.pod("b0", 16, queue="b", spec={"nodeSelector": {"size": "small"}})
     world.node("small", (16,), labels={"size": "small"})
     assert world.admitted() == ["b0"]
@@ -100,8 +94,7 @@ def test_a_full_small_card_and_a_large_one_beyond_the_quota() -> None:
 @pytest.mark.parametrize(("percent", "fits"), [(50, 2), (34, 3), (25, 4), (51, 1), (100, 1)])
 def test_shares_are_admitted_by_the_words(percent: int, fits: int) -> None:
     """Not more than fit on the card, whatever stands beside them."""
-    world = QueueWorld()
-    world.node("n", (79,))
+    world = QueueWorld(n=(79,))
     for number in range(6):
         ask(world, f"p{number}", percent, created=number)
     assert len(world.admitted()) == fits
@@ -111,8 +104,7 @@ def test_shares_are_admitted_by_the_words(percent: int, fits: int) -> None:
 
 
 def test_units_and_percent_share_a_card() -> None:
-    world = QueueWorld()
-    world.node("n", (16,))
+    world = QueueWorld(n=(16,))
     world.pod("units", 9, created=1)
     ask(world, "half", 50, created=2)
     ask(world, "less", 40, created=3)
@@ -121,8 +113,7 @@ def test_units_and_percent_share_a_card() -> None:
 
 
 def test_a_gang_of_shares_is_released_whole() -> None:
-    world = QueueWorld("queues: [{name: a, nominalQuota: 24}]")
-    world.node("n", (16,))
+    world = QueueWorld("queues: [{name: a, nominalQuota: 24}]", n=(16,))
     for number in range(2):
         ask(world, f"g{number}", 50, gang="g", size=3)
     world.pod("g2", 16, gang="g", size=3)
@@ -135,8 +126,7 @@ def test_a_gang_of_shares_is_released_whole() -> None:
 
 
 def test_shares_of_several_cards() -> None:
-    world = QueueWorld()
-    world.node("n", (16, 80))
+    world = QueueWorld(n=(16, 80))
     uid = ask(world, "both", 50, cards=2)
     assert world.admitted() == ["both"]
     assert used(world) == 8 + 40
@@ -146,8 +136,7 @@ def test_shares_of_several_cards() -> None:
 
 def test_after_a_restart_it_counts_for_the_same() -> None:
     """Admitted and not bound: as soon as its room is found again. Bound: by the cards of its Binding."""
-    world = QueueWorld(policy="best-fit")
-    world.node("n", (16, 80))
+    world = QueueWorld(policy="best-fit", n=(16, 80))
     uids = [ask(world, f"p{number}", 50, created=number) for number in range(4)]
     world.decide()
     world.bind(uids[0])
@@ -162,8 +151,7 @@ def test_after_a_restart_it_counts_for_the_same() -> None:
 
 
 def test_what_is_lent_is_taken_back_for_a_share_and_of_a_share() -> None:
-    world = QueueWorld(f"{COHORT}\nreclaim: evict")
-    world.node("n", (16, 16))
+    world = QueueWorld(f"{COHORT}\nreclaim: evict", n=(16, 16))
     uids = [ask(world, f"a{number}", 50, created=number) for number in range(4)]
     world.decide()
     world.bind(*uids)
@@ -176,9 +164,7 @@ def test_what_is_lent_is_taken_back_for_a_share_and_of_a_share() -> None:
 
 def test_room_is_kept_for_a_share_that_waits_long() -> None:
     """Where its quota lets it be."""
-    world = QueueWorld("queues: [{name: a, nominalQuota: 16}, {name: b}]")
-    world.node("large", (80,))
-    world.node("small", (16,))
+    world = QueueWorld("queues: [{name: a, nominalQuota: 16}, {name: b}]", large=(80,), small=(16,))
     world.pod("b0", 80, queue="b", created=0)
     world.pod("b1", 16, queue="b", created=0)
     world.decide()

@@ -85,8 +85,7 @@ def test_what_is_allowed_never_exceeds_what_there_is(
 
 def test_idle_quota_is_lent_and_no_more() -> None:
     """a has 16 of its own and 16 that b does not use; the lending limit of b keeps 4."""
-    world = QueueWorld(TWO_QUEUES.replace("}]", ", lendingLimit: 12}]"))
-    world.node("n1", (16, 16))
+    world = QueueWorld(TWO_QUEUES.replace("}]", ", lendingLimit: 12}]"), n1=(16, 16))
     for i in range(10):
         world.pod(f"p{i}", 4, queue="a")
     releases = world.decide()
@@ -96,8 +95,7 @@ def test_idle_quota_is_lent_and_no_more() -> None:
 
 def test_a_borrowing_limit_holds() -> None:
     """a may borrow 4 of the 16 that are idle."""
-    world = QueueWorld(TWO_QUEUES.replace("}, {", ", borrowingLimit: 4}, {"))
-    world.node("n1", (16, 16))
+    world = QueueWorld(TWO_QUEUES.replace("}, {", ", borrowingLimit: 4}, {"), n1=(16, 16))
     for i in range(10):
         world.pod(f"p{i}", 4, queue="a")
     assert len(world.admitted()) == 5
@@ -105,8 +103,7 @@ def test_a_borrowing_limit_holds() -> None:
 
 def test_the_lender_gets_its_quota_back_as_borrowers_end() -> None:
     """Before the borrower gets any more."""
-    world = QueueWorld(TWO_QUEUES)
-    world.node("n1", (16, 16))
+    world = QueueWorld(TWO_QUEUES, n1=(16, 16))
     uids = [world.pod(f"a{i}", 4, queue="a", created=i) for i in range(10)]
     assert len(world.admitted()) == 8
     world.pod("b0", 4, queue="b", created=99)
@@ -118,8 +115,7 @@ def test_the_lender_gets_its_quota_back_as_borrowers_end() -> None:
 
 def test_quota_is_never_exceeded_by_pods_that_are_bound_late() -> None:
     """kube-scheduler may bind what it once refused at any time."""
-    world = QueueWorld("queues: [{name: a, nominalQuota: 32}]")
-    world.node("n1", (16,))
+    world = QueueWorld("queues: [{name: a, nominalQuota: 32}]", n1=(16,))
     first = world.pod("first", 16)
     world.decide()
     world.change(first, status=UNSCHEDULABLE)

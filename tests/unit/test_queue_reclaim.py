@@ -12,8 +12,7 @@ def reclaimed(world: QueueWorld) -> list[tuple[str, str, list[str]]]:
 
 def borrowed() -> tuple[QueueWorld, list[str]]:
     """Four pods of a fill the node, two of them on what is b's."""
-    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict")
-    world.node("n1", (16, 16))
+    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict", n1=(16, 16))
     uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(4)]
     world.decide()
     world.bind(*uids)
@@ -32,8 +31,7 @@ def test_a_lender_gets_its_room_back_by_eviction_and_no_more_than_needed() -> No
 
 def test_nobody_is_evicted_for_what_is_beyond_the_lenders_own_quota() -> None:
     """b uses its 16 units and wants more."""
-    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict")
-    world.node("n1", (16, 16))
+    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict", n1=(16, 16))
     uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(2)]
     uids += [world.pod(f"b{i}", 8, queue="b", created=i) for i in range(2)]
     assert len(world.admitted()) == 4
@@ -44,8 +42,7 @@ def test_nobody_is_evicted_for_what_is_beyond_the_lenders_own_quota() -> None:
 
 def test_a_victim_has_no_larger_priority_than_who_waits() -> None:
     """The youngest has one, so the next older one would go, but that one is not borrowed."""
-    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict")
-    world.node("n1", (16, 16))
+    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict", n1=(16, 16))
     uids = [world.pod(f"a{i}", 16, queue="a", created=i, spec={"priority": 5}) for i in range(2)]
     world.decide()
     world.bind(*uids)
@@ -110,8 +107,7 @@ def test_a_victim_whose_eviction_had_no_answer_may_be_going() -> None:
 
 def test_a_second_stage_does_not_begin_when_the_first_was_evicted_for_a_lender() -> None:
     """Nothing of it has succeeded; the pod is made again and waits for quota."""
-    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict")
-    world.node("n1", (16, 16))
+    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict", n1=(16, 16))
     for name, units in (("map", 16), ("own", 14)):
         data = "d" if name == "map" else ""
         world.pod(name, units, queue="a", created=2 if data else 1, data=data, job="j" if data else "")

@@ -141,9 +141,7 @@ def test_the_fewest_go_of_a_node_with_more_pods_than_sets_are_tried_of() -> None
 def test_the_card_on_which_the_pod_fits_is_kept_until_the_quota_is_there() -> None:
     """A pod of a third queue would take it while the victim ends, and another round would come."""
     queues = "{name: a, cohort: x, nominalQuota: 0}, {name: b, cohort: x, nominalQuota: 16}, {name: c}"
-    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict")
-    world.node("n0", (16,))
-    world.node("n1", (16,))
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict", n0=(16,), n1=(16,))
     run(world, (16,))
     world.pod("b0", 16, queue="b", created=50)
     assert world.admitted() == []
@@ -206,8 +204,7 @@ def test_of_a_strict_queue_only_the_oldest_is_looked_at() -> None:
 def test_what_is_kept_for_others_does_not_become_room() -> None:
     """Evicting from a card that is kept for another queue's pod lets nobody start."""
     queues = "{name: a, cohort: x, nominalQuota: 0}, {name: b, cohort: x, nominalQuota: 8}, {name: c}"
-    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict")
-    world.node("n0", (16,))
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict", n0=(16,))
     world.pod("c-runs", 8, queue="c", created=0)
     assert world.admitted() == ["c-runs"]
     world.bind("uid-c-runs")
@@ -224,8 +221,7 @@ def test_a_node_without_a_slot_for_the_pod_is_left_alone() -> None:
     """Both places of the node have pods of c; of a's no pod goes, since b's would not get a place by that."""
     queues = "{name: a, cohort: x, nominalQuota: 0}, {name: b, cohort: x, nominalQuota: 16}, {name: c}"
     slots = "\nslots: {per: node, local: {count: 0}, free: {count: 3}}"
-    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict{slots}")
-    world.node("n0", (16,))
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict{slots}", n0=(16,))
     run(world, (8,))
     run(world, (1, 1), queue="c")
     world.configure(f"queues: [{queues}]\nreclaim: evict" + slots.replace("3", "2"))
@@ -240,8 +236,7 @@ def test_a_slot_is_reclaimed_where_only_that_is_missing() -> None:
     """The card has room and the quota is there, but no place on the node is left."""
     queues = "{name: a, cohort: x, nominalQuota: 2}, {name: b, cohort: x, nominalQuota: 14}"
     slots = "\nslots: {per: node, local: {count: 0}, free: {count: 2}}"
-    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict{slots}")
-    world.node("n0", (16,))
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict{slots}", n0=(16,))
     run(world, (2, 2))
     world.pod("b0", 4, queue="b", created=600)
     assert world.admitted() == []
@@ -433,8 +428,7 @@ def test_a_slot_that_is_taken_back_for_one_lender_is_not_counted_on_for_another(
     """Both are looked for at once; there are cards for both, and one slot."""
     slots = "\nslots: {per: node, local: {count: 0}, free: {count: 2}}"
     queues = ", ".join(f"{{name: {name}, cohort: all, nominalQuota: 8}}" for name in "abc")
-    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict{slots}")
-    world.node("n1", (16, 16))
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict{slots}", n1=(16, 16))
     uids = [world.pod(f"b{number}", 8, queue="b", created=number) for number in range(2)]
     assert len(world.admitted()) == 2
     world.bind(*uids)

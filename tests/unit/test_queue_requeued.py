@@ -23,8 +23,7 @@ def refused(message: str = "0/1 nodes are available", at: str = "2026-01-01T00:0
 
 def test_what_kube_scheduler_cannot_place_gives_its_quota_back() -> None:
     """Otherwise both queues are full for ever, and the cards idle."""
-    world = QueueWorld(TWO_QUEUES)
-    world.node("n1", (16, 16))
+    world = QueueWorld(TWO_QUEUES, n1=(16, 16))
     lost = [world.pod("a0", 16), world.pod("b0", 16, queue="b")]
     assert len(world.decide()) == 2
     world.pod("a1", 8)
@@ -56,8 +55,7 @@ def test_what_is_not_bound_in_time_gives_its_quota_back(world: QueueWorld) -> No
 
 def test_a_pod_that_lost_its_race_goes_before_younger_ones() -> None:
     """Small pods that keep coming do not starve it: it has its old place, and room is kept for it."""
-    world = QueueWorld("queues: [{name: a}]\nkeepRoomAfter: 60s")
-    world.node("n1", (16,))
+    world = QueueWorld("queues: [{name: a}]\nkeepRoomAfter: 60s", n1=(16,))
     large = world.pod("large", 16, created=0)
     assert world.admitted() == ["large"]
     world.pod("foreign", 4, queue="", gates=())
@@ -186,9 +184,7 @@ def test_the_patches(world: QueueWorld, *, annotated: bool) -> None:
 
 def test_in_batch_mode_a_bare_pod_waits_for_the_node_that_it_is_pinned_to() -> None:
     """Its affinity cannot be loosened; one with a controller is removed, and placed anew."""
-    world = QueueWorld("mode: batch\nqueues: [{name: a}]")
-    world.node("n1", (16,))
-    world.node("n2", (16,))
+    world = QueueWorld("mode: batch\nqueues: [{name: a}]", n1=(16,), n2=(16,))
     uid = world.pod("p", 16)
     (release,) = world.decide()
     node = release.members[0].node

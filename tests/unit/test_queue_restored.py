@@ -12,9 +12,7 @@ GATED = {"schedulingGates": [{"name": QUEUE_GATE}]}
 
 @pytest.fixture
 def world() -> QueueWorld:
-    world = QueueWorld()
-    world.node("n1", (16,))
-    return world
+    return QueueWorld(n1=(16,))
 
 
 def test_a_released_pod_that_is_gated_again_is_released_again(world: QueueWorld) -> None:

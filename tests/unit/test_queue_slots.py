@@ -60,8 +60,7 @@ def nodes_of(world: QueueWorld) -> dict[str, str]:
 
 def test_slots_near_the_data_are_offered_before_any_is_offered_to_pods_whose_data_is_elsewhere() -> None:
     """Both nodes are idle, and n1 comes first by its name."""
-    world = QueueWorld(SLOTS)
-    world.node("n1", (16,))
+    world = QueueWorld(SLOTS, n1=(16,))
     world.node("n2", (16,), labels=HERE)
     for number in range(5):
         world.pod(f"m{number}", 1, data="d", created=number)
@@ -119,8 +118,7 @@ def test_a_slot_of_the_own_type_comes_before_one_that_is_lent_wherever_it_is() -
 
 def test_a_slot_is_not_relaxed_while_another_queue_has_a_pod_for_a_slot_near_its_data() -> None:
     """The first queue's data is nowhere: its turn is lent, and it has what is left over."""
-    world = QueueWorld(SLOTS.replace("{name: a}", "{name: a}, {name: b}"))
-    world.node("n1", (16,))
+    world = QueueWorld(SLOTS.replace("{name: a}", "{name: a}, {name: b}"), n1=(16,))
     world.node("n2", (16,), labels=HERE)
     world.pod("far", 1, data="nowhere", created=0)
     world.pod("near", 1, queue="b", data="d", created=9)
@@ -129,8 +127,7 @@ def test_a_slot_is_not_relaxed_while_another_queue_has_a_pod_for_a_slot_near_its
 
 def test_the_node_is_named_where_slots_or_data_decide_it() -> None:
     """Else kube-scheduler chooses: where nothing depends on it, and where the data is elsewhere anyway."""
-    world = QueueWorld()
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     world.node("n2", (16,), labels=HERE)
     world.pod("plain", 1)
     world.pod("near", 1, data="d")
@@ -152,8 +149,7 @@ def test_the_node_is_named_where_slots_or_data_decide_it() -> None:
 
 def test_a_pod_whose_node_was_named_is_made_again_where_a_controller_does_that() -> None:
     """It could be bound nowhere else. Without a controller it waits again, for that node."""
-    world = QueueWorld(SLOTS)
-    world.node("n1", (16,))
+    world = QueueWorld(SLOTS, n1=(16,))
     names = ("owned", "bare")
     for name in names:
         owner = {"ownerReferences": [{"uid": "o", "controller": True}]} if name == "owned" else {}
@@ -171,8 +167,7 @@ def test_a_pod_whose_node_was_named_is_made_again_where_a_controller_does_that()
 
 def test_a_slot_stays_with_a_release_until_that_is_taken_back() -> None:
     """kube-scheduler may bind the pod until then, and nobody else counts slots."""
-    world = QueueWorld(SLOTS)
-    world.node("n1", (16,))
+    world = QueueWorld(SLOTS, n1=(16,))
     first, _, _ = (world.pod(f"p{number}", 1 + number, created=number) for number in range(3))
     assert world.admitted() == ["p0", "p1"]
     world.change(first, status=UNSCHEDULABLE)
@@ -182,8 +177,7 @@ def test_a_slot_stays_with_a_release_until_that_is_taken_back() -> None:
 
 
 def test_a_slot_stays_with_a_release_also_in_a_queue_that_begins_after_it() -> None:
-    world = QueueWorld(SLOTS)
-    world.node("n1", (16,))
+    world = QueueWorld(SLOTS, n1=(16,))
     named = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [named]}}
     for number in range(2):
@@ -233,8 +227,7 @@ SLOTS_IN_POOL = f"{ONE_QUEUE}\nslots: {{per: node, local: {IN_POOL}, free: {IN_P
 
 def test_cards_are_reserved_where_the_nodes_that_a_pod_fits_on_have_no_idle_slot() -> None:
     """Two small pods take both slots of n2 whenever one is idle; n1 has room, but not for this queue."""
-    world = QueueWorld(SLOTS_IN_POOL)
-    world.node("n1", (16,))
+    world = QueueWorld(SLOTS_IN_POOL, n1=(16,))
     world.node("n2", (16,), labels=POOL)
     small = [world.pod(f"s{i}", 4, created=i) for i in range(3)]
     assert len(world.admitted()) == 2
@@ -250,9 +243,7 @@ def test_cards_are_reserved_where_the_nodes_that_a_pod_fits_on_have_no_idle_slot
 
 def test_a_gang_gets_no_reservation_on_a_node_with_too_few_slots() -> None:
     """Its three pods fit on the cards of n1, which has two slots."""
-    world = QueueWorld(f"{SLOTS}\nkeepRoomAfter: 1m")
-    world.node("n1", (16,))
-    world.node("n2", (16,))
+    world = QueueWorld(f"{SLOTS}\nkeepRoomAfter: 1m", n1=(16,), n2=(16,))
     for uid in [world.pod(f"s{i}", 16, created=i) for i in range(2)]:
         world.decide()
         world.bind(uid)
@@ -266,8 +257,7 @@ def test_a_gang_gets_no_reservation_on_a_node_with_too_few_slots() -> None:
 @pytest.mark.parametrize("gang", ["", "g"])
 def test_who_fits_only_on_nodes_without_slots_is_told_so(gang: str) -> None:
     """A pod, and the pods of a gang."""
-    world = QueueWorld(SLOTS_IN_POOL)
-    world.node("n1", (16, 16))
+    world = QueueWorld(SLOTS_IN_POOL, n1=(16, 16))
     world.node("n2", (8, 8), labels=POOL)
     for i in range(2 if gang else 1):
         world.pod(f"p{i}", 12, gang=gang, size=2 if gang else "")

@@ -98,8 +98,7 @@ def test_a_second_stage_begins_without_a_lost_pod_where_its_size_says_that_other
 
 def test_a_second_stage_begins_when_the_pods_of_a_gang_have_succeeded() -> None:
     """The gang itself never ends: its pods do."""
-    world = QueueWorld()
-    world.node("n1", (16, 16))
+    world = QueueWorld(n1=(16, 16))
     gang = _gang(world)
     world.pod("second", 1, job="j")
     assert sorted(world.admitted()) == ["g0", "g1"]
@@ -112,8 +111,7 @@ def test_a_second_stage_begins_when_the_pods_of_a_gang_have_succeeded() -> None:
 
 def test_a_second_stage_does_not_begin_when_a_gang_was_deleted_before_its_release() -> None:
     """It waits for the next gang."""
-    world = QueueWorld()
-    world.node("n1", (1,))
+    world = QueueWorld(n1=(1,))
     gang = _gang(world)
     world.pod("second", 1, job="j")
     assert world.admitted() == []
@@ -141,8 +139,7 @@ def test_a_second_stage_does_not_begin_when_a_gang_was_deleted_before_its_releas
 )
 def test_a_pod_that_leaves_a_first_stage_holds_it_up_no_more(change: dict[str, dict[str, str]]) -> None:
     """It counts for the job that it names now, and for no other one."""
-    world = QueueWorld("queues: [{name: a}, {name: b}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld("queues: [{name: a}, {name: b}]", n1=(16, 16))
     first = world.pod("first", 1, data="d", job="j", gates=("gpupack.io/queue", HELD))
     world.pod("second", 1, job="j")
     _run(world, "map")
@@ -164,8 +161,7 @@ def test_a_pod_that_moves_to_another_queue_holds_its_job_up_there(world: QueueWo
 
 def test_a_failed_pod_holds_its_job_up_across_a_new_configuration() -> None:
     """Its queue goes and comes back meanwhile."""
-    world = QueueWorld("queues: [{name: a}, {name: b}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld("queues: [{name: a}, {name: b}]", n1=(16, 16))
     first = world.pod("first", 1, data="d", job="j")
     world.pod("second", 1, job="j")
     world.admitted()
@@ -183,8 +179,7 @@ def test_a_failed_pod_holds_its_job_up_across_a_new_configuration() -> None:
 
 def test_queues_that_nobody_configured_leave_nothing_behind() -> None:
     """Pods may name what they like; each name would be a row of the status and a series of the metrics."""
-    world = QueueWorld()
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     for i in range(3):
         world.delete(world.pod(f"first-{i}", 1, queue=f"unknown-{i}", data="d", job="j"))
         world.delete(world.pod(f"gone-{i}", 1, queue=f"released-{i}", gates=()))

@@ -38,8 +38,7 @@ def answer() -> bytes:
 
 def explain_second_pod(a: str, b: str, units: int) -> tuple[str, str]:
     """Explain why a pod waits in queue `a`, which has 12 units already; its cohort has queue `b` too."""
-    world = QueueWorld(f"queues: [{{name: a, cohort: x, {a}}}, {{name: b, cohort: x, {b}}}]")
-    world.node("n1", (16, 16))
+    world = QueueWorld(f"queues: [{{name: a, cohort: x, {a}}}, {{name: b, cohort: x, {b}}}]", n1=(16, 16))
     world.pod("one", 12, queue="a")
     world.decide()
     world.pod("two", units, queue="a")
@@ -125,8 +124,7 @@ def test_a_gang_that_is_larger_than_all_slots_is_told_so() -> None:
 
 
 def test_a_pod_that_fits_beside_what_is_kept_only_is_told_so() -> None:
-    world = QueueWorld("queues: [{name: a}]")
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     runs = world.pod("runs", 8, created=1)
     world.decide()
     world.bind(runs)
@@ -141,8 +139,7 @@ def test_a_pod_that_fits_beside_what_is_kept_only_is_told_so() -> None:
 
 
 def test_a_pod_alone_hears_nothing_of_a_gang() -> None:
-    world = QueueWorld("queues: [{name: a}]")
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     world.pod("alone", 4)
     (pod,) = world.queue.queued_pods.values()
     assert pod.requirements is not None
@@ -224,7 +221,7 @@ def test_what_can_never_run_is_told_apart_from_what_waits_for_room(more, message
 )
 def test_what_a_pod_lacks_is_what_no_node_has(h100, used, more, message) -> None:
     """Of a pod with several containers it named the largest, which fits by itself, and blamed its rules."""
-    world = QueueWorld("queues: [{name: a}]")
+    world = QueueWorld()
     sizes, models = (16, 16, h100), ("NVIDIA A100", "NVIDIA A100", "NVIDIA H100")
     world.node("n1", sizes, (0, 0, 0), models=models)
     uid = world.pod("runs", 1)
@@ -237,7 +234,7 @@ def test_what_a_pod_lacks_is_what_no_node_has(h100, used, more, message) -> None
 
 
 def test_where_only_the_nodes_sum_is_in_the_way_it_is_said() -> None:
-    world = QueueWorld("queues: [{name: a}]")
+    world = QueueWorld()
     world.node("n1", (16, 16), allocatable_units=32)
     uid = world.pod("runs", 14)
     world.decide()
@@ -261,7 +258,7 @@ def test_where_only_the_nodes_sum_is_in_the_way_it_is_said() -> None:
 )
 def test_a_gang_whose_pods_ask_for_different_things_never_fits_where_no_cards_hold_it(sizes, units, reason):
     """Each kind by itself had room on empty cards, so it waited for room for good."""
-    world = QueueWorld("queues: [{name: a}]")
+    world = QueueWorld()
     world.node("n", sizes)
     uid = world.pod("runs", 1)
     world.decide()
@@ -277,9 +274,7 @@ def test_a_gang_whose_pods_ask_for_different_things_never_fits_where_no_cards_ho
 
 
 def test_a_gang_of_which_three_pods_can_ever_run_is_told_so_and_has_one_position() -> None:
-    world = QueueWorld("queues: [{name: a}]")
-    world.node("n1", (39, 39))
-    world.node("n2", (39, 16))
+    world = QueueWorld(n1=(39, 39), n2=(39, 16))
     for number in range(4):
         world.pod(f"g{number}", 30, gang="G", size=4)
     world.decide()
@@ -294,8 +289,7 @@ def test_a_gang_of_which_three_pods_can_ever_run_is_told_so_and_has_one_position
 
 
 def test_a_gang_whose_pods_need_several_cards_or_differ() -> None:
-    world = QueueWorld("queues: [{name: a}]")
-    world.node("n1", (16, 16, 16))
+    world = QueueWorld(n1=(16, 16, 16))
     for number in range(2):
         pair = {"gpupack.io/cards": "2"}
         world.pod(f"g{number}", 32, gang="G", size=2, annotations=pair)
@@ -309,8 +303,7 @@ def test_a_gang_whose_pods_need_several_cards_or_differ() -> None:
 
 
 def test_capacity_follows_nodes_and_forgets_needs() -> None:
-    world = QueueWorld("queues: [{name: a}]")
-    world.node("n1", (16,))
+    world = QueueWorld(n1=(16,))
     world.pod("p", 20)
     (pod,) = world.queue.queued_pods.values()
     capacity = world.queue.capacity.capacity
