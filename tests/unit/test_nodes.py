@@ -21,16 +21,19 @@ def check(nodes: NodeArrays) -> None:
         assert nodes.quoted[row] == f'"{name}"'.encode()
 
 
-def test_a_new_row_has_no_words() -> None:
-    nodes = NodeArrays()
+@pytest.fixture
+def nodes() -> NodeArrays:
+    return NodeArrays()
+
+
+def test_a_new_row_has_no_words(nodes: NodeArrays) -> None:
     row = nodes.add_node("n1")
     assert nodes.exclusion[row] == Exclusion.NO_WORDS
     assert not nodes.usable[row]
     check(nodes)
 
 
-def test_cards_set_everything_that_follows() -> None:
-    nodes = NodeArrays()
+def test_cards_set_everything_that_follows(nodes: NodeArrays) -> None:
     row = nodes.add_node("n1")
     nodes.set_cards(row, (16, 80), (4, 10), uuids=("a", "b"), models=("T4", "H100"), numa=(0, -1))
     nodes.set_assumed(row, (2, 0))
@@ -44,8 +47,7 @@ def test_cards_set_everything_that_follows() -> None:
     check(nodes)
 
 
-def test_free_is_never_negative() -> None:
-    nodes = NodeArrays()
+def test_free_is_never_negative(nodes: NodeArrays) -> None:
     row = nodes.add_node("n1")
     nodes.set_cards(row, (8,), (6,))
     nodes.set_assumed(row, (6,))
@@ -54,8 +56,7 @@ def test_free_is_never_negative() -> None:
     check(nodes)
 
 
-def test_fewer_cards_leave_nothing_behind() -> None:
-    nodes = NodeArrays()
+def test_fewer_cards_leave_nothing_behind(nodes: NodeArrays) -> None:
     row = nodes.add_node("n1")
     nodes.set_cards(row, (8, 8, 8), (1, 2, 3), models=("m", "m", "m"))
     nodes.set_assumed(row, (1, 1, 1))
@@ -66,8 +67,7 @@ def test_fewer_cards_leave_nothing_behind() -> None:
     check(nodes)
 
 
-def test_every_change_counts_one_version_and_no_change_none() -> None:
-    nodes = NodeArrays()
+def test_every_change_counts_one_version_and_no_change_none(nodes: NodeArrays) -> None:
     row = nodes.add_node("n1")
     nodes.set_cards(row, (8, 8), (0, 0), uuids=("a", "b"))
     version, inventory = int(nodes.version[row]), int(nodes.inventory_version[row])
@@ -131,8 +131,7 @@ def test_more_cards_widen_every_row() -> None:
     check(nodes)
 
 
-def test_names_keep_their_order_however_they_come() -> None:
-    nodes = NodeArrays()
+def test_names_keep_their_order_however_they_come(nodes: NodeArrays) -> None:
     for name in ("m", "z", "a", "n", "mm", "b"):
         nodes.add_node(name)
         check(nodes)
@@ -140,8 +139,7 @@ def test_names_keep_their_order_however_they_come() -> None:
     check(nodes)
 
 
-def test_ranks_are_dealt_anew_when_a_gap_is_used_up() -> None:
-    nodes = NodeArrays()
+def test_ranks_are_dealt_anew_when_a_gap_is_used_up(nodes: NodeArrays) -> None:
     nodes.add_node("a")
     nodes.add_node("b")
     for length in range(1, 80):
@@ -151,8 +149,7 @@ def test_ranks_are_dealt_anew_when_a_gap_is_used_up() -> None:
     check(nodes)
 
 
-def test_excluding_empties_the_row_and_says_why() -> None:
-    nodes = NodeArrays()
+def test_excluding_empties_the_row_and_says_why(nodes: NodeArrays) -> None:
     row = nodes.add_node("n1")
     nodes.set_cards(row, (8,), (1,), uuids=("a",), models=("m",))
     nodes.set_assumed(row, (1,))
@@ -166,8 +163,7 @@ def test_excluding_empties_the_row_and_says_why() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "n1"])
-def test_a_name_gets_one_row_only(name: str) -> None:
-    nodes = NodeArrays()
+def test_a_name_gets_one_row_only(nodes: NodeArrays, name: str) -> None:
     nodes.add_node("n1")
     with pytest.raises(StateError, match="no row yet"):
         nodes.add_node(name)
@@ -178,8 +174,7 @@ def test_removing_needs_a_row() -> None:
         NodeArrays().remove_node("n1")
 
 
-def test_the_epoch_follows_names_only() -> None:
-    nodes = NodeArrays()
+def test_the_epoch_follows_names_only(nodes: NodeArrays) -> None:
     row = nodes.add_node("n1")
     epoch = nodes.epoch
     nodes.set_cards(row, (8,), (0,))

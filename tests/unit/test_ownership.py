@@ -64,8 +64,12 @@ class Daemons:
         return json.loads(self.api.node["metadata"]["annotations"][NODE_DAEMON])["owner"]["host"]
 
 
-async def test_a_node_of_nobody_is_taken_and_a_restart_goes_on_at_once_without_a_write():
-    world = Daemons()
+@pytest.fixture
+def world():
+    return Daemons()
+
+
+async def test_a_node_of_nobody_is_taken_and_a_restart_goes_on_at_once_without_a_write(world):
     first = world.daemon("a")
     assert not first.owns_node
     assert await first._step() == 0.0
@@ -77,8 +81,7 @@ async def test_a_node_of_nobody_is_taken_and_a_restart_goes_on_at_once_without_a
     assert len(world.api.patches) == 1
 
 
-async def test_another_pod_of_the_same_host_goes_on_at_once_and_writes_its_name():
-    world = Daemons()
+async def test_another_pod_of_the_same_host_goes_on_at_once_and_writes_its_name(world):
     await world.settle(world.daemon("a", pod="gpupack-node-old"))
     again = world.daemon("a", pod="gpupack-node-new")
     assert again.owns_node
@@ -87,8 +90,7 @@ async def test_another_pod_of_the_same_host_goes_on_at_once_and_writes_its_name(
     assert world.conflicts == []
 
 
-async def test_the_second_of_two_daemons_says_so_and_does_not_write():
-    world = Daemons()
+async def test_the_second_of_two_daemons_says_so_and_does_not_write(world):
     first, second = world.daemon("a"), world.daemon("b")
     await world.settle(first)
     await world.settle(second, first)
@@ -115,8 +117,7 @@ async def test_the_second_of_two_daemons_says_so_and_does_not_write():
     assert world.conflicts[2:] == [("a", wants)]
 
 
-async def test_an_owner_that_does_not_answer_loses_the_node_and_keeps_quiet_when_it_is_back():
-    world = Daemons()
+async def test_an_owner_that_does_not_answer_loses_the_node_and_keeps_quiet_when_it_is_back(world):
     first, second = world.daemon("a"), world.daemon("b")
     await world.settle(first)
     await world.settle(second)
@@ -134,8 +135,7 @@ async def test_an_owner_that_does_not_answer_loses_the_node_and_keeps_quiet_when
     assert "pod-b" in first.problem
 
 
-async def test_an_answer_at_the_last_moment_is_one():
-    world = Daemons()
+async def test_an_answer_at_the_last_moment_is_one(world):
     first, second = world.daemon("a"), world.daemon("b")
     await world.settle(first)
     await world.settle(second)
@@ -179,8 +179,7 @@ async def test_two_kubelets_of_one_machine_do_not_take_the_node_from_each_other(
     assert (first.owns_node, second.owns_node) == (True, False)
 
 
-async def test_of_two_that_start_together_one_gets_the_node():
-    world = Daemons()
+async def test_of_two_that_start_together_one_gets_the_node(world):
     first, second = world.daemon("a"), world.daemon("b")
     assert await first._step() == 0.0
     assert await second._step() > 0.0
@@ -188,8 +187,7 @@ async def test_of_two_that_start_together_one_gets_the_node():
     assert (first.owns_node, second.owns_node) == (True, False)
 
 
-async def test_of_three_daemons_one_gets_the_node_of_one_that_is_gone():
-    world = Daemons()
+async def test_of_three_daemons_one_gets_the_node_of_one_that_is_gone(world):
     gone, second, third = world.daemon("a"), world.daemon("b"), world.daemon("c")
     await world.settle(gone)
     for _ in range(10):
@@ -204,8 +202,7 @@ async def test_of_three_daemons_one_gets_the_node_of_one_that_is_gone():
 
 
 @pytest.mark.parametrize("text", ["", "rubbish", "[]", "{}", '{"owner": 7}', "[" * 10_000])
-async def test_rubbish_in_the_annotation_is_nobody(text):
-    world = Daemons()
+async def test_rubbish_in_the_annotation_is_nobody(world, text):
     world.api.node["metadata"]["annotations"][NODE_DAEMON] = text
     first = world.daemon("a")
     assert not first.owns_node
@@ -213,8 +210,7 @@ async def test_rubbish_in_the_annotation_is_nobody(text):
     assert first.owns_node
 
 
-async def test_daemons_of_two_versions_find_each_other_under_the_names_in_the_annotation():
-    world = Daemons()
+async def test_daemons_of_two_versions_find_each_other_under_the_names_in_the_annotation(world):
     first, second = world.daemon("a"), world.daemon("b")
     await world.settle(first)
     world.look("b")
@@ -227,8 +223,7 @@ async def test_daemons_of_two_versions_find_each_other_under_the_names_in_the_an
     assert [host for host, _ in world.conflicts] == ["a"]
 
 
-async def test_a_node_that_was_created_again_is_taken_again():
-    world = Daemons()
+async def test_a_node_that_was_created_again_is_taken_again(world):
     first = world.daemon("a")
     await world.settle(first)
     world.api.node["metadata"]["annotations"] = {}
@@ -240,8 +235,7 @@ async def test_a_node_that_was_created_again_is_taken_again():
     assert first.owns_node
 
 
-async def test_a_refused_challenge_says_why_and_is_tried_again():
-    world = Daemons()
+async def test_a_refused_challenge_says_why_and_is_tried_again(world):
     first = world.daemon("a")
     first._backoff._base_s = 0.001
     world.api.failures = [Forbidden("may not patch nodes/status")]
@@ -252,8 +246,7 @@ async def test_a_refused_challenge_says_why_and_is_tried_again():
     assert (first.problem, first.errors) == (None, 1)
 
 
-async def test_a_node_that_does_not_keep_the_annotation_is_tried_ever_more_seldom():
-    world = Daemons()
+async def test_a_node_that_does_not_keep_the_annotation_is_tried_ever_more_seldom(world):
     first = world.daemon("a")
     first._backoff._base_s = 0.001
     world.api.dropped = {NODE_DAEMON}
@@ -269,8 +262,7 @@ async def test_a_node_that_does_not_keep_the_annotation_is_tried_ever_more_seldo
     assert (first.owns_node, first.problem) == (True, None)
 
 
-async def test_a_view_that_stays_behind_makes_ever_fewer_requests():
-    world = Daemons()
+async def test_a_view_that_stays_behind_makes_ever_fewer_requests(world):
     first = world.daemon("a")
     world.api.version += 1
     waits = [await first._step() for _ in range(6)]

@@ -76,76 +76,73 @@ def asking(units: int, priority: int = 10, **options: Any) -> dict[str, Any]:
     return pod_object("p", units, spec={"priority": priority}, **options)
 
 
-def test_victims_that_free_a_card_are_kept() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_victims_that_free_a_card_are_kept(world: World) -> None:
     world.node("n", (8, 8), {"a": (0, 8, 1), "b": (1, 8, 2)})
     assert world.preempt(asking(8), n=["a"]) == {"n": ["a"]}
 
 
 @pytest.mark.parametrize(("alone", "chosen"), [(1, "b"), (3, "gang0")])
-def test_victims_that_break_a_gang_are_kept_where_others_cost_more(alone: int, chosen: str) -> None:
+def test_victims_that_break_a_gang_are_kept_where_others_cost_more(
+    world: World, alone: int, chosen: str
+) -> None:
     """kube-scheduler does not know that the pod on the other node has run in vain then."""
-    world = World()
     world.node("n", (8, 8), {"gang0": (0, 8, 1), "b": (1, 8, alone)})
     world.node("m", (8,), {"gang1": (0, 8, 1)})
     assert world.preempt(asking(8), n=["gang0"]) == {"n": [chosen]}
     assert world.preempt(asking(8), n=["b"]) == {"n": ["b"]}, "it breaks none"
 
 
-def test_nobody_goes_whose_gang_is_as_important_as_the_pod() -> None:
+def test_nobody_goes_whose_gang_is_as_important_as_the_pod(world: World) -> None:
     """kube-scheduler compares the pod that it names alone; another one of its gang has the priority 10."""
-    world = World()
     world.node("n", (8, 8), {"gang0": (0, 8, 1), "b": (1, 8, 10)})
     world.node("m", (8,), {"gang1": (0, 8, 10)})
     assert world.preempt(asking(8), n=["gang0"]) == {}
     assert world.preempt(asking(8, priority=11), n=["gang0"]) == {"n": ["b"]}
 
 
-def test_a_sum_is_no_card() -> None:
-    world = World()
+def test_a_sum_is_no_card(world: World) -> None:
     world.node("n", (8, 8), {"a": (0, 4, 1), "b": (1, 4, 1), "c": (0, 4, 5), "d": (1, 4, 4)})
     assert world.preempt(asking(8), n=["a", "b"]) == {"n": ["b", "d"]}
 
 
-def test_pods_of_the_same_or_a_larger_priority_stay() -> None:
-    world = World()
+def test_pods_of_the_same_or_a_larger_priority_stay(world: World) -> None:
     world.node("n", (8,), {"a": (0, 4, 1), "b": (0, 4, 10)})
     world.node("m", (8,), {"c": (0, 4, 1), "d": (0, 4, 11)})
     assert world.preempt(asking(8), n=["a"], m=["c"]) == {}
     assert world.preempt(asking(4), n=["a"], m=["c"]) == {"n": ["a"], "m": ["c"]}
 
 
-def test_the_smallest_priorities_and_the_fewest_pods_go() -> None:
-    world = World()
+def test_the_smallest_priorities_and_the_fewest_pods_go(world: World) -> None:
     world.node("n", (8, 8, 8), {"a": (0, 8, 3), "b": (1, 4, 2), "c": (1, 4, 2), "d": (2, 8, 2)})
     assert world.preempt(asking(8), n=["b"]) == {"n": ["d"]}
     assert world.preempt(asking(8), n=["a"]) == {"n": ["a"]}
 
 
-def test_victims_that_are_not_ours_are_kube_scheduler_s_business() -> None:
-    world = World()
+def test_victims_that_are_not_ours_are_kube_scheduler_s_business(world: World) -> None:
     world.node("n", (8, 8), {"a": (0, 8, 1)})
     assert world.preempt(asking(8), n=["web"]) == {"n": ["web"]}
     world.node("m", (8,), {"b": (0, 8, 1)})
     assert world.preempt(asking(8), m=["web"]) == {"m": ["b", "web"]}
 
 
-def test_victims_needed_for_cpu_stay_victims() -> None:
-    world = World()
+def test_victims_needed_for_cpu_stay_victims(world: World) -> None:
     world.node("n", (8, 8), {"a": (0, 4, 1), "b": (0, 4, 2)}, cpu="2")
     assert world.preempt(asking(8), n=["a"]) == {"n": ["a"]}
     assert world.preempt(asking(4, cpu="0"), n=["a", "b"]) == {"n": ["a", "b"]}
 
 
-def test_nobody_goes_for_cpu_that_is_not_asked_for() -> None:
-    world = World()
+def test_nobody_goes_for_cpu_that_is_not_asked_for(world: World) -> None:
     pods = {"a": (0, 8, 3), "b": (1, 4, 2), "c": (1, 4, 2), "d": (2, 8, 2)}
     world.node("n", (8, 8, 8), pods, cpu="1", memory="1Gi")
     assert world.preempt(asking(8, cpu="0", memory="0"), n=["b"]) == {"n": ["d"]}
 
 
-def test_a_node_where_nothing_helps_is_dropped() -> None:
-    world = World()
+def test_a_node_where_nothing_helps_is_dropped(world: World) -> None:
     world.node("small", (4,), {"a": (0, 4, 1)})
     world.node("broken", (8,), {"b": (0, 8, 1)}, healthy=(False,))
     world.node("bare", (8,), {"c": (0, 8, 1)})
@@ -153,8 +150,7 @@ def test_a_node_where_nothing_helps_is_dropped() -> None:
     assert world.preempt(asking(8), small=["a"], broken=["b"], bare=["c"], strange=["d"]) == {}
 
 
-def test_several_cards_and_what_foreign_processes_use() -> None:
-    world = World()
+def test_several_cards_and_what_foreign_processes_use(world: World) -> None:
     world.node("n", (8, 8, 8), {"a": (0, 4, 1), "b": (1, 4, 2), "c": (2, 4, 3)})
     two = asking(16, annotations={"gpupack.io/cards": "2"})
     assert world.preempt(two, n=["c"]) == {"n": ["a", "b"]}
@@ -163,8 +159,7 @@ def test_several_cards_and_what_foreign_processes_use() -> None:
     assert world.preempt(two, n=["c"]) == {"n": ["b", "c"]}
 
 
-def test_the_node_s_word_on_cards_goes_before_the_scheduler_s() -> None:
-    world = World()
+def test_the_node_s_word_on_cards_goes_before_the_scheduler_s(world: World) -> None:
     got = json.dumps({"uid": "uid-a", "containers": {"main": [[uuid("n", 1), 8]]}})
     annotations = {POD_ASSIGNED: json.dumps({"main": [[uuid("n", 0), 8]]}), POD_ALLOCATION: got}
     world.state.apply_pod(pod("a", 8, node="n", version=2, annotations=annotations), 0)
@@ -173,8 +168,7 @@ def test_the_node_s_word_on_cards_goes_before_the_scheduler_s() -> None:
 
 
 @pytest.mark.parametrize("share", [8, 5], ids=["as it is", "as of when the card was smaller"])
-def test_a_pod_with_percent_of_a_card_that_is_gone_frees_its_other_one(share: int) -> None:
-    world = World()
+def test_a_pod_with_percent_of_a_card_that_is_gone_frees_its_other_one(world: World, share: int) -> None:
     assigned = json.dumps({"main": [[uuid("n", 0), 3], [uuid("n", 1), share]]})
     made = pod(
         "a",
@@ -190,8 +184,7 @@ def test_a_pod_with_percent_of_a_card_that_is_gone_frees_its_other_one(share: in
     assert world.preempt(asking(8), n=["a"]) == {"n": ["a"]}
 
 
-def test_nobody_is_named_from_a_view_that_cannot_be_trusted() -> None:
-    world = World()
+def test_nobody_is_named_from_a_view_that_cannot_be_trusted(world: World) -> None:
     world.node("n", (8,), {"a": (0, 8, 1)})
     victims = {"n": {"Pods": [{"UID": "uid-a"}], "NumPDBViolations": 0}}
     body = json.dumps({"Pod": asking(8), "NodeNameToMetaVictims": victims}).encode()
@@ -205,15 +198,13 @@ def test_nobody_is_named_from_a_view_that_cannot_be_trusted() -> None:
     [{}, {POD_ASSIGNED: '{"main":[["GPU-elsewhere",8]]}'}, {POD_ASSIGNED: '{"x":[["GPU-n-0",8]]}'}],
     ids=["unknown", "on no card here", "of another request"],
 )
-def test_a_pod_on_unknown_cards_frees_none(annotations: dict[str, str]) -> None:
-    world = World()
+def test_a_pod_on_unknown_cards_frees_none(world: World, annotations: dict[str, str]) -> None:
     world.state.apply_pod(pod("a", 8, node="n", version=2, annotations=annotations), 0)
     world.state.apply_node(node("n", (8,), (8,), version=3, holds=["uid-a"]), 0)
     assert world.preempt(asking(8), n=["a"]) == {}
 
 
-def test_the_form_with_whole_pods() -> None:
-    world = World()
+def test_the_form_with_whole_pods(world: World) -> None:
     world.node("n", (8,), {"a": (0, 8, 1)})
     victims = {"n": {"Pods": [pod_object("a", 8)], "NumPDBViolations": 0}, "m": {"Pods": None}}
     assert world.answer({"Pod": asking(8), "NodeNameToVictims": victims}) == {"n": ["a"]}
@@ -229,8 +220,7 @@ def test_a_pod_that_does_not_ask_is_kube_scheduler_s_business() -> None:
     assert World().preempt(plain, n=["a"]) == {"n": ["a"]}
 
 
-def test_a_pod_that_asks_for_what_cannot_be_given_evicts_nobody() -> None:
-    world = World()
+def test_a_pod_that_asks_for_what_cannot_be_given_evicts_nobody(world: World) -> None:
     world.node("n", (8,), {"a": (0, 8, 1)})
     assert world.preempt(asking(8, annotations={"gpupack.io/cards": "x"}), n=["a"]) == {}
 
@@ -245,8 +235,7 @@ def test_rubbish(body: bytes, status: int) -> None:
     assert caught.value.status == status
 
 
-def test_nobody_is_evicted_for_a_pod_that_the_queue_has_requeued() -> None:
-    world = World()
+def test_nobody_is_evicted_for_a_pod_that_the_queue_has_requeued(world: World) -> None:
     world.node("n", (16,), {"a": (0, 16, 0)})
     assert world.preempt(asking(8), n=["a"]) == {"n": ["a"]}
     assert world.preempt(asking(8, annotations={"gpupack.io/requeued": "true"}), n=["a"]) == {}

@@ -68,8 +68,12 @@ class GangWorld(PreemptionWorld):
         return {each.uid.removeprefix("uid-"): each.node for each in self.state.reservations}
 
 
-async def test_pods_are_evicted_for_all_of_a_gang_at_once() -> None:
-    world = GangWorld()
+@pytest.fixture
+def world() -> GangWorld:
+    return GangWorld()
+
+
+async def test_pods_are_evicted_for_all_of_a_gang_at_once(world: GangWorld) -> None:
     world.group()
     assert await world.attempt() == ["low-n1", "low-n2"]
     assert world.kept == {"g-0": "n1", "g-1": "n2"}
@@ -82,9 +86,8 @@ async def test_pods_are_evicted_for_all_of_a_gang_at_once() -> None:
     assert sorted(answers["g-0"] + answers["g-1"]) == ["n1", "n2"]
 
 
-async def test_after_the_first_eviction_the_others_follow() -> None:
+async def test_after_the_first_eviction_the_others_follow(world: GangWorld) -> None:
     """kube-scheduler asks again meanwhile: one pod passes, and the next one is refused."""
-    world = GangWorld()
     world.group()
     first = [True]
 
@@ -152,8 +155,7 @@ async def test_nobody_is_evicted_for_a_gang_that_could_not_start(change: str, na
     assert world.kept == {}
 
 
-async def test_what_keeps_others_away_and_goes_is_no_hindrance() -> None:
-    world = GangWorld()
+async def test_what_keeps_others_away_and_goes_is_no_hindrance(world: GangWorld) -> None:
     term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "train"}}}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     world.api.pods[world.path("low-n1")]["spec"]["affinity"] = affinity
@@ -163,8 +165,7 @@ async def test_what_keeps_others_away_and_goes_is_no_hindrance() -> None:
     assert await world.attempt() == ["low-n1", "low-n2"]
 
 
-async def test_pods_that_are_bound_count_and_the_others_get_a_place() -> None:
-    world = GangWorld()
+async def test_pods_that_are_bound_count_and_the_others_get_a_place(world: GangWorld) -> None:
     world.group(members=3, min_count=3)
     world.node("n3", (8,))
     world.run("n3", "g-0", 0, 5, 10, spec={"schedulingGroup": {"podGroupName": "g"}})
@@ -173,9 +174,8 @@ async def test_pods_that_are_bound_count_and_the_others_get_a_place() -> None:
     assert world.kept == {"g-1": "n1", "g-2": "n2"}
 
 
-async def test_a_pod_that_needs_no_victim_goes_where_it_was_offered_a_node() -> None:
+async def test_a_pod_that_needs_no_victim_goes_where_it_was_offered_a_node(world: GangWorld) -> None:
     """kube-scheduler offers that node to no other pod of the gang, by the sum."""
-    world = GangWorld()
     world.node("n3", (8,))
     world.group()
     assert world.ask("g-0", nodes=["n1", "n2", "n3"]) == {"g-0": ["n3"]}
@@ -185,8 +185,7 @@ async def test_a_pod_that_needs_no_victim_goes_where_it_was_offered_a_node() -> 
     assert world.kept == {"g-0": "n3", "g-1": "n1"}
 
 
-async def test_more_pods_than_min_count_get_a_place_where_there_is_one() -> None:
-    world = GangWorld()
+async def test_more_pods_than_min_count_get_a_place_where_there_is_one(world: GangWorld) -> None:
     world.group(members=3, min_count=2)
     assert await world.attempt() == ["low-n1", "low-n2"]
     assert len(world.kept) == 2
@@ -197,9 +196,8 @@ async def test_more_pods_than_min_count_get_a_place_where_there_is_one() -> None
     [("20", ["x", "y"], {"g-0": "n3", "g-1": "n3"}), ("21", ["low-n1", "x"], {"g-0": "n3", "g-1": "n1"})],
 )
 async def test_two_pods_on_one_node_share_what_its_victims_leave(
-    cpu: str, evicted: list[str], kept: dict[str, str]
+    world: GangWorld, cpu: str, evicted: list[str], kept: dict[str, str]
 ) -> None:
-    world = GangWorld()
     world.node("n3", (8, 8), x=(0, 5, 0), y=(1, 5, 0))
     world.group(cpu=cpu)
     assert await world.attempt() == evicted, "x and y have a smaller priority than the others"
@@ -207,8 +205,7 @@ async def test_two_pods_on_one_node_share_what_its_victims_leave(
     assert len({(each.node, *each.units) for each in world.state.reservations}) == 2
 
 
-async def test_budgets_count_all_victims_of_a_gang_together() -> None:
-    world = GangWorld()
+async def test_budgets_count_all_victims_of_a_gang_together(world: GangWorld) -> None:
     for name in NODES:
         world.api.pods[world.path(f"low-{name}")]["metadata"]["labels"] = {"app": "web"}
         world.version += 1
@@ -222,8 +219,7 @@ async def test_budgets_count_all_victims_of_a_gang_together() -> None:
     assert await world.attempt() == ["low-n1", "low-n2"]
 
 
-async def test_a_refused_eviction_gives_up_what_is_kept_for_all() -> None:
-    world = GangWorld()
+async def test_a_refused_eviction_gives_up_what_is_kept_for_all(world: GangWorld) -> None:
     world.group()
     world.api.faults["low-n1/eviction"] = [BUDGET_SAYS_NO]
     assert await world.attempt() == []
@@ -232,8 +228,7 @@ async def test_a_refused_eviction_gives_up_what_is_kept_for_all() -> None:
     assert await world.attempt() == [], "all of the gang rests"
 
 
-async def test_after_a_restart_a_gang_gets_the_cards_of_pods_that_are_leaving() -> None:
-    world = GangWorld()
+async def test_after_a_restart_a_gang_gets_the_cards_of_pods_that_are_leaving(world: GangWorld) -> None:
     world.group()
     await world.attempt()
     for uid in [f"uid-{name}" for name in world.kept]:
@@ -243,8 +238,7 @@ async def test_after_a_restart_a_gang_gets_the_cards_of_pods_that_are_leaving() 
     assert world.kept == {"g-0": "n1", "g-1": "n2"}
 
 
-async def test_a_gang_that_does_not_take_its_cards_loses_them() -> None:
-    world = GangWorld()
+async def test_a_gang_that_does_not_take_its_cards_loses_them(world: GangWorld) -> None:
     world.group()
     await world.attempt()
     world.vanish("low-n1")

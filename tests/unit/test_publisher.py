@@ -13,8 +13,12 @@ from tests.publisher_world import Bench
 from tests.waiting import until
 
 
-async def test_nothing_is_said_before_everything_was_read():
-    bench = Bench()
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+async def test_nothing_is_said_before_everything_was_read(bench):
     assert await bench.step() is None
     bench.ledger.apply_pod_list([], 0.0, 0.0)
     assert await bench.step() is None
@@ -26,16 +30,14 @@ async def test_nothing_is_said_before_everything_was_read():
     assert bench.publisher.revision == 51
 
 
-async def test_nothing_is_said_where_there_is_no_node():
-    bench = Bench()
+async def test_nothing_is_said_where_there_is_no_node(bench):
     bench.complete()
     bench.nodes.replace([], "2")
     assert await bench.step() is None
     assert bench.api.patches == []
 
 
-async def test_a_gain_waits_for_its_turn_and_comes_with_its_pod():
-    bench = Bench()
+async def test_a_gain_waits_for_its_turn_and_comes_with_its_pod(bench):
     bench.complete()
     await bench.step()
     bench.now_s += 0.5
@@ -53,8 +55,7 @@ async def test_a_gain_waits_for_its_turn_and_comes_with_its_pod():
     assert bench.publisher.patches == 2
 
 
-async def test_a_gain_of_a_pod_that_lacks_a_container_waits_a_second():
-    bench = Bench()
+async def test_a_gain_of_a_pod_that_lacks_a_container_waits_a_second(bench):
     bench.complete()
     await bench.step()
     bench.now_s += 60
@@ -70,8 +71,7 @@ async def test_a_gain_of_a_pod_that_lacks_a_container_waits_a_second():
     assert bench.said() == ((5, 0), {"a"})
 
 
-async def test_a_release_goes_out_at_once():
-    bench = Bench()
+async def test_a_release_goes_out_at_once(bench):
     bench.complete()
     bench.admit()
     await bench.step()
@@ -81,8 +81,7 @@ async def test_a_release_goes_out_at_once():
     assert bench.said() == ((0, 0), set())
 
 
-async def test_a_pod_that_vanished_unheld_is_told_though_the_words_are_the_same():
-    bench = Bench()
+async def test_a_pod_that_vanished_unheld_is_told_though_the_words_are_the_same(bench):
     bench.complete()
     await bench.step()
     bench.pods.seen_version = bench.pods.owed_version = 77
@@ -91,8 +90,7 @@ async def test_a_pod_that_vanished_unheld_is_told_though_the_words_are_the_same(
     assert await bench.step() is None
 
 
-async def test_after_an_etcd_restore_seen_goes_back_on_the_node_too():
-    bench = Bench()
+async def test_after_an_etcd_restore_seen_goes_back_on_the_node_too(bench):
     bench.complete()
     bench.pods.seen_version = 501
     await bench.step()
@@ -102,8 +100,7 @@ async def test_after_an_etcd_restore_seen_goes_back_on_the_node_too():
     assert await bench.step() is None
 
 
-async def test_words_of_another_are_overwritten_and_revisions_grow():
-    bench = Bench()
+async def test_words_of_another_are_overwritten_and_revisions_grow(bench):
     bench.complete()
     await bench.step()
     for part in ("capacity", "allocatable"):
@@ -116,8 +113,7 @@ async def test_words_of_another_are_overwritten_and_revisions_grow():
     assert bench.said() == ((0, 0), set())
 
 
-async def test_a_revision_at_the_end_of_its_word_starts_again_from_the_clock():
-    bench = Bench()
+async def test_a_revision_at_the_end_of_its_word_starts_again_from_the_clock(bench):
     bench.complete()
     await bench.step()
     for part in ("capacity", "allocatable"):
@@ -130,8 +126,7 @@ async def test_a_revision_at_the_end_of_its_word_starts_again_from_the_clock():
     assert await bench.step() is None
 
 
-async def test_a_node_that_does_not_keep_the_holds_is_patched_ever_more_seldom():
-    bench = Bench()
+async def test_a_node_that_does_not_keep_the_holds_is_patched_ever_more_seldom(bench):
     bench.complete()
     bench.api.dropped = {NODE_HOLDS}
     with capture_logs() as logs:
@@ -146,8 +141,7 @@ async def test_a_node_that_does_not_keep_the_holds_is_patched_ever_more_seldom()
     assert await bench.step() is None
 
 
-async def test_a_release_goes_out_at_once_to_a_node_that_does_not_keep_the_holds():
-    bench = Bench()
+async def test_a_release_goes_out_at_once_to_a_node_that_does_not_keep_the_holds(bench):
     bench.complete()
     bench.api.dropped = {NODE_HOLDS}
     bench.admit()
@@ -159,8 +153,7 @@ async def test_a_release_goes_out_at_once_to_a_node_that_does_not_keep_the_holds
     assert await bench.step() != 0.0
 
 
-async def test_words_that_another_writes_again_and_again_are_overwritten_ever_more_seldom():
-    bench = Bench()
+async def test_words_that_another_writes_again_and_again_are_overwritten_ever_more_seldom(bench):
     bench.complete()
     await bench.step()
     began_s, end_s = bench.now_s, bench.now_s + 60
@@ -174,8 +167,7 @@ async def test_words_that_another_writes_again_and_again_are_overwritten_ever_mo
     assert [line["differs"] for line in warnings] == [["gpupack.io/packed-*"]]
 
 
-async def test_words_that_another_writes_seldom_are_overwritten_at_once():
-    bench = Bench()
+async def test_words_that_another_writes_seldom_are_overwritten_at_once(bench):
     bench.complete()
     await bench.step()
     for _ in range(5):
@@ -185,8 +177,7 @@ async def test_words_that_another_writes_seldom_are_overwritten_at_once():
         assert bench.said() == ((0, 0), set())
 
 
-async def test_a_node_that_comes_again_is_patched_at_once_and_nobody_undid_it():
-    bench = Bench()
+async def test_a_node_that_comes_again_is_patched_at_once_and_nobody_undid_it(bench):
     bench.complete()
     await bench.step()
     with capture_logs() as logs:
@@ -200,8 +191,7 @@ async def test_a_node_that_comes_again_is_patched_at_once_and_nobody_undid_it():
     assert [line for line in logs if "differs" in line] == []
 
 
-async def test_a_failed_patch_is_tried_again():
-    bench = Bench()
+async def test_a_failed_patch_is_tried_again(bench):
     bench.complete()
     bench.publisher._backoff._base_s = 0.001
     bench.api.failures = [Unreachable("away"), NotFound("no node"), Forbidden("no right")]
@@ -212,8 +202,7 @@ async def test_a_failed_patch_is_tried_again():
     assert bench.said() == ((0, 0), set())
 
 
-async def test_words_are_relied_upon_from_the_first_patch_until_they_failed_for_a_minute():
-    bench = Bench()
+async def test_words_are_relied_upon_from_the_first_patch_until_they_failed_for_a_minute(bench):
     bench.publisher._backoff._base_s = 0.001
     bench.complete()
     assert bench.publisher.problem == "no patch of the status of Node n1 went through yet"
@@ -238,8 +227,7 @@ async def test_words_are_relied_upon_from_the_first_patch_until_they_failed_for_
     assert bench.publisher.problem is None
 
 
-async def test_whether_patches_go_through_is_found_out_though_the_node_says_all():
-    bench = Bench()
+async def test_whether_patches_go_through_is_found_out_though_the_node_says_all(bench):
     bench.complete()
     await bench.step()
     again = Bench()
@@ -256,8 +244,7 @@ async def test_whether_patches_go_through_is_found_out_though_the_node_says_all(
     assert (again.api.empty_patches, again.publisher.patches) == (1, 0)
 
 
-async def test_a_failure_ends_though_there_is_nothing_to_say_any_more():
-    bench = Bench()
+async def test_a_failure_ends_though_there_is_nothing_to_say_any_more(bench):
     bench.publisher._backoff._base_s = 0.001
     bench.complete()
     await bench.step()
@@ -296,8 +283,7 @@ async def test_the_loop_follows_the_ledger():
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_the_last_patch_says_that_all_is_full_and_holds_stay():
-    bench = Bench()
+async def test_the_last_patch_says_that_all_is_full_and_holds_stay(bench):
     bench.complete()
     bench.admit()
     await bench.until_s(110)
@@ -310,8 +296,7 @@ async def test_the_last_patch_says_that_all_is_full_and_holds_stay():
     assert bench.publisher.revision == bench.api.decoded().read_words().revision
 
 
-async def test_a_farewell_before_everything_was_read_ends_the_offers_of_the_daemon_before():
-    bench = Bench()
+async def test_a_farewell_before_everything_was_read_ends_the_offers_of_the_daemon_before(bench):
     bench.complete()
     bench.admit()
     await bench.until_s(110)
@@ -322,8 +307,7 @@ async def test_a_farewell_before_everything_was_read_ends_the_offers_of_the_daem
     assert again.said() == ((8, 8), {"a"})
 
 
-async def test_a_farewell_that_fails_is_said_again():
-    bench = Bench()
+async def test_a_farewell_that_fails_is_said_again(bench):
     bench.complete()
     await bench.until_s(110)
     bench.api.failures += [Unreachable("gone"), Unreachable("still gone")]
@@ -332,8 +316,7 @@ async def test_a_farewell_that_fails_is_said_again():
     assert bench.publisher.errors == 2
 
 
-async def test_no_back_off_holds_up_the_farewell(mocker):
-    bench = Bench()
+async def test_no_back_off_holds_up_the_farewell(bench, mocker):
     bench.complete()
     mocker.patch.object(bench.publisher._backoff, "failed", return_value=1e6)
     bench.api.failures.append(Unreachable("gone"))
@@ -345,15 +328,13 @@ async def test_no_back_off_holds_up_the_farewell(mocker):
     assert bench.api.patches == []
 
 
-async def test_without_a_node_there_is_no_farewell():
-    bench = Bench()
+async def test_without_a_node_there_is_no_farewell(bench):
     bench.nodes.replace([], "2")
     await bench.leave()
     assert bench.api.patches == []
 
 
-async def test_nothing_is_said_before_pods_can_be_served():
-    bench = Bench()
+async def test_nothing_is_said_before_pods_can_be_served(bench):
     bench.complete()
     serves = []
     bench.publisher._offers = lambda: bool(serves)

@@ -22,6 +22,12 @@ def _gang(world: QueueWorld, size: int, *, owned: bool = True) -> list[str]:
     return gang
 
 
+def _running_gang(world: QueueWorld, size: int) -> list[str]:
+    gang = _gang(world, size)
+    world.bind(*gang)
+    return gang
+
+
 def _pass_time(world: QueueWorld, seconds: float) -> None:
     until = world.now + seconds
     while world.now < until:
@@ -178,8 +184,7 @@ def test_a_gang_that_cannot_be_bound_is_tried_less_and_less_often(world: QueueWo
 
 def test_a_member_that_is_made_again_days_later_joins_the_others(world: QueueWorld) -> None:
     """The healthy ones stay."""
-    gang = _gang(world, 2)
-    world.bind(*gang)
+    gang = _running_gang(world, 2)
     world.now = 100_000.0
     assert _list_requeued(world) == []
     world.delete(gang[1])
@@ -192,8 +197,7 @@ def test_a_member_that_is_made_again_days_later_joins_the_others(world: QueueWor
 
 def test_a_member_that_joins_and_finds_no_node_takes_the_others_along_in_time(world: QueueWorld) -> None:
     """Without it they only keep cards."""
-    gang = _gang(world, 2)
-    world.bind(*gang)
+    gang = _running_gang(world, 2)
     world.now = 1000.0
     world.delete(gang[1])
     again = world.pod("again", 4, gang="G", size=2)
@@ -209,8 +213,7 @@ def test_a_member_that_joins_and_finds_no_node_takes_the_others_along_in_time(wo
 def test_a_gang_that_ran_whole_is_in_part_again_without_a_member_that_finds_no_room(*, fails: bool) -> None:
     """Its time begins when another one is there in its place, however late that comes."""
     world = QueueWorld(n1=(16,))
-    gang = _gang(world, 4)
-    world.bind(*gang)
+    gang = _running_gang(world, 4)
     world.now = 1000.0
     if fails:
         world.change(gang[3], status={"phase": "Failed"})
@@ -235,8 +238,7 @@ def test_a_gang_that_ran_whole_is_in_part_again_without_a_member_that_finds_no_r
 
 def test_a_gang_is_in_part_no_more_once_what_was_made_again_is_bound(world: QueueWorld) -> None:
     """The next pod that is lost has its own time."""
-    gang = _gang(world, 2)
-    world.bind(*gang)
+    gang = _running_gang(world, 2)
     for number in range(4):
         world.delete(gang[1])
         gang[1] = world.pod(f"again-{number}", 4, gang="G", size=2, metadata=OWNED)
@@ -250,8 +252,7 @@ def test_a_gang_is_in_part_no_more_once_what_was_made_again_is_bound(world: Queu
 def test_members_that_have_succeeded_are_not_lost() -> None:
     """Nor is what a Job makes beyond the size of its gang a part that the others miss."""
     world = QueueWorld(n1=(16,))
-    gang = _gang(world, 3)
-    world.bind(*gang)
+    gang = _running_gang(world, 3)
     world.pod("taken", 4, queue="", gates=(), spec={"nodeName": "n1"})
     for uid in gang[:2]:
         world.change(uid, status={"phase": "Succeeded"})
@@ -270,8 +271,7 @@ def test_members_that_have_succeeded_are_not_lost() -> None:
 
 def test_a_member_is_made_again_after_another_one_has_succeeded(world: QueueWorld) -> None:
     """There will never be four of them again."""
-    gang = _gang(world, 4)
-    world.bind(*gang)
+    gang = _running_gang(world, 4)
     world.change(gang[0], status={"phase": "Succeeded"})
     world.delete(gang[1])
     again = world.pod("again", 4, gang="G", size=4)
@@ -353,8 +353,7 @@ def test_a_gang_that_is_made_again_whole_waits_until_it_is_complete(world: Queue
 
 def test_a_member_that_is_made_again_does_not_wait_for_the_end_of_the_one_before(world: QueueWorld) -> None:
     """On a lost node that may last for days."""
-    gang = _gang(world, 2)
-    world.bind(*gang)
+    gang = _running_gang(world, 2)
     world.change(gang[1], metadata={"deletionTimestamp": "2026-01-01T00:10:00Z"})
     again = world.pod("again", 4, gang="G", size=2)
     assert world.admitted() == ["again"]
@@ -384,8 +383,7 @@ def test_a_gang_that_is_made_again_whole_waits_for_the_end_of_the_one_before(wor
 
 def test_a_queue_that_is_drained_loses_its_gangs_whole(world: QueueWorld) -> None:
     """Also what was made again and has no node yet."""
-    gang = _gang(world, 3)
-    world.bind(*gang)
+    gang = _running_gang(world, 3)
     world.delete(gang[2])
     world.pod("again", 4, gang="G", size=3, metadata=OWNED)
     assert world.admitted() == ["again"]

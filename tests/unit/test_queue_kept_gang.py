@@ -48,8 +48,12 @@ def reasons(world: QueueWorld) -> dict[str, str]:
     return {each.name: each.message for each in explain_waiting(world.queue, world.now)}
 
 
-def test_room_is_kept_for_all_pods_where_the_least_must_become_free() -> None:
-    world = three_nodes()
+@pytest.fixture
+def world() -> QueueWorld:
+    return three_nodes()
+
+
+def test_room_is_kept_for_all_pods_where_the_least_must_become_free(world: QueueWorld) -> None:
     gang_of(world, 16, 16)
     world.now = 599
     assert world.queue.update_reservations(world.now) == []
@@ -85,10 +89,10 @@ def test_pods_of_a_gang_share_cards_and_others_get_nothing_of_them() -> None:
 
 
 def test_a_gang_of_which_only_the_first_pod_fits_is_tried_once_a_decision(
+    world: QueueWorld,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was tried for ever, and the controller stood still."""
-    world = three_nodes()
     gang_of(world, 16, 16)
     keep(world)
     world.node("n2", (16,), (0,))
@@ -127,9 +131,8 @@ def _host(world: QueueWorld) -> None:
 
 
 @pytest.mark.parametrize("change", [_lose, _cordon, _shrink, _taint, _host])
-def test_room_is_found_again_when_a_node_goes_or_changes(change: Any) -> None:
+def test_room_is_found_again_when_a_node_goes_or_changes(world: QueueWorld, change: Any) -> None:
     """For all of the gang; never for a part of it."""
-    world = three_nodes()
     gang_of(world, 16, 16)
     assert keep(world) == {"g0": "n2", "g1": "n3"}
     change(world)
@@ -152,9 +155,8 @@ def test_a_card_that_is_too_small_for_two_pods_together_does_not_serve_them() ->
     assert keep(world) == {"g0": "n1", "g1": "n2"}
 
 
-def test_pods_that_come_and_go_before_the_release() -> None:
+def test_pods_that_come_and_go_before_the_release(world: QueueWorld) -> None:
     """Nothing is kept while the gang is not complete; once it is, what it had waited counts."""
-    world = three_nodes()
     first, _ = gang_of(world, 16, 16)
     keep(world)
     world.delete(first)
@@ -163,9 +165,8 @@ def test_pods_that_come_and_go_before_the_release() -> None:
     assert keep(world) == {"again": "n2", "g1": "n3"}, "the others are its pods now"
 
 
-def test_a_gang_that_gets_smaller_keeps_no_more_than_it_needs() -> None:
+def test_a_gang_that_gets_smaller_keeps_no_more_than_it_needs(world: QueueWorld) -> None:
     """A pod goes, and the others are told of the new size."""
-    world = three_nodes()
     gang = gang_of(world, 16, 16, 16)
     assert len(keep(world)) == 3
     world.delete(gang[2])
@@ -201,8 +202,7 @@ def test_a_pod_with_a_choice_leaves_the_only_node_to_one_without() -> None:
     assert sorted(world.admitted()) == ["g0", "g1"]
 
 
-def test_nothing_is_kept_for_a_gang_that_never_fits_until_the_cluster_grows() -> None:
-    world = three_nodes()
+def test_nothing_is_kept_for_a_gang_that_never_fits_until_the_cluster_grows(world: QueueWorld) -> None:
     gang_of(world, 16, 16, 16, 16)
     assert keep(world) == {}
     world.node("n4", (16,), (2,))
@@ -246,8 +246,7 @@ def test_room_for_shares_that_the_quota_lets_only_one_be_on_a_large_card() -> No
     assert keep(world) == {"g0": "s1", "g1": "s2"}
 
 
-def test_a_gang_whose_first_stage_has_not_ended_has_nothing_kept() -> None:
-    world = three_nodes()
+def test_a_gang_whose_first_stage_has_not_ended_has_nothing_kept(world: QueueWorld) -> None:
     world.pod("data", 16, created=1, data="d", job="j")
     gang_of(world, 16, 16, job="j")
     assert keep(world) == {"data": "n2"}

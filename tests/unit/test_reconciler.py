@@ -115,8 +115,12 @@ async def end(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_checkpoint_reaches_the_ledger_and_is_told_once():
-    bench = Bench()
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+async def test_a_checkpoint_reaches_the_ledger_and_is_told_once(bench):
     bench.checkpoint.write("a", ids("c0", 0, 1, 2))
     await bench.reconciler._once()
     assert (bench.promised, bench.told) == (3, 1)
@@ -125,8 +129,7 @@ async def test_a_checkpoint_reaches_the_ledger_and_is_told_once():
     assert bench.told == 1
 
 
-async def test_nothing_counts_as_read_before_the_checkpoint_could_be():
-    bench = Bench()
+async def test_nothing_counts_as_read_before_the_checkpoint_could_be(bench):
     bench.checkpoint.problem = "torn"
     await bench.reconciler._once()
     assert not bench.reconciler.can_register.is_set()
@@ -135,16 +138,14 @@ async def test_nothing_counts_as_read_before_the_checkpoint_could_be():
     assert bench.reconciler.can_register.is_set()
 
 
-async def test_a_torn_checkpoint_is_written_anew_by_a_kubelet_that_we_register_with():
-    bench = Bench()
+async def test_a_torn_checkpoint_is_written_anew_by_a_kubelet_that_we_register_with(bench):
     bench.checkpoint.problem, bench.checkpoint.torn = "torn", True
     await bench.reconciler._once()
     assert bench.reconciler.can_register.is_set()
     assert not bench.account.ledger.is_complete
 
 
-async def test_a_checkpoint_that_cannot_be_read_any_more_releases_nothing():
-    bench = Bench()
+async def test_a_checkpoint_that_cannot_be_read_any_more_releases_nothing(bench):
     await bench.run_pod()
     bench.list_pods()
     bench.cgroups.running = set()
@@ -160,9 +161,8 @@ async def test_a_checkpoint_that_cannot_be_read_any_more_releases_nothing():
     assert bench.promised == 0
 
 
-async def test_the_checkpoint_is_cleaned_once_the_cgroups_of_an_ended_pod_are_gone_and_read_again():
+async def test_the_checkpoint_is_cleaned_once_the_cgroups_of_an_ended_pod_are_gone_and_read_again(bench):
     """Until the second look, after the kubelet's checkpoint lacks it, the charge stays."""
-    bench = Bench()
     await bench.run_pod()
     bench.list_pods()
     assert await bench.once() == ["read", "cgroups", "read"]
@@ -176,8 +176,7 @@ async def test_the_checkpoint_is_cleaned_once_the_cgroups_of_an_ended_pod_are_go
     assert await bench.once() == ["read"]
 
 
-async def test_a_kubelet_that_does_not_clean_its_checkpoint_is_asked_again_and_keeps_the_charge():
-    bench = Bench()
+async def test_a_kubelet_that_does_not_clean_its_checkpoint_is_asked_again_and_keeps_the_charge(bench):
     await bench.run_pod()
     bench.list_pods()
     bench.cgroups.running = set()
@@ -190,9 +189,8 @@ async def test_a_kubelet_that_does_not_clean_its_checkpoint_is_asked_again_and_k
     assert bench.promised == 0
 
 
-async def test_what_was_written_during_the_look_is_known_before_its_result():
+async def test_what_was_written_during_the_look_is_known_before_its_result(bench):
     """The pod is not said to run before the units of its last container are counted."""
-    bench = Bench()
     bench.list_pods(pod("a", [("one", 2, "main"), ("two", 3, "main")], "c0", "c1"))
     bench.checkpoint.write("a", ids("c0", 0, 1), container="one")
     bench.cgroups.running = {"a"}
@@ -201,8 +199,7 @@ async def test_what_was_written_during_the_look_is_known_before_its_result():
     assert charges.charge_published_pods(bench.ledger.accounts) == {"a": {"c0": 2, "c1": 3}}
 
 
-async def test_cgroups_are_looked_for_of_pods_not_seen_to_run_and_of_those_that_are_over():
-    bench = Bench()
+async def test_cgroups_are_looked_for_of_pods_not_seen_to_run_and_of_those_that_are_over(bench):
     await bench.run_pod()
     assert bench.cgroups.asked == [{"a"}]
     assert await bench.once() == ["read"]
@@ -214,8 +211,7 @@ async def test_cgroups_are_looked_for_of_pods_not_seen_to_run_and_of_those_that_
     assert bench.cgroups.asked[-1] == {"a", "b"}
 
 
-async def test_a_static_pod_is_looked_for_under_the_uid_that_the_kubelet_uses():
-    bench = Bench()
+async def test_a_static_pod_is_looked_for_under_the_uid_that_the_kubelet_uses(bench):
     bench.list_pods(pod("mirror", 3, "c0", runtime_uid="hash"))
     bench.checkpoint.write("hash", ids("c0", 0, 1, 2))
     await bench.once()
@@ -223,8 +219,7 @@ async def test_a_static_pod_is_looked_for_under_the_uid_that_the_kubelet_uses():
     assert charges.charge_published_pods(bench.ledger.accounts) == {"mirror": {"c0": 3}}
 
 
-async def test_a_pod_of_the_checkpoint_that_nobody_knows_makes_a_list_of_pods():
-    bench = Bench()
+async def test_a_pod_of_the_checkpoint_that_nobody_knows_makes_a_list_of_pods(bench):
     bench.list_pods()
     assert await bench.once() == ["read"]
     assert bench.lists == []
@@ -233,16 +228,14 @@ async def test_a_pod_of_the_checkpoint_that_nobody_knows_makes_a_list_of_pods():
     assert bench.lists == ["list"]
 
 
-async def test_another_unit_in_use_is_an_error():
-    bench = Bench()
+async def test_another_unit_in_use_is_an_error(bench):
     bench.checkpoint.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     bench.cgroups.running.add("x")
     with pytest.raises(UnitInUseError, match=r"pod x holds gpupack.io/gpu-memory-512mib"):
         await bench.reconciler.run()
 
 
-async def test_the_checkpoint_counts_as_read_once_pods_of_another_unit_are_known_to_have_ended():
-    bench = Bench()
+async def test_the_checkpoint_counts_as_read_once_pods_of_another_unit_are_known_to_have_ended(bench):
     bench.checkpoint.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     running = asyncio.create_task(bench.reconciler.run())
     await until(lambda: len(bench.cgroups.asked) > 1)
@@ -253,8 +246,7 @@ async def test_the_checkpoint_counts_as_read_once_pods_of_another_unit_are_known
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_written_checkpoint_is_read_at_once():
-    bench = Bench()
+async def test_a_written_checkpoint_is_read_at_once(bench):
     following = asyncio.create_task(bench.reconciler.follow_checkpoint())
     bench.checkpoint.write("a", ids("c0", 0))
     bench.checkpoint.news.set()
@@ -263,8 +255,7 @@ async def test_a_written_checkpoint_is_read_at_once():
     await end(following)
 
 
-async def test_a_checkpoint_that_becomes_readable_counts_as_read_at_once():
-    bench = Bench()
+async def test_a_checkpoint_that_becomes_readable_counts_as_read_at_once(bench):
     bench.checkpoint.problem = "torn"
     following = asyncio.create_task(bench.reconciler.follow_checkpoint())
     bench.checkpoint.problem = None
@@ -273,9 +264,8 @@ async def test_a_checkpoint_that_becomes_readable_counts_as_read_at_once():
     await end(following)
 
 
-async def test_a_list_of_pods_is_followed_by_a_look_at_their_cgroups():
+async def test_a_list_of_pods_is_followed_by_a_look_at_their_cgroups(bench):
     """A pod that runs already does not ask for devices, also where its kubelet lost the checkpoint."""
-    bench = Bench()
     bench.cgroups.running = {"a"}
     task = await running(bench)
     bench.list_pods(pod("a", 3, "c0"))
@@ -284,9 +274,8 @@ async def test_a_list_of_pods_is_followed_by_a_look_at_their_cgroups():
     await end(task)
 
 
-async def test_a_second_list_that_began_with_the_first_is_followed_by_a_look_too():
+async def test_a_second_list_that_began_with_the_first_is_followed_by_a_look_too(bench):
     """A reflector that lists again by itself says of neither when it began."""
-    bench = Bench()
     bench.list_pods(pod("b", 1, "c1", has_run=True))
     task = await running(bench)
     bench.checkpoint.write("b", ids("c1", 0))
@@ -301,9 +290,8 @@ async def test_a_second_list_that_began_with_the_first_is_followed_by_a_look_too
     await end(task)
 
 
-async def test_what_runs_is_known_to_run_also_while_the_checkpoint_cannot_be_read():
+async def test_what_runs_is_known_to_run_also_while_the_checkpoint_cannot_be_read(bench):
     """But nothing is released then."""
-    bench = Bench()
     await bench.run_pod()
     bench.list_pods(pod("a", 3, "c0"), pod("b", 3, "c1"))
     bench.cgroups.running = {"b"}
@@ -315,9 +303,8 @@ async def test_what_runs_is_known_to_run_also_while_the_checkpoint_cannot_be_rea
     assert pods["a"].cgroups_gone_at_s is None
 
 
-async def test_no_charge_ends_and_nothing_runs_by_a_look_that_saw_nothing(capsys):
+async def test_no_charge_ends_and_nothing_runs_by_a_look_that_saw_nothing(bench, capsys):
     """A pod that is taken to have run would be charged 10 s less after its end."""
-    bench = Bench()
     await bench.run_pod()
     bench.list_pods(pod("b", 3, "c1"))
     bench.cgroups.problem = "Too many open files"
@@ -340,8 +327,7 @@ async def test_no_charge_ends_and_nothing_runs_by_a_look_that_saw_nothing(capsys
     assert said.count("cgroups cannot be read") == said.count("cgroups can be read again") == 1
 
 
-async def test_a_pod_of_another_unit_whose_cgroups_cannot_be_read_may_run():
-    bench = Bench()
+async def test_a_pod_of_another_unit_whose_cgroups_cannot_be_read_may_run(bench):
     bench.checkpoint.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     bench.view.replace([], "7")
     bench.cgroups.problem = "Too many open files"
@@ -353,8 +339,7 @@ async def test_a_pod_of_another_unit_whose_cgroups_cannot_be_read_may_run():
     assert not bench.account.other_unit_pods.resource_by_pod
 
 
-async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_none():
-    bench = Bench()
+async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_none(bench):
     await bench.run_pod()
     task = await running(bench)
     bench.cgroups.running = set()
@@ -368,8 +353,7 @@ async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_non
     await end(task)
 
 
-async def test_an_allocate_of_a_pod_that_nobody_knows_asks_for_a_list_of_pods():
-    bench = Bench()
+async def test_an_allocate_of_a_pod_that_nobody_knows_asks_for_a_list_of_pods(bench):
     bench.list_pods()
     bench.checkpoint.write()
     await bench.once()
@@ -381,8 +365,7 @@ async def test_an_allocate_of_a_pod_that_nobody_knows_asks_for_a_list_of_pods():
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_a_cancellation_that_meets_news_is_not_lost(turns: int):
-    bench = Bench()
+async def test_a_cancellation_that_meets_news_is_not_lost(bench, turns: int):
     task = await running(bench)
     await asyncio.sleep(0.05)
     bench.reconciler._wake()
@@ -393,8 +376,7 @@ async def test_a_cancellation_that_meets_news_is_not_lost(turns: int):
     assert done == {task}
 
 
-async def test_nothing_is_released_if_the_checkpoint_becomes_unreadable_during_a_look():
-    bench = Bench()
+async def test_nothing_is_released_if_the_checkpoint_becomes_unreadable_during_a_look(bench):
     bench.account.read_checkpoint()
     await bench.run_pod()
     bench.checkpoint.drop("a")
@@ -410,9 +392,8 @@ async def test_nothing_is_released_if_the_checkpoint_becomes_unreadable_during_a
     assert bench.promised == 0
 
 
-async def test_what_a_restarted_kubelet_forgot_is_told():
+async def test_what_a_restarted_kubelet_forgot_is_told(bench):
     """A limit is set by what the ledger says that a container has had."""
-    bench = Bench()
     bench.list_pods(pod("a", 3, "c0"))
     await bench.reconciler._once()
     bench.ledger.allocate(ids("c0", 0, 1, 2), bench.now_s, [("ns", "pod-a")])

@@ -42,6 +42,11 @@ class CountedList(list):
         return super().__iter__()
 
 
+@pytest.fixture
+def state() -> ClusterState:
+    return before()
+
+
 def test_a_first_list_is_gone_through_once() -> None:
     """Each loop over it decodes it anew, and nothing is known that it could contradict."""
     state = ClusterState()
@@ -51,8 +56,7 @@ def test_a_first_list_is_gone_through_once() -> None:
     assert (nodes.loops, pods.loops) == (1, 1)
 
 
-def test_a_list_of_a_lower_version_is_believed_when_the_server_went_back() -> None:
-    state = before()
+def test_a_list_of_a_lower_version_is_believed_when_the_server_went_back(state: ClusterState) -> None:
     assert state.replace_pods([pod("new", 8, version=310)], "320", 1, restored=True)
     assert set(state.pods) == {"uid-new"}
     assert state.replace_nodes([restored_node(), node("m", (8,), version=305)], "320", 1, restored=True)
@@ -64,8 +68,7 @@ def test_a_list_of_a_lower_version_is_believed_when_the_server_went_back() -> No
     assert free(state) == [11, 11]
 
 
-def test_without_that_a_lower_version_is_late_news() -> None:
-    state = before()
+def test_without_that_a_lower_version_is_late_news(state: ClusterState) -> None:
     state.apply_node(restored_node(), 1)
     assert not state.replace_pods([], "320", 1)
     assert set(state.pods) == {"uid-held", "uid-late"}
@@ -74,9 +77,9 @@ def test_without_that_a_lower_version_is_late_news() -> None:
 
 @pytest.mark.parametrize("nodes_first", [True, False])
 def test_pods_that_the_restored_server_does_not_know_count_on_until_their_node_has_spoken(
+    state: ClusterState,
     nodes_first: bool,
 ) -> None:
-    state = before()
     if nodes_first:
         state.replace_nodes([restored_node()], "320", 1, restored=True)
     state.replace_pods([], "320", 1, restored=True)
@@ -88,8 +91,7 @@ def test_pods_that_the_restored_server_does_not_know_count_on_until_their_node_h
     assert free(state) == [8, 16]
 
 
-def test_they_count_no_longer_than_a_tombstone_when_the_node_says_nothing() -> None:
-    state = before()
+def test_they_count_no_longer_than_a_tombstone_when_the_node_says_nothing(state: ClusterState) -> None:
     state.replace_pods([], "320", 1, restored=True)
     state.replace_nodes([restored_node()], "320", 1, restored=True)
     state.expire_tombstones(TOMBSTONE_S)
@@ -98,8 +100,7 @@ def test_they_count_no_longer_than_a_tombstone_when_the_node_says_nothing() -> N
     assert free(state) == [16, 16]
 
 
-def test_a_seen_of_before_the_restore_ends_no_tombstone() -> None:
-    state = before()
+def test_a_seen_of_before_the_restore_ends_no_tombstone(state: ClusterState) -> None:
     state.replace_pods([], "320", 1, restored=True)
     state.replace_nodes([restored_node(seen=950)], "320", 1, restored=True)
     assert free(state) == [8, 12]
@@ -108,8 +109,7 @@ def test_a_seen_of_before_the_restore_ends_no_tombstone() -> None:
     assert free(state) == [8, 12]
 
 
-def test_a_pod_that_lost_its_binding_waits_again_and_counts_where_it_was() -> None:
-    state = before()
+def test_a_pod_that_lost_its_binding_waits_again_and_counts_where_it_was(state: ClusterState) -> None:
     told = []
     state.pod_resolved.connect(lambda record: told.append(record.uid))
     state.replace_pods([bound("held", 8, 0, 200), pod("late", 4, version=250)], "320", 1, restored=True)
@@ -121,8 +121,7 @@ def test_a_pod_that_lost_its_binding_waits_again_and_counts_where_it_was() -> No
     assert told == []
 
 
-def test_a_commitment_ends_and_counts_like_a_pod_that_was_bound() -> None:
-    state = before()
+def test_a_commitment_ends_and_counts_like_a_pod_that_was_bound(state: ClusterState) -> None:
     state.apply_pod(pod("p", 8, version=1010), 1)
     take = state.assume("uid-p", "n", {"main": ((uuid("n", 1), 8),)}, 1)
     state.replace_pods([bound("held", 8, 0, 200), pod("p", 8, version=210)], "320", 2, restored=True)
@@ -133,15 +132,13 @@ def test_a_commitment_ends_and_counts_like_a_pod_that_was_bound() -> None:
     assert free(state) == [8, 16]
 
 
-def test_a_pod_that_asks_for_nothing_leaves_nothing_behind() -> None:
-    state = before()
+def test_a_pod_that_asks_for_nothing_leaves_nothing_behind(state: ClusterState) -> None:
     state.apply_pod(pod("web", node="n", version=1010, containers=[{"name": "c"}]), 1)
     state.replace_pods([bound("held", 8, 0, 200)], "320", 2, restored=True)
     assert state.node_records["n"].tombstones.keys() == {"uid-late"}
 
 
-def test_a_deleted_pod_that_is_back_is_known_again() -> None:
-    state = before()
+def test_a_deleted_pod_that_is_back_is_known_again(state: ClusterState) -> None:
     state.delete_pod(bound("late", 4, 1, 950), "960", 1)
     state.delete_node("n", "961", 1)
     state.replace_pods([bound("late", 4, 1, 250)], "320", 1, restored=True)
@@ -150,8 +147,7 @@ def test_a_deleted_pod_that_is_back_is_known_again() -> None:
     assert "n" in state.nodes.rows
 
 
-def test_a_list_that_shows_the_past_of_what_is_known_is_of_another_history() -> None:
-    state = before()
+def test_a_list_that_shows_the_past_of_what_is_known_is_of_another_history(state: ClusterState) -> None:
     assert state.replace_pods([bound("held", 8, 0, 400)], "1100", 1)
     assert free(state) == [8, 12]
     assert "uid-late" not in state.pods
@@ -159,8 +155,7 @@ def test_a_list_that_shows_the_past_of_what_is_known_is_of_another_history() -> 
     assert state.node_records["n"].version == 300
 
 
-def test_a_list_that_began_before_a_pod_was_read_is_of_the_same_history() -> None:
-    state = before()
+def test_a_list_that_began_before_a_pod_was_read_is_of_the_same_history(state: ClusterState) -> None:
     state.apply_pod(bound("late", 4, 1, 1200), 1)
     assert not state.replace_pods([bound("held", 8, 0, 500), bound("late", 4, 1, 950)], "1100", 1)
     assert state.pods["uid-late"].version == 1200

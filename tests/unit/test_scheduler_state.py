@@ -13,8 +13,12 @@ from tests.cluster_builders import container, node, pod, uuid
 from tests.state_world import assigned, assumed, bound, compute_free, free, state_with
 
 
-def test_a_bound_pod_counts_where_its_binding_says() -> None:
-    state = state_with()
+@pytest.fixture
+def state() -> ClusterState:
+    return state_with()
+
+
+def test_a_bound_pod_counts_where_its_binding_says(state: ClusterState) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     assert assumed(state) == [0, 8]
     assert free(state) == [16, 8]
@@ -57,8 +61,9 @@ def test_compute_of_a_pod_whose_cards_are_not_known_counts_on_every_card_that_co
     assert (free(state), compute_free(state)) == ([8, 4, 0], [170, 200, 170])
 
 
-def test_a_node_that_does_not_publish_compute_has_none_and_a_card_out_of_service_neither() -> None:
-    state = state_with()
+def test_a_node_that_does_not_publish_compute_has_none_and_a_card_out_of_service_neither(
+    state: ClusterState,
+) -> None:
     assert compute_free(state) == [0, 0]
     state.apply_node(node("n", (16, 16), version=6, compute=(0, 10), cordon=uuid("n", 0)), 0)
     assert compute_free(state) == [0, 90]
@@ -78,30 +83,26 @@ def test_a_node_that_goes_back_to_words_without_compute_and_forth_loses_nothing(
     assert compute_free(state) == [80, 70]
 
 
-def test_a_pod_that_waits_or_asks_for_nothing_does_not_count() -> None:
-    state = state_with()
+def test_a_pod_that_waits_or_asks_for_nothing_does_not_count(state: ClusterState) -> None:
     state.apply_pod(pod("a", 8), 0)
     state.apply_pod(pod("b", node="n", containers=[{"name": "c"}]), 0)
     assert assumed(state) == [0, 0]
 
 
-def test_a_pod_stops_counting_when_its_node_holds_its_uid() -> None:
-    state = state_with()
+def test_a_pod_stops_counting_when_its_node_holds_its_uid(state: ClusterState) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
     assert assumed(state) == [0, 0]
     assert free(state) == [16, 8]
 
 
-def test_the_order_of_node_and_pod_does_not_matter() -> None:
-    state = state_with()
+def test_the_order_of_node_and_pod_does_not_matter(state: ClusterState) -> None:
     state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
     state.apply_pod(bound("a", 8, 1), 0)
     assert free(state) == [16, 8]
 
 
-def test_it_is_a_predicate_not_a_latch() -> None:
-    state = state_with()
+def test_it_is_a_predicate_not_a_latch(state: ClusterState) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
     state.apply_node(node("n", (16, 16), version=7), 0)
@@ -117,8 +118,7 @@ def test_words_of_a_newer_resource_version_count_though_their_revision_went_back
     assert free(state) == [16, 8]
 
 
-def test_a_pod_of_the_same_name_is_another_pod() -> None:
-    state = state_with()
+def test_a_pod_of_the_same_name_is_another_pod(state: ClusterState) -> None:
     state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
     state.apply_pod(bound("a", 8, 1, uid="another"), 0)
     assert assumed(state) == [0, 8]
@@ -165,9 +165,10 @@ def test_an_init_container_s_pod_counts_its_peak_once() -> None:
 
 
 @pytest.mark.parametrize("more", [{"healthy": (False, True)}, {"used": (12, 0)}], ids=["unhealthy", "filled"])
-def test_claims_on_a_card_that_cannot_serve_them_count_there_alone(more: dict[str, Any]) -> None:
+def test_claims_on_a_card_that_cannot_serve_them_count_there_alone(
+    state: ClusterState, more: dict[str, Any]
+) -> None:
     """The node refuses these pods, it serves nobody elsewhere than the scheduler said."""
-    state = state_with()
     state.apply_pod(bound("a", 8, 0), 0)
     state.apply_node(node("n", (16, 16), version=6, **more), 0)
     assert assumed(state) == [8, 0]
@@ -175,14 +176,12 @@ def test_claims_on_a_card_that_cannot_serve_them_count_there_alone(more: dict[st
     assert assumed(state) == [8, 12]
 
 
-def test_a_pod_with_impossible_annotations_counts() -> None:
-    state = state_with()
+def test_a_pod_with_impossible_annotations_counts(state: ClusterState) -> None:
     state.apply_pod(pod("a", 8, node="n", version=5, annotations={"gpupack.io/cards": "0"}), 0)
     assert assumed(state) == [8, 8]
 
 
-def test_a_pod_that_ends_held_leaves_nothing() -> None:
-    state = state_with()
+def test_a_pod_that_ends_held_leaves_nothing(state: ClusterState) -> None:
     state.apply_node(node("n", (16, 16), (0, 8), version=6, seen=5, holds=["uid-a"]), 0)
     state.apply_pod(bound("a", 8, 1), 0)
     state.apply_pod(bound("a", 8, 1, version=9, phase="Succeeded"), 0)
@@ -190,8 +189,7 @@ def test_a_pod_that_ends_held_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "failed", "vanished"])
-def test_a_pod_that_ends_unheld_leaves_a_tombstone(how: str) -> None:
-    state = state_with()
+def test_a_pod_that_ends_unheld_leaves_a_tombstone(state: ClusterState, how: str) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     if how == "deleted":
         state.delete_pod(bound("a", 8, 1, version=9), "9", 100)
@@ -206,16 +204,14 @@ def test_a_pod_that_ends_unheld_leaves_a_tombstone(how: str) -> None:
     assert assumed(state) == [0, 0]
 
 
-def test_no_tombstone_where_the_words_are_newer() -> None:
-    state = state_with()
+def test_no_tombstone_where_the_words_are_newer(state: ClusterState) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     state.apply_node(node("n", (16, 16), version=12, seen=9), 0)
     state.delete_pod(bound("a", 8, 1, version=9), "9", 0)
     assert assumed(state) == [0, 0]
 
 
-def test_a_tombstone_ends_with_time() -> None:
-    state = state_with()
+def test_a_tombstone_ends_with_time(state: ClusterState) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     state.delete_pod(bound("a", 8, 1, version=9), "9", 100)
     state.expire_tombstones(100 + TOMBSTONE_S - 1)
@@ -224,8 +220,7 @@ def test_a_tombstone_ends_with_time() -> None:
     assert assumed(state) == [0, 0]
 
 
-def test_a_failed_pod_that_is_deleted_later_leaves_no_second_tombstone() -> None:
-    state = state_with()
+def test_a_failed_pod_that_is_deleted_later_leaves_no_second_tombstone(state: ClusterState) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     state.apply_pod(bound("a", 8, 1, version=9, phase="Failed"), 0)
     state.apply_pod(bound("a", 8, 1, version=10, phase="Failed"), 0)
@@ -235,16 +230,14 @@ def test_a_failed_pod_that_is_deleted_later_leaves_no_second_tombstone() -> None
     assert state.pods == {}
 
 
-def test_a_pod_that_never_asked_leaves_no_tombstone() -> None:
-    state = state_with()
+def test_a_pod_that_never_asked_leaves_no_tombstone(state: ClusterState) -> None:
     plain = pod("b", node="n", version=5, containers=[{"name": "c"}])
     state.apply_pod(plain, 0)
     state.delete_pod(plain, "6", 0)
     assert state.node_records["n"].tombstones == {}
 
 
-def test_claims_outlive_the_node_object() -> None:
-    state = state_with()
+def test_claims_outlive_the_node_object(state: ClusterState) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     state.delete_node("n", "6", 0)
     assert "n" not in state.nodes.rows
@@ -265,8 +258,7 @@ def test_without_that_rule_they_are_lost() -> None:
     assert assumed(state) == [0, 0]
 
 
-def test_a_held_pod_counts_again_when_its_node_is_made_anew_without_holds() -> None:
-    state = state_with()
+def test_a_held_pod_counts_again_when_its_node_is_made_anew_without_holds(state: ClusterState) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
     state.delete_node("n", "7", 0)
@@ -274,8 +266,7 @@ def test_a_held_pod_counts_again_when_its_node_is_made_anew_without_holds() -> N
     assert assumed(state) == [0, 8]
 
 
-def test_a_pod_that_ends_while_its_node_is_away_leaves_a_tombstone() -> None:
-    state = state_with()
+def test_a_pod_that_ends_while_its_node_is_away_leaves_a_tombstone(state: ClusterState) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     state.delete_node("n", "6", 0)
     state.delete_pod(bound("a", 8, 1, version=7), "7", 0)
@@ -283,8 +274,7 @@ def test_a_pod_that_ends_while_its_node_is_away_leaves_a_tombstone() -> None:
     assert assumed(state) == [0, 8]
 
 
-def test_a_name_without_node_and_pods_is_forgotten() -> None:
-    state = state_with()
+def test_a_name_without_node_and_pods_is_forgotten(state: ClusterState) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     state.delete_node("n", "6", 0)
     state.delete_pod(bound("a", 8, 1, version=7), "7", 0)
@@ -300,8 +290,7 @@ def test_a_pod_bound_to_a_node_that_is_not_known_yet_counts_once_it_is() -> None
     assert assumed(state) == [0, 8]
 
 
-def test_a_node_whose_words_break_is_excluded_and_comes_back() -> None:
-    state = state_with()
+def test_a_node_whose_words_break_is_excluded_and_comes_back(state: ClusterState) -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     row = state.nodes.rows["n"]
     state.apply_node(node("n", None, version=6), 0)

@@ -43,8 +43,12 @@ class World:
         return [card.model.removeprefix("NVIDIA A100-SXM4-40GB").strip() for card in self.gpus.cards()]
 
 
-def test_instances_are_listed_with_their_card_and_measured_alone() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_instances_are_listed_with_their_card_and_measured_alone(world: World) -> None:
     whole, first, second = world.gpus.cards()
     assert world.models == ["", "MIG 3g.20gb", "MIG 3g.20gb"]
     assert (whole.parent, first.parent, second.parent) == (None, "GPU-b", "GPU-b")
@@ -90,8 +94,7 @@ def test_a_driver_that_is_unloaded_loaded_and_exchanged() -> None:
     assert world.at(31) == good
 
 
-def test_a_driver_that_stays_unloaded() -> None:
-    world = World()
+def test_a_driver_that_stays_unloaded(world: World) -> None:
     world.at(31)
     world.gpus.unload()
     with pytest.raises(GpuError, match="not loaded"):
@@ -118,8 +121,7 @@ def test_mig_mode_changes_once_the_driver_is_let_go() -> None:
     assert other.models == ["", "MIG 1g.5gb"]
 
 
-def test_a_card_that_is_open_is_neither_reset_nor_changed() -> None:
-    world = World()
+def test_a_card_that_is_open_is_neither_reset_nor_changed(world: World) -> None:
     world.gpus.fail("GPU-a")
     for change in (
         lambda: world.gpus.reset("GPU-a"),
@@ -188,8 +190,7 @@ def test_impossible_instances_of_a_profile_are_refused_with_what_is_allowed() ->
         parse_profile("t", PROFILE.replace("count: 2", "count: 3"))
 
 
-def test_instances_can_be_changed_and_wrong_ones_change_nothing() -> None:
-    world = World()
+def test_instances_can_be_changed_and_wrong_ones_change_nothing(world: World) -> None:
     with pytest.raises(GpuError, match=r"card GPU-b: '9g'; allowed on .* are 1g.5gb"):
         world.gpus.partition("GPU-b", ["9g"])
     assert world.models == ["", "MIG 3g.20gb", "MIG 3g.20gb"]
@@ -197,16 +198,14 @@ def test_instances_can_be_changed_and_wrong_ones_change_nothing() -> None:
     assert world.at(0)["GPU-a"] == "MIG mode is on and there are no instances: create some or turn it off"
 
 
-def test_a_process_grows_from_what_it_has_to_what_the_card_has() -> None:
-    world = World()
+def test_a_process_grows_from_what_it_has_to_what_the_card_has(world: World) -> None:
     world.gpus.set_used("GPU-a", 10, [GpuProcess(3, 10)])
     world.gpus.grow("GPU-a", ProcessGrowth(pid=3, to_mib=99_000, over_s=2))
     world.now_s = 4
     assert world.gpus.sample()[0].used_mib == world.gpus.cards()[0].schedulable_mib
 
 
-def test_a_hanging_driver_answers_when_it_is_told_to_or_closed() -> None:
-    world = World()
+def test_a_hanging_driver_answers_when_it_is_told_to_or_closed(world: World) -> None:
     world.gpus.hang()
     answers: list[int] = []
     waiting = threading.Thread(target=lambda: answers.append(len(world.gpus.sample())))
@@ -219,8 +218,7 @@ def test_a_hanging_driver_answers_when_it_is_told_to_or_closed() -> None:
     assert answers == [3]
 
 
-def test_a_storm_comes_card_by_card() -> None:
-    world = World()
+def test_a_storm_comes_card_by_card(world: World) -> None:
     world.gpus.storm(["GPU-a", "GPU-b"], 31, 1001, 0.0)
     counts: dict[str, int] = {}
     while sum(counts.values()) < 1001:
@@ -269,8 +267,7 @@ def test_a_changed_file_that_cannot_be_used_changes_nothing_and_is_told_once(
     assert ProfileFile("2xt4", NVIDIA).changed() is None
 
 
-def test_the_script_of_a_changed_profile_is_about_its_own_cards() -> None:
-    world = World()
+def test_the_script_of_a_changed_profile_is_about_its_own_cards(world: World) -> None:
     changed = PROFILE.replace("uuid: GPU-a", "uuid: GPU-z")
     script = "script: [{at_s: 1, card: 0, vanish: true}, {at_s: 2, card: 0, return: true}]"
     world.gpus.become(parse_profile("t", changed + script))

@@ -27,6 +27,11 @@ def names(found: PreemptionPlan | None) -> set[str] | None:
     return None if found is None else {victim.name for victim in found.victims}
 
 
+@pytest.fixture
+def world() -> PreemptionWorld:
+    return PreemptionWorld()
+
+
 @pytest.mark.parametrize(
     ("sizes", "pods", "units", "expected"),
     [
@@ -59,9 +64,12 @@ def names(found: PreemptionPlan | None) -> set[str] | None:
     ],
 )
 def test_one_card(
-    sizes: tuple[int, ...], pods: dict[str, tuple[int, int, int]], units: int, expected: set[str] | None
+    world: PreemptionWorld,
+    sizes: tuple[int, ...],
+    pods: dict[str, tuple[int, int, int]],
+    units: int,
+    expected: set[str] | None,
 ) -> None:
-    world = PreemptionWorld()
     world.node("n", sizes, **pods)
     assert names(plan(world, units)) == expected
 
@@ -69,9 +77,8 @@ def test_one_card(
 @pytest.mark.parametrize(
     ("compute", "expected"), [(0, {"c"}), (30, {"c"}), (50, {"a"}), (90, {"a", "b"}), (100, {"a", "b"})]
 )
-def test_victims_free_the_compute_too(compute: int, expected: set[str]) -> None:
+def test_victims_free_the_compute_too(world: PreemptionWorld, compute: int, expected: set[str]) -> None:
     """c has most of the memory and no compute; a and b have the compute."""
-    world = PreemptionWorld()
     world.node("n", (8,))
     for name, units, percent, priority in (("a", 2, 50, 2), ("b", 2, 20, 2), ("c", 4, 0, 1)):
         asks = [container(units=units, resources={COMPUTE_RESOURCE: str(percent)})]
@@ -81,8 +88,7 @@ def test_victims_free_the_compute_too(compute: int, expected: set[str]) -> None:
     assert names(plan(world, containers=asks)) == expected
 
 
-def test_the_cards_are_those_that_the_victims_leave() -> None:
-    world = PreemptionWorld()
+def test_the_cards_are_those_that_the_victims_leave(world: PreemptionWorld) -> None:
     world.node("n", (8, 8, 8), a=(0, 4, 3), b=(1, 4, 2), c=(2, 4, 1))
     found = plan(world, 16, annotations={"gpupack.io/cards": "2"})
     assert names(found) == {"b", "c"}
@@ -91,22 +97,19 @@ def test_the_cards_are_those_that_the_victims_leave() -> None:
     assert found.leaving_or_evicted == {"uid-b", "uid-c"}
 
 
-def test_several_containers() -> None:
-    world = PreemptionWorld()
+def test_several_containers(world: PreemptionWorld) -> None:
     world.node("n", (8, 8), a=(0, 4, 3), b=(0, 4, 1), c=(1, 4, 2), d=(1, 4, 1))
     two = [container("x", 8), container("y", 4)]
     # Up to priority 2 one card and half of the other one become free, and of b and d both are needed.
     assert names(plan(world, containers=two)) == {"b", "c", "d"}
 
 
-def test_several_containers_for_which_nothing_helps() -> None:
-    world = PreemptionWorld()
+def test_several_containers_for_which_nothing_helps(world: PreemptionWorld) -> None:
     world.node("n", (8,), a=(0, 4, 3))
     assert plan(world, containers=[container("x", 8), container("y", 4)]) is None
 
 
-def test_a_pod_on_two_cards_frees_both() -> None:
-    world = PreemptionWorld()
+def test_a_pod_on_two_cards_frees_both(world: PreemptionWorld) -> None:
     world.node("n", (8, 8))
     both = {
         POD_ASSIGNED: json.dumps({"main": [[uuid("n", 0), 4], [uuid("n", 1), 4]]}),
@@ -123,14 +126,12 @@ def test_a_pod_on_two_cards_frees_both() -> None:
     assert names(plan(world, 16, annotations={"gpupack.io/cards": "2"})) == {"wide"}
 
 
-def test_the_selector_counts() -> None:
-    world = PreemptionWorld()
+def test_the_selector_counts(world: PreemptionWorld) -> None:
     world.node("n", (8, 8), a=(0, 4, 2), b=(1, 4, 1))
     assert names(plan(world, annotations={"gpupack.io/gpu-uuid": uuid("n", 0)})) == {"a"}
 
 
-def test_a_budget_leaves_another_set_of_the_same_card() -> None:
-    world = PreemptionWorld()
+def test_a_budget_leaves_another_set_of_the_same_card(world: PreemptionWorld) -> None:
     world.node("n", (8,))
     for name in ("a", "b"):
         world.run("n", name, 0, 3, 1, labels={"app": "web"})
@@ -144,8 +145,7 @@ def test_a_budget_leaves_another_set_of_the_same_card() -> None:
     assert plan(world, 5) is None
 
 
-def test_of_equals_the_one_goes_that_started_last() -> None:
-    world = PreemptionWorld()
+def test_of_equals_the_one_goes_that_started_last(world: PreemptionWorld) -> None:
     world.node("n", (8, 8))
     for card, (name, started) in enumerate(
         (("old", "2026-01-01T00:00:00Z"), ("new", "2026-01-02T00:00:00Z"))
@@ -155,16 +155,14 @@ def test_of_equals_the_one_goes_that_started_last() -> None:
     assert names(plan(world)) == {"new"}
 
 
-def test_pods_whose_cards_nobody_knows_are_no_victims() -> None:
-    world = PreemptionWorld()
+def test_pods_whose_cards_nobody_knows_are_no_victims(world: PreemptionWorld) -> None:
     world.node("n", (8,))
     world.run("n", "lost", 0, 4, 1, annotations={POD_ASSIGNED: "{}", POD_ALLOCATION: "x"})
     world.publish("n")
     assert plan(world) is None
 
 
-def test_a_node_without_words() -> None:
-    world = PreemptionWorld()
+def test_a_node_without_words(world: PreemptionWorld) -> None:
     assert plan(world) is None
 
 
@@ -176,8 +174,7 @@ def test_many_units_are_looked_at_in_a_simpler_way(monkeypatch: pytest.MonkeyPat
     assert names(found) == {"c"}
 
 
-def test_nobody_is_the_cheapest() -> None:
-    world = PreemptionWorld()
+def test_nobody_is_the_cheapest(world: PreemptionWorld) -> None:
     world.node("n", (8,), a=(0, 4, -(1 << 31)))
     assert compute_cost(()) < compute_cost([world.state.pods["uid-a"]])
 
@@ -202,10 +199,9 @@ def in_gang(name: str = "g") -> dict[str, Any]:
     ),
 )
 def test_a_victim_of_a_gang_counts_with_all_of_it(
-    gang: int, elsewhere: int, alone: int, expected: set[str]
+    world: PreemptionWorld, gang: int, elsewhere: int, alone: int, expected: set[str]
 ) -> None:
     """The other one runs on another node."""
-    world = PreemptionWorld()
     world.node("n", (8, 8))
     world.node("m", (8,))
     world.run("n", "a", 0, 8, gang, **in_gang())
@@ -236,8 +232,7 @@ def test_a_victim_of_a_pod_group_counts_with_all_of_it_if_that_is_a_gang(
     assert names(plan(world)) == expected
 
 
-def test_a_gang_with_a_pod_that_is_as_important_loses_none() -> None:
-    world = PreemptionWorld()
+def test_a_gang_with_a_pod_that_is_as_important_loses_none(world: PreemptionWorld) -> None:
     world.node("n", (8,))
     world.node("m", (8,))
     world.run("n", "a", 0, 8, 1, **in_gang())
