@@ -13,6 +13,7 @@ from gpupack.whatif.fit import count_fit_on_cards
 from gpupack.whatif.kube_checks import HostRequirements
 from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.cards import CardAmounts, build_cards
+from scheduler_plugin.scheduling.fit_counts import count_card_groups
 
 _REMEMBERED: Final = 1 << 16
 
@@ -224,12 +225,4 @@ def _add(free: Sequence[int], amounts: Mapping[int, int], times: int = 1) -> tup
 
 def count_on_distinct_cards(fits: list[int], cards: int) -> int:
     """Compute the most pods that can each get a number of different cards, with the best choices."""
-    low, high = 0, sum(fits) // cards
-    counts = np.array(fits, dtype=np.int64)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if int(np.minimum(counts, middle).sum()) >= cards * middle:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return int(count_card_groups(np.array([fits], dtype=np.int64), cards)[0])

@@ -30,13 +30,12 @@ from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
 from scheduler_plugin.scheduling.card_costs import CardCosts, get_array_costs
 from scheduler_plugin.scheduling.filtering import compute_free_on_one_model, filter_nodes
-from scheduler_plugin.scheduling.fit_counts import count_most_on_empty
+from scheduler_plugin.scheduling.fit_counts import count_most_on_empty, count_most_pods
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 from scheduler_plugin.scheduling.reasons import format_demands
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     compute_largest_percent,
-    compute_units_by_card,
     group_by_card_size,
     with_compute,
     with_units_for,
@@ -229,32 +228,18 @@ def count_fit_by_node(
     """
     nodes = cluster.state.nodes
     rows = rows[filter_nodes(nodes, query, rows)] if len(rows) else rows
-    names = [nodes.names[row] for row in rows.tolist()]
-    if not names:
-        return Counter()
     demands = query.request.demands
     if len(demands) == 1 and demands[0].cards == 1:
-        each = compute_units_by_card(nodes, query, rows)[0]
-        free = nodes.free[rows].astype(np.int64)
-        if query.policy_request.admits is not None:
-            free = np.where(query.policy_request.admits[rows], free, 0)
-        there = (nodes.size[rows] > 0) & (each > 0)
-        pods = np.where(there, free // np.maximum(each, 1), 0)
-        if demands[0].compute:
-            pods = np.minimum(pods, np.maximum(nodes.compute_free[rows], 0) // demands[0].compute)
-        sums = pods.sum(axis=1).tolist()
-        return Counter({name: min(most[name], number) for name, number in zip(names, sums, strict=True)})
-    counts: Counter[str] = Counter()
+        pods = zip(rows.tolist(), count_most_pods(nodes, query, rows).tolist(), strict=True)
+        return Counter({(name := nodes.names[row]): min(most[name], number) for row, number in pods})
+    one_by_one: RowArray = rows[:0]
     if query.request.rules.same_model:
         mixed = nodes.mixed_models[rows]
-        for row in rows[mixed].tolist():
-            counts[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
-        rows = rows[~mixed]
+        one_by_one, rows = rows[mixed], rows[~mixed]
     sizes = group_by_card_size(nodes, rows)
+    counts = _count_one_by_one(cluster, query, np.concatenate((one_by_one, rows[sizes.mixed])), most)
     for size, at in sizes.uniform:
         counts += _filled(cluster, with_units_for(query, size), rows[at], most)
-    for row in rows[sizes.mixed].tolist():
-        counts[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
     return counts
 
 
@@ -269,12 +254,7 @@ def _filled(
     nodes = cluster.state.nodes
     costs = get_array_costs(query.policy_request.card_policy)
     if costs is None or len(query.policy_request.demands) > 1 or query.request.asks_compute:
-        return Counter(
-            {
-                nodes.names[row]: _one_by_one(cluster, query, row, most[nodes.names[row]])
-                for row in rows.tolist()
-            }
-        )
+        return _count_one_by_one(cluster, query, rows, most)
     counts: Counter[str] = Counter()
     left = np.array([row for row in rows.tolist() if most[nodes.names[row]]], dtype=np.intp)
     free: LongArray = nodes.free[left].astype(np.int64)
@@ -304,9 +284,16 @@ def _place_one_pod(
     return placed
 
 
-def _one_by_one(cluster: Cluster, query: SchedulingRequest, row: int, most: int) -> int:
-    return count_fit_on_cards(
-        build_cards(cluster.state.nodes, row), query.request, query.policy_request.card_policy, most
+def _count_one_by_one(
+    cluster: Cluster, query: SchedulingRequest, rows: RowArray, most: Mapping[str, int]
+) -> Counter[str]:
+    nodes, policy = cluster.state.nodes, query.policy_request.card_policy
+    names = ((row, nodes.names[row]) for row in rows.tolist())
+    return Counter(
+        {
+            name: count_fit_on_cards(build_cards(nodes, row), query.request, policy, most[name])
+            for row, name in names
+        }
     )
 
 

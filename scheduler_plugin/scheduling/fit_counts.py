@@ -45,21 +45,21 @@ def count_most_pods(
         if rules.same_model and nodes.mixed_models[rows].any():
             models = nodes.model[rows]
             groups = [
-                _count_card_groups(np.where(models == model, fits, 0), demand.cards)
+                count_card_groups(np.where(models == model, fits, 0), demand.cards)
                 for model in np.unique(models).tolist()
             ]
             most = np.minimum(most, np.sum(groups, axis=0))
         else:
-            most = np.minimum(most, _count_card_groups(fits, demand.cards))
+            most = np.minimum(most, count_card_groups(fits, demand.cards))
         total += units * demand.cards
     if rules.apart:
         # Each pod has as many different cards as its demands have together.
         fewest = np.maximum(np.minimum.reduce(by_demand), 1)
         fits = np.where(has_cards, free // fewest, 0)
-        most = np.minimum(most, _count_card_groups(fits, sum(each.cards for each in query.request.demands)))
+        most = np.minimum(most, count_card_groups(fits, sum(each.cards for each in query.request.demands)))
     least = np.where(has_cards, total, 1 << 40).min(axis=1, initial=1 << 40)
     most = np.minimum(most, free.sum(axis=1) // np.maximum(least, 1))
-    if percent := sum(demand.compute * demand.cards for demand in query.request.demands):
+    if percent := query.policy_request.compute:
         most = np.minimum(most, np.where(free > 0, compute, 0).sum(axis=1) // percent)
     takes = could_fit_emptied(nodes, query, rows) if emptied else filter_nodes(nodes, query, rows)
     most[~takes] = 0
@@ -106,13 +106,10 @@ def _compute_least_units(demand: Demand, sizes: IntArray) -> int:
     return min((demand.units_on(size) for size in np.unique(sizes[sizes > 0]).tolist()), default=0)
 
 
-def _count_card_groups(fits: LongArray, cards: int) -> LongArray:
+def count_card_groups(fits: LongArray, cards: int) -> LongArray:
     """Count groups of `cards` different cards of a node; a card is in as many groups as pods fit on it."""
-    if cards == 1:
-        result: LongArray = np.minimum(fits.sum(axis=1), MOST_COUNTED)
-        return result
-    low: LongArray = np.zeros(len(fits), dtype=np.int64)
-    high = np.full(len(fits), MOST_COUNTED, dtype=np.int64)
+    high: LongArray = np.minimum(fits.sum(axis=1) // cards, MOST_COUNTED)
+    low: LongArray = high if cards == 1 else np.zeros_like(high)
     while (low < high).any():
         middle = (low + high + 1) // 2
         enough = np.minimum(fits, middle[:, None]).sum(axis=1) >= middle * cards

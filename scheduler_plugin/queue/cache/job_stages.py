@@ -15,7 +15,7 @@ from allocator.names import POD_FIRST_STAGE_SIZE
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.queue.cache.jobs import PodMaker
 from scheduler_plugin.queue.cache.pods import PodQueueInfo
-from scheduler_plugin.queue.cache.queued_pods import FailedStagePod, Phase, QueuedPod
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
 from scheduler_plugin.queue.cache.queues import Queues
 from scheduler_plugin.queue.cache.waiting import SlotType
 
@@ -134,12 +134,12 @@ class JobStages:
     counted, and uncount it there.
 
     Attributes:
-        failed: Failed pods that a job waits for, by UID.
+        failed: Names of failed pods, by UID: a job waits until others replace them.
     """
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self.failed: dict[str, FailedStagePod] = {}
+        self.failed: dict[str, str] = {}
         self._pods: dict[str, _StagePod] = {}
         self._stages: dict[str, _FirstStage] = {}
         self._counted: dict[str, tuple[str, str]] = {}
@@ -305,7 +305,7 @@ class JobStages:
         if pod is not None and (pod.part in _UNFINISHED or (failed and pod.maker not in self._jobs)):
             new = (pod.queue, pod.job)
             if failed:
-                self.failed[uid] = FailedStagePod(pod.name)
+                self.failed[uid] = pod.name
         old = self._counted.get(uid)
         if new is not None:
             self._counted[uid] = new

@@ -285,13 +285,6 @@ class Gang:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class FailedStagePod:
-    """A failed pod of a job's first stage: the job waits until another pod replaces it."""
-
-    name: str
-
-
 class RequeueWrite(Enum):
     """What is written about an admitted pod whose room is given to others again."""
 

@@ -1,6 +1,6 @@
 """Units that a pod is charged against its quota; a percentage depends on the size of the card. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +10,10 @@ from scheduler_plugin.cache.arrays import BoolArray, LongArray
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
+from scheduler_plugin.queue.capacity.reservations import QueueReservation
+
+RowFilter = Callable[[PodRequirements], BoolArray]
+"""Tells which rows come into question for a pod: bool[R]."""
 
 
 class QuotaUsage:
@@ -61,6 +65,23 @@ class QuotaUsage:
             fits
             if most is None or not requirements.percent
             else fits & (self.compute_units_by_row(requirements) <= most)
+        )
+
+    def make_filter(self, more: int) -> RowFilter:
+        """Make a filter of rows: a pod's charge exceeds its smallest one by at most `more` units."""
+        everywhere = np.ones(self._state.nodes.row_count, dtype=np.bool_)
+        return lambda requirements: self.mask_within(
+            requirements, everywhere, more + self.compute_least_units(requirements)
+        )
+
+    def sum_reserved(
+        self, pods: Iterable[tuple[str, PodRequirements]], reservations: Mapping[str, QueueReservation]
+    ) -> int:
+        """Add up the units that pods are charged on the nodes of their reservations, by UID."""
+        return sum(
+            self.compute_units_on_node(requirements, reservations[uid].node) or 0
+            for uid, requirements in pods
+            if uid in reservations
         )
 
     def compute_units_on_node(

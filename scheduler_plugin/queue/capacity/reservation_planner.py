@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
-from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
+from scheduler_plugin.cache.arrays import LongArray, RowArray
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
+from scheduler_plugin.queue.capacity.quota_usage import RowFilter
 from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.queue.capacity.reservations import NO_RESERVATIONS, NodeReservations, QueueReservation
 
@@ -68,7 +69,7 @@ class ReservationPlanner:
         self._queues: dict[PodRequirements, list[tuple[int, int, int]]] = {}
 
     def plan_workload(
-        self, pods: Sequence[Pod], among: Callable[[PodRequirements], BoolArray] | None = None
+        self, pods: Sequence[Pod], among: RowFilter | None = None
     ) -> dict[str, QueueReservation]:
         """Find cards for all pods at once: reservations by UID, empty if the pods can never all fit.
 
@@ -107,9 +108,7 @@ class ReservationPlanner:
             self._add_pod(requirements, spot)
         return True
 
-    def _list_orders(
-        self, pods: Sequence[Pod], among: Callable[[PodRequirements], BoolArray] | None
-    ) -> Iterator[Sequence[Pod]]:
+    def _list_orders(self, pods: Sequence[Pod], among: RowFilter | None) -> Iterator[Sequence[Pod]]:
         """Give the orders to try: as given, the hardest first; then those with the fewest nodes first."""
         yield pods
         if len({requirements for _, requirements in pods}) > 1:
@@ -118,9 +117,7 @@ class ReservationPlanner:
             }
             yield sorted(pods, key=lambda pod: choice[pod[1]])
 
-    def _find_best(
-        self, requirements: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
-    ) -> _PlannedPlace | None:
+    def _find_best(self, requirements: PodRequirements, among: RowFilter | None) -> _PlannedPlace | None:
         """Find the place with the fewest missing units; of equal ones the first node by name."""
         queue = self._queues.get(requirements)
         if queue is None:
@@ -142,7 +139,7 @@ class ReservationPlanner:
         return None
 
     def _find_possible(
-        self, requirements: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
+        self, requirements: PodRequirements, among: RowFilter | None
     ) -> tuple[RowArray, LongArray]:
         """Find rows that could take a pod if they were empty, with a lower bound of the missing units."""
         nodes = self._capacity.state.nodes

@@ -354,7 +354,7 @@ def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
     """Rank an unfinished first-stage pod by how serious its state is, and describe it."""
     failed, pod = queue.job_stages.failed.get(uid), queue.queued_pods.get(uid)
     if failed is not None:
-        return 0, f"{failed.name} (failed: it counts until it is deleted)"
+        return 0, f"{failed} (failed: it counts until it is deleted)"
     if pod is None:
         return 4, uid
     name = pod.record.full_name

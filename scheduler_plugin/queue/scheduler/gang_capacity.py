@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Final
@@ -12,11 +12,11 @@ import numpy as np
 
 from allocator.cards import Card
 from allocator.request import Demand
-from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.cards import CardAmounts
 from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, drop_needless, read_node
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
+from scheduler_plugin.queue.capacity.quota_usage import RowFilter
 from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.queue.capacity.reservations import NodeReservations, QueueReservation
 from scheduler_plugin.scheduling.node_fit import leave_out_undecided
@@ -51,18 +51,17 @@ class GangPlacer:
         *,
         leaving: Iterable[QueuedPod] = (),
         ended: Mapping[str, Mapping[int, CardAmounts]] = MappingProxyType({}),
-        among: Callable[[PodRequirements], BoolArray] | None = None,
+        among: RowFilter | None = None,
         places_left: Callable[[str], int] | None = None,
     ) -> None:
         self._capacity = capacity
         self._workload_uid = workload_uid
-        self._among = among
+        self._among = None if among is None else cache(among)
         self._places_left = places_left
         self._ended = ended
         self._leaving: dict[str, list[QueuedPod]] = {}
         for pod in leaving:
             self._leaving.setdefault(pod.record.node, []).append(pod)
-        self._allowed: dict[PodRequirements, BoolArray] = {}
         self._views: dict[str, NodeUnderPreemption | None] = {}
         self._placed: dict[str, list[Pod]] = {}
         self._cleared: dict[str, str] = {}
@@ -216,12 +215,8 @@ class GangPlacer:
     def _is_allowed(self, node: str, row: int, requirements: PodRequirements) -> bool:
         if requirements.percent and not self._capacity.state.nodes.percent[row]:
             return False
-        if self._among is not None:
-            allowed = self._allowed.get(requirements)
-            if allowed is None:
-                allowed = self._allowed[requirements] = self._among(requirements)
-            if not allowed[row]:
-                return False
+        if self._among is not None and not self._among(requirements)[row]:
+            return False
         return self._capacity.is_allowed(requirements, node)
 
     def _place_on_node(

@@ -3,7 +3,7 @@
 A gang is evicted as a whole: without one of its pods the others would only block cards.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 
 from kubeapi.backoff import KeyedBackoff
-from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.cards import CardAmounts
 from scheduler_plugin.queue.cache.ended_pods import STILL_COUNTED_S
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.cache.queues import QueueState
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload
+from scheduler_plugin.queue.capacity.quota_usage import RowFilter
 from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
 from scheduler_plugin.queue.capacity.reservations import QueueReservation
 from scheduler_plugin.queue.config.quota import Cohort
@@ -315,7 +315,7 @@ class _VictimSearch:
         ]
         return min(found, key=lambda each: _make_order_key(each.groups), default=None)
 
-    def _find_on_nodes(self, among: Callable[[PodRequirements], BoolArray] | None) -> ReclaimPlan | None:
+    def _find_on_nodes(self, among: RowFilter | None) -> ReclaimPlan | None:
         placer = self._make_placer(among, self.leaving, self._ended)
         victims = placer.find_victims(group_by_node(self._candidates, MOST_CANDIDATES)) if placer.rest else []
         if victims is not None:
@@ -329,11 +329,7 @@ class _VictimSearch:
         return ReclaimPlan(self._queue_name, self._workload.uid, node, tuple(victims), spots)
 
     def sum_units(self, spots: Mapping[str, QueueReservation]) -> int:
-        amounts = self._queue.quota_usage
-        return sum(
-            amounts.compute_units_on_node(requirements, spots[uid].node) or 0
-            for uid, requirements in self._pods
-        )
+        return self._queue.quota_usage.sum_reserved(self._pods, spots)
 
     def _get_priority(self) -> int:
         """Return the priority of the waiting pod; for a gang, the smallest of its pods' priorities."""
@@ -342,7 +338,7 @@ class _VictimSearch:
 
     def _make_placer(
         self,
-        among: Callable[[PodRequirements], BoolArray] | None,
+        among: RowFilter | None,
         leaving: Sequence[QueuedPod],
         ended: Mapping[str, Mapping[int, CardAmounts]],
     ) -> GangPlacer:
@@ -357,7 +353,7 @@ class _VictimSearch:
             places_left=None if slots.form is None else slots.count_left,
         )
 
-    def _list_restrictions(self) -> Iterator[Callable[[PodRequirements], BoolArray] | None]:
+    def _list_restrictions(self) -> Iterator[RowFilter | None]:
         """Give the sets of nodes to try, so that pods that ask for percent stay within quota.
 
         A percentage is charged more units on a larger card: that costs quota but may need fewer victims. So
@@ -369,13 +365,6 @@ class _VictimSearch:
         account = self._cohort.accounts[self._queue_name]
         own = (account.quota.nominal or 0) - account.used - self._reserved
         amounts = self._queue.quota_usage
-        everywhere = np.ones(self._queue.state.nodes.row_count, dtype=np.bool_)
-
-        def within(more: int) -> Callable[[PodRequirements], BoolArray]:
-            return lambda requirements: amounts.mask_within(
-                requirements, everywhere, more + amounts.compute_least_units(requirements)
-            )
-
         usable = self._queue.state.nodes.usable
         shapes = {requirements for _, requirements in self._pods}
         extra = {
@@ -384,7 +373,7 @@ class _VictimSearch:
             for more in (amounts.compute_units_by_row(w)[usable] - amounts.compute_least_units(w)).tolist()
         }
         for more in sorted(extra & set(range(own - self._least + 1)))[:MOST_SIZES]:
-            yield within(more)
+            yield amounts.make_filter(more)
 
     def _compute_missing(self, units: int, freed: Mapping[str, int]) -> int:
         return self._cohort.compute_missing(self._queue_name, units + self._reserved, freed)
@@ -450,7 +439,7 @@ class _VictimSearch:
             count += 1
         return remaining
 
-    def _needs_leaving(self, among: Callable[[PodRequirements], BoolArray] | None) -> bool:
+    def _needs_leaving(self, among: RowFilter | None) -> bool:
         """Return True if the workload depends on the leaving or ended pods being gone."""
         placer = self._make_placer(among, (), {})
         spots = {} if placer.rest else placer.find_places(())

@@ -1,16 +1,13 @@
 """Reserve cards and quota for pods and gangs that waited too long, one workload of each queue. Pure."""
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from enum import Enum, auto
 from typing import Final
 
-import numpy as np
-
-from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.queue.cache.queues import QueueState
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload
 from scheduler_plugin.queue.capacity.requirements import Needs, PodRequirements
-from scheduler_plugin.queue.capacity.reservation_planner import Pod, ReservationPlanner
+from scheduler_plugin.queue.capacity.reservation_planner import ReservationPlanner
 from scheduler_plugin.queue.capacity.reservations import QueueReservation
 from scheduler_plugin.queue.scheduler.admission import AdmissionScheduler
 from scheduler_plugin.queue.scheduler.reservation_delay import ReservationDelay
@@ -169,7 +166,9 @@ class ReservationManager:
                 pods = self._admission.quota_usage.list_members(workload.requirements, uid)
                 served[queue.name] = (
                     uid,
-                    self._sum_units(pods, self._admission.capacity.reservations.get_by_pod(uid)),
+                    self._admission.quota_usage.sum_reserved(
+                        pods, self._admission.capacity.reservations.get_by_pod(uid)
+                    ),
                 )
             else:
                 self._admission.capacity.reservations.remove_workload(uid)
@@ -198,26 +197,10 @@ class ReservationManager:
         # What shares count for depends on the node. First each pod may be wherever the others leave enough.
         # Where that is too much together, each goes where it counts for the least.
         for left in (headroom - admission.quota_usage.compute_least_units(workload.requirements), 0):
-            found = planner.plan_workload(pods, self._mask_within(left))
-            if self._sum_units(pods, found) <= headroom:
+            found = planner.plan_workload(pods, admission.quota_usage.make_filter(left))
+            if admission.quota_usage.sum_reserved(pods, found) <= headroom:
                 return found
         return {}
-
-    def _mask_within(self, more: int) -> Callable[[PodRequirements], BoolArray]:
-        """Make a filter of rows, bool[R]: a pod's charge exceeds its smallest by at most `more` units."""
-        amounts = self._admission.quota_usage
-        everywhere = np.ones(self._admission.capacity.state.nodes.row_count, dtype=np.bool_)
-        return lambda requirements: amounts.mask_within(
-            requirements, everywhere, more + amounts.compute_least_units(requirements)
-        )
-
-    def _sum_units(self, pods: Iterable[Pod], reservations: dict[str, QueueReservation]) -> int:
-        amounts = self._admission.quota_usage
-        return sum(
-            amounts.compute_units_on_node(requirements, reservations[uid].node) or 0
-            for uid, requirements in pods
-            if uid in reservations
-        )
 
     def _is_reservation_useful(self, queue: QueueState, workload: QueuedWorkload[Needs]) -> bool:
         """Return True if a workload's reservation can still serve it and it lacks nothing but cards.
@@ -236,7 +219,10 @@ class ReservationManager:
         if reservations.keys() != {pod for pod, _ in pods}:
             # Its pods are others now. What has become free is taken into account when room is found for them.
             return False
-        cohort, units = admission.queues.get_cohort(queue.name), self._sum_units(pods, reservations)
+        cohort, units = (
+            admission.queues.get_cohort(queue.name),
+            admission.quota_usage.sum_reserved(pods, reservations),
+        )
         if cohort is None:
             return False
         if not (
