@@ -21,6 +21,7 @@ from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.objects import Node
 from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.cards import CardAmounts, add_amounts
 from scheduler_plugin.cache.pods import PodRecord
 
 SCALE_DOWN_DISABLED: Final = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
@@ -143,10 +144,9 @@ def _move_all(
             if moved is None:
                 return record
             row, placement = moved
-            charges_of_node = cluster.state.nodes.with_charges(
-                {row: placement.charge}, {row: placement.compute}
-            )
-            mine.enter_context(charges_of_node)
+            amounts: dict[int, CardAmounts] = {}
+            add_amounts(amounts, placement.charge, placement.compute)
+            mine.enter_context(cluster.state.nodes.with_charges({row: amounts}))
         charges.push(mine.pop_all())
     return None
 

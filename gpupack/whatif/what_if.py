@@ -15,6 +15,7 @@ from gpupack.whatif.gangs import GangMembers, can_fit_together, count_at_once, f
 from gpupack.whatif.kube_checks import HostRequirements
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.cards import CardAmounts, add_amounts
 from scheduler_plugin.cache.claim_charges import sum_shares
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord
@@ -117,18 +118,11 @@ class WhatIf:
 @contextmanager
 def without_pods(cluster: Cluster, usage: "PodCardUsage", pods: Iterable[PodRecord]) -> Iterator[None]:
     """Show filter the cards as if some pods had ended, for a while."""
-    units: dict[int, dict[int, int]] = {}
-    compute: dict[int, dict[int, int]] = {}
+    charges: dict[int, dict[int, CardAmounts]] = {}
     for pod in pods:
-        row = cluster.state.nodes.rows[pod.node]
-        for totals, freed in (
-            (units, usage.get_freed_units(pod)),
-            (compute, usage.get_freed_compute(pod)),
-        ):
-            on_node = totals.setdefault(row, {})
-            for card, amount in freed.items():
-                on_node[card] = on_node.get(card, 0) - amount
-    with cluster.state.nodes.with_charges(units, compute):
+        on_node = charges.setdefault(cluster.state.nodes.rows[pod.node], {})
+        add_amounts(on_node, usage.get_freed_units(pod), usage.get_freed_compute(pod), -1)
+    with cluster.state.nodes.with_charges(charges):
         yield
 
 

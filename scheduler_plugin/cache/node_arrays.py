@@ -291,25 +291,19 @@ class NodeArrays:
             self._update_derived(row)
 
     @contextmanager
-    def with_charges(
-        self,
-        charges: Mapping[int, Mapping[int, int]],
-        compute_charges: Mapping[int, Mapping[int, int]] = MappingProxyType({}),
-    ) -> Iterator[None]:
+    def with_charges(self, charges: Mapping[int, Mapping[int, tuple[int, int]]]) -> Iterator[None]:
         """Charge more while the context is open; the versions of the rows grow before and after.
 
         Args:
-            charges: Units by card position, by row; positions that the row does not have are left out.
-            compute_charges: Percent of compute likewise, of these rows.
+            charges: Units and percent of compute by card position, by row; positions that the row does not
+                have are left out.
         """
         before = {row: (self.assumed[row].copy(), self.compute_assumed[row].copy()) for row in charges}
-        for row, units_of in charges.items():
-            for array, published, added in (
-                (self.assumed, self.used, units_of),
-                (self.compute_assumed, self.compute_used, compute_charges.get(row, NO_COMPUTE)),
-            ):
-                for card, amount in added.items():
-                    if card < self.cards[row]:
+        counted = (self.assumed, self.used), (self.compute_assumed, self.compute_used)
+        for row, added in charges.items():
+            for card, amounts in added.items():
+                for (array, published), amount in zip(counted, amounts, strict=True):
+                    if amount and card < self.cards[row]:
                         # Where less was counted of a pod than it has, its end frees no more than that.
                         array[row, card] = max(array[row, card] + amount, -published[row, card])
             self._update_derived(row)

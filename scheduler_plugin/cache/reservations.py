@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from scheduler_plugin.cache.cards import find_current_positions
+from scheduler_plugin.cache.cards import CardAmounts, add_amounts, find_current_positions
 from scheduler_plugin.cache.node_arrays import NodeArrays
 
 ABOVE_ALL_PRIORITIES: Final = 1 << 31
@@ -86,23 +86,16 @@ class Reservations:
         Args:
             planned: Reservations that would be made before one for this pod.
         """
-        charges: dict[int, dict[int, int]] = {}
-        compute: dict[int, dict[int, int]] = {}
+        charges: dict[int, dict[int, CardAmounts]] = {}
         for each in chain(self._by_uid.values(), self.held.values(), planned):
             row = nodes.rows.get(each.node)
             if (each.uid, each.node) in self.held and each is not self.held[each.uid, each.node]:
                 continue  # a preemptor has passed filter: the same cards would count twice
             if row is not None and each.uid != uid and each.priority >= priority:
-                uuids = nodes.uuids[row]
-                for totals, amounts in (
-                    (charges, each.get_current_units(uuids)),
-                    (compute, each.get_current_compute(uuids)),
-                ):
-                    sums = totals.setdefault(row, {})
-                    for card, amount in amounts.items():
-                        sums[card] = sums.get(card, 0) + amount
+                uuids, on_node = nodes.uuids[row], charges.setdefault(row, {})
+                add_amounts(on_node, each.get_current_units(uuids), each.get_current_compute(uuids))
         if not charges:
             yield
             return
-        with nodes.with_charges(charges, compute):
+        with nodes.with_charges(charges):
             yield

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from scheduler_plugin.cache.cards import CardAmounts
+from scheduler_plugin.cache.cards import CardAmounts, add_amounts
 from scheduler_plugin.cache.charges import NodeRecord
 from scheduler_plugin.cache.pod_cards import find_compute, published_pod_units
 from scheduler_plugin.cache.pods import PodRecord
@@ -38,10 +38,8 @@ class EndedPods:
             charge = {} if record is None else self._find_charge(record, pod)
             if record is None or pod.charged is None or not charge:
                 continue
-            on_node, compute = sums.setdefault(pod.node, {}), find_compute(record, pod, pod.charged, charge)
-            for card, units in charge.items():
-                before = on_node.get(card, (0, 0))
-                on_node[card] = before[0] + units, before[1] + compute.get(card, 0)
+            compute = find_compute(record, pod, pod.charged, charge)
+            add_amounts(sums.setdefault(pod.node, {}), charge, compute)
         return sums
 
     def _find_charge(self, record: NodeRecord, pod: PodRecord) -> Mapping[int, int]:
