@@ -97,9 +97,6 @@ class _PodExplainer:
         self._pod = pod
         self._events = events
         self._queued = queued
-        condition = pod.status.scheduled
-        refused = condition is not None and condition.status == "False"
-        self._scheduler_message = condition.message or condition.reason if condition and refused else ""
         self._problem = ""
         self._request: PodRequest | None = None
         try:
@@ -107,6 +104,9 @@ class _PodExplainer:
         except RequestError as error:
             self._problem = str(error)
         self._gates, self._is_batch = list_gates(pod), is_of_batch_mode(pod)
+        condition = pod.status.scheduled
+        refused = condition is not None and condition.status == "False"
+        self._scheduler_message = condition.message or condition.reason if condition and refused else ""
 
     def _make_answer(self, state: State, text: str, **more: object) -> PodExplanation:
         meta = self._pod.metadata
@@ -189,13 +189,10 @@ class _PodExplainer:
             return self._make_answer("pending", _no_words(self._cluster))
         # 2. What it asks for, and the pods that start with it.
         requirements = HostRequirements.from_pod(self._pod)
-        unseen = self._cluster.kube_checks.list_unchecked_rules(requirements)
         query = make_query(self._cluster, self._request, requirements)
         gang = find_gang(self._cluster, self._pod)
         held = explain_held_group(self._cluster, self._pod)
         unknown_gang = explain_unknown_gang(self._cluster, self._pod)
-        if self._cluster.pod_groups.has_topology(self._pod.scheduling_group):
-            unseen = [*unseen, "topology constraints of its PodGroup"]
         what_if = WhatIf(self._cluster, query, requirements)
         if gang is not None:
             what_if = replace(what_if, pods=gang.pods, others=gang.others)
@@ -211,12 +208,11 @@ class _PodExplainer:
             outs = list(find_ways_out(what_if, found, PodCardUsage(self._cluster), moves=moves))
             unsought = explain_skipped_search(what_if) if moves else ""
         # 5. The answer, by who has to act next.
-        not_looked_at = f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}"
         notes = (
             *self._note_other_scheduler(),
             *unknowns,
             *((unknown_gang,) if unknown_gang else ()),
-            *((not_looked_at,) if unseen else ()),
+            *self._note_unchecked_rules(requirements),
             *self._note_other_pods(),
             *_note_corrupt_words(found),
             *((CLAIMS_NOT_READ,) if self._cluster.lacks_claims else ()),
@@ -320,6 +316,12 @@ class _PodExplainer:
             return []
         joined = f"where the extender has joined {self._pod.spec.scheduler_name} it is asked all the same"
         return [f"{joined} (docs/install/joining.md); here no pod of that scheduler has cards from it"]
+
+    def _note_unchecked_rules(self, requirements: HostRequirements) -> list[str]:
+        unseen = self._cluster.kube_checks.list_unchecked_rules(requirements)
+        if self._cluster.pod_groups.has_topology(self._pod.scheduling_group):
+            unseen.append("topology constraints of its PodGroup")
+        return [f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}"] if unseen else []
 
     def _note_other_pods(self) -> list[str]:
         """List the pods that cards are kept for, and those that stand for this one."""
