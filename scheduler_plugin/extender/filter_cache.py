@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
+from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
 
@@ -24,6 +25,12 @@ class FilterResult:
     policy: NodePolicy
     epoch: int
     versions: Mapping[str, int]
+
+    @classmethod
+    def from_rows(cls, policy: NodePolicy, nodes: NodeArrays, rows: RowArray) -> Self:
+        names = [nodes.names[row] for row in rows.tolist()]
+        versions = dict(zip(names, nodes.version[rows].tolist(), strict=True))
+        return cls(policy, policy.epoch, versions)
 
     def is_current(self, nodes: NodeArrays, names: Iterable[str]) -> bool:
         """Return True if neither these nodes nor the policy's weights have changed since."""

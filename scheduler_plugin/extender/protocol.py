@@ -149,6 +149,12 @@ class Candidates:
             self._epoch = nodes.epoch
         return self._rows
 
+    def find_known_rows(self, nodes: NodeArrays) -> tuple[RowArray, RowArray]:
+        """Find the rows of those that have one, and their positions among all."""
+        rows = self.rows(nodes)
+        at = np.flatnonzero(rows >= 0)
+        return (rows, at) if len(at) == len(rows) else (rows[at], at)
+
     def quoted(self, nodes: NodeArrays) -> list[bytes]:
         rows = self.rows(nodes)
         if self._quoted is None:

@@ -160,7 +160,7 @@ class Extender:
         of its pods, and others are evicted for all of them or for none.
         """
         holds, nodes, uid = self.state.group_holds, self.state.nodes, pod.metadata.uid
-        rows, _ = self._find_rows(candidates)
+        rows, _ = candidates.find_known_rows(nodes)
         self._refused_bindings.pop_due(now)
         can_start = holds.begin_call(group, uid, nodes, rows, now)
         if can_start and not self._refused_bindings.is_paused(uid):
@@ -250,7 +250,7 @@ class Extender:
         nodes, uid, nominated = self.state.nodes, pod.metadata.uid, pod.status.nominated_node_name
         planned, ranks_itself = read_planned_uuids(pod.metadata.annotations), ranks_nodes_itself(pod)
         # 1. Find the nodes that take the pod, and rank them by the node policy.
-        rows, at = self._find_rows(candidates)
+        rows, at = candidates.find_known_rows(nodes)
         may_leave = ranks_itself or bool(nominated)
         fits, placed = self._mask_takers(uid, query, rows, planned, may_leave=may_leave)
         fitting_rows = rows[fits]
@@ -267,7 +267,7 @@ class Extender:
         if group is not None:
             self._hold_cards(group, pod, query, int(best[0]))
         if not ranks_itself and len(best) <= MAX_NODES:
-            self._cache_result(uid, policy, best)
+            self.filter_results[uid] = FilterResult.from_rows(policy, nodes, best)
         # 3. Answer.
         chosen = at[fits.nonzero()[0][first]].tolist()
         if group is None and nominated:
@@ -379,7 +379,7 @@ class Extender:
             query = self._make_request(pod)
         except RequestError:
             return encode_scores(candidates, self.state.nodes, result)
-        rows, at = self._find_rows(candidates)
+        rows, at = candidates.find_known_rows(self.state.nodes)
         if query is None:
             if self._rank_all_pods:
                 result[at] = self._rank_for_plain_pod(pod, rows)
@@ -495,12 +495,6 @@ class Extender:
             return None
         return self.policies.make_request(self.state.nodes, parsed.request, parsed.amounts, pod.metadata.uid)
 
-    def _find_rows(self, candidates: Candidates) -> tuple[RowArray, RowArray]:
-        """Find the rows of candidates that have one, and their positions among all."""
-        rows = candidates.rows(self.state.nodes)
-        at = np.flatnonzero(rows >= 0)
-        return (rows, at) if len(at) == len(rows) else (rows[at], at)
-
     def _refuse(
         self,
         pod: Pod,
@@ -567,12 +561,6 @@ class Extender:
         self._first_evictable = first + MAX_EVICTABLE
         names = self.state.nodes.names
         return tuple(names[row] for row in np.roll(rows, -first)[:MAX_EVICTABLE].tolist())
-
-    def _cache_result(self, uid: str, policy: NodePolicy, rows: RowArray) -> None:
-        nodes = self.state.nodes
-        names = [nodes.names[row] for row in rows.tolist()]
-        versions = dict(zip(names, nodes.version[rows].tolist(), strict=True))
-        self.filter_results[uid] = FilterResult(policy, policy.epoch, versions)
 
     def _add_nominated(
         self, nominated: str, candidates: Candidates, chosen: list[int], fitting_rows: RowArray
