@@ -1,7 +1,7 @@
 """One ledger with a kubelet, its checkpoint and an API server around it; none lies, each may be late."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from allocator.cards import Card
@@ -77,6 +77,17 @@ class World:
         world.sync()
         return world
 
+    @classmethod
+    def restored(
+        cls, published: Mapping[str, Mapping[str, int] | None], *listed: Pod, cards_of: int = 1
+    ) -> "World":
+        """A daemon that starts: the words had these pods of cards of 8 units, the API server lists those."""
+        world = cls(Ledger(cards(*[8] * cards_of)), pods={each.uid: each for each in listed})
+        world.ledger.restore_published(published)
+        world.write()
+        world.sync()
+        return world
+
     def restart_daemon(self) -> None:
         """Begin with an empty memory and the words that were published; nothing is read or listed yet."""
         old = self.ledger
@@ -90,6 +101,11 @@ class World:
     @property
     def promised(self) -> list[int]:
         return list(self.ledger.allocated_units().values())
+
+    @property
+    def published(self) -> dict[str, dict[str, int]]:
+        """What the words say: units by pod and card."""
+        return charges.charge_published_pods(self.ledger.accounts)
 
     # The kubelet.
 
@@ -192,6 +208,14 @@ class World:
         self.now += later
         self.ledger.record_cgroup_probe(self.ledger.pods_to_probe(), alive, self.now)
 
+    def assert_ends_after(self, seconds: float) -> None:
+        """All charges stay for so long, and end then, while nobody finds a cgroup."""
+        before = self.promised
+        self.look(later=seconds - 1)
+        assert self.promised == before != [0]
+        self.look(later=1)
+        assert self.promised == [0]
+
     # A pod's whole way.
 
     def run(self, bound: Pod) -> list[dict[str, int]]:
@@ -202,8 +226,12 @@ class World:
         self.change(bound.uid, admitted=True, has_run=True)
         return units
 
-    def end(self, uid: str) -> None:
-        """Deleted, dropped from the checkpoint, and nothing of it runs, everything seen."""
+    def forget(self, uid: str) -> None:
+        """Deleted and dropped from the checkpoint; nobody has looked whether something of it runs."""
         self.delete(uid)
         self.drop(uid)
+
+    def end(self, uid: str) -> None:
+        """Deleted, dropped from the checkpoint, and nothing of it runs, everything seen."""
+        self.forget(uid)
         self.look(*self.pods)

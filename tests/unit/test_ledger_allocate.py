@@ -241,10 +241,7 @@ def test_h3_a_pod_that_failed_after_its_allocate_is_charged_for_ten_seconds():
     world.allocate(ids("c0", 0, 1, 2), "a")
     world.change("a", terminal=True)
     world.write()
-    world.look(later=9)
-    assert world.promised == [3]
-    world.look(later=1)
-    assert world.promised == [0]
+    world.assert_ends_after(10)
 
 
 # Found by a hostile review.
@@ -258,8 +255,7 @@ def test_a_pod_that_came_again_under_its_name_gets_its_own_card():
     world.allocate(given, "old")
     world.show("old", given, "a")
     world.change("old", terminal=True)
-    world.delete("old")
-    world.drop("old")
+    world.forget("old")
     world.bind(replace(pod("new", two, "c1", "c1"), name="pod-old"))
     ask = world.ledger.read_request(world.offered(), (), 4, {("ns", "pod-old")})
     assert by_card(frozenset(ask.choose_ids())) == {"c1": 4}

@@ -63,8 +63,7 @@ def test_units_that_a_card_has_no_more_are_charged_as_long_as_a_pod_has_them(wor
     world.admit("c")
     install(world, c0=4, c1=6)
     assert world.ledger.used() == (4, 6), "a has 5 of 4 units, b and c have 7 of 6"
-    world.delete("b")
-    world.drop("b")
+    world.forget("b")
     world.look("a", "c", later=60)
     assert world.ledger.used() == (4, 4)
     assert world.ledger.published_holds() == {"a": {0: 5}, "c": {1: 4}}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allocator.ledger import Ledger, charges
+from allocator.ledger import Ledger
 from deviceplugin.publishing.annotator import list_allocations
 from deviceplugin.publishing.explain import explain_node
 from tests.ledger_world import SETTLED_S, World, cards, ids, pod
@@ -31,7 +31,7 @@ def test_a_pod_in_the_checkpoint_is_charged_although_nobody_saw_its_allocate():
     assert world.promised == [0, 2]
     assert world.ledger.unpublished_pods() == frozenset()
     assert world.ledger.pods_to_probe() == frozenset(), "first a list must lack it"
-    assert charges.charge_published_pods(world.ledger.accounts) == {}
+    assert world.published == {}
 
 
 def test_ids_of_cards_that_are_not_there_count_for_nobody():
@@ -113,7 +113,7 @@ def lost(uid: str = "a", wanted=5, **more) -> World:
 def test_h1_a_pod_that_runs_without_an_entry_is_lost_not_waiting(more, promised):
     world = lost(**more)
     assert world.promised == promised
-    assert charges.charge_published_pods(world.ledger.accounts).keys() == {"a"}
+    assert world.published.keys() == {"a"}
     assert world.ledger.unpublished_pods() == frozenset()
     assert list_allocations(world.ledger.accounts) == {}
 
@@ -122,7 +122,7 @@ def test_h1_a_lost_pod_may_be_on_every_card_of_the_node():
     world = World.of(8, 8)
     world.bind(pod("a", 6, "c0", "c1", count=2, admitted=True))
     assert world.promised == [3, 3]
-    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 3, "c1": 3}}
+    assert world.published == {"a": {"c0": 3, "c1": 3}}
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,9 @@ def test_h1_a_lost_pod_may_be_on_every_card_of_the_node():
     ],
 )
 def test_h1_what_the_words_had_of_a_pod_that_is_lost(remembered, promised):
-    world = World(Ledger(cards(8, 8)))
-    world.ledger.restore_published({"a": remembered})
-    world.pods["a"] = pod("a", 5, "c0")
-    world.write()
-    world.sync()
+    world = World.restored({"a": remembered}, pod("a", 5, "c0"), cards_of=2)
     assert world.promised == promised
-    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {f"c{promised.index(5)}": 5}}
+    assert world.published == {"a": {f"c{promised.index(5)}": 5}}
 
 
 @pytest.mark.parametrize(
@@ -151,18 +147,15 @@ def test_h1_what_the_words_had_of_a_pod_that_is_lost(remembered, promised):
     ],
 )
 def test_h1_a_pod_that_the_api_has_no_more_stays_charged_until_its_cgroups_are_gone(remembered, promised):
-    world = World(Ledger(cards(8, 8)))
-    world.ledger.restore_published({"a": remembered})
-    world.write()
-    world.sync()
+    world = World.restored({"a": remembered}, cards_of=2)
     assert world.promised == promised
-    assert charges.charge_published_pods(world.ledger.accounts).keys() == {"a"}
+    assert world.published.keys() == {"a"}
     assert world.ledger.pods_to_probe() == {"a"}
     world.look("a", later=60)
     assert world.promised == promised
     world.look()
     assert world.promised == [0, 0]
-    assert charges.charge_published_pods(world.ledger.accounts) == {}
+    assert world.published == {}
 
 
 def test_h1_what_the_words_had_counts_beside_an_entry_that_came_again():
@@ -203,7 +196,7 @@ def test_h5_a_pod_that_is_deleted_before_it_was_served_counts_until_the_kubelet_
     assert world.promised == [0, 0]
     world.delete("a")
     assert world.promised == promised
-    assert charges.charge_published_pods(world.ledger.accounts).keys() == {"a"}
+    assert world.published.keys() == {"a"}
     world.look(later=SETTLED_S)
     assert world.promised == [0, 0]
 
@@ -225,7 +218,7 @@ def test_a_pod_that_was_refused_is_charged_with_what_it_was_given():
     for uid in ("a", "b"):
         world.change(uid, terminal=True)
     assert world.promised == [2]
-    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 2}}
+    assert world.published == {"a": {"c0": 2}}
 
 
 # What the words say.
@@ -236,11 +229,11 @@ def test_a_pod_enters_holds_with_the_allocate_of_its_last_container():
     world.bind(pod("a", TWO, "c0"))
     assert not world.ledger.has_pods_in_flight()
     world.hand(2, "a", "one")
-    assert charges.charge_published_pods(world.ledger.accounts) == {}
+    assert world.published == {}
     assert world.ledger.unpublished_pods() == {"a"}
     assert world.ledger.has_pods_in_flight()
     world.allocate(world.choose(3, "a"), "a")
-    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 5}}
+    assert world.published == {"a": {"c0": 5}}
     assert list_allocations(world.ledger.accounts) == {"a": {"one": (("c0", 2),), "two": (("c0", 3),)}}
     assert world.ledger.unpublished_pods() == frozenset()
     assert not world.ledger.has_pods_in_flight()
@@ -250,28 +243,27 @@ def test_a_pod_stays_in_holds_as_long_as_it_is_charged():
     """For the daemon after this one: the kubelet may drop a pod that was deleted by force while it runs."""
     world = World.of(8)
     world.run(pod("a", 3, "c0"))
-    world.delete("a")
-    world.drop("a")
+    world.forget("a")
     assert list_allocations(world.ledger.accounts) == {}
-    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 3}}
+    assert world.published == {"a": {"c0": 3}}
     world.look()
-    assert charges.charge_published_pods(world.ledger.accounts) == {}
+    assert world.published == {}
 
 
 def test_a_pod_that_a_list_lacks_is_in_holds_as_long_as_it_is_charged():
     """It was never seen: the API server had let go of it before this daemon started."""
     world = World.of(8)
     world.show("a", ids("c0", 0, 1, 2))
-    assert charges.charge_published_pods(world.ledger.accounts) == {}
+    assert world.published == {}
     world.sync()
-    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 3}}
+    assert world.published == {"a": {"c0": 3}}
 
 
 def test_holds_names_a_static_pod_by_the_uid_of_the_api():
     world = World.of(8)
     world.bind(pod("mirror", 3, runtime_uid="hash"))
     world.show("hash", ids("c0", 0, 1, 2))
-    assert charges.charge_published_pods(world.ledger.accounts) == {"mirror": {"c0": 3}}
+    assert world.published == {"mirror": {"c0": 3}}
     assert world.ledger.published_holds() == {"mirror": {0: 3}}
 
 
@@ -287,14 +279,10 @@ def test_published_holds_leave_out_cards_without_units():
 
 
 def test_a_static_pod_that_the_words_had_is_looked_for_under_the_kubelets_uid():
-    world = World(Ledger(cards(8)))
-    world.ledger.restore_published({"mirror": {"c0": 3}})
-    world.pods["mirror"] = pod("mirror", 3, runtime_uid="hash")
-    world.write()
-    world.sync()
+    world = World.restored({"mirror": {"c0": 3}}, pod("mirror", 3, runtime_uid="hash"))
     assert world.promised == [3]
     assert world.ledger.pods_to_probe() == {"hash"}
-    assert charges.charge_published_pods(world.ledger.accounts) == {"mirror": {"c0": 3}}
+    assert world.published == {"mirror": {"c0": 3}}
 
 
 @pytest.mark.parametrize(
@@ -309,7 +297,7 @@ def test_a_pod_on_cards_that_cannot_be_is_held_and_not_described(given):
     world.bind(pod("a", [("setup", 2, "init"), ("main", 1, "main")], "c0"))
     for container, mine in given:
         world.show("a", mine, container)
-    assert charges.charge_published_pods(world.ledger.accounts).keys() == {"a"}
+    assert world.published.keys() == {"a"}
     assert list_allocations(world.ledger.accounts) == {}
 
 

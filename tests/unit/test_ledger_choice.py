@@ -62,8 +62,7 @@ def test_who_has_no_room_where_it_belongs_is_refused_not_sent_elsewhere(kept):
     else:
         world.run(pod("z", 6, "c0"))
         if kept == "lingering":
-            world.delete("z")
-            world.drop("z")
+            world.forget("z")
     world.bind(pod("a", 3, "c0"))
     left = 0 if kept == "unhealthy" else 2
     with pytest.raises(
@@ -311,8 +310,7 @@ def test_what_containers_of_a_deleted_pod_run_with_is_not_given_out_again():
     """The kubelet offers c0 whole; whoever is served there would share memory that is in use."""
     world = World.of(8, 8)
     world.run(pod("z", 6, "c0"))
-    world.delete("z")
-    world.drop("z")
+    world.forget("z")
     assert world.hand(4) == {"c1": 4}
     with pytest.raises(LedgerError, match=r"no card has 6 units free; free units by card: \[2, 4\]"):
         world.choose(6)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allocator.ledger import Ledger, charges
+from allocator.ledger import Ledger
 from deviceplugin.publishing.explain import explain_node
 from tests.ledger_world import SETTLED_S, World, cards, ids, pod
 
@@ -38,7 +38,7 @@ def test_the_whole_end_of_a_pod(running):
     running.drop("a")
     running.look()
     assert running.promised == [0]
-    assert charges.charge_published_pods(running.ledger.accounts) == {}
+    assert running.published == {}
     assert known(running) == []
     assert not running.ledger.has_unsettled_pods()
 
@@ -102,11 +102,9 @@ def test_a_finished_pod_that_is_in_the_checkpoint_is_charged_until_the_end():
 
 @pytest.mark.parametrize("runtime_uid", ["", "hash"], ids=["a pod", "a static pod"])
 def test_a_finished_pod_that_the_words_had_is_charged_until_the_end(runtime_uid):
-    world = World(Ledger(cards(8)))
-    world.ledger.restore_published({"a": {"c0": 3}})
-    world.pods["a"] = pod("a", 3, "c0", runtime_uid=runtime_uid, terminal=True, has_run=True)
-    world.write()
-    world.sync()
+    world = World.restored(
+        {"a": {"c0": 3}}, pod("a", 3, "c0", runtime_uid=runtime_uid, terminal=True, has_run=True)
+    )
     assert world.promised == [3]
     world.look()
     assert world.promised == [0]
@@ -128,12 +126,8 @@ def test_a_look_before_the_end_was_seen_does_not_end_a_lost_pod():
 
 
 def test_h2_a_pod_of_which_no_container_was_seen_gets_time_to_start_them(admitted):
-    admitted.delete("a")
-    admitted.drop("a")
-    admitted.look(later=9)
-    assert admitted.promised == [3]
-    admitted.look(later=1)
-    assert admitted.promised == [0]
+    admitted.forget("a")
+    admitted.assert_ends_after(10)
 
 
 def test_h2_that_time_begins_when_the_kubelet_has_heard_of_the_end(admitted):
@@ -141,21 +135,12 @@ def test_h2_that_time_begins_when_the_kubelet_has_heard_of_the_end(admitted):
     admitted.delete("a")
     admitted.look(later=60)
     admitted.drop("a")
-    admitted.look(later=9)
-    assert admitted.promised == [3]
-    admitted.look(later=1)
-    assert admitted.promised == [0]
+    admitted.assert_ends_after(10)
 
 
 def test_h2_a_pod_that_only_the_words_had_gets_the_same_time():
-    world = World(Ledger(cards(8)))
-    world.ledger.restore_published({"a": {"c0": 3}})
-    world.write()
-    world.sync()
-    world.look(later=9)
-    assert world.promised == [3]
-    world.look(later=1)
-    assert world.promised == [0]
+    world = World.restored({"a": {"c0": 3}})
+    world.assert_ends_after(10)
 
 
 def test_h2_the_time_begins_when_the_checkpoint_was_first_read_with_it():
@@ -166,31 +151,21 @@ def test_h2_the_time_begins_when_the_checkpoint_was_first_read_with_it():
     world.now += 9
     world.show("a", ids("c0", 0, 1, 2))
     world.drop("a")
-    world.look(later=9)
-    assert world.promised == [3]
-    world.look(later=1)
-    assert world.promised == [0]
+    world.assert_ends_after(10)
 
 
-def test_h2_a_pod_whose_cgroup_was_seen_once_ends_as_soon_as_it_is_gone(admitted):
-    admitted.look("a")
-    admitted.delete("a")
-    admitted.drop("a")
-    admitted.look()
-    assert admitted.promised == [0]
-
-
-def test_h2_a_pod_whose_status_says_that_it_ran_had_a_cgroup(admitted):
-    admitted.change("a", has_run=True)
-    admitted.delete("a")
-    admitted.drop("a")
-    admitted.look()
+@pytest.mark.parametrize("told", ["cgroup", "status"])
+def test_h2_a_pod_that_had_a_cgroup_ends_as_soon_as_it_is_gone(admitted, told):
+    if told == "cgroup":
+        admitted.look("a")
+    else:
+        admitted.change("a", has_run=True)
+    admitted.end("a")
     assert admitted.promised == [0]
 
 
 def test_h2_a_container_that_comes_up_late_keeps_the_charge(admitted):
-    admitted.delete("a")
-    admitted.drop("a")
+    admitted.forget("a")
     admitted.look("a", later=9)
     admitted.look("a", later=60)
     assert admitted.promised == [3]
@@ -238,7 +213,7 @@ def test_h2_a_pod_in_the_checkpoint_that_came_into_view_after_a_list_lacked_it_l
     world.drop("a")
     world.look(later=60)
     assert world.promised == [3]
-    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 3}}
+    assert world.published == {"a": {"c0": 3}}
 
 
 def test_a_list_ends_pods_that_it_lacks(running):
@@ -257,7 +232,7 @@ def test_a_static_pods_new_mirror_is_another_pod():
     world.delete("one")
     world.bind(pod("two", 3, runtime_uid="hash"))
     world.ledger.remove_pod("one", world.now)
-    assert charges.charge_published_pods(world.ledger.accounts) == {"two": {"c0": 3}}
+    assert world.published == {"two": {"c0": 3}}
     world.drop("hash")
     world.look(later=60)
     assert world.promised == [3]
@@ -272,8 +247,7 @@ def test_the_end_of_an_unknown_pod_is_nothing():
 
 
 def test_another_list_does_not_move_the_end(admitted):
-    admitted.delete("a")
-    admitted.drop("a")
+    admitted.forget("a")
     admitted.now += 9
     admitted.sync()
     admitted.look(later=1)
@@ -301,8 +275,7 @@ def test_h11_the_kubelet_is_made_to_clean_its_checkpoint_before_a_release(runnin
 
 
 def test_h11_an_entry_that_an_older_copy_brought_back_is_charged_again(running):
-    running.delete("a")
-    running.drop("a")
+    running.forget("a")
     running.show("a", ids("c0", 0, 1, 2))
     running.look(later=60)
     assert running.promised == [3]
