@@ -153,15 +153,30 @@ class Node:
 
 @dataclass(frozen=True)
 class World:
-    """Nodes, pods that run, and perhaps one that waits."""
+    """Nodes, pods that run, and perhaps one that waits.
+
+    Attributes:
+        changes: Functions that change an object in place, by its name.
+    """
 
     nodes: tuple[Node, ...]
     pods: tuple[Pod, ...] = ()
     budgets: tuple = field(default=())
+    changes: dict = field(default_factory=dict)
+
+    def changed(self, **changes) -> "World":
+        return replace(self, changes=changes)
+
+    @property
+    def items(self) -> list:
+        return [node.object(self.pods) for node in self.nodes] + [pod.object() for pod in self.pods]
 
     @property
     def text(self) -> str:
-        items = [node.object(self.pods) for node in self.nodes] + [pod.object() for pod in self.pods]
+        items = json.loads(json.dumps(self.items)) if self.changes else self.items
+        for item in items:
+            if change := self.changes.get(item["metadata"]["name"]):
+                change(item)
         return json.dumps({"kind": "List", "items": items})
 
     @property

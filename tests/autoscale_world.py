@@ -1,7 +1,6 @@
 """Clusters for `gpupack autoscale`: as of `ask_world`, with what a cluster autoscaler looks at."""
 
-import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from allocator.names import NODE_SERVES, PERCENT_RESOURCE, SERVES_CLAIMS
 from gpupack.autoscale.planner import Planner, PlanRules
@@ -18,17 +17,11 @@ NOW = "2027-01-15T08:00:00Z"
 
 @dataclass(frozen=True)
 class Grown(World):
-    """A world in which pods that wait were refused, and nodes have host names.
-
-    Attributes:
-        changes: Functions that change an object in place, by its name.
-    """
-
-    changes: dict = field(default_factory=dict)
+    """A world in which pods that wait were refused, and nodes have host names."""
 
     @property
-    def text(self) -> str:
-        items = json.loads(super().text)["items"]
+    def items(self) -> list:
+        items = super().items
         for item in items:
             meta = item["metadata"]
             if item["kind"] == "Node":
@@ -37,10 +30,7 @@ class Grown(World):
             elif not item["spec"].get("nodeName"):
                 item["status"]["conditions"] = UNSCHEDULABLE
                 meta["creationTimestamp"] = LONG_AGO
-            change = self.changes.get(meta["name"])
-            if change is not None:
-                change(item)
-        return json.dumps({"kind": "List", "items": items})
+        return items
 
 
 def grown(nodes, pods=(), **changes) -> Grown:

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import pytest
 from kubernetes.aio.config import incluster_config
 
 from tests.certificates import make_certificate
@@ -46,6 +47,7 @@ def plugin(tmp_path, **status) -> dict:
     }
 
 
+@pytest.fixture
 def outside_a_cluster(tmp_path, monkeypatch) -> None:
     for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -62,3 +64,8 @@ def service_account(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
     return token
+
+
+@pytest.fixture
+def in_cluster(tmp_path, monkeypatch):
+    return service_account(tmp_path, monkeypatch)

@@ -1,12 +1,9 @@
 """`gpupack why` of a gang: whether all of its pods fit at once, and what would let all of them start."""
 
-import json
-
 import pytest
 
 from allocator.names import POD_GANG, POD_GANG_SIZE
 from gpupack.diagnose.why import explain_pod
-from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import find_gang
 from tests.ask_world import Node, Pod, World
 
@@ -123,11 +120,8 @@ def test_pods_that_want_to_be_apart_are_one_a_node():
 
 
 def changed_ask(nodes, pods, change):
-    raw = json.loads(World(tuple(nodes), tuple(pods)).text)
-    for item in raw["items"]:
-        if item["kind"] == "Pod":
-            change(item)
-    return explain_pod(Cluster.from_json(json.dumps(raw)), "default", "g0")
+    world = World(tuple(nodes), tuple(pods)).changed(**{pod.name: change for pod in pods})
+    return explain_pod(world.cluster, "default", "g0")
 
 
 def test_who_is_of_the_gang():

@@ -4,6 +4,7 @@ import asyncio
 import codecs
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from importlib import resources
 
 import pytest
@@ -149,16 +150,13 @@ async def test_who_may_list_neither_is_told_of_the_nodes():
     assert told == []
 
 
-def changed(change, names=("gpu-a", "gpu-b", "gpu-c", "gpu-d")):
-    everything = json.loads(EXAMPLE.text)
-    for item in everything["items"]:
-        if item["metadata"]["name"] in names:
-            change(item)
-    return Cluster.from_json(json.dumps(everything))
+def changed(change, names):
+    """The example cluster with changed nodes, each named by its last letter."""
+    return EXAMPLE.changed(**{f"gpu-{name}": change for name in names}).cluster
 
 
 def test_a_cluster_without_any_gpupack():
-    cluster = changed(without_words)
+    cluster = changed(without_words, "abcd")
 
     answer = explain_pod(cluster, "team-a", "inference")
 
@@ -171,28 +169,26 @@ def test_a_cluster_without_any_gpupack():
 
 
 def test_half_a_cluster_with_gpupack_says_so_of_the_other_half():
-    answer = explain_pod(changed(without_words, ("gpu-c", "gpu-d")), "team-a", "inference")
+    answer = explain_pod(changed(without_words, "cd"), "team-a", "inference")
 
     assert {group.reason: group.count for group in answer.nodes} == {"NotFree": 2, "NoWords": 2}
-    assert answer_fit(changed(without_words, ("gpu-c", "gpu-d")), FitQuestion(27)).pods == 1
+    assert answer_fit(changed(without_words, "cd"), FitQuestion(27)).pods == 1
 
 
 def test_a_node_with_corrupt_words_is_a_group_of_its_own_and_the_rest_is_answered():
     def corrupt(node):
         node["status"]["allocatable"][PACKED_LAYOUT] = "7"
 
-    answer = explain_pod(changed(corrupt, ("gpu-b",)), "team-a", "inference")
+    answer = explain_pod(changed(corrupt, "b"), "team-a", "inference")
 
     assert {group.reason for group in answer.nodes} >= {"NotFree", "CorruptWords"}
     assert "words that cannot be read are on gpu-b" in answer.notes
 
 
 def test_a_pod_whose_request_cannot_be_given_is_refused_with_the_reason():
-    world = World((Node("n"),), (Pod("p", 3),))
-    everything = json.loads(world.text)
-    everything["items"][-1]["metadata"]["annotations"][POD_CARDS] = "2"
+    world = World((Node("n"),), (Pod("p", 3, policies=((POD_CARDS, "2"),)),))
 
-    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "p")
+    answer = explain_pod(world.cluster, "default", "p")
 
     assert answer.state == "refused"
     assert "allowed: a multiple of the number of cards" in answer.text
@@ -223,12 +219,9 @@ def test_a_running_pod_has_its_cards_and_neighbours():
 
 
 def test_a_gated_pod_says_which_queue():
-    everything = json.loads(EXAMPLE.text)
-    pod = everything["items"][-1]
-    pod["spec"]["schedulingGates"] = [{"name": "gpupack.io/queue"}]
-    pod["metadata"]["labels"] = {"gpupack.io/queue-name": "research"}
+    gated = replace(EXAMPLE.pod("inference"), queue="research")
 
-    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "team-a", "inference")
+    answer = explain_pod(EXAMPLE.but(gated).cluster, "team-a", "inference")
 
     assert answer.state == "gated"
     assert (answer.ways_out[0].kind, answer.ways_out[0].queue) == ("queue", "research")
@@ -282,11 +275,11 @@ def test_a_profile_that_is_a_file_may_be_called_as_if_it_had_a_number(tmp_path):
 
 
 def test_a_control_sequence_in_a_message_does_not_reach_the_terminal():
-    everything = json.loads(EXAMPLE.text)
-    everything["items"][-1]["status"]["conditions"] = [
-        {"type": "PodScheduled", "status": "False", "message": "0/4 nodes \x1b[31mred"}
-    ]
-    result = run("why", "inference", "-n", "team-a", text=json.dumps(everything))
+    def refuse(pod):
+        message = "0/4 nodes \x1b[31mred"
+        pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": message}]
+
+    result = run("why", "inference", "-n", "team-a", text=EXAMPLE.changed(inference=refuse).text)
 
     assert "kube-scheduler says:" in result.output
     assert "\x1b" not in result.output

@@ -1,6 +1,5 @@
 """`gpupack why` and the dashboard of a PodGroup of Kubernetes: what keeps all of it waiting."""
 
-import json
 from typing import Any
 
 import pytest
@@ -22,13 +21,16 @@ DISAGREE = "kube-scheduler starts none of such a group"
 def make_cluster(
     *pods: Pod, count: int | None = 3, cards: tuple[int, ...] = (8, 8, 4), **changed: dict[str, Any]
 ) -> Cluster:
-    """Pods named g... are of the PodGroup; `changed` is by name what else stands in a pod's spec."""
-    raw = json.loads(World((Node("n1", cards), Node("n2", (8,), cordoned=True)), pods).text)
-    for item in raw["items"]:
-        name = item["metadata"]["name"]
-        if item["kind"] == "Pod" and name.startswith("g"):
-            item["spec"] |= {"schedulingGroup": {"podGroupName": "g"}, **changed.get(name, {})}
-    cluster = Cluster.from_json(json.dumps(raw))
+    """The pods are of the PodGroup; `changed` is by name what else stands in a pod's spec."""
+
+    def join(item: Any) -> None:
+        item["spec"] |= {
+            "schedulingGroup": {"podGroupName": "g"},
+            **changed.get(item["metadata"]["name"], {}),
+        }
+
+    world = World((Node("n1", cards), Node("n2", (8,), cordoned=True)), pods)
+    cluster = world.changed(**{pod.name: join for pod in pods}).cluster
     if count is not None:
         cluster.pod_groups.put_group(pod_group("g", count))
     return cluster

@@ -38,12 +38,7 @@ WORLD = World(NODES, PODS)
 
 
 def cluster(change=None, **more):
-    everything = json.loads(replace(WORLD, **more).text)
-    if change is not None:
-        for item in everything["items"]:
-            if item["metadata"]["name"] == "small":
-                change(item)
-    return Cluster.from_json(json.dumps(everything))
+    return replace(WORLD, **more).changed(small=change).cluster
 
 
 def moved(cluster, limits=None):
@@ -403,15 +398,21 @@ def test_other_resources_ports_and_the_number_of_pods():
     assert {group.reason for group in answer.nodes} == {"OtherResource", "Ports"}
 
 
+def lose_card(card, left):
+    """A change of a node: a card is unhealthy, and the kubelet offers what is left."""
+
+    def change(node):
+        cards = json.loads(node["metadata"]["annotations"]["gpupack.io/cards"])
+        cards[card]["healthy"] = False
+        node["metadata"]["annotations"]["gpupack.io/cards"] = json.dumps(cards)
+        node["status"]["allocatable"]["gpupack.io/gpu-memory-gib"] = str(left)
+
+    return change
+
+
 def test_kube_schedulers_sum_counts_pods_on_unhealthy_cards():
     world = World((Node("a", (8, 8)),), (Pod("p", 8, "a", (0,)), Pod("w", 8)))
-    everything = json.loads(world.text)
-    node = everything["items"][0]
-    cards = json.loads(node["metadata"]["annotations"]["gpupack.io/cards"])
-    cards[0]["healthy"] = False
-    node["metadata"]["annotations"]["gpupack.io/cards"] = json.dumps(cards)
-    node["status"]["allocatable"]["gpupack.io/gpu-memory-gib"] = "8"
-    found = Cluster.from_json(json.dumps(everything))
+    found = world.changed(a=lose_card(0, 8)).cluster
 
     answer = explain_pod(found, "default", "w")
 
@@ -419,16 +420,14 @@ def test_kube_schedulers_sum_counts_pods_on_unhealthy_cards():
     assert answer_fit(found, FitQuestion(8)).pods == 0
 
 
-def of_revision(item, revision, kind="Deployment"):
-    label, owner = {
+def of_revision(revision, kind="Deployment"):
+    label, (owner, name) = {
         "Deployment": ("pod-template-hash", ("ReplicaSet", f"chat-{revision}")),
         "Rollout": ("rollouts-pod-template-hash", ("ReplicaSet", f"chat-{revision}")),
         "DaemonSet": ("controller-revision-hash", ("DaemonSet", "chat")),
     }[kind]
-    item["metadata"]["labels"] = {label: revision}
-    item["metadata"]["ownerReferences"] = [
-        {"kind": owner[0], "name": owner[1], "uid": owner[1], "controller": True}
-    ]
+    owners = [{"kind": owner, "name": name, "uid": name, "controller": True}]
+    return lambda item: item["metadata"].update(labels={label: revision}, ownerReferences=owners)
 
 
 @pytest.mark.parametrize(
@@ -443,11 +442,10 @@ def of_revision(item, revision, kind="Deployment"):
 def test_a_rollout_that_waits_for_its_own_old_pod_is_told_so(asked, blocking, kind, cure):
     """Its end was advised, as of any pod; what made it would have made it again."""
     pods = (Pod("old1", 8, "a", (0,)), Pod("old2", 8, "a", (0,)), Pod("new", asked))
-    everything = json.loads(World((Node("a", (16,)),), pods).text)
-    for item in everything["items"][1:]:
-        of_revision(item, "bbb" if item["metadata"]["name"] == "new" else "aaa", kind)
+    old = of_revision("aaa", kind)
+    world = World((Node("a", (16,)),), pods).changed(old1=old, old2=old, new=of_revision("bbb", kind))
 
-    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "new")
+    answer = explain_pod(world.cluster, "default", "new")
 
     ways = {way.kind: way for way in answer.ways_out}
     assert [pod.pod for pod in ways["rollout"].pods] == blocking
@@ -458,12 +456,9 @@ def test_a_rollout_that_waits_for_its_own_old_pod_is_told_so(asked, blocking, ki
 
 def test_pods_of_the_same_revision_and_of_other_deployments_are_no_rollout():
     pods = (Pod("same", 8, "a", (0,)), Pod("else", 8, "a", (0,)), Pod("new", 8))
-    everything = json.loads(World((Node("a", (16,)),), pods).text)
-    same, new = everything["items"][1], everything["items"][3]
-    of_revision(same, "bbb")
-    of_revision(new, "bbb")
+    world = World((Node("a", (16,)),), pods).changed(same=of_revision("bbb"), new=of_revision("bbb"))
 
-    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "new")
+    answer = explain_pod(world.cluster, "default", "new")
 
     assert "pods-end" in {way.kind for way in answer.ways_out}
     assert "rollout" not in {way.kind for way in answer.ways_out}
@@ -472,14 +467,9 @@ def test_pods_of_the_same_revision_and_of_other_deployments_are_no_rollout():
 def test_a_pod_on_a_lost_card_frees_the_sum_before_two_healthy_ones_do():
     """Its end frees no card, and it was left out: two pods that compute were to end in its place."""
     pods = (Pod("lost", 16, "a", (2,)), Pod("x", 8, "a", (0,)), Pod("y", 8, "a", (0,)), Pod("w", 16))
-    everything = json.loads(World((Node("a", (16, 16, 16)),), pods).text)
-    node = everything["items"][0]
-    cards = json.loads(node["metadata"]["annotations"]["gpupack.io/cards"])
-    cards[2]["healthy"] = False
-    node["metadata"]["annotations"]["gpupack.io/cards"] = json.dumps(cards)
-    node["status"]["allocatable"]["gpupack.io/gpu-memory-gib"] = "32"
+    world = World((Node("a", (16, 16, 16)),), pods).changed(a=lose_card(2, 32))
 
-    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "w")
+    answer = explain_pod(world.cluster, "default", "w")
 
     (end,) = [way for way in answer.ways_out if way.kind == "pods-end"]
     assert [pod.pod for pod in end.pods] == ["lost"]

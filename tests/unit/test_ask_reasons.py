@@ -1,6 +1,5 @@
 """What why, fit and snapshot say: the right node, the right reason, and what was left out."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -14,23 +13,13 @@ from gpupack import InputError
 from gpupack.cli.fit import fit
 from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_start
-from gpupack.whatif import Cluster, FitQuestion, answer_fit
+from gpupack.whatif import FitQuestion, answer_fit
 from gpupack.whatif.rendering import format_fit, format_why
 from gpupack.whatif.snapshot import make_snapshot
 from scheduler_plugin.cache.cards import build_cards
 from tests.ask_world import Node, Pod, World, by_extender, without_words
 
 GIB = resource_name(1024)
-
-
-def changed(world, **changes):
-    """The cluster of a world, with the named objects changed in place by functions."""
-    everything = json.loads(world.text)
-    for item in everything["items"]:
-        change = changes.get(item["metadata"]["name"])
-        if change is not None:
-            change(item)
-    return Cluster.from_json(json.dumps(everything))
 
 
 def test_too_little_cpu_names_the_node_with_the_most_left_and_no_card():
@@ -205,7 +194,7 @@ def test_a_share_in_percent_names_the_card_that_lacks_least_and_not_the_largest_
     nodes = (Node("a", (16,)), Node("b", (100,)))
     world = World(nodes, (Pod("x", 10, "a", (0,)), Pod("y", 70, "b", (0,)), Pod("p", 1)))
 
-    (group,) = explain_pod(changed(world, p=ask), "default", "p").nodes
+    (group,) = explain_pod(world.changed(p=ask).cluster, "default", "p").nodes
 
     assert group.text == "the closest card has 6 GiB free, 50 percent of it is 8 GiB: 2 GiB short"
     assert (group.best.node, group.best.free_units) == ("a", 6)
@@ -218,9 +207,8 @@ def test_too_little_host_memory_names_the_node_with_the_most_left_and_no_card():
     def larger(node):
         node["status"]["allocatable"]["memory"] = "8000Gi"
 
-    answer = explain_pod(
-        changed(World((Node("a"), Node("b")), (Pod("p", 4),)), p=ask, b=larger), "default", "p"
-    )
+    world = World((Node("a"), Node("b")), (Pod("p", 4),)).changed(p=ask, b=larger)
+    answer = explain_pod(world.cluster, "default", "p")
 
     (group,) = answer.nodes
     assert (group.reason, group.best.node, group.best.card) == ("Memory", "b", None)
@@ -234,7 +222,7 @@ def test_too_little_of_the_nodes_sum_names_the_node_with_the_most_left_and_no_ca
 
         return change
 
-    cluster = changed(World((Node("a"), Node("b")), (Pod("p", 8),)), a=less(3), b=less(5))
+    cluster = World((Node("a"), Node("b")), (Pod("p", 8),)).changed(a=less(3), b=less(5)).cluster
 
     (group,) = explain_pod(cluster, "default", "p").nodes
 
@@ -246,7 +234,7 @@ def test_a_limit_of_zero_is_refused_with_the_reason():
     def ask(pod):
         pod["spec"]["containers"][0]["resources"] = {"limits": {GIB: "0"}, "requests": {GIB: "0"}}
 
-    answer = explain_pod(changed(World((Node("n"),), (Pod("p", 4),)), p=ask), "default", "p")
+    answer = explain_pod(World((Node("n"),), (Pod("p", 4),)).changed(p=ask).cluster, "default", "p")
 
     assert answer.state == "refused"
     assert f"{GIB}: 0 in its limits, which asks for no GPU memory; allowed: 1 to 131072" in answer.text
@@ -272,7 +260,7 @@ UNREAD = (
 
 
 def test_nodes_that_cannot_be_read_are_told_with_the_first_reason():
-    cluster = changed(THREE, a=corrupt)
+    cluster = THREE.changed(a=corrupt).cluster
 
     assert answer_fit(cluster, FitQuestion(8)).notes == (UNREAD,)
     assert UNREAD in format_fit(answer_fit(cluster, FitQuestion(8)))
@@ -284,7 +272,7 @@ def test_nodes_that_cannot_be_read_are_told_with_the_first_reason():
 
 
 def test_nodes_without_words_are_told_and_a_node_that_is_mended_no_more():
-    cluster = changed(THREE, a=without_words, b=corrupt)
+    cluster = THREE.changed(a=without_words, b=corrupt).cluster
     assert len(answer_fit(cluster, FitQuestion(8)).notes) == 2
     assert answer_fit(cluster, FitQuestion(8)).notes[1] == (
         "1 of 3 nodes is left out: no gpupack daemon has published cards there (first: a)"
@@ -297,7 +285,7 @@ def test_nodes_without_words_are_told_and_a_node_that_is_mended_no_more():
 
 
 def test_where_no_node_can_be_read_the_words_are_the_reason():
-    cluster = changed(THREE, a=corrupt, b=corrupt, c=corrupt)
+    cluster = THREE.changed(a=corrupt, b=corrupt, c=corrupt).cluster
 
     with pytest.raises(InputError, match=r"words that can be read \(first: a: layout header 7") as raised:
         answer_fit(cluster, FitQuestion(8))
@@ -322,7 +310,7 @@ def test_a_pod_of_batch_mode_waits_for_its_turn_and_is_told_what_the_queue_wrote
             {"type": "PodScheduled", "status": "False", "reason": "Refused", "message": "it has hostNetwork"}
         ]
 
-    cluster = changed(World((Node("a"),), (Pod("p", 8), Pod("q", 8))), p=batch, q=told)
+    cluster = World((Node("a"),), (Pod("p", 8), Pod("q", 8))).changed(p=batch, q=told).cluster
     answer = explain_pod(cluster, "default", "p")
     assert answer.state == "gated"
     assert answer.text == (
@@ -334,12 +322,12 @@ def test_a_pod_of_batch_mode_waits_for_its_turn_and_is_told_what_the_queue_wrote
 
 
 def test_a_pod_of_another_scheduler_waits_for_one_that_never_asks_gpupack():
-    answer = explain_pod(changed(THREE, q=other_scheduler, p=other_scheduler), "default", "p")
+    answer = explain_pod(THREE.changed(q=other_scheduler, p=other_scheduler).cluster, "default", "p")
     # The extender has bound a pod of that scheduler: it has joined it.
     assert "never asks" not in answer.text
 
     world = World((Node("a"),), (Pod("p", 8), Pod("large", 17)))
-    cluster = changed(world, p=other_scheduler, large=other_scheduler)
+    cluster = world.changed(p=other_scheduler, large=other_scheduler).cluster
     answer = explain_pod(cluster, "default", "p")
     assert answer.state == "pending"
     assert answer.text == "waits for its scheduler default-scheduler, which never asks gpupack"
@@ -355,7 +343,7 @@ def test_a_pod_that_was_deleted_is_ending():
     def delete(pod):
         pod["metadata"]["deletionTimestamp"] = "2026-11-22T09:00:00Z"
 
-    cluster = changed(THREE, p=delete, q=delete)
+    cluster = THREE.changed(p=delete, q=delete).cluster
     waits, runs = explain_pod(cluster, "default", "p"), explain_pod(cluster, "default", "q")
 
     assert (waits.state, runs.state) == ("ending", "ending")
@@ -369,7 +357,7 @@ def test_a_uuid_that_no_card_has_is_told_beside_those_that_there_are():
     def ask(pod):
         pod["metadata"]["annotations"]["gpupack.io/gpu-uuid"] = "GPU-nope"
 
-    cluster = changed(World((Node("n"),), (Pod("p", 4),)), p=ask)
+    cluster = World((Node("n"),), (Pod("p", 4),)).changed(p=ask).cluster
 
     (group,) = explain_pod(cluster, "default", "p").nodes
 
@@ -421,7 +409,7 @@ def test_a_resource_that_no_node_has_is_named():
     def misspell(item):
         item["spec"]["containers"][0]["resources"] = {"limits": {"gpupack.io/gpu-memory-gb": "8"}}
 
-    answer = explain_pod(changed(World((Node("a"),), (Pod("p", 4),)), p=misspell), "default", "p")
+    answer = explain_pod(World((Node("a"),), (Pod("p", 4),)).changed(p=misspell).cluster, "default", "p")
     assert answer.state == "no-cards"
     assert "gpupack.io/gpu-memory-gb is no resource of this cluster's nodes" in answer.text
 
@@ -480,7 +468,7 @@ def test_several_containers_that_fit_each_by_itself_are_said_not_to_fit_together
             {"name": f"c{at}", "resources": {"limits": {GIB: str(each)}}} for at, each in enumerate(units)
         ]
 
-    (group,) = explain_pod(changed(world, p=ask), "default", "p").nodes
+    (group,) = explain_pod(world.changed(p=ask).cluster, "default", "p").nodes
     assert group.reason == reason
     assert group.text.startswith(text)
 

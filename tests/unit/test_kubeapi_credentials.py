@@ -9,7 +9,10 @@ from kubeapi import errors
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
 from kubeapi.posting import make_post_client
 from tests.clock import Clock
-from tests.credentials_world import outside_a_cluster, plugin, service_account, write
+from tests.credentials_world import in_cluster, outside_a_cluster, plugin, write
+
+__all__ = ["in_cluster", "outside_a_cluster"]
+pytestmark = pytest.mark.usefixtures("outside_a_cluster")
 
 
 @pytest.mark.parametrize(
@@ -25,12 +28,6 @@ async def test_what_a_kubeconfig_says(tmp_path, user, header) -> None:
     assert credentials.server == "http://h:1"
     assert credentials.tls is None
     assert await credentials.authorization() == header
-
-
-async def test_kubeconfig_from_the_environment(tmp_path, monkeypatch) -> None:
-    path = write(tmp_path / "kc", {"server": "http://h:2"}, {})
-    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{path}")
-    assert (await Credentials.load(None)).server == "http://h:2"
 
 
 def named(path, name, **changed) -> str:
@@ -91,12 +88,6 @@ async def test_an_empty_kubeconfig(tmp_path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(errors.ConfigError, match="is empty"):
         await Credentials.load(str(tmp_path / "empty"))
-
-
-async def test_kubeconfig_from_home(tmp_path) -> None:
-    (tmp_path / ".kube").mkdir()
-    write(tmp_path / ".kube" / "config", {"server": "http://h:3"}, {})
-    assert (await Credentials.load(None)).server == "http://h:3"
 
 
 @pytest.mark.parametrize(
@@ -289,16 +280,6 @@ async def test_a_plugin_that_fails_is_named(tmp_path) -> None:
         await Credentials.load(write(tmp_path / "kc", {"server": "http://h:1"}, user))
 
 
-@pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch) -> None:
-    outside_a_cluster(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def in_cluster(tmp_path, monkeypatch):
-    return service_account(tmp_path, monkeypatch)
-
-
 async def test_in_cluster(in_cluster) -> None:
     clock = Clock()
     credentials = await Credentials.load(None, clock)
@@ -316,17 +297,17 @@ async def test_a_kubeconfig_wins_in_a_cluster_too(in_cluster, tmp_path) -> None:
     assert (await Credentials.load(path)).server == "http://h:1"
 
 
-async def test_kubeconfig_from_the_environment_wins_in_a_cluster_too(
-    in_cluster, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", write(tmp_path / "kc", {"server": "http://h:2"}, {}))
-    assert (await Credentials.load(None)).server == "http://h:2"
-
-
-async def test_kubeconfig_from_home_wins_in_a_cluster_too(in_cluster, tmp_path) -> None:
+@pytest.mark.parametrize("place", ["environment", "home"])
+@pytest.mark.parametrize("where", ["outside_a_cluster", "in_cluster"])
+async def test_where_a_kubeconfig_is_found(request, tmp_path, monkeypatch, place, where) -> None:
+    request.getfixturevalue(where)
     (tmp_path / ".kube").mkdir()
-    write(tmp_path / ".kube" / "config", {"server": "http://h:3"}, {})
-    assert (await Credentials.load(None)).server == "http://h:3"
+    path = write(
+        tmp_path / ".kube" / ("config" if place == "home" else "other"), {"server": "http://h:2"}, {}
+    )
+    if place == "environment":
+        monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{path}")
+    assert (await Credentials.load(None)).server == "http://h:2"
 
 
 async def test_a_home_where_nobody_may_look_is_none(in_cluster, mocker) -> None:

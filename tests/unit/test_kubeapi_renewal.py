@@ -12,18 +12,11 @@ from kubeapi.client import KubeClient
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
 from tests.certificates import make_certificate
 from tests.clock import Clock
-from tests.credentials_world import outside_a_cluster, plugin, service_account, write
+from tests.credentials_world import in_cluster, outside_a_cluster, plugin, write
 from tests.http_server import server_context, serving
 
-
-@pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch) -> None:
-    outside_a_cluster(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def in_cluster(tmp_path, monkeypatch):
-    return service_account(tmp_path, monkeypatch)
+__all__ = ["in_cluster", "outside_a_cluster"]
+pytestmark = pytest.mark.usefixtures("outside_a_cluster")
 
 
 @pytest.fixture

@@ -17,14 +17,11 @@ from tests.clock import Clock
 from tests.credentials_world import outside_a_cluster, plugin, service_account, write
 from tests.http_server import server_context, serving
 
+__all__ = ["outside_a_cluster"]
+pytestmark = pytest.mark.usefixtures("outside_a_cluster")
 MANY = 16
 BOUND = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 REFUSED = {"kind": "Status", "message": "Unauthorized", "reason": "Unauthorized", "code": 401}
-
-
-@pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch) -> None:
-    outside_a_cluster(tmp_path, monkeypatch)
 
 
 class Server:

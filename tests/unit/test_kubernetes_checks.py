@@ -228,31 +228,6 @@ def test_requests_count_by_the_rules_of_kubernetes(spec: dict[str, Any], why: st
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [
-        {"overhead": {"hugepages-2Mi": "2Mi"}},
-        {"resources": {"requests": {"hugepages-2Mi": "2Mi"}}},
-        {
-            "initContainers": [
-                container("side", 0, resources={"hugepages-2Mi": "2Mi"}, restartPolicy="Always")
-            ]
-        },
-        {"initContainers": [container("init", 0, resources={"hugepages-2Mi": "2Mi"})]},
-    ],
-    ids=["overhead", "pod", "sidecar", "init container"],
-)
-def test_hugepages_count_wherever_a_pod_asks_for_them(spec: dict[str, Any]) -> None:
-    """Of the pod that is to be bound, and of one that is bound."""
-    world = World(spec=spec)
-    world.node(resources={"hugepages-2Mi": "3Mi"})
-    assert world.rejection() == ""
-    world.pod("bound", 1, node="n", spec=spec)
-    assert world.rejection() == "insufficient hugepages-2Mi"
-    world.node(resources={"hugepages-2Mi": "4Mi"})
-    assert world.rejection() == ""
-
-
-@pytest.mark.parametrize(
     "held", [{"allocatedResources": {"cpu": "3500m"}}, {"resources": {"requests": {"cpu": "3500m"}}}]
 )
 def test_a_pod_that_is_being_resized_counts_with_the_largest(held: dict[str, Any]) -> None:
