@@ -153,8 +153,9 @@ class FragmentationScores:
         if _is_node_by_node(ask):
             taken = _choose_each(view, ask, row)
             return None if taken is None else tuple(taken)
-        order = self._states.order(row)
         rows = np.array([row], dtype=np.intp)
+        orders = self._states.orders(rows)
+        order = orders[0].tolist()
         if _one_card(ask):
             if _is_by_row(ask):
                 (score,), (pick,) = self._find(view, ask, rows)
@@ -163,7 +164,7 @@ class FragmentationScores:
                 score, pick = scores[state], picks[state]
             if score < np.inf:
                 return ((order[int(pick)],),)
-        allowed = _allowed(view, ask, rows, self._states.orders(rows))
+        allowed = _allowed(view, ask, rows, orders)
         fresh, chosen = self._scored(self._states.of_row[rows], ask, allowed)
         if not fresh[0] < np.inf:
             return None
