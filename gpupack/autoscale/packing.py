@@ -6,7 +6,6 @@ from typing import Final
 
 from gpupack.autoscale.shapes import Shape, Shapes, describe_card_set
 from gpupack.autoscale.waiting_pods import SENTENCES, EquivalentPods, Outcome, WaitingPod
-from gpupack.whatif.gangs import make_query
 from gpupack.whatif.kube_checks import must_be_apart
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import NodeTerm
@@ -99,7 +98,7 @@ class Packer:
         shapes = self._taking.get(id(kind))
         if shapes is None:
             cluster = self._shapes.cluster
-            what_if = WhatIf(cluster, make_query(cluster, kind.request, kind.requirements), kind.requirements)
+            what_if = WhatIf(cluster, cluster.make_query(kind.request, kind.requirements), kind.requirements)
             names = cluster.state.nodes.names
             shapes = (
                 frozenset(names[row] for row in what_if.find_rows().tolist())

@@ -38,7 +38,7 @@ from gpupack.autoscale.waiting_pods import (
 )
 from gpupack.own_pods import is_placeholder
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import GangMembers, find_gang_key, make_query, place_together
+from gpupack.whatif.gangs import GangMembers, find_gang_key, place_together
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import HOSTNAME
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
@@ -302,12 +302,12 @@ def _find_unplaced(cluster: Cluster, kinds: Sequence[EquivalentPods]) -> set[str
 
 
 def _make_members(cluster: Cluster, kind: EquivalentPods, pods: int) -> GangMembers:
-    query = make_query(cluster, kind.request, kind.requirements)
+    query = cluster.make_query(kind.request, kind.requirements)
     return GangMembers(query, kind.requirements, pods)
 
 
 def _has_node(cluster: Cluster, kind: EquivalentPods) -> bool:
-    return WhatIf(cluster, make_query(cluster, kind.request, kind.requirements), kind.requirements).has_node()
+    return WhatIf(cluster, cluster.make_query(kind.request, kind.requirements), kind.requirements).has_node()
 
 
 def find_starting_nodes(

@@ -16,7 +16,7 @@ from allocator.names import NODE_KEPT
 from allocator.place import Placement
 from gpupack.rebalance.movable_pods import MovablePods
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import find_gang_key, make_query
+from gpupack.whatif.gangs import find_gang_key
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.objects import Node
@@ -161,7 +161,7 @@ def _move(
         return None
     nodes = cluster.state.nodes
     requirements = HostRequirements.from_pod(pod)
-    what_if = WhatIf(cluster, make_query(cluster, request, requirements), requirements)
+    what_if = WhatIf(cluster, cluster.make_query(request, requirements), requirements)
     fitting = what_if.filter_rows(rows)
     free = (nodes.gpu_capacity - nodes.gpu_used)[fitting]
     candidates = fitting[np.argsort(free, kind="stable")]

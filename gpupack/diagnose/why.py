@@ -30,7 +30,6 @@ from gpupack.whatif.gangs import (
     explain_held_group,
     explain_unknown_gang,
     find_gang,
-    make_query,
 )
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import NodeResults, collect_node_results
@@ -189,7 +188,7 @@ class _PodExplainer:
             return self._make_answer("pending", _no_words(self._cluster))
         # 2. What it asks for, and the pods that start with it.
         requirements = HostRequirements.from_pod(self._pod)
-        query = make_query(self._cluster, self._request, requirements)
+        query = self._cluster.make_query(self._request, requirements)
         gang = find_gang(self._cluster, self._pod)
         held = explain_held_group(self._cluster, self._pod)
         unknown_gang = explain_unknown_gang(self._cluster, self._pod)

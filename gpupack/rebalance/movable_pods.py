@@ -9,7 +9,6 @@ import msgspec
 from allocator.errors import shown
 from allocator.names import POD_PLANNED
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import make_query
 from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.objects import OwnerReference, Pod
@@ -63,7 +62,7 @@ class MovablePod:
         requirements = HostRequirements.from_pod(self.pod)
         request = self.record.request
         assert request is not None  # noqa: S101 - `MovablePods` takes no others
-        return WhatIf(cluster, make_query(cluster, request, requirements), requirements)
+        return WhatIf(cluster, cluster.make_query(request, requirements), requirements)
 
 
 class MovablePods:

@@ -20,7 +20,7 @@ from allocator.request import PodRequest
 from gpupack.errors import InputError
 from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.own_pods import is_placeholder
-from gpupack.whatif.kube_checks import KubeSchedulerChecks
+from gpupack.whatif.kube_checks import HostRequirements, KubeSchedulerChecks
 from gpupack.whatif.objects import load_objects
 from gpupack.whatif.queue_rules import QueueRules
 from gpupack.whatif.unknown_requests import drop_unknown_policies
@@ -34,6 +34,7 @@ from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import parse_pod_request
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 if TYPE_CHECKING:
     from gpupack.inventory.records import NodeRow
@@ -356,6 +357,9 @@ class Cluster:
         if found.error:
             raise RequestError(found.error)
         return found.request
+
+    def make_query(self, request: PodRequest, requirements: HostRequirements) -> SchedulingRequest:
+        return self.policies.make_request(self.state.nodes, request, requirements.amounts)
 
     def list_waiting_pods(self) -> list[Pod]:
         """List the pods that ask for cards, in whatever unit, and have no node, by namespace and name."""

@@ -75,7 +75,7 @@ def find_gang(cluster: Cluster, pod: Pod) -> WaitingGang | None:
             continue
         if request is not None:
             requirements = HostRequirements.from_pod(pods[0])
-            others.append(GangMembers(make_query(cluster, request, requirements), requirements, len(pods)))
+            others.append(GangMembers(cluster.make_query(request, requirements), requirements, len(pods)))
     return WaitingGang(name, size, max(1, alike + missing - spare), tuple(others), refused)
 
 
@@ -145,10 +145,6 @@ def explain_held_group(cluster: Cluster, pod: Pod) -> str:
         disagree = f"the pods of {group} disagree on schedulerName ({', '.join(sorted(names))})"
         return f"{disagree}: kube-scheduler starts none of such a group"
     return groups.explain_priority(key, (each.priority for each in pods))
-
-
-def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> SchedulingRequest:
-    return cluster.policies.make_request(cluster.state.nodes, request, requirements.amounts)
 
 
 def _key_pod(cluster: Cluster, pod: Pod) -> object:

@@ -11,7 +11,7 @@ from allocator.place import Placement
 from allocator.podcards import ByPosition, published_units
 from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import GangMembers, can_fit_together, count_at_once, find_rows, make_query
+from gpupack.whatif.gangs import GangMembers, can_fit_together, count_at_once, find_rows
 from gpupack.whatif.kube_checks import HostRequirements
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import RowArray
@@ -58,7 +58,7 @@ class WhatIf:
         return "fits" if self.is_alone else f"fits for {self.subject} at once"
 
     def with_request(self, request: PodRequest) -> "WhatIf":
-        return replace(self, query=make_query(self.cluster, request, self.requirements))
+        return replace(self, query=self.cluster.make_query(request, self.requirements))
 
     def rank_nodes(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> list[str]:
         """Rank the nodes that take it once pods of these UIDs are gone, best first by the node policy."""

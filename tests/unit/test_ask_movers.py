@@ -18,7 +18,7 @@ from gpupack.rebalance.plan_state import Destination, PlanState
 from gpupack.rebalance.planning import NEAR_NODES, SearchLimits
 from gpupack.rebalance.search import order_moves
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
-from gpupack.whatif.gangs import GangMembers, can_fit_together, make_query
+from gpupack.whatif.gangs import GangMembers, can_fit_together
 from gpupack.whatif.kube_checks import require_of_any_pod
 from gpupack.whatif.rendering import format_advice, format_why
 from gpupack.whatif.what_if import PodCardUsage
@@ -104,7 +104,7 @@ def test_a_pod_moves_once_the_compute_of_its_place_is_free():
 def test_pods_of_a_gang_with_most_compute_are_placed_first_among_those_of_one_size():
     found = World((Node("a", (16, 16)),)).cluster
     kinds = [
-        GangMembers(make_query(found, request, require_of_any_pod()), require_of_any_pod(), 1)
+        GangMembers(found.make_query(request, require_of_any_pod()), require_of_any_pod(), 1)
         for percent in (30, 40, 70, 60)
         for request in [PodRequest((ContainerRequest("main", 4, "main", percent),))]
     ]
@@ -115,7 +115,7 @@ def test_of_many_nodes_those_are_tried_that_have_the_compute():
     """A pod is tried on so many of them only: the fullest ones had none left."""
     full = (Pod("full", 8, "a", (0,), compute=100),)
     found = World((Node("a", (16,)), Node("b", (16,))), full).cluster
-    query = make_query(found, ASKED, require_of_any_pod())
+    query = found.make_query(ASKED, require_of_any_pod())
 
     assert [found.state.nodes.names[row] for row in find_fullest_rows(found, query)] == ["b"]
 

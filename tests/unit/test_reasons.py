@@ -8,7 +8,6 @@ from allocator.request import ContainerRequest, Demand, PodRequest
 from allocator.selector import Selector
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import ORDER, _Sentences
-from gpupack.whatif.what_if import make_query
 from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
 from scheduler_plugin.extender.metrics import _REASONS
@@ -65,7 +64,7 @@ def test_every_reason_is_whole(reason: FilterReason) -> None:
     pod = cluster.find_pod("default", "p")
     wish = HostRequirements.from_pod(pod)
     sentences = _Sentences(
-        cluster, make_query(cluster, cluster.state.pods[pod.metadata.uid].request, wish), wish
+        cluster, cluster.make_query(cluster.state.pods[pod.metadata.uid].request, wish), wish
     )
     assert sentences.explain(Rejection(reason.json_name), cluster.rows, None, 0)
     assert ORDER.count(reason.json_name) == 1
