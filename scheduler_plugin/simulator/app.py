@@ -7,10 +7,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -208,22 +211,77 @@ def _run_tasks(
     jobs: int,
     prepare: Callable[[], None],
 ) -> Iterator[tuple[Task, Run]]:
-    """Run workloads here or in processes, each of which is prepared first, and give results as they come."""
+    """Run workloads here or in processes, each of which is prepared first, and give results as they come.
+
+    A process ends when its pipe does, so none is left whatever ends this one.
+    """
     if jobs == 1:
         for task in tasks:
             yield task, run_variant(*task)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=partial(_begin_process, prepare)) as pool:
-        try:
-            with _delay_ctrl_c():
-                waiting = {pool.submit(run_variant, *task): task for task in tasks}
-            while waiting:
-                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield waiting.pop(future), future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    # What begins it unblocks Ctrl-C, and must not do so between the processes.
+    resource_tracker.ensure_running()
+    left = iter(tasks)
+    processes: dict[Connection, SpawnProcess] = {}
+    running: dict[Connection, Task | None] = {}
+    try:
+        with _delay_ctrl_c():
+            for _ in range(jobs):
+                pipe, pipe_of_process = context.Pipe()
+                process = context.Process(target=_work, args=(pipe_of_process, prepare), daemon=True)
+                process.start()
+                pipe_of_process.close()
+                processes[pipe], running[pipe] = process, None
+        while running:
+            for pipe in running.keys() & wait(list(running)):
+                result = _receive(pipe, processes[pipe])
+                done = running.pop(pipe)
+                if done is not None:
+                    yield done, result
+                following = next(left, None)
+                if following is not None:
+                    pipe.send(partial(run_variant, *following))
+                    running[pipe] = following
+    finally:
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            process.join()
+
+
+def _receive(pipe: Connection, process: SpawnProcess) -> Any:
+    """Read what a process sends, and raise what it raised."""
+    try:
+        received = pipe.recv()
+    except EOFError as error:
+        process.join()
+        if process.exitcode == -signal.SIGINT:
+            raise KeyboardInterrupt from error
+        raise ChildProcessError(f"a process of the simulation ended with {process.exitcode}") from error
+    if isinstance(received, Exception):
+        raise received
+    return received
+
+
+def _work(pipe: Connection, prepare: Callable[[], None]) -> None:
+    """Be one of the processes: say that it is ready, then give the result of each run that it gets.
+
+    From now on Ctrl-C ends it without a word, the command says enough.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    prepare()
+    result: Run | Exception | None = None
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            pipe.send(result)
+            run_task = pipe.recv()
+            try:
+                result = run_task()
+            except Exception as error:  # noqa: BLE001 - the command raises it
+                error.add_note(traceback.format_exc())
+                result = error
 
 
 @contextmanager
@@ -242,13 +300,6 @@ def _delay_ctrl_c() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
     if signals:
         raise KeyboardInterrupt
-
-
-def _begin_process(prepare: Callable[[], None]) -> None:
-    """Begin one of the processes: from now on Ctrl-C ends it without a word, the command says enough."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    prepare()
 
 
 def write_json(target: str, text: str) -> None:

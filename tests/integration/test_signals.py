@@ -1,17 +1,20 @@
 """A command that is told to stop while it still loads, and one that is told twice."""
 
 import ast
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from gpupack import cli
 from gpupack.signals import DAEMONS, PAGES
+from tests.waiting import until
 
 # A process that loads a command. At the moment when it asks for one of some modules, a copy of it signals
 # itself, as if the whole machine were slow. The process prints how the copy ended, and goes on.
@@ -51,6 +54,23 @@ async def main():
         os.kill(os.getpid(), {number})
         print("still here", flush=True)
 asyncio.run(main())
+"""
+
+# Runs of `simulate` that last as long as the command does.
+SIMULATING = """
+import os, sys, time
+from functools import partial
+from pathlib import Path
+from scheduler_plugin.simulator.app import _run_tasks
+def prepare():
+    pass
+def run(command, folder, variant, seed):
+    (folder / str(os.getpid())).touch()
+    while os.getppid() == command:
+        time.sleep(0.01)
+if __name__ == "__main__":
+    run_variant = partial(run, os.getpid(), Path(sys.argv[1]))
+    list(_run_tasks(run_variant, [(None, seed) for seed in range(4)], 2, prepare))
 """
 
 CANCELLED = """
@@ -182,3 +202,20 @@ def test_ctrl_c_while_the_processes_of_simulate_load_prints_no_traceback(tmp_pat
     _, said = process.communicate(timeout=200)
     assert "Traceback" not in said
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+async def test_a_signal_to_simulate_alone_ends_its_processes_too(tmp_path, number):
+    script, folder = tmp_path / "simulating.py", tmp_path / "runs"
+    script.write_text(SIMULATING)
+    folder.mkdir()
+    process = await asyncio.create_subprocess_exec(sys.executable, script, folder, stderr=subprocess.DEVNULL)
+    try:
+        await until(lambda: len(list(folder.iterdir())) == 2, "both processes run")
+        process.send_signal(number)
+        runs = [Path("/proc", run.name) for run in folder.iterdir()]
+        await until(lambda: not any(run.exists() for run in runs), "no process is left")
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
