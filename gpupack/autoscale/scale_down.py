@@ -119,6 +119,10 @@ def find_nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[
 
 
 def _list_evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[PodRecord]:
+    """List pods that would move, in the order in which kube-scheduler takes them; of equal ones the largest.
+
+    That order is by priority. A large pod may find no cards once those of higher priority have theirs.
+    """
     found = []
     for uid, record in pods.items():
         pod = cluster.pods.get(uid)
@@ -126,7 +130,7 @@ def _list_evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[Pod
             continue
         if not pod.is_of_daemon_set:
             found.append(record)
-    return sorted(found, key=lambda each: (-_units(each), each.namespace, each.name))
+    return sorted(found, key=lambda each: (-each.priority, -_units(each), each.namespace, each.name))
 
 
 def _units(record: PodRecord) -> int:

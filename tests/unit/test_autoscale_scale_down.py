@@ -3,6 +3,7 @@
 import json
 
 import msgspec
+import pytest
 
 from allocator.names import NODE_HOLDS, NODE_KEPT, NODE_SERVES, POD_GANG, POD_GANG_SIZE, SERVES_CLAIMS
 from allocator.records import Holds, dump_holds, load_holds
@@ -31,6 +32,15 @@ def full_and_fragments():
 def test_a_node_whose_pods_have_no_cards_elsewhere_is_kept():
     kept = find_nodes_to_keep(grown(*full_and_fragments()).cluster)
     assert kept["n1"] == KeptNode(KeepReason.NO_CARDS, "default/a")
+
+
+@pytest.mark.parametrize(("priority", "kept"), [(0, []), (5, ["n1"])], ids=["equal", "small-first"])
+def test_pods_are_moved_in_the_order_of_kube_scheduler(priority, kept):
+    """Small pods of higher priority come first and share a card: the pair finds one free card only."""
+    small = [Pod(name, 38, "n1", (card,), priority=priority) for card, name in enumerate("ab")]
+    pair = Pod("pair", 60, "n1", (0, 1), count=2)
+    world = grown([Node("n1", (80, 80)), Node("n2", (80, 80))], [pair, *small])
+    assert list(find_nodes_to_keep(world.cluster)) == kept
 
 
 def test_nodes_are_freed_together_or_not_at_all():
