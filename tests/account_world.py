@@ -103,3 +103,10 @@ class Node:
 
     def ask(self, size: int) -> asyncio.Task[Collection[str]]:
         return asyncio.create_task(self.preferred(size))
+
+    async def keep_waiting(self, size: int) -> asyncio.Task[Collection[str]]:
+        """Ask, and see that there is no answer yet."""
+        asking = self.ask(size)
+        await asyncio.sleep(0)
+        assert not asking.done()
+        return asking

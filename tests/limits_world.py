@@ -148,6 +148,13 @@ class LimitsWorld:
         path.mkdir()
         return path
 
+    async def limited_container(self, gib: int) -> Path:
+        """Give container `main` units of c0, make its cgroup, and wait for the limit."""
+        self.give(UID, "main", range(gib))
+        cgroup = self.container("a")
+        await self.limited(cgroup, gib)
+        return cgroup
+
     def name(self, letter: str, container: str, uid: str = UID) -> None:
         """Let the pod's status tell a container's ID."""
         self.names[uid] = {**self.names.get(uid, {}), identifier(letter): container}

@@ -33,9 +33,7 @@ async def test_a_known_pod_is_served_at_once():
 async def test_a_pod_that_comes_into_view_late_is_waited_for():
     node = Node(8, 8)
     node.listed = {"a"}
-    asking = node.ask(3)
-    await asyncio.sleep(0)
-    assert not asking.done()
+    asking = await node.keep_waiting(3)
     node.bind(pod("other", 3, "c0"))
     await asyncio.sleep(0)
     assert not asking.done()
@@ -62,9 +60,7 @@ async def test_several_cards_are_waited_for_when_no_card_has_room():
     """Only the API server can say that a container asked for two cards."""
     node = Node(8, 8, view_wait_s=0.0, room_wait_s=3600.0)
     node.listed = {"a"}
-    asking = node.ask(12)
-    await asyncio.sleep(0)
-    assert not asking.done()
+    asking = await node.keep_waiting(12)
     node.bind(pod("a", 12, "c0", "c1", count=2))
     chosen = await asking
     assert sorted(text.split("::")[0] for text in chosen) == ["c0"] * 6 + ["c1"] * 6
@@ -111,9 +107,7 @@ async def test_room_is_waited_for_while_containers_of_a_deleted_pod_end():
     node = Node(8, view_wait_s=0.0, room_wait_s=3600.0)
     node.linger("z", ids("c0", *range(6)))
     node.bind(pod("a", 6, "c0"))
-    asking = node.ask(6)
-    await asyncio.sleep(0)
-    assert not asking.done()
+    asking = await node.keep_waiting(6)
     node.ends("z")
     assert on(await asking) == {"c0"}
 
@@ -138,9 +132,8 @@ def unassigned(**more) -> Node:
 async def test_where_nobody_said_on_which_cards_a_fresh_list_of_all_pods_is_asked_for():
     """Another pod may have been bound to the card that the policy would choose."""
     node = unassigned()
-    asking = node.ask(3)
-    await asyncio.sleep(0)
-    assert (asking.done(), node.lists) == (False, 1)
+    asking = await node.keep_waiting(3)
+    assert node.lists == 1
     node.bind(pod("other", 2, "c1"))
     await asyncio.sleep(0)
     assert not asking.done()
@@ -156,9 +149,8 @@ async def test_a_pod_whose_card_has_no_room_is_refused_only_after_a_fresh_list()
     node = Node(8, 8)
     node.checkpoint.write("x", ids("c0", *range(6)))
     node.bind(pod("a", 3, "c0"))
-    asking = node.ask(3)
-    await asyncio.sleep(0)
-    assert (asking.done(), node.lists) == (False, 1)
+    asking = await node.keep_waiting(3)
+    assert node.lists == 1
     node.list_pods(pod("a", 3, "c0"), pod("x", 6, "c0"))
     with pytest.raises(
         AllocationRefusedError, match=r"cards \['c0'\] do not have 3 units free; free units by card: \[2, 8\]"
@@ -372,9 +364,7 @@ async def test_a_pod_that_came_again_under_its_name_waits_for_a_list():
     node.account.read_checkpoint()
     node.checkpoint.drop("old")
     node.account.read_checkpoint()
-    asking = node.ask(3)
-    await asyncio.sleep(0)
-    assert not asking.done()
+    asking = await node.keep_waiting(3)
     node.ledger.remove_pod("old", node.account.now_s())
     again = replace(pod("new", 3, "c1"), name="pod-old")
     node.list_pods(again)

@@ -34,6 +34,13 @@ def annotator_of(bench: Bench) -> AllocationAnnotator:
     return AllocationAnnotator(bench.api, bench.account, bench.pods)
 
 
+def annotating(allocation: str | None) -> tuple[Bench, AllocationAnnotator]:
+    """Pod `a` runs, and its object has this annotation."""
+    bench = admitted()
+    bench.pods.pods_by_uid["a"] = pod_object("pod-a", allocation)
+    return bench, annotator_of(bench)
+
+
 async def annotated(bench: Bench, annotator: AllocationAnnotator) -> list:
     await annotator._step()
     return [(name, json.loads(notes[POD_ALLOCATION])) for _, name, _, notes in bench.api.notes]
@@ -49,26 +56,16 @@ async def test_an_allocation_is_written_once():
     assert await annotated(bench, annotator) == told
 
 
-async def test_an_allocation_that_is_there_already_is_left_alone():
-    bench = admitted()
-    annotator = annotator_of(bench)
-    bench.pods.pods_by_uid["a"] = pod_object("pod-a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
-    assert await annotated(bench, annotator) == []
-
-
-async def test_a_copied_allocation_is_overwritten():
-    bench = admitted()
-    annotator = annotator_of(bench)
-    bench.pods.pods_by_uid["a"] = pod_object("pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
-    assert len(await annotated(bench, annotator)) == 1
+@pytest.mark.parametrize(("uid", "written"), [("a", 0), ("other", 1)], ids=["its own", "a copied one"])
+async def test_an_allocation_that_is_there_already_is_left_alone_unless_it_is_a_copy(uid, written):
+    bench, annotator = annotating(f'{{"uid":"{uid}","containers":{{"main":[["c0",3]]}}}}')
+    assert len(await annotated(bench, annotator)) == written
 
 
 async def test_an_allocation_that_somebody_changed_is_written_again_once_a_minute():
-    bench = admitted()
-    annotator = annotator_of(bench)
     ours = '{"uid":"a","containers":{"main":[["c0",3]]}}'
     lie = ours.replace("c0", "c1")
-    bench.pods.pods_by_uid["a"] = pod_object("pod-a", ours)
+    bench, annotator = annotating(ours)
     assert await annotated(bench, annotator) == []
     for text in (lie, None):
         bench.pods.pods_by_uid["a"] = pod_object("pod-a", text)
@@ -100,9 +97,7 @@ def admitted_pair() -> Bench:
 
 @pytest.mark.parametrize("failure", [Conflict("another uid", cause="uid"), NotFound("gone")])
 async def test_a_pod_that_is_gone_is_not_tried_again(failure):
-    bench = admitted()
-    annotator = annotator_of(bench)
-    bench.pods.pods_by_uid["a"] = pod_object("pod-a", None)
+    bench, annotator = annotating(None)
     bench.api.failures = [failure]
     assert await annotated(bench, annotator) == []
     bench.now_s += 3600
@@ -136,9 +131,7 @@ async def test_a_refused_annotation_is_tried_again_and_holds_up_no_other(failure
 
 
 async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_with_one_warning():
-    bench = admitted()
-    annotator = annotator_of(bench)
-    bench.pods.pods_by_uid["a"] = pod_object("pod-a", None)
+    bench, annotator = annotating(None)
     bench.api.failures = [Forbidden("webhook denied", status=403)] * 10
     waits_s = []
     with capture_logs() as logs:

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 
@@ -34,12 +35,16 @@ def world() -> World:
 
 def test_the_card_is_taken_at_once(world: World) -> None:
     made = world.begin()
-    assert made.assigned is not None
-    assert json.loads(made.assigned) == {"main": [[uuid("n", 1), 8]]}
+    assert cards_of(made) == {"main": [[uuid("n", 1), 8]]}
     assert made.pod.resource_version == "3"
     assert made.node == "n"
     assert world.assumed() == [0, 8]
     assert world.state.get_assumed("uid-p") is made.assumed
+
+
+def cards_of(made: PendingBinding) -> Any:
+    assert made.assigned is not None
+    return json.loads(made.assigned)
 
 
 def test_the_next_pod_sees_it_taken(world: World) -> None:
@@ -71,9 +76,7 @@ def test_the_cards_that_the_queue_planned(world: World) -> None:
 
 def test_the_cluster_s_and_the_pod_s_card_policy(world: World) -> None:
     world.state.apply_pod(pod("q", 4, version=4, annotations={"gpupack.io/card-policy": "most-used"}), 0)
-    made = world.begin("q")
-    assert made.assigned is not None
-    assert json.loads(made.assigned) == {"main": [[uuid("n", 0), 4]]}
+    assert cards_of(world.begin("q")) == {"main": [[uuid("n", 0), 4]]}
 
 
 def test_a_node_policy_that_does_not_exist_is_refused_in_the_words_of_filter(world: World) -> None:
@@ -94,9 +97,7 @@ def test_several_containers_and_cards(world: World) -> None:
     two = {"gpupack.io/cards": "2"}
     containers = [container("x", 8), container("y", 4)]
     world.state.apply_pod(pod("q", version=4, containers=containers, annotations=two), 0)
-    made = world.begin("q")
-    assert made.assigned is not None
-    assert json.loads(made.assigned) == {
+    assert cards_of(world.begin("q")) == {
         "x": [[uuid("n", 1), 4], [uuid("n", 0), 4]],
         "y": [[uuid("n", 1), 2], [uuid("n", 0), 2]],
     }
@@ -105,17 +106,13 @@ def test_several_containers_and_cards(world: World) -> None:
 
 def test_a_node_that_changed_since_the_filter_gives_what_it_has_now(world: World) -> None:
     world.state.apply_node(node("n", (16, 16), (0, 9), version=5), 0)
-    made = world.begin()
-    assert made.assigned is not None
-    assert json.loads(made.assigned) == {"main": [[uuid("n", 0), 8]]}
+    assert cards_of(world.begin()) == {"main": [[uuid("n", 0), 8]]}
 
 
 def test_a_pod_of_another_shape_that_asks_for_as_much_is_bound_beside_one_that_starts(world: World) -> None:
     other = {"gpupack.io/gpu-uuid": "*", POD_ASSIGNED: json.dumps({"main": [[uuid("n", 0), 8]]})}
     world.state.apply_pod(pod("q", 8, version=4, node="n", annotations=other), 0)
-    made = world.begin()
-    assert made.assigned is not None
-    assert json.loads(made.assigned) == {"main": [[uuid("n", 1), 8]]}
+    assert cards_of(world.begin()) == {"main": [[uuid("n", 1), 8]]}
     assert world.assumed() == [8, 8]
 
 

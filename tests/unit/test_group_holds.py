@@ -44,6 +44,11 @@ class GroupWorld(World):
         if known:
             self.state.apply_pod(pod(name, units, spec=spec, **options), self.now)
 
+    def pair(self, group: str = "g") -> None:
+        """Two pods of a group that need a card of 8 GiB each."""
+        for at in range(2):
+            self.pod(f"{group}-{at}", 5, group)
+
     def ask(self, name: str, *nodes: str) -> str:
         """Call filter; return the node that it gives, or the reason."""
         reply = self.extender.filter(self.body(self.pods[name], nodes or None), self.now)
@@ -77,8 +82,7 @@ NOT_FREE = "no card with 5 GiB free"
 
 def test_the_second_pod_is_refused_where_the_sum_suffices_and_no_card_does(world: GroupWorld) -> None:
     world.node("n", (8, 8), (2, 4))
-    for name in ("g-0", "g-1"):
-        world.pod(name, 5, "g")
+    world.pair()
     assert world.ask("g-0") == "n"
     assert NOT_FREE in world.ask("g-1")
     # The group has failed, so nothing is held for it and a pod on its own gets the card.
@@ -132,10 +136,8 @@ def test_a_gang_that_fits_exactly_is_bound_in_any_order(world: GroupWorld) -> No
 def test_two_groups_that_want_the_same_cards_do_not_share_them(world: GroupWorld) -> None:
     world.node("n", (8, 8, 8))
     world.group("h", 2)
-    for name in ("g-0", "g-1"):
-        world.pod(name, 5, "g")
-    for name in ("h-0", "h-1"):
-        world.pod(name, 5, "h")
+    world.pair()
+    world.pair("h")
     # Two kube-schedulers ask at the same time.
     assert [world.ask(name) for name in ("g-0", "h-0", "g-1")] == ["n", "n", "n"]
     assert NOT_FREE in world.ask("h-1")
@@ -157,8 +159,7 @@ def test_a_group_of_more_pods_than_min_count_goes_on_without_the_last(world: Gro
 def test_each_placement_has_holds_of_its_own_until_the_binding_says_which_counts(world: GroupWorld) -> None:
     for zone in "abc":
         world.node(zone, (8, 8) if zone != "b" else (8,))
-    for name in ("g-0", "g-1"):
-        world.pod(name, 5, "g")
+    world.pair()
     assert [world.ask(name, "a") for name in ("g-0", "g-1")] == ["a", "a"]
     assert world.ask("g-0", "b") == "b"
     assert NOT_FREE in world.ask("g-1", "b")
@@ -175,8 +176,7 @@ def test_a_placement_that_failed_says_nothing_of_the_next(world: GroupWorld) -> 
     """kube-scheduler's own filters refuse g-0 in zone a, so that g-1 is the first to be asked about there."""
     world.node("a", (8,), (8,))
     world.node("b", (8, 8))
-    for name in ("g-0", "g-1"):
-        world.pod(name, 5, "g")
+    world.pair()
     assert NOT_FREE in world.ask("g-1", "a")
     assert [world.ask(name, "b") for name in ("g-0", "g-1")] == ["b", "b"]
 
@@ -194,8 +194,7 @@ def test_a_new_cycle_moves_the_hold_of_the_pod_that_is_asked_about(world: GroupW
 def test_a_nominated_node_that_will_not_do_is_no_new_cycle(world: GroupWorld) -> None:
     world.node("a", (8,), (8,))
     world.node("b", (8, 8))
-    for name in ("g-0", "g-1"):
-        world.pod(name, 5, "g")
+    world.pair()
     assert world.ask("g-0", "b") == "b"
     assert NOT_FREE in world.ask("g-1", "a")
     assert world.ask("g-1", "a", "b") == "b"
@@ -204,8 +203,7 @@ def test_a_nominated_node_that_will_not_do_is_no_new_cycle(world: GroupWorld) ->
 def test_a_pod_that_kube_scheduler_knew_first_is_refused_once_its_group_has_failed(world: GroupWorld) -> None:
     """The hold of g-0 is gone by then: were g-2 given its card, the group would be bound in part."""
     world.node("n", (8, 8), (2, 4))
-    for name in ("g-0", "g-1"):
-        world.pod(name, 5, "g")
+    world.pair()
     world.pod("g-2", 1, "g", known=False)
     assert world.ask("g-0") == "n"
     assert NOT_FREE in world.ask("g-1")
@@ -264,8 +262,7 @@ def test_nothing_is_held_for_a_pod_that_is_gone(world: GroupWorld) -> None:
 
 def test_without_its_pod_group_nobody_says_that_a_group_has_failed(world: GroupWorld) -> None:
     world.node("n", (8,))
-    for name in ("x-0", "x-1"):
-        world.pod(name, 5, "x")
+    world.pair("x")
     assert world.ask("x-0") == "n"
     assert NOT_FREE in world.ask("x-1")
     assert world.held() == {("uid-x-0", "n")}
@@ -275,8 +272,7 @@ def test_without_its_pod_group_nobody_says_that_a_group_has_failed(world: GroupW
 
 def test_a_pod_whose_binding_was_refused_pauses_longer_each_time(world: GroupWorld) -> None:
     world.node("n", (8, 8))
-    for name in ("g-0", "g-1"):
-        world.pod(name, 5, "g")
+    world.pair()
     for times in range(3):
         assert world.ask("g-0") == "n"
         world.extender.record_bind_failure("uid-g-0", "n", world.now)

@@ -16,6 +16,12 @@ def api() -> EventsApi:
     return EventsApi()
 
 
+async def tell(recorder, message="no card") -> None:
+    """Record an Event of the pod, and wait until it is written."""
+    recorder.event(POD, "Warning", "Waiting", message)
+    assert await recorder.drain(5)
+
+
 async def test_an_event_of_a_pod_is_what_kubectl_describe_asks_for(api) -> None:
     async with recording(api, host="n7") as recorder:
         recorder.event(POD, "Normal", "GPUsAssigned", "card 3")
@@ -58,8 +64,7 @@ async def test_an_event_of_a_node_is_in_default_under_the_nodes_name_as_uid(api)
 async def test_a_repeated_event_raises_the_count_of_the_one_there_is(api) -> None:
     async with recording(api) as recorder:
         for _ in range(3):
-            recorder.event(POD, "Warning", "Waiting", "no card")
-            assert await recorder.drain(5)
+            await tell(recorder)
             api.now += 60
     ((_, event),) = api.objects.items()
     assert (event["count"], event["firstTimestamp"], event["lastTimestamp"]) == (
@@ -80,19 +85,16 @@ async def test_what_comes_while_a_write_waits_goes_with_it(api) -> None:
 
 async def test_an_event_that_the_api_server_has_forgotten_is_created_again(api) -> None:
     async with recording(api) as recorder:
-        recorder.event(POD, "Warning", "Waiting", "no card")
-        assert await recorder.drain(5)
+        await tell(recorder)
         api.objects.clear()
-        recorder.event(POD, "Warning", "Waiting", "no card")
-        assert await recorder.drain(5)
+        await tell(recorder)
     assert api.shown == [("train", "no card", 2)]
 
 
 async def test_many_different_messages_of_one_reason_become_one_event(api) -> None:
     async with recording(api) as recorder:
         for number in range(SIMILAR + 5):
-            recorder.event(POD, "Warning", "Waiting", f"{number} nodes")
-            assert await recorder.drain(5)
+            await tell(recorder, f"{number} nodes")
     assert len(api.objects) == SIMILAR
     assert api.shown[-1] == ("train", f"{COMBINED}{SIMILAR + 4} nodes", 6)
 
@@ -108,13 +110,11 @@ def test_messages_that_come_rarely_stay_apart(api) -> None:
 async def test_one_object_gets_a_burst_of_writes_then_one_every_five_minutes(api) -> None:
     async with recording(api) as recorder:
         for _ in range(BURST + 20):
-            recorder.event(POD, "Warning", "Waiting", "no card")
-            assert await recorder.drain(5)
+            await tell(recorder)
         assert (len(api.verbs), recorder.limited) == (BURST, 20)
         recorder.event(NODE, "Warning", "XID", "48")
         api.now += REFILL_S
-        recorder.event(POD, "Warning", "Waiting", "no card")
-        assert await recorder.drain(5)
+        await tell(recorder)
     # The count in between was not lost, and another object has writes of its own.
     assert api.shown == [("train", "no card", BURST + 21), ("n1", "48", 1)]
 
@@ -149,20 +149,17 @@ async def test_an_api_server_that_is_back_in_time_loses_nothing(api) -> None:
 
     api.sleep = sleep
     async with recording(api) as recorder:
-        recorder.event(POD, "Warning", "Waiting", "no card")
-        assert await recorder.drain(5)
+        await tell(recorder)
     assert (api.shown, recorder.dropped) == ([("train", "no card", 1)], 0)
 
 
 async def test_an_api_server_that_stays_away_costs_the_event_not_the_recorder(api) -> None:
     api.away = Unreachable("refused")
     async with recording(api) as recorder:
-        recorder.event(POD, "Warning", "Waiting", "no card")
-        assert await recorder.drain(5)
+        await tell(recorder)
         assert (len(api.verbs), recorder.dropped, max(api.sleeps)) == (TRIES, 1, 10.0)
         api.away = None
-        recorder.event(POD, "Warning", "Waiting", "no card")
-        assert await recorder.drain(5)
+        await tell(recorder)
     assert api.shown == [("train", "no card", 2)]
 
 
@@ -181,11 +178,9 @@ async def test_missing_rights_cost_one_request_each_and_one_line_of_log(api) -> 
 async def test_an_answer_that_is_lost_makes_no_second_event(api, already) -> None:
     async with recording(api) as recorder:
         if already:
-            recorder.event(POD, "Warning", "Waiting", "no card")
-            assert await recorder.drain(5)
+            await tell(recorder)
         api.fault = "late"
-        recorder.event(POD, "Warning", "Waiting", "no card")
-        assert await recorder.drain(5)
+        await tell(recorder)
     assert api.shown == [("train", "no card", 1 + already)]
 
 

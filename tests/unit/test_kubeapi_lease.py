@@ -3,12 +3,25 @@ import asyncio
 import pytest
 
 from kubeapi.errors import Unreachable
+from kubeapi.lease import LeaseElector
 from tests.lease_world import LeaseApi, candidate
 
 
 @pytest.fixture
 def api() -> LeaseApi:
     return LeaseApi()
+
+
+async def leader(api) -> LeaseElector:
+    first = candidate(api, "a")
+    await first._round()
+    return first
+
+
+async def follower(api) -> LeaseElector:
+    second = candidate(api, "b")
+    await second._round()
+    return second
 
 
 async def test_the_first_creates_the_lease(api) -> None:
@@ -27,8 +40,7 @@ async def test_the_first_creates_the_lease(api) -> None:
 
 
 async def test_renewals_keep_the_time_of_taking_and_need_no_read(api) -> None:
-    first = candidate(api, "a")
-    await first._round()
+    first = await leader(api)
     api.get = None
     api.now += 2
     await first._round()
@@ -38,8 +50,8 @@ async def test_renewals_keep_the_time_of_taking_and_need_no_read(api) -> None:
 
 
 async def test_the_second_waits_a_whole_lease_after_the_last_renewal_it_saw(api) -> None:
-    first, second = candidate(api, "a"), candidate(api, "b")
-    await first._round()
+    await leader(api)
+    second = candidate(api, "b")
     api.now += 1
     await second._round()
     assert (second.is_leader, second.holder) == (False, "a")
@@ -54,9 +66,7 @@ async def test_the_second_waits_a_whole_lease_after_the_last_renewal_it_saw(api)
 
 
 async def test_a_renewal_starts_the_wait_over(api) -> None:
-    first, second = candidate(api, "a"), candidate(api, "b")
-    await first._round()
-    await second._round()
+    first, second = await leader(api), await follower(api)
     api.now += 14
     await first._round()
     await second._round()
@@ -66,9 +76,7 @@ async def test_a_renewal_starts_the_wait_over(api) -> None:
 
 
 async def test_leadership_lapses_a_third_of_the_lease_before_anybody_can_take_it(api) -> None:
-    first, second = candidate(api, "a"), candidate(api, "b")
-    await first._round()
-    await second._round()
+    first, second = await leader(api), await follower(api)
     assert first.gap_s == 5.0
     api.now += 9.9
     assert first.is_leader
@@ -79,8 +87,7 @@ async def test_leadership_lapses_a_third_of_the_lease_before_anybody_can_take_it
 
 
 async def test_an_outage_ends_leadership_and_it_begins_anew(api) -> None:
-    first = candidate(api, "a")
-    await first._round()
+    first = await leader(api)
     api.away = Unreachable("refused")
     for _ in range(5):
         api.now += 2
@@ -92,8 +99,7 @@ async def test_an_outage_ends_leadership_and_it_begins_anew(api) -> None:
 
 
 async def test_a_renewal_without_answer_does_not_end_leadership(api) -> None:
-    first = candidate(api, "a")
-    await first._round()
+    first = await leader(api)
     api.now += 2
     api.fault = "late"
     await first._round()
@@ -106,8 +112,7 @@ async def test_a_renewal_without_answer_does_not_end_leadership(api) -> None:
 
 
 async def test_a_write_by_hand_is_obeyed(api) -> None:
-    first = candidate(api, "a")
-    await first._round()
+    first = await leader(api)
     api.body["spec"]["holderIdentity"] = "operator"
     api.body["metadata"]["resourceVersion"] = "99"
     api.now += 2
@@ -116,8 +121,7 @@ async def test_a_write_by_hand_is_obeyed(api) -> None:
 
 
 async def test_a_lease_deleted_by_hand_ends_leadership_until_it_is_made_again(api) -> None:
-    first = candidate(api, "a")
-    await first._round()
+    first = await leader(api)
     api.body = None
     api.now += 1
     await first._round()
@@ -127,9 +131,7 @@ async def test_a_lease_deleted_by_hand_ends_leadership_until_it_is_made_again(ap
 
 
 async def test_a_released_lease_is_taken_at_once(api) -> None:
-    first, second = candidate(api, "a"), candidate(api, "b")
-    await first._round()
-    await second._round()
+    first, second = await leader(api), await follower(api)
     await first._release()
     assert (first.is_leader, api.spec["holderIdentity"], api.spec["leaseDurationSeconds"]) == (False, "", 1)
     await second._round()
@@ -138,9 +140,7 @@ async def test_a_released_lease_is_taken_at_once(api) -> None:
 
 async def test_a_foreign_record_without_fields_is_a_free_one(api) -> None:
     api.body = {"metadata": {"name": "lease", "resourceVersion": "7", "labels": {"keep": "me"}}, "spec": {}}
-    first = candidate(api, "a")
-    await first._round()
-    assert first.is_leader
+    assert (await leader(api)).is_leader
     assert api.body["metadata"]["labels"] == {"keep": "me"}
 
 
@@ -149,8 +149,7 @@ async def test_a_foreign_record_without_fields_is_a_free_one(api) -> None:
 )
 async def test_a_record_that_cannot_be_read_is_no_crash(api, body) -> None:
     api.body = body
-    first = candidate(api, "a")
-    await first._round()
+    first = await leader(api)
     assert not first.is_leader
 
 
@@ -173,17 +172,14 @@ async def test_run_renews_and_releases_when_cancelled(api) -> None:
 
 
 async def test_a_stop_in_the_middle_of_a_renewal_still_releases(api) -> None:
-    first = candidate(api, "a")
-    await first._round()
+    first = await leader(api)
     api.body["metadata"]["resourceVersion"] = "50"  # our own renewal, whose answer was not awaited
     await first._release()
     assert api.spec["holderIdentity"] == ""
 
 
 async def test_a_stop_does_not_release_what_another_holds(api) -> None:
-    first, second = candidate(api, "a"), candidate(api, "b")
-    await first._round()
-    await second._round()
+    first, second = await leader(api), await follower(api)
     api.now += 15
     await second._round()
     await first._release()
@@ -191,8 +187,7 @@ async def test_a_stop_does_not_release_what_another_holds(api) -> None:
 
 
 async def test_a_stop_while_the_api_server_is_away(api) -> None:
-    first = candidate(api, "a")
-    await first._round()
+    first = await leader(api)
     api.away = Unreachable("refused")
     await first._release()
     assert not first.is_leader

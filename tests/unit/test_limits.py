@@ -13,9 +13,7 @@ __all__ = ["world"]
 
 async def test_a_container_that_starts_gets_what_its_pod_was_given(world: LimitsWorld) -> None:
     await world.start()
-    world.give(UID, "main", range(3))
-    cgroup = world.container("a")
-    await world.limited(cgroup, 3)
+    cgroup = await world.limited_container(3)
     assert world.limit(cgroup, "c1") is None
 
 
@@ -115,9 +113,7 @@ async def test_a_container_without_memory_of_its_own(world: LimitsWorld) -> None
 
 async def test_a_container_that_starts_again_has_a_new_cgroup(world: LimitsWorld) -> None:
     await world.start()
-    world.give(UID, "main", range(5))
-    first = world.container("a")
-    await world.limited(first, 5)
+    first = await world.limited_container(5)
     shutil.rmtree(first)
     await until(lambda: not list(world.enforcer.list_limits()))
     await world.limited(world.container("b"), 5)
@@ -136,9 +132,7 @@ async def test_another_pods_cgroups_are_left_alone(world: LimitsWorld) -> None:
 
 async def test_a_pod_that_is_over_is_forgotten(world: LimitsWorld) -> None:
     await world.start()
-    world.give(UID, "main", range(5))
-    cgroup = world.container("a")
-    await world.limited(cgroup, 5)
+    await world.limited_container(5)
     world.over(UID)
     await until(lambda: not list(world.enforcer.list_limits()))
 
@@ -188,8 +182,7 @@ async def test_where_the_kernel_tells_of_nothing_it_is_looked_again(
     monkeypatch.setattr("deviceplugin.host.inotify.Inotify.open", _no_instances)
     world = LimitsWorld(tmp_path, rescan_s=0.01)
     await world.start()
-    world.give(UID, "main", range(5))
-    await world.limited(world.container("a"), 5)
+    await world.limited_container(5)
     await world.end()
 
 

@@ -14,9 +14,7 @@ __all__ = ["world"]
 async def test_a_limit_that_somebody_changed_is_set_again(tmp_path: Path) -> None:
     world = LimitsWorld(tmp_path, rescan_s=0.01)
     await world.start()
-    world.give(UID, "main", range(5))
-    cgroup = world.container("a")
-    await world.limited(cgroup, 5)
+    cgroup = await world.limited_container(5)
     world.driver.set("c0", cgroup, 7 * GIB)
     await world.limited(cgroup, 5)
     await until(lambda: world.enforcer.repaired)
