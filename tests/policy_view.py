@@ -7,7 +7,7 @@ import numpy as np
 
 from allocator.request import PodRequest
 from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts
-from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.cache.arrays import BoolArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
@@ -54,3 +54,8 @@ def mask_fitting(arrays: NodeArrays, wanted: PolicyRequest) -> BoolArray:
     rows = np.arange(arrays.row_count)
     fits = filter_nodes(arrays, SchedulingRequest(PodRequest(()), wanted), rows)
     return fits & arrays.mask_fits(wanted.amounts._replace(pods=0), rows)
+
+
+def rows_of(arrays: NodeArrays) -> RowArray:
+    """All rows, in the order of the nodes' names."""
+    return np.array([arrays.rows[name] for name in sorted(arrays.rows)], dtype=np.intp)

@@ -23,7 +23,7 @@ from scheduler_plugin.scheduling.policies.remaining import (
 )
 from scheduler_plugin.scheduling.request import SchedulingRequest
 from tests.examples import examples
-from tests.policy_view import ask, mask_fitting, place, view
+from tests.policy_view import ask, mask_fitting, place, rows_of, view
 
 ABC = {
     "a": (40_000, 100 << 30, [16] * 4, 10_000, 20 << 30, [8, 8, 0, 0]),
@@ -31,10 +31,6 @@ ABC = {
     "c": (40_000, 100 << 30, [16] * 4, 16_000, 40 << 30, [12] * 4),
 }
 REQUEST = ask(4_000, 10 << 30, (4, 1))
-
-
-def rows_of(arrays):
-    return np.array([arrays.rows[name] for name in sorted(arrays.rows)], dtype=np.intp)
 
 
 def pick(policy, arrays, wanted):

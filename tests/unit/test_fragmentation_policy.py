@@ -18,7 +18,7 @@ from scheduler_plugin.scheduling.policies.fragmentation_states import TIE_LEVELS
 from scheduler_plugin.scheduling.policies.fragmentation_workload import MAX_SHAPES, TypicalWorkload
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from tests.other_policies import offered
-from tests.policy_view import ask, place, view
+from tests.policy_view import ask, place, rows_of, view
 
 FREE = 1 << 40
 
@@ -34,10 +34,6 @@ def one(units, cpu=0, memory=0, **more):
 def cluster(**cards):
     """Nodes with ample cpu and memory and cards of 100 units, used as given."""
     return view({name: (10**6, FREE, [100] * len(used), 0, 0, used) for name, used in cards.items()})
-
-
-def rows_of(arrays):
-    return np.array([arrays.rows[name] for name in sorted(arrays.rows)], dtype=np.intp)
 
 
 def hole_costs(size, weights):
