@@ -105,9 +105,11 @@ def _check_claims(scene: Scene, places: Places, asked: dict[str, str]) -> None:
 
 
 def _empty_cards(node: dict[str, Any]) -> list[Card]:
-    """Empty cards, as many and as large as those of a row."""
-    size = int(node["card_units"])
-    return [Card(at, f"GPU-{at}", str(node["model"]), size, 0) for at in range(int(node["gpu"]))]
+    """Empty cards, as many and as large as those of a row, which give away as much of their compute."""
+    card = Card(
+        0, "", str(node["model"]), int(node["card_units"]), 0, compute_limit=int(node["compute_limit"])
+    )
+    return [replace(card, index=at, uuid=f"GPU-{at}") for at in range(int(node["gpu"]))]
 
 
 @cache
