@@ -23,7 +23,7 @@ PickArray = NDArray[np.int16]
 _SHAPES: Final = 64
 """Shapes of pods whose scores by row are remembered."""
 
-_KINDS: Final = 1 << 14
+_KINDS: Final = 1 << 10
 """Kinds of rows of which a shape's scores are remembered."""
 
 _ENTRIES: Final = 1 << 23
