@@ -23,9 +23,6 @@ PickArray = NDArray[np.int16]
 _SHAPES: Final = 64
 """Shapes of pods whose scores by row are remembered."""
 
-_KINDS: Final = 1 << 10
-"""Kinds of rows of which a shape's scores are remembered."""
-
 _ENTRIES: Final = 1 << 23
 """Scores that are remembered, over all shapes."""
 
@@ -43,9 +40,6 @@ class FragmentationScores:
         self._generation = 0
         self._known: BoundedDict[tuple[object, ...], tuple[FloatArray, PickArray]] = BoundedDict(1)
         self._by_row: BoundedDict[tuple[object, ...], tuple[LongArray, FloatArray]] = BoundedDict(_SHAPES)
-        self._by_kind: BoundedDict[tuple[object, ...], BoundedDict[bytes, tuple[float, int]]] = BoundedDict(
-            _SHAPES
-        )
 
     def follow(self, view: ClusterView) -> None:
         """Bring the states of rows whose version changed up to date."""
@@ -54,7 +48,6 @@ class FragmentationScores:
             self._generation = self._states.generation
             self._known.clear()
             self._by_row.clear()
-            self._by_kind.clear()
 
     def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows: float64[m], lower is better, inf where the pod does not fit."""
@@ -104,29 +97,25 @@ class FragmentationScores:
         scores[apart] = np.nan
         left = np.flatnonzero(np.isnan(scores))
         if left.size:
-            scores[left], picks[left] = zip(*self._find_by_kind(view, ask, rows[left]), strict=True)
+            scores[left], picks[left] = self._score_allowed(view, ask, rows[left])
             alike = left[~apart[left]]
             state_scores[states[alike]], state_picks[states[alike]] = scores[alike], picks[alike]
         return scores, picks
 
-    def _find_by_kind(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> list[tuple[float, int]]:
-        """Find scores and positions of rows by their kinds: a state, and its cards that the pod may use."""
+    def _score_allowed(
+        self, view: ClusterView, ask: PolicyRequest, rows: RowArray
+    ) -> tuple[FloatArray, RowArray]:
         states = self._states.of_row[rows]
         allowed = _allowed(view, ask, rows, self._states.orders(rows))
-        least = min((demand.units for demand in ask.demands), default=0)
-        allowed &= self._terms.card_free[self._states.cards[states]] >= least
-        keys = [kind.tobytes() for kind in np.column_stack((states, np.packbits(allowed, axis=1)))]
-        known = self._by_kind.recall(_make_shape(ask), lambda: BoundedDict(_KINDS))
-        missing = {key: at for at, key in enumerate(keys) if key not in known}
-        fresh: dict[bytes, tuple[float, int]] = {}
-        if missing:
-            first = list(missing.values())
-            scores, chosen = self._score_states(states[first], ask, allowed[first])
-            picks = chosen[0][0].tolist() if _one_card(ask) else [0] * len(first)
-            fresh = dict(zip(missing, zip(scores.tolist(), picks, strict=True), strict=True))
-        found = [fresh[key] if key in fresh else known[key] for key in keys]
-        known.update(fresh)
-        return found
+        first = number = np.arange(len(rows))
+        if len(rows) > 1:
+            # Rows of one state with the same cards are alike.
+            kinds = np.column_stack((states, np.packbits(allowed, axis=1)))
+            keys = kinds.view(f"V{kinds[0].nbytes}").ravel()
+            _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+        scores, chosen = self._scored(states[first], ask, allowed[first])
+        picks = chosen[0][0] if _one_card(ask) else np.zeros(len(first), dtype=np.intp)
+        return scores[number], picks[number]
 
     def _exactly(
         self, view: ClusterView, ask: PolicyRequest, rows: RowArray, scores: FloatArray
