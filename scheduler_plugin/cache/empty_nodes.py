@@ -25,8 +25,8 @@ def make_empty_node(
 
     Args:
         amounts: What it offers besides; of a resource of ours this counts, and not what a daemon offers.
-        compute_limit: Percent of its compute that each card gives away.
         cards_of: Stands in the UUIDs of its cards; empty: its name.
+        compute_limit: Percent of its compute that each card gives away.
     """
     offered: dict[str, str | int] = {}
     annotations = {}

@@ -132,7 +132,7 @@ def _has_cards(
     """Tell which nodes have `cards` cards that each have what the demand asks of one."""
     if cards > nodes.free_order.shape[0]:
         return np.zeros(len(rows), dtype=np.bool_)
-    # All admitted cards have what the demand asks for that asks for least.
+    # `with_compute` has left only cards with the least compute that any demand asks for.
     more_compute = demand.compute > ask.least_compute
     if ask.admits is None and not more_compute:
         result: BoolArray = nodes.free_order[cards - 1][rows] >= demand.units

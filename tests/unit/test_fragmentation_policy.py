@@ -470,3 +470,16 @@ def test_more_kinds_of_cards_than_the_table_begins_with():
     values = policy.value(arrays, rows_of(arrays))
     assert values[0] == values[10] == pytest.approx(0, abs=1e-9)
     assert values[99] == pytest.approx(1 + 0.5 + 3 + 20)
+
+
+@pytest.mark.parametrize("compute", [0, 10])
+def test_the_largest_demand_goes_first_where_the_pods_own_order_leaves_it_no_card(compute, monkeypatch):
+    """To search each node by itself takes too long on many."""
+    arrays = view({"n": (64_000, 64, [100, 100], 0, 0, [20, 60])})
+    searched = []
+    monkeypatch.setattr(FragmentationScores, "by_cards", lambda *_: searched.append(1) or np.array([0.0]))
+    demands = (CardDemand(30, 1, compute), CardDemand(60, 1, compute))
+    pod = PolicyRequest(Amounts(1), demands, arrays.compute_free >= compute, card_policy="fragmentation")
+    # For pods of 40 the first demand belongs on the emptier card, where the second would have had room.
+    assert frag(one(40)).score(arrays, pod, rows_of(arrays))[0] < np.inf
+    assert not searched

@@ -113,7 +113,7 @@ class FragmentationScores:
             kinds = np.column_stack((states, np.packbits(allowed, axis=1)))
             keys = kinds.view(f"V{kinds[0].nbytes}").ravel()
             _, first, number = np.unique(keys, return_index=True, return_inverse=True)
-        scores, chosen = self._scored(states[first], ask, allowed[first])
+        scores, chosen = self._score_states(states[first], ask, allowed[first])
         picks = chosen[0][0] if _one_card(ask) else np.zeros(len(first), dtype=np.intp)
         return scores[number], picks[number]
 
@@ -146,16 +146,11 @@ class FragmentationScores:
         orders = self._states.orders(rows)
         order = orders[0].tolist()
         if _one_card(ask):
-            if _is_by_row(ask):
-                (score,), (pick,) = self._find(view, ask, rows)
-            else:
-                state, (scores, picks) = self._states.of_row[row], self._table(ask)
-                score, pick = scores[state], picks[state]
-            if score < np.inf:
-                return ((order[int(pick)],),)
+            (score,), (pick,) = self._find(view, ask, rows)
+            return ((order[int(pick)],),) if score < np.inf else None
         allowed = _allowed(view, ask, rows, orders)
-        fresh, chosen = self._scored(self._states.of_row[rows], ask, allowed)
-        if not fresh[0] < np.inf:
+        scores, chosen = self._scored(self._states.of_row[rows], ask, allowed)
+        if not scores[0] < np.inf:
             return None
         return tuple(tuple(order[int(position[0])] for position in demand) for demand in chosen)
 
@@ -273,7 +268,7 @@ def _is_node_by_node(ask: PolicyRequest) -> bool:
 
 
 def _is_by_row(ask: PolicyRequest) -> bool:
-    """Tell whether the cards that a pod may use can be others than those that follow from a node's state."""
+    """Tell whether nodes of one state may differ in which of their cards a pod may use."""
     return ask.admits is not None and (_names_cards(ask) or any(demand.compute for demand in ask.demands))
 
 
@@ -282,13 +277,13 @@ def _names_cards(ask: PolicyRequest) -> bool:
 
 
 def _mask_apart(view: ClusterView, ask: PolicyRequest, rows: RowArray) -> BoolArray:
-    """Tell on which rows they are others, of a pod that is scored by row: bool[m].
+    """Tell which rows cannot have the score of their state: bool[m].
 
-    For one demand these are rows with a card that has the units free and not the compute. Of several, each
-    takes compute from the next.
+    For one demand they are those with a card that has the units and that the pod may not use. Of several
+    demands each may take the compute of the next.
     """
     if ask.admits is None or len(ask.demands) > 1 or _names_cards(ask):
-        return np.ones(len(rows), dtype=np.bool_)
+        return np.full(len(rows), ask.admits is not None, dtype=np.bool_)
     lacking = (view.free[rows] >= ask.demands[0].units) & ~ask.admits[rows]
     result: BoolArray = np.any(lacking, axis=1)
     return result
