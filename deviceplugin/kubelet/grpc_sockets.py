@@ -2,12 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
 from deviceplugin.errors import RegistrationError
 from deviceplugin.kubelet.sockets import SocketId, check_socket_path, clear_socket_path, identify
+
+# A list of all device IDs, or of all pods with theirs, is larger than the 4 MiB that gRPC takes by itself.
+SERVER_OPTIONS: Final = (("grpc.max_receive_message_length", 64 * 1024 * 1024),)
+CHANNEL_OPTIONS: Final = (
+    *SERVER_OPTIONS,
+    # Channels share connections, and their back-off, unless told not to.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A connection that said GOAWAY before the channel watched it stays READY for ever. A call on it is then
+    # tried again without a pause, below the event loop, until its deadline: 250 MiB a second.
+    ("grpc.enable_retries", 0),
+)
 
 
 class GrpcSockets:

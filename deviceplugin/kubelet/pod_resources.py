@@ -17,6 +17,7 @@ from typing import Any, Final
 import grpc
 import structlog
 
+from deviceplugin.kubelet.grpc_sockets import CHANNEL_OPTIONS
 from deviceplugin.kubelet.wire import podresources_pb2 as pb
 
 AGAIN_S: Final = 0.02
@@ -25,11 +26,6 @@ AGAIN_S: Final = 0.02
 log = structlog.get_logger(__name__)
 
 _LIST: Final = "/v1.PodResourcesLister/List"
-_OPTIONS: Final = (
-    ("grpc.enable_retries", 0),
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
 class PodResources:
@@ -87,7 +83,7 @@ class PodResources:
         """Send one request; other callers wait, because closing a connection ends all its calls."""
         async with self._turn:
             if self._channel is None:
-                self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
+                self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=CHANNEL_OPTIONS)
             ask = self._channel.unary_unary(
                 _LIST,
                 request_serializer=pb.ListPodResourcesRequest.SerializeToString,

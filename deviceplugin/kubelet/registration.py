@@ -24,7 +24,7 @@ import grpc
 import structlog
 
 from deviceplugin.errors import RegistrationError
-from deviceplugin.kubelet.grpc_sockets import GrpcSockets
+from deviceplugin.kubelet.grpc_sockets import CHANNEL_OPTIONS, SERVER_OPTIONS, GrpcSockets
 from deviceplugin.kubelet.plugin_service import DevicePlugin, DeviceStream
 from deviceplugin.kubelet.sockets import FolderWatch, SocketId, identify
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
@@ -36,15 +36,6 @@ log = structlog.get_logger(__name__)
 
 API_VERSION: Final = "v1beta1"
 KUBELET_SOCKET: Final = "kubelet.sock"
-# A list of available IDs is as large as the list of devices; leave room for several containers in one call.
-_SERVER_OPTIONS: Final = (("grpc.max_receive_message_length", 64 * 1024 * 1024),)
-_CHANNEL_OPTIONS: Final = (
-    # Channels share connections, and their back-off, unless told not to.
-    ("grpc.use_local_subchannel_pool", 1),
-    # A connection that said GOAWAY before the channel watched it stays READY for ever. A call on it is then
-    # tried again without a pause, below the event loop, until its deadline: 250 MiB a second.
-    ("grpc.enable_retries", 0),
-)
 _LOOK_S: Final = 0.01
 _UNDECIDED: Final = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}
 
@@ -118,7 +109,7 @@ class Registrar:
         self._clock = clock
         self._stepper = Stepper(self._step)
         self._sockets = GrpcSockets(
-            [folder / endpoint], self._add_services, grace_s=self._timing.grace_s, options=_SERVER_OPTIONS
+            [folder / endpoint], self._add_services, grace_s=self._timing.grace_s, options=SERVER_OPTIONS
         )
         self._known_kubelet: SocketId | None = None
         self._registration: _OpenRegistration | None = None
@@ -273,7 +264,7 @@ class Registrar:
             options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
         )
         async with grpc.aio.insecure_channel(
-            f"unix:{self._kubelet_path}", options=_CHANNEL_OPTIONS
+            f"unix:{self._kubelet_path}", options=CHANNEL_OPTIONS
         ) as channel:
             await self._connect(channel)
             # A kubelet deletes every socket before it listens, so it will not delete ours from now on. If

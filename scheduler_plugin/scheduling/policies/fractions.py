@@ -183,6 +183,18 @@ class Fractions:
         return None if self._complete and not plain else self._present.take(rows, axis=1)
 
 
+class FractionsPolicy:
+    """Base of the policies that score a row by the fractions of that row alone."""
+
+    epoch = 0
+    by_row = True
+    ranks_plain_pods = True
+
+    def __init__(self, other_resources: Sequence[str] = ()) -> None:
+        self.other_resources = tuple(other_resources)
+        self._fractions = Fractions(self.other_resources)
+
+
 def compute_mean(f: FloatArray, present: FloatArray | None) -> FloatArray:
     """Mean over the classes a node has (None: all): float64[m], 0 for a node that has none."""
     result = add_classes(f)

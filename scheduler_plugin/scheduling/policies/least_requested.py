@@ -1,28 +1,24 @@
 """least-requested: spread pods over the emptiest nodes."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from allocator.registry import Entry, Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
-from scheduler_plugin.scheduling.policies.fractions import DECIMALS, Fractions, compute_mean, parse_resources
+from scheduler_plugin.scheduling.policies.fractions import (
+    DECIMALS,
+    FractionsPolicy,
+    compute_mean,
+    parse_resources,
+)
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 
 NAME: Final = "least-requested"
 
 
-class LeastRequested:
+class LeastRequested(FractionsPolicy):
     """Score: `mean_c(f_c)`, `f_c = (used_c + request_c) / capacity_c`, classes of capacity 0 dropped."""
-
-    epoch = 0
-    by_row = True
-    ranks_plain_pods = True
-
-    def __init__(self, other_resources: Sequence[str] = ()) -> None:
-        self.other_resources = tuple(other_resources)
-        self._fractions = Fractions(self.other_resources)
 
     def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by the mean requested fraction after placing the pod, 0 (empty) to 1 (full)."""
