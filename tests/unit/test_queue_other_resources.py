@@ -1,5 +1,7 @@
 """Further resources in the queue: they decide who is admitted, kept room for, and evicted."""
 
+import pytest
+
 from scheduler_plugin.queue.controller.status import explain_waiting
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.cluster_builders import container
@@ -17,8 +19,12 @@ def where(world: QueueWorld) -> dict[str, str]:
     return {world.name(each.uid): each.node for release in world.decide() for each in release.members}
 
 
-def test_a_pod_goes_where_it_is_left() -> None:
-    world = QueueWorld(ONE_QUEUE + COUNTED)
+BY_ANY = pytest.mark.parametrize("config", [ONE_QUEUE + COUNTED, ONE_QUEUE], ids=["counted", "by no policy"])
+
+
+@BY_ANY
+def test_a_pod_goes_where_it_is_left(config: str) -> None:
+    world = QueueWorld(config)
     world.node("n1", resources={NIC: "1"})
     world.node("n2", resources={NIC: "4"})
     world.pod("p", containers=asks(2), created=1)
@@ -50,8 +56,9 @@ def test_another_configuration_counts_it_from_then_on() -> None:
     assert where(world) == {"q": "n1"}
 
 
-def test_a_gang_has_it_on_as_many_nodes_as_it_needs() -> None:
-    world = QueueWorld(ONE_QUEUE + COUNTED)
+@BY_ANY
+def test_a_gang_has_it_on_as_many_nodes_as_it_needs(config: str) -> None:
+    world = QueueWorld(config)
     world.node("n1", resources={NIC: "1"})
     world.node("n2", resources={NIC: "1"})
     for number in range(3):
@@ -61,9 +68,10 @@ def test_a_gang_has_it_on_as_many_nodes_as_it_needs() -> None:
     assert sorted(where(world).items()) == [("h0", "n1"), ("h1", "n2")]
 
 
-def test_room_is_kept_where_it_can_become_free() -> None:
+@BY_ANY
+def test_room_is_kept_where_it_can_become_free(config: str) -> None:
     """n1 has the cards and too few of the resource; what is kept of that on n2 nobody else gets."""
-    world = QueueWorld(ONE_QUEUE + COUNTED)
+    world = QueueWorld(config)
     world.node("n1", (16, 16), resources={NIC: "1"})
     world.node("n2", (16, 16), (8, 0), resources={NIC: "4"})
     holds = world.pod("holds", containers=asks(3, units=4), created=0)

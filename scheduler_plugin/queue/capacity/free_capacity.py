@@ -299,7 +299,7 @@ class FreeCapacity:
         """Return True if placing a pod on a node leaves the reservations of others intact."""
         if not (others.amounts.pods or others.cards):
             return True
-        if not self.state.nodes.fits(others.amounts.add(requirements.amounts.without_sums()), row):
+        if not self.count_fits(others.amounts.add(requirements.amounts.without_sums()), row):
             return False
         left = self._get_cards_without(row, others.cards)
         return (
@@ -369,8 +369,8 @@ class FreeCapacity:
         """Find the rows where a pod fits that asks for so much besides the choice of cards."""
         nodes = self.state.nodes
         fits = filter_nodes(nodes, query, rows) & nodes.mask_fits(asked, rows)
-        if requirements.amounts.others:
-            fits[fits] = [self._has_others(requirements, nodes.names[row]) for row in rows[fits]]
+        if asked.others:
+            fits[fits] = [self.count_fits(Amounts(others=asked.others), row) > 0 for row in rows[fits]]
         able = rows[fits]
         # What a few rows allow costs less than what all do; of many rows it is remembered.
         if len(able) > FEW_ROWS:
@@ -382,11 +382,17 @@ class FreeCapacity:
         fits[fits] = allowed
         return fits
 
-    def _has_others(self, requirements: PodRequirements, name: str) -> bool:
-        """Return True if enough of further resources is left; what a DeviceClass may serve is enough."""
-        record = self.state.node_records[name]
-        asked = leave_out_undecided(Amounts(others=requirements.amounts.others), record.capacity)
-        return asked.fits_in(record.left)
+    def count_fits(self, asked: Amounts, row: int, *, emptied: bool = False) -> int:
+        """Count how often a node has so much left, cards apart; of what a DeviceClass may serve it has enough.
+
+        The arrays have no columns of resources that no node policy names.
+
+        Args:
+            emptied: As if no pod were there.
+        """
+        record = self.state.node_records[self.state.nodes.names[row]]
+        left = record.capacity if emptied else record.left
+        return leave_out_undecided(asked, record.capacity).count_in(left)
 
     def make_query(self, requirements: PodRequirements) -> SchedulingRequest:
         return self._get_fit_mask(requirements).query
@@ -462,6 +468,8 @@ class TotalCapacity:
         if stale.size:
             query, beside = free_capacity.make_query(requirements), requirements.amounts.without_sums()
             most = count_most_on_empty(nodes, query, beside, stale)
+            for at in np.flatnonzero(most).tolist() if beside.others else ():
+                most[at] = min(most[at], free_capacity.count_fits(beside, stale[at], emptied=True))
             known.pods[stale] = np.where(free_capacity.mask_allowed(requirements)[stale], most, 0)
             known.made[stale] = nodes.version[stale]
         return known.pods

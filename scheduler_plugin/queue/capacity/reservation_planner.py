@@ -179,7 +179,9 @@ class ReservationPlanner:
         """Find the cards of a node for one more pod; None if they can never be free for it."""
         nodes, load = self._capacity.state.nodes, self._get_load(row)
         amounts = load.amounts.add(load.others.amounts).add(requirements.amounts.without_sums())
-        if not nodes.fits(amounts, row, emptied=True) or not self._has_slot(load, nodes.names[row]):
+        if not self._capacity.count_fits(amounts, row, emptied=True):
+            return None
+        if not self._has_slot(load, nodes.names[row]):
             return None
         open_units = nodes.evictable[row].tolist()
         occupied, compute_free = nodes.occupied[row].tolist(), nodes.compute_free[row].tolist()
