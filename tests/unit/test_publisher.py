@@ -15,10 +15,14 @@ from tests.waiting import until
 
 @pytest.fixture
 def bench():
-    return Bench()
+    """Everything was read."""
+    bench = Bench()
+    bench.complete()
+    return bench
 
 
-async def test_nothing_is_said_before_everything_was_read(bench):
+async def test_nothing_is_said_before_everything_was_read():
+    bench = Bench()
     assert await bench.step() is None
     bench.ledger.apply_pod_list([], 0.0, 0.0)
     assert await bench.step() is None
@@ -31,14 +35,12 @@ async def test_nothing_is_said_before_everything_was_read(bench):
 
 
 async def test_nothing_is_said_where_there_is_no_node(bench):
-    bench.complete()
     bench.nodes.replace([], "2")
     assert await bench.step() is None
     assert bench.api.patches == []
 
 
 async def test_a_gain_waits_for_its_turn_and_comes_with_its_pod(bench):
-    bench.complete()
     await bench.step()
     bench.now_s += 0.5
     bench.admit(written=False)
@@ -56,7 +58,6 @@ async def test_a_gain_waits_for_its_turn_and_comes_with_its_pod(bench):
 
 
 async def test_a_gain_of_a_pod_that_lacks_a_container_waits_a_second(bench):
-    bench.complete()
     await bench.step()
     bench.now_s += 60
     bench.bind([("one", 3, "main"), ("two", 2, "main")])
@@ -72,7 +73,6 @@ async def test_a_gain_of_a_pod_that_lacks_a_container_waits_a_second(bench):
 
 
 async def test_a_release_goes_out_at_once(bench):
-    bench.complete()
     bench.admit()
     await bench.step()
     assert bench.said() == ((3, 0), {"a"})
@@ -82,7 +82,6 @@ async def test_a_release_goes_out_at_once(bench):
 
 
 async def test_a_pod_that_vanished_unheld_is_told_though_the_words_are_the_same(bench):
-    bench.complete()
     await bench.step()
     bench.pods.seen_version = bench.pods.owed_version = 77
     assert await bench.step() == 0.0
@@ -91,7 +90,6 @@ async def test_a_pod_that_vanished_unheld_is_told_though_the_words_are_the_same(
 
 
 async def test_after_an_etcd_restore_seen_goes_back_on_the_node_too(bench):
-    bench.complete()
     bench.pods.seen_version = 501
     await bench.step()
     bench.pods.seen_version = 50
@@ -101,7 +99,6 @@ async def test_after_an_etcd_restore_seen_goes_back_on_the_node_too(bench):
 
 
 async def test_words_of_another_are_overwritten_and_revisions_grow(bench):
-    bench.complete()
     await bench.step()
     for part in ("capacity", "allocatable"):
         bench.api.node["status"][part]["gpupack.io/packed-revision"] = 900
@@ -114,7 +111,6 @@ async def test_words_of_another_are_overwritten_and_revisions_grow(bench):
 
 
 async def test_a_revision_at_the_end_of_its_word_starts_again_from_the_clock(bench):
-    bench.complete()
     await bench.step()
     for part in ("capacity", "allocatable"):
         bench.api.node["status"][part]["gpupack.io/packed-revision"] = (1 << 53) - 1
@@ -127,7 +123,6 @@ async def test_a_revision_at_the_end_of_its_word_starts_again_from_the_clock(ben
 
 
 async def test_a_node_that_does_not_keep_the_holds_is_patched_ever_more_seldom(bench):
-    bench.complete()
     bench.api.dropped = {NODE_HOLDS}
     with capture_logs() as logs:
         await bench.until_s(bench.now_s + 60)
@@ -142,7 +137,6 @@ async def test_a_node_that_does_not_keep_the_holds_is_patched_ever_more_seldom(b
 
 
 async def test_a_release_goes_out_at_once_to_a_node_that_does_not_keep_the_holds(bench):
-    bench.complete()
     bench.api.dropped = {NODE_HOLDS}
     bench.admit()
     await bench.until_s(bench.now_s + 60)
@@ -154,7 +148,6 @@ async def test_a_release_goes_out_at_once_to_a_node_that_does_not_keep_the_holds
 
 
 async def test_words_that_another_writes_again_and_again_are_overwritten_ever_more_seldom(bench):
-    bench.complete()
     await bench.step()
     began_s, end_s = bench.now_s, bench.now_s + 60
     with capture_logs() as logs:
@@ -168,7 +161,6 @@ async def test_words_that_another_writes_again_and_again_are_overwritten_ever_mo
 
 
 async def test_words_that_another_writes_seldom_are_overwritten_at_once(bench):
-    bench.complete()
     await bench.step()
     for _ in range(5):
         bench.now_s += 61
@@ -178,7 +170,6 @@ async def test_words_that_another_writes_seldom_are_overwritten_at_once(bench):
 
 
 async def test_a_node_that_comes_again_is_patched_at_once_and_nobody_undid_it(bench):
-    bench.complete()
     await bench.step()
     with capture_logs() as logs:
         for _ in range(5):
@@ -192,7 +183,6 @@ async def test_a_node_that_comes_again_is_patched_at_once_and_nobody_undid_it(be
 
 
 async def test_a_failed_patch_is_tried_again(bench):
-    bench.complete()
     bench.publisher._backoff._base_s = 0.001
     bench.api.failures = [Unreachable("away"), NotFound("no node"), Forbidden("no right")]
     for _ in range(3):
@@ -202,7 +192,8 @@ async def test_a_failed_patch_is_tried_again(bench):
     assert bench.said() == ((0, 0), set())
 
 
-async def test_words_are_relied_upon_from_the_first_patch_until_they_failed_for_a_minute(bench):
+async def test_words_are_relied_upon_from_the_first_patch_until_they_failed_for_a_minute():
+    bench = Bench()
     bench.publisher._backoff._base_s = 0.001
     bench.complete()
     assert bench.publisher.problem == "no patch of the status of Node n1 went through yet"
@@ -228,7 +219,6 @@ async def test_words_are_relied_upon_from_the_first_patch_until_they_failed_for_
 
 
 async def test_whether_patches_go_through_is_found_out_though_the_node_says_all(bench):
-    bench.complete()
     await bench.step()
     again = Bench()
     again.publisher._backoff._base_s = 0.001
@@ -244,7 +234,8 @@ async def test_whether_patches_go_through_is_found_out_though_the_node_says_all(
     assert (again.api.empty_patches, again.publisher.patches) == (1, 0)
 
 
-async def test_a_failure_ends_though_there_is_nothing_to_say_any_more(bench):
+async def test_a_failure_ends_though_there_is_nothing_to_say_any_more():
+    bench = Bench()
     bench.publisher._backoff._base_s = 0.001
     bench.complete()
     await bench.step()
@@ -284,7 +275,6 @@ async def test_the_loop_follows_the_ledger():
 
 
 async def test_the_last_patch_says_that_all_is_full_and_holds_stay(bench):
-    bench.complete()
     bench.admit()
     await bench.until_s(110)
     assert bench.said() == ((3, 0), {"a"})
@@ -297,7 +287,6 @@ async def test_the_last_patch_says_that_all_is_full_and_holds_stay(bench):
 
 
 async def test_a_farewell_before_everything_was_read_ends_the_offers_of_the_daemon_before(bench):
-    bench.complete()
     bench.admit()
     await bench.until_s(110)
     again = Bench()
@@ -308,7 +297,6 @@ async def test_a_farewell_before_everything_was_read_ends_the_offers_of_the_daem
 
 
 async def test_a_farewell_that_fails_is_said_again(bench):
-    bench.complete()
     await bench.until_s(110)
     bench.api.failures += [Unreachable("gone"), Unreachable("still gone")]
     await bench.leave()
@@ -316,7 +304,8 @@ async def test_a_farewell_that_fails_is_said_again(bench):
     assert bench.publisher.errors == 2
 
 
-async def test_no_back_off_holds_up_the_farewell(bench, mocker):
+async def test_no_back_off_holds_up_the_farewell(mocker):
+    bench = Bench()
     bench.complete()
     mocker.patch.object(bench.publisher._backoff, "failed", return_value=1e6)
     bench.api.failures.append(Unreachable("gone"))
@@ -328,14 +317,14 @@ async def test_no_back_off_holds_up_the_farewell(bench, mocker):
     assert bench.api.patches == []
 
 
-async def test_without_a_node_there_is_no_farewell(bench):
+async def test_without_a_node_there_is_no_farewell():
+    bench = Bench()
     bench.nodes.replace([], "2")
     await bench.leave()
     assert bench.api.patches == []
 
 
 async def test_nothing_is_said_before_pods_can_be_served(bench):
-    bench.complete()
     serves = []
     bench.publisher._offers = lambda: bool(serves)
     assert await bench.step() is None
