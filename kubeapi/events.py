@@ -131,7 +131,7 @@ class EventRecorder:
             self._drop("queue is full")
             return
         series = self._correlator.add(
-            ref, type_, _clean_text(reason, REASON_LIMIT), _clean_text(message, MESSAGE_LIMIT)
+            ref, type_, shorten(reason, REASON_LIMIT), shorten(message, MESSAGE_LIMIT)
         )
         if series.queued:
             return
@@ -245,11 +245,6 @@ class EventRecorder:
         if now_s - self._reminded_s >= REMIND_S:
             self._reminded_s = now_s
             log.warning("Events are lost", why=why, lost=self.dropped)
-
-
-def _clean_text(text: str, limit: int) -> str:
-    """Cut a text, and keep out what no terminal and no JSON should carry."""
-    return shorten(text, limit)
 
 
 __all__ = ["EventRecorder", "EventType", "ObjectRef", "make_node_ref", "make_pod_group_ref", "make_pod_ref"]

@@ -24,7 +24,7 @@ import structlog
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound, decode_answer
 from kubeapi.objects import Lease, LeaseSpec
-from kubeapi.paths import quote_segment
+from kubeapi.paths import make_leases_path, quote_segment
 
 RELEASE_TIMEOUT_S = 2.0
 
@@ -105,7 +105,7 @@ class LeaseElector:
         if not 0 < renew_s <= lease_s / 3:
             raise ValueError(f"renewal every {renew_s} s: expected above 0 and at most {lease_s / 3:g}")
         self._client = client
-        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{quote_segment(namespace)}/leases"
+        self._collection = make_leases_path(namespace)
         self._path = f"{self._collection}/{quote_segment(name)}"
         self._namespace = namespace
         self._name = name
@@ -179,7 +179,7 @@ class LeaseElector:
             else:
                 return
         try:
-            lease = _read_lease(await self._client.get(self._path, timeout_s=self._deadline_s))
+            lease = read_lease(await self._client.get(self._path, timeout_s=self._deadline_s))
         except NotFound:
             metadata = {"name": self._name, "namespace": self._namespace}
             await self._write(Lease(metadata=metadata), create=True)
@@ -195,7 +195,7 @@ class LeaseElector:
             await self._release()
             self._seen = None
         with suppress(NotFound):
-            self._observe(_read_lease(await self._client.get(self._path, timeout_s=self._deadline_s)))
+            self._observe(read_lease(await self._client.get(self._path, timeout_s=self._deadline_s)))
 
     def _observe(self, lease: Lease) -> None:
         """Restart the wait whenever the record has changed."""
@@ -236,8 +236,8 @@ class LeaseElector:
         )
         try:
             if create:
-                return _read_lease(await self._client.post(self._collection, body, timeout_s=timeout_s))
-            return _read_lease(await self._client.put(self._path, body, timeout_s=timeout_s))
+                return read_lease(await self._client.post(self._collection, body, timeout_s=timeout_s))
+            return read_lease(await self._client.put(self._path, body, timeout_s=timeout_s))
         except Conflict:
             # Another's write, or one of ours that timed out: until it is read again the last renewal counts.
             self._seen = None
@@ -253,7 +253,7 @@ class LeaseElector:
         seen, self._renewed_at = self._seen, None
         try:
             # Unknown after a conflict, for instance when a renewal was cancelled half-way.
-            lease = seen or _read_lease(await self._client.get(self._path, timeout_s=RELEASE_TIMEOUT_S))
+            lease = seen or read_lease(await self._client.get(self._path, timeout_s=RELEASE_TIMEOUT_S))
             if lease.spec.holder_identity != self.identity:
                 return
             now = _format_micro_time(self._wall())
@@ -272,7 +272,7 @@ class LeaseElector:
             log.warning("lease not released", lease=self._name, error=str(error))
 
 
-def _read_lease(body: bytes) -> Lease:
+def read_lease(body: bytes) -> Lease:
     return decode_answer(body, _decode_lease, "a Lease")
 
 

@@ -11,18 +11,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-import msgspec
 import structlog
 
 from kubeapi.client import KubeClient
-from kubeapi.errors import UNREADABLE, KubeApiError
-from kubeapi.objects import Lease, LeaseSpec
-from kubeapi.paths import quote_segment
+from kubeapi.errors import KubeApiError
+from kubeapi.lease import read_lease
+from kubeapi.objects import LeaseSpec
+from kubeapi.paths import make_leases_path, quote_segment
 
 log = structlog.get_logger(__name__)
-
-
-_decode = msgspec.json.Decoder(Lease).decode
 
 
 class LeaseFollower:
@@ -53,9 +50,7 @@ class LeaseFollower:
             read_s: Seconds between two reads, and the time-out of each.
         """
         self._client = client
-        self._path = (
-            f"/apis/coordination.k8s.io/v1/namespaces/{quote_segment(namespace)}/leases/{quote_segment(name)}"
-        )
+        self._path = f"{make_leases_path(namespace)}/{quote_segment(name)}"
         self.lease = f"{namespace}/{name}"
         self._host = host
         self.gap_s = gap_s
@@ -86,8 +81,8 @@ class LeaseFollower:
         while True:
             began = self._clock()
             try:
-                spec = _decode(await self._client.get(self._path, timeout_s=self._read_s)).spec
-            except (KubeApiError, *UNREADABLE) as error:
+                spec = read_lease(await self._client.get(self._path, timeout_s=self._read_s)).spec
+            except KubeApiError as error:
                 log.debug("lease not read", path=self._path, error=str(error))
             else:
                 self._apply_lease(spec, began)

@@ -30,6 +30,10 @@ def make_pod_path(namespace: str, name: str) -> str:
     return f"{make_collection_path(namespace, 'pods')}/{quote_segment(name)}"
 
 
+def make_leases_path(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{quote_segment(namespace)}/leases"
+
+
 def make_service_path(namespace: str, service: str, page: str) -> str:
     """Make the path of a page that a Service's port `http` serves, which needs the right to its proxy."""
     return f"{make_collection_path(namespace, 'services')}/{quote_segment(service)}:http/proxy/{page}"

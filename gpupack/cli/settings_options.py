@@ -4,14 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
-from gpupack.cli.common import name_values
+from gpupack.cli.common import Command, name_values
 from kubeapi.options import Option, name_option, read_option
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def settings_options(settings: type, first: str = "", last: str = "") -> Callable[[Command], Command]:

@@ -26,8 +26,8 @@ class ClusterBoard(LiveCluster):
         queued: what the queue says of pods that wait in it; None if it has not answered.
     """
 
-    def __init__(self, unit_mib: int | None = None) -> None:
-        super().__init__(unit_mib)
+    def __init__(self) -> None:
+        super().__init__()
         self.tiles: dict[str, NodeTile] = {}
         self.encoded: dict[str, msgspec.Raw] = {}
         self.sums: dict[str, CardSums] = {}

@@ -23,7 +23,7 @@ from gpupack.teams.handlers import read_fit_question
 from gpupack.whatif import answer_fit
 from gpupack.whatif.questions import Questions, TooManyQuestionsError
 from kubeapi.errors import KubeApiError
-from kubeapi.serving import serve_health, serve_shared
+from kubeapi.serving import Handler, serve_health, serve_shared
 
 GAP_S: Final = 0.1
 BEAT_S: Final = 15.0
@@ -50,8 +50,6 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
     ".json": "application/json",
 }
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,11 +146,8 @@ def _sum_others(pods: Sequence[PodDetail], namespace: str) -> list[PodDetail]:
 class MemberClient:
     """Asks the process in the cluster as a member, with a new token well before the old one ends."""
 
-    def __init__(
-        self, client: KubeClient, namespace: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, client: KubeClient, namespace: str) -> None:
         self._client = client
-        self._clock = clock
         self._token = ""
         self._made_at = float("-inf")
         self.namespace = namespace
@@ -161,9 +158,9 @@ class MemberClient:
         Raises:
             Forbidden, NotFound: the user is no member.
         """
-        if self._clock() - self._made_at >= TOKEN_S / 2:
+        if time.monotonic() - self._made_at >= TOKEN_S / 2:
             self._token = await make_member_token(self._client, self.namespace)
-            self._made_at = self._clock()
+            self._made_at = time.monotonic()
 
     async def ask(self, question: str, query: dict[str, str | int]) -> bytes:
         """Ask; errors are those of `ask_as_member` and `make_member_token`."""

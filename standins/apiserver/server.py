@@ -220,13 +220,12 @@ class ApiServer:
 
     def delete_pod(self, namespace: str, name: str, grace_s: int | None = None) -> None:
         """Delete a pod; None takes the pod's own grace period, 0 removes it at once."""
-        self._delete(PODS, (namespace, name), {} if grace_s is None else {"gracePeriodSeconds": grace_s})
+        self._writer.delete(
+            PODS, (namespace, name), {} if grace_s is None else {"gracePeriodSeconds": grace_s}
+        )
 
     def delete_node(self, name: str) -> None:
-        self._delete(NODES, ("", name), {})
-
-    def _delete(self, resource: Resource, key: Key, options: JsonObject) -> None:
-        self._writer.delete(resource, key, options)
+        self._writer.delete(NODES, ("", name), {})
 
 
 __all__ = ["ApiServer", "RefusedError"]

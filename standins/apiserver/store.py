@@ -7,11 +7,12 @@ entries freely, and the bytes of an object are made once.
 import asyncio
 import base64
 import json
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kubeapi.bounded import BoundedDict
 from standins.apiserver.select import Matcher
 from standins.apiserver.status import JsonObject, RefusedError, Resource, bad_request, expired
 
@@ -83,7 +84,7 @@ class Store:
     def __init__(self) -> None:
         self.version = 1
         self.tables: dict[str, Table] = {}
-        self._snapshots: OrderedDict[tuple[str, str, str, str, int], list[StoredEntry]] = OrderedDict()
+        self._snapshots: BoundedDict[tuple[str, str, str, int], list[StoredEntry]] = BoundedDict(SNAPSHOTS)
         self._waiters: set[asyncio.Future[None]] = set()
 
     def table(self, resource: Resource) -> Table:
@@ -147,12 +148,10 @@ class Store:
         if not token:
             entries, version, start = self.select(resource, namespace, matches), self.version, 0
             if limit and len(entries) > limit:
-                self._snapshots[resource.plural, namespace, query, "", version] = entries
-                while len(self._snapshots) > SNAPSHOTS:
-                    self._snapshots.popitem(last=False)
+                self._snapshots[resource.plural, namespace, query, version] = entries
         else:
             version, start = _read_token(token)
-            snapshot = self._snapshots.get((resource.plural, namespace, query, "", version))
+            snapshot = self._snapshots.get((resource.plural, namespace, query, version))
             if snapshot is None:
                 raise expired(_CONTINUE_TOO_OLD)
             entries = snapshot
