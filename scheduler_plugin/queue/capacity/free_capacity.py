@@ -383,9 +383,10 @@ class FreeCapacity:
         return fits
 
     def count_fits(self, asked: Amounts, row: int, *, emptied: bool = False) -> int:
-        """Count how often a node has so much left, cards apart; of what a DeviceClass may serve it has enough.
+        """Count how often the amounts fit into what a node has left, its cards apart.
 
-        The arrays have no columns of resources that no node policy names.
+        The arrays have no columns of resources that no node policy names: the node's record has them.
+        A resource that a DeviceClass may serve limits nothing.
 
         Args:
             emptied: As if no pod were there.
