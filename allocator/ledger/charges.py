@@ -59,23 +59,27 @@ def charge_cards(accounts: NodeAccounts) -> Units:
 def charge_pod_compute(accounts: NodeAccounts, account: PodAccount) -> Units:
     """Return the percent of compute by card that one pod is charged with, as `charge_pod` does its units.
 
-    Claims say it of the cards of which a pod has units. Without them it is not known before a list shows the
-    pod: it is charged with all that its cards give.
+    Claims say it of their IDs, and a pod's request of the others. Without either it is not known before a
+    list shows the pod: it is charged with all that its cards give.
     """
-    claimed = account.claimed_compute
-    if account.bound and not (claimed or account.pod.request.asks_compute):
+    request, claimed = account.pod.request, account.claimed_compute
+    if account.bound and not (claimed or request.asks_compute):
         return {}
     besides = _besides(accounts, account)
     if not account.bound:
-        unknown = account.units | besides if claimed is None else besides.keys() - account.units.keys()
-        return (claimed or {}) | dict.fromkeys(unknown, accounts.compute_limit)
-    request = account.pod.request
-    sets = [account.id_sets(demand.containers) for demand in request.demands]
-    charge = request.charge_compute(map(accounts.cards_of, sets)) if claimed is None else claimed
+        sets = (*account.known_ids.values(), *account.pending_ids.values())
+        unknown = accounts.cards_of(ids - account.claimed_ids for ids in sets)
+        unknown |= besides.keys() - account.units.keys()
+        return claimed | dict.fromkeys(unknown, accounts.compute_limit)
+    charge = request.charge_compute(
+        accounts.cards_of(ids - account.claimed_ids for ids in account.id_sets(demand.containers))
+        for demand in request.demands
+    )
+    add(charge, claimed)
     if besides and besides == account.pod.assigned_costs and not account.previously_published:
         possible = accounts.assigned_compute(account.pod)
     else:  # on which of these cards which container is, nobody says
-        possible = request.charge_compute([besides] * len(sets))
+        possible = request.charge_compute([besides] * len(request.demands))
     return {uuid: max(d.get(uuid, 0) for d in (charge, possible)) for uuid in charge | possible}
 
 

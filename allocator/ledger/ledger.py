@@ -102,10 +102,12 @@ class Ledger:
         """
         accounts = self._accounts
         checkpoint: dict[str, dict[str, frozenset[str]]] = {}
-        claimed: dict[str, Units] = {}
+        claimed: dict[str, tuple[Units, set[str]]] = {}
         for entry in entries:
             if entry.compute is not None:
-                add(claimed.setdefault(entry.uid, {}), entry.compute)
+                compute, ids = claimed.setdefault(entry.uid, ({}, set()))
+                add(compute, entry.compute)
+                ids |= entry.ids
             mine = checkpoint.setdefault(entry.uid, {})
             other = mine.get(entry.container)
             mine[entry.container] = entry.ids if other is None else entry.ids | other
@@ -113,8 +115,9 @@ class Ledger:
         shown: dict[frozenset[str], tuple[str, str]] = {}
         for uid in accounts.pods.keys() | checkpoint.keys():
             account, mine = self._known(uid), checkpoint.get(uid, {})
-            if uid in claimed and account.claimed_compute != claimed[uid]:
-                account = replace(account, claimed_compute=claimed[uid])
+            compute, ids = claimed.get(uid, (account.claimed_compute, set()))
+            if compute != account.claimed_compute or not ids <= account.claimed_ids:
+                account = replace(account, claimed_compute=compute, claimed_ids=account.claimed_ids | ids)
                 accounts.replace_pod(account)
             if account.checkpoint_ids != mine:
                 shown |= {ids: (uid, c) for c, ids in mine.items() if account.checkpoint_ids.get(c) != ids}

@@ -105,8 +105,8 @@ class PodAccount:
         known_ids: device IDs by container that the checkpoint has ever shown, also of cards that are gone. A
             container that is allocated others has only those.
         units: units by card of `known_ids` and `pending_ids`, each ID once, see `NodeAccounts.units_of_pod`.
-        claimed_compute: percent of compute by card of its claims, which the checkpoint has or had last; None
-            where it has shown none.
+        claimed_compute: percent of compute by card of its claims, which the checkpoint has or had last.
+        claimed_ids: device IDs of claims that say their compute, which the checkpoint has ever shown.
         previously_published: units by card of the pod in the Node's `holds` before this daemon started; None
             where it was not there.
     """
@@ -121,7 +121,8 @@ class PodAccount:
     pending_ids: dict[str, frozenset[str]] = field(default_factory=dict)
     known_ids: dict[str, frozenset[str]] = field(default_factory=dict)
     units: Units = field(default_factory=dict)
-    claimed_compute: Units | None = None
+    claimed_compute: Units = field(default_factory=dict)
+    claimed_ids: frozenset[str] = frozenset()
     previously_published: Units | None = None
 
     @property

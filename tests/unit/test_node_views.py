@@ -9,13 +9,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from allocator.ledger import CheckpointEntry, Ledger, charges
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS
+from allocator.names import COMPUTE_RESOURCE, NODE_CARDS, NODE_CORDON, NODE_HOLDS
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject, PodObject
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
+from deviceplugin.dra.claims import ClaimShare
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
 from deviceplugin.publishing.annotator import list_allocations
 from kubeapi.errors import Unreachable
@@ -38,10 +39,12 @@ def pod(
     version: int,
     *,
     units: int = 3,
+    compute: int = 0,
     phase: str = "Pending",
     claims: Sequence[str] = (),
     **annotations: str,
 ) -> PodObject:
+    limits = {GIB: units} | ({COMPUTE_RESOURCE: compute} if compute else {})
     manifest = {
         "metadata": {
             "name": f"pod-{uid}",
@@ -51,7 +54,7 @@ def pod(
             "annotations": annotations,
         },
         "spec": {
-            "containers": [{"name": "main", "resources": {"limits": {GIB: units}}}],
+            "containers": [{"name": "main", "resources": {"limits": limits}}],
             "resourceClaims": [{"name": name} for name in claims],
         },
         "status": {"phase": phase},
@@ -91,6 +94,31 @@ def test_a_pod_that_also_has_claims_is_accounted_once_the_claim_of_its_limits_is
     of.read_checkpoint()
     view.event("MODIFIED", pod("a", 6, claims=["c"]), "6")
     assert of.ledger.published_holds() == {"a": {0: 2, 1: 3}}, "let go, and not ended yet"
+
+
+@pytest.mark.parametrize("card", [0, 1], ids=["the claim's card", "another card"])
+def test_compute_of_limits_counts_beside_a_claim_where_an_older_extender_wrote_none(card: int) -> None:
+    prepared = PreparedClaims(Path("unused"), GIB)
+    of = LedgerService(Ledger(cards(8, 8)), prepared.read, GIB)
+    view = OwnPods(of, GIB, lambda: None, prepared.read_request, prepared.awaits_claim)
+
+    def prepare(name: str, card: int, compute: int, *, is_for_limits: bool = False) -> tuple[int, ...]:
+        mine = {"main": sorted(ids(f"c{card}", *(range(4, 7) if is_for_limits else range(2))))}
+        share = ClaimShare("", "", f"c{card}", len(mine["main"]), "", compute)
+        prepared.add(PreparedClaim(name, "ns", name, "a", "pod-a", mine, (share,), is_for_limits))
+        of.read_checkpoint()
+        return used()
+
+    def used() -> tuple[int, ...]:
+        return of.ledger.make_words(1024).compute_used
+
+    assert prepare("c", 0, 50) == (50, 0)
+    assert prepare("of-a", card, 0, is_for_limits=True) == ((100, 0), (50, 100))[card], "nobody says how much"
+    view.replace([pod("a", 4, compute=30, claims=["c"])], "5")
+    assert used() == ((80, 0), (50, 30))[card]
+    prepared.remove("c")
+    of.read_checkpoint()
+    assert used() == ((80, 0), (50, 30))[card], "let go, and not ended yet"
 
 
 def test_pods_come_by_list_and_by_events():

@@ -339,7 +339,7 @@ CHARGE_MUTANTS = (
     Mutant(
         "node: an unknown pod may ask for all the compute of its cards",
         charges.charge_pod_compute,
-        "return (claimed or {}) | dict.fromkeys(unknown, accounts.compute_limit)",
+        "return claimed | dict.fromkeys(unknown, accounts.compute_limit)",
         "return {}",
         compute_restarts,
         72,
@@ -355,8 +355,8 @@ CHARGE_MUTANTS = (
     Mutant(
         "node: compute counts on the cards of a pod's devices",
         charges.charge_pod_compute,
-        "charge = request.charge_compute(map(accounts.cards_of, sets))",
-        "charge = {}",
+        "accounts.cards_of((ids - account.claimed_ids for ids in account.id_sets(demand.containers)))",
+        "()",
         compute_restarts,
         2,
     ),
