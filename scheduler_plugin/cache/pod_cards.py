@@ -29,9 +29,10 @@ class PodCards:
             is unknown.
         compute: Percent of compute by card position of each pod, by UID; pods of which it is not known have
             none.
-        compute_over_limit: Percent by card position that pods in the words have beyond the limit, as where it
-            was lowered while they ran. The words stop at the limit, so the end of such a pod frees so much
-            less.
+        compute_limit: Percent of each card's compute that pods may ask for.
+        compute_held: Percent by card position that the pods and claims in the words have. It is beyond the
+            limit where that was lowered while they ran. The words stop at the limit, so the end of such a pod
+            frees so much less.
         shared: Units of each pod, by UID, of claims that other pods use too: they stay in use when it goes.
         held: UIDs of the pods that the words contain.
     """
@@ -39,7 +40,8 @@ class PodCards:
     units: Mapping[str, ByPosition]
     closed_cards: frozenset[int]
     compute: Mapping[str, ByPosition] = field(default_factory=dict)
-    compute_over_limit: ByPosition = field(default_factory=dict)
+    compute_limit: int = 0
+    compute_held: ByPosition = field(default_factory=dict)
     shared: Mapping[str, Counter[int]] = field(default_factory=dict)
     held: Collection[str] = ()
 
@@ -55,10 +57,14 @@ class PodCards:
 
     def get_freed_compute(self, uid: str) -> ByPosition:
         """Return the percent of compute that certainly becomes free when a pod goes, by card position."""
-        compute, over = self.compute.get(uid, NO_COMPUTE), self.compute_over_limit
-        if not over or uid not in self.held:
+        compute = self.compute.get(uid, NO_COMPUTE)
+        if uid not in self.held:
             return compute
-        return {card: max(0, percent - over.get(card, 0)) for card, percent in compute.items()}
+        return {card: max(0, percent - self.get_over_limit(card)) for card, percent in compute.items()}
+
+    def get_over_limit(self, card: int) -> int:
+        """Return the percent that pods and claims in the words have of a card beyond its limit."""
+        return max(0, self.compute_held.get(card, 0) - self.compute_limit)
 
 
 def read_pod_cards(record: NodeRecord, evictable: Sequence[int], compute_limit: int) -> PodCards:
@@ -75,15 +81,18 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int], compute_limit: 
         for uid, pod in record.pods.items()
         if pod.charged is not None and pod.charged.asks_compute
     }
-    given: Counter[int] = Counter()
+    compute_held: Counter[int] = Counter()
+    for by_card in record.held_claims_compute.values():
+        compute_held.update(by_card)
     for uid, by_card in compute.items():
         if uid in record.holds:
-            given.update(by_card)
+            compute_held.update(by_card)
     return PodCards(
         units,
         frozenset(closed | _filled_by_others(record, units)),
         compute,
-        {card: percent - compute_limit for card, percent in given.items() if percent > compute_limit},
+        compute_limit,
+        compute_held,
         _find_shared(record),
         record.holds.keys(),
     )

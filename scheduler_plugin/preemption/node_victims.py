@@ -150,7 +150,7 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
 
 def _count_compute(card: Card, pod_cards: PodCards) -> Card:
     """Count all compute that the pods of a card have: the words stop at the limit."""
-    over = 0 if card.compute_free > 0 else pod_cards.compute_over_limit.get(card.index, 0)
+    over = 0 if card.compute_free > 0 else pod_cards.get_over_limit(card.index)
     return replace(card, compute_used=card.compute_used + over) if over else card
 
 

@@ -8,8 +8,15 @@ from click.testing import CliRunner
 
 import gpupack
 from allocator.claims import ClaimObject
-from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS, resource_name
-from allocator.records import Holds, dump_holds
+from allocator.names import (
+    COMPUTE_RESOURCE,
+    NODE_HOLDS,
+    NODE_SERVES,
+    POD_ASSIGNED,
+    SERVES_CLAIMS,
+    resource_name,
+)
+from allocator.records import Holds, dump_assigned, dump_holds
 from gpupack.cli.app import cli
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.diagnose.listing import format_pods, list_waiting
@@ -27,7 +34,7 @@ from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER, make_snapshot
 from gpupack.whatif.what_if import PodCardUsage
 from kubeapi.objects import Node, OwnerReference, Pod
 from scheduler_plugin.cache.pods import read_pod
-from tests.cluster_builders import claim, claim_object, container, node_object, pod_object
+from tests.cluster_builders import claim, claim_object, container, node_object, pod_object, uuid
 from tests.state_world import compute_free
 from tests.unit.test_claim_cache import state_of_claims
 
@@ -291,3 +298,16 @@ def test_top_of_a_file_without_the_claims_that_must_be_there_says_so() -> None:
     assert load_nodes(json.dumps(found), pods=True).claims is None
     told = CliRunner().invoke(cli, ["top", "--pods", "-f", "-"], input=json.dumps(found)).output
     assert told.splitlines()[-1] == CLAIMS_NOT_READ
+
+
+def test_the_end_of_a_pod_frees_less_compute_where_a_claim_has_the_rest_of_more_than_the_limit() -> None:
+    """The limit was lowered while they ran, and the words stop at it: 60 and 60 percent of 100."""
+    asks = container(units=4, resources={COMPUTE_RESOURCE: "60"})
+    notes = {POD_ASSIGNED: dump_assigned({"main": ((uuid("n", 0), 4),)})}
+    bound = pod_object("p", node="n", annotations=notes, containers=[asks])
+    held = {"claims": {"uid-one": {0: 4}}, "claims_compute": {"uid-one": {0: 60}}}
+    node = node_object("n", (16,), (8,), compute=(100,), holds=["uid-p"], **held)
+    claimed = claim_object("one", (0, 4), pods=["x"], compute=60)
+    items = [node | {"kind": "Node"}, bound | {"kind": "Pod"}, claimed]
+    cluster = Cluster.from_json(json.dumps({"kind": "List", "items": items}))
+    assert PodCardUsage(cluster).get_freed_compute(cluster.state.pods["uid-p"]) == {0: 40}

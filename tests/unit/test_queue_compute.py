@@ -112,6 +112,25 @@ def test_compute_of_a_pod_that_has_just_ended_is_about_to_be_free_and_nobody_goe
     assert found.victims == []
 
 
+@pytest.mark.parametrize(("asked", "victims"), [(20, []), (60, ["a1"])])
+def test_the_end_of_a_pod_frees_less_compute_where_pods_have_more_than_the_limit(
+    asked: int, victims: list[str]
+) -> None:
+    """The limit was lowered while they ran, and the words stop at it: 80 and 80 percent of 100."""
+    queues = COHORT.replace("nominalQuota: 8", "nominalQuota: 0", 1).replace("Quota: 8", "Quota: 16")
+    world = QueueWorld(f"{queues}\nreclaim: evict")
+    world.node("n", (16,), compute=(0,), compute_limit=200)
+    uids = [ask(world, f"a{number}", 80, created=number) for number in range(2)]
+    world.decide()
+    world.bind(*uids)
+    world.node("n", (16,), (8,), compute=(100,), holds=uids, seen=world.version)
+    ask(world, "b0", asked, queue="b", created=50)
+    world.change(uids[0], status={"phase": "Succeeded"})
+    assert world.admitted() == [], "its node has not said so yet"
+    (found,) = Reclaimer(world.queue).find_plans(0)
+    assert [world.name(victim.uid) for victim in found.victims] == victims
+
+
 def test_room_is_kept_where_the_least_is_missing_of_both_numbers() -> None:
     """A card with the memory free, whose compute is all given away, is not the closest to being free."""
     world = QueueWorld()
