@@ -56,7 +56,7 @@ def cluster(nodes: int) -> NodeArrays:
     arrays = NodeArrays(rows=nodes, cards=8)
     for number in range(nodes):
         row = arrays.add_node(f"node-{number:05}")
-        arrays.set_capacity(row, Amounts(pods=NOT_COUNTED, cpu_milli=128_000, memory_bytes=1 << 40))
+        arrays.amounts.set_capacity(row, Amounts(pods=NOT_COUNTED, cpu_milli=128_000, memory_bytes=1 << 40))
         arrays.set_cards(row, [80] * 8, rng.integers(0, 97, 8).clip(0, 80).tolist())
     return arrays
 
@@ -92,7 +92,7 @@ def one_process(nodes: int, pods: int, policy: str) -> float:
     for job in batch:
         best = prepare(policies, arrays, job, 1, 0)[0]
         row = arrays.rows[best.node]
-        arrays.add_requested(row, job.amounts)
+        arrays.amounts.add_requested(row, job.amounts)
         units = job.request.containers[0].units
         taken = arrays.assumed[row].tolist()
         taken[int(arrays.free[row].argmax())] += units

@@ -36,7 +36,7 @@ def packed() -> Figures:
     """Several pods a card: a node's integers tell each card's truth, where a sum is wrong."""
     arrays = NodeArrays(1, 4)
     row = arrays.add_node("n1")
-    arrays.set_capacity(row, Amounts(110, 64_000, 256 * GIB))
+    arrays.amounts.set_capacity(row, Amounts(110, 64_000, 256 * GIB))
     policies, rows = ClusterPolicies(), np.array([row])
     used = [0] * 4
     arrays.set_cards(row, [CARD] * 4, used)
@@ -113,13 +113,13 @@ def run_jobs(parameters: Mapping[str, str]) -> tuple[list[int], list[int]]:
     """Run jobs on one node of 100 cores, 1000 GiB and 10 units of GPU: those that run, and what is left."""
     arrays = NodeArrays(1, 1)
     row = arrays.add_node("n")
-    arrays.set_capacity(row, Amounts(110, 100_000, 1000 * GIB))
+    arrays.amounts.set_capacity(row, Amounts(110, 100_000, 1000 * GIB))
     arrays.set_cards(row, [10], [0])
     policy, rows, ran = make_policy("weighted-balance", parameters), np.array([row]), []
     for number, (cpu, memory, gpu) in JOBS.items():
         amounts = Amounts(1, cpu * 1000, memory * GIB)
         ask = PolicyRequest(amounts, (CardDemand(gpu, 1),), pod=str(number))
-        if not arrays.fits(amounts, row) or gpu > arrays.free[row, 0]:
+        if not arrays.amounts.fits(amounts, row) or gpu > arrays.free[row, 0]:
             assert isinstance(policy, Learner)
             policy.pending(str(number), arrays, ask, rows)
             continue
@@ -129,7 +129,7 @@ def run_jobs(parameters: Mapping[str, str]) -> tuple[list[int], list[int]]:
         if goes:
             ran.append(number)
             arrays.set_assumed(row, [int(arrays.assumed[row, 0]) + gpu])
-            arrays.add_requested(row, amounts)
+            arrays.amounts.add_requested(row, amounts)
     left = [
         int(arrays.cpu_capacity[row] - arrays.cpu_used[row]) // 1000,
         int(arrays.memory_capacity[row] - arrays.memory_used[row]) // GIB,

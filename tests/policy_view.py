@@ -22,11 +22,11 @@ def view(nodes: Mapping[str, tuple[Any, ...]]) -> NodeArrays:
     arrays = NodeArrays(rows=1, cards=1)
     for name, (cpu, memory, sizes, cpu_used, memory_used, used, *compute) in nodes.items():
         row = arrays.add_node(name)
-        arrays.set_capacity(row, Amounts(cpu_milli=cpu, memory_bytes=memory))
+        arrays.amounts.set_capacity(row, Amounts(cpu_milli=cpu, memory_bytes=memory))
         arrays.set_cards(
             row, sizes, used, models=["A"] * len(sizes), uuids=[f"{name}-{i}" for i in range(len(sizes))]
         )
-        arrays.set_requested(row, Amounts(cpu_milli=cpu_used, memory_bytes=memory_used))
+        arrays.amounts.set_requested(row, Amounts(cpu_milli=cpu_used, memory_bytes=memory_used))
         arrays.set_assumed(row, [0] * len(sizes), dict(enumerate(compute[0] if compute else ())))
     return arrays
 
@@ -46,14 +46,14 @@ def place(arrays: NodeArrays, row: int, cards: Sequence[Sequence[int]], wanted: 
             assumed[card] += demand.units
             compute[card] += demand.compute
     arrays.set_assumed(row, assumed, dict(enumerate(compute)))
-    arrays.add_requested(row, wanted.amounts)
+    arrays.amounts.add_requested(row, wanted.amounts)
 
 
 def mask_fitting(arrays: NodeArrays, wanted: PolicyRequest) -> BoolArray:
     """Rows that can take a pod with one demand of units, however many pods they have: bool[R]."""
     rows = np.arange(arrays.row_count)
     fits = filter_nodes(arrays, SchedulingRequest(PodRequest(()), wanted), rows)
-    return fits & arrays.mask_fits(wanted.amounts._replace(pods=0), rows)
+    return fits & arrays.amounts.mask_fits(wanted.amounts._replace(pods=0), rows)
 
 
 def rows_of(arrays: NodeArrays) -> RowArray:

@@ -91,8 +91,7 @@ class SharedRows:
 
 def _by_row(nodes: NodeArrays, field: str) -> Any:
     """Look into an array whose first axis is the rows."""
-    array = getattr(nodes, field)
-    return array.T if field == "requested" else array
+    return nodes.amounts.requested.T if field == "requested" else getattr(nodes, field)
 
 
 def _rounded(size: int) -> int:

@@ -196,7 +196,7 @@ class _Committer:
         for card, units in placement.charge.items():
             taken[card] += units
         nodes.set_assumed(row, taken)
-        nodes.add_requested(row, job.amounts)
+        nodes.amounts.add_requested(row, job.amounts)
         if self.shared is not None:
             self.shared.publish(row, epoch)
 
@@ -315,4 +315,5 @@ def _query(policies: ClusterPolicies, nodes: NodeArrays, job: Job, pod: str) -> 
 
 def _fits(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> RowArray:
     """Rows that have the cards, and what is asked for beside them."""
-    return rows[filter_nodes(nodes, query, rows) & nodes.mask_fits(query.policy_request.amounts, rows)]
+    fits = nodes.amounts.mask_fits(query.policy_request.amounts, rows)
+    return rows[filter_nodes(nodes, query, rows) & fits]

@@ -63,18 +63,19 @@ class SumView:
         self._cluster = cluster
         self._verdicts = verdicts
         self.rows = cluster.rows
-        self._nodes = cluster.state.nodes.copy()
+        self._nodes = cluster.state.nodes
+        self._amounts = self._nodes.amounts.copy()
         # A node that serves claims offers no sum to pods that ask for one.
-        sums = self._nodes.capacity[[UNITS, PERCENT]]
-        self._nodes.capacity[[UNITS, PERCENT]] = np.where(sums == NOT_COUNTED, 0, sums)
+        sums = self._amounts.capacity[[UNITS, PERCENT]]
+        self._amounts.capacity[[UNITS, PERCENT]] = np.where(sums == NOT_COUNTED, 0, sums)
         # kube-scheduler leaves compute to the extender, so that the cluster's own arrays have no such column.
-        self._nodes.set_other_resources([COMPUTE_RESOURCE])
+        self._amounts.set_other_resources([COMPUTE_RESOURCE])
         rows = self._nodes.rows
         for name, node in cluster.nodes.items():
-            self._nodes.capacity[FIXED, rows[name]] = read_offered_compute(node)
+            self._amounts.capacity[FIXED, rows[name]] = read_offered_compute(node)
         for pod in cluster.state.pods.values():
             if pod.charged is not None and not pod.ended and pod.node in rows:
-                self._nodes.requested[FIXED, rows[pod.node]] += pod.charged.effective_compute
+                self._amounts.requested[FIXED, rows[pod.node]] += pod.charged.effective_compute
         self._others: dict[str, LongArray] = {}
         self._masks: dict[NodeRules, BoolArray] = {}
 
@@ -82,7 +83,7 @@ class SumView:
         """Copy what is left; the rest does not change."""
         other = SumView.__new__(SumView)
         vars(other).update(vars(self))
-        other._nodes = self._nodes.copy()  # noqa: SLF001
+        other._amounts = self._amounts.copy()  # noqa: SLF001
         return other
 
     def _allowed(self, rules: NodeRules) -> BoolArray:
@@ -110,10 +111,10 @@ class SumView:
         return rows
 
     def keep_fitting(self, rows: RowArray, amounts: Amounts) -> RowArray:
-        return rows[self._nodes.mask_fits(amounts, rows)]
+        return rows[self._amounts.mask_fits(amounts, rows)]
 
     def add_pod(self, row: int, amounts: Amounts) -> None:
-        self._nodes.add_requested(row, amounts)
+        self._amounts.add_requested(row, amounts)
 
     def list_names(self, rows: RowArray) -> list[str]:
         return [self._nodes.names[row] for row in rows.tolist()]

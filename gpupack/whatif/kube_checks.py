@@ -232,7 +232,7 @@ class KubeSchedulerChecks:
     ) -> frozenset[str]:
         """List the nodes whose sum is too small by kube-scheduler's count, whatever their cards have."""
         nodes, column = self._state.nodes, PERCENT if request.percent else UNITS
-        left = nodes.compute_left(column, np.arange(nodes.row_count))
+        left = nodes.amounts.compute_left(column, np.arange(nodes.row_count))
         for pod in self._list_bound(leaving):
             left[nodes.rows[pod.node]] += pod.amounts[column]
         is_short = (left < request.effective_units).tolist()

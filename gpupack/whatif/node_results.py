@@ -141,7 +141,7 @@ def _left(cluster: Cluster, query: SchedulingRequest, reason: str, rows: RowArra
     nodes = cluster.state.nodes
     columns = {CPU: amounts.CPU, MEMORY: amounts.MEMORY}
     column = columns.get(reason, amounts.PERCENT if query.request.percent else amounts.UNITS)
-    return nodes.compute_left(column, rows)
+    return nodes.amounts.compute_left(column, rows)
 
 
 def _cores(milli: int) -> str:

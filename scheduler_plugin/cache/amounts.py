@@ -74,7 +74,7 @@ class Amounts(NamedTuple):
     def list_short(self, left: "Amounts") -> list[int | str]:
         """List the resources of which less is left than is asked for, see `list_asked`.
 
-        `NodeArrays.mask_fits` says the same of many nodes at once.
+        `AmountColumns.mask_fits` says the same of many nodes at once.
         """
         return [resource for resource, amount in self.list_asked() if amount > left.get(resource)]
 

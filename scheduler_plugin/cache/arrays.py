@@ -1,6 +1,7 @@
-"""The arrays that policies read: element types, and the meaning of each array."""
+"""Arrays over nodes: element types, how they grow and are copied, and those that policies read."""
 
-from typing import Protocol
+from copy import copy
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,27 @@ IntArray = NDArray[np.int32]
 LongArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 RowArray = NDArray[np.intp]
+
+_Columns = TypeVar("_Columns")
+
+
+def add_rows(array: NDArray[Any], more: int, fill: int = 0, *, axis: int = 0) -> NDArray[Any]:
+    """Return an array with more rows, which are on the given axis."""
+    return np.pad(array, [(0, more * (each == axis)) for each in range(array.ndim)], constant_values=fill)
+
+
+def add_cards(array: NDArray[Any], width: int, fill: int = 0, *, axis: int = 1) -> NDArray[Any]:
+    """Return an array with `width` cards a row, which are on the given axis."""
+    return add_rows(array, width - array.shape[axis], fill, axis=axis)
+
+
+def copy_columns(columns: _Columns, **parts: object) -> _Columns:
+    """Copy an object and its arrays, lists and dicts; `parts` are what the copy has in place of its own."""
+    other = copy(columns)
+    for name, value in vars(columns).items():
+        if hasattr(value, "copy"):
+            setattr(other, name, parts[name] if name in parts else value.copy())
+    return other
 
 
 class ClusterView(Protocol):
@@ -45,10 +67,8 @@ class ClusterView(Protocol):
 
     names: list[str]
     name_rank: LongArray
-    version: LongArray
     gpu_capacity: LongArray
     gpu_used: LongArray
-    other_resources: list[str]
     cards: IntArray
     size: IntArray
     occupied: IntArray
@@ -75,3 +95,7 @@ class ClusterView(Protocol):
     def other_capacity(self) -> LongArray: ...
     @property
     def other_used(self) -> LongArray: ...
+    @property
+    def version(self) -> LongArray: ...
+    @property
+    def other_resources(self) -> list[str]: ...

@@ -2,27 +2,20 @@
 
 import json
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from allocator.request import WHOLE
-from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOT_COUNTED, NOTHING, Amounts
+from scheduler_plugin.cache.amount_columns import AmountColumns
+from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOTHING
+from scheduler_plugin.cache.arrays import BoolArray, IntArray, LongArray, add_cards, add_rows, copy_columns
+from scheduler_plugin.cache.row_changes import RowChanges
 from scheduler_plugin.errors import StateError
-
-if TYPE_CHECKING:
-    from scheduler_plugin.cache.arrays import BoolArray, IntArray, LongArray, RowArray
-
-MAX_RECENT_CHANGES: Final = 256
-"""Changes of rows that are remembered individually."""
-
-_FEW_ROWS: Final = 8
-"""Rows of which each by itself is faster than arithmetic on arrays: most often one has changed."""
 
 NO_COMPUTE: Final[Mapping[int, int]] = MappingProxyType({})
 """Percent of compute by card position, of who has none."""
@@ -30,7 +23,6 @@ NO_COMPUTE: Final[Mapping[int, int]] = MappingProxyType({})
 _RANK_GAP: Final = 1 << 32
 _ROW_ARRAYS: Final = (
     "name_rank",
-    "version",
     "inventory_version",
     "gpu_capacity",
     "gpu_used",
@@ -67,6 +59,10 @@ class Exclusion(IntEnum):
     NO_PLUGIN = 5
 
 
+_FILL: Final = {"exclusion": Exclusion.VACANT, "model": -1, "numa": -1}
+"""What arrays have in rows that are vacant, and beyond the last card, where it is not 0."""
+
+
 class NodeArrays:
     """Arrays over node rows: R rows, some vacant, and K the most cards a node has had.
 
@@ -77,12 +73,10 @@ class NodeArrays:
     - `free_order[:, r]` is `free[r]` from largest to smallest.
     - `gpu_capacity` and `gpu_used` are row sums of size and occupied.
     - All about cards is 0 in a row that is not usable.
-    - Every change of a row adds one to its version. Versions and ranks outlive a row's node, so a version is
-      never seen twice with different contents.
+    - Every change of a row is recorded in `changes`.
 
     Attributes: as in `arrays.ClusterView`, and
-        capacity: int64[C, R], what nodes offer: a column for each of `Amounts`, then `other_resources`.
-        requested: int64[C, R], what their pods request of it.
+        amounts: What nodes offer and pods request besides cards.
         used: int32[R, K], units published by the node. The size where the card is unhealthy or cordoned; more
             than the size where pods have more.
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
@@ -91,7 +85,6 @@ class NodeArrays:
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
         percent: bool[R], shares of the row's cards can be had.
         mixed_models: bool[R], the row's cards are of more than one model.
-        changes: How often a row has changed, all rows together.
         inventory_version: int64[R], +1 when UUIDs or models change.
         exclusion: int8[R], an `Exclusion`.
         quoted: the names as JSON texts, by row.
@@ -100,6 +93,8 @@ class NodeArrays:
     """
 
     def __init__(self, rows: int = 64, cards: int = 8) -> None:
+        self.changes = RowChanges(rows)
+        self.amounts = AmountColumns(rows, self.changes)
         self.epoch = 0
         self.rows: dict[str, int] = {}
         self.names: list[str] = [""] * rows
@@ -108,13 +103,9 @@ class NodeArrays:
         self.links: list[tuple[tuple[int, ...], ...]] = [()] * rows
         self.model_names: list[str] = []
         self.name_rank: LongArray = np.zeros(rows, dtype=np.int64)
-        self.version: LongArray = np.zeros(rows, dtype=np.int64)
         self.inventory_version: LongArray = np.zeros(rows, dtype=np.int64)
-        self.capacity: LongArray = np.zeros((FIXED, rows), dtype=np.int64)
-        self.requested: LongArray = np.zeros((FIXED, rows), dtype=np.int64)
         self.gpu_capacity: LongArray = np.zeros(rows, dtype=np.int64)
         self.gpu_used: LongArray = np.zeros(rows, dtype=np.int64)
-        self.other_resources: list[str] = []
         self.cards: IntArray = np.zeros(rows, dtype=np.int32)
         self.usable: BoolArray = np.zeros(rows, dtype=np.bool_)
         self.percent: BoolArray = np.zeros(rows, dtype=np.bool_)
@@ -135,51 +126,55 @@ class NodeArrays:
         self.model: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.numa: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.free_order: IntArray = np.zeros((cards, rows), dtype=np.int32)
-        self.changes = 0
         self._compute_mask: tuple[int, int, BoolArray] = 0, 0, np.zeros((0, 0), dtype=np.bool_)
-        self._recent_rows: deque[int] = deque(maxlen=MAX_RECENT_CHANGES)
         self._model_ids: dict[str, int] = {}
         self._vacant_rows = list(range(rows - 1, -1, -1))
         self._sorted_names: list[str] = []
 
     def copy(self) -> "NodeArrays":
         """Copy everything, for what-if questions; versions continue from those of the original."""
-        other = NodeArrays.__new__(NodeArrays)
-        for name, value in vars(self).items():
-            setattr(other, name, value if isinstance(value, int | tuple) else value.copy())
-        return other
+        changes = self.changes.copy()
+        return copy_columns(self, changes=changes, amounts=self.amounts.copy(changes))
 
     @property
     def row_count(self) -> int:
         return len(self.names)
 
     @property
-    def cpu_capacity(self) -> "LongArray":
-        column: LongArray = self.capacity[CPU]
+    def version(self) -> LongArray:
+        return self.changes.version
+
+    @property
+    def cpu_capacity(self) -> LongArray:
+        column: LongArray = self.amounts.capacity[CPU]
         return column
 
     @property
-    def cpu_used(self) -> "LongArray":
-        column: LongArray = self.requested[CPU]
+    def cpu_used(self) -> LongArray:
+        column: LongArray = self.amounts.requested[CPU]
         return column
 
     @property
-    def memory_capacity(self) -> "LongArray":
-        column: LongArray = self.capacity[MEMORY]
+    def memory_capacity(self) -> LongArray:
+        column: LongArray = self.amounts.capacity[MEMORY]
         return column
 
     @property
-    def memory_used(self) -> "LongArray":
-        column: LongArray = self.requested[MEMORY]
+    def memory_used(self) -> LongArray:
+        column: LongArray = self.amounts.requested[MEMORY]
         return column
 
     @property
-    def other_capacity(self) -> "LongArray":
-        return self.capacity[FIXED:]
+    def other_resources(self) -> list[str]:
+        return self.amounts.other_resources
 
     @property
-    def other_used(self) -> "LongArray":
-        return self.requested[FIXED:]
+    def other_capacity(self) -> LongArray:
+        return self.amounts.capacity[FIXED:]
+
+    @property
+    def other_used(self) -> LongArray:
+        return self.amounts.requested[FIXED:]
 
     @property
     def sorted_names(self) -> Sequence[str]:
@@ -199,7 +194,7 @@ class NodeArrays:
         self._set_name_rank(name, row)
         # All else is as a vacant row has it.
         self.exclusion[row] = Exclusion.NO_WORDS
-        self._count_change(row)
+        self.changes.record(row)
         return row
 
     def remove_node(self, name: str) -> None:
@@ -209,8 +204,8 @@ class NodeArrays:
         self.epoch += 1
         del self._sorted_names[bisect_left(self._sorted_names, name)]
         self.exclude_row(row, Exclusion.VACANT)
-        self.set_capacity(row, NOTHING)
-        self.set_requested(row, NOTHING)
+        self.amounts.set_capacity(row, NOTHING)
+        self.amounts.set_requested(row, NOTHING)
         self.names[row] = ""
         self.quoted[row] = b""
         self._vacant_rows.append(row)
@@ -314,7 +309,7 @@ class NodeArrays:
                 self.assumed[row], self.compute_assumed[row] = assumed, compute
                 self._update_derived(row)
 
-    def mask_compute(self, percent: int, *, emptied: bool = False) -> "BoolArray":
+    def mask_compute(self, percent: int, *, emptied: bool = False) -> BoolArray:
         """Tell which cards have so much compute free: bool[R, K], read-only.
 
         Pods that wait ask for the same again and again, so the last answer is kept, and follows changed rows.
@@ -327,119 +322,17 @@ class NodeArrays:
             return limits
         changes, known, mask = self._compute_mask
         alike = known == percent and mask.shape == self.size.shape
-        if alike and changes == self.changes:
+        if alike and changes == self.changes.count:
             return mask
-        changed = self.list_changed_rows(changes) if alike else None
+        changed = self.changes.list_since(changes) if alike else None
         if changed is None:
             mask = self.compute_free >= percent
         elif changed.size:
             mask = mask.copy()
             mask[changed] = self.compute_free[changed] >= percent
         mask.flags.writeable = False
-        self._compute_mask = self.changes, percent, mask
+        self._compute_mask = self.changes.count, percent, mask
         return mask
-
-    def set_capacity(self, row: int, amounts: Amounts) -> None:
-        """Set what a node offers to pods in all; more than `NOT_COUNTED` of a resource counts as that."""
-        self._set_amounts(self.capacity, row, amounts)
-
-    def set_requested(self, row: int, amounts: Amounts) -> None:
-        """Set what the pods of a node request; more than `NOT_COUNTED` of a resource counts as that."""
-        self._set_amounts(self.requested, row, amounts)
-
-    def add_requested(self, row: int, amounts: Amounts, times: int = 1) -> None:
-        """Add `times` times what a pod requests to what the pods of a node do; -1 subtracts it."""
-        self.requested[:, row] += times * np.array(self._list_columns(amounts), dtype=np.int64)
-        self._count_change(row)
-
-    def _set_amounts(self, table: "LongArray", row: int, amounts: Amounts) -> None:
-        columns = self._list_columns(amounts)
-        if table[:, row].tolist() != columns:
-            table[:, row] = columns
-            self._count_change(row)
-
-    def _list_columns(self, amounts: Amounts) -> list[int]:
-        columns = list(amounts[:FIXED])
-        if self.other_resources:
-            columns += [amounts.get(name) for name in self.other_resources]
-        return columns if max(columns) <= NOT_COUNTED else [min(each, NOT_COUNTED) for each in columns]
-
-    def set_other_resources(self, names: Sequence[str]) -> None:
-        """Keep columns for these further resources and no others; nodes have nothing of them so far."""
-        self.other_resources = list(names)
-        more = np.zeros((len(names), self.row_count), dtype=np.int64)
-        self.capacity = np.concatenate([self.capacity[:FIXED], more])
-        self.requested = np.concatenate([self.requested[:FIXED], more])
-        for row in self.rows.values():
-            self._count_change(row)
-
-    def list_asked(self, asked: Amounts) -> list[tuple[int, int]]:
-        """List the columns of what is asked for, with the amount.
-
-        Further resources that no node policy names are left out, because they have no column.
-        """
-        columns = []
-        for resource, amount in asked.list_asked():
-            if isinstance(resource, int):
-                columns.append((resource, amount))
-            elif resource in self.other_resources:
-                columns.append((FIXED + self.other_resources.index(resource), amount))
-        return columns
-
-    def compute_left(self, column: int, rows: "RowArray", *, emptied: bool = False) -> "LongArray":
-        """Compute what rows have left of a column, or would have without pods; it may be less than 0."""
-        left: LongArray = self.capacity[column][rows]
-        if not emptied:
-            left -= self.requested[column][rows]
-        return left
-
-    def mask_fits(self, asked: Amounts, rows: "RowArray", *, emptied: bool = False) -> "BoolArray":
-        """Tell which rows have enough left, as `Amounts.fits_in` does: bool[m].
-
-        Arguments are those of `compute_left`.
-        """
-        columns = self.list_asked(asked)
-        if len(rows) <= _FEW_ROWS:
-            fit = [self._fits(columns, row, emptied=emptied) for row in rows.tolist()]
-            return np.array(fit, dtype=np.bool_)
-        fits: BoolArray = np.ones(len(rows), dtype=np.bool_)
-        for column, amount in columns:
-            fits &= self.compute_left(column, rows, emptied=emptied) >= amount
-        return fits
-
-    def fits(self, asked: Amounts, row: int, *, emptied: bool = False) -> bool:
-        """Tell whether a row has enough left; `emptied`: as if no pod were there."""
-        return self._fits(self.list_asked(asked), row, emptied=emptied)
-
-    def _fits(self, columns: Iterable[tuple[int, int]], row: int, *, emptied: bool) -> bool:
-        has = self.capacity[:, row].tolist()
-        used = None if emptied else self.requested[:, row].tolist()
-        return all(
-            amount <= (has[column] if used is None else has[column] - used[column])
-            for column, amount in columns
-        )
-
-    def count_fits(self, asked: Amounts, rows: "RowArray", *, emptied: bool = False) -> "LongArray":
-        """Count the equal pods that rows have enough left for, as `Amounts.count_in` does: int64[m].
-
-        Arguments are those of `compute_left`.
-        """
-        most: LongArray = np.full(len(rows), NOT_COUNTED)
-        for column, amount in self.list_asked(asked):
-            np.minimum(most, self.compute_left(column, rows, emptied=emptied) // amount, out=most)
-        return np.maximum(most, 0, out=most)
-
-    def list_changed_rows(self, changes: int) -> "RowArray | None":
-        """List the rows changed since `self.changes` had this value; None if that is too long ago."""
-        missed = self.changes - changes
-        if missed > len(self._recent_rows):
-            return None
-        return np.array(sorted({self._recent_rows[-at] for at in range(1, missed + 1)}), dtype=np.intp)
-
-    def _count_change(self, row: int) -> None:
-        self.version[row] += 1
-        self.changes += 1
-        self._recent_rows.append(row)
 
     def _snapshot_published(self, row: int) -> tuple[object, ...]:
         arrays = (self.size, self.used, self.evictable, self.numa, self.compute_used)
@@ -488,7 +381,7 @@ class NodeArrays:
         compute_free -= self.compute_assumed[row]
         self.gpu_capacity[row] = sum(sizes)
         self.gpu_used[row] = sum(occupied)
-        self._count_change(row)
+        self.changes.record(row)
 
     def _set_name_rank(self, name: str, row: int) -> None:
         """Insert a name between its neighbours; ranks have gaps, so that other ranks seldom change."""
@@ -511,19 +404,11 @@ class NodeArrays:
         self.quoted += [b""] * old
         self.uuids += [()] * old
         self.links += [()] * old
+        self.changes.add_rows(old)
+        self.amounts.add_rows(old)
         for name in (*_ROW_ARRAYS, *_CARD_ARRAYS):
-            array = getattr(self, name)
-            grown = np.zeros((old * 2, *array.shape[1:]), dtype=array.dtype)
-            grown[:old] = array
-            setattr(self, name, grown)
-        for name in ("capacity", "requested"):
-            setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, old))))
-        self.exclusion[old:] = Exclusion.VACANT
-        self.model[old:] = -1
-        self.numa[old:] = -1
-        order = np.zeros((self.free_order.shape[0], old * 2), dtype=np.int32)
-        order[:, :old] = self.free_order
-        self.free_order = order
+            setattr(self, name, add_rows(getattr(self, name), old, _FILL.get(name, 0)))
+        self.free_order = add_rows(self.free_order, old, axis=1)
         self._vacant_rows.extend(range(old * 2 - 1, old - 1, -1))
 
     def _widen_cards(self, count: int) -> None:
@@ -532,10 +417,5 @@ class NodeArrays:
             return
         width = max(count, width * 2)
         for name in _CARD_ARRAYS:
-            array = getattr(self, name)
-            wider = np.full((self.row_count, width), -1 if name in {"model", "numa"} else 0, dtype=np.int32)
-            wider[:, : array.shape[1]] = array
-            setattr(self, name, wider)
-        order = np.zeros((width, self.row_count), dtype=np.int32)
-        order[: self.free_order.shape[0]] = self.free_order
-        self.free_order = order
+            setattr(self, name, add_cards(getattr(self, name), width, _FILL.get(name, 0)))
+        self.free_order = add_cards(self.free_order, width, axis=0)

@@ -41,11 +41,11 @@ class NodeRecords:
     def set_other_resources(self, names: Sequence[str]) -> None:
         if list(names) == self.nodes.other_resources:
             return
-        self.nodes.set_other_resources(names)
+        self.nodes.amounts.set_other_resources(names)
         for record in self.by_name.values():
             if record.row >= 0:
-                self.nodes.set_capacity(record.row, record.capacity)
-                self.nodes.set_requested(record.row, record.in_use)
+                self.nodes.amounts.set_capacity(record.row, record.capacity)
+                self.nodes.amounts.set_requested(record.row, record.in_use)
 
     def mark_changed(self, name: str) -> None:
         self._changed.add(name)
@@ -88,7 +88,7 @@ class NodeRecords:
                     self.rules.sum_by_card(record, charges),
                     self.rules.sum_compute_by_card(record, charges),
                 )
-            self.nodes.set_requested(record.row, record.in_use)
+            self.nodes.amounts.set_requested(record.row, record.in_use)
         elif record.is_empty:
             del self.by_name[record.name]
 

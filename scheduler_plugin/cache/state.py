@@ -145,7 +145,7 @@ class ClusterState:
         record.version = version
         allocatable = node.status.allocatable or {}
         record.capacity = read_capacity(allocatable, self.resource, serves_claims=serves_claims(node))
-        self.nodes.set_capacity(record.row, record.capacity)
+        self.nodes.amounts.set_capacity(record.row, record.capacity)
         self._records.mark_changed(name)
         try:
             self._read_cards(record, node)

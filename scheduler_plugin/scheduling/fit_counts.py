@@ -71,7 +71,7 @@ def count_most_on_empty(
 ) -> LongArray:
     """Count the equal pods that nodes hold once all others have ended: int64[m], see `count_most_pods`."""
     most = count_most_pods(nodes, query, rows, emptied=True)
-    return np.minimum(most, nodes.count_fits(beside, rows, emptied=True), out=most)
+    return np.minimum(most, nodes.amounts.count_fits(beside, rows, emptied=True), out=most)
 
 
 def can_ever_hold_all(nodes: NodeArrays, kinds: Iterable[tuple[SchedulingRequest, int]]) -> bool:

@@ -92,7 +92,7 @@ class SimulatedCluster:
         self._kinds: dict[tuple[object, ...], SimulatedPodKind] = {}
         self.gpus = sum(node.cards for node in nodes)
         self.units = int(self.arrays.size.sum())
-        cpu, memory = (int(self.arrays.capacity[column].sum()) for column in (CPU, MEMORY))
+        cpu, memory = (int(self.arrays.amounts.capacity[column].sum()) for column in (CPU, MEMORY))
         self.resources = Amounts(units=self.units, cpu_milli=cpu, memory_bytes=memory)
         sizes = Counter[int]()
         for node in nodes:
@@ -112,10 +112,10 @@ class SimulatedCluster:
 
     def _fill_arrays(self, nodes: Sequence[TraceNode], others: Sequence[str]) -> NodeArrays:
         arrays = NodeArrays(rows=max(1, len(nodes)), cards=max(1, *(node.cards for node in nodes)))
-        arrays.set_other_resources(others)
+        arrays.amounts.set_other_resources(others)
         for node in nodes:
             row = arrays.add_node(node.name)
-            arrays.set_capacity(
+            arrays.amounts.set_capacity(
                 row,
                 Amounts(
                     pods=NOT_COUNTED,
@@ -200,7 +200,7 @@ class SimulatedCluster:
     def filter_rows(self, kind: SimulatedPodKind) -> RowArray:
         """Find the rows that can take a pod now, in the order of their names."""
         arrays = self.arrays
-        fits = arrays.mask_fits(kind.request.amounts, self._all_rows)
+        fits = arrays.amounts.mask_fits(kind.request.amounts, self._all_rows)
         if kind.is_plain:
             cards = self._mask_with_cards(kind)
             return np.flatnonzero(fits if cards is None else fits & cards)
@@ -217,7 +217,7 @@ class SimulatedCluster:
         arrays, policy_request = self.arrays, kind.request
         if kind.nodes is not None and not kind.nodes[row]:
             return False
-        if not arrays.fits(policy_request.amounts, row):
+        if not arrays.amounts.fits(policy_request.amounts, row):
             return False
         if not kind.is_plain:
             return bool(self._mask_fitting(kind, np.array([row], dtype=np.intp))[0])
@@ -241,8 +241,8 @@ class SimulatedCluster:
             alone = len(policy_request.demands) == policy_request.demands[0].cards == 1
             return "no card with enough free" if alone else "not enough cards free"
         rows = np.flatnonzero(arrays.usable if there is None else there)
-        for column, asked in arrays.list_asked(policy_request.amounts):
-            rows = rows[arrays.compute_left(column, rows) >= asked]
+        for column, asked in arrays.amounts.list_asked(policy_request.amounts):
+            rows = rows[arrays.amounts.compute_left(column, rows) >= asked]
             if rows.size:
                 continue
             if column == CPU:
@@ -292,7 +292,7 @@ class SimulatedCluster:
                     taken = compute.get(card, 0)
                     known[card] = replace(known[card], used_units=allocated[card], compute_used=taken)
             arrays.set_assumed(row, allocated, compute)
-        arrays.add_requested(row, kind.request.amounts, times)
+        arrays.amounts.add_requested(row, kind.request.amounts, times)
 
     def _mask_fitting(self, kind: SimulatedPodKind, rows: RowArray) -> BoolArray:
         if kind.query is None:

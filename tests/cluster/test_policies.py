@@ -67,9 +67,9 @@ class Model:
         self.nodes = NodeArrays()
         for name, (cpu, memory, used) in NODES.items():
             row = self.nodes.add_node(name)
-            self.nodes.set_capacity(row, Amounts(110, CPU * 1000, MEMORY_GIB * GIB))
+            self.nodes.amounts.set_capacity(row, Amounts(110, CPU * 1000, MEMORY_GIB * GIB))
             self.nodes.set_cards(row, (CARD,) * CARDS, used, models=(MODEL,) * CARDS)
-            self.nodes.set_requested(row, Amounts(0, cpu * 1000, memory * GIB))
+            self.nodes.amounts.set_requested(row, Amounts(0, cpu * 1000, memory * GIB))
         self.rows = np.array([self.nodes.rows[name] for name in NODES])
 
     def place(self, request: Request) -> str:
@@ -89,7 +89,7 @@ class Model:
         assumed = nodes.assumed[row, :CARDS].tolist()
         assumed[chosen[0]] += request.units
         nodes.set_assumed(row, assumed)
-        nodes.add_requested(row, ask.amounts)
+        nodes.amounts.add_requested(row, ask.amounts)
 
     def pending(self, request: Request) -> None:
         assert isinstance(self.policy, Learner)

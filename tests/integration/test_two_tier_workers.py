@@ -17,7 +17,7 @@ def cluster(count, used=(0, 0)):
     arrays = NodeArrays(rows=4, cards=2)
     for number in range(count):
         row = arrays.add_node(f"n{number}")
-        arrays.set_capacity(row, Amounts(110, 8000, 64 << 30))
+        arrays.amounts.set_capacity(row, Amounts(110, 8000, 64 << 30))
         arrays.set_cards(
             row, [16, 16], list(used), models=["A100", "T4"], uuids=[f"u{number}a", f"u{number}b"]
         )
@@ -79,11 +79,11 @@ def test_selectors_cards_and_other_classes():
 
 def test_further_resources_are_kept_level_and_not_overcommitted():
     arrays = cluster(2)
-    arrays.set_other_resources(["example.com/nic"])
+    arrays.amounts.set_other_resources(["example.com/nic"])
     for name, (has, used) in {"n0": (8, 6), "n1": (8, 2)}.items():
         row = arrays.rows[name]
-        arrays.set_capacity(row, Amounts(110, 8000, 64 << 30, others=(("example.com/nic", has),)))
-        arrays.set_requested(row, Amounts(others=(("example.com/nic", used),)))
+        arrays.amounts.set_capacity(row, Amounts(110, 8000, 64 << 30, others=(("example.com/nic", has),)))
+        arrays.amounts.set_requested(row, Amounts(others=(("example.com/nic", used),)))
     request = job(1).request
     jobs = [Job(request, Amounts(1, 100, 1 << 30, others=(("example.com/nic", 2),))) for _ in range(5)]
     settings = BatchSettings(
@@ -152,7 +152,7 @@ def test_snapshots_follow_the_committer():
         assert joined.snapshot() == 0
         row = mine.rows["n1"]
         mine.set_assumed(row, [5, 0])
-        mine.set_requested(row, Amounts(1, 100, 7))
+        mine.amounts.set_requested(row, Amounts(1, 100, 7))
         shared.publish(row, 3)
         assert joined.snapshot() == 3
         for field in ("free", "occupied", "free_order", "gpu_used", "cpu_used", "memory_used", "version"):

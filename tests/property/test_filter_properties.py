@@ -276,24 +276,24 @@ def test_arrays_say_of_amounts_what_kube_scheduler_s_rule_says(
     there: list[tuple[Amounts, Amounts]], asked: Amounts
 ) -> None:
     nodes = NodeArrays(1, 1)
-    nodes.set_other_resources(RESOURCES)
+    nodes.amounts.set_other_resources(RESOURCES)
     for number, (capacity, used) in enumerate(there):
         row = nodes.add_node(f"n{number}")
-        nodes.set_capacity(row, capacity)
-        nodes.set_requested(row, used)
+        nodes.amounts.set_capacity(row, capacity)
+        nodes.amounts.set_requested(row, used)
     rows = np.array([nodes.rows[f"n{number}"] for number in range(len(there))], dtype=np.intp)
     expected = [not list(list_shortages(asked, used, capacity)) for capacity, used in there]
-    assert nodes.mask_fits(asked, rows).tolist() == expected
-    assert [nodes.fits(asked, row) for row in rows.tolist()] == expected
+    assert nodes.amounts.mask_fits(asked, rows).tolist() == expected
+    assert [nodes.amounts.fits(asked, row) for row in rows.tolist()] == expected
     assert [asked.fits_in(capacity.subtract(used)) for capacity, used in there] == expected
     counts = [asked.count_in(capacity.subtract(used)) for capacity, used in there]
     assert [count > 0 for count in counts] == expected
-    assert nodes.count_fits(asked, rows).tolist() == counts
+    assert nodes.amounts.count_fits(asked, rows).tolist() == counts
     emptied = [not list(list_shortages(asked, NOTHING, capacity)) for capacity, _ in there]
-    assert nodes.mask_fits(asked, rows, emptied=True).tolist() == emptied
-    assert [nodes.fits(asked, row, emptied=True) for row in rows.tolist()] == emptied
+    assert nodes.amounts.mask_fits(asked, rows, emptied=True).tolist() == emptied
+    assert [nodes.amounts.fits(asked, row, emptied=True) for row in rows.tolist()] == emptied
     counts = [asked.count_in(capacity) for capacity, _ in there]
-    assert nodes.count_fits(asked, rows, emptied=True).tolist() == counts
+    assert nodes.amounts.count_fits(asked, rows, emptied=True).tolist() == counts
 
 
 @given(amounts(), amounts(), amounts(), st.integers(1, 4))

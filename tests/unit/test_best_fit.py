@@ -139,7 +139,7 @@ def test_the_index_follows_changes():
     assert pick(policy, arrays, eight).key is None
     for number in range(40):
         row = arrays.add_node(f"c{number}")
-        arrays.set_capacity(row, Amounts(cpu_milli=100_000))
+        arrays.amounts.set_capacity(row, Amounts(cpu_milli=100_000))
         arrays.set_cards(row, [16], [0])
     assert arrays.names[pick(policy, arrays, eight).key] == "c0"
 

@@ -316,7 +316,7 @@ def test_states_are_forgotten_when_there_are_too_many(monkeypatch):
     policy = frag(one(50))
     seen = set()
     for memory in range(200):
-        arrays.set_requested(row, Amounts(memory_bytes=memory))
+        arrays.amounts.set_requested(row, Amounts(memory_bytes=memory))
         seen.add(float(policy.score(arrays, one(50), np.array([row]))[0]))
     assert len(seen) == 1
 

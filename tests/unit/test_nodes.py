@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
-from scheduler_plugin.cache.node_arrays import MAX_RECENT_CHANGES, Exclusion, NodeArrays
+from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
+from scheduler_plugin.cache.row_changes import MAX_RECENT_CHANGES
 from scheduler_plugin.errors import StateError
 
 
@@ -73,13 +74,13 @@ def test_every_change_counts_one_version_and_no_change_none(nodes: NodeArrays) -
     version, inventory = int(nodes.version[row]), int(nodes.inventory_version[row])
     nodes.set_cards(row, (8, 8), (0, 0), uuids=("a", "b"))
     nodes.set_assumed(row, (0, 0))
-    nodes.set_capacity(row, NOTHING)
-    nodes.set_requested(row, NOTHING)
+    nodes.amounts.set_capacity(row, NOTHING)
+    nodes.amounts.set_requested(row, NOTHING)
     assert int(nodes.version[row]) == version
     nodes.set_cards(row, (8, 8), (0, 1), uuids=("a", "b"))
     nodes.set_assumed(row, (0, 1))
-    nodes.set_capacity(row, Amounts(cpu_milli=4000))
-    nodes.set_requested(row, Amounts(memory_bytes=7))
+    nodes.amounts.set_capacity(row, Amounts(cpu_milli=4000))
+    nodes.amounts.set_requested(row, Amounts(memory_bytes=7))
     assert int(nodes.version[row]) == version + 4
     assert int(nodes.inventory_version[row]) == inventory
     nodes.set_cards(row, (8, 8), (0, 1), uuids=("a", "c"))
@@ -91,7 +92,7 @@ def test_a_row_is_used_again_with_versions_that_go_on() -> None:
     nodes = NodeArrays(rows=1)
     row = nodes.add_node("n1")
     nodes.set_cards(row, (8,), (0,))
-    nodes.set_capacity(row, Amounts(1, 1, 1))
+    nodes.amounts.set_capacity(row, Amounts(1, 1, 1))
     version = int(nodes.version[row])
     nodes.remove_node("n1")
     assert nodes.exclusion[row] == Exclusion.VACANT
@@ -108,7 +109,7 @@ def test_rows_grow_by_doubling_and_keep_their_contents() -> None:
     for index in range(5):
         row = nodes.add_node(f"n{index}")
         nodes.set_cards(row, (8, 4), (index, 0), models=("a", f"b{index}"))
-        nodes.set_requested(row, Amounts(index, index, index))
+        nodes.amounts.set_requested(row, Amounts(index, index, index))
     assert nodes.row_count == 8
     for index in range(5):
         row = nodes.rows[f"n{index}"]
@@ -187,16 +188,16 @@ def test_changed_rows_are_listed_until_they_are_too_many() -> None:
     """Each once; then versions must be compared."""
     arrays = NodeArrays(rows=4, cards=1)
     first, second = arrays.add_node("a"), arrays.add_node("b")
-    before = arrays.changes
-    changed = arrays.list_changed_rows(before)
+    before = arrays.changes.count
+    changed = arrays.changes.list_since(before)
     assert changed is not None
     assert changed.tolist() == []
     for cpu in range(1, 4):
-        arrays.set_capacity(second, Amounts(cpu_milli=cpu))
-    arrays.set_capacity(first, Amounts(cpu_milli=1))
-    changed = arrays.list_changed_rows(before)
+        arrays.amounts.set_capacity(second, Amounts(cpu_milli=cpu))
+    arrays.amounts.set_capacity(first, Amounts(cpu_milli=1))
+    changed = arrays.changes.list_since(before)
     assert changed is not None
     assert changed.tolist() == sorted([first, second])
     for cpu in range(MAX_RECENT_CHANGES):
-        arrays.set_capacity(first, Amounts(cpu_milli=cpu + 2))
-    assert arrays.list_changed_rows(before) is None
+        arrays.amounts.set_capacity(first, Amounts(cpu_milli=cpu + 2))
+    assert arrays.changes.list_since(before) is None

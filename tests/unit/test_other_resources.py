@@ -141,11 +141,11 @@ def test_it_is_the_same_whenever_somebody_wants_to_see_it(seed: int) -> None:
 
 def test_rows_that_come_and_go() -> None:
     nodes = NodeArrays(rows=1, cards=1)
-    nodes.set_other_resources([NIC])
+    nodes.amounts.set_other_resources([NIC])
     for name in ("a", "b", "c"):
         row = nodes.add_node(name)
-        nodes.set_capacity(row, Amounts(others=((NIC, 8),)))
-        nodes.set_requested(row, Amounts(others=((NIC, 1 << 62),)))
+        nodes.amounts.set_capacity(row, Amounts(others=((NIC, 8),)))
+        nodes.amounts.set_requested(row, Amounts(others=((NIC, 1 << 62),)))
     copied = nodes.copy()
     nodes.remove_node("b")
     assert nodes.other_capacity[0].tolist()[:3] == [8, 0, 8]
@@ -155,7 +155,7 @@ def test_rows_that_come_and_go() -> None:
 
 def cluster(rng: random.Random, rows: int) -> NodeArrays:
     nodes = NodeArrays(rows=rows, cards=2)
-    nodes.set_other_resources([NIC, DISK])
+    nodes.amounts.set_other_resources([NIC, DISK])
     for number in range(rows):
         row = nodes.add_node(f"n{number}")
         cpu, memory = rng.choice((0, 40)), rng.randrange(1, 99)
@@ -163,8 +163,8 @@ def cluster(rng: random.Random, rows: int) -> NodeArrays:
         nodes.set_cards(row, [16, 16], [rng.randrange(17), rng.randrange(17)])
         has = [(NIC, rng.choice((0, 8))), (DISK, rng.choice((0, 1 << 40)))]
         used = tuple((name, rng.randrange(each + 1)) for name, each in has)
-        nodes.set_capacity(row, Amounts(110, cpu, memory, others=tuple(has)))
-        nodes.set_requested(row, Amounts(0, used_cpu, used_memory, others=used))
+        nodes.amounts.set_capacity(row, Amounts(110, cpu, memory, others=tuple(has)))
+        nodes.amounts.set_requested(row, Amounts(0, used_cpu, used_memory, others=used))
     return nodes
 
 
@@ -220,26 +220,26 @@ def test_compute_is_a_class_of_its_own_for_who_names_it(resources: dict[str, str
 
 def test_scores_follow_when_others_are_seen() -> None:
     nodes = NodeArrays(rows=1, cards=1)
-    nodes.set_other_resources([NIC])
+    nodes.amounts.set_other_resources([NIC])
     row = nodes.add_node("n")
-    nodes.set_capacity(row, Amounts(110, 10, 10, others=((NIC, 10),)))
-    nodes.set_requested(row, Amounts(others=((NIC, 8),)))
+    nodes.amounts.set_capacity(row, Amounts(110, 10, 10, others=((NIC, 10),)))
+    nodes.amounts.set_requested(row, Amounts(others=((NIC, 8),)))
     nodes.set_cards(row, [10], [0])
     policy, rows = make_policy("least-requested", {"resources": NIC}), np.array([row])
     assert policy.score(nodes, PolicyRequest(NOTHING, ()), rows).tolist() == pytest.approx([0.2])
-    nodes.set_other_resources([DISK, NIC])
+    nodes.amounts.set_other_resources([DISK, NIC])
     assert policy.score(nodes, PolicyRequest(NOTHING, ()), rows).tolist() == [0.0]
-    nodes.set_capacity(row, Amounts(110, 10, 10, others=((DISK, 10), (NIC, 10))))
-    nodes.set_requested(row, Amounts(others=((NIC, 4),)))
+    nodes.amounts.set_capacity(row, Amounts(110, 10, 10, others=((DISK, 10), (NIC, 10))))
+    nodes.amounts.set_requested(row, Amounts(others=((NIC, 4),)))
     assert policy.score(nodes, PolicyRequest(NOTHING, ()), rows).tolist() == pytest.approx([0.1])
 
 
 def test_a_class_that_pods_wait_for_counts() -> None:
     nodes = NodeArrays(rows=1, cards=1)
-    nodes.set_other_resources([NIC])
+    nodes.amounts.set_other_resources([NIC])
     row = nodes.add_node("n")
-    nodes.set_capacity(row, Amounts(110, 10, 10, others=((NIC, 4),)))
-    nodes.set_requested(row, Amounts(0, 20, others=((NIC, 2),)))
+    nodes.amounts.set_capacity(row, Amounts(110, 10, 10, others=((NIC, 4),)))
+    nodes.amounts.set_requested(row, Amounts(0, 20, others=((NIC, 2),)))
     nodes.set_cards(row, [10], [0])
     policy: Any = make_policy("weighted-balance", {"resources": NIC})
     waiting = [
@@ -284,7 +284,7 @@ def test_compute_is_a_class_on_a_node_with_cards_of_several_models_too() -> None
         nodes.set_cards(
             row, [16] * len(models), [0, 16, 0][: len(models)] if name == "mixed" else [0, 0], models=models
         )
-        nodes.set_capacity(row, Amounts(110, 40, 99))
+        nodes.amounts.set_capacity(row, Amounts(110, 40, 99))
     policy = make_policy("least-requested", {"resources": COMPUTE_RESOURCE})
     two = PodRequest((ContainerRequest("main", 16, "main", 50),), cards=2)
     query = ClusterPolicies().make_request(nodes, two, ONE_POD)

@@ -129,7 +129,7 @@ def test_where_a_pod_fits_every_policy_ranks_the_node_and_finds_its_cards(name, 
     nodes = NodeArrays()
     for node in ("n", "m"):
         nodes.set_cards(nodes.add_node(node), (5, 5), (0, 0), uuids=(f"GPU-{node}-0", f"GPU-{node}-1"))
-        nodes.set_capacity(nodes.rows[node], Amounts(110, 8000, 1 << 30))
+        nodes.amounts.set_capacity(nodes.rows[node], Amounts(110, 8000, 1 << 30))
     first = SimpleNamespace(costs=lambda cards, _: [each.used_units for each in cards])
     with offered(CARD_POLICIES, first=lambda _: first):
         asked = ClusterPolicies(name, card_policy).make_request(

@@ -31,8 +31,8 @@ def golden() -> NodeArrays:
     ):
         row = nodes.add_node(name)
         nodes.set_cards(row, (16,) * 4, used)
-        nodes.set_capacity(row, Amounts(110, 40, 100))
-        nodes.set_requested(row, Amounts(0, cpu, memory))
+        nodes.amounts.set_capacity(row, Amounts(110, 40, 100))
+        nodes.amounts.set_requested(row, Amounts(0, cpu, memory))
     return nodes
 
 
@@ -79,8 +79,8 @@ def test_equal_fractions_in_another_order_are_a_tie(policy: str) -> None:
     for name, cpu, memory in (("a", 10, 70), ("b", 70, 10)):
         row = nodes.add_node(name)
         nodes.set_cards(row, (100,), (30,))
-        nodes.set_capacity(row, Amounts(110, 100, 100))
-        nodes.set_requested(row, Amounts(0, cpu, memory))
+        nodes.amounts.set_capacity(row, Amounts(110, 100, 100))
+        nodes.amounts.set_requested(row, Amounts(0, cpu, memory))
     scores = score(policy, nodes, PolicyRequest(NOTHING, (CardDemand(0, 1),)))
     assert scores["a"] == scores["b"]
 

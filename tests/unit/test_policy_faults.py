@@ -92,7 +92,7 @@ def arrays():
     nodes = NodeArrays()
     for name in ("a", "b"):
         nodes.set_cards(nodes.add_node(name), (8, 8), (4, 0))
-        nodes.set_capacity(nodes.rows[name], Amounts(110, 8000, 1 << 30))
+        nodes.amounts.set_capacity(nodes.rows[name], Amounts(110, 8000, 1 << 30))
     return nodes
 
 

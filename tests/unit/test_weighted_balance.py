@@ -271,7 +271,7 @@ def test_pending_counts_over_all_nodes():
 
 def test_waiting_replaces_what_was_counted():
     arrays = view({"a": (100, 10, [4], 0, 0, [4]), "b": (10, 10, [4], 0, 0, [0])})
-    arrays.set_capacity(arrays.add_node("no-cards"), Amounts(110, 50, 10))
+    arrays.amounts.set_capacity(arrays.add_node("no-cards"), Amounts(110, 50, 10))
     policy = WeightedBalance()
     policy.pending("gone", arrays, ask(0, 0, (5, 1)), np.array([arrays.rows["a"]]))
     elsewhere = ask(0, 0, (2, 1))
@@ -358,7 +358,7 @@ def test_another_order_with_the_same_weights_is_no_new_epoch():
     only = make_policy("weighted-balance", {"parts": "W0"})
     only.weights(arrays)
     epoch = only.epoch
-    arrays.set_requested(arrays.rows["a"], Amounts(0, 99))
+    arrays.amounts.set_requested(arrays.rows["a"], Amounts(0, 99))
     only.weights(arrays)
     assert only.epoch == epoch
     policy.weights(arrays)

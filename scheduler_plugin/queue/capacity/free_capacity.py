@@ -51,7 +51,7 @@ class _FitMask:
     """Rows where a pod fits, and the version of each row that this was computed from.
 
     Attributes:
-        changes: `NodeArrays.changes` when the mask was last computed; 0: never.
+        changes: The count of `RowChanges` when the mask was last computed; 0: never.
         beside: By node: whether the pod fits beside the reservations there, preceded by the versions and the
             UID that this was computed for.
     """
@@ -334,7 +334,7 @@ class FreeCapacity:
             mask = _FitMask(np.zeros(size, dtype=np.bool_), made, self.facts_version, query)
             self._masks[requirements] = mask
         mask.query = query
-        rows = nodes.list_changed_rows(mask.changes) if mask.changes else None
+        rows = nodes.changes.list_since(mask.changes) if mask.changes else None
         if rows is None:
             rows = np.flatnonzero(mask.made != nodes.version)
         if rows.size:
@@ -344,7 +344,7 @@ class FreeCapacity:
                 np.zeros(len(rows), dtype=np.bool_),
             )
             mask.made[rows] = nodes.version[rows]
-        mask.changes = nodes.changes
+        mask.changes = nodes.changes.count
         return mask
 
     def call_policy(self, requirements: PodRequirements, work: Callable[[], T], otherwise: T) -> T:
@@ -368,7 +368,7 @@ class FreeCapacity:
     ) -> BoolArray:
         """Find the rows where a pod fits that asks for so much besides the choice of cards."""
         nodes = self.state.nodes
-        fits = filter_nodes(nodes, query, rows) & nodes.mask_fits(asked, rows)
+        fits = filter_nodes(nodes, query, rows) & nodes.amounts.mask_fits(asked, rows)
         if asked.others:
             fits[fits] = [self.count_fits(Amounts(others=asked.others), row) > 0 for row in rows[fits]]
         able = rows[fits]

@@ -144,7 +144,7 @@ class ReservationPlanner:
         """Find rows that could take a pod if they were empty, with a lower bound of the missing units."""
         nodes = self._capacity.state.nodes
         usable = nodes.usable & self._capacity.mask_allowed(requirements)
-        usable &= nodes.mask_fits(
+        usable &= nodes.amounts.mask_fits(
             requirements.amounts.without_sums(), np.arange(nodes.row_count), emptied=True
         )
         if requirements.percent:

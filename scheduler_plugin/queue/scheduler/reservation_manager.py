@@ -150,7 +150,7 @@ class ReservationManager:
         """Forget failed plans after nodes have changed, or after a while, in case anything else has."""
         capacity = self._admission.capacity
         nodes = capacity.state.nodes
-        amounts = (nodes.usable, nodes.percent, nodes.evictable, nodes.compute_limit, *nodes.capacity)
+        amounts = (nodes.usable, nodes.percent, nodes.evictable, nodes.compute_limit, *nodes.amounts.capacity)
         key = (capacity.facts_version, nodes.epoch, *(int(array.sum()) for array in amounts))
         if key != self._vain_key or now - self._vain_since >= VAIN_S:
             self._vain.clear()
