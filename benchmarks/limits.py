@@ -31,6 +31,7 @@ from allocator.ledger import CheckpointEntry, Ledger
 from benchmarks.machine import machine, percentile
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.enforcement.enforcer import Enforcer
+from deviceplugin.enforcement.granted_memory import GrantedMemory
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.garbage_collection import freeze_garbage_collector
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
@@ -185,8 +186,8 @@ async def measure(root: Path, others: int, timed: int) -> list[float]:
     enforcer = Enforcer(
         account,
         supports := LimitCapability(account, driver),
+        GrantedMemory(account, MIB_PER_GIB),
         lambda _: {},
-        unit_mib=MIB_PER_GIB,
         cgroup_root=root,
         container_logs=root / "none",
     )

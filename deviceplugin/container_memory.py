@@ -58,16 +58,16 @@ class ContainerMemoryService:
             evict_after_s=settings.evict_over_use_after_s,
             clock=account.now_s,
         )
+        granted_memory = GrantedMemory(account, settings.unit_mib)
         self._enforcer = Enforcer(
             account,
             self._limit_capability,
+            granted_memory,
             pods.container_names,
-            unit_mib=settings.unit_mib,
             cgroup_root=settings.cgroup_root,
             container_logs=settings.container_logs,
             tell=self._over_use.record_not_limited,
         )
-        granted_memory = GrantedMemory(account, settings.unit_mib)
         self._memory = ContainerUseReader(
             granted_memory,
             self._enforcement,

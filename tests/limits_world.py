@@ -10,6 +10,7 @@ import pytest
 from allocator.ledger import Ledger
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.enforcement.enforcer import Enforcer
+from deviceplugin.enforcement.granted_memory import GrantedMemory
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.errors import LimitError
@@ -78,6 +79,7 @@ class LimitsWorld:
         self.running: asyncio.Task[None] | None = None
         self.account: LedgerService
         self.supports: LimitCapability
+        self.granted_memory: GrantedMemory
         self.enforcer: Enforcer
         self.make()
 
@@ -91,11 +93,12 @@ class LimitsWorld:
             return ContainerGrant(self.supports.container_envs(mib))
 
         self.answers = allocation_service(self.account, GIB, make_grant=describe)
+        self.granted_memory = GrantedMemory(self.account, GIB)
         self.enforcer = Enforcer(
             self.account,
             self.supports,
+            self.granted_memory,
             lambda uid: self.names.get(uid, {}),
-            unit_mib=GIB,
             cgroup_root=self.root,
             container_logs=self.logs,
             tell=lambda *said: self.told.append(said),

@@ -65,9 +65,9 @@ class Enforcer:
         self,
         account: LedgerService,
         limit_capability: LimitCapability,
+        granted_memory: GrantedMemory,
         names: Callable[[str], Mapping[str, str]],
         *,
-        unit_mib: int,
         cgroup_root: Path,
         container_logs: Path,
         tell: Callable[[str, str, str], None] = lambda *_: None,
@@ -76,7 +76,7 @@ class Enforcer:
         self._account = account
         self._limit_capability = limit_capability
         self._names = names
-        self._granted_memory = GrantedMemory(account, unit_mib)
+        self._granted_memory = granted_memory
         self._logs = container_logs
         self._tell = tell
         self._rescan_s = rescan_s
@@ -239,10 +239,14 @@ class Enforcer:
 
     def _follow_ledger(self) -> set[str]:
         """Read what containers were given; return the pods that are new or were given something else."""
-        regranted, gone = self._granted_memory.update()
-        for uid in regranted:
-            self._pods.setdefault(uid, LimitedPod()).grants = self._granted_memory.grants_of_pod(uid)
-        for uid in gone:
+        regranted = set()
+        granted = self._granted_memory.read()
+        for uid, grants in granted.items():
+            pod = self._pods.setdefault(uid, LimitedPod())
+            if pod.grants is not grants:
+                pod.grants = grants
+                regranted.add(uid)
+        for uid in self._pods.keys() - granted.keys():
             pod = self._pods.pop(uid)
             for cgroup in list(pod.cgroups):
                 self._forget(pod, cgroup)

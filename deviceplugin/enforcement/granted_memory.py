@@ -14,21 +14,26 @@ class GrantedMemory:
         self._unit_mib = unit_mib
         self._version: int | None = None
         self._cards: object = None
-        self._ids: dict[str, Mapping[str, frozenset[str]]] = {}
+        self._ids: Mapping[str, Mapping[str, frozenset[str]]] = {}
         self._grants: dict[str, Grants] = {}
 
-    def update(self) -> tuple[set[str], set[str]]:
-        """Read the ledger; return the pods that are new or changed, and those that are gone."""
-        accounts, changed = self._account.ledger.accounts, set()
+    def read(self) -> Mapping[str, Grants]:
+        """Read the ledger: MiB by container and card of every pod.
+
+        A pod's grants are the same object until they change. So each reader can tell by itself what is new
+        to it.
+        """
+        accounts = self._account.ledger.accounts
         same_cards = accounts.card_of is self._cards
         if same_cards and accounts.version == self._version:
-            return set(), set()
+            return self._grants
         self._version, self._cards = accounts.version, accounts.card_of
         held = {uid: one.known_ids for uid, one in accounts.pods.items() if one.known_ids}
+        before, self._grants = self._grants, {}
         for uid, mine in held.items():
             if same_cards and self._ids.get(uid) == mine:
+                self._grants[uid] = before[uid]
                 continue
-            self._ids[uid] = mine
             self._grants[uid] = {
                 name: {
                     uuid: units * self._unit_mib
@@ -37,15 +42,8 @@ class GrantedMemory:
                 }
                 for name, ids in mine.items()
             }
-            changed.add(uid)
-        gone = self._ids.keys() - held.keys()
-        for uid in gone:
-            del self._ids[uid], self._grants[uid]
-        return changed, gone
-
-    def grants_of_pod(self, uid: str) -> Grants:
-        """Return MiB by container and card of a pod, as of the last `update`."""
-        return self._grants.get(uid, {})
+        self._ids = held
+        return self._grants
 
     def asked_compute(self, uid: str) -> Mapping[str, int]:
         """Return the percent of compute that containers of a pod ask for, of those that ask."""
@@ -54,9 +52,5 @@ class GrantedMemory:
         return {container.name: container.compute for container in containers if container.compute}
 
     def ids_of_container(self, uid: str, container: str) -> frozenset[str]:
-        """Return the device IDs of a container, as of the last `update`."""
+        """Return the device IDs of a container, as of the last `read`."""
         return self._ids.get(uid, {}).get(container, frozenset())
-
-    def grants_by_pod(self) -> Mapping[str, Grants]:
-        """Return MiB by container and card of every pod."""
-        return self._grants

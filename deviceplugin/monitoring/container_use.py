@@ -113,7 +113,6 @@ class ContainerUseReader:
         return sorted(found, key=_order)
 
     def _iterate_uses(self) -> Iterator[ContainerUse]:
-        self._granted_memory.update()
         limits: dict[tuple[str, str], list[ContainerLimit]] = {}
         for limit in self._enforcer.list_limits():
             limits.setdefault((limit.uid, limit.uuid), []).append(limit)
@@ -121,7 +120,7 @@ class ContainerUseReader:
         is_fresh = sampled_s >= oldest_s
         measured = self._measured(lambda process: process.used_mib) if is_fresh else {}
         busy = self._measured(lambda process: process.compute_percent) if is_fresh else {}
-        for uid, grants in list(self._granted_memory.grants_by_pod().items()):
+        for uid, grants in self._granted_memory.read().items():
             pod = self._pods.find_pod(uid)
             for row in self._promised(uid, pod, grants):
                 alone = sum(row.uuid in shares for shares in grants.values()) == 1

@@ -190,6 +190,13 @@ def _no_instances(_self: object) -> None:
     raise OSError(24, "Too many open files")
 
 
+async def test_a_limit_is_set_also_where_others_read_first_what_was_granted(world: LimitsWorld) -> None:
+    await world.start()
+    world.give(UID, "main", range(3))
+    world.granted_memory.read()
+    await world.limited(world.container("a"), 3)
+
+
 async def test_nothing_is_kept_of_pods_that_came_and_went(world: LimitsWorld) -> None:
     await world.start()
     for number in range(30):
@@ -207,7 +214,7 @@ async def test_nothing_is_kept_of_pods_that_came_and_went(world: LimitsWorld) ->
         enforcer._unnamed,
         enforcer._logged,
         enforcer._dirty,
-        enforcer._granted_memory.grants_by_pod(),
+        world.granted_memory.read(),
     )
     await until(lambda: not any(kept))
     assert enforcer._watch.folders == {world.logs, *enforcer._holders}

@@ -14,7 +14,6 @@ from allocator.ledger import Pod as LedgerPod
 from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.container_memory_metrics import ContainerMemoryMetrics
-from deviceplugin.enforcement.granted_memory import GrantedMemory
 from deviceplugin.gpus.api.memory_limits import Enforcement, LimitSupport
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
 from deviceplugin.host.cgroups import ProcessPlace
@@ -50,7 +49,7 @@ class Node:
         self.unknown: set[int] = set()
         self.now_s = self.sampled_s = time.monotonic()
         self.memory = ContainerUseReader(
-            GrantedMemory(world.account, GIB),
+            world.granted_memory,
             world.enforcement,
             world.enforcer,
             self.view,  # type: ignore[arg-type]

@@ -24,12 +24,13 @@ def test_who_has_a_card_that_comes_back_has_its_share_again_and_never_one_of_not
     shares = GrantedMemory(SimpleNamespace(ledger=ledger), 1024)
     ids = frozenset(make("c0", slot) for slot in range(10))
     ledger.apply_checkpoint([CheckpointEntry("a", "main", "r", ids)], 1.0)
-    assert shares.update() == ({"a"}, set())
-    assert shares.grants_of_pod("a") == {"main": {}}
+    assert shares.read() == {"a": {"main": {}}}
     ledger.set_cards([card(20)])
-    assert shares.update() == ({"a"}, set())
-    assert shares.grants_of_pod("a") == {"main": {"c0": (10 if make is device_id else 2) * 1024}}
-    assert shares.update() == (set(), set())
+    given = shares.read()["a"]
+    assert given == {"main": {"c0": (10 if make is device_id else 2) * 1024}}
+    ledger.apply_checkpoint([CheckpointEntry(uid, "main", "r", ids) for uid in SLOTS], 2.0)
+    assert shares.read().keys() == set(SLOTS)
+    assert shares.read()["a"] is given
 
 
 def test_what_a_restarted_kubelet_forgot_is_granted_also_where_another_pod_ends() -> None:
@@ -41,8 +42,7 @@ def test_what_a_restarted_kubelet_forgot_is_granted_also_where_another_pod_ends(
     ledger.apply_pod_list([pod("b", 3, "c0")], 2.0, 2.0)
     ledger.apply_checkpoint([], 3.0)
     ledger.allocate(wanted["b"], 4.0, [("ns", "pod-b")])
-    assert shares.update() == ({"a"}, set())
+    assert shares.read().keys() == {"a"}
     ledger.record_cgroup_probe({"a"}, (), 99.0)
     ledger.apply_kubelet_restart()
-    assert shares.update() == ({"b"}, {"a"})
-    assert shares.grants_of_pod("b") == {"main": {"c0": 3 * 1024}}
+    assert shares.read() == {"b": {"main": {"c0": 3 * 1024}}}
