@@ -29,7 +29,6 @@ MUTANTS = (
         "yield from record.claims.values()",
         "yield from ()",
         troubled,
-        0,
     ),
     Mutant(
         "extender: what the words contain of a claim counts once",
@@ -37,7 +36,6 @@ MUTANTS = (
         "amount - held.get(card, 0)",
         "amount",
         troubled,
-        0,
     ),
     Mutant(
         "extender: words that contain what a claim had before do not contain what it has now",
@@ -45,7 +43,6 @@ MUTANTS = (
         "amount - held.get(card, 0)",
         "0 if held else amount",
         troubled,
-        1241,
     ),
     Mutant(
         "extender: the compute of a claim counts from its allocation",
@@ -53,7 +50,6 @@ MUTANTS = (
         "for claim in self.charges_of_claims(record):",
         "for claim in ():",
         vanishing,
-        0,
     ),
     Mutant(
         "extender: what the words contain of a claim's compute counts once",
@@ -61,7 +57,6 @@ MUTANTS = (
         "self.compute.get(claim.uid, {})",
         "{}",
         troubled,
-        4,
     ),
     Mutant(
         "extender: a claim that vanished unheld leaves a tombstone",
@@ -69,7 +64,6 @@ MUTANTS = (
         "for tombstone in record.claim_tombstones.values():",
         "for tombstone in ():",
         vanishing,
-        1110,
     ),
     Mutant(
         "extender: a tombstone of a claim stays until the words have seen its pods end",
@@ -77,7 +71,6 @@ MUTANTS = (
         "return all((held.seen_version >= end for end in self.ends.values()))",
         "return True",
         vanishing,
-        1110,
     ),
     Mutant(
         "extender: a pod that has not ended keeps its claim's tombstone",
@@ -85,7 +78,6 @@ MUTANTS = (
         "NOT_ENDED if end is None else end",
         "0 if end is None else end",
         vanishing,
-        1110,
     ),
     Mutant(
         "extender: a claim that it wrote for a pod is charged by that pod",
@@ -93,7 +85,6 @@ MUTANTS = (
         "() if claim.is_for_limits else claim.results or ()",
         "claim.results or ()",
         troubled,
-        0,
     ),
     Mutant(
         "extender: a claim that only looks as if it had written it counts",
@@ -101,7 +92,6 @@ MUTANTS = (
         "result.share_id == result.make_share_id(uid)",
         "(self.metadata.labels or {}).get('gpupack.io/pod-claim') == 'true'",
         troubled,
-        0,
     ),
     Mutant(
         "node: a claim takes no more than the card has",
@@ -109,7 +99,6 @@ MUTANTS = (
         "if others + before + units > card.size_units:",
         "if False:",
         troubled,
-        12,
     ),
     Mutant(
         "node: a claim takes no more than the card gives of its compute",
@@ -117,7 +106,6 @@ MUTANTS = (
         "if others + before + percent > accounts.compute_limit:",
         "if False:",
         troubled,
-        24,
     ),
     Mutant(
         "node: claims say which of a pod's cards has how much of its compute",
@@ -125,7 +113,6 @@ MUTANTS = (
         "add(charge, claimed)",
         "pass",
         troubled,
-        4,
     ),
     Mutant(
         "node: the compute of a claim is known before its pod is",
@@ -133,7 +120,6 @@ MUTANTS = (
         "ids - account.claimed_ids for ids in sets",
         "ids for ids in sets",
         troubled,
-        227,
     ),
     Mutant(
         "node: a claim is counted before its file is written",
@@ -141,7 +127,6 @@ MUTANTS = (
         "self._prepared.add(prepared)",
         "pass",
         troubled,
-        0,
     ),
     Mutant(
         "node: a claim that is let go counts no more",
@@ -149,7 +134,6 @@ MUTANTS = (
         "self._prepared.remove(uid)",
         "pass",
         troubled,
-        0,
     ),
     Mutant(
         "node: a pod with other claims is accounted once that of its limits is prepared",
@@ -157,7 +141,6 @@ MUTANTS = (
         "return bool(claims) and (not any((claim.is_for_limits for claim in claims)))",
         "return False",
         troubled,
-        11,
     ),
     Mutant(
         "node: what a pod had by claims is known until it ends",
@@ -165,6 +148,5 @@ MUTANTS = (
         "return self._claims.get(runtime_uid)",
         "return request",
         troubled,
-        0,
     ),
 )

@@ -29,7 +29,6 @@ MUTANTS = (
         "chain(self._by_uid.values(), self.held.values(), planned)",
         "chain(self._by_uid.values(), planned)",
         quiet,
-        0,
     ),
     Mutant(
         "a pod of a group gets one node",
@@ -37,7 +36,6 @@ MUTANTS = (
         "most if group is None else 1",
         "most",
         quiet,
-        0,
     ),
     Mutant(
         "a hold ends once the pod is assumed",
@@ -45,7 +43,6 @@ MUTANTS = (
         "self._end_group_holds(pod)",
         "pass",
         quiet,
-        0,
     ),
     Mutant(
         "a hold ends with its pod",
@@ -53,7 +50,6 @@ MUTANTS = (
         "self._end_group_holds(old)",
         "pass",
         quiet,
-        0,
     ),
     Mutant(
         "holds end some time after the last call",
@@ -61,7 +57,6 @@ MUTANTS = (
         "if age_s >= HOLD_S and (age_s >= BINDING_HOLD_S or not self._is_binding(key, cycle)):",
         "if False:",
         quiet,
-        0,
     ),
     Mutant(
         "holds last no longer than that where no Binding is under way",
@@ -69,7 +64,6 @@ MUTANTS = (
         "age_s >= BINDING_HOLD_S or not self._is_binding(key, cycle)",
         "age_s >= BINDING_HOLD_S",
         quiet,
-        0,
     ),
     Mutant(
         "a group that has failed in a pass gets no more nodes in it",
@@ -77,7 +71,6 @@ MUTANTS = (
         "return not cycle.has_failed",
         "return True",
         quiet,
-        105,
     ),
     Mutant(
         "pods that hold cards count in their group, known or not",
@@ -85,7 +78,6 @@ MUTANTS = (
         "waiting.union(cycle.asked, (uid for uid, _ in cycle.held))",
         "waiting.union(cycle.asked)",
         quiet,
-        173,
     ),
     Mutant(
         "a pod whose status alone has changed stays assumed",
@@ -93,6 +85,5 @@ MUTANTS = (
         "return replace(pod, resource_version=before.resource_version, nominated=before.nominated) == before",
         "return False",
         troubled,
-        0,
     ),
 )

@@ -23,8 +23,7 @@ class Mutant:
         function: the shipped function or property that has it.
         code: what stands in it, once, as `ast.unparse` writes it.
         instead: what stands in its place.
-        kind: of the histories that break without it.
-        seed: of one that does.
+        kind: of the histories that break without it; the model's record has the seed of one that does.
         also: function, code, instead at the second place, where extender and node both keep the rule.
     """
 
@@ -33,7 +32,6 @@ class Mutant:
     code: str
     instead: str
     kind: Kind
-    seed: int
     also: tuple[Any, str, str] | None = None
 
     @property
@@ -44,7 +42,7 @@ class Mutant:
     @property
     def definition(self) -> str:
         """Text that differs whenever the mutant is another one."""
-        return repr((self.code, self.instead, self.kind.__name__, self.seed, self.also and self.also[1:]))
+        return repr((self.code, self.instead, self.kind.__name__, self.also and self.also[1:]))
 
     def take_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the rule out of the shipped code."""

@@ -52,7 +52,7 @@ class Record:
         model: Folder of the model; the record is its file `proven.json`. Files that define mutants, named
             `*mutants.py`, do not count as the model.
         mutants: All of them.
-        seeds: Histories that are tried after the recorded one and the mutant's own.
+        seeds: Histories that are tried after the recorded one.
         failures: What a history raises that fails.
     """
 
@@ -86,7 +86,7 @@ class Record:
         Raises:
             AssertionError: no history shows that the rule is needed.
         """
-        for seed in (*self.seeds(mutant), mutant.seed, *self._seeds):
+        for seed in (*self.seeds(mutant), *self._seeds):
             if self._fails(mutant, seed, taken_out=True) and not self._fails(mutant, seed, taken_out=False):
                 self.add(mutant, seed)
                 return

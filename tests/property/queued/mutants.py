@@ -27,7 +27,6 @@ MUTANTS = (
         "            self.relist_pods()\n",
         "",
         very_troubled,
-        1767,
     ),
     Mutant(
         "what was released keeps no room",
@@ -35,7 +34,6 @@ MUTANTS = (
         "return False",
         "return ChargeRules.is_binding_stale(self, assumed, pod)",
         troubled,
-        1,
     ),
     Mutant(
         "releases of another process take no room",
@@ -43,6 +41,5 @@ MUTANTS = (
         "if pod is None or pod.requirements is None or pod.phase is not Phase.ADMITTED:",
         "if True:",
         troubled,
-        1018,
     ),
 )

@@ -35,7 +35,6 @@ MUTANTS = (
         "if isinstance(cluster.queue, str) or not plan.moves:",
         "if True:",
         of("advised"),
-        0,
     ),
     Mutant(
         "of a strict queue the oldest goes first",
@@ -43,7 +42,6 @@ MUTANTS = (
         "if self.form is not None and self.form.is_strict:",
         "if False:",
         of("mixed"),
-        5051,
     ),
     Mutant(
         "slots: a release has its slot until it is taken back",
@@ -52,7 +50,6 @@ MUTANTS = (
         "            self.state.forget(assumed, now)\n        self.slots.vacate(pod.uid)\n"
         "        pod.capacity_freed = True\n",
         of("slotted"),
-        150,
     ),
     Mutant(
         "slots: pods of a gang go where a slot is idle",
@@ -60,7 +57,6 @@ MUTANTS = (
         "            fits = fits & self.mask_idle_slots(slot)\n",
         "            pass\n",
         of("slotted"),
-        1000,
     ),
     Mutant(
         "slots: room is kept for who fits only where no slot is idle",
@@ -68,7 +64,6 @@ MUTANTS = (
         "            fits = fits & admission.mask_idle_slots()\n",
         "            pass\n",
         of("load"),
-        7024,
     ),
     Mutant(
         "slots: of those for whom room is kept on a node the first need not leave the others theirs",
@@ -76,7 +71,6 @@ MUTANTS = (
         "takewhile(lambda reservation: reservation.workload_uid != workload_uid, here)",
         "(reservation for reservation in here if reservation.workload_uid != workload_uid)",
         of("slotted"),
-        4_127_210_001,
     ),
     Mutant(
         "quota: of those for whom more is reserved than is left the first need not leave it to the others",
@@ -84,7 +78,6 @@ MUTANTS = (
         "takewhile(lambda other: other != name, self._reserved)",
         "(other for other in self._reserved if other != name)",
         of("claimed"),
-        4_150_000_056,
     ),
     Mutant(
         "quota: younger pods that had what is kept for an older one borrow no more until it starts",
@@ -92,7 +85,6 @@ MUTANTS = (
         "most = (min(most, nominal_left) if uid in self.overtaken else most) - own",
         "most -= own",
         of("load"),
-        4_180_000_020,
     ),
     Mutant(
         "slots: room is kept on nodes that have some",
@@ -100,7 +92,6 @@ MUTANTS = (
         " or not self._has_slot(load, nodes.names[row])",
         "",
         of("load"),
-        7024,
     ),
     Mutant(
         "data: a gang that has no room near it as a whole goes elsewhere",
@@ -108,7 +99,6 @@ MUTANTS = (
         "            if not self._is_near(choice):\n",
         "            if True:\n",
         of("slotted"),
-        132,
     ),
     Mutant(
         "data: who is chosen for a place near it goes there",
@@ -116,7 +106,6 @@ MUTANTS = (
         "            fits = fits & cycle.mask_near(choice.workload.data)\n",
         "            pass\n",
         of("slotted"),
-        2024,
     ),
     Mutant(
         "a pod whose Binding is in doubt keeps its quota",
@@ -124,7 +113,6 @@ MUTANTS = (
         "if pod is not None and answer.written is WriteOutcome.UNKNOWN:",
         "if False:",
         of("batch"),
-        43,
     ),
     Mutant(
         "reclaim: quota is topped up where room needs fewer victims",
@@ -132,7 +120,6 @@ MUTANTS = (
         "            victims = self._add_quota_victims(placer, victims)\n",
         "            pass\n",
         of("reclaim"),
-        1001,
     ),
     Mutant(
         "reclaim: who can never run does not hold up those behind it",
@@ -140,7 +127,6 @@ MUTANTS = (
         "return [workload for workload in workloads if queue.is_next(workload)]",
         "return workloads[:1]",
         of("reclaim"),
-        1027,
     ),
     Mutant(
         "reclaim: nobody is left out without whom the others are not enough",
@@ -148,7 +134,6 @@ MUTANTS = (
         "            if self._is_enough(placer, fewer):\n                remaining = fewer\n",
         "            if fewer:\n                remaining = fewer\n",
         of("reclaim"),
-        1003,
     ),
     Mutant(
         "reclaim: who need not go is found beside those who are left, not beside all",
@@ -157,7 +142,6 @@ MUTANTS = (
         "if self._is_enough(placer, [other for other in victims if other is not victim]):\n"
         "                remaining = fewer\n",
         of("reclaim"),
-        1000,
         also=(
             reclaim._VictimSearch._add_quota_victims,
             "chosen.append(best)\n            rest.remove(best)",
@@ -170,7 +154,6 @@ MUTANTS = (
         "freed.get(name, 0) + min(units, left)",
         "freed.get(name, 0) + units",
         of("reclaim"),
-        1000,
     ),
     Mutant(
         "reclaim: of equally many the youngest of the smallest priority go",
@@ -178,7 +161,6 @@ MUTANTS = (
         "    return (victims.priority, -oldest.waiting_since, oldest.uid)\n",
         "    return (0, oldest.waiting_since, oldest.uid)\n",
         of("reclaim"),
-        1000,
     ),
     Mutant(
         "reclaim: nobody goes again and again for who is refused",
@@ -186,7 +168,6 @@ MUTANTS = (
         "if self._was_refused(workload.uid, now) or",
         "if",
         of("refused"),
-        1000,
     ),
     Mutant(
         "those like one that finds no node are tried one at a time, after pauses",
@@ -194,7 +175,6 @@ MUTANTS = (
         "        if group is None or unit.uid in group.tried_uids:\n            return False\n",
         "        if True:\n            return False\n",
         of("refused"),
-        1000,
     ),
     Mutant(
         "what the API server refuses is tried after pauses",
@@ -202,7 +182,6 @@ MUTANTS = (
         "            self.refusals.failed(uid, now, why)\n",
         "",
         of("gangs"),
-        4,
     ),
     Mutant(
         "a release that finds no node is requeued",
@@ -210,7 +189,6 @@ MUTANTS = (
         "            if not self._requeues.is_paused(pod.uid):",
         "            if False:",
         of("refused"),
-        1018,
     ),
     Mutant(
         "who is requeued waits in its queue",
@@ -218,7 +196,6 @@ MUTANTS = (
         "return requeued or (",
         "return (",
         of("load"),
-        9,
     ),
     Mutant(
         "the rest of a gang joins it",
@@ -226,7 +203,6 @@ MUTANTS = (
         "goes = goes and (is_complete or self._can_join(gang, pods, admitted))",
         "goes = goes and is_complete",
         of("gangs"),
-        1001,
     ),
     Mutant(
         "a gang is not whole while some of its pods wait",
@@ -234,7 +210,6 @@ MUTANTS = (
         "bound + gang.succeeded >= gang.size",
         "bound",
         of("gangs"),
-        1003,
     ),
     Mutant(
         "a PodGroup says how many pods start together",
@@ -242,7 +217,6 @@ MUTANTS = (
         "gang.size = max(1, least - len(outside))",
         "gang.size = 1",
         of("grouped"),
-        1017,
     ),
     Mutant(
         "a gang that the API server did not let go is removed again each time that its time is over",
@@ -250,7 +224,6 @@ MUTANTS = (
         "GangState.LEAVING, now)",
         "GangState.LEAVING, now + 1e6)",
         of("gangs"),
-        1_930_000_027,
     ),
     Mutant(
         "where room is kept for a pod a slot is kept too",
@@ -258,7 +231,6 @@ MUTANTS = (
         "fits[row] = kept == 0 or self.slots.count_left(name) > kept",
         "pass",
         of("slotted"),
-        1_930_000_004,
     ),
     Mutant(
         "a gang of which a part waits is taken back",
@@ -266,7 +238,6 @@ MUTANTS = (
         "(late if gang.state is GangState.WHOLE else admitted)",
         "late",
         of("gangs"),
-        1016,
     ),
     Mutant(
         "a gang that ran whole and has lost a pod is in part again",
@@ -274,7 +245,6 @@ MUTANTS = (
         "gang.state = GangState.IN_PART\n",
         "gang.state = GangState.IN_PART if gang.state is GangState.WAITING else gang.state\n",
         of("lent"),
-        1004,
     ),
     Mutant(
         "reclaim: a gang goes whole",
@@ -282,7 +252,6 @@ MUTANTS = (
         "if gang is not None and gang.ends_together:",
         "if False:",
         of("lent"),
-        1003,
     ),
     Mutant(
         "a pod of a first stage that is gone without success is missing",
@@ -290,7 +259,6 @@ MUTANTS = (
         "        if missing:\n",
         "        if False:\n",
         of("staged"),
-        1002,
     ),
     Mutant(
         "how long a pod has run the queue has seen, whatever its node's clock says",
@@ -301,7 +269,6 @@ MUTANTS = (
         "                queued_pod.bound_at = min("
         "queued_pod.bound_at, record.started_at - (self._clock._wall or 0.0))\n",
         of("load"),
-        0,
     ),
     Mutant(
         "room is kept for who waits long",
@@ -309,7 +276,6 @@ MUTANTS = (
         "        limit = now - config.keep_room_after_s\n",
         "        limit = -1e9\n",
         of("load"),
-        1000,
     ),
     Mutant(
         "no room stays kept for a borrower whose quota its lender needs",
@@ -317,7 +283,6 @@ MUTANTS = (
         "admission.queues.allows_units(queue.name, units, uid)",
         "cohort.allows_units(queue.name, units)",
         of("load"),
-        1017,
     ),
     Mutant(
         "while nothing changes little is decided",
@@ -325,7 +290,6 @@ MUTANTS = (
         "if not self._is_idle or self._clock() >= next_check:",
         "if True:",
         of("mixed"),
-        0,
     ),
     Mutant(
         "while nothing changes reasons are found out rarely",
@@ -333,7 +297,6 @@ MUTANTS = (
         "every = now >= self._next_s and (self._changed or now - self._began_s >= UNCHANGED_S)",
         "every = True",
         of("reclaim"),
-        1,
     ),
     Mutant(
         "names that people are told are short and printable",
@@ -341,7 +304,6 @@ MUTANTS = (
         "    if len(name) <= MAX_NAME and name.isprintable():\n",
         "    if True:\n",
         of("mixed"),
-        1000,
     ),
     Mutant(
         "of an annotation that makes no sense a part is told",
@@ -349,7 +311,6 @@ MUTANTS = (
         'seen = "missing" if text is None else shown(text)',
         'seen = "missing" if text is None else text',
         of("mixed"),
-        1000,
     ),
     Mutant(
         "quotas are asked before a release",
@@ -357,7 +318,6 @@ MUTANTS = (
         "return self._admission.queues.allows_units(queue, least, oldest.uid)",
         "return True",
         of("reclaim"),
-        0,
     ),
     Mutant(
         "what claims have counts in the quota of their queue",
@@ -365,7 +325,6 @@ MUTANTS = (
         "        if queue:\n",
         "        if False:\n",
         of("claimed"),
-        0,
     ),
     Mutant(
         "a claim that is let go counts no more",
@@ -373,7 +332,6 @@ MUTANTS = (
         "        if before != queue:\n",
         "        if False:\n",
         of("claimed"),
-        0,
     ),
     Mutant(
         "who is gone counts no more",
@@ -381,7 +339,6 @@ MUTANTS = (
         "        self._end_charges(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         "        self._free_capacity(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         of("mixed"),
-        0,
     ),
     Mutant(
         "a pod whose label names no queue of its namespace belongs to one all the same",
@@ -389,6 +346,5 @@ MUTANTS = (
         "return last or self._find_default(namespace, label) or named or label",
         "return named",
         of("tenants"),
-        0,
     ),
 )

@@ -31,7 +31,6 @@ CHARGE_MUTANTS = (
         "known_ids=account.known_ids | mine, ended_at_s=over",
         "known_ids=mine, ended_at_s=over",
         mixed,
-        3078,
     ),
     Mutant(
         "node: what a container was given before counts no more",
@@ -40,7 +39,6 @@ CHARGE_MUTANTS = (
         "known_ids=account.known_ids"
         " | {c: i | account.known_ids.get(c, frozenset()) for c, i in mine.items()}, ended_at_s=over",
         forgets_and_hears_late,
-        4224,
         also=(ledger.Ledger.allocate, "if other != name}", "}"),
     ),
     Mutant(
@@ -49,7 +47,6 @@ CHARGE_MUTANTS = (
         " if other in account.current_ids or had.isdisjoint(wanted)",
         "",
         served_again,
-        15,
     ),
     Mutant(
         "node: an Allocate is its pod's before the checkpoint shows it",
@@ -57,7 +54,6 @@ CHARGE_MUTANTS = (
         "pending_ids=account.pending_ids | {name: wanted}",
         "pending_ids=account.pending_ids",
         lingering,
-        3339,
     ),
     Mutant(
         "node: a kubelet that restarted asks again for what it had not written",
@@ -65,7 +61,6 @@ CHARGE_MUTANTS = (
         "pending_ids={}, known_ids=account.known_ids | account.pending_ids",
         "known_ids=account.known_ids | account.pending_ids",
         dense,
-        3031,
     ),
     Mutant(
         "node: what the kubelet forgot when it restarted counts",
@@ -73,7 +68,6 @@ CHARGE_MUTANTS = (
         "pending_ids={}, known_ids=account.known_ids | account.pending_ids",
         "pending_ids={}",
         told_late,
-        5008,
     ),
     Mutant(
         "node: what holds said before the start is charged",
@@ -81,7 +75,6 @@ CHARGE_MUTANTS = (
         "previously_published={uuid: count for uuid, count in said.items() if count}",
         "previously_published=None",
         forgetful,
-        3016,
     ),
     Mutant(
         "node: what holds said before the start was admitted",
@@ -89,7 +82,6 @@ CHARGE_MUTANTS = (
         "pod.admitted or account.previously_published is not None",
         "pod.admitted",
         told_late,
-        15,
     ),
     Mutant(
         "node: a pod that nobody lists, and that holds had, is charged",
@@ -97,7 +89,6 @@ CHARGE_MUTANTS = (
         "(account.previously_published or {}).items()",
         "()",
         forgetful,
-        3332,
     ),
     Mutant(
         "node: an admitted pod without entries is charged",
@@ -105,7 +96,6 @@ CHARGE_MUTANTS = (
         "not account.admitted and",
         "True and",
         mixed,
-        3078,
     ),
     Mutant(
         "node: a pod that is over before it was served is charged",
@@ -113,7 +103,6 @@ CHARGE_MUTANTS = (
         "(account.ended_at_s is None or account.pod.terminal)",
         "True",
         heard_late,
-        3069,
     ),
     Mutant(
         "node: it is charged with what the node wrote down",
@@ -121,7 +110,6 @@ CHARGE_MUTANTS = (
         "(account.previously_published, account.pod.assigned_costs)",
         "(account.pod.assigned_costs,)",
         forgetful,
-        3003,
     ),
     Mutant(
         "node: it is charged with what the scheduler said",
@@ -129,7 +117,6 @@ CHARGE_MUTANTS = (
         "(account.previously_published, account.pod.assigned_costs)",
         "(account.previously_published,)",
         dense,
-        20090,
     ),
     Mutant(
         "node: containers of a pod that have IDs in common count them once",
@@ -137,7 +124,6 @@ CHARGE_MUTANTS = (
         "groups = [*apart, ids.union(*(group for group in groups if not group.isdisjoint(ids)))]",
         "groups.append(ids)",
         plain,
-        1000,
     ),
     Mutant(
         "node: IDs of two pods count for both",
@@ -145,7 +131,6 @@ CHARGE_MUTANTS = (
         "add(total, charge_pod(accounts, account))",
         "total.update({u: max(n, total.get(u, 0)) for u, n in charge_pod(accounts, account).items()})",
         plain,
-        1000,
     ),
     Mutant(
         "node: each container's share is rounded down by itself",
@@ -153,7 +138,6 @@ CHARGE_MUTANTS = (
         "groups = [*apart, ids.union(*(group for group in groups if not group.isdisjoint(ids)))]",
         "groups = [ids.union(*groups)]",
         percent,
-        3010,
     ),
     Mutant(
         "node: a pod enters holds with its last container",
@@ -161,7 +145,6 @@ CHARGE_MUTANTS = (
         "or not self.unserved_containers",
         "or bool(self.units)",
         calm,
-        3008,
     ),
     Mutant(
         "node: a card out of use is full",
@@ -169,7 +152,6 @@ CHARGE_MUTANTS = (
         "if not card.healthy or card.cordoned",
         "if False",
         plain,
-        3016,
         also=(
             published_nodes.read_published,
             "out = _find_out_of_service(inventory, annotations.get(NODE_CORDON))",
@@ -182,7 +164,6 @@ CHARGE_MUTANTS = (
         "cgroups_gone_at_s=None if runs else began_s",
         "cgroups_gone_at_s=began_s",
         forgetful,
-        3094,
     ),
     Mutant(
         "node: only a look that began after the end shows it",
@@ -190,7 +171,6 @@ CHARGE_MUTANTS = (
         " and (account.cgroups_gone_at_s >= account.ended_at_s + after_s)",
         "",
         about_to_start,
-        3326,
     ),
     Mutant(
         "node: the checkpoint must lack the pod",
@@ -198,7 +178,6 @@ CHARGE_MUTANTS = (
         "return not account.checkpoint_ids and are_cgroups_gone(",
         "return are_cgroups_gone(",
         dense,
-        30010,
     ),
     Mutant(
         "node: the kubelet is made to clean its checkpoint",
@@ -206,7 +185,6 @@ CHARGE_MUTANTS = (
         "return bool(account.checkpoint_ids) and are_cgroups_gone(account)",
         "return False",
         plain,
-        1,
     ),
     Mutant(
         "node: a failed pod is charged with its IDs only",
@@ -214,7 +192,6 @@ CHARGE_MUTANTS = (
         "(account.ended_at_s is None or account.pod.terminal)",
         "account.ended_at_s is None",
         percent,
-        1,
     ),
     Mutant(
         "node: where nobody said, a pod counts on every card",
@@ -222,7 +199,6 @@ CHARGE_MUTANTS = (
         "add(total, accounts.eligible_cards(account.pod.request, demand))",
         "pass",
         forgetful,
-        5140,
     ),
     Mutant(
         "node: holds names pods that are over until their charge ends",
@@ -230,7 +206,6 @@ CHARGE_MUTANTS = (
         "if (units := charge_pod(accounts, account)) or account.is_live",
         "if account.is_live and ((units := charge_pod(accounts, account)) or True)",
         percent,
-        3048,
     ),
     Mutant(
         "node: a container about to start gets time",
@@ -238,7 +213,6 @@ CHARGE_MUTANTS = (
         "0.0 if account.has_run else CGROUP_GRACE_S",
         "0.0",
         about_to_start,
-        3326,
     ),
     Mutant(
         "node: that the checkpoint lacks the pod is news of its end",
@@ -246,7 +220,6 @@ CHARGE_MUTANTS = (
         "over = account.ended_at_s if mine or account.ended_at_s is None else now_s",
         "over = account.ended_at_s",
         about_to_start,
-        3348,
     ),
     Mutant(
         "node: a pod whose charge has ended does not come again",
@@ -254,7 +227,6 @@ CHARGE_MUTANTS = (
         "if pod.terminal and words is None and (pod.key not in accounts.pods):",
         "if False:",
         slow_looks,
-        60019,
     ),
     Mutant(
         "node: what is known of a pod and what was said of it count once",
@@ -262,7 +234,6 @@ CHARGE_MUTANTS = (
         "max((d.get(uuid, 0) for d in (account.units, besides)))",
         "sum(d.get(uuid, 0) for d in (account.units, besides))",
         lingering,
-        4231,
     ),
     Mutant(
         "node: another list does not move a pod's end",
@@ -270,7 +241,6 @@ CHARGE_MUTANTS = (
         "ended_at_s=now_s if account.ended_at_s is None else account.ended_at_s))",
         "ended_at_s=now_s))",
         plain,
-        3000,
     ),
     Mutant(
         "node: a pod that has finished is over",
@@ -278,7 +248,6 @@ CHARGE_MUTANTS = (
         "ended_at_s=(now_s if account.ended_at_s is None else account.ended_at_s) if pod.terminal else None",
         "ended_at_s=account.ended_at_s",
         calm,
-        3000,
     ),
     Mutant(
         "node: pods that nobody has seen running are looked for",
@@ -286,7 +255,6 @@ CHARGE_MUTANTS = (
         "or (account.bound and (not account.has_run)))",
         ")",
         told_late,
-        3014,
     ),
     Mutant(
         "node: an Allocate of nobody known is whose the checkpoint shows it to be",
@@ -294,7 +262,6 @@ CHARGE_MUTANTS = (
         "if shown.get(ids, (uid, c)) == (uid, c)",
         "if True",
         mute,
-        4172,
     ),
     Mutant(
         "node: where the cards change, what pods have is counted again",
@@ -302,7 +269,6 @@ CHARGE_MUTANTS = (
         "self.replace_pod(replace(account, pod=self.with_sizes(account.pod)))",
         "self.pods[account.pod.key] = replace(account, pod=self.with_sizes(account.pod))",
         cards_change,
-        2,
     ),
     Mutant(
         "node: holds names who lives and has nothing on a card that is there",
@@ -310,7 +276,6 @@ CHARGE_MUTANTS = (
         "or account.is_live}",
         "}",
         cards_change,
-        6,
     ),
     Mutant(
         "node: what is written of a card that is gone is no record of where a pod is",
@@ -318,7 +283,6 @@ CHARGE_MUTANTS = (
         "if record and record.keys() <= accounts.cards.keys():",
         "if record:",
         cards_change,
-        19,
     ),
     Mutant(
         "node: what holds said of a card that is gone is not charged",
@@ -326,7 +290,6 @@ CHARGE_MUTANTS = (
         " if uuid in accounts.cards}",
         "}",
         cards_change,
-        156,
     ),
     Mutant(
         "node: holds has no card on which a pod has no units",
@@ -334,7 +297,6 @@ CHARGE_MUTANTS = (
         "if total.get(uuid)}",
         "if uuid in total}",
         cards_change,
-        83,
     ),
     Mutant(
         "node: an unknown pod may ask for all the compute of its cards",
@@ -342,7 +304,6 @@ CHARGE_MUTANTS = (
         "return claimed | dict.fromkeys(unknown, accounts.compute_limit)",
         "return {}",
         compute_restarts,
-        72,
     ),
     Mutant(
         "node: compute of a pod that has lost its entry counts where it may be",
@@ -350,7 +311,6 @@ CHARGE_MUTANTS = (
         "return {uuid: max((d.get(uuid, 0) for d in (charge, possible))) for uuid in charge | possible}",
         "return charge",
         compute,
-        68,
     ),
     Mutant(
         "node: compute counts on the cards of a pod's devices",
@@ -358,6 +318,5 @@ CHARGE_MUTANTS = (
         "accounts.cards_of((ids - account.claimed_ids for ids in account.id_sets(demand.containers)))",
         "()",
         compute_restarts,
-        2,
     ),
 )

@@ -28,7 +28,6 @@ CHOICE_MUTANTS = (
         "return self.kubelet_pods is None or",
         "return True or",
         dense,
-        3000,
     ),
     Mutant(
         "node: of several containers that start again none is known to ask",
@@ -36,7 +35,6 @@ CHOICE_MUTANTS = (
         "if not waiting or (waiting[0][0].has_run and waiting[0][0] is not waiting[-1][0]):",
         "if not waiting:",
         start_again,
-        52,
     ),
     Mutant(
         "node: a container that starts again asks last",
@@ -44,7 +42,6 @@ CHOICE_MUTANTS = (
         "(found[0].has_run, not found[0].is_live)",
         "(not found[0].is_live,)",
         forgetful,
-        2012,
     ),
     Mutant(
         "node: who lives asks before who is gone",
@@ -52,7 +49,6 @@ CHOICE_MUTANTS = (
         "(found[0].has_run, not found[0].is_live)",
         "(found[0].has_run,)",
         heard_late,
-        3019,
     ),
     Mutant(
         "node: who has been served does not ask",
@@ -60,7 +56,6 @@ CHOICE_MUTANTS = (
         "container.name not in account.current_ids and",
         "container.name not in account.checkpoint_ids and",
         forgetful,
-        3097,
     ),
     Mutant(
         "node: a pod that is over does not ask where another may",
@@ -68,7 +63,6 @@ CHOICE_MUTANTS = (
         "if found is None or not found[0].is_live:",
         "if found is None:",
         deleted_and_behind,
-        4,
     ),
     Mutant(
         "node: a pod that had devices does not ask where another may",
@@ -76,7 +70,6 @@ CHOICE_MUTANTS = (
         "return not (account.admitted or account.has_run or container.name in account.known_ids)",
         "return True",
         forgets_behind,
-        4002,
     ),
     Mutant(
         "node: a pod of the checkpoint that nobody knows means that pods are to be listed",
@@ -84,7 +77,6 @@ CHOICE_MUTANTS = (
         " and (not self.accounts.has_unlisted_pods)",
         "",
         plain,
-        20193,
     ),
     Mutant(
         "node: where nobody said on which card, pods are to be listed",
@@ -92,7 +84,6 @@ CHOICE_MUTANTS = (
         " and bool(self.target_cards())",
         "",
         plain,
-        113,
     ),
     Mutant(
         "node: before a pod is refused pods are to be listed",
@@ -100,7 +91,6 @@ CHOICE_MUTANTS = (
         " and self.has_room()",
         "",
         plain,
-        470003699,
     ),
     Mutant(
         "node: the scheduler's card is taken",
@@ -108,7 +98,6 @@ CHOICE_MUTANTS = (
         "if (target := (tuple(cards) or accounts.assigned_cards(account.pod, demand))):",
         "if (target := tuple(cards)):",
         mixed,
-        3029,
     ),
     Mutant(
         "node: nobody belongs on a card that is gone",
@@ -116,7 +105,6 @@ CHOICE_MUTANTS = (
         " or (not costs.keys() <= self.cards.keys())",
         "",
         cards_change,
-        2,
     ),
     Mutant(
         "node: what is charged is not given out again",
@@ -124,7 +112,6 @@ CHOICE_MUTANTS = (
         "card.size_units - taken[uuid])",
         "card.size_units)",
         mixed,
-        1005,
     ),
     Mutant(
         "node: the charge of the pod that asks is no hindrance",
@@ -132,7 +119,6 @@ CHOICE_MUTANTS = (
         "if pod is account or (belongs",
         "if (belongs",
         percent,
-        1000,
     ),
     Mutant(
         "node: a pod that has devices on a card gets more there",
@@ -140,7 +126,6 @@ CHOICE_MUTANTS = (
         "cards = accounts.units_of_containers(account.id_sets(demand.containers))",
         "cards = ()",
         foreign_forgotten,
-        3152,
     ),
     Mutant(
         "node: what the kubelet has for the pod that asks counts",
@@ -148,7 +133,6 @@ CHOICE_MUTANTS = (
         "if pod is account or (belongs",
         "if pod is account:\n                continue\n            if (belongs",
         percent,
-        3047,
     ),
     Mutant(
         "node: who was sent there may have what the kubelet dropped",
@@ -156,7 +140,6 @@ CHOICE_MUTANTS = (
         "if pod is account or (belongs and gone):",
         "if pod is account:",
         mute,
-        60004,
     ),
     Mutant(
         "node: what other pods wait for is not given out",
@@ -164,7 +147,6 @@ CHOICE_MUTANTS = (
         "if pod is not account and pod.bound and (not pod.is_complete):",
         "if False:",
         others_bind,
-        3020,
     ),
     Mutant(
         "node: what is charged besides what containers have is not given out",
@@ -172,7 +154,6 @@ CHOICE_MUTANTS = (
         "add(taken, charges.charge_pod(accounts, pod))",
         "add(taken, pod.units)",
         foreign_lost,
-        3020,
     ),
     Mutant(
         "node: who asks waits for a container of that size",
@@ -180,7 +161,6 @@ CHOICE_MUTANTS = (
         "container.units == self.size and container.name not in account.current_ids",
         "container.name not in account.current_ids",
         mute,
-        3068,
     ),
     Mutant(
         "node: who asks for percent does not ask for units",
@@ -188,7 +168,6 @@ CHOICE_MUTANTS = (
         "if account.pod.request.percent != self.percent:",
         "if False:",
         alike,
-        84,
     ),
     Mutant(
         "node: a card has room for as many percent as the kubelet offers",
@@ -196,7 +175,6 @@ CHOICE_MUTANTS = (
         "offered = card.size_units if offered >= units_each else 0",
         "offered = card.size_units",
         cards_change,
-        119,
     ),
     Mutant(
         "node: a card that fell sick is not given out before the kubelet has heard of it",
@@ -204,7 +182,6 @@ CHOICE_MUTANTS = (
         " if card.healthy else 0",
         "",
         cards_change,
-        51,
     ),
     Mutant(
         "node: the cards that are sick are those of the newest list",
@@ -212,6 +189,5 @@ CHOICE_MUTANTS = (
         'self.set_unavailable("unhealthy", (card.uuid for card in cards if not card.healthy))',
         "pass",
         cards_change,
-        2,
     ),
 )

@@ -15,7 +15,6 @@ MUTANTS = (
         "pod.charged is not None and (not self.is_confirmed(record, uid)):",
         "False:",
         plain,
-        1001,
     ),
     Mutant(
         "extender: a commitment counts before it is seen bound",
@@ -23,7 +22,6 @@ MUTANTS = (
         "if assumed.pod.charged is not None and",
         "if False and",
         mixed,
-        1000,
     ),
     Mutant(
         "extender: a pod that vanished unheld leaves a tombstone",
@@ -31,7 +29,6 @@ MUTANTS = (
         "return not self.is_confirmed(record, uid) and record.seen_version < version",
         "return False",
         busy,
-        3004,
     ),
     Mutant(
         "extender: a tombstone stays until the node has seen the end",
@@ -39,7 +36,6 @@ MUTANTS = (
         "return record.seen_version >= tombstone.version or",
         "return True or",
         busy,
-        3004,
     ),
     Mutant(
         "extender: claims outlive the Node object",
@@ -47,7 +43,6 @@ MUTANTS = (
         "        return True\n",
         "        return False\n",
         mixed,
-        3089,
     ),
     Mutant(
         "extender: a Binding without an answer counts",
@@ -55,7 +50,6 @@ MUTANTS = (
         "self.unheard.append(binding)",
         "self._roll_back(binding.commitment)",
         percent,
-        3004,
     ),
     Mutant(
         "extender: a pod bound without us counts on every card",
@@ -63,7 +57,6 @@ MUTANTS = (
         "if size >= units:",
         "if False:",
         others_bind,
-        3005,
     ),
     Mutant(
         "extender: compute of a pod that no node holds counts",
@@ -71,7 +64,6 @@ MUTANTS = (
         "if charge.request.asks_compute:",
         "if False:",
         compute,
-        12,
     ),
     Mutant(
         "extender: compute of a pod bound without us counts on every card",
@@ -79,7 +71,6 @@ MUTANTS = (
         "[card for card, size in enumerate(record.sizes) if size >= demand.units_on(size)]",
         "()",
         compute,
-        25,
     ),
     Mutant(
         "extender: only the node's own holds confirm",
@@ -87,7 +78,6 @@ MUTANTS = (
         "return uid in record.holds",
         "return True",
         plain,
-        1001,
     ),
     Mutant(
         "extender: one that starts lists nodes after pods",
@@ -95,7 +85,6 @@ MUTANTS = (
         "            self.read_words_anew()\n",
         "",
         deaf_extender,
-        43,
     ),
     *CHARGE_MUTANTS,
     *CHOICE_MUTANTS,
