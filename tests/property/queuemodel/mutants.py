@@ -89,8 +89,8 @@ MUTANTS = (
     Mutant(
         "slots: room is kept on nodes that have some",
         reservation_planner.ReservationPlanner._find_place,
-        " or not self._has_slot(load, nodes.names[row])",
-        "",
+        "if not self._has_slot(load, nodes.names[row]):",
+        "if False:",
         of("load"),
     ),
     Mutant(
