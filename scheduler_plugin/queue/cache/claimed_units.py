@@ -79,8 +79,7 @@ class ClaimedUnits:
     def _find_queue(self, claim: AllocatedClaim) -> str:
         named = next((self._names[pod] for pod in claim.pods if pod in self._names), "")
         name = self._membership.find_queue(claim.namespace, named)
-        is_known = self._queues.get_form(name) is not None
-        return name if not is_known or self._membership.admits(name, claim.namespace) else ""
+        return name if self._membership.may_charge(name, claim.namespace) else ""
 
     def _count_units(self, node: str, claim: AllocatedClaim) -> int:
         """Count the units of a claim on a node; all of a card counts once the node says how large that is."""

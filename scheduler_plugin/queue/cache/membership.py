@@ -1,10 +1,16 @@
-"""Which queue a pod belongs to. Pure."""
+"""Which queue a pod belongs to, and why it can be in none. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
 
+from allocator.errors import shown
 from allocator.names import QUEUE_NAME
-from scheduler_plugin.queue.cache.refusals import admits_namespace
+from scheduler_plugin.queue.cache.pods import PodQueueInfo
+from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 from scheduler_plugin.queue.config.queues import QueueConfig
+
+NAMES_SHOWN: Final = 10
 
 
 class QueueMembership:
@@ -39,13 +45,17 @@ class QueueMembership:
             self._labels[name] = dict(labels)
         return True
 
-    def get_labels(self, namespace: str) -> Mapping[str, str] | None:
-        """Labels of a namespace, None while they are not known."""
-        return self._labels.get(namespace)
-
     def admits(self, queue: str, namespace: str) -> bool:
+        """Return True if a queue admits pods of a namespace; no selector matches unknown labels."""
         form = self._config.queues.get(queue)
-        return form is not None and admits_namespace(form, self._labels.get(namespace))
+        if form is None or form.namespace_selector is None:
+            return form is not None
+        labels = self._labels.get(namespace)
+        return labels is not None and form.namespace_selector.matches(labels)
+
+    def may_charge(self, queue: str, namespace: str) -> bool:
+        """Return True if a queue counts what a namespace has: it admits it, or is not configured."""
+        return queue not in self._config.queues or self.admits(queue, namespace)
 
     def find_queue(self, namespace: str, named: str, last: str = "") -> str:
         """Find the queue that a pod belongs to, empty for none; docs/queue/rules.md says by which rule.
@@ -61,6 +71,50 @@ class QueueMembership:
             return named
         label = (self._labels.get(namespace) or {}).get(QUEUE_NAME, "")
         return last or self._find_default(namespace, label) or named or label
+
+    def find_pod_queue(self, known: QueuedPod | None, namespace: str, queue_info: PodQueueInfo) -> str:
+        """Find the queue of a pod's newest version, empty for none.
+
+        An admitted pod stays with its queue until it ends. A pod that waits for its first admission goes to
+        the queue that its label names, or gets a reason why it cannot.
+        """
+        admitted = known is not None and not known.waits_again(queue_info)
+        if known is not None and admitted and known.charged_queue in self._config.queues:
+            # Its gate may still be shown: the write that removes it is under way.
+            return known.charged_queue
+        if queue_info.label and queue_info.gated and not queue_info.requeued:
+            return queue_info.label
+        return self.find_queue(namespace, queue_info.label, "" if known is None else known.last_queue)
+
+    def update_queue(self, pod: QueuedPod) -> None:
+        """Determine the queue of a pod again; it stays where it was if no queue admits it any more."""
+        queue = self.find_pod_queue(pod, pod.record.namespace, pod.queue_info) or pod.queue_info.queue
+        if queue != pod.queue_info.queue:
+            pod.queue_info = replace(pod.queue_info, queue=queue)
+        self.remember_queue(pod)
+
+    def remember_queue(self, pod: QueuedPod) -> None:
+        """Remember the queue of a pod that is allowed there: it stays there if its label is removed."""
+        if self.admits(pod.queue_info.queue, pod.record.namespace):
+            pod.last_queue = pod.queue_info.queue
+
+    def explain_wrong_queue(self, pod: QueuedPod) -> str:
+        """Say why a pod cannot be in the queue that it belongs to; empty if it can."""
+        name, namespace = pod.queue_info.queue, pod.record.namespace
+        if not name:
+            return f"label {QUEUE_NAME} is missing; allowed: {self._format_names()}"
+        if name not in self._config.queues:
+            return f"queue {shown(name)} does not exist; allowed: {self._format_names()}"
+        if self.admits(name, namespace):
+            return ""
+        if namespace not in self._labels:
+            unknown = f"the labels of namespace {shown(namespace)} are not known yet"
+            return f"{unknown}, and queue {shown(name)} asks for some"
+        return f"queue {shown(name)} is not for namespace {shown(namespace)}"
+
+    def _format_names(self) -> str:
+        names = sorted(self._config.queues)
+        return ", ".join(names[:NAMES_SHOWN]) + (" ..." if len(names) > NAMES_SHOWN else "")
 
     def _find_default(self, namespace: str, label: str) -> str:
         """Find the queue of pods that name none; empty if the namespace has no queue of its own."""

@@ -133,6 +133,15 @@ class QueuedPod:
             return False
         return self.queue_info.unschedulable not in {"", self.earlier_unschedulable}
 
+    def waits_again(self, newest: PodQueueInfo) -> bool:
+        """Return True if the newest version of the pod ends its admission.
+
+        It was requeued; or it was bound and shows its gate, because the API server was restored from an older
+        state.
+        """
+        requeued = self.phase is Phase.ADMITTED and newest.requeued and not self.queue_info.gated
+        return requeued or (self.phase is Phase.BOUND and newest.gated)
+
     def is_gated_again(self, now: float) -> bool:
         """Return True if the gate was removed a while ago and the newest version of the pod has it again."""
         again = self.phase is Phase.ADMITTED and self.ungated and self.queue_info.gated

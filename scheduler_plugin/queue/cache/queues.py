@@ -160,10 +160,6 @@ class Queues:
         ):
             del self._known[name]
 
-    def get_form(self, name: str) -> QueueForm | None:
-        queue = self._known.get(name)
-        return None if queue is None else queue.form
-
     def get_cohort(self, name: str) -> Cohort | None:
         return self._cohorts.get(name)
 

@@ -26,7 +26,7 @@ from scheduler_plugin.queue.cache.pods import PodQueueInfo, read_queue_info
 from scheduler_plugin.queue.cache.queue_clock import QueueClock
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue, make_gang_uid
 from scheduler_plugin.queue.cache.queues import Queues
-from scheduler_plugin.queue.cache.refusals import admits_namespace, explain_refusal, has_no_request
+from scheduler_plugin.queue.cache.refusals import explain_refusal, has_no_request
 from scheduler_plugin.queue.cache.requirement_pool import RequirementPool
 from scheduler_plugin.queue.cache.slots import ClusterSlots
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload
@@ -166,7 +166,11 @@ class Queue:
         )
         # No scheduler binds a placeholder, whatever its label says.
         is_placeholder = pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER and not record.node
-        queue = "" if is_placeholder else self._find_queue(queued_pod, record.namespace, queue_info)
+        queue = (
+            ""
+            if is_placeholder
+            else self._membership.find_pod_queue(queued_pod, record.namespace, queue_info)
+        )
         queue_info = replace(queue_info, queue=queue)
         self.claimed.set_pod(uid, queue_info.label if pod.spec.resource_claims else "")
         has_cards = record.charged is not None or bool(record.error)
@@ -208,7 +212,7 @@ class Queue:
         self.gangs.move_pod(queued_pod, queue_info.gang)
         self.gangs.set_outside(uid, None)
         queued_pod.update(record, queue_info, requirements, fault, phase)
-        self._note_queue(queued_pod)
+        self._membership.remember_queue(queued_pod)
         self._place_in_queue(queued_pod)
         if queued_pod.is_unschedulable() and not queued_pod.capacity_freed:
             (self.gangs if queued_pod.gang else self._requeue_finder).record_unschedulable(queued_pod, now)
@@ -217,7 +221,7 @@ class Queue:
 
     def _find_phase(self, pod: QueuedPod, queue_info: PodQueueInfo, phase: Phase, now: float) -> Phase:
         if phase is Phase.GATED:
-            if _waits_again(pod, queue_info):
+            if pod.waits_again(queue_info):
                 self._end_charges(pod, now)
                 pod.capacity_freed = False
                 return phase
@@ -259,7 +263,7 @@ class Queue:
         if pod is not None and pod.phase is Phase.ADMITTED:
             self._end_charges(pod, now)
             pod.phase, pod.capacity_freed = Phase.GATED, False
-            self._update_queue(pod)
+            self._membership.update_queue(pod)
             if rejected and pod.requirements is not None:
                 self.admission.rejected_nodes.add(pod.requirements, rejected, now)
                 if self.has_untried_nodes(pod):
@@ -357,7 +361,7 @@ class Queue:
         """Say what is wrong with a gated pod itself, apart from pauses after refusals; empty for nothing."""
         if pod.requirements is None:
             return pod.fault or has_no_request(self.state.resource)
-        wrong = explain_refusal(pod, self.config, self._membership.get_labels(pod.record.namespace))
+        wrong = explain_refusal(pod, self._membership)
         return wrong or (self.batch.explain_refusal(pod.uid) if pod.queue_info.is_batch else "")
 
     def is_rejected_everywhere(self, pod: QueuedPod) -> bool:
@@ -379,38 +383,11 @@ class Queue:
 
     # Pods.
 
-    def _find_queue(self, known: QueuedPod | None, namespace: str, queue_info: PodQueueInfo) -> str:
-        """Find the queue that a pod belongs to, empty for none.
-
-        An admitted pod stays with its queue until it ends. A pod that waits for its first admission goes to
-        the queue that its label names, or gets a reason why it cannot.
-        """
-        admitted = known is not None and not _waits_again(known, queue_info)
-        if known is not None and admitted and known.charged_queue in self.config.queues:
-            # Its gate may still be shown: the write that removes it is under way.
-            return known.charged_queue
-        if queue_info.label and queue_info.gated and not queue_info.requeued:
-            return queue_info.label
-        last = "" if known is None else known.last_queue
-        return self._membership.find_queue(namespace, queue_info.label, last)
-
-    def _note_queue(self, pod: QueuedPod) -> None:
-        """Remember the queue of a pod that is allowed there: it stays there if its label is removed."""
-        if self._membership.admits(pod.queue_info.queue, pod.record.namespace):
-            pod.last_queue = pod.queue_info.queue
-
-    def _update_queue(self, pod: QueuedPod) -> None:
-        """Determine the queue of a pod again; it stays where it was if no queue admits it any more."""
-        queue = self._find_queue(pod, pod.record.namespace, pod.queue_info) or pod.queue_info.queue
-        if queue != pod.queue_info.queue:
-            pod.queue_info = replace(pod.queue_info, queue=queue)
-        self._note_queue(pod)
-
     def _find_queues_again(self, namespaces: Collection[str] | None = None) -> None:
         """Determine the queues of all pods again, or of those of some namespaces."""
         for pod in list(self.queued_pods.values()):
             if namespaces is None or pod.record.namespace in namespaces:
-                self._update_queue(pod)
+                self._membership.update_queue(pod)
                 self._place_in_queue(pod)
         for outside, seen in list(self._outside.values()):
             if namespaces is None or outside.metadata.namespace in namespaces:
@@ -453,11 +430,8 @@ class Queue:
 
     def _charge_pod(self, pod: QueuedPod) -> None:
         """Charge a pod to its queue's quota, with its current units."""
-        form = self.config.queues.get(pod.queue_info.queue)
-        labels = self._membership.get_labels(pod.record.namespace)
-        if pod.requirements is None or not (
-            pod.charged_queue or form is None or admits_namespace(form, labels)
-        ):
+        allowed = pod.charged_queue or self._membership.may_charge(pod.queue_info.queue, pod.record.namespace)
+        if pod.requirements is None or not allowed:
             return
         units = self.quota_usage.compute_pod_units(pod.record, pod.requirements)
         if units is None:
@@ -548,16 +522,6 @@ class Queue:
         row = self.state.nodes.rows.get(name)
         self.slots.set_node(name, facts, 0 if row is None else int(self.state.nodes.cards[row]))
         self.locality.set_node(name, None if facts is None else facts.labels)
-
-
-def _waits_again(pod: QueuedPod, queue_info: PodQueueInfo) -> bool:
-    """Return True if the newest version of a pod ends its admission.
-
-    It was requeued; or it was bound and shows its gate, because the API server was restored from an older
-    state.
-    """
-    requeued = pod.phase is Phase.ADMITTED and queue_info.requeued and not pod.queue_info.gated
-    return requeued or (pod.phase is Phase.BOUND and queue_info.gated)
 
 
 def _find_displaced(state: ClusterState, node: str) -> list[str]:

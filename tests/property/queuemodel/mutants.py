@@ -1,7 +1,7 @@
 """Rules of the queue taken out one at a time: some history must break that passes with the rule."""
 
 from gpupack.rebalance import advise
-from scheduler_plugin.queue.cache import claimed_units, job_stages, membership, pods, queues
+from scheduler_plugin.queue.cache import claimed_units, job_stages, membership, pods, queued_pods, queues
 from scheduler_plugin.queue.capacity import reservation_planner, reservations
 from scheduler_plugin.queue.controller import controller, explainer
 from scheduler_plugin.queue.scheduler import (
@@ -192,7 +192,7 @@ MUTANTS = (
     ),
     Mutant(
         "who is requeued waits in its queue",
-        queue._waits_again,
+        queued_pods.QueuedPod.waits_again,
         "return requeued or (",
         "return (",
         of("load"),
