@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.machine import machine, percentile
+from deviceplugin.enforcement.mps_clients import share_of_compute
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.source import GpuCard
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder
@@ -226,7 +227,8 @@ def serving_mps(card: GpuCard) -> Iterator[tuple[CardFolder, Path]]:
 def mps_variables(folder: CardFolder, root: Path, card: GpuCard, *, threads: bool) -> dict[str, str]:
     """Return what a container with half of the card is given; its paths are the machine's here."""
     half_mib = card.schedulable_mib // 2 // MIB_PER_GIB * MIB_PER_GIB
-    grant = grant_client(folder, root, half_mib, card.schedulable_mib, threads=threads)
+    compute = share_of_compute(half_mib, card.schedulable_mib) if threads else 0
+    grant = grant_client(folder, root, half_mib, compute)
     return {**grant.envs, "CUDA_MPS_PIPE_DIRECTORY": str(folder.pipe)}
 
 

@@ -421,7 +421,7 @@ class Daemon:
 
     def _mps_clients(self, account: LedgerService, limit_capability: LimitCapability) -> MpsClients | None:
         settings = self._settings
-        control = settings.provider.make_mps_control(settings.mps_root, threads=settings.mps_threads)
+        control = settings.provider.make_mps_control(settings.mps_root)
         if settings.sharing != MPS or control is None:
             return None
         return MpsClients(
@@ -429,6 +429,7 @@ class Daemon:
             control,
             lambda uuid: limit_capability.get_support(uuid).can_limit,
             unit_mib=settings.unit_mib,
+            threads=settings.mps_threads,
             requires_compute=settings.compute_limits == REQUIRE,
         )
 

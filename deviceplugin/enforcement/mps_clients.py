@@ -33,6 +33,7 @@ class MpsClients:
     """Makes containers clients of the service; it belongs to one event loop.
 
     Args:
+        threads: limit the compute of a container that asks for none like its memory.
         requires_compute: refuse a container that asks for compute which nothing would limit.
     """
 
@@ -43,6 +44,7 @@ class MpsClients:
         driver_holds: Callable[[str], bool],
         *,
         unit_mib: int,
+        threads: bool = False,
         requires_compute: bool = False,
         look_s: float = LOOK_S,
     ) -> None:
@@ -50,6 +52,7 @@ class MpsClients:
         self._service = service
         self._driver_holds = driver_holds
         self._unit_mib = unit_mib
+        self._threads = threads
         self._requires_compute = requires_compute
         self._look_s = look_s
         self._limited: dict[str, Collection[tuple[str, int]]] = {}
@@ -118,12 +121,13 @@ class MpsClients:
         self, uuid: str, mib: int, compute: int, ids: Collection[str]
     ) -> tuple[str, ContainerGrant]:
         """Make a container of one card a client; else say why it is none, though it could be."""
-        is_held = self._driver_holds(uuid)
+        is_held, size_mib = self._driver_holds(uuid), self._size_mib(uuid)
+        limit = compute or (share_of_compute(mib, size_mib) if self._threads else 0)
         try:
             state = self._service.read_state(uuid)
         except OSError:
             state = self._states.get(uuid)
-        if is_held and (not compute if state is None else not state.has_namespaces):
+        if is_held and not (compute if state is None else limit and state.has_namespaces):
             return "", ContainerGrant()
         if state is None:
             problem = "the card's service does not answer"
@@ -131,9 +135,7 @@ class MpsClients:
             problem = f"the card has all {state.clients} clients"
         else:
             try:
-                return "", await self._service.make_grant(
-                    uuid, state, mib, self._size_mib(uuid), compute, ids, memory_is_limited=is_held
-                )
+                return "", await self._service.make_grant(uuid, state, 0 if is_held else mib, limit, ids)
             except GpuError as error:
                 problem = str(error)
         log.warning(
@@ -178,7 +180,8 @@ class MpsClients:
     def release_unused(self) -> None:
         """Have the service give back what it keeps for containers that are gone, whoever was there then."""
         accounts = self._account.ledger.accounts
-        if accounts.checkpoint_read_at_s is None:
+        uuids = [uuid for uuid, state in self._states.items() if state.has_namespaces]
+        if accounts.checkpoint_read_at_s is None or not uuids:
             return
         used = {
             text
@@ -187,9 +190,9 @@ class MpsClients:
             for mine in ids.values()
             for text in mine
         }
-        for card in self._account.ledger.installed:
+        for uuid in uuids:
             try:
-                self._service.keep_only(card.uuid, used)
+                self._service.keep_only(uuid, used)
             except OSError as error:
                 log.debug("what the card's service keeps cannot be given back", error=str(error))
 
@@ -203,6 +206,11 @@ class MpsClients:
             for uuid, state in self._states.items()
             if there[uuid] >= state.clients and not self._driver_holds(uuid)
         )
+
+
+def share_of_compute(mib: int, size_mib: int) -> int:
+    """Return the percent of a card's multiprocessors that is as large a share as of its memory."""
+    return min(100, max(1, -(-100 * mib // size_mib)))
 
 
 def containers_by_card(accounts: NodeAccounts) -> Counter[str]:

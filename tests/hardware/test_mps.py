@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from deviceplugin.enforcement.mps_clients import share_of_compute
 from deviceplugin.gpus.api.source import GpuCard
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder
 from deviceplugin.gpus.nvidia.mps.grants import grant_client
@@ -34,9 +35,9 @@ class Mps(NamedTuple):
     def run_client(
         self, envs: dict[str, str], share_gib: int, cgroup: Path, user: int = 0
     ) -> AbstractContextManager[CudaProgram]:
-        size_mib = self.card.schedulable_mib
-        threads = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in envs
-        grant = grant_client(self.folder, ROOT, share_gib * 1024, size_mib, threads=threads)
+        mib, threads = share_gib * 1024, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in envs
+        compute = share_of_compute(mib, self.card.schedulable_mib) if threads else 0
+        grant = grant_client(self.folder, ROOT, mib, compute)
         assert grant.envs.items() <= envs.items()
         # The folders of all cards are where a container has the one of its card: bound last.
         mounts = sorted(grant.mounts, key=lambda each: each.container_path.startswith(str(ROOT)))

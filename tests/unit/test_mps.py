@@ -195,9 +195,14 @@ class World:
             folder.make()
             folder.serve(ControlDaemonState(clients, (4711,), interface=interface))
         self.driver: set[str] = set()
-        self.service = MpsService(root, threads=threads, wait_s=0.0)
+        self.service = MpsService(root, wait_s=0.0)
         self.sharing = MpsClients(
-            self.account, self.service, lambda uuid: uuid in self.driver, unit_mib=1024, **options
+            self.account,
+            self.service,
+            lambda uuid: uuid in self.driver,
+            unit_mib=1024,
+            threads=threads,
+            **options,
         )
         self.node.make_grant = self.sharing.make_grant
         self.sharing.update_states()
@@ -284,7 +289,7 @@ def test_a_container_that_is_given_the_ids_of_another_one_gets_the_compute_that_
 
 
 def test_units_that_are_no_whole_gib(tmp_path: Path) -> None:
-    grant = asyncio.run(MpsService(tmp_path).make_grant("c0", ControlDaemonState(48), 1536, 16384, 0, ()))
+    grant = asyncio.run(MpsService(tmp_path).make_grant("c0", ControlDaemonState(48), 1536, 0, ()))
     assert grant.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1536M"
 
 
@@ -532,6 +537,14 @@ def test_who_gets_a_namespace_and_with_which_limits(
     assert {each.name for each in world.folders["c0"].namespaces.list_wanted()} == ({name} if name else set())
 
 
+def test_who_needs_nothing_of_a_service_that_is_full_is_not_told_of(tmp_path: Path) -> None:
+    world = World(tmp_path, 16, clients=0, interface=3)
+    world.driver = {"c0"}
+    with capture_logs() as logs:
+        world.allocate(*ids("c0", *range(4)))
+    assert "container is no client" not in {line["event"] for line in logs}
+
+
 @pytest.mark.parametrize("said", ["it is not among them", None])
 @pytest.mark.parametrize("requires", [True, False])
 def test_a_container_without_its_namespace_is_refused_only_where_limits_are_required(
@@ -647,6 +660,7 @@ def test_a_namespace_is_given_back_when_its_container_is_gone(tmp_path: Path) ->
     assert left(old=True) == {"u0_c30_m0"}
     new = Node(16)
     world.sharing = MpsClients(new.account, world.service, lambda _: True, unit_mib=1024)
+    world.sharing.update_states()
     assert left(old=True) == {"u0_c30_m0"}, "the checkpoint was not read"
     new.account.read_checkpoint()
     assert left(old=True) == set()

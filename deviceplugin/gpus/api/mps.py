@@ -36,23 +36,15 @@ class MpsControl(Protocol):
         """
 
     async def make_grant(
-        self,
-        uuid: str,
-        state: MpsClientLimits,
-        mib: int,
-        size_mib: int,
-        compute: int,
-        ids: Collection[str],
-        *,
-        memory_is_limited: bool = False,
+        self, uuid: str, state: MpsClientLimits, mib: int, compute: int, ids: Collection[str]
     ) -> ContainerGrant:
-        """Make a container a client that may use `mib` of a card's `size_mib`.
+        """Make a container a client.
 
         Args:
             state: the newest state of the card's service.
-            compute: percent of the card's compute that it asks for; 0 if for none.
+            mib: memory that it may use; 0 where the driver limits it, for a service with namespaces only.
+            compute: percent of the card's compute that it may use; 0 if that is not limited.
             ids: the container's device IDs.
-            memory_is_limited: the driver limits the memory.
 
         Raises:
             GpuError: The service does not limit it.

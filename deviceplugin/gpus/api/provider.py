@@ -102,14 +102,13 @@ class GpuProvider:
         del share_mib, total_mib
         return {}
 
-    def make_mps_control(self, root: Path, *, threads: bool = False) -> MpsControl | None:
+    def make_mps_control(self, root: Path) -> MpsControl | None:
         """Make what the daemon asks with `--sharing mps`; None if the vendor has no such service.
 
         Args:
             root: Folder in which the daemon and the service meet.
-            threads: Limit the multiprocessors of a container that asks for no compute like its memory.
         """
-        del root, threads
+        del root
         return None
 
     def make_generations(self) -> CardGenerations | None:

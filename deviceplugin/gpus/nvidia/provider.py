@@ -76,10 +76,10 @@ class NvmlProvider(GpuProvider):
         """Name variables of JAX and TensorFlow."""
         return framework_envs(share_mib, total_mib)
 
-    def make_mps_control(self, root: Path, *, threads: bool = False) -> MpsControl | None:
+    def make_mps_control(self, root: Path) -> MpsControl | None:
         from deviceplugin.gpus.nvidia.mps.service import MpsService  # noqa: PLC0415
 
-        return MpsService(root, threads=threads)
+        return MpsService(root)
 
     def make_generations(self) -> CardGenerations | None:
         from deviceplugin.gpus.nvidia.generations import NvmlGenerations  # noqa: PLC0415

@@ -48,11 +48,6 @@ def find_obstacle(architecture: int | None, cuda: int | None, interface: str = "
     return ""
 
 
-def share_of_compute(mib: int, size_mib: int) -> int:
-    """Return the percent of a card's multiprocessors that is as large a share as of its memory."""
-    return min(100, max(1, -(-100 * mib // size_mib)))
-
-
 def grant_namespace(pipe: Path) -> ContainerGrant:
     """Make a container a client of a namespace, whose limits the server holds.
 
@@ -62,15 +57,12 @@ def grant_namespace(pipe: Path) -> ContainerGrant:
     return ContainerGrant({"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}, mounts=(Mount(str(pipe), str(pipe)),))
 
 
-def grant_client(
-    folder: CardFolder, root: Path, mib: int, size_mib: int, *, threads: bool, compute: int = 0
-) -> ContainerGrant:
+def grant_client(folder: CardFolder, root: Path, mib: int, compute: int) -> ContainerGrant:
     """Describe a share of one card to a container.
 
     Args:
         mib: the limit of each of the container's processes.
-        size_mib: what containers can have of the card in all.
-        threads: without `compute` limit the share of the card's multiprocessors likewise.
+        compute: percent of the card's multiprocessors; 0 for no limit.
     """
     limit = f"{mib // MIB_PER_GIB}G" if mib % MIB_PER_GIB == 0 else f"{mib}M"
     envs = {
@@ -78,8 +70,6 @@ def grant_client(
         # The container sees one card, so its number there is 0.
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}",
     }
-    if threads and not compute:
-        compute = share_of_compute(mib, size_mib)
     if compute:
         envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(compute)
     return ContainerGrant(

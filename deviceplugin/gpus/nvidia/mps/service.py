@@ -10,7 +10,7 @@ from deviceplugin.errors import GpuError, is_gone
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.mps import MpsClientLimits
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
-from deviceplugin.gpus.nvidia.mps.grants import grant_client, grant_namespace, share_of_compute
+from deviceplugin.gpus.nvidia.mps.grants import grant_client, grant_namespace
 from deviceplugin.gpus.nvidia.mps.namespaces import Namespace, NamespaceFiles
 
 WAIT_S: Final = 5.0
@@ -28,12 +28,9 @@ class MpsService:
         wait_s: how long a container waits for its namespace.
     """
 
-    def __init__(
-        self, root: Path, *, threads: bool = False, proc: Path = Path("/proc"), wait_s: float = WAIT_S
-    ) -> None:
+    def __init__(self, root: Path, *, proc: Path = Path("/proc"), wait_s: float = WAIT_S) -> None:
         self._root = root
         self._wait_s = wait_s
-        self._threads = threads
         self._proc = proc
 
     def read_state(self, uuid: str) -> ControlDaemonState | None:
@@ -69,33 +66,17 @@ class MpsService:
                     raise
 
     async def make_grant(
-        self,
-        uuid: str,
-        state: MpsClientLimits,
-        mib: int,
-        size_mib: int,
-        compute: int,
-        ids: Collection[str],
-        *,
-        memory_is_limited: bool = False,
+        self, uuid: str, state: MpsClientLimits, mib: int, compute: int, ids: Collection[str]
     ) -> ContainerGrant:
-        """Describe a share of a card that has one, see `grants.grant_client`.
-
-        With MPS v3 a container that has something to limit waits for its namespace.
+        """Make a container a client, see `MpsControl`; with MPS v3 it waits for its namespace.
 
         Raises:
             GpuError: the namespace did not come.
         """
         folder = CardFolder(self._root, uuid)
         if not state.has_namespaces:
-            if memory_is_limited:
-                return ContainerGrant()
-            return grant_client(folder, self._root, mib, size_mib, threads=self._threads, compute=compute)
-        if self._threads and not compute:
-            compute = share_of_compute(mib, size_mib)
-        if memory_is_limited and not compute:
-            return ContainerGrant()
-        namespace = Namespace.for_container(ids, uuid, compute or 100, 0 if memory_is_limited else mib)
+            return grant_client(folder, self._root, mib, compute)
+        namespace = Namespace.for_container(ids, uuid, compute or 100, mib)
         await self._wait_for(folder.namespaces, namespace)
         return grant_namespace(folder.namespaces.pipe_of(namespace))
 
@@ -129,10 +110,7 @@ class MpsService:
 
     def keep_only(self, uuid: str, used: Collection[str]) -> None:
         """Ask no longer for namespaces of containers that are gone, see `MpsControl`."""
-        try:
-            files = CardFolder(self._root, uuid).namespaces
-        except GpuError:
-            return
+        files = CardFolder(self._root, uuid).namespaces
         for namespace in files.list_wanted():
             if namespace.device_id(uuid) not in used and files.age_s(namespace) > YOUNG_S:
                 files.withdraw(namespace)
