@@ -17,8 +17,6 @@ from yarl import URL
 from kubeapi.credentials import Credentials, RequestCredentials
 from kubeapi.errors import (
     UNREADABLE,
-    Conflict,
-    Invalid,
     KubeApiError,
     Malformed,
     TimedOut,
@@ -211,13 +209,7 @@ class KubeClient:
             NotFound: no such pod.
         """
         body = {"metadata": {"uid": uid, "annotations": annotations}}
-        try:
-            return await self.patch(make_pod_path(namespace, name), body, timeout_s=timeout_s)
-        except Invalid as error:
-            # The API server takes another uid in a patch for an attempt to change it, and says 422, not 409.
-            if "metadata.uid" not in error.message:
-                raise
-            raise Conflict(error.message, status=error.status, reason=error.reason, cause="uid") from error
+        return await self.patch(make_pod_path(namespace, name), body, timeout_s=timeout_s)
 
     async def bind(
         self,

@@ -8,7 +8,7 @@ KubeApiError
 ├── Unauthorized      401
 ├── Forbidden         403
 ├── NotFound          404
-├── Conflict          409, and `cause` says which of them
+├── Conflict          409, and 422 for another UID; `cause` says which of them
 ├── Gone              410, as status or as ERROR event of a watch: list again
 ├── Invalid           400, 405, 413, 415, 422: the request itself is wrong
 ├── TooManyRequests   429, with `retry_after_s`
@@ -94,7 +94,7 @@ class NotFound(KubeApiError):
 
 
 class Conflict(KubeApiError):
-    """409.
+    """409, or 422 where a patch names another UID.
 
     Attributes:
         cause: one of these:
@@ -250,7 +250,7 @@ _CAUSES: tuple[tuple[tuple[str, ...], Cause], ...] = (
     (("already assigned to node",), "bound"),
     (("non-empty .spec.schedulinggates",), "gated"),
     (("is being deleted",), "terminating"),
-    (("uid in precondition", "uid in the precondition"), "uid"),
+    (("uid in precondition", "uid in the precondition", "metadata.uid:"), "uid"),
     (("version in precondition", "version in the precondition", "object has been modified"), "stale"),
 )
 
@@ -270,8 +270,9 @@ def make_error(status: int, body: bytes, *, what: str = "", retry_after: str | N
             reason=reason,
             retry_after_s=_read_seconds(retry_after),
         )
-    if status == 409:  # noqa: PLR2004
-        cause = find_conflict_cause(reason, message)
+    cause = find_conflict_cause(reason, message)
+    # It takes another UID in a patch for an attempt to change that, and says 422.
+    if status == 409 or (status == 422 and cause == "uid"):  # noqa: PLR2004
         return Conflict(_join_message(what, message), status=status, reason=reason, cause=cause)
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else Invalid)  # noqa: PLR2004
     return kind(_join_message(what, message), status=status, reason=reason, resource=answer.resource)

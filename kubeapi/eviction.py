@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from kubeapi.errors import Conflict, Invalid
 from kubeapi.paths import make_pod_path
 
 WRITE_S = 10.0
@@ -58,10 +57,4 @@ async def nominate_node(api: EvictionApi, namespace: str, name: str, uid: str, n
         KubeApiError: see errors.py.
     """
     body = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node or None}}
-    try:
-        return await api.patch(f"{make_pod_path(namespace, name)}/status", body, timeout_s=WRITE_S)
-    except Invalid as error:
-        # The API server takes another uid in a patch for an attempt to change it, and says 422, not 409.
-        if "metadata.uid" not in error.message:
-            raise
-        raise Conflict(error.message, status=error.status, reason=error.reason, cause="uid") from error
+    return await api.patch(f"{make_pod_path(namespace, name)}/status", body, timeout_s=WRITE_S)

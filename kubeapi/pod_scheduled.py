@@ -49,7 +49,7 @@ async def write_scheduled(
         uid: The pod that is meant; None: whichever has the name.
 
     Raises:
-        Invalid: another pod has the name now.
+        Conflict: cause "uid", another pod has the name now.
         KubeApiError: the write failed.
     """
     body: dict[str, Any] = {"status": {"conditions": [{"type": SCHEDULED, **condition}]}}

@@ -185,7 +185,7 @@ class RefusedPodRetrier:
             await write_scheduled(self._api, pod.namespace, pod.name, probed, uid=pod.uid, timeout_s=WRITE_S)
         except KubeApiError as error:
             log.info("pod is not tried again", pod=name, error=str(error))
-            # Gone, or another pod of the name, to which the API server says 422; else it may work later.
+            # Gone, another pod of the name, or nothing that may be written; else it may work later.
             return isinstance(error, NotFound | Invalid | Conflict)
         return True
 

@@ -4,21 +4,14 @@ from typing import Any
 
 import pytest
 
-from kubeapi.errors import Conflict, Invalid
 from kubeapi.eviction import evict_pod, nominate_node
 from tests.api_requests import ApiRequests
 
 
 class Api(ApiRequests):
-    """Keeps requests; answers a patch with an error if there is one."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        super().__init__()
-        self.error = error
+    """Keeps requests."""
 
     def answer(self, verb: str, path: str, body: Any) -> Any:
-        if verb == "patch" and self.error is not None:
-            raise self.error
         return {}
 
 
@@ -39,13 +32,3 @@ async def test_a_nomination_goes_into_the_status(node: str, written: str | None)
     await nominate_node(api, "ns", "p", "u1", node)
     assert api.asked == [("patch", "/api/v1/namespaces/ns/pods/p/status")]
     assert api.bodies == [{"metadata": {"uid": "u1"}, "status": {"nominatedNodeName": written}}]
-
-
-async def test_another_pod_of_the_name_is_a_conflict() -> None:
-    with pytest.raises(Conflict) as caught:
-        await nominate_node(
-            Api(Invalid('metadata.uid: Invalid value: "u1"', status=422)), "ns", "p", "u1", "n"
-        )
-    assert caught.value.cause == "uid"
-    with pytest.raises(Invalid):
-        await nominate_node(Api(Invalid("status.x: Invalid value", status=422)), "ns", "p", "u1", "n")
