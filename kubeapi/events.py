@@ -206,7 +206,7 @@ class EventRecorder:
         except Conflict as error:
             if error.cause != "exists":
                 raise
-        except (TimedOut, Unreachable) as error:
+        except KubeApiError as error:
             # It may be there all the same: the next try patches it, and creates it where it is not.
             series.name = name if error.maybe_done else ""
             raise

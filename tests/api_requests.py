@@ -28,7 +28,8 @@ class ApiRequests:
         asked: Verb and path of each request, in their order.
         bodies: Their bodies, decoded; of a GET the query, of a Binding a `Binding`.
         away: Raised by every request; nothing is done.
-        fault: Strikes the next write: "lost", it never arrives, or "late", it is done and nobody hears of it.
+        fault: Strikes the next write: "lost", it never arrives, or "late", it is done and nobody hears of it;
+            an error is the answer to one that is done.
         content_type: Of the last patch.
     """
 
@@ -36,7 +37,7 @@ class ApiRequests:
         self.asked: list[tuple[str, str]] = []
         self.bodies: list[Any] = []
         self.away: KubeApiError | None = None
-        self.fault: str | None = None
+        self.fault: str | KubeApiError | None = None
         self.content_type = ""
 
     @property
@@ -84,6 +85,8 @@ class ApiRequests:
         found = self.answer(verb, path, body)
         if fault == "late":
             raise TimedOut("no answer")
+        if isinstance(fault, KubeApiError):
+            raise fault
         return found if isinstance(found, bytes) else msgspec.json.encode(found)
 
     def answer(self, verb: str, path: str, body: Any) -> Any:

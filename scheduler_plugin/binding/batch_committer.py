@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from allocator.names import BATCH_SCHEDULER
-from kubeapi.lease import SOLE_PROCESS, LeaderStatus
+from kubeapi.lease import LeaderStatus
 from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import PendingBinding
@@ -37,14 +37,14 @@ class BatchCommitter:
         binder: Binder,
         checks: KubernetesChecks,
         stale: Callable[[], str],
-        leadership: LeaderStatus = SOLE_PROCESS,
-        shared: SharedNodes | None = None,
+        leadership: LeaderStatus,
+        shared: SharedNodes,
     ) -> None:
         self._binder = binder
         self._checks = checks
         self._stale = stale
         self._leadership = leadership
-        self._shared = shared if shared is not None else SharedNodes()
+        self._shared = shared
         self._opened = float("-inf")
         self._opening = asyncio.Lock()
         self._turns = asyncio.Semaphore(UNDER_WAY)

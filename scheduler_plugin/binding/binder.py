@@ -120,8 +120,7 @@ class Binder:
         Raises:
             CommitError: the pod cannot be bound there, or this process may not bind now.
         """
-        if self._is_stopped or self._get_term() != self._fenced_term:
-            raise CommitError("this gpupack scheduler may not bind now; it is tried again")
+        self._check_may_bind()
         return self.committer.assume(namespace, name, uid, node, self.clock(), cards)
 
     def abandon(self, commitment: PendingBinding) -> None:
@@ -131,12 +130,10 @@ class Binder:
         """Send the Binding that `begin` prepared, if this process may; return why the pod is not bound."""
         try:
             # No await between this check and the request.
-            may_send = not self._is_stopped and self._get_term() == self._fenced_term
-        except CommitError:
-            may_send = False
-        if not may_send:
+            self._check_may_bind()
+        except CommitError as error:
             self._forget(commitment)
-            return "this gpupack scheduler may not bind now; it is tried again"
+            return str(error)
         if not self.is_unsettled(commitment):
             return "the pod has changed since its cards were chosen; it is tried again"
         return await self._send_or_resolve_later(commitment)
@@ -220,6 +217,11 @@ class Binder:
             raise CommitError("this gpupack scheduler is not the leader; the leader binds")
         return max(since, self._fence_restarted_at)
 
+    def _check_may_bind(self) -> None:
+        """Raise a CommitError if this process does not lead, its fence is not over, or it ends."""
+        if self._is_stopped or self._get_term() != self._fenced_term:
+            raise CommitError("this gpupack scheduler may not bind now; it is tried again")
+
     async def _send_binding(self, commitment: PendingBinding) -> str:
         pod = commitment.pod
         annotations = {} if commitment.assigned is None else {POD_ASSIGNED: commitment.assigned}
@@ -286,11 +288,11 @@ class Binder:
             return ""
         try:
             # No await between this check and the request.
-            may_send = not self._is_stopped and self._get_term() == self._fenced_term
+            self._check_may_bind()
         except CommitError:
             return ""
         assumed.pod = replace(assumed.pod, resource_version=record.resource_version)
-        return record.resource_version if may_send else ""
+        return record.resource_version
 
     async def _write_claim(self, commitment: PendingBinding, claim: BoundPodClaim) -> str:
         """Write a pod's claim; returns the pod's resourceVersion after that.
@@ -306,8 +308,7 @@ class Binder:
             # From now on a later version means that the Binding will be refused.
             commitment.assumed.pod = replace(commitment.assumed.pod, resource_version=version)
             commitment.assumed.awaits_claim = False
-        if self._is_stopped or self._get_term() != self._fenced_term:
-            raise CommitError("this gpupack scheduler may not bind any more; it is tried again")
+        self._check_may_bind()
         return version
 
     async def _sweep(self) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scheduler_plugin.extender.retry import RefusedPodRetrier
     from scheduler_plugin.preemption.preemptor import Preemptor
 
-VERBS: Final = ("filter", "prioritize", "bind", "preempt")
+VERBS: Final = ("filter", "prioritize", "bind", "preempt", "commit")
 
 _BUCKETS_S: Final = (0.0005, 0.001, 0.0015, 0.002, 0.004, 0.008, 0.016, 0.03, 0.1, 0.5, 1, 5)
 _REASONS: Final = (*(reason.metric_label for reason in FilterReason), INVALID, NOT_REFUSED)

@@ -79,7 +79,7 @@ class Victims(msgspec.Struct):
     pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
 
 
-class PreemptArgs(msgspec.Struct):
+class _PreemptArgs(msgspec.Struct):
     """Body of the preempt verb; one of the two maps is filled."""
 
     pod: Pod | None = msgspec.field(name="Pod", default=None)
@@ -88,7 +88,6 @@ class PreemptArgs(msgspec.Struct):
 
     @property
     def proposed(self) -> dict[str, MetaVictims]:
-        """kube-scheduler's victims by node, whichever form they came in."""
         if self.meta_victims is not None:
             return self.meta_victims
         return {
@@ -103,7 +102,7 @@ _args_decoder = msgspec.json.Decoder(_Args)
 _names_decoder = msgspec.json.Decoder(list[str])
 _node_name_decoder = msgspec.json.Decoder(_NodeName)
 _bind_decoder = msgspec.json.Decoder(BindArgs)
-_preempt_decoder = msgspec.json.Decoder(PreemptArgs)
+_preempt_decoder = msgspec.json.Decoder(_PreemptArgs)
 
 
 class Candidates:
@@ -291,8 +290,8 @@ def decode_bind(body: bytes) -> BindArgs:
     return args
 
 
-def decode_preempt(body: bytes) -> PreemptArgs:
-    """Read a preempt call.
+def decode_preempt(body: bytes) -> tuple[Pod, dict[str, MetaVictims]]:
+    """Read a preempt call: the pod, and kube-scheduler's victims by node, whichever form they came in.
 
     Raises:
         ProtocolError: 400 for what is no JSON, 422 for another shape.
@@ -300,7 +299,7 @@ def decode_preempt(body: bytes) -> PreemptArgs:
     args = _decode(_preempt_decoder, body, "ExtenderPreemptionArgs")
     if args.pod is None:
         raise ProtocolError("ExtenderPreemptionArgs without Pod; allowed: an object with Pod and victims")
-    return args
+    return args.pod, args.proposed
 
 
 def _decode(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:

@@ -411,20 +411,19 @@ class Extender:
         Raises:
             ProtocolError: the body is rubbish.
         """
-        args = decode_preempt(body)
-        proposed = args.proposed
-        if args.pod is None or not proposed or is_requeued(args.pod):
+        pod, proposed = decode_preempt(body)
+        if not proposed or is_requeued(pod):
             return encode_preempt({})
         self.state.expire_tombstones(now)
         try:
-            query = self._make_request(args.pod)
+            query = self._make_request(pod)
         except RequestError:
             return encode_preempt({})
         if query is None:
             return encode_preempt(proposed)
         if stale:
             return encode_preempt({})
-        uid, priority = args.pod.metadata.uid, args.pod.priority
+        uid, priority = pod.metadata.uid, pod.priority
         if self.state.reservations.get_reservation(uid) is not None:
             return encode_preempt({})
         answer: dict[str, MetaVictims] = {}
@@ -432,7 +431,7 @@ class Extender:
             for node, victims in proposed.items():
                 room = read_node(self.state, node, query)
                 if room is not None:
-                    named = VictimSet(tuple(pod.uid for pod in victims.pods or ()), victims.pdb_violations)
+                    named = VictimSet(tuple(each.uid for each in victims.pods or ()), victims.pdb_violations)
                     chosen = choose_victims(room, query, priority, named, self.budgets, self.state.pods)
                     if chosen is not None:
                         answer[node] = MetaVictims([MetaPod(each) for each in chosen.uids], chosen.violations)
@@ -448,19 +447,15 @@ class Extender:
         self._resolved_uids[pod.uid] = None
         for learner in self.policies.learners:
             request = pod.charged if pod.node else None
-            learner.pod_resolved(
-                pod.uid, None if request is None else self._make_learning_request(pod, request)
-            )
+            learned = None if request is None else self._make_learning_request(pod, request)
+            learner.pod_resolved(pod.uid, learned)
 
     def _make_learning_request(self, pod: PodRecord, request: PodRequest) -> PolicyRequest:
         """Make the request of a bound pod, for policies that learn."""
-        nodes, ask = (
-            self.state.nodes,
-            self.policies.make_policy_request(request, pod.amounts),
-        )
+        nodes = self.state.nodes
+        query = SchedulingRequest(request, self.policies.make_policy_request(request, pod.amounts))
         row = nodes.rows.get(pod.node)
-        rows = np.array([] if row is None else [row], dtype=np.intp)
-        return make_learning_request(nodes, SchedulingRequest(request, ask), rows)
+        return make_learning_request(nodes, query, np.array([] if row is None else [row], dtype=np.intp))
 
     def _refuse_everywhere(self, candidates: Candidates, why: str) -> bytes:
         everywhere = (why, False, range(len(candidates.rows(self.state.nodes))))

@@ -53,6 +53,7 @@ def test_an_empty_cluster_has_every_series() -> None:
     assert told["gpupack_scheduler_waiting_pods|not_free"] == 0
     assert told["gpupack_extender_request_duration_seconds_count|bind"] == 1
     assert told["gpupack_extender_request_errors_total|preempt"] == 0
+    assert told["gpupack_extender_request_errors_total|commit"] == 0
     assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} < told.keys()
 
 

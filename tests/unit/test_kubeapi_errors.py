@@ -73,7 +73,9 @@ def test_another_uid_in_a_patch_is_a_conflict_and_what_else_is_invalid_is_not() 
     error = make_error(422, status("Invalid", 'Pod "p" is invalid: metadata.uid: Invalid value: "u1"'))
     assert isinstance(error, errors.Conflict)
     assert (error.cause, error.status) == ("uid", 422)
-    other = make_error(422, status("Invalid", 'Pod "p" is invalid: status.x: Invalid value: "is being deleted"'))
+    other = make_error(
+        422, status("Invalid", 'Pod "p" is invalid: status.x: Invalid value: "is being deleted"')
+    )
     assert isinstance(other, errors.Invalid)
 
 

@@ -2,7 +2,7 @@ import pytest
 import structlog.testing
 
 from kubeapi.correlation import BURST, COMBINED, REFILL_S, REMEMBERED, SIMILAR, SIMILAR_S, EventCorrelator
-from kubeapi.errors import Forbidden, Unreachable
+from kubeapi.errors import Forbidden, ServerError, Unreachable
 from kubeapi.events import BUSY_S, QUEUE, TRIES, WRITE_EACH_S, WRITES, make_node_ref, make_pod_ref
 from kubeapi.ratelimit import TokenBucket
 from tests.events_world import EventsApi, recording
@@ -174,12 +174,13 @@ async def test_missing_rights_cost_one_request_each_and_one_line_of_log(api) -> 
     assert [line["why"] for line in said] == ["may not create events"]
 
 
+@pytest.mark.parametrize("fault", ["late", ServerError("did not complete in time", status=504)], ids=str)
 @pytest.mark.parametrize("already", [False, True], ids=["create", "update"])
-async def test_an_answer_that_is_lost_makes_no_second_event(api, already) -> None:
+async def test_an_answer_that_is_lost_makes_no_second_event(api, already, fault) -> None:
     async with recording(api) as recorder:
         if already:
             await tell(recorder)
-        api.fault = "late"
+        api.fault = fault
         await tell(recorder)
     assert api.shown == [("train", "no card", 1 + already)]
 

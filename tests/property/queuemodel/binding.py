@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from kubeapi import objects
-from kubeapi.lease import SoleProcess
+from kubeapi.lease import SOLE_PROCESS, SoleProcess
 from kubeapi.objects import Node
 from scheduler_plugin.app import connect_checks
 from scheduler_plugin.binding.batch_committer import BatchCommitter
@@ -86,7 +86,7 @@ class Scheduler:
             refresh=self._refresh,
         )
         self._binder._resolving = self._resolving
-        self._committer = BatchCommitter(self._binder, checks, lambda: "", shared=shared)
+        self._committer = BatchCommitter(self._binder, checks, lambda: "", SOLE_PROCESS, shared)
         self._relist()
 
     def _relist(self) -> None:
