@@ -40,7 +40,7 @@ def ask(
 
 def place(arrays: NodeArrays, row: int, cards: Sequence[Sequence[int]], wanted: PolicyRequest) -> None:
     assumed = arrays.assumed[row, : arrays.cards[row]].tolist()
-    compute = arrays.compute_assumed[row, : arrays.cards[row]].tolist()
+    compute = arrays.compute.assumed[row, : arrays.cards[row]].tolist()
     for demand, chosen in zip(wanted.demands, cards, strict=True):
         for card in chosen:
             assumed[card] += demand.units

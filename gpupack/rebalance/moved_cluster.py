@@ -86,10 +86,7 @@ def find_refused_moves(
             what_if.requirements, what_if.query.request, leaving={movable.uid}, only=[destination.node]
         )
         row = then.state.nodes.rows[destination.node]
-        short, was = (
-            (nodes.used[row] + nodes.assumed[row] > nodes.size[row]) | (nodes.compute_free[row] < 0)
-            for nodes in (then.state.nodes, before.state.nodes)
-        )
+        short, was = (cluster.state.nodes.mask_overcharged(row) for cluster in (then, before))
         if rejections or bool((short & ~was).any()):
             refused.append(movable.uid)
     return refused

@@ -135,8 +135,7 @@ class QueueRehearsal:
         self._state.apply_pod(bind_pod(self._cluster, self._make_successor(movable), destination), _NOW_S)
         nodes = self._state.nodes
         row = nodes.rows[destination.node]
-        short = (nodes.used[row] + nodes.assumed[row] > nodes.size[row]) | (nodes.compute_free[row] < 0)
-        if short[list(destination.placement.charge)].any():
+        if nodes.mask_overcharged(row)[list(destination.placement.charge)].any():
             why = f"pods of the queue would take its place on node {destination.node}"
             return QueueRefusal(movable.uid, "", why)
         return destination

@@ -73,8 +73,6 @@ class ClusterView(Protocol):
     size: IntArray
     occupied: IntArray
     free: IntArray
-    compute_limit: IntArray
-    compute_free: IntArray
     free_order: IntArray
     model: IntArray
     model_names: list[str]
@@ -99,3 +97,7 @@ class ClusterView(Protocol):
     def version(self) -> LongArray: ...
     @property
     def other_resources(self) -> list[str]: ...
+    @property
+    def compute_limit(self) -> IntArray: ...
+    @property
+    def compute_free(self) -> IntArray: ...

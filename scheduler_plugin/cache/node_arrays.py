@@ -14,6 +14,7 @@ from allocator.request import WHOLE
 from scheduler_plugin.cache.amount_columns import AmountColumns
 from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOTHING
 from scheduler_plugin.cache.arrays import BoolArray, IntArray, LongArray, add_cards, add_rows, copy_columns
+from scheduler_plugin.cache.compute_columns import ComputeColumns
 from scheduler_plugin.cache.row_changes import RowChanges
 from scheduler_plugin.errors import StateError
 
@@ -27,7 +28,6 @@ _ROW_ARRAYS: Final = (
     "gpu_capacity",
     "gpu_used",
     "cards",
-    "compute_limit",
     "usable",
     "percent",
     "mixed_models",
@@ -39,9 +39,6 @@ _CARD_ARRAYS: Final = (
     "assumed",
     "occupied",
     "free",
-    "compute_used",
-    "compute_assumed",
-    "compute_free",
     "evictable",
     "model",
     "numa",
@@ -69,7 +66,6 @@ class NodeArrays:
     Invariants:
 
     - `occupied = min(size, used + assumed)` and `free = size - occupied`.
-    - `compute_free = compute_limit - compute_used - compute_assumed`.
     - `free_order[:, r]` is `free[r]` from largest to smallest.
     - `gpu_capacity` and `gpu_used` are row sums of size and occupied.
     - All about cards is 0 in a row that is not usable.
@@ -77,11 +73,10 @@ class NodeArrays:
 
     Attributes: as in `arrays.ClusterView`, and
         amounts: What nodes offer and pods request besides cards.
+        compute: The compute of the cards.
         used: int32[R, K], units published by the node. The size where the card is unhealthy or cordoned; more
             than the size where pods have more.
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
-        compute_used: int32[R, K], percent of compute published by the node.
-        compute_assumed: int32[R, K], percent of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
         percent: bool[R], shares of the row's cards can be had.
         mixed_models: bool[R], the row's cards are of more than one model.
@@ -95,6 +90,7 @@ class NodeArrays:
     def __init__(self, rows: int = 64, cards: int = 8) -> None:
         self.changes = RowChanges(rows)
         self.amounts = AmountColumns(rows, self.changes)
+        self.compute = ComputeColumns(rows, cards, self.changes)
         self.epoch = 0
         self.rows: dict[str, int] = {}
         self.names: list[str] = [""] * rows
@@ -118,15 +114,10 @@ class NodeArrays:
         self.assumed: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.occupied: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.free: IntArray = np.zeros((rows, cards), dtype=np.int32)
-        self.compute_limit: IntArray = np.zeros(rows, dtype=np.int32)
-        self.compute_used: IntArray = np.zeros((rows, cards), dtype=np.int32)
-        self.compute_assumed: IntArray = np.zeros((rows, cards), dtype=np.int32)
-        self.compute_free: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.evictable: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.model: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.numa: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.free_order: IntArray = np.zeros((cards, rows), dtype=np.int32)
-        self._compute_mask: tuple[int, int, BoolArray] = 0, 0, np.zeros((0, 0), dtype=np.bool_)
         self._model_ids: dict[str, int] = {}
         self._vacant_rows = list(range(rows - 1, -1, -1))
         self._sorted_names: list[str] = []
@@ -134,7 +125,8 @@ class NodeArrays:
     def copy(self) -> "NodeArrays":
         """Copy everything, for what-if questions; versions continue from those of the original."""
         changes = self.changes.copy()
-        return copy_columns(self, changes=changes, amounts=self.amounts.copy(changes))
+        amounts, compute = self.amounts.copy(changes), self.compute.copy(changes)
+        return copy_columns(self, changes=changes, amounts=amounts, compute=compute)
 
     @property
     def row_count(self) -> int:
@@ -177,6 +169,14 @@ class NodeArrays:
         return self.amounts.requested[FIXED:]
 
     @property
+    def compute_limit(self) -> IntArray:
+        return self.compute.limit
+
+    @property
+    def compute_free(self) -> IntArray:
+        return self.compute.free
+
+    @property
     def sorted_names(self) -> Sequence[str]:
         return self._sorted_names
 
@@ -214,9 +214,9 @@ class NodeArrays:
         """Empty a row's cards and record why."""
         self.exclusion[row] = reason
         self.usable[row] = self.percent[row] = False
-        self.cards[row] = self.compute_limit[row] = 0
-        published = self.size, self.evictable, self.used, self.compute_used
-        for array in (*published, self.assumed, self.compute_assumed):
+        self.cards[row] = self.compute.limit[row] = 0
+        published = self.size, self.evictable, self.used, self.compute.used
+        for array in (*published, self.assumed, self.compute.assumed):
             array[row] = 0
         self._set_inventory(row, (), (), ())
         self.links[row] = ()
@@ -257,17 +257,17 @@ class NodeArrays:
         self.usable[row] = True
         self.percent[row] = percent
         self.cards[row] = count
-        self.compute_limit[row] = compute_limit
+        self.compute.limit[row] = compute_limit
         for array, values in (
             (self.size, sizes),
             (self.used, used),
             (self.evictable, open_sizes),
-            (self.compute_used, compute_used or 0),
+            (self.compute.used, compute_used or 0),
         ):
             array[row, :count] = values
             array[row, count:] = 0
         self.assumed[row, count:] = 0
-        self.compute_assumed[row, count:] = 0
+        self.compute.assumed[row, count:] = 0
         self._set_inventory(row, tuple(uuids), models, numa)
         self.links[row] = tuple(links)
         if before is None or before != self._snapshot_published(row):
@@ -279,10 +279,10 @@ class NodeArrays:
         percent = [compute.get(card, 0) for card in range(count)] if compute else [0] * count
         if (
             self.assumed[row, :count].tolist() != list(units)
-            or self.compute_assumed[row, :count].tolist() != percent
+            or self.compute.assumed[row, :count].tolist() != percent
         ):
             self.assumed[row, :count] = units
-            self.compute_assumed[row, :count] = percent
+            self.compute.assumed[row, :count] = percent
             self._update_derived(row)
 
     @contextmanager
@@ -293,8 +293,8 @@ class NodeArrays:
             charges: Units and percent of compute by card position, by row; positions that the row does not
                 have are left out.
         """
-        before = {row: (self.assumed[row].copy(), self.compute_assumed[row].copy()) for row in charges}
-        counted = (self.assumed, self.used), (self.compute_assumed, self.compute_used)
+        before = {row: (self.assumed[row].copy(), self.compute.assumed[row].copy()) for row in charges}
+        counted = (self.assumed, self.used), (self.compute.assumed, self.compute.used)
         for row, added in charges.items():
             for card, amounts in added.items():
                 for (array, published), amount in zip(counted, amounts, strict=True):
@@ -306,40 +306,21 @@ class NodeArrays:
             yield
         finally:
             for row, (assumed, compute) in before.items():
-                self.assumed[row], self.compute_assumed[row] = assumed, compute
+                self.assumed[row], self.compute.assumed[row] = assumed, compute
                 self._update_derived(row)
 
-    def mask_compute(self, percent: int, *, emptied: bool = False) -> BoolArray:
-        """Tell which cards have so much compute free: bool[R, K], read-only.
-
-        Pods that wait ask for the same again and again, so the last answer is kept, and follows changed rows.
-
-        Args:
-            emptied: As if no pod were there.
-        """
-        if emptied:
-            limits: BoolArray = np.broadcast_to(self.compute_limit[:, None], self.size.shape) >= percent
-            return limits
-        changes, known, mask = self._compute_mask
-        alike = known == percent and mask.shape == self.size.shape
-        if alike and changes == self.changes.count:
-            return mask
-        changed = self.changes.list_since(changes) if alike else None
-        if changed is None:
-            mask = self.compute_free >= percent
-        elif changed.size:
-            mask = mask.copy()
-            mask[changed] = self.compute_free[changed] >= percent
-        mask.flags.writeable = False
-        self._compute_mask = self.changes.count, percent, mask
-        return mask
+    def mask_overcharged(self, row: int) -> BoolArray:
+        """Tell which cards of a row are charged with more than they have: bool[K]."""
+        over: BoolArray = self.used[row] + self.assumed[row] > self.size[row]
+        over |= self.compute.free[row] < 0
+        return over
 
     def _snapshot_published(self, row: int) -> tuple[object, ...]:
-        arrays = (self.size, self.used, self.evictable, self.numa, self.compute_used)
+        arrays = (self.size, self.used, self.evictable, self.numa, self.compute.used)
         return (
             int(self.exclusion[row]),
             int(self.cards[row]),
-            int(self.compute_limit[row]),
+            int(self.compute.limit[row]),
             int(self.inventory_version[row]),
             bool(self.percent[row]),
             self.links[row],
@@ -376,9 +357,7 @@ class NodeArrays:
         self.occupied[row] = occupied
         self.free[row] = free
         self.free_order[:, row] = sorted(free, reverse=True)
-        compute_free = self.compute_free[row]
-        np.subtract(self.compute_limit[row], self.compute_used[row], out=compute_free)
-        compute_free -= self.compute_assumed[row]
+        self.compute.update_free(row)
         self.gpu_capacity[row] = sum(sizes)
         self.gpu_used[row] = sum(occupied)
         self.changes.record(row)
@@ -406,6 +385,7 @@ class NodeArrays:
         self.links += [()] * old
         self.changes.add_rows(old)
         self.amounts.add_rows(old)
+        self.compute.add_rows(old)
         for name in (*_ROW_ARRAYS, *_CARD_ARRAYS):
             setattr(self, name, add_rows(getattr(self, name), old, _FILL.get(name, 0)))
         self.free_order = add_rows(self.free_order, old, axis=1)
@@ -416,6 +396,7 @@ class NodeArrays:
         if count <= width:
             return
         width = max(count, width * 2)
+        self.compute.add_cards(width)
         for name in _CARD_ARRAYS:
             setattr(self, name, add_cards(getattr(self, name), width, _FILL.get(name, 0)))
         self.free_order = add_cards(self.free_order, width, axis=0)

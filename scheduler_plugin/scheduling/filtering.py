@@ -144,7 +144,7 @@ def _has_cards(
     if ask.admits is not None:
         there &= ask.admits[at]
     if more_compute:
-        there &= nodes.mask_compute(demand.compute)[at]
+        there &= nodes.compute.mask_free(demand.compute)[at]
     admitted = _have_so_many(there, cards)
     return admitted[rows] if everywhere else admitted
 
@@ -211,7 +211,7 @@ def _fit_together(
 def _could_fit_by_sums(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> BoolArray:
     """Rule out nodes by the sum of free units, and by how many demands of each size their cards can hold."""
     free = _get_free(nodes, ask, rows, emptied=emptied)
-    compute_free = _get_compute(nodes, rows, emptied=emptied)
+    compute_free = nodes.compute.get_free(rows, emptied=emptied)
     could: BoolArray = free.sum(axis=1) >= ask.gpu_units
     for units, compute in {(demand.units, demand.compute) for demand in ask.demands}:
         larger = [
@@ -231,7 +231,7 @@ def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *,
     A demand for one card takes the fullest card that has the units; for several cards, the emptiest.
     """
     free = _get_free(nodes, ask, rows, emptied=emptied)
-    compute_free = _get_compute(nodes, rows, emptied=emptied)
+    compute_free = nodes.compute.get_free(rows, emptied=emptied)
     ok: BoolArray = np.ones(len(rows), dtype=np.bool_)
     for units, cards, compute in sorted(ask.demands, reverse=True):
         fits = free >= units
@@ -250,13 +250,6 @@ def _get_free(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied:
     """Return the free units of the cards that the pod may use: int64[m, K]; 0 for other cards."""
     free: LongArray = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
     return free if ask.admits is None else np.where(ask.admits[rows], free, 0)
-
-
-def _get_compute(nodes: NodeArrays, rows: RowArray, *, emptied: bool) -> LongArray:
-    """Return the percent of compute that cards have free: int64[m, K], 0 where more is given away."""
-    if emptied:
-        return np.repeat(nodes.compute_limit[rows].astype(np.int64)[:, None], nodes.size.shape[1], axis=1)
-    return np.maximum(nodes.compute_free[rows].astype(np.int64), 0)
 
 
 def _fit_exactly(
@@ -293,7 +286,7 @@ def _fit_cards_exactly(
     demands = [demand.need for demand in query.request.demands]
     known: dict[tuple[object, ...], bool | None] = {}
     fits = []
-    compute_free = _get_compute(nodes, rows, emptied=emptied) * request.asks_compute
+    compute_free = nodes.compute.get_free(rows, emptied=emptied) * request.asks_compute
     for row, units, compute in zip(rows.tolist(), free.tolist(), compute_free.tolist(), strict=True):
         sizes = nodes.size[row].tolist() if query.request.percent else [0] * len(units)
         models = [names[model] for model in nodes.model[row].tolist()]
@@ -312,7 +305,7 @@ def _fit_cards_exactly(
 def _can_place(nodes: NodeArrays, query: SchedulingRequest, row: int, *, emptied: bool) -> bool:
     """Do what `_place_many` does for one node."""
     left = (nodes.evictable if emptied else nodes.free)[row].tolist()
-    compute = _get_compute(nodes, np.array([row]), emptied=emptied)[0].tolist()
+    compute = nodes.compute.get_free(np.array([row]), emptied=emptied)[0].tolist()
     cards = [
         replace(card.with_free_units(left[card.index]), compute_used=card.compute_limit - compute[card.index])
         for card in build_cards(nodes, row)
@@ -339,7 +332,7 @@ def _place_many(
         bool[m], every demand found its cards.
     """
     free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
-    compute_free = _get_compute(nodes, rows, emptied=emptied)
+    compute_free = nodes.compute.get_free(rows, emptied=emptied)
     size = nodes.size[rows].astype(np.int64)
     admits = None if ask.admits is None else ask.admits[rows]
     numa = nodes.numa[rows].astype(np.int64)

@@ -37,7 +37,7 @@ def count_most_pods(
     total = np.zeros(free.shape, dtype=np.int64)
     rules = query.request.rules
     by_demand = compute_units_by_card(nodes, query, rows)
-    compute = np.maximum(0, nodes.compute_limit[rows][:, None] if emptied else nodes.compute_free[rows])
+    compute = nodes.compute.get_free(rows, emptied=emptied)
     for demand, units in zip(query.request.demands, by_demand, strict=True):
         fits = np.where(has_cards & (units > 0), free // np.maximum(units, 1), 0)
         if demand.compute:

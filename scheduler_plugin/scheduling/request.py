@@ -87,7 +87,7 @@ def with_compute(nodes: NodeArrays, query: SchedulingRequest, *, emptied: bool =
     ask = query.policy_request
     if not ask.least_compute:
         return query
-    there = nodes.mask_compute(ask.least_compute, emptied=emptied)
+    there = nodes.compute.mask_free(ask.least_compute, emptied=emptied)
     admits = there if ask.admits is None else ask.admits & there
     return SchedulingRequest(query.request, replace(ask, admits=admits))
 

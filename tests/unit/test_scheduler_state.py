@@ -36,7 +36,7 @@ def test_compute_counts_with_the_units_until_the_node_publishes_both() -> None:
     assert (free(state), compute_free(state)) == ([16, 8], [90, 50])
     state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"], compute=(10, 50)), 0)
     assert (free(state), compute_free(state)) == ([16, 8], [90, 50])
-    assert state.nodes.compute_assumed[0].sum() == 0
+    assert state.nodes.compute.assumed[0].sum() == 0
 
 
 def test_compute_of_a_pod_that_waits_for_its_binding_and_of_one_that_vanished() -> None:

@@ -86,15 +86,15 @@ def test_compute_of_cards_is_given_away_and_comes_back(policy):
         for compute in ((60,), (30,), ())
     )
     places = [where.place_pod(large, str(number)) for number in range(2)]
-    assert cluster.arrays.compute_assumed[0].tolist() == [60, 60]
+    assert cluster.arrays.compute.assumed[0].tolist() == [60, 60]
     assert where.place_pod(large, "2") == "not enough compute beside the memory of cards"
     assert [type(where.place_pod(small, str(number))) for number in (3, 4)] == [PlacedPod, PlacedPod]
     assert isinstance(where.place_pod(plain, "5"), PlacedPod)
-    assert cluster.arrays.compute_assumed[0].tolist() == [90, 90]
+    assert cluster.arrays.compute.assumed[0].tolist() == [90, 90]
     where.remove_pod(large, places[0], "0")
-    assert sorted(cluster.arrays.compute_assumed[0].tolist()) == [30, 90]
+    assert sorted(cluster.arrays.compute.assumed[0].tolist()) == [30, 90]
     assert list(where.place_pod(large, "6").cards.compute.values()) == [60]
-    assert cluster.arrays.compute_assumed[0].tolist() == [90, 90]
+    assert cluster.arrays.compute.assumed[0].tolist() == [90, 90]
 
 
 @pytest.mark.parametrize(

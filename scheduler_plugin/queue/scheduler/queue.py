@@ -538,11 +538,10 @@ def _find_displaced(state: ClusterState, node: str) -> list[str]:
     if record is None or row is None or not record.assumed or not record.sizes:
         return []
     # A quick check rules out most nodes.
-    short = (nodes.used[row] + nodes.assumed[row] > nodes.size[row]) | (nodes.compute_free[row] < 0)
-    if not short.any():
+    if not nodes.mask_overcharged(row).any():
         return []
     units = [size - used for size, used in zip(record.sizes, record.used, strict=True)]
-    compute = (nodes.compute_limit[row] - nodes.compute_used[row]).tolist()
+    compute = (nodes.compute.limit[row] - nodes.compute.used[row]).tolist()
     assumed = list(rules.charges_of_assumed(record))
     displaced = []
     for charge in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record), *assumed):

@@ -261,7 +261,7 @@ class Places:
         """Bind a pod and undo it: why not, or what is charged."""
         state = self.extender.state
         row = state.nodes.rows[node]
-        before = state.nodes.assumed[row].copy(), state.nodes.compute_assumed[row].copy()
+        before = state.nodes.assumed[row].copy(), state.nodes.compute.assumed[row].copy()
         try:
             found = Committer(state, self.extender.policies).assume(
                 "default", name, f"uid-{name}", node, LATER_S
@@ -269,7 +269,7 @@ class Places:
         except CommitError as error:
             return str(error), {}
         assert found.assumed is not None
-        units, compute = state.nodes.assumed[row] - before[0], state.nodes.compute_assumed[row] - before[1]
+        units, compute = state.nodes.assumed[row] - before[0], state.nodes.compute.assumed[row] - before[1]
         state.forget(found.assumed, LATER_S)
         charged = enumerate(zip(units.tolist(), compute.tolist(), strict=True))
         return "", {(node, at): charge for at, charge in charged if any(charge)}
