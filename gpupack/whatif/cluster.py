@@ -243,7 +243,7 @@ class Cluster:
     def rows(self) -> RowArray:
         """Rows of all nodes, in the order of their names."""
         nodes = self.state.nodes
-        return np.array([nodes.rows[name] for name in nodes.sorted_names], dtype=np.intp)
+        return np.array([nodes.rows[name] for name in nodes.index.sorted_names], dtype=np.intp)
 
     @DerivedValue
     def kube_checks(self) -> KubeSchedulerChecks:

@@ -222,7 +222,7 @@ def _nodes(
     arrays = cluster.state.nodes
     besides = _free_beside_pods_with_cards(cluster, claimed, others)
     rows: list[Row] = []
-    for name in arrays.sorted_names:
+    for name in arrays.index.sorted_names:
         row = arrays.rows[name]
         count = int(arrays.cards[row])
         if not arrays.usable[row] or not count:

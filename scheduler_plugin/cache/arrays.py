@@ -65,8 +65,6 @@ class ClusterView(Protocol):
         usable: bool[R], the row belongs to a node whose words can be read.
     """
 
-    names: list[str]
-    name_rank: LongArray
     gpu_capacity: LongArray
     gpu_used: LongArray
     cards: IntArray
@@ -101,3 +99,7 @@ class ClusterView(Protocol):
     def compute_limit(self) -> IntArray: ...
     @property
     def compute_free(self) -> IntArray: ...
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def name_rank(self) -> LongArray: ...

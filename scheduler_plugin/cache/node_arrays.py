@@ -1,7 +1,5 @@
 """The nodes as numpy arrays, one row a node, for filter, policies and commit."""
 
-import json
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
@@ -15,15 +13,13 @@ from scheduler_plugin.cache.amount_columns import AmountColumns
 from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOTHING
 from scheduler_plugin.cache.arrays import BoolArray, IntArray, LongArray, add_cards, add_rows, copy_columns
 from scheduler_plugin.cache.compute_columns import ComputeColumns
+from scheduler_plugin.cache.node_index import NodeIndex
 from scheduler_plugin.cache.row_changes import RowChanges
-from scheduler_plugin.errors import StateError
 
 NO_COMPUTE: Final[Mapping[int, int]] = MappingProxyType({})
 """Percent of compute by card position, of who has none."""
 
-_RANK_GAP: Final = 1 << 32
 _ROW_ARRAYS: Final = (
-    "name_rank",
     "inventory_version",
     "gpu_capacity",
     "gpu_used",
@@ -72,6 +68,8 @@ class NodeArrays:
     - Every change of a row is recorded in `changes`.
 
     Attributes: as in `arrays.ClusterView`, and
+        index: The rows by node name.
+        changes: The changes of rows.
         amounts: What nodes offer and pods request besides cards.
         compute: The compute of the cards.
         used: int32[R, K], units published by the node. The size where the card is unhealthy or cordoned; more
@@ -82,23 +80,16 @@ class NodeArrays:
         mixed_models: bool[R], the row's cards are of more than one model.
         inventory_version: int64[R], +1 when UUIDs or models change.
         exclusion: int8[R], an `Exclusion`.
-        quoted: the names as JSON texts, by row.
-        rows: row by node name.
-        epoch: +1 whenever `rows` changes.
     """
 
     def __init__(self, rows: int = 64, cards: int = 8) -> None:
+        self.index = NodeIndex(rows)
         self.changes = RowChanges(rows)
         self.amounts = AmountColumns(rows, self.changes)
         self.compute = ComputeColumns(rows, cards, self.changes)
-        self.epoch = 0
-        self.rows: dict[str, int] = {}
-        self.names: list[str] = [""] * rows
-        self.quoted: list[bytes] = [b""] * rows
         self.uuids: list[tuple[str, ...]] = [()] * rows
         self.links: list[tuple[tuple[int, ...], ...]] = [()] * rows
         self.model_names: list[str] = []
-        self.name_rank: LongArray = np.zeros(rows, dtype=np.int64)
         self.inventory_version: LongArray = np.zeros(rows, dtype=np.int64)
         self.gpu_capacity: LongArray = np.zeros(rows, dtype=np.int64)
         self.gpu_used: LongArray = np.zeros(rows, dtype=np.int64)
@@ -119,8 +110,6 @@ class NodeArrays:
         self.numa: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.free_order: IntArray = np.zeros((cards, rows), dtype=np.int32)
         self._model_ids: dict[str, int] = {}
-        self._vacant_rows = list(range(rows - 1, -1, -1))
-        self._sorted_names: list[str] = []
 
     def copy(self) -> "NodeArrays":
         """Copy everything, for what-if questions; versions continue from those of the original."""
@@ -130,7 +119,23 @@ class NodeArrays:
 
     @property
     def row_count(self) -> int:
-        return len(self.names)
+        return len(self.index.names)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        return self.index.rows
+
+    @property
+    def names(self) -> list[str]:
+        return self.index.names
+
+    @property
+    def name_rank(self) -> LongArray:
+        return self.index.rank
+
+    @property
+    def epoch(self) -> int:
+        return self.index.epoch
 
     @property
     def version(self) -> LongArray:
@@ -176,39 +181,21 @@ class NodeArrays:
     def compute_free(self) -> IntArray:
         return self.compute.free
 
-    @property
-    def sorted_names(self) -> Sequence[str]:
-        return self._sorted_names
-
     def add_node(self, name: str) -> int:
         """Add a row for a node, without words so far."""
-        if not name or name in self.rows:
-            raise StateError(f"node {name!r} added; allowed: a name that has no row yet")
-        if not self._vacant_rows:
+        if self.index.is_full:
             self._add_rows()
-        row = self._vacant_rows.pop()
-        self.epoch += 1
-        self.rows[name] = row
-        self.names[row] = name
-        self.quoted[row] = json.dumps(name).encode()
-        self._set_name_rank(name, row)
+        row = self.index.add(name)
         # All else is as a vacant row has it.
         self.exclusion[row] = Exclusion.NO_WORDS
         self.changes.record(row)
         return row
 
     def remove_node(self, name: str) -> None:
-        row = self.rows.pop(name, None)
-        if row is None:
-            raise StateError(f"node {name!r} removed: it has no row")
-        self.epoch += 1
-        del self._sorted_names[bisect_left(self._sorted_names, name)]
+        row = self.index.remove(name)
         self.exclude_row(row, Exclusion.VACANT)
         self.amounts.set_capacity(row, NOTHING)
         self.amounts.set_requested(row, NOTHING)
-        self.names[row] = ""
-        self.quoted[row] = b""
-        self._vacant_rows.append(row)
 
     def exclude_row(self, row: int, reason: Exclusion) -> None:
         """Empty a row's cards and record why."""
@@ -362,34 +349,17 @@ class NodeArrays:
         self.gpu_used[row] = sum(occupied)
         self.changes.record(row)
 
-    def _set_name_rank(self, name: str, row: int) -> None:
-        """Insert a name between its neighbours; ranks have gaps, so that other ranks seldom change."""
-        at = bisect_left(self._sorted_names, name)
-        self._sorted_names.insert(at, name)
-        below = int(self.name_rank[self.rows[self._sorted_names[at - 1]]]) if at else 0
-        if at + 1 == len(self._sorted_names):
-            self.name_rank[row] = below + _RANK_GAP
-            return
-        above = int(self.name_rank[self.rows[self._sorted_names[at + 1]]])
-        if above - below > 1:
-            self.name_rank[row] = (below + above) // 2
-            return
-        rows = [self.rows[each] for each in self._sorted_names]
-        self.name_rank[rows] = np.arange(1, len(rows) + 1, dtype=np.int64) * _RANK_GAP
-
     def _add_rows(self) -> None:
         old = self.row_count
-        self.names += [""] * old
-        self.quoted += [b""] * old
         self.uuids += [()] * old
         self.links += [()] * old
+        self.index.add_rows(old)
         self.changes.add_rows(old)
         self.amounts.add_rows(old)
         self.compute.add_rows(old)
         for name in (*_ROW_ARRAYS, *_CARD_ARRAYS):
             setattr(self, name, add_rows(getattr(self, name), old, _FILL.get(name, 0)))
         self.free_order = add_rows(self.free_order, old, axis=1)
-        self._vacant_rows.extend(range(old * 2 - 1, old - 1, -1))
 
     def _widen_cards(self, count: int) -> None:
         width = self.size.shape[1]

@@ -157,7 +157,7 @@ class Candidates:
     def quoted(self, nodes: NodeArrays) -> list[bytes]:
         rows = self.rows(nodes)
         if self._quoted is None:
-            known = nodes.quoted
+            known = nodes.index.quoted
             self._quoted = [known[row] for row in rows.tolist()]
             for position in np.flatnonzero(rows < 0).tolist():
                 self._quoted[position] = self._quote_unknown(position)
@@ -166,7 +166,7 @@ class Candidates:
     def quote_chosen(self, nodes: NodeArrays, chosen: Sequence[int]) -> list[bytes]:
         rows = self.rows(nodes)[np.fromiter(chosen, np.intp, len(chosen))].tolist()
         return [
-            nodes.quoted[row] if row >= 0 else self._quote_unknown(position)
+            nodes.index.quoted[row] if row >= 0 else self._quote_unknown(position)
             for row, position in zip(rows, chosen, strict=True)
         ]
 

@@ -16,10 +16,10 @@ def check(nodes: NodeArrays) -> None:
     assert (nodes.gpu_used == nodes.occupied.sum(axis=1)).all()
     assert not nodes.size[~nodes.usable].any()
     ranked = sorted(nodes.rows, key=lambda name: nodes.name_rank[nodes.rows[name]])
-    assert ranked == sorted(nodes.rows) == list(nodes.sorted_names)
+    assert ranked == sorted(nodes.rows) == nodes.index.sorted_names
     for name, row in nodes.rows.items():
         assert nodes.names[row] == name
-        assert nodes.quoted[row] == f'"{name}"'.encode()
+        assert nodes.index.quoted[row] == f'"{name}"'.encode()
 
 
 @pytest.fixture
