@@ -103,11 +103,6 @@ async def test_pods_that_wait_for_it_weigh_it(tmp_path: Path, waits: dict[str, s
         assert (await ranked(client, [container(units=1, cpu="1", memory="1Gi")]))[0] == best
 
 
-async def test_a_resource_that_no_node_has_is_dropped(tmp_path: Path) -> None:
-    async with cluster(tmp_path, "balanced", {"resources": "example.com/fpga"}) as client:
-        assert (await ranked(client, [container()]))[0] == "a"
-
-
 async def test_nodes_are_ranked_by_it_for_pods_without_gpu(tmp_path: Path) -> None:
     async with cluster(tmp_path, "balanced", BY_DISK, rank_all_pods=True) as client:
         pod = client.make_pod("p", 1, containers=plain(cpu="1", memory="1Gi"))

@@ -30,7 +30,7 @@ from scheduler_plugin.queue.controller.app import run
 from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.queue.scheduler.queue import Queue
 from standins.apiserver.server import ApiServer
-from tests.cluster_builders import node_object, pod_object
+from tests.cluster_builders import container, node_object, pod_object
 from tests.waiting import until
 
 ONE_QUEUE = "queues: [{name: a}]"
@@ -72,6 +72,14 @@ class Running:
 
         await until(said)
         return found[0]
+
+    async def placed(self, name: str, units: int, **options: Any) -> str:
+        """Admit a pod; the node that its admission names."""
+        make_pod(self.api, name, units, **options)
+        await self.admitted(name)
+        affinity = self.api.pod("default", name)["spec"]["affinity"]["nodeAffinity"]
+        required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+        return str(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
 
     def events(self, name: str) -> list[str]:
         return [
@@ -241,12 +249,9 @@ async def test_the_configuration_sets_the_node_policy_and_its_parameters(tmp_pat
 
     async def placed(running: Running, name: str, **options: Any) -> str:
         """Where a pod of 2 units goes: cards have 2, 9 and 16 units free, in buckets 1, 3 and 4."""
-        make_pod(running.api, name, 2, **options)
-        await running.admitted(name)
-        affinity = running.api.pod("default", name)["spec"]["affinity"]["nodeAffinity"]
+        node = await running.placed(name, 2, **options)
         running.api.delete_pod("default", name, grace_s=0)
-        required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
-        return str(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
+        return node
 
     async with ApiServer(seed=1) as api:
         make_node(api, "small", (2,), cpu="0")
@@ -275,6 +280,43 @@ async def test_the_configuration_sets_the_node_policy_and_its_parameters(tmp_pat
 
             await until(is_balanced)
             assert await placed(running, "own", annotations={POD_NODE_POLICY: "best-fit"}) == "large"
+
+
+async def test_further_resources_decide_where_the_configuration_names_them(tmp_path: Path) -> None:
+    """While the process runs; a node where too little of it is left takes no pod."""
+    disk = "ephemeral-storage"
+
+    def asks(gib: int) -> list[dict[str, object]]:
+        return [container(units=1, resources={disk: f"{gib}Gi"})]
+
+    async with ApiServer(seed=1) as api:
+        for name, used in (("n1", 950), ("n2", 600)):
+            make_node(api, name, (16,), resources={disk: "1000Gi"})
+            amounts = {"cpu": "1", disk: f"{used}Gi"}
+            plain = {"name": "main", "resources": {"limits": amounts, "requests": amounts}}
+            make_pod(api, f"on-{name}", 1, "", gates=(), containers=[plain], spec={"nodeName": name})
+        before = f"{ONE_QUEUE}\nmode: batch\nnodePolicy: balanced\n"
+        config = f"{before}nodePolicyParameters: {{balanced: {{resources: {disk}}}}}"
+        async with queue(api, tmp_path, before) as running:
+            assert await running.placed("before", 1, containers=asks(10)) == "n1"
+            running.config.write_text(config.replace(disk, "disk"))
+
+            async def refused() -> bool:
+                return 'resources names "disk"; allowed:' in (await running.status())["fault"]
+
+            await until(refused)
+            api.delete_pod("default", "before", grace_s=0)
+            running.config.write_text(config)
+
+            async def taken() -> bool:
+                return not (await running.status())["fault"]
+
+            await until(taken)
+            assert await running.placed("after", 1, containers=asks(10)) == "n2"
+            make_pod(api, "large", 1, containers=asks(500))
+            assert disk in await running.waits("large", "NoRoom")
+            make_pod(api, "too-large", 1, containers=asks(2000))
+            assert disk in await running.waits("too-large", "NeverFits")
 
 
 async def test_without_the_right_to_read_jobs_only_second_stages_wait(tmp_path: Path) -> None:

@@ -59,11 +59,6 @@ async def first_of(client: Client, name: str = "p") -> str:
     return str((await client.filter(pod, *USED))["NodeNames"][0])
 
 
-async def test_without_pods_that_wait(tmp_path: Path) -> None:
-    async with cluster(tmp_path, USED) as client:
-        assert await first_of(client) == WITHOUT_PENDING
-
-
 @pytest.mark.parametrize(
     ("waiting", "expected"),
     [
@@ -105,14 +100,10 @@ UNEVEN = {"n": (4, 50, 6)}
 """No pod that asks for host memory alone makes this node more level."""
 
 
-def uneven(client: Client) -> dict[str, Any]:
-    return client.make_pod("p", 1, containers=asking(1, 0, 40))
-
-
 async def test_holding_ends_after_its_rounds(tmp_path: Path) -> None:
     """kube-scheduler asks; prioritize, and a second of looks at the refused pod, use no round."""
     async with cluster(tmp_path, UNEVEN, **HOLD) as client:
-        pod = uneven(client)
+        pod = client.make_pod("p", 1, containers=asking(1, 0, 40))
         await client.knows(pod["metadata"]["uid"])
         held = {"n": "held back by the node policy"}
         assert (await client.filter(pod, "n"))["FailedAndUnresolvableNodes"] == held
@@ -129,10 +120,3 @@ async def test_holding_ends_after_its_rounds(tmp_path: Path) -> None:
             [{"Host": "n", "Score": 10}],
         )
         assert await client.bind(pod, "n") == ""
-
-
-async def test_a_node_without_gpu_use_accepts_whatever_its_daemons_use(tmp_path: Path) -> None:
-    async with cluster(tmp_path, UNEVEN | {"o": (1, 8, 0)}, **HOLD) as client:
-        pod = uneven(client)
-        await client.knows(pod["metadata"]["uid"])
-        assert (await client.filter(pod, "n", "o"))["NodeNames"] == ["o"]

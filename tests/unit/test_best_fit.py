@@ -178,6 +178,12 @@ def test_cpu_and_memory_can_dominate():
         assert winner(arrays, policy.score(arrays, ask(0, 20 << 30), rows), rows) == "b"
 
 
+def test_a_node_with_less_than_a_core_left_is_in_the_index():
+    """The processor is what the pod takes the largest part of."""
+    arrays = view({"n1": (4000, 0, [16] * 8, 3200, 0, [0] * 8)})
+    assert pick(make_policy("best-fit", {"mode": "pick"}), arrays, ask(500, 0, (1, 1))).key == 0
+
+
 def test_selectors_limit_the_cards():
     arrays = view({"a": (0, 0, [16, 16], 0, 0, [0, 8]), "b": (0, 0, [16, 16], 0, 0, [0, 0])})
     admits = np.zeros(arrays.size.shape, dtype=bool)

@@ -35,6 +35,17 @@ def test_a_pod_counts_for_what_it_has_of_the_card_that_it_gets() -> None:
     assert used(world) == 0
 
 
+def test_of_cards_of_several_sizes_the_tightest_wins() -> None:
+    """Half of a card leaves nothing of the small one."""
+    config = "nodePolicy: best-fit\nnodePolicyParameters: {best-fit: {mode: pick}}"
+    world = QueueWorld(f"queues: [{{name: a}}]\n{config}")
+    world.node("large", (80,), (20,))
+    world.node("small", (16,), (8,))
+    uid = ask(world, "half", 50)
+    world.decide()
+    assert world.queue.list_planned_cards(uid) == ["GPU-small-0"]
+
+
 def test_bound_elsewhere_it_counts_for_what_it_has_there() -> None:
     """kube-scheduler chose the smaller card."""
     world = QueueWorld(policy="least-requested", large=(80,))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from allocator.names import POD_NODE_POLICY
+from scheduler_plugin.queue.controller.status import HELD_BACK, explain_waiting
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from tests.cluster_builders import container
 from tests.other_policies import offered
@@ -94,6 +95,7 @@ def test_a_pod_is_held_back_for_its_rounds_and_no_longer() -> None:
         for now in (0.0, 0.1, 0.9, 1.0, 1.9):
             world.now = now
             assert world.admitted() == []
+            assert [each.message for each in explain_waiting(world.queue, now)] == [HELD_BACK]
         world.now = 2.0
         assert world.admitted() == ["p"]
 
