@@ -100,7 +100,7 @@ class PreemptionWorld:
         self.api = PreemptionApi(self)
         self.nodes: dict[str, tuple[tuple[int, ...], list[int], list[str]]] = {}
         self.cards: dict[str, tuple[str, int, int]] = {}
-        self.cpu: dict[str, str] = {}
+        self.about: dict[str, dict[str, Any]] = {}
         self.preemptor = self.restart(**options)
         self.budgets.replace([], "1")
 
@@ -128,11 +128,17 @@ class PreemptionWorld:
     # What happens in the cluster.
 
     def node(
-        self, name: str, sizes: tuple[int, ...], *, cpu: str = "40", **pods: tuple[int, int, int]
+        self,
+        name: str,
+        sizes: tuple[int, ...],
+        *,
+        cpu: str = "40",
+        models: Sequence[str] | None = None,
+        **pods: tuple[int, int, int],
     ) -> None:
         """A node; its pods are (card, units, priority) by name."""
         self.nodes[name] = (sizes, [0] * len(sizes), [])
-        self.cpu[name] = cpu
+        self.about[name] = {"cpu": cpu, "models": models}
         for pod_name, where in pods.items():
             self.run(name, pod_name, *where)
         self.publish(name)
@@ -155,7 +161,8 @@ class PreemptionWorld:
             held = self.state.pods.get(f"uid-{held_name}")
             if held is not None and held.uid in holds and held.charged is not None:
                 compute[card] = min(100, compute[card] + held.charged.demands[0].compute)
-        made = node(name, sizes, used, version=self.version, holds=holds, cpu=self.cpu[name], compute=compute)
+        more = self.about[name]
+        made = node(name, sizes, used, version=self.version, holds=holds, compute=compute, **more)
         self.state.apply_node(made, self.now)
 
     def publish_without(self, name: str, lost: int) -> None:

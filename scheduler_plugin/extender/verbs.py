@@ -59,7 +59,7 @@ from scheduler_plugin.scheduling.placing import (
 )
 from scheduler_plugin.scheduling.policies.registry import NodePolicy, PolicyRequest
 from scheduler_plugin.scheduling.ranking import MAX_SCORE, convert_to_protocol, rank_best
-from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, format_event_text
+from scheduler_plugin.scheduling.reasons import REQUEUED, Cure, FilterReason, format_event_text
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
 SHORTLIST: Final = 16
@@ -535,9 +535,8 @@ class Extender:
         evictable: tuple[str, ...] = ()
         # A node that is held back has the cards, and takes the pod soon: nobody need be evicted for it.
         if pod.spec.can_preempt and not held.any():
-            evictable = self._list_evictable(
-                rows[(known_codes == FilterReason.NOT_FREE) | (known_codes == FilterReason.COMPUTE_NOT_FREE)]
-            )
+            curable = [reason for reason in counts if Cure.PODS_END in reason.cures]
+            evictable = self._list_evictable(rows[np.isin(known_codes, curable)])
         refusal = UnschedulablePod(pod.metadata, counts, query, rows)
         among = NodeSet.from_rows(self.state.nodes, rows)
         return FilterReply(

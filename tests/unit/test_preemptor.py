@@ -2,6 +2,7 @@
 
 import pytest
 
+from allocator.names import POD_CONTAINERS
 from kubeapi.errors import Forbidden, TimedOut, TooManyRequests, Unreachable
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.preemption.preemptor import (
@@ -11,6 +12,7 @@ from scheduler_plugin.preemption.preemptor import (
     SPARED_VICTIM_S,
 )
 from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S
+from tests.cluster_builders import container
 from tests.preemption_world import BUDGET_SAYS_NO, PreemptionWorld
 
 
@@ -119,6 +121,38 @@ async def test_who_preempts_nobody(world: PreemptionWorld, options: dict) -> Non
     world.wait("needy", 8, **options)
     await world.settle()
     assert world.api.evicted == []
+
+
+async def test_a_pod_whose_containers_want_cards_of_their_own_gets_a_second_card() -> None:
+    """Card 0 has room for both containers; the pod's own rule keeps one of them off it."""
+    world = PreemptionWorld()
+    world.node("n1", (8, 8), a=(1, 8, 2))
+    two = [container("x", 4), container("y", 4)]
+    needy = world.wait("needy", 0, containers=two, annotations={POD_CONTAINERS: "apart"})
+    assert "on cards of their own" in world.answer["FailedAndUnresolvableNodes"]["n1"]
+    await world.settle()
+    assert world.api.evicted == ["a"]
+    world.vanish("a")
+    assert world.filter(needy) == ["n1"]
+
+
+async def test_where_no_eviction_gives_a_pod_cards_of_one_model_nobody_is_evicted() -> None:
+    world = PreemptionWorld()
+    world.node("n1", (8, 8), models=("A100", "L40S"), a=(0, 4, 2))
+    world.wait("needy", 8, annotations={"gpupack.io/cards": "2"})
+    await world.settle()
+    assert world.api.evicted == []
+
+
+async def test_a_pod_gets_two_cards_of_one_model() -> None:
+    """Two cards are free, of two models."""
+    world = PreemptionWorld()
+    world.node("n1", (8, 8, 8, 8), models=("A100", "A100", "L40S", "L40S"), a=(1, 4, 3), b=(3, 4, 2))
+    needy = world.wait("needy", 16, annotations={"gpupack.io/cards": "2"})
+    await world.settle()
+    assert world.api.evicted == ["b"]
+    world.vanish("b")
+    assert world.filter(needy) == ["n1"]
 
 
 async def test_of_two_nodes_the_cheaper_one() -> None:

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from allocator.names import POD_CARDS, POD_GPU_MODEL
+from allocator.names import POD_CARDS, POD_CONTAINERS, POD_GPU_MODEL
 from gpupack.errors import InputError
 from gpupack.queuestatus import fetch_from, read, render
 from kubeapi.errors import ConfigError
@@ -184,6 +184,17 @@ def test_what_can_never_run_is_told_apart_from_what_waits_for_room(more, message
     world.decide()
     reason = "NoRoom" if message.endswith("the largest free card has 8") else "NeverFits"
     assert reasons(world) == [("waits", reason, message)]
+
+
+def test_card_rules_that_hold_on_an_empty_node_are_not_why_a_pod_never_runs() -> None:
+    """One card has room for both containers, and the other none: emptied, the node lacks processor alone."""
+    world = QueueWorld("queues: [{name: a}]")
+    world.node("n1", (16, 16), (0, 16))
+    two = [container("x", 4, cpu="40"), container("y", 4, cpu="40")]
+    world.pod("waits", containers=two, annotations={POD_CONTAINERS: "apart"})
+    world.decide()
+    others = "its rules, processor, memory and number of pods allow no node with such cards,"
+    assert reasons(world) == [("waits", "NeverFits", f"it needs 4 GiB + 4 GiB, and {others} {ENDED}")]
 
 
 @pytest.mark.parametrize(
