@@ -31,7 +31,6 @@ from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.enforcement.mps_clients import MpsClients
 from deviceplugin.garbage_collection import freeze_garbage_collector
 from deviceplugin.gpus.api.health import HealthTracker
-from deviceplugin.gpus.api.helper_processes import HelperProcessFilter
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuCard, GpuSource
 from deviceplugin.host.cgroups import PodCgroups, ProcessOwners
@@ -41,7 +40,7 @@ from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.kubelet.folder_lock import FolderLock
 from deviceplugin.kubelet.pod_resources import PodResources
 from deviceplugin.kubelet.registrars import Registers
-from deviceplugin.metrics import Metrics
+from deviceplugin.metrics import Metrics, StateCollector
 from deviceplugin.monitoring.card_driver import DETACH_AFTER_S, HANGS_S, CardDriver
 from deviceplugin.monitoring.card_health import CardHealth
 from deviceplugin.monitoring.sampling import CLOSE_S, SAMPLE_S, CardSampler, ProcessOwnerLookup
@@ -179,7 +178,7 @@ class Daemon:
         notices = NodeEvents(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
         nodes = OwnNode(account, settings.node_name, notices.record_wrong_cordon, self._parents)
         pods = self._make_own_pods(account, nodes, relist_wanted.set, prepared)
-        self._pods, self._node_view = pods, nodes
+        self._pods = pods
         # 3. What a container gets besides its cards: limits, and how it sees them.
         limit_capability = LimitCapability(
             account,
@@ -357,12 +356,13 @@ class Daemon:
         tracker = HealthTracker(self._settings.quiet_s)
         return CardSampler(
             account,
-            HelperProcessFilter(self._source, responses.list_helper_pids),
+            self._source,
             self._owners,
             driver,
             CardHealth(account, tracker, notices, account.notify_devices_changed),
             unit_mib=self._settings.unit_mib,
             on_cards=card_list.apply_gpus,
+            list_helper_pids=responses.list_helper_pids,
             notices=notices,
             every_s=self._sample_s,
         )
@@ -382,12 +382,14 @@ class Daemon:
         log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
 
     def _fill(self, metrics: Metrics, status: DaemonStatus) -> None:
-        metrics.set_sources(
-            self._settings.unit_mib,
-            status.list_card_states,
-            status.describe_node,
-            status.list_counters(),
-            self._source.vendor.fault,
+        metrics.add_collector(
+            StateCollector(
+                self._settings.unit_mib,
+                status.list_card_states,
+                status.describe_node,
+                status.list_counters(),
+                self._source.vendor.fault,
+            )
         )
         metrics.add_collector(self._memory.make_metrics(), self._memory.read_use)
         metrics.add_collector(TelemetryCollector(self._sampler.telemetry.list_activities))

@@ -14,7 +14,7 @@ from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.monitoring.container_use import ContainerUse, ContainerUseReader
-from deviceplugin.monitoring.overuse import LOOK_S, OverUseWatcher, PodIdentity
+from deviceplugin.monitoring.overuse import LOOK_S, OverUseWatcher
 from deviceplugin.monitoring.sampling import CardSampler
 from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.settings import Settings
@@ -44,14 +44,13 @@ class ContainerMemoryService:
         on_use_changed: Callable[[], None],
     ) -> None:
         self._account = account
-        self._pods = pods
         self._sampler = sampler
         self._limit_capability = limit_capability
         self._enforcement = enforcement
         self._published_use = published_use
         self._on_use_changed = on_use_changed
         self._over_use = OverUseWatcher(
-            self._names,
+            pods.find_pod,
             recorder.event,
             partial(evict_pod, client),
             tolerance_mib=settings.over_use_mib,
@@ -160,10 +159,3 @@ class ContainerMemoryService:
     def _forbidden(self) -> dict[str, bool]:
         cards: Sequence[str] = [card.uuid for card in self._account.ledger.installed]
         return {uuid: self._limit_capability.get_support(uuid).is_forbidden for uuid in cards}
-
-    def _names(self, uid: str) -> PodIdentity | None:
-        pod = self._pods.find_pod(uid)
-        if pod is None:
-            return None
-        of = pod.metadata
-        return PodIdentity(of.namespace, of.name, of.uid, static=pod.is_mirror)

@@ -102,21 +102,10 @@ class Metrics:
         )
         self._before: list[Callable[[], Awaitable[None]]] = []
 
-    def set_sources(
-        self,
-        unit_mib: int,
-        cards: Callable[[], Iterable[CardState]],
-        node: Callable[[], NodeState],
-        counts: Counts,
-        fault: str,
-    ) -> None:
-        """Set where to read from."""
-        self._registry.register(_StateCollector(unit_mib, cards, node, counts, fault))
-
     def add_collector(
         self, collector: Collector, before: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Read from another place too."""
+        """Read from a place, after calling `before` where it is given."""
         self._registry.register(collector)
         if before is not None:
             self._before.append(before)
@@ -159,37 +148,37 @@ class _MetricCollector(Collector):
         yield self.metric
 
 
-class _StateCollector(Collector):
-    def __init__(
-        self,
-        unit_mib: int,
-        cards: Callable[[], Iterable[CardState]],
-        node: Callable[[], NodeState],
-        counts: Counts,
-        fault: str,
-    ) -> None:
-        self._fault = fault
-        self._unit_bytes = unit_mib * MIB
-        self._cards = cards
-        self._node = node
-        self._counts = counts
+@dataclass(frozen=True, slots=True, eq=False)
+class StateCollector(Collector):
+    """Makes metrics of the cards, the node and the counters.
+
+    Attributes:
+        fault: what the vendor calls its numbered errors.
+    """
+
+    unit_mib: int
+    cards: Callable[[], Iterable[CardState]]
+    node: Callable[[], NodeState]
+    counts: Counts
+    fault: str
 
     def collect(self) -> Iterator[Metric]:
-        cards = list(self._cards())
+        cards = list(self.cards())
         yield from self._collect_cards(cards)
         yield from self._collect_node({card.uuid: card.model for card in cards})
-        for name, (help_text, count) in self._counts.items():
+        for name, (help_text, count) in self.counts.items():
             yield CounterMetricFamily(f"gpupack_node_{name}", help_text, value=count())
 
     def _collect_cards(self, cards: Iterable[CardState]) -> Iterator[Metric]:
+        unit_bytes = self.unit_mib * MIB
         for name, help_text, value in (
-            ("size_bytes", "Memory that pods can get.", lambda c: c.size * self._unit_bytes),
-            ("used_bytes", "Memory published as used.", lambda c: c.used * self._unit_bytes),
-            ("promised_bytes", "Memory that containers hold.", lambda c: c.promised * self._unit_bytes),
+            ("size_bytes", "Memory that pods can get.", lambda c: c.size * unit_bytes),
+            ("used_bytes", "Memory published as used.", lambda c: c.used * unit_bytes),
+            ("promised_bytes", "Memory that containers hold.", lambda c: c.promised * unit_bytes),
             (
                 "beyond_bytes",
                 "Memory used by others or beyond promise.",
-                lambda c: c.beyond * self._unit_bytes,
+                lambda c: c.beyond * unit_bytes,
             ),
             ("compute_given_percent", "Percent of the compute published as given away.", lambda c: c.compute),
             (
@@ -231,7 +220,7 @@ class _StateCollector(Collector):
         yield errors
 
     def _collect_node(self, models: Mapping[str, str]) -> Iterator[Metric]:
-        node = self._node()
+        node = self.node()
         for name, help_text, value in (
             ("registered", "1 while the kubelet listens to our list of devices.", node.registered),
             ("ready", "1 while /readyz answers 200.", node.ready),
@@ -282,8 +271,8 @@ class _StateCollector(Collector):
             foreign.add_metric([resource], count)
         yield foreign
         faults = CounterMetricFamily(
-            f"gpupack_card_{self._fault.lower()}_errors",
-            f"{self._fault} errors by code.",
+            f"gpupack_card_{self.fault.lower()}_errors",
+            f"{self.fault} errors by code.",
             labels=["uuid", "model", "code"],
         )
         for (uuid, code), count in sorted(node.faults.items()):

@@ -107,13 +107,9 @@ class LimitCapability:
 
     def _withhold(self) -> None:
         if self._mode == REQUIRE:
-            reasons = {
-                uuid: str(self.get_support(uuid))
-                for uuid in self._cards
-                if not self.get_support(uuid).can_limit
-            }
+            supports = {uuid: self.get_support(uuid) for uuid in self._cards}
             self._account.set_not_enforced(
-                {uuid: f"--memory-limits require, and {reason}" for uuid, reason in reasons.items()}
+                {uuid: _why_not_offered(each) for uuid, each in supports.items() if not each.can_limit}
             )
             self._on_offer()
 
@@ -129,7 +125,11 @@ class LimitCapability:
         else:
             log.error("cards are not offered: --memory-limits require", cards=cards, reason=str(support))
             for uuid in cards:
-                self._notices.record_not_offered(uuid, f"--memory-limits require, and {support}")
+                self._notices.record_not_offered(uuid, _why_not_offered(support))
+
+
+def _why_not_offered(support: LimitSupport) -> str:
+    return f"--memory-limits require, and {support}"
 
 
 def _answer(driver: MemoryLimits, uuid: str) -> LimitSupport:

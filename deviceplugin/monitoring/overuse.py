@@ -5,11 +5,11 @@ Working limits prevent this. Without them a process can take memory that was pro
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from deviceplugin.allocation.objects import PodObject
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.monitoring.container_use import ContainerUse
 from deviceplugin.option_values import DEFAULT_TOLERANCE_MIB
@@ -40,24 +40,6 @@ Key = tuple[str, str, str]
 """UID as the kubelet knows it, container, card."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodIdentity:
-    """A pod as the API server knows it.
-
-    Attributes:
-        static: the kubelet runs it from a file; it cannot be evicted.
-    """
-
-    namespace: str
-    name: str
-    uid: str
-    static: bool = False
-
-    @property
-    def ref(self) -> ObjectRef:
-        return make_pod_ref(self.namespace, self.name, self.uid)
-
-
 class OverUseWatcher:
     """Compares what containers use with what they were given.
 
@@ -74,7 +56,7 @@ class OverUseWatcher:
 
     def __init__(
         self,
-        find: Callable[[str], PodIdentity | None],
+        find: Callable[[str], PodObject | None],
         record: Record,
         evict: Callable[[str, str, str], Awaitable[None]],
         *,
@@ -106,7 +88,7 @@ class OverUseWatcher:
         pod = self._find(uid)
         if pod is not None:
             said = f"the memory of container {container} is accounted, not limited: {problem}"
-            self._record(pod.ref, "Warning", NOT_LIMITED, said)
+            self._record(_ref(pod), "Warning", NOT_LIMITED, said)
 
     async def check_rows(self, rows: Sequence[ContainerUse]) -> None:
         """Compare use with promises once.
@@ -151,7 +133,7 @@ class OverUseWatcher:
             self._reported.remove(key)
             said = f"container {row.container} is back within its {row.promised_mib} MiB of card {row.uuid}"
             log.info("memory over-use ended", pod=row.uid, said=said)
-            self._record(pod.ref, "Normal", OVER_USE_ENDED, said)
+            self._record(_ref(pod), "Normal", OVER_USE_ENDED, said)
             return
         self._reported.add(key)
         self.found += 1
@@ -161,7 +143,7 @@ class OverUseWatcher:
             f"{row.promised_mib}; up to {self._tolerance_mib} more are tolerated{end}"
         )
         log.warning("memory over-use", pod=row.uid, said=said)
-        self._record(pod.ref, "Warning", OVER_USE, said)
+        self._record(_ref(pod), "Warning", OVER_USE, said)
 
     def _record_compute(self, row: ContainerUse) -> None:
         """Report once a container that uses more compute than it asks for, all the time for a while.
@@ -185,26 +167,31 @@ class OverUseWatcher:
             f"for {row.compute} percent of its compute; nothing limits it here"
         )
         log.warning("compute over-use", pod=row.uid, said=said)
-        self._record(pod.ref, "Warning", COMPUTE_OVER_USE, said)
+        self._record(_ref(pod), "Warning", COMPUTE_OVER_USE, said)
 
     async def _evict_pod(self, uid: str) -> None:
         """Evict a pod, exactly that one; a refusal, as of a PodDisruptionBudget, is tried again later."""
         pod = self._find(uid)
-        if pod is None or pod.static or uid in self._evicted or self._refused.is_paused(uid):
+        if pod is None or pod.is_mirror or uid in self._evicted or self._refused.is_paused(uid):
             return
         try:
-            await self._evict(pod.namespace, pod.name, pod.uid)
+            await self._evict(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
         except (NotFound, Conflict):
             # The pod is gone, and perhaps another one has its name.
             self._evicted.add(uid)
         except KubeApiError as error:
             self.errors += 1
             # Not the first alone is a warning: the card's memory stays overrun.
-            name = f"{pod.namespace}/{pod.name}"
-            self._refused.log_failure(uid, self._clock(), log, "pod not evicted", error, loud=True, pod=name)
+            self._refused.log_failure(
+                uid, self._clock(), log, "pod not evicted", error, loud=True, pod=pod.full_name
+            )
         else:
             self._evicted.add(uid)
             self.evictions += 1
-            log.warning("pod evicted for memory over-use", pod=f"{pod.namespace}/{pod.name}", uid=uid)
+            log.warning("pod evicted for memory over-use", pod=pod.full_name, uid=uid)
             said = f"used more GPU memory than it was given for {self._evict_after_s:g} s"
-            self._record(pod.ref, "Warning", EVICTED, said)
+            self._record(_ref(pod), "Warning", EVICTED, said)
+
+
+def _ref(pod: PodObject) -> ObjectRef:
+    return make_pod_ref(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)

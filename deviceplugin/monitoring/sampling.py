@@ -1,8 +1,9 @@
 """Measures the cards and follows their health; the driver is only ever called from threads of their own."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
@@ -55,6 +56,10 @@ class CardListHandler(Protocol):
 class CardSampler:
     """Turns measurements into unaccounted use, and trouble into unhealthy cards.
 
+    Args:
+        list_helper_pids: lists the processes that only serve containers. What little they use is nobody's: it
+            counts as what no process uses. Called where the cards are measured; may block.
+
     Attributes:
         sampled_s: when it was begun, by the ledger's clock.
         places: where its processes run, None for those of no pod; unknown ones are left out.
@@ -73,6 +78,7 @@ class CardSampler:
         *,
         unit_mib: int,
         on_cards: CardListHandler = lambda _gpus, _healthy: False,
+        list_helper_pids: Callable[[], Collection[int]] = lambda: (),
         notices: NodeEvents | None = None,
         every_s: float = SAMPLE_S,
         unmeasured_s: float = UNMEASURED_S,
@@ -85,6 +91,7 @@ class CardSampler:
         self._unit_mib = unit_mib
         self._published_units = PublishedUnits(unit_mib, account.now_s)
         self._on_cards = on_cards
+        self._list_helper_pids = list_helper_pids
         self._notices = notices or make_silent_events()
         self._every_s = every_s
         self._unmeasured_s = unmeasured_s
@@ -187,8 +194,8 @@ class CardSampler:
 
     def _sample_cards(self) -> tuple[Sequence[GpuSample], Sequence[GpuCard]]:
         try:
-            samples = self._source.sample()
-            return samples, tuple(self._source.cards())
+            samples, helpers = self._source.sample(), self._list_helper_pids()
+            return [_leave_out(helpers, sample) for sample in samples], tuple(self._source.cards())
         except GpuError:
             raise
         except Exception as error:
@@ -227,6 +234,13 @@ class CardSampler:
             uuid: {uid: units * self._unit_mib for uid, units in shares.items()}
             for uuid, shares in self._account.ledger.allocated_units_by_pod().items()
         }
+
+
+def _leave_out(helpers: Collection[int], sample: GpuSample) -> GpuSample:
+    if sample.processes is None or not helpers:
+        return sample
+    others = tuple(process for process in sample.processes if process.pid not in helpers)
+    return replace(sample, processes=others)
 
 
 def _larger(

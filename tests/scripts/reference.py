@@ -20,7 +20,7 @@ from deviceplugin.container_memory import ContainerMemoryService
 from deviceplugin.container_memory_metrics import ContainerMemoryMetrics
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.telemetry import CardTelemetry
-from deviceplugin.metrics import CardState, NodeState
+from deviceplugin.metrics import CardState, NodeState, StateCollector
 from deviceplugin.metrics import Metrics as NodeMetrics
 from deviceplugin.monitoring.container_use import ContainerUse
 from deviceplugin.monitoring.telemetry import CardActivity, TelemetryCollector
@@ -72,7 +72,9 @@ def node_metrics() -> str:
     status = MagicMock(
         memory=MagicMock(list_counters=lambda: ContainerMemoryService.list_counters(MagicMock()))
     )
-    metrics.set_sources(1024, lambda: [card], lambda: node, DaemonStatus.list_counters(status), "XID")
+    metrics.add_collector(
+        StateCollector(1024, lambda: [card], lambda: node, DaemonStatus.list_counters(status), "XID")
+    )
     row = ContainerUse("u", "n", "p", "c", "x", 1, 1, 1, Enforcement.DRIVER, compute=1, used_compute=1)
     held, forbidden = {"x": Enforcement.DRIVER}, {"x": False}
     metrics.add_collector(

@@ -19,10 +19,17 @@ from deviceplugin.gpus.api.source import GpuProcess, GpuSample
 from deviceplugin.host.cgroups import ProcessPlace
 from deviceplugin.metrics import SLICE, Metrics
 from deviceplugin.monitoring.container_use import ContainerUse, ContainerUseReader
-from deviceplugin.monitoring.overuse import OverUseWatcher, PodIdentity
+from deviceplugin.monitoring.overuse import OverUseWatcher
 from deviceplugin.publishing.published_use import PublishedUse
 from kubeapi.errors import Conflict, TooManyRequests
-from kubeapi.objects import ContainerState, ContainerStateTerminated, ContainerStatus, ObjectMeta, PodStatus
+from kubeapi.objects import (
+    MIRROR_ANNOTATION,
+    ContainerState,
+    ContainerStateTerminated,
+    ContainerStatus,
+    ObjectMeta,
+    PodStatus,
+)
 from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier
 from tests.waiting import until
 
@@ -250,8 +257,10 @@ class Watch:
         self.events: list[tuple[str, str, str]] = []
         self.evicted: list[tuple[str, str, str]] = []
         self.refusal: Exception | None = None
-        self.names: dict[str, PodIdentity] = {
-            uid: PodIdentity("default", "web", f"api-{uid}", static=static) for uid in (UID, OTHER)
+        marks = {MIRROR_ANNOTATION: "digest"} if static else {}
+        self.names = {
+            uid: PodObject(ObjectMeta("web", "default", f"api-{uid}", annotations=marks))
+            for uid in (UID, OTHER)
         }
         self.over_use = OverUseWatcher(
             self.names.get,

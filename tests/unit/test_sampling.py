@@ -77,6 +77,7 @@ class World:
     def __init__(self) -> None:
         self.source, self.ledger, self.now_s = Source(), Ledger(), 0.0
         self.needed = True
+        self.helpers: set[int] = set()
         self.lists: list[list[tuple[str, bool]]] = []
         account = SimpleNamespace(
             ledger=self.ledger,
@@ -98,6 +99,7 @@ class World:
             CardHealth(account, HealthTracker(quiet_s=60), notices, lambda: None),
             unit_mib=1024,
             on_cards=self.take,
+            list_helper_pids=lambda: self.helpers,
         )
 
     def take(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
@@ -116,6 +118,17 @@ async def test_use_beyond_the_promise_and_foreign_use_become_pressure(world: Wor
     await world.sampler._once()
     # 952 MiB beyond the promise of 2048 and 500 of nobody's: 1452 MiB.
     assert world.ledger.pressure == {"GPU-a": 2}
+
+
+async def test_processes_that_only_serve_containers_are_nobodys_use(world: World) -> None:
+    world.source.measured = GpuSample("GPU-a", 200, (GpuProcess(4711, 100), GpuProcess(1, 100)))
+    await world.sampler._once()
+    assert world.ledger.pressure == {"GPU-a": 1}
+    world.helpers = {4711}
+    await world.sampler._once()
+    (sample,) = world.sampler.samples
+    assert (sample.processes, sample.used_mib) == ((GpuProcess(1, 100),), 200)
+    assert world.sampler.uses["GPU-a"].foreign_mib == 0
 
 
 async def test_health_follows_the_samples(world: World) -> None:
