@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from allocator.card_rules import CardRules
 from allocator.names import MIB
 from allocator.policy import choose, node_policy_chooses
-from allocator.request import WHOLE, ContainerRequest, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOT_COUNTED, Amounts
 from scheduler_plugin.cache.arrays import BoolArray, RowArray
@@ -43,7 +41,6 @@ class SimulatedPodKind:
 
     request: PolicyRequest
     nodes: BoolArray | None
-    units: int
     requested_milli: int
     query: SchedulingRequest | None
 
@@ -89,7 +86,7 @@ class SimulatedCluster:
         self._all_rows = np.arange(self.arrays.row_count)
         self._cards: dict[int, list[Card]] = {}
         self._compute: dict[int, dict[int, int]] = {}
-        self._kinds: dict[tuple[object, ...], SimulatedPodKind] = {}
+        self._kinds: dict[tuple[TracePod, str], SimulatedPodKind] = {}
         self.gpus = sum(node.cards for node in nodes)
         self.units = int(self.arrays.size.sum())
         cpu, memory = (int(self.arrays.amounts.capacity[column].sum()) for column in (CPU, MEMORY))
@@ -131,19 +128,7 @@ class SimulatedCluster:
 
     def get_kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:
         """Make a pod's request ready; the same object for equal requests."""
-        key = (
-            pod.cpu_milli,
-            pod.memory_mib,
-            pod.cards,
-            pod.gpu_milli,
-            pod.gpu_units,
-            pod.percent,
-            pod.models,
-            pod.others,
-            pod.apart,
-            pod.compute,
-            card_policy,
-        )
+        key = pod.shape, card_policy
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = self._make_kind(pod, card_policy)
@@ -151,8 +136,8 @@ class SimulatedCluster:
 
     def _make_kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:
         amounts = pod.gpu_units or ((-(-pod.gpu_milli * self.card_units // CARD),) if pod.cards else ())
-        compute = pod.compute_of(len(amounts))
         selector = Selector(models=tuple(model.lower() for model in pod.models))
+        request = pod.make_request(amounts, selector)
         nodes: BoolArray | None = None
         admits: BoolArray | None = None
         if pod.models:
@@ -160,35 +145,14 @@ class SimulatedCluster:
             admits = np.broadcast_to(nodes[:, None], self.arrays.size.shape)
         policy_request = PolicyRequest(
             amounts=Amounts(1, pod.cpu_milli, pod.memory_mib * MIB, others=pod.others),
-            demands=tuple(
-                CardDemand(
-                    *(max(1, amount * self._usual // WHOLE) if pod.percent else amount, pod.cards_each),
-                    compute=percent,
-                )
-                for amount, percent in zip(amounts, compute, strict=True)
-            ),
+            demands=tuple(CardDemand(d.units_on(self._usual), d.cards, d.compute) for d in request.demands),
             admits=admits,
             card_policy=card_policy,
             selector=selector,
-            rules=CardRules(same_model=pod.cards_each > 1, apart=pod.apart and len(amounts) > 1),
+            rules=request.rules,
         )
-        query = None
-        if amounts:
-            containers = tuple(
-                ContainerRequest(f"c{number}", amount * pod.cards_each, "main", percent)
-                for number, (amount, percent) in enumerate(zip(amounts, compute, strict=True))
-            )
-            query = SchedulingRequest(
-                PodRequest(
-                    containers,
-                    pod.cards_each,
-                    selector,
-                    percent=pod.percent,
-                    places="apart" if pod.apart else "",
-                ),
-                policy_request,
-            )
-        return SimulatedPodKind(policy_request, nodes, policy_request.gpu_units, pod.requested_milli, query)
+        query = SchedulingRequest(request, policy_request) if amounts else None
+        return SimulatedPodKind(policy_request, nodes, pod.requested_milli, query)
 
     def mask_admitted(self, selector: Selector) -> BoolArray:
         """Find the nodes whose model a selector admits; all cards of a node are of one."""

@@ -5,7 +5,7 @@ A pod that the policy holds back is tried again with each later arrival, and whe
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
@@ -58,7 +58,7 @@ class PackingOutcome:
 def make_typical_workload(cluster: SimulatedCluster, pods: Sequence[TracePod]) -> TypicalWorkload:
     """Make the typical workload of a pod list: every kind, by how often it occurs."""
     workload = TypicalWorkload()
-    for pod, count in Counter(replace(pod, name="", times=None) for pod in pods).items():
+    for pod, count in Counter(pod.shape for pod in pods).items():
         workload.add(cluster.get_kind(pod, "").request, count)
     return workload
 

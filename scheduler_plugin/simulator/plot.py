@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.simulator.replay_results import SERIES
-from scheduler_plugin.simulator.results import Run
+from scheduler_plugin.simulator.results import Run, group_by_label
 
 FILES: Final = {"allocation": 1, "fragmentation": 2}
 """PNG files by name, and the column of a run's curve that each shows."""
@@ -96,8 +96,8 @@ def average_over_time(
     """Average a column of each policy's series, by day; points that a run does not know are left out."""
     at = column if isinstance(column, int) else SERIES.index(column)
     result = {}
-    for label in dict.fromkeys(run["label"] for run in runs):
-        tables = [run[series] for run in runs if run["label"] == label]
+    for label, runs_of_label in group_by_label(runs).items():
+        tables = [run[series] for run in runs_of_label]
         result[label] = [
             (fmean(point[0] for point in points), fmean(point[at] for point in points))
             for points in zip(*tables, strict=True)
@@ -109,15 +109,14 @@ def average_over_time(
 def average_curves(runs: list[Run], column: int) -> dict[str, list[tuple[float, float]]]:
     """Average the curves of each policy over the whole percents that all its runs have reached."""
     result: dict[str, list[tuple[float, float]]] = {}
-    for label in dict.fromkeys(run["label"] for run in runs):
+    for label, runs_of_label in group_by_label(runs).items():
         tables = [
             {
                 point[0]: point[column]
                 for point in run["curve"]
                 if point[column] is not None and point[0] % 1 == 0
             }
-            for run in runs
-            if run["label"] == label
+            for run in runs_of_label
         ]
         shared = sorted(set.intersection(*(set(table) for table in tables)))
         result[label] = [(at, fmean(table[at] for table in tables)) for at in shared]

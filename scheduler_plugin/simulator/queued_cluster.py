@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from scheduler_plugin.simulator.arrivals import Arrival
 
 UNIT_MIB: Final = 1
-_MANY: Final = str(1 << 40)
 """MiB that a unit of the trace stands for in the objects; nothing depends on it."""
+_MANY: Final = str(1 << 40)
 
 
 class ReplayChargeRules(QueueChargeRules):

@@ -11,7 +11,7 @@ from scheduler_plugin.simulator.arrivals import Replay
 from scheduler_plugin.simulator.queued_replay import QueuedReplayState
 from scheduler_plugin.simulator.replay_report import format_duration
 from scheduler_plugin.simulator.replay_results import POINTS, average_steps, compute_wait_figures
-from scheduler_plugin.simulator.results import Run
+from scheduler_plugin.simulator.results import Run, average_known, group_by_label
 
 if TYPE_CHECKING:
     from scheduler_plugin.cache.arrays import FloatArray
@@ -95,10 +95,9 @@ def _compute_fairness(replaying: QueuedReplayState, config: QueueConfig, edges: 
 def average_queue_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Average the runs of each label: what `make_queue_result` has, but for the series."""
     result: dict[str, dict[str, Any]] = {}
-    for label in dict.fromkeys(run["label"] for run in runs):
-        runs_of_label = [run for run in runs if run["label"] == label]
+    for label, runs_of_label in group_by_label(runs).items():
         result[label] = {
-            "fairness": _average_fairness([run["fairness"] for run in runs_of_label]),
+            "fairness": average_known([run["fairness"] for run in runs_of_label], 4),
             "evicted": round(fmean(run["evicted"] for run in runs_of_label), 1),
             "reservations": round(fmean(run["reservations"] for run in runs_of_label), 1),
             "quota_units": runs_of_label[0]["quota_units"],
@@ -115,11 +114,6 @@ def _format_wait(queue: Mapping[str, Any], key: str) -> str:
     """Format a figure of a queue's waits; there is none if nobody started and nothing happened afterwards."""
     nobody = queue["never_started"] >= queue["pods"] and not queue["wait_s"]["most"]
     return "-" if nobody else format_duration(queue["wait_s"][key])
-
-
-def _average_fairness(runs: Sequence[float | None]) -> float | None:
-    known = [each for each in runs if each is not None]
-    return round(fmean(known), 4) if known else None
 
 
 def _average_queue(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

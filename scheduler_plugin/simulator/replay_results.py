@@ -9,7 +9,7 @@ import numpy as np
 from scheduler_plugin.simulator.arrivals import Replay
 from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.replay import ReplayRecord
-from scheduler_plugin.simulator.results import Run
+from scheduler_plugin.simulator.results import Run, group_by_label
 from scheduler_plugin.simulator.trace import CARD, TracePod
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ POINTS: Final = 240
 """Points of a curve; each is the mean over its part of the time that counts."""
 
 _DAY_S: Final = 86_400.0
-_P95: Final = 0.95
 
 SERIES: Final = ("day", "asked_percent", "allocated_percent", "waiting", "turned_away")
 """Columns of `series`: days since the time that counts began, then means and, at last, pods of that point."""
@@ -61,13 +60,13 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
         for number, arrival in enumerate(replay.arrivals)
         if arrival.pod.cards and first <= arrival.at_s <= last
     ]
+    among = set(counted)
     waits = {
         number: placed - replay.arrivals[number].at_s
         for number in counted
         if (placed := story.placed_s[number]) is not None
     }
-    runs_of_label = set(counted)
-    away = [number for number in story.turned_away if number in runs_of_label]
+    away = [number for number in story.turned_away if number in among]
     edges = np.linspace(first, last, POINTS + 1) if last > first else np.array([first, first + 1.0])
     times = [sample.at_s for sample in story.samples]
     whole = 100.0 / cluster.units
@@ -104,8 +103,8 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
         "waiting": round(float(waiting.mean()), 3),
         "waiting_most": max(in_time, default=0),
         "waiting_gpus_percent": round(float(milli.mean()) / (CARD * cluster.gpus) * 100.0, 4),
-        "impossible": len(story.impossible & runs_of_label),
-        "never_placed": len(counted) - len(waits) - len(story.impossible & runs_of_label),
+        "impossible": len(story.impossible & among),
+        "never_placed": len(counted) - len(waits) - len(story.impossible & among),
         "series": [
             [round(float(value), 4) for value in row]
             for row in zip(days, requested, used, waiting, came, strict=True)
@@ -117,8 +116,7 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
 def average_replays(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Average the runs of each label: `card_policy, runs`, FIGURES, `spread` of allocation, the waits."""
     result: dict[str, dict[str, Any]] = {}
-    for label in dict.fromkeys(run["label"] for run in runs):
-        runs_of_label = [run for run in runs if run["label"] == label]
+    for label, runs_of_label in group_by_label(runs).items():
         result[label] = {
             "card_policy": runs_of_label[0]["card_policy"],
             "runs": len(runs_of_label),
@@ -141,7 +139,7 @@ def compute_wait_figures(waits: list[float]) -> dict[str, float]:
     if not waits:
         return {"mean": 0.0, "median": 0.0, "p95": 0.0, "most": 0.0}
     ranked = sorted(waits)
-    p95 = ranked[min(len(ranked) - 1, int(_P95 * len(ranked)))]
+    p95 = ranked[-(-95 * len(ranked) // 100) - 1]
     found = {"mean": fmean(ranked), "median": median(ranked), "p95": p95, "most": ranked[-1]}
     return {name: round(value, 1) for name, value in found.items()}
 

@@ -52,6 +52,13 @@ def make_run_result(outcome: PackingOutcome, cluster: SimulatedCluster, split: d
     }
 
 
+def group_by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run["label"], []).append(run)
+    return groups
+
+
 def average_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Average the runs of each label.
 
@@ -60,16 +67,15 @@ def average_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         `whole_percent, failed, free_percent, unavoidable_percent, fragmentation, wall_s`.
     """
     result: dict[str, dict[str, Any]] = {}
-    for label in dict.fromkeys(run["label"] for run in runs):
-        runs_of_label = [run for run in runs if run["label"] == label]
+    for label, runs_of_label in group_by_label(runs).items():
         allocated = [run["allocated_percent"] for run in runs_of_label]
         result[label] = {
             "card_policy": runs_of_label[0]["card_policy"],
             "runs": len(runs_of_label),
             "pods": round(fmean(run["pods"] for run in runs_of_label), 1),
             "allocated_percent": _average_tables(allocated),
-            "spread": {at: _compute_spread([each[at] for each in allocated]) for at in _list_keys(allocated)},
-            "whole_percent": _average_known([run["whole_percent"] for run in runs_of_label]),
+            "spread": {at: round(pstdev(run[at] for run in allocated), 6) for at in _list_keys(allocated)},
+            "whole_percent": average_known([run["whole_percent"] for run in runs_of_label], 6),
             "failed": _average_totals([run["failed"] for run in runs_of_label]),
             "free_percent": round(fmean(run["free_percent"] for run in runs_of_label), 6),
             "unavoidable_percent": round(fmean(run["unavoidable_percent"] for run in runs_of_label), 6),
@@ -79,13 +85,9 @@ def average_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _average_known(values: Sequence[float | None]) -> float | None:
+def average_known(values: Sequence[float | None], digits: int) -> float | None:
     known = [value for value in values if value is not None]
-    return round(fmean(known), 6) if known else None
-
-
-def _compute_spread(values: Sequence[float]) -> float:
-    return round(pstdev(values), 6)
+    return round(fmean(known), digits) if known else None
 
 
 def _list_keys(tables: Sequence[Mapping[str, float]]) -> list[str]:

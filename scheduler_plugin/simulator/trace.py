@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from allocator.card_rules import CardRules
 from allocator.errors import QuantityError
 from allocator.exact import fit_together
 from allocator.packing import MAX_COMPUTE_LIMIT
 from allocator.quantity import parse_bytes
-from allocator.request import MAX_UNITS, WHOLE, Demand
+from allocator.request import MAX_UNITS, WHOLE, ContainerPlaces, ContainerRequest, PodRequest
+from allocator.selector import ANY_CARD, Selector
 from scheduler_plugin.cache.amounts import ResourceAmounts
 from scheduler_plugin.cache.pods import MAX_REQUESTED
 from scheduler_plugin.errors import TraceError
@@ -112,18 +112,19 @@ class TracePod:
         return self.cards // max(1, len(self.gpu_units))
 
     @property
-    def demands(self) -> tuple[Demand, ...]:
-        """Demands on cards whose units the pod names, container by container."""
-        return tuple(
-            Demand(
-                *((), units, self.cards_each, self.percent, units if self.percent else 0),
-                compute=compute,
-            )
-            for units, compute in zip(self.gpu_units, self.compute_of(len(self.gpu_units)), strict=True)
-        )
+    def shape(self) -> "TracePod":
+        """What it asks for, without what tells it from other pods that ask for the same."""
+        return replace(self, name="", times=None, queue="", data=frozenset(), job="")
 
-    def compute_of(self, containers: int) -> tuple[int, ...]:
-        return self.compute or (0,) * containers
+    def make_request(self, amounts: Sequence[int], selector: Selector = ANY_CARD) -> PodRequest:
+        """Make its request for cards, where each container asks for an amount of each of its cards."""
+        compute = self.compute or (0,) * len(amounts)
+        containers = tuple(
+            ContainerRequest(f"c{number}", amount * self.cards_each, "main", percent)
+            for number, (amount, percent) in enumerate(zip(amounts, compute, strict=True))
+        )
+        places: ContainerPlaces = "apart" if self.apart else ""
+        return PodRequest(containers, self.cards_each, selector, percent=self.percent, places=places)
 
     @property
     def requested_milli(self) -> int:
@@ -144,34 +145,13 @@ def read_nodes(path: str, warn: Warn, others: Sequence[str] = ()) -> list[TraceN
         TraceError: the file cannot be read, lacks a column, or has no usable row.
     """
     nodes: dict[str, TraceNode] = {}
-    for where, row in _read_rows(path, (*NODE_COLUMNS, *others)):
-        name = row["sn"] or ""
-        fault = _find_name_fault(where, "sn", name, nodes)
-        numbers = {}
-        for column, most in (("cpu_milli", _MAX_CPU), ("memory_mib", _MAX_MEMORY), ("gpu", _MAX_CARDS)):
-            numbers[column], wrong = _read_number(where, column, row, most)
-            fault = fault or wrong
-        units, wrong = _read_number_or(0, where, CARD_UNITS_COLUMN, row, MAX_UNITS)
-        fault = fault or wrong
-        limit, wrong = _read_number_or(WHOLE, where, COMPUTE_LIMIT_COLUMN, row, MAX_COMPUTE_LIMIT)
-        fault = fault or wrong
-        amounts, wrong = _read_other_amounts(where, others, row)
-        fault = fault or wrong
-        if fault:
-            warn(f"{fault}; the node is left out")
-            continue
-        nodes[name] = TraceNode(
-            name,
-            numbers["cpu_milli"],
-            numbers["memory_mib"],
-            numbers["gpu"],
-            (row["model"] or "").strip(),
-            units,
-            _read_names(row.get(DATA_COLUMN)),
-            (row.get(RACK_COLUMN) or "").strip(),
-            amounts,
-            limit,
-        )
+    for row in _read_rows(path, (*NODE_COLUMNS, *others)):
+        try:
+            node = _read_node(row, nodes, others)
+        except _RowError as error:
+            warn(f"{error}; the node is left out")
+        else:
+            nodes[node.name] = node
     if not any(node.cards for node in nodes.values()):
         raise TraceError(f"{path}: no usable node with a GPU in it; allowed: one or more")
     return [nodes[name] for name in sorted(nodes)]
@@ -205,27 +185,27 @@ def read_pods(
     possible: dict[TracePod, bool] = {}
     pods = []
     columns = (*POD_COLUMNS, CREATED_COLUMN, DELETED_COLUMN) if timed else POD_COLUMNS
-    for where, row in _read_rows(path, (*columns, *others)):
-        pod, fault = _read_pod(where, row, others)
-        if pod is not None and timed:
-            times, fault = _read_times(where, row)
-            pod = None if times is None else replace(pod, times=times)
-        if pod is None:
-            warn(f"{fault}; the pod is left out")
+    for row in _read_rows(path, (*columns, *others)):
+        try:
+            pod = _read_pod(row, others)
+            if timed:
+                pod = replace(pod, times=_read_times(row))
+        except _RowError as error:
+            warn(f"{error}; the pod is left out")
             continue
         pods.append(pod)
         for model in pod.models:
             if model not in known:
-                what = f"{where}: {MODELS_COLUMN} names {_quote_text(model)}"
+                what = f"{row.where}: {MODELS_COLUMN} names {_quote_text(model)}"
                 warn(f"{what}, a model that no node has; the pod is kept")
-        shape = replace(pod, name="", gpu_milli=0, times=None, queue="", data=frozenset(), job="")
+        shape = pod.shape
         if shape not in possible:
             possible[shape] = any(_can_ever_run(pod, node) for node in nodes)
         if not possible[shape]:
             requested = [f"{amount} {name}" for name, amount in pod.others]
             what = f"{pod.cpu_milli} cpu_milli, {pod.memory_mib} memory_mib, {pod.cards} num_gpu"
             what = ", ".join([what, *requested])
-            warn(f"{where}: {what} {UNFIT}")
+            warn(f"{row.where}: {what} {UNFIT}")
     if not pods:
         raise TraceError(f"{path}: no usable pod in it; allowed: one or more")
     return pods
@@ -252,7 +232,51 @@ def draw_pods(pods: Sequence[TracePod], gpus: int, inflation: float, seed: int) 
     return drawn
 
 
-def _read_rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str | None]]]:
+class _RowError(Exception):
+    """Says why a row cannot be used: file, line, value, and what is allowed."""
+
+
+class _Row(NamedTuple):
+    """A row of a file: where that is, in file and line, and its texts by column."""
+
+    where: str
+    texts: Mapping[str, str | None]
+
+    def read_text(self, column: str) -> str:
+        return (self.texts.get(column) or "").strip()
+
+    def read_names(self, column: str) -> frozenset[str]:
+        return frozenset(name.strip() for name in self.read_text(column).split("|") if name.strip())
+
+    def read_number(self, column: str, most: int, default: int | None = None) -> int:
+        """Read a number from 0; an empty field is the default, if there is one."""
+        text = self.read_text(column)
+        if not text and default is not None:
+            return default
+        number = _parse_number(text, most)
+        if number is None:
+            raise self.refuse(column, text, f"a whole number from 0 to {most}")
+        return number
+
+    def read_other_amounts(self, names: Sequence[str]) -> ResourceAmounts:
+        """Read amounts of further resources; an empty field is none."""
+        amounts = []
+        for name in names:
+            text = self.read_text(name) or "0"
+            try:
+                amount = parse_bytes(text)
+            except QuantityError:
+                amount = -1
+            if not 0 <= amount <= MAX_REQUESTED:
+                raise self.refuse(name, text, "a quantity from 0 like 8 or 100Gi")
+            amounts.append((name, amount))
+        return tuple(amounts)
+
+    def refuse(self, column: str, text: str, allowed: str) -> _RowError:
+        return _RowError(f"{self.where}: {column} is {_quote_text(text)}; allowed: {allowed}")
+
+
+def _read_rows(path: str, columns: Sequence[str]) -> Iterator[_Row]:
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -264,110 +288,113 @@ def _read_rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[st
                 names = ", ".join(columns)
                 raise TraceError(f"{path}:1: no column {', '.join(missing)}; needed are {names}")
             for row in reader:
-                yield f"{path}:{reader.line_num}", row
+                yield _Row(f"{path}:{reader.line_num}", row)
     except (OSError, UnicodeError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise TraceError(f"{path}: cannot be read: {reason}") from error
 
 
-def _read_pod(
-    where: str, row: Mapping[str, str | None], others: Sequence[str]
-) -> tuple[TracePod | None, str]:
-    cpu, fault = _read_number(where, "cpu_milli", row, _MAX_CPU)
-    memory, wrong = _read_number(where, "memory_mib", row, _MAX_MEMORY)
-    fault = fault or wrong
-    cards, wrong = _read_number(where, "num_gpu", row, _MAX_CARDS)
-    fault = fault or wrong
-    milli, wrong = _read_number(where, "gpu_milli", row, CARD)
-    fault = fault or wrong
-    if not fault and cards and not milli:
-        fault = f"{where}: gpu_milli is 0 with num_gpu {cards}; allowed: 1 to {CARD}"
-    if fault:
-        return None, fault
-    models = tuple(sorted(_read_names(row.get(MODELS_COLUMN))))
-    pod = TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ())
-    units, percent, fault = _read_amounts(where, row, cards)
-    compute, wrong = _read_compute(where, row, max(1, len(units))) if cards else ((), "")
-    fault = fault or wrong
-    amounts, wrong = _read_other_amounts(where, others, row)
-    if fault or wrong:
-        return None, fault or wrong
-    queue, job = ((row.get(column) or "").strip() for column in (QUEUE_COLUMN, JOB_COLUMN))
-    data = _read_names(row.get(DATA_COLUMN))
-    containers = (row.get(CONTAINERS_COLUMN) or "").strip()
+def _read_node(row: _Row, known: Mapping[str, TraceNode], others: Sequence[str]) -> TraceNode:
+    name = row.texts["sn"] or ""
+    if not name:
+        raise _RowError(f"{row.where}: sn is empty; allowed: a name")
+    if name in known:
+        raise _RowError(f"{row.where}: sn {_quote_text(name)} is there twice; allowed: a name of its own")
+    return TraceNode(
+        name,
+        row.read_number("cpu_milli", _MAX_CPU),
+        row.read_number("memory_mib", _MAX_MEMORY),
+        row.read_number("gpu", _MAX_CARDS),
+        row.read_text("model"),
+        card_units=row.read_number(CARD_UNITS_COLUMN, MAX_UNITS, default=0),
+        data=row.read_names(DATA_COLUMN),
+        rack=row.read_text(RACK_COLUMN),
+        compute_limit=row.read_number(COMPUTE_LIMIT_COLUMN, MAX_COMPUTE_LIMIT, default=WHOLE),
+        others=row.read_other_amounts(others),
+    )
+
+
+def _read_pod(row: _Row, others: Sequence[str]) -> TracePod:
+    cpu, memory = row.read_number("cpu_milli", _MAX_CPU), row.read_number("memory_mib", _MAX_MEMORY)
+    cards, milli = row.read_number("num_gpu", _MAX_CARDS), row.read_number("gpu_milli", CARD)
+    if cards and not milli:
+        raise _RowError(f"{row.where}: gpu_milli is 0 with num_gpu {cards}; allowed: 1 to {CARD}")
+    units, percent = _read_amounts(row, cards) if cards else ((), False)
+    compute = _read_compute(row, max(1, len(units))) if cards else ()
+    amounts = row.read_other_amounts(others)
+    containers = row.read_text(CONTAINERS_COLUMN)
     if containers not in {"", "apart"}:
-        return None, f"{where}: {CONTAINERS_COLUMN} is {_quote_text(containers)}; allowed: apart, or empty"
-    pod = replace(
-        pod,
-        apart=containers == "apart",
-        queue=queue,
-        job=job,
-        data=data,
+        raise row.refuse(CONTAINERS_COLUMN, containers, "apart, or empty")
+    return TracePod(
+        row.texts["name"] or "",
+        cpu,
+        memory,
+        cards,
+        milli if cards else 0,
+        tuple(sorted(row.read_names(MODELS_COLUMN))) if cards else (),
+        queue=row.read_text(QUEUE_COLUMN),
         gpu_units=units,
+        data=row.read_names(DATA_COLUMN),
+        job=row.read_text(JOB_COLUMN),
         percent=percent,
         others=amounts,
+        apart=containers == "apart",
         compute=compute,
     )
-    return pod, ""
 
 
-def _read_compute(where: str, row: Mapping[str, str | None], containers: int) -> tuple[tuple[int, ...], str]:
+def _read_compute(row: _Row, containers: int) -> tuple[int, ...]:
     """Read the percent of compute of each container; none if the row does not say, or says 0 of all."""
-    text = (row.get(COMPUTE_COLUMN) or "").strip()
+    text = row.read_text(COMPUTE_COLUMN)
     parts = text.split("|") if text else []
     # Containers that share cards are one: together they may ask for more than a card's whole compute.
     most = MAX_COMPUTE_LIMIT
-    numbers = [_parse_number(where, COMPUTE_COLUMN, part.strip().removesuffix("%"), most) for part in parts]
-    if any(fault for _, fault in numbers) or len(parts) not in {0, containers}:
-        allowed = f"a whole number from 0 to {most}" + (
-            f" for each of {containers}" if containers > 1 else ""
-        )
-        return (), f"{where}: {COMPUTE_COLUMN} is {_quote_text(text)}; allowed: {allowed}"
-    compute = tuple(number for number, _ in numbers)
-    return (compute if any(compute) else ()), ""
+    numbers = [_parse_number(part.strip().removesuffix("%"), most) for part in parts]
+    compute = tuple(number for number in numbers if number is not None)
+    if len(compute) < len(parts) or len(parts) not in {0, containers}:
+        each = f" for each of {containers}" if containers > 1 else ""
+        raise row.refuse(COMPUTE_COLUMN, text, f"a whole number from 0 to {most}{each}")
+    return compute if any(compute) else ()
 
 
-def _read_amounts(where: str, row: Mapping[str, str | None], cards: int) -> tuple[tuple[int, ...], bool, str]:
-    """Read the units or percent of each container's cards; none if the row does not say."""
-    text = (row.get(GPU_UNITS_COLUMN) or "").strip()
-    if not text or not cards:
-        return (), False, ""
-    parts = [part.strip() for part in text.split("|")]
-    percent = all(part.endswith("%") for part in parts)
+def _read_amounts(row: _Row, cards: int) -> tuple[tuple[int, ...], bool]:
+    """Read the units, or with True the percent, of each container's cards; none if the row does not say."""
+    text = row.read_text(GPU_UNITS_COLUMN)
+    parts = [part.strip() for part in text.split("|")] if text else []
+    percent = bool(parts) and all(part.endswith("%") for part in parts)
     most = WHOLE if percent else MAX_UNITS
     numbers = []
     for part in parts:
-        number, fault = _parse_number(
-            where, GPU_UNITS_COLUMN, part.removesuffix("%") if percent else part, most
-        )
-        if fault or (not number and len(parts) > 1):
+        number = _parse_number(part.removesuffix("%") if percent else part, most)
+        if number is None or (not number and len(parts) > 1):
             amounts = f"whole numbers from 1 to {MAX_UNITS}, or all of them percent from 1% to {WHOLE}%"
-            return (), False, f"{where}: {GPU_UNITS_COLUMN} is {_quote_text(text)}; allowed: {amounts}"
+            raise row.refuse(GPU_UNITS_COLUMN, text, amounts)
         numbers.append(number)
-    if cards % len(numbers):
+    if numbers and cards % len(numbers):
         what = f"num_gpu {cards} for {len(numbers)} containers of {GPU_UNITS_COLUMN} {_quote_text(text)}"
-        return (), False, f"{where}: {what}; allowed: as many cards for each"
-    return (tuple(numbers), percent, "") if any(numbers) else ((), False, "")
+        raise _RowError(f"{row.where}: {what}; allowed: as many cards for each")
+    return (tuple(numbers), percent) if any(numbers) else ((), False)
 
 
-def _read_names(text: str | None) -> frozenset[str]:
-    return frozenset(name.strip() for name in (text or "").split("|") if name.strip())
-
-
-def _read_times(where: str, row: Mapping[str, str | None]) -> tuple[Times | None, str]:
+def _read_times(row: _Row) -> Times:
     """Read when a pod came and how long it ran: since it was scheduled, or if it never was since it came."""
-    created, fault = _read_number(where, CREATED_COLUMN, row, _MAX_TIME)
-    if fault:
-        return None, fault
-    if not (row[DELETED_COLUMN] or "").strip():
-        return Times(created, None), ""
-    deleted, fault = _read_number(where, DELETED_COLUMN, row, _MAX_TIME)
-    began = created
-    if not fault and (row.get(SCHEDULED_COLUMN) or "").strip():
-        began, fault = _read_number(where, SCHEDULED_COLUMN, row, _MAX_TIME)
-    if not fault and not created <= began <= deleted:
-        fault = f"{where}: created {created}, scheduled {began}, deleted {deleted}; allowed: growing times"
-    return (None, fault) if fault else (Times(created, deleted - began), "")
+    created = row.read_number(CREATED_COLUMN, _MAX_TIME)
+    if not row.read_text(DELETED_COLUMN):
+        return Times(created, None)
+    deleted = row.read_number(DELETED_COLUMN, _MAX_TIME)
+    began = row.read_number(SCHEDULED_COLUMN, _MAX_TIME, default=created)
+    if not created <= began <= deleted:
+        raise _RowError(
+            f"{row.where}: created {created}, scheduled {began}, deleted {deleted}; allowed: growing times"
+        )
+    return Times(created, deleted - began)
+
+
+def _parse_number(text: str, most: int) -> int | None:
+    """Read a whole number from 0 to `most`; None: it is none."""
+    digits = text.removeprefix("-")
+    is_number = digits.isascii() and digits.isdigit() and len(text) <= _SHOWN
+    return int(text) if is_number and 0 <= int(text) <= most else None
 
 
 def _can_ever_run(pod: TracePod, node: TraceNode) -> bool:
@@ -383,50 +410,9 @@ def _can_ever_run(pod: TracePod, node: TraceNode) -> bool:
     if not node.card_units or not pod.gpu_units:
         return True
     cards = [(node.card_units, node.card_units, node.compute_limit)] * node.cards
-    requested = [demand.need for demand in pod.demands]
-    return fit_together(cards, requested, rules=CardRules(apart=pod.apart)).picks is not None
-
-
-def _find_name_fault(where: str, column: str, name: str, taken: Mapping[str, object]) -> str:
-    if not name:
-        return f"{where}: {column} is empty; allowed: a name"
-    if name in taken:
-        return f"{where}: {column} {_quote_text(name)} is there twice; allowed: a name of its own"
-    return ""
-
-
-def _read_number(where: str, column: str, row: Mapping[str, str | None], most: int) -> tuple[int, str]:
-    return _parse_number(where, column, (row[column] or "").strip(), most)
-
-
-def _parse_number(where: str, column: str, text: str, most: int) -> tuple[int, str]:
-    digits = text.removeprefix("-")
-    if digits.isascii() and digits.isdigit() and len(text) <= _SHOWN and 0 <= int(text) <= most:
-        return int(text), ""
-    return 0, f"{where}: {column} is {_quote_text(text)}; allowed: a whole number from 0 to {most}"
-
-
-def _read_number_or(
-    default: int, where: str, column: str, row: Mapping[str, str | None], most: int
-) -> tuple[int, str]:
-    return _read_number(where, column, row, most) if (row.get(column) or "").strip() else (default, "")
-
-
-def _read_other_amounts(
-    where: str, names: Sequence[str], row: Mapping[str, str | None]
-) -> tuple[ResourceAmounts, str]:
-    """Read amounts of further resources; an empty field is none."""
-    amounts = []
-    for name in names:
-        text = (row[name] or "").strip() or "0"
-        try:
-            amount = parse_bytes(text)
-        except QuantityError:
-            amount = -1
-        if not 0 <= amount <= MAX_REQUESTED:
-            return (), f"{where}: {name} is {_quote_text(text)}; allowed: a quantity from 0 like 8 or 100Gi"
-        amounts.append((name, amount))
-    return tuple(amounts), ""
+    request = pod.make_request(pod.gpu_units)
+    requested = [demand.need for demand in request.demands]
+    return fit_together(cards, requested, rules=request.rules).picks is not None
 
 
 def _quote_text(text: str) -> str:

@@ -8,7 +8,7 @@ from scheduler_plugin.simulator.arrivals import Arrival, Replay, make_replay
 from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.replay import run_replay
 from scheduler_plugin.simulator.replay_report import format_duration
-from scheduler_plugin.simulator.replay_results import SERIES, make_replay_result
+from scheduler_plugin.simulator.replay_results import SERIES, compute_wait_figures, make_replay_result
 from scheduler_plugin.simulator.trace import Times, TraceNode, TracePod, read_pods
 
 NODE = TraceNode("n", 8000, 64, 2, "T4")
@@ -234,3 +234,8 @@ def test_durations():
         "1.5 h",
         "1.5 d",
     ]
+
+
+@pytest.mark.parametrize(("count", "p95"), [(1, 1), (19, 19), (20, 19), (100, 95), (101, 96), (1000, 950)])
+def test_the_p95_is_the_least_wait_that_95_percent_do_not_pass(count: int, p95: int) -> None:
+    assert compute_wait_figures([float(wait) for wait in range(1, count + 1)])["p95"] == p95
