@@ -234,7 +234,7 @@ def count_fit_by_node(
         return Counter({(name := nodes.names[row]): min(most[name], number) for row, number in pods})
     one_by_one: RowArray = rows[:0]
     if query.request.rules.same_model:
-        mixed = nodes.mixed_models[rows]
+        mixed = nodes.inventory.mixed_models[rows]
         one_by_one, rows = rows[mixed], rows[~mixed]
     sizes = group_by_card_size(nodes, rows)
     counts = _count_one_by_one(cluster, query, np.concatenate((one_by_one, rows[sizes.mixed])), most)

@@ -72,11 +72,6 @@ class ClusterView(Protocol):
     occupied: IntArray
     free: IntArray
     free_order: IntArray
-    model: IntArray
-    model_names: list[str]
-    numa: IntArray
-    links: list[tuple[tuple[int, ...], ...]]
-    uuids: list[tuple[str, ...]]
     usable: BoolArray
 
     @property
@@ -103,3 +98,13 @@ class ClusterView(Protocol):
     def names(self) -> list[str]: ...
     @property
     def name_rank(self) -> LongArray: ...
+    @property
+    def model(self) -> IntArray: ...
+    @property
+    def model_names(self) -> list[str]: ...
+    @property
+    def numa(self) -> IntArray: ...
+    @property
+    def links(self) -> list[tuple[tuple[int, ...], ...]]: ...
+    @property
+    def uuids(self) -> list[tuple[str, ...]]: ...

@@ -12,6 +12,7 @@ from allocator.request import WHOLE
 from scheduler_plugin.cache.amount_columns import AmountColumns
 from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOTHING
 from scheduler_plugin.cache.arrays import BoolArray, IntArray, LongArray, add_cards, add_rows, copy_columns
+from scheduler_plugin.cache.card_inventory import CardInventory
 from scheduler_plugin.cache.compute_columns import ComputeColumns
 from scheduler_plugin.cache.node_index import NodeIndex
 from scheduler_plugin.cache.row_changes import RowChanges
@@ -20,13 +21,11 @@ NO_COMPUTE: Final[Mapping[int, int]] = MappingProxyType({})
 """Percent of compute by card position, of who has none."""
 
 _ROW_ARRAYS: Final = (
-    "inventory_version",
     "gpu_capacity",
     "gpu_used",
     "cards",
     "usable",
     "percent",
-    "mixed_models",
     "exclusion",
 )
 _CARD_ARRAYS: Final = (
@@ -36,8 +35,6 @@ _CARD_ARRAYS: Final = (
     "occupied",
     "free",
     "evictable",
-    "model",
-    "numa",
 )
 
 
@@ -50,10 +47,6 @@ class Exclusion(IntEnum):
     CORRUPT = 3
     OTHER_UNIT = 4
     NO_PLUGIN = 5
-
-
-_FILL: Final = {"exclusion": Exclusion.VACANT, "model": -1, "numa": -1}
-"""What arrays have in rows that are vacant, and beyond the last card, where it is not 0."""
 
 
 class NodeArrays:
@@ -72,13 +65,12 @@ class NodeArrays:
         changes: The changes of rows.
         amounts: What nodes offer and pods request besides cards.
         compute: The compute of the cards.
+        inventory: What the cards are.
         used: int32[R, K], units published by the node. The size where the card is unhealthy or cordoned; more
             than the size where pods have more.
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
         percent: bool[R], shares of the row's cards can be had.
-        mixed_models: bool[R], the row's cards are of more than one model.
-        inventory_version: int64[R], +1 when UUIDs or models change.
         exclusion: int8[R], an `Exclusion`.
     """
 
@@ -87,16 +79,12 @@ class NodeArrays:
         self.changes = RowChanges(rows)
         self.amounts = AmountColumns(rows, self.changes)
         self.compute = ComputeColumns(rows, cards, self.changes)
-        self.uuids: list[tuple[str, ...]] = [()] * rows
-        self.links: list[tuple[tuple[int, ...], ...]] = [()] * rows
-        self.model_names: list[str] = []
-        self.inventory_version: LongArray = np.zeros(rows, dtype=np.int64)
+        self.inventory = CardInventory(rows, cards)
         self.gpu_capacity: LongArray = np.zeros(rows, dtype=np.int64)
         self.gpu_used: LongArray = np.zeros(rows, dtype=np.int64)
         self.cards: IntArray = np.zeros(rows, dtype=np.int32)
         self.usable: BoolArray = np.zeros(rows, dtype=np.bool_)
         self.percent: BoolArray = np.zeros(rows, dtype=np.bool_)
-        self.mixed_models: BoolArray = np.zeros(rows, dtype=np.bool_)
         self.exclusion: np.ndarray[tuple[int], np.dtype[np.int8]] = np.full(
             rows, Exclusion.VACANT, dtype=np.int8
         )
@@ -106,10 +94,7 @@ class NodeArrays:
         self.occupied: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.free: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.evictable: IntArray = np.zeros((rows, cards), dtype=np.int32)
-        self.model: IntArray = np.full((rows, cards), -1, dtype=np.int32)
-        self.numa: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.free_order: IntArray = np.zeros((cards, rows), dtype=np.int32)
-        self._model_ids: dict[str, int] = {}
 
     def copy(self) -> "NodeArrays":
         """Copy everything, for what-if questions; versions continue from those of the original."""
@@ -181,6 +166,26 @@ class NodeArrays:
     def compute_free(self) -> IntArray:
         return self.compute.free
 
+    @property
+    def uuids(self) -> list[tuple[str, ...]]:
+        return self.inventory.uuids
+
+    @property
+    def links(self) -> list[tuple[tuple[int, ...], ...]]:
+        return self.inventory.links
+
+    @property
+    def model(self) -> IntArray:
+        return self.inventory.model
+
+    @property
+    def model_names(self) -> list[str]:
+        return self.inventory.model_names
+
+    @property
+    def numa(self) -> IntArray:
+        return self.inventory.numa
+
     def add_node(self, name: str) -> int:
         """Add a row for a node, without words so far."""
         if self.index.is_full:
@@ -205,8 +210,7 @@ class NodeArrays:
         published = self.size, self.evictable, self.used, self.compute.used
         for array in (*published, self.assumed, self.compute.assumed):
             array[row] = 0
-        self._set_inventory(row, (), (), ())
-        self.links[row] = ()
+        self.inventory.set_cards(row)
         self._update_derived(row)
 
     def set_cards(
@@ -255,8 +259,7 @@ class NodeArrays:
             array[row, count:] = 0
         self.assumed[row, count:] = 0
         self.compute.assumed[row, count:] = 0
-        self._set_inventory(row, tuple(uuids), models, numa)
-        self.links[row] = tuple(links)
+        self.inventory.set_cards(row, uuids, models, numa, links)
         if before is None or before != self._snapshot_published(row):
             self._update_derived(row)
 
@@ -303,36 +306,15 @@ class NodeArrays:
         return over
 
     def _snapshot_published(self, row: int) -> tuple[object, ...]:
-        arrays = (self.size, self.used, self.evictable, self.numa, self.compute.used)
+        arrays = (self.size, self.used, self.evictable, self.compute.used)
         return (
             int(self.exclusion[row]),
             int(self.cards[row]),
             int(self.compute.limit[row]),
-            int(self.inventory_version[row]),
             bool(self.percent[row]),
-            self.links[row],
+            self.inventory.snapshot(row),
             *(array[row].tobytes() for array in arrays),
         )
-
-    def _set_inventory(
-        self, row: int, uuids: tuple[str, ...], models: Sequence[str], numa: Sequence[int]
-    ) -> None:
-        ids = [self._get_model_id(model) for model in models]
-        self.mixed_models[row] = len(set(ids)) > 1
-        ids += [-1] * (self.model.shape[1] - len(ids))
-        if self.uuids[row] != uuids or self.model[row].tolist() != ids:
-            self.uuids[row] = uuids
-            self.model[row] = ids
-            self.inventory_version[row] += 1
-        self.numa[row, : len(numa)] = numa
-        self.numa[row, len(numa) :] = -1
-
-    def _get_model_id(self, model: str) -> int:
-        known = self._model_ids.get(model)
-        if known is None:
-            known = self._model_ids[model] = len(self.model_names)
-            self.model_names.append(model)
-        return known
 
     def _update_derived(self, row: int) -> None:
         """Recompute what follows from what is published and assumed, and count the change."""
@@ -351,14 +333,11 @@ class NodeArrays:
 
     def _add_rows(self) -> None:
         old = self.row_count
-        self.uuids += [()] * old
-        self.links += [()] * old
-        self.index.add_rows(old)
-        self.changes.add_rows(old)
-        self.amounts.add_rows(old)
-        self.compute.add_rows(old)
+        for part in (self.index, self.changes, self.amounts, self.compute, self.inventory):
+            part.add_rows(old)
         for name in (*_ROW_ARRAYS, *_CARD_ARRAYS):
-            setattr(self, name, add_rows(getattr(self, name), old, _FILL.get(name, 0)))
+            setattr(self, name, add_rows(getattr(self, name), old))
+        self.exclusion[old:] = Exclusion.VACANT
         self.free_order = add_rows(self.free_order, old, axis=1)
 
     def _widen_cards(self, count: int) -> None:
@@ -367,6 +346,7 @@ class NodeArrays:
             return
         width = max(count, width * 2)
         self.compute.add_cards(width)
+        self.inventory.add_cards(width)
         for name in _CARD_ARRAYS:
-            setattr(self, name, add_cards(getattr(self, name), width, _FILL.get(name, 0)))
+            setattr(self, name, add_cards(getattr(self, name), width))
         self.free_order = add_cards(self.free_order, width, axis=0)

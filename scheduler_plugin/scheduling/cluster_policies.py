@@ -8,6 +8,7 @@ from allocator.policies import CARD_POLICIES
 from allocator.policy import card_policy, node_policy_chooses
 from allocator.request import PodRequest, unknown_policy
 from scheduler_plugin.cache.amounts import Amounts
+from scheduler_plugin.cache.card_inventory import SelectorMasks
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.scheduling.card_costs import get_array_costs
@@ -22,7 +23,7 @@ from scheduler_plugin.scheduling.policies.registry import (
     chooses_cards,
     get_other_resources,
 )
-from scheduler_plugin.scheduling.request import SchedulingRequest, SelectorMasks
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
 def explain_slow_policy(policy: NodePolicy, name: str) -> str:
@@ -174,7 +175,7 @@ class ClusterPolicies:
             if line and line not in self.warnings:
                 self.warnings.append(line)
                 self.slow_policy_found(line)
-        admits = self._selectors.get_mask(nodes, request.selector)
+        admits = self._selectors.get_mask(nodes.inventory, request.selector)
         return SchedulingRequest(request, ask if admits is None else replace(ask, admits=admits))
 
     def make_policy_request(self, request: PodRequest, amounts: Amounts, pod: str = "") -> PolicyRequest:

@@ -81,9 +81,9 @@ def _fit_on_one_model(
     """
     ask = query.policy_request
     decided: BoolArray = np.zeros(len(rows), dtype=np.bool_)
-    if not ask.rules.same_model or not nodes.mixed_models.any():
+    if not ask.rules.same_model or not nodes.inventory.mixed_models.any():
         return decided
-    decided |= fits & nodes.mixed_models[rows]
+    decided |= fits & nodes.inventory.mixed_models[rows]
     left = np.flatnonzero(decided)
     if left.size and len(ask.demands) == 1:
         free = _get_free(nodes, ask, rows[left], emptied=emptied)
@@ -386,7 +386,7 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
     if query.request.asks_compute:
         codes[filter_nodes(nodes, without_compute(query), rows)] = FilterReason.COMPUTE_NOT_FREE
     codes[~could] = FilterReason.TOO_SMALL
-    if ask.rules.apart or (ask.rules.same_model and nodes.mixed_models[rows].any()):
+    if ask.rules.apart or (ask.rules.same_model and nodes.inventory.mixed_models[rows].any()):
         free = without_rules(query)
         codes[~could & _could_fit(nodes, free, rows)] = FilterReason.CARD_RULES
         codes[filter_nodes(nodes, free, rows)] = FilterReason.CARD_RULES

@@ -42,7 +42,7 @@ def count_most_pods(
         fits = np.where(has_cards & (units > 0), free // np.maximum(units, 1), 0)
         if demand.compute:
             fits = np.minimum(fits, compute // demand.compute)
-        if rules.same_model and nodes.mixed_models[rows].any():
+        if rules.same_model and nodes.inventory.mixed_models[rows].any():
             models = nodes.model[rows]
             groups = [
                 count_card_groups(np.where(models == model, fits, 0), demand.cards)

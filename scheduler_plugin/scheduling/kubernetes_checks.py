@@ -19,6 +19,7 @@ from allocator.request import PodRequest
 from kubeapi.objects import Node, ObjectMeta, Pod
 from kubeapi.selectors import NodeRules, NodeTraits
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
+from scheduler_plugin.cache.card_inventory import SelectorMasks
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.filtering import filter_nodes
@@ -35,7 +36,7 @@ from scheduler_plugin.scheduling.node_fit import (
 )
 from scheduler_plugin.scheduling.pod_affinity import OTHERS_ANTI_AFFINITY, ExistingAntiAffinity
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
-from scheduler_plugin.scheduling.request import SchedulingRequest, SelectorMasks
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 UNTRIED_S: Final = 60.0
 """A pod that its scheduler has not tried for so long blocks no room: the scheduler may not be running."""
@@ -300,7 +301,7 @@ class KubernetesChecks:
             tuple(
                 CardDemand(demand.per_card, demand.cards, demand.compute) for demand in record.charged.demands
             ),
-            admits=self._selectors.get_mask(nodes, record.charged.selector),
+            admits=self._selectors.get_mask(nodes.inventory, record.charged.selector),
         )
         query = SchedulingRequest(record.charged, request)
         return bool(filter_nodes(nodes, query, np.array([row], dtype=np.intp))[0])

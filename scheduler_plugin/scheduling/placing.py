@@ -56,7 +56,7 @@ def place_by_policy(
     query = with_compute(nodes, query)
     if query.request.percent and len(set(sizes)) > 1:
         return place_by_card_policy(nodes, row, query)
-    if query.request.rules.same_model and nodes.mixed_models[row]:
+    if query.request.rules.same_model and nodes.inventory.mixed_models[row]:
         # Node policies weigh cards, not sets of them.
         return place_by_card_policy(nodes, row, query)
     ask = with_units_for(query, max(sizes, default=0)).policy_request
@@ -126,7 +126,8 @@ def score_nodes(
     """
     query = with_compute(nodes, query)
     rules = query.policy_request.rules
-    if rules.same_model and nodes.mixed_models.any() and (mixed := nodes.mixed_models[rows]).any():
+    several_models = nodes.inventory.mixed_models
+    if rules.same_model and several_models.any() and (mixed := several_models[rows]).any():
         scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
         if not mixed.all():
             scores[~mixed] = score_nodes(policy, nodes, query, rows[~mixed])

@@ -11,9 +11,7 @@ import numpy as np
 
 from allocator.card_rules import NO_RULES
 from allocator.request import WHOLE, PodRequest
-from allocator.selector import Selector
-from kubeapi.bounded import BoundedDict
-from scheduler_plugin.cache.arrays import BoolArray, ClusterView, LongArray, RowArray
+from scheduler_plugin.cache.arrays import ClusterView, LongArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
@@ -32,43 +30,6 @@ class NodesByCardSize:
 
     uniform: tuple[tuple[int, RowArray], ...]
     mixed: RowArray
-
-
-class SelectorMasks:
-    """Card masks by selector, brought up to date by row when an inventory changes."""
-
-    def __init__(self, limit: int = 64) -> None:
-        self._known: BoundedDict[Selector, tuple[BoolArray, LongArray]] = BoundedDict(limit)
-
-    def get_mask(self, nodes: NodeArrays, selector: Selector) -> BoolArray | None:
-        """Tell which cards a selector admits: bool[R, K], None for all."""
-        if selector.admits_all:
-            return None
-        mask, made = self._known.recall(selector, lambda: _make_stale_mask(nodes))
-        if mask.shape != nodes.size.shape:
-            mask, made = self._known[selector] = _make_stale_mask(nodes)
-        stale = np.flatnonzero(made != nodes.inventory_version)
-        if stale.size:
-            mask[stale] = _compute_mask(nodes, selector, stale)
-            made[stale] = nodes.inventory_version[stale]
-        return mask
-
-
-def _make_stale_mask(nodes: NodeArrays) -> tuple[BoolArray, LongArray]:
-    return np.zeros(nodes.size.shape, dtype=np.bool_), np.full(nodes.row_count, -1, dtype=np.int64)
-
-
-def _compute_mask(nodes: NodeArrays, selector: Selector, rows: RowArray) -> BoolArray:
-    """Evaluate the selector once for each model and each UUID."""
-    # The last entry is for cards of unknown model, index -1.
-    models = np.array([selector.admits_model(model) for model in (*nodes.model_names, "")], dtype=np.bool_)
-    admitted: BoolArray = models[nodes.model[rows]]
-    if selector.uuids or selector.excluded_uuids:
-        for at, row in enumerate(rows.tolist()):
-            uuids = nodes.uuids[row]
-            for card in range(admitted.shape[1]):
-                admitted[at, card] &= selector.admits_uuid(uuids[card] if card < len(uuids) else "")
-    return admitted
 
 
 def with_units_for(query: SchedulingRequest, size: int) -> SchedulingRequest:

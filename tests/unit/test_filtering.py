@@ -11,6 +11,7 @@ from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import ANY_CARD, Selector
 from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.card_inventory import SelectorMasks
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.extender.name_index import NameIndex, cut_names
 from scheduler_plugin.scheduling import filtering
@@ -21,7 +22,6 @@ from scheduler_plugin.scheduling.filtering import (
     place_by_card_policy,
 )
 from scheduler_plugin.scheduling.reasons import FilterReason
-from scheduler_plugin.scheduling.request import SelectorMasks
 from tests.other_policies import offered
 
 
@@ -188,18 +188,18 @@ def test_selectors_follow_inventories_and_wider_nodes() -> None:
     selector = Selector.parse("T4", "!GPU-a-1")
     first = nodes.add_node("a")
     nodes.set_cards(first, (8,), (0,), models=("T4",), uuids=("GPU-a-0",))
-    mask = selectors.get_mask(nodes, selector)
+    mask = selectors.get_mask(nodes.inventory, selector)
     assert mask is not None
     assert mask.tolist() == [[True]]
-    assert selectors.get_mask(nodes, selector) is mask
+    assert selectors.get_mask(nodes.inventory, selector) is mask
     second = nodes.add_node("b")
     nodes.set_cards(second, (8, 8), (0, 0), models=("T4", "A100"))
     nodes.set_cards(first, (8, 8), (0, 0), models=("T4", "T4"), uuids=("GPU-a-0", "GPU-a-1"))
-    mask = selectors.get_mask(nodes, selector)
+    mask = selectors.get_mask(nodes.inventory, selector)
     assert mask is not None
     assert mask.tolist() == [[True, False], [True, False]]
     nodes.set_cards(second, (8, 8), (0, 0), models=("A100", "T4"))
-    mask = selectors.get_mask(nodes, selector)
+    mask = selectors.get_mask(nodes.inventory, selector)
     assert mask is not None
     assert mask[second].tolist() == [False, True]
 
@@ -208,14 +208,14 @@ def test_selectors_that_are_not_used_are_forgotten() -> None:
     nodes = NodeArrays()
     nodes.set_cards(nodes.add_node("a"), (8,), (0,), models=("T4",))
     selectors = SelectorMasks(limit=2)
-    first = selectors.get_mask(nodes, Selector.parse("T4", None))
-    selectors.get_mask(nodes, Selector.parse("A*", None))
-    assert selectors.get_mask(nodes, Selector.parse("T4", None)) is first
-    selectors.get_mask(nodes, Selector.parse("H*", None))
-    assert selectors.get_mask(nodes, Selector.parse("T4", None)) is first
-    selectors.get_mask(nodes, Selector.parse("A*", None))
-    selectors.get_mask(nodes, Selector.parse("H*", None))
-    assert selectors.get_mask(nodes, Selector.parse("T4", None)) is not first
+    first = selectors.get_mask(nodes.inventory, Selector.parse("T4", None))
+    selectors.get_mask(nodes.inventory, Selector.parse("A*", None))
+    assert selectors.get_mask(nodes.inventory, Selector.parse("T4", None)) is first
+    selectors.get_mask(nodes.inventory, Selector.parse("H*", None))
+    assert selectors.get_mask(nodes.inventory, Selector.parse("T4", None)) is first
+    selectors.get_mask(nodes.inventory, Selector.parse("A*", None))
+    selectors.get_mask(nodes.inventory, Selector.parse("H*", None))
+    assert selectors.get_mask(nodes.inventory, Selector.parse("T4", None)) is not first
 
 
 def test_names_longer_than_any_known_one() -> None:

@@ -71,7 +71,7 @@ def test_fewer_cards_leave_nothing_behind(nodes: NodeArrays) -> None:
 def test_every_change_counts_one_version_and_no_change_none(nodes: NodeArrays) -> None:
     row = nodes.add_node("n1")
     nodes.set_cards(row, (8, 8), (0, 0), uuids=("a", "b"))
-    version, inventory = int(nodes.version[row]), int(nodes.inventory_version[row])
+    version, inventory = int(nodes.version[row]), int(nodes.inventory.version[row])
     nodes.set_cards(row, (8, 8), (0, 0), uuids=("a", "b"))
     nodes.set_assumed(row, (0, 0))
     nodes.amounts.set_capacity(row, NOTHING)
@@ -82,10 +82,10 @@ def test_every_change_counts_one_version_and_no_change_none(nodes: NodeArrays) -
     nodes.amounts.set_capacity(row, Amounts(cpu_milli=4000))
     nodes.amounts.set_requested(row, Amounts(memory_bytes=7))
     assert int(nodes.version[row]) == version + 4
-    assert int(nodes.inventory_version[row]) == inventory
+    assert int(nodes.inventory.version[row]) == inventory
     nodes.set_cards(row, (8, 8), (0, 1), uuids=("a", "c"))
     assert int(nodes.version[row]) == version + 5
-    assert int(nodes.inventory_version[row]) == inventory + 1
+    assert int(nodes.inventory.version[row]) == inventory + 1
 
 
 def test_a_row_is_used_again_with_versions_that_go_on() -> None:

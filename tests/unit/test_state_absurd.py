@@ -106,7 +106,7 @@ def test_a_row_that_is_half_written_is_not_used(mocker):
     state = full_cluster()
     told = mocker.Mock()
     state.node_failed.connect(told)
-    mocker.patch.object(state.nodes, "_set_inventory", side_effect=[OverflowError("too large"), None])
+    mocker.patch.object(state.nodes.inventory, "set_cards", side_effect=[OverflowError("too large"), None])
     state.apply_node(node("n0", (8,), holds=("p-n0",), version=30, models=("other",)), 2)
     assert not state.nodes.usable[state.nodes.rows["n0"]]
     assert free(state)["n0"] == 0

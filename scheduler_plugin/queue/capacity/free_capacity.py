@@ -199,7 +199,7 @@ class FreeCapacity:
         """Find the row that the node policy ranks first; None if it holds the pod back."""
         nodes, policy = self.state.nodes, self.policies.get_policy(query.request)
         rules = query.request.rules
-        by_cards = query.request.percent or (rules.same_model and nodes.mixed_models.any())
+        by_cards = query.request.percent or (rules.same_model and nodes.inventory.mixed_models.any())
         if picks_nodes(policy) and not by_cards:
             ask = with_compute(nodes, query).policy_request
             return self.call_policy(requirements, partial(policy.pick_row, nodes, ask, fits), None)
