@@ -1,6 +1,27 @@
-"""A card of a node as the placement code sees it."""
+"""A card of a node as the placement code sees it, and amounts of cards."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+CardAmounts = tuple[int, int]
+"""Units, and percent of compute, of one card."""
+
+CardKey = TypeVar("CardKey", int, str)
+
+
+def pair_amounts(units: Mapping[CardKey, int], compute: Mapping[CardKey, int]) -> dict[CardKey, CardAmounts]:
+    """Join units and percent of compute, both by a card's position or by its UUID."""
+    return {card: (units.get(card, 0), compute.get(card, 0)) for card in {**units, **compute}}
+
+
+def add_amounts(
+    totals: dict[int, CardAmounts], units: Mapping[int, int], compute: Mapping[int, int], times: int = 1
+) -> None:
+    """Add `times` times units and percent of compute to what cards have, all by card position."""
+    for card in units.keys() | compute.keys():
+        has = totals.get(card, (0, 0))
+        totals[card] = has[0] + times * units.get(card, 0), has[1] + times * compute.get(card, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from allocator.cards import Card
+from allocator.cards import Card, CardAmounts, pair_amounts
 from allocator.errors import AllocatorError, PackingError, RequestError, shown
 from allocator.ids import UUID_PATTERN, is_card_uuid
 from allocator.names import (
@@ -69,17 +69,15 @@ class Holds:
         uids: pods whose units the words certainly contain.
         units: by those pods' UIDs: units by position of the card in the words. Empty if a daemon of a
             version that did not write them wrote the annotation.
-        claims: by UID of the ResourceClaims that the words certainly contain: units by position of the card.
-            Claims that the extender writes for a pod are not among them: the pod's UID stands for those. A
-            claim that is allocated anew has other cards.
-        claims_compute: percent of compute of those claims that ask for some, likewise.
+        claims: by UID of the ResourceClaims that the words certainly contain: what they have by position of
+            the card. Claims that the extender writes for a pod are not among them: the pod's UID stands for
+            those. A claim that is allocated anew has other cards.
     """
 
     seen: int
     uids: frozenset[str]
     units: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
-    claims: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
-    claims_compute: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
+    claims: Mapping[str, Mapping[int, CardAmounts]] = field(default_factory=dict, hash=False)
 
 
 class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -244,10 +242,18 @@ def dump_holds(holds: Holds) -> str:
     if holds.units:
         units = (holds.units.get(uid, {}) for uid in uids)
         record["units"] = [dict(sorted(each.items())) if len(each) > 1 else each for each in units]
-    for name, claims in (("claims", holds.claims), ("claims_compute", holds.claims_compute)):
-        if claims:
-            record[name] = {uid: dict(sorted(amounts.items())) for uid, amounts in sorted(claims.items())}
+    if holds.claims:
+        record["claims"] = _list_claims(holds, 0)
+    if compute := {uid: cards for uid, cards in _list_claims(holds, 1).items() if cards}:
+        record["claims_compute"] = compute
     return _compact(record)
+
+
+def _list_claims(holds: Holds, at: int) -> dict[str, dict[int, int]]:
+    return {
+        uid: {card: amounts[at] for card, amounts in sorted(cards.items()) if amounts[at]}
+        for uid, cards in sorted(holds.claims.items())
+    }
 
 
 def load_holds(text: str) -> Holds:
@@ -264,7 +270,9 @@ def load_holds(text: str) -> Holds:
         if len(record.units) != len(record.uids) or len(uids) != len(record.uids):
             raise _HOLDS.rubbish(text, f"units of {len(record.units)} pods beside {len(uids)} UIDs")
         units = dict(zip(record.uids, record.units, strict=True))
-    return Holds(int(record.seen), uids, units, record.claims, record.claims_compute)
+    compute = record.claims_compute
+    claims = {uid: pair_amounts(claimed, compute.get(uid, {})) for uid, claimed in record.claims.items()}
+    return Holds(int(record.seen), uids, units, claims)
 
 
 def dump_cards(records: Sequence[CardRecord]) -> str:

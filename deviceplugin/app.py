@@ -48,7 +48,6 @@ from deviceplugin.monitoring.telemetry import TelemetryCollector
 from deviceplugin.node_events import NodeEvents
 from deviceplugin.option_values import DRA, MPS, REQUIRE
 from deviceplugin.publishing.annotator import AllocationAnnotator
-from deviceplugin.publishing.node_publication import PublishedClaims
 from deviceplugin.publishing.ownership import NodeOwnership, identify_daemon
 from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.publishing.publisher import NodePublisher
@@ -241,7 +240,7 @@ class Daemon:
             # Not before the kubelet has our devices: a pod that came earlier would fail.
             offers=lambda: self.ready.is_set() and kind.is_right,
             owns=lambda: self._ownership.owns_node,
-            claims=PublishedClaims if prepared is None else lambda: prepared.published,
+            claims=dict if prepared is None else lambda: prepared.published,
             # A kubelet with no device plugin sets what it finds to 0 when it starts, and would fail the pods
             # that run: it lets them be where the Node lacks the resource.
             offers_compute=prepared is None,

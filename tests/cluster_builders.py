@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from allocator.cards import pair_amounts
 from allocator.claims import AllocatedDevice, ClaimObject
 from allocator.ids import PERCENT_IDS, device_names
 from allocator.names import (
@@ -83,8 +84,10 @@ def node_object(
         allocatable |= {key: str(value) for key, value in node_resources(words).items()}
         if compute is not None:
             allocatable.setdefault(COMPUTE_RESOURCE, str(limit * len(sizes)))
+        compute_of = claims_compute or {}
+        held = {uid: pair_amounts(units, compute_of.get(uid, {})) for uid, units in (claims or {}).items()}
         annotations[NODE_HOLDS] = dump_holds(
-            Holds(version if seen is None else seen, frozenset(holds), {}, claims or {}, claims_compute or {})
+            Holds(version if seen is None else seen, frozenset(holds), {}, held)
         )
         if inventory:
             annotations[NODE_CARDS] = dump_cards(

@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from allocator.cards import CardAmounts, pair_amounts
 from allocator.errors import DeviceIdError, shown
 from allocator.ids import parse_device_id
 from allocator.ledger import CheckpointEntry
@@ -25,7 +26,6 @@ from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.dra.claims import ClaimShare
 from deviceplugin.errors import TornCheckpointError
 from deviceplugin.files import make_folder, remove_file, replace_file
-from deviceplugin.publishing.node_publication import PublishedClaims
 
 FOLDER: Final = "claims"
 
@@ -109,7 +109,7 @@ class PreparedClaims:
         self._claims: dict[str, PreparedClaim] = {}
         self._unread: dict[str, str] = {}
         self._entries = ClaimEntries(())
-        self.published = PublishedClaims()
+        self.published: dict[str, dict[str, CardAmounts]] = {}
 
     def load(self) -> None:
         """Read what an earlier daemon prepared. Blocking.
@@ -214,11 +214,11 @@ class PreparedClaims:
         return self._folder / f"{uid}.json"
 
     def _changed(self) -> None:
-        own = [claim for claim in self._claims.values() if not claim.is_for_limits]
-        self.published = PublishedClaims(
-            {claim.uid: claim.units for claim in own},
-            {claim.uid: compute for claim in own if (compute := claim.compute)},
-        )
+        self.published = {
+            claim.uid: pair_amounts(claim.units, claim.compute)
+            for claim in self._claims.values()
+            if not claim.is_for_limits
+        }
         self._entries = ClaimEntries(
             tuple(
                 CheckpointEntry(

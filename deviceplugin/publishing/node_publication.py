@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
+from allocator.cards import CardAmounts
 from allocator.names import COMPUTE_RESOURCE, NODE_CARDS, NODE_HOLDS, PACKED_PREFIX, PACKED_REVISION
 from allocator.packing import PAYLOAD_BITS, NodeWords, node_resources
 from allocator.quantity import canonical
@@ -25,16 +25,8 @@ LAST_REVISION: Final = (1 << PAYLOAD_BITS) - 2
 _dump_cards: Final = lru_cache(maxsize=1)(dump_cards)
 
 
-class PublishedClaims(NamedTuple):
-    """PublishedClaims is what the Node's `holds` says of claims, by their UID; see `allocator.records.Holds`.
-
-    Attributes:
-        units: units by card.
-        compute: percent of compute by card, of the claims that ask for some.
-    """
-
-    units: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-    compute: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+PublishedClaims = Mapping[str, Mapping[str, CardAmounts]]
+"""What the Node's `holds` says of claims: what they have by card, by their UID. See `allocator.records`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +38,6 @@ class NodePublication:
         accounted_pods: units by the card's position, by UID, of the pods that the words contain.
         seen_version: resourceVersion that the words take into account.
         claims: prepared claims that the words contain, see `Holds`.
-        claims_compute: likewise.
         offered_compute: percent of compute over all cards, see `offer_compute` in `allocator.ledger.charges`;
             None where the resource is not offered.
     """
@@ -55,8 +46,7 @@ class NodePublication:
     accounted_pods: Mapping[str, Mapping[int, int]]
     inventory: tuple[CardRecord, ...]
     seen_version: int
-    claims: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    claims_compute: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    claims: Mapping[str, Mapping[int, CardAmounts]] = field(default_factory=dict)
     offered_compute: int | None = None
 
 
@@ -119,7 +109,7 @@ def _released(wanted: NodePublication, words: NodeWords, holds: Holds, owed: int
 
 def _holds(wanted: NodePublication) -> Holds:
     pods = wanted.accounted_pods
-    return Holds(wanted.seen_version, frozenset(pods), pods, wanted.claims, wanted.claims_compute)
+    return Holds(wanted.seen_version, frozenset(pods), pods, wanted.claims)
 
 
 def _holds_differ(wanted: NodePublication, holds: Holds) -> bool:
@@ -174,12 +164,12 @@ def make_status_patch(wanted: NodePublication, node: NodeObject, revision: int) 
     }
 
 
-def place_claims(claims: Mapping[str, Mapping[str, int]], uuids: Sequence[str]) -> dict[str, dict[int, int]]:
-    """Map units, or compute, of prepared claims to positions of cards, without cards that are gone."""
+def place_claims(claims: PublishedClaims, uuids: Sequence[str]) -> dict[str, dict[int, CardAmounts]]:
+    """Map what prepared claims have to positions of cards, without cards that are gone."""
     position = {uuid: number for number, uuid in enumerate(uuids)}
     return {
-        uid: {position[uuid]: count for uuid, count in units.items() if uuid in position}
-        for uid, units in claims.items()
+        uid: {position[uuid]: amounts for uuid, amounts in cards.items() if uuid in position}
+        for uid, cards in claims.items()
     }
 
 

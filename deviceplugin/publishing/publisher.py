@@ -76,7 +76,7 @@ class NodePublisher:
         now_ms: Callable[[], int] = read_wall_ms,
         offers: Callable[[], bool] = lambda: True,
         owns: Callable[[], bool] = lambda: True,
-        claims: Callable[[], PublishedClaims] = PublishedClaims,
+        claims: Callable[[], PublishedClaims] = dict,
         offers_compute: bool = True,
     ) -> None:
         self._client = client
@@ -259,8 +259,7 @@ class NodePublisher:
             accounted_pods=ledger.published_holds(),
             inventory=tuple(self._inventory()),
             seen_version=self._pod_view.seen_version,
-            claims=place_claims(claims.units, uuids),
-            claims_compute=place_claims(claims.compute, uuids),
+            claims=place_claims(claims, uuids),
             offered_compute=ledger.offered_compute() if self._offers_compute else None,
         )
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from allocator.cards import CardAmounts, add_amounts
 from allocator.names import NODE_KEPT
 from allocator.place import Placement
 from gpupack.rebalance.movable_pods import MovablePods
@@ -21,7 +22,6 @@ from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.objects import Node
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.cards import CardAmounts, add_amounts
 from scheduler_plugin.cache.pods import PodRecord
 
 SCALE_DOWN_DISABLED: Final = "cluster-autoscaler.kubernetes.io/scale-down-disabled"

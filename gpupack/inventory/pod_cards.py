@@ -23,7 +23,7 @@ from gpupack.inventory.records import CardRow, PodRow, Share
 from kubeapi.errors import make_printable
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.charges import Charge, ChargeRules, NodeRecord
-from scheduler_plugin.cache.claim_charges import AllocatedClaim, read_claim, sum_compute
+from scheduler_plugin.cache.claim_charges import AllocatedClaim, read_claim, sum_shares
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 
 _RULES: Final = ChargeRules()
@@ -77,7 +77,6 @@ def join_pods(
         uuids=tuple(card.uuid for card in cards if card.uuid is not None),
         claims={claim.uid: claim for claim in claims},
         held_claims={} if holds is None else holds.claims,
-        held_claims_compute={} if holds is None else holds.claims_compute,
     )
     by_claims = _sum_claims_by_pod(node)
     on_card: dict[int, list[PodRow]] = {}
@@ -110,7 +109,7 @@ def join_pods(
         for position, count in published_units(units, node.sizes).items():
             on_card.setdefault(position, []).append(PodRow("", "", make_printable(uid), count, "ending"))
     charges = _RULES.list_charges(node)
-    assumed, assumed_compute = _RULES.sum_by_card(node, charges), _RULES.sum_compute_by_card(node, charges)
+    assumed, assumed_compute = _RULES.sum_by_card(node, charges)
     with_pods = tuple(
         replace(
             card,
@@ -166,7 +165,8 @@ def _sum_claims_by_pod(node: NodeRecord) -> dict[str, Counter[int]]:
     compute: dict[str, Counter[int]] = {}
     for claim in node.claims.values():
         user = next((uid for uid in claim.pods if uid in node.holds), "")
-        compute.setdefault(user, Counter()).update(sum_compute(claim, node.uuids, len(node.sizes)))
+        cards = sum_shares(claim.shares, node.uuids, node.sizes)
+        compute.setdefault(user, Counter()).update({card: percent for card, (_, percent) in cards.items()})
     return compute
 
 

@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
+from allocator.cards import CardAmounts
 from gpupack.rebalance.goals import StartGoal, count_on_distinct_cards
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.whatif.cluster import Cluster
-from scheduler_plugin.cache.cards import CardAmounts
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, with_compute
 
 _MOST_TOGETHER: Final = 4

@@ -6,13 +6,14 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from allocator.cards import CardAmounts
 from allocator.request import PodRequest
 from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.rebalance.plan_state import Card, Destination, PlanState
 from gpupack.whatif.fit import count_fit_on_cards
 from gpupack.whatif.kube_checks import HostRequirements
 from scheduler_plugin.cache.amounts import ONE_POD
-from scheduler_plugin.cache.cards import CardAmounts, build_cards
+from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.fit_counts import count_card_groups
 
 _REMEMBERED: Final = 1 << 16

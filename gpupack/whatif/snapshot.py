@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -200,9 +199,10 @@ def _read_claims(cluster: Cluster, notes: Counter[_Note]) -> dict[str, PodReques
             continue
         for node, mine in allocated.items():
             record = cluster.state.node_records.get(node, NodeRecord(node))
-            for share, (_, percent) in zip_longest(mine.shares, mine.compute, fillvalue=("", 0)):
-                units = max(sum_shares((share,), record.uuids, record.sizes).values(), default=share[1] or 0)
-                compute = min(percent or 0, WHOLE)
+            for share in mine.shares:
+                cards = sum_shares((share,), record.uuids, record.sizes)
+                units = max((units for units, _ in cards.values()), default=share.units or 0)
+                compute = min(share.compute, WHOLE)
                 asking = shares.setdefault(uid, [])
                 asking += [ContainerRequest(str(len(asking)), units, "main", compute)] if units else []
     if shares:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from allocator.cards import CardAmounts, add_amounts
 from allocator.place import Placement
 from allocator.podcards import ByPosition, published_units
 from allocator.request import PodRequest
@@ -15,7 +16,6 @@ from gpupack.whatif.gangs import GangMembers, can_fit_together, count_at_once, f
 from gpupack.whatif.kube_checks import HostRequirements
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.cards import CardAmounts, add_amounts
 from scheduler_plugin.cache.claim_charges import sum_shares
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord
@@ -173,7 +173,8 @@ class PodCardUsage:
                 units.setdefault(uid, Counter()).update(dict.fromkeys(cards, 0))
             if users:
                 # The pod for which it was prepared may be gone, and others of the claim run on.
-                units[users[0]].update(record.read_held_claims().find_missing(claim) if is_held else cards)
+                has = record.find_missing(claim) if is_held else cards
+                units[users[0]].update({card: count for card, (count, _) in has.items()})
         found = [(self._cluster.pods[uid], of_pod) for uid, of_pod in units.items() if self._is_on(uid, node)]
         return sorted(found, key=lambda pair: pair[0].full_name)
 

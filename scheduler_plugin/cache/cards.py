@@ -1,24 +1,12 @@
 """Cards of one node, from its row of the arrays: for code that looks at one node at a time."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from allocator.cards import Card
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
-
-CardAmounts = tuple[int, int]
-"""Units, and percent of compute, of one card."""
-
-
-def add_amounts(
-    totals: dict[int, CardAmounts], units: Mapping[int, int], compute: Mapping[int, int], times: int = 1
-) -> None:
-    """Add `times` times units and percent of compute to what cards have, all by card position."""
-    for card in units.keys() | compute.keys():
-        has = totals.get(card, (0, 0))
-        totals[card] = has[0] + times * units.get(card, 0), has[1] + times * compute.get(card, 0)
 
 
 def build_cards(view: ClusterView, row: int) -> tuple[Card, ...]:

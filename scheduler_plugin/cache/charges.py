@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from allocator.cards import CardAmounts
 from allocator.podcards import ByPosition, charged_compute, charged_units
 from allocator.records import Assignment
 from allocator.request import PodRequest
 from scheduler_plugin.cache.amounts import NOTHING, Amounts, sum_amounts
-from scheduler_plugin.cache.claim_charges import AllocatedClaim, ClaimTombstone, HeldClaims
+from scheduler_plugin.cache.claim_charges import AllocatedClaim, ClaimTombstone, sum_shares
 from scheduler_plugin.cache.pods import PodRecord
 
 TOMBSTONE_S = 30.0
@@ -105,8 +106,7 @@ class NodeRecord:
         pods: Bound pods that ask for cards and have not ended, by UID.
         tombstones: Charges of vanished pods, by UID.
         claims: What claims are allocated of its cards, by the claim's UID.
-        held_claims: Units by card position of the claims that the words certainly contain, by UID.
-        held_claims_compute: Percent of compute, likewise.
+        held_claims: What the claims that the words certainly contain have by card position, by UID.
         claim_tombstones: What claims had that vanished before the words contained them, by UID and version.
         charged_cards: Cards computed for the current charges, by UID of the pod.
         capacity: What the Node offers to pods.
@@ -128,8 +128,7 @@ class NodeRecord:
     assumed: dict[str, AssumedPod] = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
     claims: dict[str, AllocatedClaim] = field(default_factory=dict)
-    held_claims: Mapping[str, ByPosition] = field(default_factory=dict)
-    held_claims_compute: Mapping[str, ByPosition] = field(default_factory=dict)
+    held_claims: Mapping[str, Mapping[int, CardAmounts]] = field(default_factory=dict)
     claim_tombstones: dict[tuple[str, int], ClaimTombstone] = field(default_factory=dict)
     charged_cards: dict[str, ChargedCards] = field(default_factory=dict)
     capacity: Amounts = NOTHING
@@ -158,13 +157,21 @@ class NodeRecord:
         """
         return self.capacity.subtract(self.in_use)
 
-    def read_held_claims(self) -> HeldClaims:
-        compute = self.held_claims_compute
-        return HeldClaims(self.held_claims, self.uuids, self.sizes, self.seen_version, compute)
+    def find_missing(self, claim: AllocatedClaim) -> dict[int, CardAmounts]:
+        """Find what the words do not contain of a claim, by card position.
+
+        A claim may have been allocated anew while the words still contain its previous allocation.
+        """
+        held = self.held_claims.get(claim.uid, {})
+        missing = {}
+        for card, (units, compute) in sum_shares(claim.shares, self.uuids, self.sizes).items():
+            held_units, held_compute = held.get(card, (0, 0))
+            if units > held_units or compute > held_compute:
+                missing[card] = max(0, units - held_units), max(0, compute - held_compute)
+        return missing
 
     def clear_published(self) -> None:
-        self.seen_version, self.holds = -1, {}
-        self.held_claims = self.held_claims_compute = {}
+        self.seen_version, self.holds, self.held_claims = -1, {}, {}
         self.sizes = self.used = ()
         self.uuids = ()
         self.indexes = ()
@@ -225,6 +232,13 @@ class ChargeRules:
         """Tell whether the words take the pod's end into account, or the tombstone's time is over."""
         return record.seen_version >= tombstone.version or now >= tombstone.until_s
 
+    def is_claim_over(self, record: NodeRecord, tombstone: ClaimTombstone, now: float) -> bool:
+        """Tell whether the words contain all of a claim or have seen its pods end, or its time is over."""
+        claim = tombstone.claim
+        if now >= tombstone.until_s or (claim.uid in record.held_claims and not record.find_missing(claim)):
+            return True
+        return all(record.seen_version >= end for end in tombstone.ends.values())
+
     def keeps_charges_without_node(self) -> bool:
         """Whether charges outlive the Node object, which may be created again while the kubelet runs on."""
         return True
@@ -280,32 +294,29 @@ class ChargeRules:
             *self.charges_of_vanished(record),
         ]
 
-    def sum_compute_by_card(self, record: NodeRecord, charges: list[Charge]) -> dict[int, int]:
-        """Add up the compute of charges: percent by position, of the cards where pods have any."""
-        totals: dict[int, int] = {}
-        for charge in charges:
-            if charge.request.asks_compute:
-                for card, percent in self.charge_compute(record, charge).items():
-                    totals[card] = totals.get(card, 0) + percent
-        for claim in self.charges_of_claims(record):
-            for card, percent in record.read_held_claims().find_missing_compute(claim).items():
-                totals[card] = totals.get(card, 0) + percent
-        return totals
+    def sum_by_card(self, record: NodeRecord, charges: list[Charge]) -> tuple[list[int], dict[int, int]]:
+        """Add up charges. The node serves a pod on its assigned cards and on no others.
 
-    def sum_by_card(self, record: NodeRecord, charges: list[Charge]) -> list[int]:
-        """Add up charges, units by card. The node serves a pod on its assigned cards and on no others."""
-        totals = [0] * len(record.sizes)
+        Returns:
+            Units by card; percent of compute by card position, of the cards that have any.
+        """
+        totals, compute = [0] * len(record.sizes), dict[int, int]()
         for charge in charges:
             assigned = self.charge_assigned_cards(record, charge)
             by_card = self.charge_every_card(record, charge) if assigned is None else assigned
             for card, units in by_card.items():
                 totals[card] += units
+            if charge.request.asks_compute:
+                for card, percent in self.charge_compute(record, charge).items():
+                    compute[card] = compute.get(card, 0) + percent
         for claim in self.charges_of_claims(record):
-            for card, units in record.read_held_claims().find_missing(claim).items():
+            for card, (units, percent) in record.find_missing(claim).items():
                 totals[card] += units
+                if percent:
+                    compute[card] = compute.get(card, 0) + percent
         if len(record.charged_cards) > len(charges):
             counted = {charge.uid for charge in charges}
             record.charged_cards = {
                 uid: known for uid, known in record.charged_cards.items() if uid in counted
             }
-        return totals
+        return totals, compute

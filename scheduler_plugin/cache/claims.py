@@ -107,7 +107,7 @@ class ClaimCache:
         for node, allocated in found.items():
             record = self._records.get_or_add(node)
             before = record.claims.get(uid)
-            if before is not None and before.cards != allocated.cards:
+            if before is not None and before.shares != allocated.shares:
                 self._vanish(uid, node, now)
             record.claims[uid] = allocated
             self._records.mark_changed(node)
@@ -140,6 +140,6 @@ class ClaimCache:
         ends = {pod: NOT_ENDED if end is None else end for pod, end in found.items()}
         tombstone = ClaimTombstone(claim, now + TOMBSTONE_S, ends)
         self._records.mark_changed(node)
-        if not tombstone.is_over(record.read_held_claims(), now):
+        if not self._records.rules.is_claim_over(record, tombstone, now):
             record.claim_tombstones[uid, claim.version] = tombstone
             self._records.mark_expiring(node)

@@ -83,11 +83,7 @@ class NodeRecords:
         if record.row >= 0:
             if record.sizes:
                 charges = self.rules.list_charges(record)
-                self.nodes.set_assumed(
-                    record.row,
-                    self.rules.sum_by_card(record, charges),
-                    self.rules.sum_compute_by_card(record, charges),
-                )
+                self.nodes.set_assumed(record.row, *self.rules.sum_by_card(record, charges))
             self.nodes.amounts.set_requested(record.row, record.in_use)
         elif record.is_empty:
             del self.by_name[record.name]
@@ -97,7 +93,7 @@ class NodeRecords:
             if self.rules.is_tombstone_over(record, tombstone, now):
                 del record.tombstones[uid]
         for key, gone in list(record.claim_tombstones.items()):
-            if gone.is_over(record.read_held_claims(), now):
+            if self.rules.is_claim_over(record, gone, now):
                 del record.claim_tombstones[key]
         if not record.tombstones and not record.claim_tombstones:
             self._expiring.discard(record.name)

@@ -1,7 +1,7 @@
 """Units that pods have on the cards of their node, and units that are free once pods go. Pure."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from allocator.podcards import (
@@ -82,8 +82,8 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int], compute_limit: 
         if pod.charged is not None and pod.charged.asks_compute
     }
     compute_held: Counter[int] = Counter()
-    for by_card in record.held_claims_compute.values():
-        compute_held.update(by_card)
+    for claimed in record.held_claims.values():
+        compute_held.update({card: percent for card, (_, percent) in claimed.items()})
     for uid, by_card in compute.items():
         if uid in record.holds:
             compute_held.update(by_card)
@@ -101,10 +101,7 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int], compute_limit: 
 def find_compute(
     record: NodeRecord, pod: PodRecord, request: PodRequest, units: ByPosition
 ) -> Mapping[int, int]:
-    claimed: Counter[int] = Counter()
-    for uid, claim in record.claims.items():
-        if pod.uid in claim.pods:
-            claimed.update(record.held_claims.get(uid, {}))
+    claimed = _sum_held(record, (uid for uid, claim in record.claims.items() if pod.uid in claim.pods))
     if claimed:  # claims say their compute themselves
         units = {card: count for card, count in units.items() if count > claimed[card]}
     if len(request.demands) == 1:
@@ -118,12 +115,20 @@ def find_compute(
 
 def _find_shared(record: NodeRecord) -> dict[str, Counter[int]]:
     """Find the units, by UID, that pods asking by limits have of claims that other pods use too."""
-    shared: dict[str, Counter[int]] = {}
+    shared: dict[str, list[str]] = {}
     for uid, claim in record.claims.items():
         for pod in claim.pods if len(claim.pods) > 1 else ():
             if pod in record.pods:
-                shared.setdefault(pod, Counter()).update(record.held_claims.get(uid, {}))
-    return shared
+                shared.setdefault(pod, []).append(uid)
+    return {pod: _sum_held(record, claims) for pod, claims in shared.items()}
+
+
+def _sum_held(record: NodeRecord, claims: Iterable[str]) -> Counter[int]:
+    """Add up the units by card position that the words contain of claims."""
+    units: Counter[int] = Counter()
+    for uid in claims:
+        units.update({card: held for card, (held, _) in record.held_claims.get(uid, {}).items()})
+    return units
 
 
 def published_pod_units(record: NodeRecord, pod: PodRecord) -> ByPosition:

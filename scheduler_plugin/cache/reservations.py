@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from scheduler_plugin.cache.cards import CardAmounts, add_amounts, find_current_positions
+from allocator.cards import CardAmounts, add_amounts
+from scheduler_plugin.cache.cards import find_current_positions
 from scheduler_plugin.cache.node_arrays import NodeArrays
 
 ABOVE_ALL_PRIORITIES: Final = 1 << 31

@@ -161,7 +161,6 @@ class ClusterState:
             # What is later than the write itself was seen before an etcd restore.
             record.seen_version = -1
         record.held_claims = published.holds.claims
-        record.held_claims_compute = published.holds.claims_compute
         record.sizes, record.used = published.sizes, published.used
         record.uuids, record.indexes = published.uuids, published.indexes
         record.serves_claims = published.serves_claims

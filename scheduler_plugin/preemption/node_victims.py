@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from allocator.cards import Card
+from allocator.cards import Card, CardAmounts
 from allocator.place import place
 from allocator.podcards import ByPosition
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
-from scheduler_plugin.cache.cards import CardAmounts, build_charged_cards
+from scheduler_plugin.cache.cards import build_charged_cards
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
 from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import PodRecord

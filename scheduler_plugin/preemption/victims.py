@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from allocator.card_rules import group_by_model
+from allocator.cards import CardAmounts
 from allocator.place import place
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
-from scheduler_plugin.cache.cards import CardAmounts
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, keeps_budgets
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.reservations import Reservation

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from pytest_mock import MockerFixture
 
+from allocator.cards import CardAmounts
 from allocator.ids import device_names
 from allocator.ledger import release
 from allocator.names import COMPUTE_RESOURCE, DRA_API, NODE_HOLDS
@@ -165,7 +166,7 @@ async def test_a_claim_that_was_deleted_while_it_waited_takes_no_room() -> None:
 async def test_holds_names_the_claims_that_the_words_contain() -> None:
     async with dra_world() as world:
 
-        def held() -> Mapping[str, Mapping[int, int]]:
+        def held() -> Mapping[str, Mapping[int, CardAmounts]]:
             notes = world.api.node(NODE)["metadata"]["annotations"]
             return load_holds(notes[NODE_HOLDS]).claims
 
@@ -174,11 +175,11 @@ async def test_holds_names_the_claims_that_the_words_contain() -> None:
         await world.prepare("a")
         await world.prepare("of-limits")
         await until(
-            lambda: held() == {world.uids["a"]: {0: 5}} and world.used == [5, 2], "the claim in holds"
+            lambda: held() == {world.uids["a"]: {0: (5, 0)}} and world.used == [5, 2], "the claim in holds"
         )
         await world.kill_daemon()
         await world.start_daemon()
-        assert held() == {world.uids["a"]: {0: 5}}
+        assert held() == {world.uids["a"]: {0: (5, 0)}}
 
         await world.unprepare("a")
         await until(lambda: not held(), "no claim in holds")
@@ -233,7 +234,7 @@ async def test_the_compute_of_a_claim_counts_once_on_each_of_its_cards(mocker: M
         await world.claim("plain", (1, 2))
         await world.prepare("a", "plain")
         await until(lambda: published_compute(world) == (100, 30, 30), "the compute in the words")
-        assert held_claims(world).claims_compute == {world.uids["a"]: {0: 30, 1: 30}}
+        assert held_claims(world).claims[world.uids["a"]] == {0: (2, 30), 1: (3, 30)}
         assert {call.args[2] for call in granted.call_args_list if call.args[1] == {card(0): 2048}} == {30}
 
         async def told() -> list[int]:
@@ -248,7 +249,7 @@ async def test_the_compute_of_a_claim_counts_once_on_each_of_its_cards(mocker: M
         world.end_pod("pod-a")
         assert await world.unprepare("a") == {"a": ""}
         await until(lambda: published_compute(world) == (100, 0, 0), "free again")
-        assert not held_claims(world).claims_compute
+        assert world.uids["a"] not in held_claims(world).claims
 
 
 @pytest.mark.parametrize("of_limits", [False, True], ids=["a claim", "the claim of limits"])

@@ -269,7 +269,7 @@ def test_what_a_pod_holds_of_a_claim_that_others_share_stays_when_it_goes(
 ) -> None:
     """The pod asks for 4 by its limits, too; the words count all of it as the pod's."""
     state = ClusterState()
-    holds = Holds(9, frozenset({"uid-p"}), {"uid-p": {0: 14}}, {"uid-c": {0: 10}})
+    holds = Holds(9, frozenset({"uid-p"}), {"uid-p": {0: 14}}, {"uid-c": {0: (10, 0)}})
     extra = {**SERVES, NODE_HOLDS: dump_holds(holds)}
     state.apply_node(node("n", (16, 16), (14, 0), version=9, extra=extra), 0)
     state.apply_pod(pod("p", 4, node="n", version=4), 0)

@@ -1,6 +1,7 @@
 """Claims that others allocated: what `fit`, `why`, `top` and the dashboard say is free agrees with filter."""
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -127,7 +128,7 @@ def _sharing_pod() -> Pod:
     return msgspec.convert(made, Pod)
 
 
-ONE_HELD = Holds(9, frozenset({"uid-held"}), {"uid-held": {0: 10}}, {"uid-one": {0: 10}})
+ONE_HELD = Holds(9, frozenset({"uid-held"}), {"uid-held": {0: 10}}, {"uid-one": {0: (10, 0)}})
 
 
 def with_claims_on_two_cards(holds: Holds = ONE_HELD, compute: int = 0) -> str:
@@ -154,9 +155,7 @@ def with_claims_on_two_cards(holds: Holds = ONE_HELD, compute: int = 0) -> str:
 
 def test_the_compute_of_claims_is_told_of_cards_and_of_their_pods() -> None:
     """By `top`, `why` and the snapshot, also of a claim that the words do not hold yet."""
-    holds = Holds(
-        9, frozenset({"uid-held"}), {"uid-held": {0: 10}}, {"uid-one": {0: 10}}, {"uid-one": {0: 30}}
-    )
+    holds = replace(ONE_HELD, claims={"uid-one": {0: (10, 30)}})
     text = with_claims_on_two_cards(holds, compute=30)
     (row,) = build_rows(load_nodes(text, pods=True))
     assert [card.compute_in_use for card in row.cards] == [30, 30]
@@ -190,7 +189,7 @@ def test_words_without_a_pod_still_contain_the_claims() -> None:
     pod = msgspec.convert(pod_object("p", 1, node="n"), Pod)
     movable = MovablePod(pod, read_pod(pod, resource_name(1024)), {}, {}, OwnerReference())
     left = Cluster({"n": remove_from_words(found, movable)}, {}, 1024)
-    assert left.state.node_records["n"].held_claims == {"uid-one": {0: 10}}
+    assert left.state.node_records["n"].held_claims == {"uid-one": {0: (10, 0)}}
 
 
 def test_the_board_follows_claims_as_they_come_and_go() -> None:

@@ -52,7 +52,7 @@ def test_holds():
 
 def test_holds_with_claims():
     text = '{"seen":"7","uids":[],"claims":{"c":{"1":4},"d":{"0":2}},"claims_compute":{"c":{"1":30}}}'
-    holds = Holds(7, frozenset(), {}, {"d": {0: 2}, "c": {1: 4}}, {"c": {1: 30}})
+    holds = Holds(7, frozenset(), {}, {"d": {0: (2, 0)}, "c": {1: (4, 30)}})
     assert dump_holds(holds) == text
     assert load_holds(text) == holds
 

@@ -85,8 +85,8 @@ class ClaimedUnits:
         """Count the units of a claim on a node; all of a card counts once the node says how large that is."""
         record = self._state.node_records.get(node)
         if record is None or not (record.uuids and record.sizes):
-            return sum(units or 0 for _, units in claim.shares)
-        return sum(sum_shares(claim.shares, record.uuids, record.sizes).values())
+            return sum(share.units or 0 for share in claim.shares)
+        return sum(units for units, _ in sum_shares(claim.shares, record.uuids, record.sizes).values())
 
 
 def _describe_namespace(name: str) -> str:

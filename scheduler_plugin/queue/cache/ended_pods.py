@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from scheduler_plugin.cache.cards import CardAmounts, add_amounts
+from allocator.cards import CardAmounts, add_amounts
 from scheduler_plugin.cache.charges import NodeRecord
 from scheduler_plugin.cache.pod_cards import find_compute, published_pod_units, read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord

@@ -10,9 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from allocator.cards import Card
+from allocator.cards import Card, CardAmounts
 from allocator.request import Demand
-from scheduler_plugin.cache.cards import CardAmounts
 from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, drop_needless, read_node
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity

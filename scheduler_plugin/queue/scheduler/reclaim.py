@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
+from allocator.cards import CardAmounts
 from kubeapi.backoff import KeyedBackoff
-from scheduler_plugin.cache.cards import CardAmounts
 from scheduler_plugin.queue.cache.ended_pods import STILL_COUNTED_S
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.cache.queues import QueueState

@@ -226,8 +226,7 @@ class ModelDaemon:
                 for card in self.ledger.installed
             ),
             seen_version=self.pods.seen_version,
-            claims=place_claims(self.prepared.published.units, uuids),
-            claims_compute=place_claims(self.prepared.published.compute, uuids),
+            claims=place_claims(self.prepared.published, uuids),
         )
         item = self.api.objects["nodes"].get("uid-n") or {"metadata": {"name": NODE, "uid": "uid-n"}}
         node = msgspec.convert(item, type=NodeObject)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from allocator.cards import CardAmounts
 from allocator.names import MIB_PER_GIB, NODE_SERVES, PERCENT_RESOURCE, SERVES_CLAIMS
 from allocator.request import PodRequest
 from deviceplugin.allocation.ledger_service import LedgerService
@@ -78,8 +79,8 @@ class ClaimHost(Host):
     def _alive(self) -> set[str]:
         return {claim.pod_uid for claim in self.prepared}
 
-    def _held_claims(self) -> dict[str, dict[int, int]]:
-        return place_claims(self.prepared.published.units, [card.uuid for card in self.ledger.installed])
+    def _held_claims(self) -> dict[str, dict[int, CardAmounts]]:
+        return place_claims(self.prepared.published, [card.uuid for card in self.ledger.installed])
 
     def published(self, version: int) -> Json:
         made = super().published(version)

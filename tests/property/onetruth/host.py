@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from allocator.cards import Card
+from allocator.cards import Card, CardAmounts
 from allocator.errors import LedgerError
 from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.ledger import CheckpointEntry, Ledger, Pod
@@ -238,8 +238,8 @@ class Host:
         made["metadata"]["labels"] = {}
         return made
 
-    def _held_claims(self) -> dict[str, dict[int, int]]:
-        """Units by card position of the claims that the words contain, by UID."""
+    def _held_claims(self) -> dict[str, dict[int, CardAmounts]]:
+        """What the claims that the words contain have by card position, by UID."""
         return {}
 
     def copy(self) -> "Host":

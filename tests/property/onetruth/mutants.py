@@ -5,7 +5,7 @@ from allocator import podcards
 from gpupack.dashboard import records
 from gpupack.inventory import pod_cards
 from gpupack.whatif import cluster, live_cluster, node_results, snapshot
-from scheduler_plugin.cache import charges, claim_charges, published_nodes
+from scheduler_plugin.cache import charges, published_nodes
 from scheduler_plugin.cache import pod_cards as freed
 from scheduler_plugin.scheduling import filtering, node_fit
 from tests.property.kernel.mutant import Mutant
@@ -49,7 +49,7 @@ MUTANTS = tuple(
             "a pod that was just bound counts in top",
             pod_cards.join_pods,
             "_RULES.sum_by_card(node, charges)",
-            "[0] * len(cards)",
+            "([0] * len(cards), {})",
         ),
         (
             "a pod that was just bound counts in the dashboard",
@@ -65,9 +65,9 @@ MUTANTS = tuple(
         ),
         (
             "what the words contain of a claim counts once",
-            claim_charges.HeldClaims.find_missing,
-            "_subtract(due, self.units.get(claim.uid, {}))",
-            "due",
+            charges.NodeRecord.find_missing,
+            "self.held_claims.get(claim.uid, {})",
+            "{}",
         ),
         (
             "a claim that was just allocated counts in top",

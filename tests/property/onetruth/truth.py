@@ -145,7 +145,7 @@ def unheld_claims(scene: Scene, name: str) -> Iterator[tuple[str, int]]:
                 for result in claim["status"]["allocation"]["devices"]["results"]
                 if (result["pool"], result["device"]) == (name, named[uuid])
             )
-            yield uuid, max(0, units - held.get(uid, {}).get(at, 0))
+            yield uuid, max(0, units - held.get(uid, {}).get(at, (0, 0))[0])
 
 
 def fits(cards: Sequence[Card], request: PodRequest) -> bool:

@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: compute of a pod that no node holds counts",
-        charges.ChargeRules.sum_compute_by_card,
+        charges.ChargeRules.sum_by_card,
         "if charge.request.asks_compute:",
         "if False:",
         compute,
