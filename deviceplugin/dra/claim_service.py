@@ -27,6 +27,8 @@ from kubeapi.paths import make_pod_path, quote_segment
 
 log = structlog.get_logger(__name__)
 
+_decode_claim: Final = msgspec.json.Decoder(ClaimObject).decode
+
 ROOM_WAIT_S: Final = 40.0
 """Longest wait of a claim for room. The kubelet gives up after 45 s, and asks again a minute later."""
 
@@ -191,16 +193,11 @@ class ClaimService:
             if _units(shares) != known.units:
                 return
             # No await from here on until the shares count for the other pod.
-            containers = shares_by_container(pod, known.name, shares)
-            ids = _divide(known, shares)
             moved = msgspec.structs.replace(
                 known,
                 pod_uid=pod.runtime_uid,
                 pod_name=pod.metadata.name,
-                ids={
-                    container: [text for share in mine for text in ids[share]]
-                    for container, mine in containers.items()
-                },
+                ids=_ids_by_container(pod, known.name, shares, _divide(known, shares)),
             )
             self._prepared.add(moved)
             self._account.read_checkpoint()
@@ -324,11 +321,14 @@ class ClaimService:
 
     async def _claim(self, namespace: str, name: str, uid: str) -> ClaimObject:
         path = f"{make_claims_path(quote_segment(namespace))}/{quote_segment(name)}"
-        claim = await self._read(path, ClaimObject, f"claim {namespace}/{name}")
+        what = f"claim {namespace}/{name}"
+        try:
+            body = await self._api.get(path, timeout_s=READ_TIMEOUT_S)
+            claim = decode_answer(body, _decode_claim, "a ResourceClaim")
+        except KubeApiError as error:
+            raise AllocationRefusedError("not-ready", f"{what} cannot be read: {error}") from error
         if claim.metadata.uid != uid:
-            raise AllocationRefusedError(
-                "unknown", f"claim {namespace}/{name} has UID {claim.metadata.uid}, not {uid}"
-            )
+            raise AllocationRefusedError("unknown", f"{what} has UID {claim.metadata.uid}, not {uid}")
         return claim
 
     async def _pod(self, claim: ClaimObject) -> PodObject:
@@ -347,13 +347,6 @@ class ClaimService:
             if pod.metadata.uid == uid and pod.spec.node_name == self._node_name:
                 return pod
         raise AllocationRefusedError("not-ready", f"{what} is reserved for no pod of node {self._node_name}")
-
-    async def _read(self, path: str, kind: type[ClaimObject], what: str) -> ClaimObject:
-        try:
-            body = await self._api.get(path, timeout_s=READ_TIMEOUT_S)
-            return decode_answer(body, msgspec.json.Decoder(kind).decode, "an object")
-        except KubeApiError as error:
-            raise AllocationRefusedError("not-ready", f"{what} cannot be read: {error}") from error
 
     def _has_room_or_never(self, pod: PodObject, shares: Sequence[ClaimShare]) -> bool:
         """Tell whether there is no more to wait for: the shares can be had, or their card is gone."""
@@ -411,17 +404,13 @@ class ClaimService:
 
     def _make(self, claim: ClaimObject, pod: PodObject, shares: Sequence[ClaimShare]) -> PreparedClaim:
         ids = self._ids(pod.runtime_uid, shares)
-        containers = shares_by_container(pod, claim.metadata.name, shares)
         return PreparedClaim(
             uid=claim.metadata.uid,
             namespace=claim.metadata.namespace,
             name=claim.metadata.name,
             pod_uid=pod.runtime_uid,
             pod_name=pod.metadata.name,
-            ids={
-                container: [text for share in mine for text in ids[share]]
-                for container, mine in containers.items()
-            },
+            ids=_ids_by_container(pod, claim.metadata.name, shares, ids),
             shares=tuple(shares),
             is_for_limits=claim.is_for_limits,
         )
@@ -480,6 +469,15 @@ def _divide(claim: PreparedClaim, shares: Sequence[ClaimShare]) -> dict[ClaimSha
         found[share] = [text for text in left if parse_device_id(text)[0] == share.uuid][: share.units]
         left = [text for text in left if text not in found[share]]
     return found
+
+
+def _ids_by_container(
+    pod: PodObject, claim: str, shares: Sequence[ClaimShare], ids: Mapping[ClaimShare, list[str]]
+) -> dict[str, list[str]]:
+    return {
+        container: [text for share in mine for text in ids[share]]
+        for container, mine in shares_by_container(pod, claim, shares).items()
+    }
 
 
 def _units(shares: Sequence[ClaimShare]) -> dict[str, int]:

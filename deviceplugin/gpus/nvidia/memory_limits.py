@@ -37,6 +37,7 @@ from deviceplugin.gpus.api.memory_limits import (
     LimitReading,
     LimitSupport,
 )
+from deviceplugin.gpus.nvidia.nvml_calls import read_driver_version
 
 SINCE: Final = "driver 615 (CUDA 13.4) or later"
 BINDINGS_SINCE: Final = "nvidia-ml-py 13.615 or later"
@@ -96,10 +97,7 @@ class NvmlLimits:
         """Set the hard limit, and no soft one; see `MemoryLimits.set`."""
         if hard_mib <= 0:
             raise LimitError("refused", f"limit of {hard_mib} MiB on card {uuid}; allowed: 1 MiB or more")
-        wanted = pynvml.c_nvmlSetMemoryLimits_v1_t(
-            nameSpace=str(cgroup).encode(), softLimit=0, hardLimit=hard_mib * MIB
-        )
-        self._call(CALLS[0], uuid, cgroup, wanted, f"limit of {hard_mib} MiB")
+        self._call(CALLS[0], uuid, cgroup, _limit(cgroup, hard_mib * MIB), f"limit of {hard_mib} MiB")
 
     def read(self, uuid: str, cgroup: Path) -> LimitReading:
         found = _reading(cgroup)
@@ -112,10 +110,7 @@ class NvmlLimits:
 
     def clear(self, uuid: str, cgroup: Path) -> None:
         """Set the limits that mean none, as the reference of `nvmlSetMemoryLimits_v1_t` says."""
-        none = pynvml.c_nvmlSetMemoryLimits_v1_t(
-            nameSpace=str(cgroup).encode(), softLimit=0, hardLimit=_UNLIMITED
-        )
-        self._call(CALLS[0], uuid, cgroup, none, "no limit")
+        self._call(CALLS[0], uuid, cgroup, _limit(cgroup, _UNLIMITED), "no limit")
 
     def container_envs(self, hard_mib: int) -> Mapping[str, str]:
         """Return both variables, because the container toolkit's hook requires both; 0 is no soft limit."""
@@ -189,10 +184,7 @@ class NvmlLimits:
         probe = self._probe_parent() / PROBE
         probe.mkdir(exist_ok=True)
         try:
-            argument = pynvml.c_nvmlSetMemoryLimits_v1_t(
-                nameSpace=str(probe).encode(), softLimit=0, hardLimit=PROBE_MIB * MIB
-            )
-            pynvml.nvmlDeviceSetMemoryLimits_v1(handle, argument)
+            pynvml.nvmlDeviceSetMemoryLimits_v1(handle, _limit(probe, PROBE_MIB * MIB))
             found = _reading(probe)
             try:
                 pynvml.nvmlDeviceGetMemoryLimits_v1(handle, found)
@@ -215,6 +207,12 @@ def _lacks_files(error: Any, cgroup: Path) -> bool:
     return error.value == pynvml.NVML_ERROR_NOT_FOUND and not (cgroup / DMEM_FILE).exists()
 
 
+def _limit(cgroup: Path, hard_bytes: int) -> Any:
+    return pynvml.c_nvmlSetMemoryLimits_v1_t(
+        nameSpace=str(cgroup).encode(), softLimit=0, hardLimit=hard_bytes
+    )
+
+
 def _reading(cgroup: Path) -> Any:
     return pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=str(cgroup).encode())
 
@@ -222,9 +220,11 @@ def _reading(cgroup: Path) -> Any:
 def _classify_error(error: Any) -> tuple[LimitSupport, bool]:
     """Tell what an error of the driver says of its limits, and whether that is for good."""
     if error.value == _ABSENT:
-        return LimitSupport(False, f"driver {_driver_version()} has no call for memory limits", SINCE), True
+        return LimitSupport(
+            False, f"driver {read_driver_version()} has no call for memory limits", SINCE
+        ), True
     if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
-        return LimitSupport(False, f"driver {_driver_version()} does not hold memory limits", SINCE), True
+        return LimitSupport(False, f"driver {read_driver_version()} does not hold memory limits", SINCE), True
     if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
         return _forbidden(error), True
     return LimitSupport(False, f"the driver does not say whether it limits memory: {error}"), False
@@ -233,10 +233,3 @@ def _classify_error(error: Any) -> tuple[LimitSupport, bool]:
 def _forbidden(error: Any) -> LimitSupport:
     """Say that this process lacks the right, which is final: only a new process can get it."""
     return LimitSupport(False, f"the driver refuses to limit memory: {error}", RIGHT, is_forbidden=True)
-
-
-def _driver_version() -> str:
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return "of unknown version"

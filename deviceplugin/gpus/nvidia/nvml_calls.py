@@ -77,6 +77,10 @@ def call_optional(call: Callable[[], Any]) -> Any:
         return None
 
 
+def read_driver_version() -> str:
+    return str(call_optional(pynvml.nvmlSystemGetDriverVersion) or "of unknown version")
+
+
 def handle_address(handle: Any) -> int | None:
     """Return the address of a handle, which identifies it; None for a null pointer."""
     try:

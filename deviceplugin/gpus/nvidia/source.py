@@ -229,7 +229,7 @@ class NvmlGpus:
         return self._events.take_events(timeout_s)
 
     def driver_version(self) -> str:
-        return str(calls.call_optional(pynvml.nvmlSystemGetDriverVersion) or "of unknown version")
+        return calls.read_driver_version()
 
     def memory_info(self, uuid: str) -> MemoryInfo:
         """Read what the driver says of a card's memory, as it says it.
