@@ -37,59 +37,26 @@ def test_a_pipe_says_the_same_as_the_file(run, file):
     assert run("-f", "-", "-o", "json", stdin=file.read_bytes()) == run("-f", file, "-o", "json")
 
 
-def test_table(run, file):
+def test_tables(run, file):
     status, out, err = run("-f", file)
     assert (status, err) == (0, "")
-    head, *lines, sums = out.splitlines()
-    assert head.split() == ["NODE", "STATUS", "UNIT", "USED", "CARDS"]
+    _, *lines, sums = out.splitlines()
     assert sums == "gpupack.io/gpu-memory-gib: 23/86 in use, whole cards free: 1, largest request: 36"
     assert [line.split()[0] for line in lines] == ["gpu-0", "gpu-1", "odd"]
-    assert "14/28" in lines[0]
-    assert "8/44" in lines[1]
-    assert '"soup"' in lines[2]
     assert "\x1b" not in out
-
-
-def test_wide(run, file):
+    assert "GPU-a" not in out
     status, out, _ = run("-f", file, "-o", "wide")
-    assert status == 0
-    assert [line.split()[:3] for line in out.splitlines()[1:-1]] == [
-        ["gpu-0", "Ready", "0"],
-        ["gpu-0", "Ready", "1"],
-        ["gpu-1", "Ready", "0"],
-        ["odd", "Ready", "0"],
-    ]
-    assert "GPU-a" in out
+    assert (status, "GPU-a" in out) == (0, True)
 
 
-def test_no_cards_at_all(run):
-    nothing = json.dumps({"kind": "List", "items": [node("cpu-0")]}).encode()
-    assert run("-f", "-", stdin=nothing) == (0, "No node publishes GPU cards.\n", "")
-    assert run("-f", "-", "-o", "json", stdin=nothing) == (0, "[]\n", "")
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "the input is empty"),
-        (b"\n", "the input is empty"),
-        (b"NAME STATUS\nn1 Ready\n", "the input is not JSON"),
-        (b"\xff\xfe\x00", "the input is not JSON"),
-        (b"[" * 100_000, "the input is not JSON"),
-        (b'{"items": 5}', "the input does not hold nodes"),
-        (b'{"items": [{"kind": "Pod", "metadata": {"name": "p"}}]}', 'the input holds a "Pod", "p"'),
-        (b"17", "the input does not hold nodes"),
-    ],
-    ids=["empty", "blank", "table", "bytes", "deep", "items", "pods", "number"],
-)
 @pytest.mark.parametrize("through", ["file", "pipe"])
-def test_rubbish(run, tmp_path, content, said, through):
-    path = tmp_path / "rubbish"
+def test_rubbish(run, tmp_path, through):
+    path, content = tmp_path / "rubbish", b"\xff\xfe\x00"
     path.write_bytes(content)
     status, out, err = run("-f", path) if through == "file" else run("-f", "-", stdin=content)
     assert (status, out) == (2, "")
     place = f"{path}: " if through == "file" else ""
-    assert err.startswith(f"gpupack: {place}{said}")
+    assert err.startswith(f"gpupack: {place}the input is not JSON")
     assert err.endswith("allowed: the output of `kubectl get nodes -o json`\n")
     assert err.count("\n") == 1
 
@@ -98,21 +65,6 @@ def test_files_that_cannot_be_read(run, tmp_path):
     missing = tmp_path / "missing"
     assert run("-f", missing) == (2, "", f"gpupack: {missing}: No such file or directory\n")
     assert run("-f", tmp_path) == (2, "", f"gpupack: {tmp_path}: Is a directory\n")
-
-
-def test_a_cluster(run, tmp_path):
-    async def ask(look):
-        async with ApiServer() as api:
-            for item in CLUSTER["items"]:
-                meta = item["metadata"]
-                api.add_node(meta["name"], None, item["status"]["capacity"], meta["annotations"])
-            config = api.kubeconfig(tmp_path / "kubeconfig")
-            return await asyncio.to_thread(look, config)
-
-    status, out, err = asyncio.run(ask(lambda config: run("--kubeconfig", config, "-o", "json")))
-    assert (status, err) == (0, "")
-    assert [record["node"] for record in json.loads(out)] == ["gpu-0", "gpu-1", "odd"]
-    assert json.loads(out)[:2] == RECORDS[:2]
 
 
 def test_who_may_not_list_claims_is_told_that_they_do_not_count(run, tmp_path):

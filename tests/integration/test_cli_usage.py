@@ -162,29 +162,16 @@ def test_options_that_do_not_parse(run, arguments, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"gpus": "amd"}, "--gpus 'amd'; allowed: nvml, simulated"),
-        ({"profile": None}, "--profile: required with --gpus simulated"),
-        ({"gpus": "nvml"}, "--profile '2xt4': allowed with --gpus simulated only"),
         ({"profile": "9xt4"}, "profile 9xt4: cannot be read: No such file or directory; allowed:"),
         ({"profile": "{folder}/rubbish"}, "/rubbish: not YAML"),
         ({"profile": "{folder}/empty"}, "/empty: "),
         ({"profile": "{folder}"}, "Is a directory"),
-        ({"kubeconfig": "{folder}/nowhere"}, "/nowhere'; allowed: a file that exists"),
         ({"kubeconfig": "{folder}/rubbish"}, "/rubbish cannot be used: "),
         ({"kubeconfig": "{folder}/empty"}, "/empty cannot be used: "),
         ({"kubeconfig": "{folder}/text"}, "/text cannot be used; allowed: YAML with lists of clusters"),
-        ({"device_plugin_dir": "{folder}/nowhere"}, "allowed: a folder that exists"),
-        ({"node_name": ""}, "--node-name ''; allowed: the name of a Node object"),
-        ({"node_name": "a b"}, "--node-name 'a b'; allowed: the name of a Node object, lower case letters"),
-        ({"unit_mib": 0}, "unit of 0 MiB; allowed: 1 to 16777215 MiB"),
         ({"unit_mib": 20000}, "unit of 20000 MiB: no card holds one; allowed here are units of up to 14912"),
         ({"profile": "8xh200", "unit_mib": 1}, "allowed here are units of "),
-        ({"http": "8911"}, "--http '8911'; allowed: HOST:PORT"),
-        ({"http": "localhost:99999"}, "allowed: HOST:PORT with a port from 0 to 65535"),
         ({"http": "{taken}"}, "Address already in use"),
-        ({"card_policy": "best"}, f'card policy "best"; allowed: {CARD_POLICIES.allowed}'),
-        ({"quiet_s": "nan"}, "--quiet-s nan; allowed: 0 or more"),
-        ({"log_level": "loud"}, "--log-level 'loud'; allowed: debug, info, warning, error"),
     ],
 )
 def test_a_daemon_that_cannot_start(run, folder, taken, changes, said):
@@ -207,55 +194,27 @@ def test_all_faults_at_once(run, folder):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kubeconfig": "{folder}/nowhere"}, "/nowhere': no such file"),
         ({"kubeconfig": "{folder}/rubbish"}, "/rubbish cannot be used: "),
-        ({"http": "8910"}, "http '8910'; allowed: HOST:PORT"),
         ({"http": "{taken}"}, "Address already in use"),
         ({"node-policy": "best"}, f'node policy "best"; allowed: {NODE_POLICIES.allowed}'),
-        ({"node-policy-parameter": "alpha=1"}, 'parameter "alpha" does not exist; allowed: workload'),
-        ({"card-policy": "best"}, f'card policy "best"; allowed: {CARD_POLICIES.allowed}'),
-        ({"shortlist": -1}, "--shortlist -1; allowed: 0 (all) to 100000"),
-        ({"unit-mib": -5}, "unit of -5 MiB; allowed: 1 to 16777215 MiB"),
-        ({"bind-timeout": 0}, "bind timeout 0 s; allowed: more than 0"),
-        ({"stale-after": "nan"}, "--stale-after nan; allowed: 10 or more"),
-        ({"stale-after": 9.5}, "--stale-after 9.5; allowed: 10 or more"),
-        ({"lease-name": "a/b"}, "--lease-name 'a/b'; allowed: lower case letters, digits, "),
-        ({"lease-namespace": "Kube"}, "--lease-namespace 'Kube'; allowed: lower case letters, digits "),
-        ({"tls-cert-file": "{folder}/rubbish"}, "allowed: both files or none"),
-        ({"tls-client-ca-file": "{folder}/rubbish"}, "allowed with a TLS certificate and key only"),
-        (
-            {"tls-cert-file": "{folder}/rubbish", "tls-key-file": "{folder}/rubbish"},
-            "cannot be used: ",
-        ),
-        ({"log-level": "loud"}, "--log-level 'loud'; allowed: debug, info, warning, error"),
+        ({"tls-cert-file": "{folder}/rubbish", "tls-key-file": "{folder}/rubbish"}, "cannot be used: "),
     ],
 )
 def test_an_extender_that_cannot_start(run, folder, taken, options, said):
-    flags = ["--leader-elect"] if any(name.startswith("lease-") for name in options) else []
     options = {"kubeconfig": "{folder}/kubeconfig", "http": "127.0.0.1:0", **options}
     arguments = [
         f"--{name}={str(value).format(folder=folder, taken=taken)}" for name, value in options.items()
     ]
-    status, out, err = run("scheduler", *flags, *arguments)
+    status, out, err = run("scheduler", *arguments)
     assert (status, out) == (2, "")
     assert ONE_LINE.match(err), err
     assert said in err
 
 
 @pytest.mark.parametrize("command", ["node", "scheduler", "top"])
-@pytest.mark.parametrize(
-    ("cluster", "user", "said"),
-    [
-        ({"server": "http://[::1"}, {}, "server 'http://[::1'; allowed: http://HOST[:PORT] and https://"),
-        ({}, {}, "server missing; allowed: "),
-        ({"server": "http://h:1"}, {"token": "a\nb"}, "the token has a line break "),
-        ({"server": "https://h:1"}, None, "server 'https://h:1' and a context without user: allowed "),
-    ],
-)
-def test_a_kubeconfig_that_cannot_be_used(run, folder, command, cluster, user, said):
+def test_a_kubeconfig_that_cannot_be_used(run, folder, command):
     config = json.loads((folder / "kubeconfig").read_text())
-    config["clusters"][0]["cluster"] = {"insecure-skip-tls-verify": True, **cluster}
-    config["users"] = [] if user is None else [{"name": "x", "user": user}]
+    config["users"] = [{"name": "x", "user": {"token": "a\nb"}}]
     (folder / "kubeconfig").write_text(json.dumps(config))
     arguments = {
         "node": node_arguments(folder),
@@ -265,7 +224,7 @@ def test_a_kubeconfig_that_cannot_be_used(run, folder, command, cluster, user, s
     status, out, err = run(*arguments)
     assert (status, out) == (2, "")
     assert ONE_LINE.match(err), err
-    assert f"{folder}/kubeconfig: {said}" in err
+    assert f"{folder}/kubeconfig: the token has a line break " in err
 
 
 @pytest.mark.parametrize("command", ["node", "scheduler", "top"])

@@ -182,8 +182,6 @@ async def test_health_and_metrics(client: Client) -> None:
     ("path", "body", "status", "message"),
     [
         ("/filter", b"rubbish", 400, "ExtenderArgs is not JSON but b'rubbish': "),
-        ("/filter", b"{}", 422, "without Pod"),
-        ("/prioritize", b"{]", 400, "not JSON"),
         ("/bind", b'{"PodName":"p"}', 422, "without PodNamespace, PodUID, Node"),
         ("/bind", b'{"PodName":3}', 422, "Expected `str`"),
         ("/preempt", b"1", 422, "another shape"),

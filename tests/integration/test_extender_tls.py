@@ -9,10 +9,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from click.testing import CliRunner
 
 from allocator.names import LEADER_LABEL
-from gpupack.cli.app import cli
 from scheduler_plugin.app import run
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.settings import Settings
@@ -166,18 +164,6 @@ async def test_the_certificates_of_the_installation_page_are_what_both_sides_nee
                 f"{client.url}/filter", data=b"{}", ssl=trust, server_hostname=host
             ) as answer:
                 assert answer.status == status
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--http=:0"], "http ':0': whoever reaches it could bind and evict pods; allowed: a loopback"),
-        (["--http=:0", "--anonymous-auth", "--tls-client-ca-file=c"], "allowed: one of the two"),
-    ],
-)
-def test_an_extender_that_would_be_open_to_all_does_not_start(options: list[str], says: str) -> None:
-    done = CliRunner().invoke(cli, ["scheduler", *options])
-    assert (done.exit_code, says in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 
 
 async def test_settings_that_cannot_work_stop_the_start(tmp_path: Path) -> None:

@@ -22,17 +22,36 @@ from tests.ask_world import Node, Pod, World, by_extender, without_words
 GIB = resource_name(1024)
 
 
-def test_too_little_cpu_names_the_node_with_the_most_left_and_no_card():
-    world = World(
-        (Node("a", cpu=4), Node("b", cpu=8)), (Pod("used", 1, "b", (0,), cpu=1), Pod("p", 4, cpu=50))
-    )
+@pytest.mark.parametrize(
+    ("reason", "resource", "asked", "there", "said"),
+    [
+        ("Cpu", "cpu", "50", ("4", "8"), "the most cpu that a node has left is 7 cpu, asked 50 cpu"),
+        ("Memory", "memory", "9000Gi", ("7000Gi", "8000Gi"), "left is 8192000 MiB, asked 9216000 MiB"),
+        ("NodeSum", GIB, "8", ("3", "6"), "too little is left (5 GiB)"),
+    ],
+)
+def test_too_little_of_a_node_names_the_node_with_the_most_left_and_no_card(
+    reason, resource, asked, there, said
+):
+    def ask(pod):
+        for amounts in pod["spec"]["containers"][0]["resources"].values():
+            amounts[resource] = asked
 
-    answer = explain_pod(world.cluster, "default", "p")
+    def has(amount):
+        return lambda node: node["status"]["allocatable"].update({resource: amount})
+
+    world = World((Node("a"), Node("b")), (Pod("used", 1, "b", (0,), cpu=1), Pod("p", 4)))
+    answer = explain_pod(world.changed(p=ask, a=has(there[0]), b=has(there[1])).cluster, "default", "p")
 
     (group,) = answer.nodes
-    assert (group.reason, group.best.node, group.best.card, group.best.free_units) == ("Cpu", "b", None, None)
-    assert group.text == "the most cpu that a node has left is 7 cpu, asked 50 cpu"
-    assert "asked 50 cpu (node b)" in format_why(answer)
+    assert (group.reason, group.best.node, group.best.card, group.best.free_units) == (
+        reason,
+        "b",
+        None,
+        None,
+    )
+    assert said in group.text
+    assert "(node b)" in format_why(answer)
 
 
 COMPUTE_TAKEN = (
@@ -198,36 +217,6 @@ def test_a_share_in_percent_names_the_card_that_lacks_least_and_not_the_largest_
 
     assert group.text == "the closest card has 6 GiB free, 50 percent of it is 8 GiB: 2 GiB short"
     assert (group.best.node, group.best.free_units) == ("a", 6)
-
-
-def test_too_little_host_memory_names_the_node_with_the_most_left_and_no_card():
-    def ask(pod):
-        pod["spec"]["containers"][0]["resources"]["requests"]["memory"] = "9000Gi"
-
-    def larger(node):
-        node["status"]["allocatable"]["memory"] = "8000Gi"
-
-    world = World((Node("a"), Node("b")), (Pod("p", 4),)).changed(p=ask, b=larger)
-    answer = explain_pod(world.cluster, "default", "p")
-
-    (group,) = answer.nodes
-    assert (group.reason, group.best.node, group.best.card) == ("Memory", "b", None)
-    assert "(node b)" in format_why(answer)
-
-
-def test_too_little_of_the_nodes_sum_names_the_node_with_the_most_left_and_no_card():
-    def less(units):
-        def change(node):
-            node["status"]["allocatable"][GIB] = str(units)
-
-        return change
-
-    cluster = World((Node("a"), Node("b")), (Pod("p", 8),)).changed(a=less(3), b=less(5)).cluster
-
-    (group,) = explain_pod(cluster, "default", "p").nodes
-
-    assert (group.reason, group.best.node, group.best.card) == ("NodeSum", "b", None)
-    assert "too little is left (5 GiB)" in group.text
 
 
 def test_a_limit_of_zero_is_refused_with_the_reason():

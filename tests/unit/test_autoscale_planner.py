@@ -35,6 +35,11 @@ from tests.cluster_builders import MEMORY
 from tests.queue_world import pod_group
 
 
+def node_terms(placeholder):
+    affinity = placeholder.spec["affinity"]["nodeAffinity"]
+    return affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+
+
 def asked(plan):
     return sorted(
         (int(each.spec["containers"][0]["resources"]["limits"][MEMORY]), *each.stands_for)
@@ -51,13 +56,6 @@ def test_a_pod_that_fits_by_the_sum_and_on_no_card_gets_a_placeholder():
     spec = plan.placeholders[0].spec
     assert spec["schedulerName"] == "gpupack-placeholder"
     assert "affinity" not in spec, "no node has 160 by its sum, so none has to be kept out"
-
-
-def test_a_pod_that_is_short_by_the_sum_itself_needs_no_help():
-    nodes, pods = fragments(free=10)
-    plan = plan_of(grown(nodes, [*pods, waits("waits", 40)]))
-
-    assert (asked(plan), outcomes(plan)) == ([], {"waits": "sum_short"})
 
 
 KARPENTER = AutoscaleSettings(autoscaler="karpenter").rules()
@@ -187,6 +185,10 @@ def test_a_pod_that_names_its_node_gets_none():
     assert outcomes(plan_of(grown(nodes, [*pods, pod]))) == {"waits": "no_shape"}
 
 
+def name_batch_mode(item):
+    item["spec"]["schedulerName"] = "gpupack-batch"
+
+
 def gate(item):
     item["spec"]["schedulingGates"] = [{"name": "gpupack.io/queue"}]
 
@@ -205,7 +207,7 @@ def requeue(item):
 
 def wait_for_quota(item):
     """As batch mode says it of a pod without a gate."""
-    item["spec"]["schedulerName"] = "gpupack-batch"
+    name_batch_mode(item)
     item["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Quota"}]
 
 
@@ -217,21 +219,14 @@ def wait_for_quota(item):
         (nominate, "reserved"),
         (not_tried, "not_tried"),
         (wait_for_quota, "not_tried"),
+        (name_batch_mode, "asked"),
     ],
 )
-def test_pods_that_wait_for_something_else_ask_for_nothing(change, outcome):
+def test_only_pods_that_wait_for_room_ask_for_a_node(change, outcome):
     nodes, pods = fragments()
     plan = plan_of(grown(nodes, [*pods, waits("waits", 40)], waits=change))
-    assert (asked(plan), outcomes(plan)) == ([], {"waits": outcome})
-
-
-def test_a_pod_that_waits_for_room_in_batch_mode_asks_for_a_node():
-    def name_batch_mode(item):
-        item["spec"]["schedulerName"] = "gpupack-batch"
-
-    nodes, pods = fragments()
-    plan = plan_of(grown(nodes, [*pods, waits("waits", 40)], waits=name_batch_mode))
-    assert outcomes(plan) == {"waits": "asked"}
+    assert outcomes(plan) == {"waits": outcome}
+    assert bool(asked(plan)) == (outcome == "asked")
 
 
 def test_a_node_is_asked_for_after_the_grace_time_only():
@@ -348,8 +343,7 @@ def test_a_node_that_looks_free_and_is_full_is_kept_out():
     full = Node("n2", (80, 80), foreign=(79, 79))
     plan = plan_of(grown([*nodes, full], [*pods, waits("waits", 40)]))
 
-    terms = plan.placeholders[0].spec["affinity"]["nodeAffinity"]
-    assert terms["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] == [
+    assert node_terms(plan.placeholders[0]) == [
         {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n2"]}]}
     ]
 
@@ -372,8 +366,7 @@ def test_for_karpenter_a_label_of_ours_keeps_nodes_out():
     ]
     plan = plan_of(grown([*nodes, *full], [*pods, waits("waits", 40)]), rules=rules)
     (made,) = plan.placeholders
-    terms = made.spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    (expression,) = terms["nodeSelectorTerms"][0]["matchExpressions"]
+    (expression,) = node_terms(made)[0]["matchExpressions"]
     assert (expression["key"], expression["operator"]) == (key, "NotIn")
     digest = plan.unlabelled[long_name]
     assert 0 < len(digest) <= 63
@@ -385,28 +378,19 @@ def test_a_placeholder_has_the_rules_of_its_pods():
     nodes, pods = fragments(taints=("team-b",), labels=(("pool", "g1"), ("zone", "a")))
     pod = waits("waits", 40, tolerates=("team-b", "other"), selector=(("pool", "g1"),), cpu=3)
 
+    expressions = [{"key": "zone", "operator": "In", "values": ["a", "b"]}]
+    terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+    zone = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
     def affinity(item):
-        expressions = [{"key": "zone", "operator": "In", "values": ["a", "b"]}]
-        item["spec"]["affinity"] = {
-            "nodeAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": {
-                    "nodeSelectorTerms": [{"matchExpressions": expressions}]
-                }
-            }
-        }
+        item["spec"]["affinity"] = zone
 
     (made,) = plan_of(grown(nodes, [*pods, pod], waits=affinity)).placeholders
     assert made.spec["nodeSelector"] == {"pool": "g1"}
     assert made.spec["tolerations"] == [
         {"key": "team-b", "operator": "Equal", "value": "", "effect": "NoSchedule"}
     ]
-    assert made.spec["affinity"]["nodeAffinity"] == {
-        "requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [
-                {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}
-            ]
-        }
-    }
+    assert made.spec["affinity"] == zone
     assert made.spec["containers"][0]["resources"]["requests"]["cpu"] == "3000m"
 
 
@@ -418,8 +402,7 @@ def test_a_label_keeps_placeholders_from_nodes_that_would_not_help():
     pod = waits("waits", 80, count=2)
     plan = plan_of(grown([*nodes, large], [*pods, there, pod]))
     (made,) = plan.placeholders
-    terms = made.spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert terms["nodeSelectorTerms"] == [
+    assert node_terms(made) == [
         {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["small"]}]}
     ]
 
@@ -492,26 +475,10 @@ def test_a_declared_shape_lets_a_group_grow_that_has_no_node_yet():
 
 
 def test_without_any_node_with_cards_nothing_can_be_learned():
-    plan = plan_of(empty_cluster())
+    plan = plan_of(Cluster({}, grown([Node("n1")], [waits("waits", 40)]).cluster.pods, 1024))
     assert outcomes(plan) == {"waits": "no_shape"}
     (said,) = plan.pods.values()
     assert "none is declared (--shapes)" in said.text
-
-
-def empty_cluster():
-    from gpupack.whatif.cluster import Cluster  # noqa: PLC0415
-
-    world = grown([Node("n1")], [waits("waits", 40)])
-    cluster = world.cluster
-    return Cluster({}, cluster.pods, 1024)
-
-
-def test_placeholders_are_alike_for_the_same_need():
-    nodes, pods = fragments()
-    world = grown(nodes, [*pods, waits("waits", 40)])
-    one, other = (plan_of(world).placeholders[0] for _ in range(2))
-    assert one.fingerprint == other.fingerprint
-    assert one.manifest("ns", 1) == other.manifest("ns", 1)
 
 
 def test_many_nodes_that_look_free_are_kept_out_by_a_label_where_there_is_one():
@@ -524,8 +491,7 @@ def test_many_nodes_that_look_free_are_kept_out_by_a_label_where_there_is_one():
     def expressions(number):
         world = grown([*small, *large[:number]], [*there[: 4 * number], *there[-2:], waits("waits", 35)])
         (made,) = plan_of(world).placeholders
-        terms = made.spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-        return terms["nodeSelectorTerms"][0]["matchExpressions"]
+        return node_terms(made)[0]["matchExpressions"]
 
     names = [node.name for node in large]
     assert expressions(20) == [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": names[:20]}]

@@ -46,17 +46,6 @@ def test_what_is_released_is_bound_in_any_order(seed: int) -> None:
         committer.assume("default", name, member.uid, member.node, 0)
 
 
-def test_a_first_annotation_replaces_none_that_was_not_seen() -> None:
-    world = QueueWorld("mode: batch\nqueues: [{name: a}]")
-    bare, noted = world.pod("p"), world.pod("q", annotations={"mine": "1"})
-    paths = {
-        uid: [step["path"] for step in make_admission_patch(world.queue.queued_pods[uid], "n", ["GPU-1"])]
-        for uid in (bare, noted)
-    }
-    assert paths[bare][-2:] == ["/metadata/resourceVersion", "/metadata/annotations"]
-    assert paths[noted][-1] == "/metadata/annotations/gpupack.io~1planned"
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_room_is_kept_where_the_least_must_become_free(seed: int) -> None:
     """The arrays rule nodes out; whoever is asked one by one says the same."""

@@ -53,22 +53,6 @@ def test_a_gang_is_released_whole_or_not_at_all() -> None:
     assert sorted(world.admitted()) == ["g0", "g1", "g2"]
 
 
-def test_a_gang_waits_for_its_last_pod(world: QueueWorld) -> None:
-    """And is complete with it."""
-    world.pod("g0", gang="g", size=2)
-    assert world.admitted() == []
-    world.pod("g1", gang="g", size=2)
-    assert sorted(world.admitted()) == ["g0", "g1"]
-
-
-def test_a_gang_whose_pods_disagree_waits(world: QueueWorld) -> None:
-    """It says on what."""
-    world.pod("g0", gang="g", size=2)
-    world.pod("g1", gang="g", size=3)
-    assert world.admitted() == []
-    assert "disagree on gpupack.io/gang-size: 2, 3" in world.queue.gangs.get("gang default/g").fault  # type: ignore[union-attr]
-
-
 def test_a_gang_that_is_half_bound_is_taken_back(world: QueueWorld) -> None:
     """All of its pods that a controller makes again are removed."""
     owner = [{"uid": "u", "controller": True}]

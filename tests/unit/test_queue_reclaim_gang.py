@@ -56,28 +56,6 @@ def carry_out(world: QueueWorld, reclaim: ReclaimPlan) -> None:
         world.delete(victim.uid)
 
 
-def test_the_room_for_the_whole_gang_is_reclaimed() -> None:
-    """Two whole cards, on which the four youngest pods are, and both pods are admitted at once."""
-    world = world_of(32)
-    assert len(fill(world)) == 8
-    gang(world, 16, 16)
-    assert world.admitted() == []
-    reclaim = found(world)
-    assert reclaim is not None
-    assert names(reclaim) == ["a04", "a05", "a06", "a07"]
-    carry_out(world, reclaim)
-    assert sorted(world.admitted()) == ["b0", "b1"]
-    assert world.queue.capacity.reservations.workload_uids == ()
-
-
-def test_what_is_free_is_used_first() -> None:
-    """One card is free, so only the two pods of another one go."""
-    world = world_of(32)
-    fill(world, count=6)
-    gang(world, 16, 16)
-    assert names(found(world)) == ["a04", "a05"]
-
-
 def test_nobody_goes_where_that_is_in_vain() -> None:
     """For a pod that may run on none of the nodes; for more than the lender's own quota."""
     world = world_of(32)
@@ -92,12 +70,14 @@ def test_nobody_goes_where_that_is_in_vain() -> None:
 
 
 def test_the_room_is_kept_for_the_gang_until_the_last_victim_is_gone() -> None:
-    """A borrower's pod that waits does not get the first card that becomes free."""
+    """Both cards are of the youngest pods; one that borrows does not get the first that becomes free."""
     world = world_of(32)
     fill(world)
     gang(world, 16, 16)
+    assert world.admitted() == []
     reclaim = found(world)
     assert reclaim is not None
+    assert names(reclaim) == ["a04", "a05", "a06", "a07"]
     reclaim.reserve(world.queue)
     world.pod("again", 8, created=600)
     first, *others = reclaim.victims
@@ -106,6 +86,7 @@ def test_the_room_is_kept_for_the_gang_until_the_last_victim_is_gone() -> None:
     for victim in others:
         world.delete(victim.uid)
     assert sorted(world.admitted()) == ["b0", "b1"]
+    assert world.queue.capacity.reservations.workload_uids == ()
 
 
 def test_what_was_kept_for_a_gang_that_is_gone_is_for_others() -> None:

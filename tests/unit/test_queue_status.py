@@ -328,7 +328,10 @@ def test_capacity_follows_nodes_and_forgets_needs() -> None:
     assert capacity.count_pods(pod.requirements) == 2
 
 
-def test_a_queue_is_asked_at_its_own_address() -> None:
+def test_a_queue_is_asked_at_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And directly, as the API server of this machine is; nobody answers at the proxy."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+
     async def ask(path: str) -> bytes:
         app = web.Application()
         app.router.add_get("/status", status_of)
@@ -353,33 +356,6 @@ def test_an_address_that_is_none(url: str) -> None:
 def test_an_address_where_nobody_answers() -> None:
     with pytest.raises(InputError, match=r"no queue answers at http://127.0.0.1:1: Connection refused"):
         asyncio.run(fetch_from("http://127.0.0.1:1"))
-
-
-@pytest.mark.parametrize(
-    ("environment", "asked"),
-    [
-        ({}, "http://127.0.0.1:{port}"),
-        ({"NO_PROXY": "0.0.0.0/8"}, "http://0.0.0.0:{port}"),
-    ],
-    ids=["loopback", "network"],
-)
-def test_an_address_that_is_asked_directly(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], asked: str
-) -> None:
-    """As the API server is; nobody answers at the proxy."""
-    for key, value in {"HTTP_PROXY": "http://127.0.0.1:1", **environment}.items():
-        monkeypatch.setenv(key, value)
-
-    async def ask() -> bytes:
-        app = web.Application()
-        app.router.add_get("/status", status_of)
-        async with TestServer(app, host="0.0.0.0") as server:
-            return await fetch_from(asked.format(port=server.port))
-
-    async def status_of(_request: web.Request) -> web.Response:
-        return web.Response(body=answer())
-
-    assert asyncio.run(ask()) == answer()
 
 
 def test_an_address_behind_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

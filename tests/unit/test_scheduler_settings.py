@@ -52,6 +52,7 @@ def test_addresses(http: str, host: str, port: int) -> None:
         ({"shortlist": -1}, "--shortlist -1; allowed: 0 (all) to 100000"),
         ({"shortlist": 100_001}, "--shortlist 100001; allowed: 0 (all) to 100000"),
         ({"tls_cert": "/x"}, "allowed: both files or none"),
+        ({"tls_client_ca": "/c"}, "allowed with a TLS certificate and key only"),
         ({"tls_cert": "/x", "tls_key": "/y"}, "TLS certificate '/x': no such file"),
         ({"kubeconfig": "/missing"}, "--kubeconfig '/missing': no such file"),
         ({"metrics_http": "8912"}, "metrics http '8912'; allowed: HOST:PORT with a port from 0 to 65535"),
