@@ -130,6 +130,8 @@ def simulate(**options: Any) -> None:
             run(asked)
     except (InputError, SettingsError, TraceError, *POLICY_FAULTS) as error:
         exit_with_faults(error)
+    except ChildProcessError as error:
+        exit_with_faults(error, status=1)
 
 
 def _is_live(options: dict[str, Any]) -> bool:

@@ -60,6 +60,7 @@ def run(
     Raises:
         SettingsError: wrong options, or a file that cannot be written.
         TraceError: a trace that cannot be used.
+        ChildProcessError: see `simulate`.
     """
     if options.json == "-" and out is print:
         out = _print_to_stderr
@@ -98,6 +99,7 @@ def simulate(options: SimulationOptions, warn: Callable[[str], None], progress: 
     Raises:
         SettingsError: wrong options.
         TraceError: a trace that cannot be used.
+        ChildProcessError: a process ended before its run did.
     """
     options.check()
     if options.plot is not None:
@@ -235,14 +237,16 @@ def _run_tasks(
                 processes[pipe], running[pipe] = process, None
         while running:
             for pipe in running.keys() & wait(list(running)):
-                result = _receive(pipe, processes[pipe])
                 done = running.pop(pipe)
+                result = _receive(pipe, processes[pipe], done)
                 if done is not None:
                     yield done, result
                 following = next(left, None)
                 if following is not None:
-                    pipe.send(partial(run_variant, *following))
                     running[pipe] = following
+                    # If the process has ended, its pipe says so.
+                    with suppress(BrokenPipeError, ConnectionResetError):
+                        pipe.send(partial(run_variant, *following))
     finally:
         for process in processes.values():
             process.terminate()
@@ -250,15 +254,25 @@ def _run_tasks(
             process.join()
 
 
-def _receive(pipe: Connection, process: SpawnProcess) -> Any:
-    """Read what a process sends, and raise what it raised."""
+def _receive(pipe: Connection, process: SpawnProcess, task: Task | None) -> Any:
+    """Read what a process sends of its task, and raise what it raised.
+
+    Raises:
+        ChildProcessError: the process has ended, as the kernel ends one when memory runs out.
+    """
     try:
         received = pipe.recv()
-    except EOFError as error:
+    except (EOFError, OSError) as error:
         process.join()
-        if process.exitcode == -signal.SIGINT:
+        code = process.exitcode or 0
+        if code == -signal.SIGINT:
             raise KeyboardInterrupt from error
-        raise ChildProcessError(f"a process of the simulation ended with {process.exitcode}") from error
+        how = (
+            f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exited with {code}"
+        )
+        hint = "; the kernel does this when memory runs out: see --jobs" if code == -signal.SIGKILL else ""
+        what = "before its first run" if task is None else f"in the run of {task[0].label}, seed {task[1]}"
+        raise ChildProcessError(f"a process of the simulation {how} {what}{hint}") from error
     if isinstance(received, Exception):
         raise received
     return received

@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,7 @@ import os, sys, time
 from functools import partial
 from pathlib import Path
 from scheduler_plugin.simulator.app import _run_tasks
+from scheduler_plugin.simulator.options import Variant
 def prepare():
     pass
 def run(command, folder, variant, seed):
@@ -70,7 +72,8 @@ def run(command, folder, variant, seed):
         time.sleep(0.01)
 if __name__ == "__main__":
     run_variant = partial(run, os.getpid(), Path(sys.argv[1]))
-    list(_run_tasks(run_variant, [(None, seed) for seed in range(4)], 2, prepare))
+    tasks = [(Variant("packed", None, "packed"), seed) for seed in range(4)]
+    list(_run_tasks(run_variant, tasks, 2, prepare))
 """
 
 CANCELLED = """
@@ -183,16 +186,20 @@ def test_ctrl_c_while_simulate_loads_prints_no_traceback():
     assert said.strip() == ""
 
 
-def test_ctrl_c_while_the_processes_of_simulate_load_prints_no_traceback(tmp_path):
-    """A terminal sends the signal to all of them, and each printed a traceback of its own."""
+def simulate_in_processes(tmp_path):
     (tmp_path / "nodes.csv").write_text("sn,cpu_milli,memory_mib,gpu,model\nn,64000,65536,4,T4\n")
     pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\none,1,1,1,1,\n"
     (tmp_path / "pods.csv").write_text(pods)
     command = [sys.executable, "-m", "gpupack", "simulate", "--policy", "fragmentation", "--seeds", "1-400"]
     command += ["--nodes", tmp_path / "nodes.csv", "--pods", tmp_path / "pods.csv", "--jobs", "2"]
-    process = subprocess.Popen(
+    return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+
+
+def test_ctrl_c_while_the_processes_of_simulate_load_prints_no_traceback(tmp_path):
+    """A terminal sends the signal to all of them, and each printed a traceback of its own."""
+    process = simulate_in_processes(tmp_path)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not children.read_text():
         assert process.poll() is None
@@ -219,3 +226,48 @@ async def test_a_signal_to_simulate_alone_ends_its_processes_too(tmp_path, numbe
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+async def test_the_run_is_named_whose_process_was_killed_and_the_others_end(tmp_path):
+    """The kernel kills one when memory runs out."""
+    script, folder = tmp_path / "simulating.py", tmp_path / "runs"
+    script.write_text(SIMULATING)
+    folder.mkdir()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, script, folder, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        await until(lambda: len(list(folder.iterdir())) == 2, "both processes run")
+        killed, other = (Path("/proc", run.name) for run in folder.iterdir())
+        os.kill(int(killed.name), signal.SIGKILL)
+        _, said = await process.communicate()
+        assert re.search(
+            rb"was killed by signal 9 \(Killed\) in the run of packed, seed [01]; .* --jobs$", said.strip()
+        )
+        assert not other.exists()
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def test_simulate_says_in_one_line_that_a_process_was_killed(tmp_path):
+    process = simulate_in_processes(tmp_path)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+
+    def list_workers():
+        assert process.poll() is None
+        return [pid for pid in children.read_text().split() if b"spawn_main" in read_command(pid)]
+
+    while not (workers := list_workers()):
+        time.sleep(0.01)
+    os.kill(int(workers[0]), signal.SIGKILL)
+    printed, said = process.communicate(timeout=200)
+    assert (process.returncode, printed) == (1, "")
+    assert re.fullmatch(r"gpupack: a process of the simulation was killed by signal 9 .* --jobs\n", said)
+
+
+def read_command(pid):
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

@@ -542,9 +542,9 @@ def _find_displaced(state: ClusterState, node: str) -> list[str]:
         return []
     units = [size - used for size, used in zip(record.sizes, record.used, strict=True)]
     compute = (nodes.compute.limit[row] - nodes.compute.used[row]).tolist()
-    assumed = list(rules.charges_of_assumed(record))
+    assumed = {charge.uid: charge for charge in rules.charges_of_assumed(record)}
     displaced = []
-    for charge in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record), *assumed):
+    for charge in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record), *assumed.values()):
         has = rules.charge_assigned_cards(record, charge)
         if has is None:
             continue
@@ -552,7 +552,7 @@ def _find_displaced(state: ClusterState, node: str) -> list[str]:
         has_room = all(units[card] >= count for card, count in has.items()) and all(
             compute[card] >= count for card, count in percent.items()
         )
-        if charge in assumed and not has_room:
+        if charge.uid in assumed and not has_room:
             displaced.append(charge.uid)
             continue
         for left, taken in ((units, has), (compute, percent)):
