@@ -11,7 +11,6 @@ def make_certificate(folder: Path, *names: str) -> tuple[Path, Path]:
     """Make a certificate that is its own authority, and its key, in a folder that may be there.
 
     Args:
-        folder: Of both files.
         names: Whom it is for, such as `DNS:api.test` and `IP:127.0.0.1`.
     """
     if shutil.which("openssl") is None:

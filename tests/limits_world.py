@@ -59,7 +59,6 @@ class LimitsWorld:
     """Cards c0 and c1 of 8 GiB; cgroup v2 as the kubelet's cgroupfs driver and containerd name it.
 
     Args:
-        folder: of the test.
         mode: of `--memory-limits`.
         rescan_s: of the enforcer.
     """

@@ -44,8 +44,6 @@ class QueueWorld:
     """A queue, and the API server's part.
 
     Args:
-        config: YAML.
-        policy: Of nodes.
         nodes: By their names, the units of their cards.
     """
 

@@ -1,7 +1,9 @@
-"""A gang among small pods that keep coming: it is admitted in bounded time, and they go on elsewhere."""
+"""Gangs, and pods of a whole card, among small pods that keep coming: they are admitted in bounded time."""
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import pytest
 
@@ -9,6 +11,9 @@ from tests.queue_world import QueueWorld
 
 KEPT_AFTER = 10
 """Seconds after which room is kept, see CONFIG."""
+
+ASKED = 10
+"""The step in which somebody comes who needs whole cards."""
 
 RUNS = 3
 """Steps that a pod runs at most; steps are seconds."""
@@ -39,16 +44,16 @@ class Busy:
     ends: dict[str, int] = field(default_factory=dict)
     admitted: list[str] = field(default_factory=list)
 
+    def come(self, step: int, count: int) -> None:
+        """Small pods come."""
+        for _ in range(count):
+            units, queue = self.rng.choice(self.small), self.rng.choice(self.queues)
+            self.world.pod(f"s{self.world.version}", units, queue=queue, created=step)
+
     def step(self, step: int, coming: int) -> None:
         world = self.world
         world.now = step
-        for _ in range(coming):
-            world.pod(
-                f"s{world.version}",
-                self.rng.choice(self.small),
-                queue=self.rng.choice(self.queues),
-                created=step,
-            )
+        self.come(step, coming)
         for uid in [uid for uid, end in self.ends.items() if end <= step]:
             del self.ends[uid]
             world.delete(uid)
@@ -58,6 +63,21 @@ class Busy:
                 world.bind(member.uid)
                 self.ends[member.uid] = step + self.rng.randint(*self.runs)
                 self.admitted.append(world.name(member.uid))
+
+    def until_admitted(self, wanted: Sequence[str], within: int, coming: int) -> Iterator[int]:
+        """Give each step before it is done, until all these are admitted; so long after `ASKED` at most."""
+        for step in range(ASKED + within + 1):
+            yield step
+            self.step(step, coming)
+            if set(wanted) <= set(self.admitted):
+                return
+        pytest.fail(f"{wanted} were not all admitted within {within} steps")
+
+    def ask(self, names: Sequence[str], gang: str, queue: str = "a") -> None:
+        """A gang of whole cards comes, or one such pod."""
+        more = {"gang": gang, "size": len(names)} if len(names) > 1 else {}
+        for name in names:
+            self.world.pod(name, 16, queue=queue, created=ASKED, **more)
 
 
 def busy(seed: int, nodes: int, config: str = CONFIG) -> Busy:
@@ -69,26 +89,19 @@ def busy(seed: int, nodes: int, config: str = CONFIG) -> Busy:
     return Busy(rng, world)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_no_gang_starves(seed: int) -> None:
-    """A gang of whole cards, which are never all free by themselves."""
-    nodes = 4
+@pytest.mark.parametrize(
+    ("nodes", "seed"), [*((4, seed) for seed in range(4)), *((1, seed) for seed in range(5))]
+)
+def test_nobody_starves(nodes: int, seed: int) -> None:
+    """A gang of whole cards, which are never all free by themselves; on one node a pod of such a card."""
     cluster = busy(seed, nodes)
-    size = cluster.rng.choice((2, 4, 6))
-    gang = [f"g{number}" for number in range(size)]
-    passed: list[bool] = []
-    for step in range(100):
-        if step == 10:
-            for name in gang:
-                cluster.world.pod(name, 16, queue="a", created=step, gang="G", size=size)
-        before = len(cluster.admitted)
-        cluster.step(step, coming=3 * nodes)
-        passed.append(len(cluster.admitted) > before)
-        if set(gang) <= set(cluster.admitted):
-            assert step <= 10 + KEPT_AFTER + RUNS + 1
-            return
-        assert any(passed[-RUNS:]), "small pods go on elsewhere"
-    pytest.fail("the gang was never admitted")
+    names = [f"g{number}" for number in range(cluster.rng.choice((2, 4, 6)) if nodes > 1 else 1)]
+    counts: list[int] = []
+    for step in cluster.until_admitted(names, KEPT_AFTER + RUNS + 1, coming=3 * nodes):
+        if step == ASKED:
+            cluster.ask(names, "G")
+        counts.append(len(cluster.admitted))
+        assert nodes == 1 or step < RUNS or counts[-1] > counts[-1 - RUNS], "small pods go on elsewhere"
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -100,34 +113,22 @@ def test_no_gang_starves_behind_others_that_wait_long(seed: int) -> None:
     """
     cluster = busy(seed, nodes=2)
     gang = [f"g{number}" for number in range(4)]
-    for step in range(150):
+    for step in cluster.until_admitted(gang, KEPT_AFTER + 3 * (RUNS + 1), coming=4):
         if step % 2 == 0:
             cluster.world.pod(f"l{step:03}", 16, queue="b", created=step)
-        if step == 10:
-            for name in gang:
-                cluster.world.pod(name, 16, queue="a", created=step, gang="G", size=len(gang))
-        cluster.step(step, coming=4)
-        if set(gang) <= set(cluster.admitted):
-            assert step <= 10 + KEPT_AFTER + 3 * (RUNS + 1)
-            return
-    pytest.fail("the gang was never admitted")
+        if step == ASKED:
+            cluster.ask(gang, "G")
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_two_gangs_that_need_the_same_cards_do_not_stop_each_other(seed: int) -> None:
     """Neither is given a part of what both need."""
     cluster = busy(seed, nodes=3)
-    gangs = {name: [f"{name}{number}" for number in range(4)] for name in ("g", "h")}
-    for step in range(100):
-        if step == 10:
+    gangs = {name: [f"{name}{number}" for number in range(4)] for name in "gh"}
+    for step in cluster.until_admitted([*chain(*gangs.values())], KEPT_AFTER + 3 * (RUNS + 1), coming=9):
+        if step == ASKED:
             for queue, (name, pods) in zip("ab", gangs.items(), strict=True):
-                for pod in pods:
-                    cluster.world.pod(pod, 16, queue=queue, created=step, gang=name, size=4)
-        cluster.step(step, coming=9)
-        if {*gangs["g"], *gangs["h"]} <= set(cluster.admitted):
-            assert step <= 10 + KEPT_AFTER + 3 * (RUNS + 1)
-            return
-    pytest.fail("a gang was never admitted")
+                cluster.ask(pods, name, queue)
 
 
 QUOTAS = """queues:
@@ -146,16 +147,13 @@ def test_nobody_starves_for_quota(small_of: str, size: int) -> None:
     cluster = busy(size, nodes=8, config=f"{QUOTAS}keepRoomAfter: {KEPT_AFTER}s")
     cluster.queues, cluster.runs = small_of, (LONG // 2, LONG)
     large = [f"g{number}" for number in range(size)]
-    for step in range(100):
-        if step == 10:
+    for step in cluster.until_admitted(large, KEPT_AFTER + 2 * (LONG + 1), coming=5):
+        if step == ASKED:
             for name in large:
                 more = {"gang": "G", "size": size} if size > 1 else {"annotations": {"gpupack.io/cards": "2"}}
                 cluster.world.pod(name, 16, queue="a", created=step, **more)
-        cluster.step(step, coming=16 if step < 2 else 5)
-        if set(large) <= set(cluster.admitted):
-            assert step <= 10 + KEPT_AFTER + 2 * (LONG + 1)
-            assert "G" not in str(cluster.world.queue.queues.reserved_quota), "nothing more is kept for it"
-            return
-        if step > LONG:
+        if step < 2:
+            cluster.come(step, 11)
+        if step > LONG + 1:
             assert cluster.world.queue.queues["b"].units >= 64 - 16, "its own is used"
-    pytest.fail("it was never admitted")
+    assert "G" not in str(cluster.world.queue.queues.reserved_quota), "nothing more is kept for it"

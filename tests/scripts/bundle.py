@@ -86,9 +86,6 @@ def requirements_for(lock: str, python: str) -> str:
     """Keep what a lock file requires with a version of Python on this platform.
 
     pip downloads for another version, but goes by the markers of its own.
-
-    Args:
-        python: as in "3.12".
     """
     environment = {"python_version": python, "python_full_version": f"{python}.0"}
     kept = []

@@ -1,8 +1,19 @@
 """Steps: how device IDs are chosen, reused, refused and freed."""
 
+from collections.abc import Awaitable, Callable
+
 from deviceplugin.errors import AllocationRefusedError
 from tests.kubelet_world import cards_of
 from tests.scripts.kubelet_play import Answer, Play, ScriptPod, Step
+
+
+def admitted(pod: ScriptPod, *without: str) -> Callable[[Play], Awaitable[Answer]]:
+    """A step that admits one pod; `without` are relations left to chance."""
+
+    async def step(here: Play) -> Answer:
+        return (await here.admit(pod)).facts(*without)
+
+    return step
 
 
 async def registers(here: Play) -> Answer:
@@ -41,37 +52,9 @@ async def answer_of_used_and_unknown_ids(here: Play) -> Answer:
     return one.facts() | {"none of them": not one.allocated[0] & used}
 
 
-async def init_larger(here: Play) -> Answer:
-    return (await here.admit(ScriptPod("init-larger", (2,), init=(6,)))).facts()
-
-
-async def init_smaller(here: Play) -> Answer:
-    return (await here.admit(ScriptPod("init-smaller", (5,), init=(2,)))).facts()
-
-
-async def init_same(here: Play) -> Answer:
-    return (await here.admit(ScriptPod("init-same", (4,), init=(4,)))).facts()
-
-
-async def two_inits_two_mains(here: Play) -> Answer:
-    return (await here.admit(ScriptPod("two-two", (2, 2), init=(3, 4)))).facts("0 2", "0 3")
-
-
-async def sidecar(here: Play) -> Answer:
-    return (await here.admit(ScriptPod("sidecar", (3,), init=((2,),)))).facts()
-
-
-async def init_then_sidecar(here: Play) -> Answer:
-    return (await here.admit(ScriptPod("init-sidecar", (2,), init=(4, (3,))))).facts()
-
-
 async def held_by_init_is_not_offered(here: Play) -> Answer:
     await here.admit(ScriptPod("holder", (1,), init=(6,)))
     return (await here.admit(ScriptPod("after-holder", (1,)))).facts()
-
-
-async def two_containers(here: Play) -> Answer:
-    return (await here.admit(ScriptPod("two", (3, 4)))).facts()
 
 
 async def allocate_refused(here: Play) -> Answer:
@@ -81,17 +64,9 @@ async def allocate_refused(here: Play) -> Answer:
     return {"refused": one.facts(), "next": (await here.admit(ScriptPod("after-refused", (3,)))).facts()}
 
 
-async def preferred_refused(here: Play) -> Answer:
-    return (await here.admit(ScriptPod("no-room", (9,)))).facts()
-
-
 async def second_container_refused(here: Play) -> Answer:
     one = await here.admit(ScriptPod("second-refused", (3, 9)))
     return {"refused": one.facts(), "next": (await here.admit(ScriptPod("after-second", (8,)))).facts()}
-
-
-async def too_many(here: Play) -> Answer:
-    return (await here.admit(ScriptPod("too-many", (33,)))).facts()
 
 
 async def asked_for_the_last(here: Play) -> Answer:
@@ -137,20 +112,13 @@ async def device_removed(here: Play) -> Answer:
     return {"amounts": amounts, "phase": phase, "still listed": still}
 
 
-async def _freed(here: Play, name: str) -> Answer:
-    return (await here.admit(ScriptPod(name, (8,)))).facts()
+def deletion_frees(how: str) -> Callable[[Play], Awaitable[Answer]]:
+    async def step(here: Play) -> Answer:
+        await here.admit(ScriptPod(how, (8,)))
+        await here.remove(how, force=how == "forced")
+        return (await here.admit(ScriptPod(f"after-{how}", (8,)))).facts()
 
-
-async def forced_deletion_frees(here: Play) -> Answer:
-    await here.admit(ScriptPod("forced", (8,)))
-    await here.remove("forced", force=True)
-    return await _freed(here, "after-forced")
-
-
-async def graceful_deletion_frees(here: Play) -> Answer:
-    await here.admit(ScriptPod("graceful", (8,)))
-    await here.remove("graceful", force=False)
-    return await _freed(here, "after-graceful")
+    return step
 
 
 async def end_frees(here: Play) -> Answer:
@@ -158,7 +126,7 @@ async def end_frees(here: Play) -> Answer:
     await here.left_the_list("ends")
     facts = one.facts()
     del facts["listed"]  # it may be asked before or after the end
-    return {"ended": facts, "next": await _freed(here, "after-ends")}
+    return {"ended": facts, "next": (await here.admit(ScriptPod("after-ends", (8,)))).facts()}
 
 
 async def name_used_again(here: Play) -> Answer:
@@ -174,23 +142,37 @@ DEVICE_STEPS = (
     Step("an empty answer is topped up at random", empty_answer),
     Step("of an oversize answer a random part is taken", oversize_answer),
     Step("an answer of used and unknown IDs counts for nothing", answer_of_used_and_unknown_ids),
-    Step("main reuses a part of a larger init container's IDs, nobody is asked", init_larger),
-    Step("main must include a smaller init container's IDs", init_smaller),
-    Step("main reuses all of an equal init container's IDs", init_same),
-    Step("init containers share, mains take apart", two_inits_two_mains),
-    Step("a sidecar keeps its own", sidecar),
-    Step("a sidecar takes from an init container for good", init_then_sidecar),
+    Step(
+        "main reuses a part of a larger init container's IDs, nobody is asked",
+        admitted(ScriptPod("init-larger", (2,), init=(6,))),
+    ),
+    Step(
+        "main must include a smaller init container's IDs",
+        admitted(ScriptPod("init-smaller", (5,), init=(2,))),
+    ),
+    Step(
+        "main reuses all of an equal init container's IDs", admitted(ScriptPod("init-same", (4,), init=(4,)))
+    ),
+    Step(
+        "init containers share, mains take apart",
+        admitted(ScriptPod("two-two", (2, 2), init=(3, 4)), "0 2", "0 3"),
+    ),
+    Step("a sidecar keeps its own", admitted(ScriptPod("sidecar", (3,), init=((2,),)))),
+    Step(
+        "a sidecar takes from an init container for good",
+        admitted(ScriptPod("init-sidecar", (2,), init=(4, (3,)))),
+    ),
     Step("what an init container held is not offered", held_by_init_is_not_offered),
-    Step("two containers, two sets", two_containers),
+    Step("two containers, two sets", admitted(ScriptPod("two", (3, 4)))),
     Step("a refused Allocate fails the pod and frees its IDs", allocate_refused),
-    Step("a refused GetPreferredAllocation fails the pod", preferred_refused),
+    Step("a refused GetPreferredAllocation fails the pod", admitted(ScriptPod("no-room", (9,)))),
     Step("a second container's failure frees the first one's IDs", second_container_refused),
-    Step("more than there are is refused without asking", too_many),
+    Step("more than there are is refused without asking", admitted(ScriptPod("too-many", (33,)))),
     Step("who wants all that is left is asked about too", asked_for_the_last),
     Step("unhealthy IDs are not offered, their containers run on", unhealthy),
     Step("vanished IDs leave the capacity, their containers run on", device_removed),
-    Step("a forced deletion frees", forced_deletion_frees),
-    Step("a graceful deletion frees", graceful_deletion_frees),
+    Step("a forced deletion frees", deletion_frees("forced")),
+    Step("a graceful deletion frees", deletion_frees("graceful")),
     Step("the end of a pod frees, and takes it from the list", end_frees),
     Step("a name used again is a new pod", name_used_again),
 )

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -163,37 +163,33 @@ async def restart_with_init_container(here: Play) -> Answer:
     return {"allocated again": again, "old": status["phase"], "new": two.facts()}
 
 
-async def _after_restart_without_plugin(here: Play, pod: ScriptPod) -> Answer:
+def restart_without_plugin(pod: ScriptPod) -> Callable[[Play], Awaitable[Answer]]:
     """Restart the kubelet while no plugin comes back; say what becomes of a running pod.
 
     A pod that is kept is listed, and is looked at for 6 s of a real kubelet. One that is refused is not
     listed, and is reported as Failed only once its containers are gone, 4 s after the refusal and more on a
     busy machine.
     """
-    await here.admit(pod)
-    await here.stop_plugin()
-    await here.driver.restart()
-    watched_until = time.monotonic() + 6.0 * here.driver.pace
 
-    async def fate() -> tuple[Mapping[str, Any], dict[str, int]] | None:
-        status, answer = await here.driver.status(pod.name), await here.list()
-        if status is None or answer is None:
-            return None
-        listed = {name: len(ids) for name, ids in here.listed(answer, pod.name).items()}
-        kept = listed and time.monotonic() > watched_until
-        return (status, listed) if kept or status.get("phase") == "Failed" else None
+    async def step(here: Play) -> Answer:
+        await here.admit(pod)
+        await here.stop_plugin()
+        await here.driver.restart()
+        watched_until = time.monotonic() + 6.0 * here.driver.pace
 
-    status, listed = await until(fate, f"{pod.name} kept or refused")
-    reasons = {key: status[key] for key in ("reason", "message") if status.get(key)}
-    return {"phase": status["phase"], "listed": listed, **reasons}
+        async def fate() -> tuple[Mapping[str, Any], dict[str, int]] | None:
+            status, answer = await here.driver.status(pod.name), await here.list()
+            if status is None or answer is None:
+                return None
+            listed = {name: len(ids) for name, ids in here.listed(answer, pod.name).items()}
+            kept = listed and time.monotonic() > watched_until
+            return (status, listed) if kept or status.get("phase") == "Failed" else None
 
+        status, listed = await until(fate, f"{pod.name} kept or refused")
+        reasons = {key: status[key] for key in ("reason", "message") if status.get(key)}
+        return {"phase": status["phase"], "listed": listed, **reasons}
 
-async def restart_without_plugin(here: Play) -> Answer:
-    return await _after_restart_without_plugin(here, ScriptPod("no-plugin", (3,)))
-
-
-async def restart_without_plugin_with_init_container(here: Play) -> Answer:
-    return await _after_restart_without_plugin(here, ScriptPod("no-plugin-init", (2,), init=(4,)))
+    return step
 
 
 async def restart_with_api_server_away(here: Play) -> Answer:
@@ -262,10 +258,10 @@ LIFE_STEPS = (
     Step("a plugin that stops leaves capacity and running pods", plugin_stopped),
     Step("restart", restart),
     Step("restart, with what an init container held", restart_with_init_container),
-    Step("restart while the plugin is away", restart_without_plugin),
+    Step("restart while the plugin is away", restart_without_plugin(ScriptPod("no-plugin", (3,)))),
     Step(
         "restart while the plugin is away, of a pod with an init container",
-        restart_without_plugin_with_init_container,
+        restart_without_plugin(ScriptPod("no-plugin-init", (2,), init=(4,))),
     ),
     Step("restart while the API server is away", restart_with_api_server_away),
     Step("restart with the checkpoint lost", checkpoint_lost),

@@ -171,7 +171,6 @@ class ClaimHistory(History):
     """One random history of one node.
 
     Args:
-        seed: of everything random.
         trouble: how much more often trouble comes.
         vanish: how much more often claims vanish, and prepared ones are told late, besides.
     """

@@ -24,9 +24,6 @@ class History:
 
     A model fills `actions` and `weights`, or drives the history by itself.
 
-    Args:
-        seed: Of everything random.
-
     Attributes:
         steps: Steps that were done.
         trace: What happened, the newest last.

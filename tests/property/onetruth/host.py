@@ -44,7 +44,6 @@ class Host:
     """A node; what it publishes is written by the shipped ledger.
 
     Args:
-        name: Of the node.
         cards: In word order.
 
     Attributes:

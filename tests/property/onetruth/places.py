@@ -50,11 +50,7 @@ LATER_S: Final = TOMBSTONE_S + 1.0
 
 
 class Places:
-    """Every place, told of the same objects as its own watch or list would tell it.
-
-    Args:
-        scene: The cluster.
-    """
+    """Every place, told of the same objects as its own watch or list would tell it."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene

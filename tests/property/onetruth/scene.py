@@ -61,9 +61,6 @@ PRIORITY: Final = 5
 class Scene:
     """One cluster.
 
-    Args:
-        random: Where everything comes from.
-
     Attributes:
         hosts: Nodes as they are, by name.
         nodes: Nodes as the API server has them.

@@ -87,8 +87,6 @@ def free_on(scene: Scene, name: str, out: Sequence[bool]) -> list[int] | None:
     """Free units of a node's cards; None where a pod counts there and its cards are not known.
 
     Args:
-        scene: The cluster.
-        name: Of the node.
         out: By card, whether it is out of use.
     """
     node = scene.nodes[name]

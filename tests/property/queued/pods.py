@@ -95,9 +95,6 @@ def gate(world: World, pod: ModelPod, queue: str, notes: Mapping[str, str], *, o
     """The pod that was created last belongs to a queue and is born gated; nobody has seen it yet.
 
     Args:
-        world: The world.
-        pod: The pod.
-        queue: Its queue.
         notes: Annotations beside its own.
         owned: A controller would make it again.
     """

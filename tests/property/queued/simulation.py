@@ -47,9 +47,6 @@ class QueuedSimulation(Simulation):
     """One random history.
 
     Args:
-        seed: Of everything random.
-        density: As of `Simulation`.
-        percent: Likewise.
         mode: `gate` or `batch`; empty: either.
         gangs: Share of the pods that belong to a gang of two.
         bare: No controller makes its pods again.

@@ -44,13 +44,8 @@ class Adviser:
     """Somebody who asks for advice while all is calm, and makes the first move of it.
 
     Args:
-        world: The API server.
-        random: Of the history.
-        process: The queue.
         promises: They say whom kube-scheduler has refused.
-        evict: The eviction API.
         is_still: Whether nobody else does anything.
-        say: Notes what happens.
 
     Attributes:
         steps: Moves that were made.

@@ -47,8 +47,6 @@ class Api(ApiRequests):
     """What the writer takes for a client.
 
     Args:
-        world: The API server.
-        random: Of the history.
         wrote: Told of each change of a pod that was carried out, after it: the request's verb, and the pod.
         evict: Begins to end a pod.
         run: A pod that was bound to a node begins to run on a card there.

@@ -43,12 +43,6 @@ LIST_S: Final = 0.2
 class Scheduler:
     """A process that binds: it begins with complete lists.
 
-    Args:
-        world: The API server.
-        api: Requests to it.
-        policy: Node policy.
-        random: Of the history.
-
     Attributes:
         lost: Share of calls that do not reach it.
         unanswered: Share of calls whose answer is lost.
@@ -170,9 +164,7 @@ class Connection:
     """What the queue takes for the committer: calls over a network.
 
     Args:
-        scheduler: Answers.
         may: Whether the queue may hand pods over.
-        random: Of the history.
     """
 
     def __init__(self, scheduler: Scheduler, may: Callable[[], bool], random: Random) -> None:

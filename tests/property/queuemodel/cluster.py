@@ -31,11 +31,6 @@ class Extender(Protocol):
 class Cluster:
     """They do their work when `act` is called.
 
-    Args:
-        world: The API server.
-        random: Of the history.
-        say: Notes what happens.
-
     Attributes:
         wrong_clocks: Nodes whose clock is wrong.
         silent: Until when a node writes nothing, by node, seconds.

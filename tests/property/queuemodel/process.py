@@ -47,10 +47,6 @@ class Process:
     """A process: it begins with complete lists, and waits until what the one before sent is known.
 
     Args:
-        world: The API server.
-        api: Requests to it.
-        config: YAML.
-        policy: Node policy.
         reclaimed: Told of each round of evictions, before anything of it is done, and whether it is the
             only one.
         scheduler: Binds pods of batch mode; None: kube-scheduler binds them all.

@@ -137,7 +137,6 @@ class Promises:
         """A pod is about to be released: in its turn, and near its data, if there is room.
 
         Args:
-            release: Of it.
             taken: Nodes for which others were released in the same round.
         """
         self._check_turn(release)
@@ -267,8 +266,6 @@ class Promises:
         """Fewer would not do; nor would others that come before these, for a single pod.
 
         Args:
-            job: For whom.
-            victims: UIDs.
             may_go: All that may go, those that should go last last.
         """
         is_gang = len(job.pods) > 1

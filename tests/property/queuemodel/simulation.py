@@ -35,7 +35,6 @@ class Simulation(History):
 
     Args:
         kind: Name of one of `histories.KINDS`.
-        seed: Of everything random.
     """
 
     def __init__(self, kind: str, seed: int) -> None:

@@ -36,7 +36,6 @@ class Trouble:
     """Disturbs, and ends every disturbance when told.
 
     Args:
-        plan: What there may be.
         scheduler: Binds pods of batch mode.
     """
 

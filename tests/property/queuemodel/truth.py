@@ -62,9 +62,6 @@ class Truth:
     """The cluster as it is.
 
     Args:
-        world: The API server.
-        cluster: The nodes.
-        config: The configuration in force.
         without: UIDs of pods that are taken for gone.
     """
 

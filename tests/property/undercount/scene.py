@@ -26,7 +26,6 @@ class Scene(History):
     """One or two nodes, the extender and the API server between them.
 
     Args:
-        seed: of everything random.
         calm: nothing goes wrong.
         large: the cards have as many units as pods ask percent for.
     """

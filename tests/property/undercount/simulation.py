@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from allocator.names import POD_ALLOCATION, POD_CARDS, POD_GPU_MODEL
 from tests.property.kernel.history import replayable
@@ -50,7 +50,6 @@ class Simulation(Trouble):
     """One random history.
 
     Args:
-        seed: of everything random.
         density: how much more often trouble comes than it usually does. With 0 nothing goes wrong, and pods
             must get the very cards that were chosen for them or for their like.
         more: how much more often things of these names happen, besides.
@@ -297,28 +296,11 @@ class Simulation(Trouble):
 
 
 @replayable
-def run(
-    seed: int,
-    steps: int,
-    density: float = 1.0,
-    more: Mapping[str, float] = MappingProxyType({}),
-    percent: float = 0.0,
-    large: bool = False,
-    compute: float = 0.0,
-) -> int:
-    """Run one history; returns the steps done.
-
-    Args:
-        seed: of everything random.
-        steps: how many.
-        density: see `Simulation`.
-        more: likewise.
-        percent: likewise.
-        large: likewise.
-        compute: likewise.
+def run(seed: int, steps: int, density: float = 1.0, **options: Any) -> int:
+    """Run one history, with the options of `Simulation`; returns the steps done.
 
     Raises:
         ViolationError: the invariant broke.
     """
-    Simulation(seed, density, more, percent, large, compute).play(steps)
+    Simulation(seed, density, **options).play(steps)
     return steps
