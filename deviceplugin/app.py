@@ -386,6 +386,7 @@ class Daemon:
                 self._settings.unit_mib,
                 status.list_card_states,
                 status.describe_node,
+                status.list_gauges(),
                 status.list_counters(),
                 self._source.vendor.fault,
             )

@@ -20,6 +20,9 @@ SLICE: Final = 50
 Counts = Mapping[str, tuple[str, Callable[[], int]]]
 """Counters that others keep, by metric name (without `_total`) with their help."""
 
+Gauges = Mapping[str, tuple[str, Callable[[], float]]]
+"""Numbers that others know, likewise; a truth is 1 or 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class CardState:
@@ -53,33 +56,17 @@ class CardState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """The node at the moment of asking.
+    """What is counted by card or resource of a node, at the moment of asking.
 
     Attributes:
-        registered: the kubelet listens to our list of devices.
-        ready: /readyz answers 200.
-        other_daemon: another gpupack node daemon is, or wants to be, at this node.
         foreign_gpus: what another device plugin offers, by resource.
-        unknown_cordoned: UUIDs of the Node's cordon that are no card of this node.
         faults: numbered errors of the driver so far, by UUID and code.
         health_changes: how often a card became healthy (True) or unhealthy, by UUID.
-        driver_hangs_s: seconds that the driver has not answered; 0 while it does.
-        driver_detached: it is let go, since all cards are cordoned and empty.
-        cgroups_unreadable: some pods' cgroups could not be read, their charges do not end.
-        cgroups_unwatched: the kernel does not report new cgroups, so they are polled.
     """
 
-    registered: bool
-    ready: bool
-    other_daemon: bool
     foreign_gpus: Mapping[str, int]
-    unknown_cordoned: int
     faults: Mapping[tuple[str, int], int]
     health_changes: Mapping[tuple[str, bool], int]
-    driver_hangs_s: float
-    driver_detached: bool
-    cgroups_unreadable: bool
-    cgroups_unwatched: bool
 
 
 class Metrics:
@@ -159,12 +146,15 @@ class StateCollector(Collector):
     unit_mib: int
     cards: Callable[[], Iterable[CardState]]
     node: Callable[[], NodeState]
+    gauges: Gauges
     counts: Counts
     fault: str
 
     def collect(self) -> Iterator[Metric]:
         cards = list(self.cards())
         yield from self._collect_cards(cards)
+        for name, (help_text, number) in self.gauges.items():
+            yield GaugeMetricFamily(f"gpupack_node_{name}", help_text, value=number())
         yield from self._collect_node({card.uuid: card.model for card in cards})
         for name, (help_text, count) in self.counts.items():
             yield CounterMetricFamily(f"gpupack_node_{name}", help_text, value=count())
@@ -221,37 +211,6 @@ class StateCollector(Collector):
 
     def _collect_node(self, models: Mapping[str, str]) -> Iterator[Metric]:
         node = self.node()
-        for name, help_text, value in (
-            ("registered", "1 while the kubelet listens to our list of devices.", node.registered),
-            ("ready", "1 while /readyz answers 200.", node.ready),
-            ("other_daemon", "1 where another gpupack node daemon is at this node.", node.other_daemon),
-            (
-                "driver_detached",
-                "1 while the cards' driver is let go, all cards being cordoned and empty.",
-                node.driver_detached,
-            ),
-            (
-                "cgroups_unreadable",
-                "1 while cgroups of pods cannot be read: their charges do not end.",
-                node.cgroups_unreadable,
-            ),
-            (
-                "cgroups_unwatched",
-                "1 while the kernel does not tell of new cgroups: limits come up to 0.25 s late.",
-                node.cgroups_unwatched,
-            ),
-        ):
-            yield GaugeMetricFamily(f"gpupack_node_{name}", help_text, value=int(value))
-        yield GaugeMetricFamily(
-            "gpupack_node_unknown_cordoned_cards",
-            "UUIDs of the cordon that are no card of this node.",
-            value=node.unknown_cordoned,
-        )
-        yield GaugeMetricFamily(
-            "gpupack_node_driver_hangs_seconds",
-            "Seconds that the cards' driver has not answered, 0 while it does.",
-            value=node.driver_hangs_s,
-        )
         changes = CounterMetricFamily(
             "gpupack_card_health_changes",
             "How often a card became healthy or unhealthy.",

@@ -13,7 +13,7 @@ from deviceplugin.container_memory import ContainerMemoryService
 from deviceplugin.device_plugin_serving import DevicePluginServing
 from deviceplugin.dra.serving import ClaimServing
 from deviceplugin.kubelet.pod_resources import PodResources
-from deviceplugin.metrics import CardState, Counts, NodeState
+from deviceplugin.metrics import CardState, Counts, Gauges, NodeState
 from deviceplugin.monitoring.sampling import CardSampler
 from deviceplugin.publishing.annotator import AllocationAnnotator
 from deviceplugin.publishing.explain import explain_node
@@ -94,18 +94,43 @@ class DaemonStatus:
 
     def describe_node(self) -> NodeState:
         return NodeState(
-            registered=self.serving.registrars.is_registered,
-            ready=not self.explain_not_ready(),
-            other_daemon=self.waiting is not None or self.ownership.is_disputed,
             foreign_gpus=self.neighbours.foreign_gpus,
-            unknown_cordoned=len(self.nodes.unknown_cordoned),
             faults=self.sampler.health.faults,
             health_changes=self.sampler.health.changes,
-            driver_hangs_s=self.sampler.driver.hangs_s,
-            driver_detached=self.sampler.driver.is_detached,
-            cgroups_unreadable=self.reconciler.cgroup_problem is not None,
-            cgroups_unwatched=self.memory.cgroup_problem is not None,
         )
+
+    def list_gauges(self) -> Gauges:
+        return {
+            "registered": (
+                "1 while the kubelet listens to our list of devices.",
+                lambda: self.serving.registrars.is_registered,
+            ),
+            "ready": ("1 while /readyz answers 200.", lambda: not self.explain_not_ready()),
+            "other_daemon": (
+                "1 where another gpupack node daemon is at this node.",
+                lambda: self.waiting is not None or self.ownership.is_disputed,
+            ),
+            "driver_detached": (
+                "1 while the cards' driver is let go, all cards being cordoned and empty.",
+                lambda: self.sampler.driver.is_detached,
+            ),
+            "cgroups_unreadable": (
+                "1 while cgroups of pods cannot be read: their charges do not end.",
+                lambda: self.reconciler.cgroup_problem is not None,
+            ),
+            "cgroups_unwatched": (
+                "1 while the kernel does not tell of new cgroups: limits come up to 0.25 s late.",
+                lambda: self.memory.cgroup_problem is not None,
+            ),
+            "unknown_cordoned_cards": (
+                "UUIDs of the cordon that are no card of this node.",
+                lambda: len(self.nodes.unknown_cordoned),
+            ),
+            "driver_hangs_seconds": (
+                "Seconds that the cards' driver has not answered, 0 while it does.",
+                lambda: self.sampler.driver.hangs_s,
+            ),
+        }
 
     def list_counters(self) -> Counts:
         counts: dict[str, tuple[str, Callable[[], int]]] = {

@@ -9,8 +9,9 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from allocator.claims import make_claims_path
 from allocator.ids import parse_device_id
-from allocator.names import DRA_API, DRA_DRIVER
+from allocator.names import DRA_DRIVER
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
@@ -130,7 +131,7 @@ class ClaimStatusWriter:
 
     async def _write(self, claim: PreparedClaim) -> None:
         namespace, name = quote_segment(claim.namespace), quote_segment(claim.name)
-        path = f"{DRA_API}/namespaces/{namespace}/resourceclaims/{name}"
+        path = f"{make_claims_path(namespace)}/{name}"
         found = decode_answer(
             await self._client.get(path, timeout_s=WRITE_TIMEOUT_S), _decode_claim, "a ResourceClaim"
         )

@@ -73,7 +73,14 @@ def node_metrics() -> str:
         memory=MagicMock(list_counters=lambda: ContainerMemoryService.list_counters(MagicMock()))
     )
     metrics.add_collector(
-        StateCollector(1024, lambda: [card], lambda: node, DaemonStatus.list_counters(status), "XID")
+        StateCollector(
+            1024,
+            lambda: [card],
+            lambda: node,
+            DaemonStatus.list_gauges(status),
+            DaemonStatus.list_counters(status),
+            "XID",
+        )
     )
     row = ContainerUse("u", "n", "p", "c", "x", 1, 1, 1, Enforcement.DRIVER, compute=1, used_compute=1)
     held, forbidden = {"x": Enforcement.DRIVER}, {"x": False}

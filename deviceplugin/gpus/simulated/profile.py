@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import structlog
@@ -22,7 +22,7 @@ from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.mig import InstanceRequest, MigInstance, PartitionError, place_instances
 from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.memory_limits import LimitBehaviour
-from deviceplugin.gpus.simulated.script import SimulationScript, read_script
+from deviceplugin.gpus.simulated.script import SimulationScript, read_part, read_script
 from kubeapi.bounded_yaml import load_yaml
 
 log = structlog.get_logger(__name__)
@@ -256,9 +256,6 @@ class _ProfileDocument(Struct, frozen=True):
     driver: DriverBehaviour = DriverBehaviour()
 
 
-Form = TypeVar("Form")
-
-
 def parse_profile(name: str, text: str) -> Profile:
     """Read a profile from YAML text.
 
@@ -269,18 +266,18 @@ def parse_profile(name: str, text: str) -> Profile:
         raw, faults = load_yaml(text)
     except ValueError as error:
         raise ProfileError(name, (str(error),)) from error
-    document = _read(raw, _ProfileDocument, "", faults)
+    document = read_part(raw, _ProfileDocument, "", faults)
     if document is None:
         raise ProfileError(name, tuple(faults))
     if str(document.version) not in VERSIONS:
         faults.append(f"version: {document.version}; allowed: {VERSIONS[-1]}")
     vendor = NVIDIA if document.vendor is None else Vendor(**msgspec.structs.asdict(document.vendor))
     faults += [f"vendor.{fault}" for fault in vendor.find_faults()]
-    defaults = _read(document.device_defaults or {}, _Card, "device_defaults", faults)
-    topology = _read(document.pcie_topology or {}, _Topology, "pcie_topology", faults)
-    nvlink = _read(document.nvlink or {}, _NvLink, "nvlink", faults)
+    defaults = read_part(document.device_defaults or {}, _Card, "device_defaults", faults)
+    topology = read_part(document.pcie_topology or {}, _Topology, "pcie_topology", faults)
+    nvlink = read_part(document.nvlink or {}, _NvLink, "nvlink", faults)
     devices = [
-        _read(one, _ProfileDevice, f"devices[{at}]", faults) for at, one in enumerate(document.devices)
+        read_part(one, _ProfileDevice, f"devices[{at}]", faults) for at, one in enumerate(document.devices)
     ]
     if faults or defaults is None or topology is None or nvlink is None:
         raise ProfileError(name, tuple(faults))
@@ -311,17 +308,6 @@ def parse_profile(name: str, text: str) -> Profile:
         document.limits,
         document.driver,
     )
-
-
-def _read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:
-    """Read one part; None and a fault if it does not have the form."""
-    try:
-        return msgspec.convert(raw, form)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        place = f"{path}{where.rstrip('`')}".lstrip(".") or "profile"
-        faults.append(f"{place}: {what[:1].lower()}{what[1:]}")
-        return None
 
 
 def _simulated(

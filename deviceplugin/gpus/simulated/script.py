@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -85,6 +85,20 @@ class SimulationScript:
         return self.steps[done].at_s if done < len(self.steps) else None
 
 
+Form = TypeVar("Form")
+
+
+def read_part(raw: object, form: type[Form], path: str, faults: list[str]) -> Form | None:
+    """Read one part of a profile; None and a fault if it does not have the form."""
+    try:
+        return msgspec.convert(raw, form)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        place = f"{path}{where.rstrip('`')}".lstrip(".") or "profile"
+        faults.append(f"{place}: {what[:1].lower()}{what[1:]}")
+        return None
+
+
 def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> SimulationScript:
     """Read the list of steps; what is wrong is added to `faults`, each with its path."""
     steps = []
@@ -93,11 +107,8 @@ def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> Sim
         return SimulationScript()
     for at, one in enumerate(raw):
         path = f"script[{at}]"
-        try:
-            step = msgspec.convert(one, ScriptStep)
-        except msgspec.ValidationError as error:
-            what, _, where = str(error).partition(" - at `$")
-            faults.append(f"{path}{where.rstrip('`')}: {what[:1].lower()}{what[1:]}")
+        step = read_part(one, ScriptStep, path, faults)
+        if step is None:
             continue
         if len(step.actions) != 1:
             had = " and ".join(step.actions) or "nothing to do"

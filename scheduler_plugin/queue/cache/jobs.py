@@ -50,7 +50,7 @@ def read_job(job: Job) -> PodMaker:
     states = {each.type for each in job.status.conditions or () if each.is_true}
     return PodMaker(
         uid=meta.uid,
-        name=f"{meta.namespace}/{meta.name}",
+        name=meta.full_name,
         job=f"{meta.namespace}/{name}" if name else "",
         reads_data=any(part.strip() for part in notes.get(POD_DATA, "").split(",")),
         completions=job.spec.completions,
