@@ -11,6 +11,7 @@ from typing import Final
 
 from allocator.names import BATCH_POOL, BATCH_SCHEDULER
 from kubeapi.objects import Node, Pod
+from kubeapi.selectors import list_repelling_taints
 from scheduler_plugin.cache.signals import Signal
 
 STOPPED_S: Final = 600.0
@@ -21,8 +22,6 @@ RACE_S: Final = 30.0
 
 OUT_OF: Final = "OutOf"
 """Reason with which a kubelet fails a pod that it has no room for, before the resource's name."""
-
-KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
 class SharedNodes:
@@ -50,7 +49,8 @@ class SharedNodes:
     # What comes in.
 
     def apply_node(self, node: Node) -> None:
-        own = any(taint.key == BATCH_POOL and taint.effect in KEEPS_OUT for taint in node.spec.taints or ())
+        taints = list_repelling_taints(node.spec.taints or (), unschedulable=False)
+        own = any(taint.key == BATCH_POOL for taint in taints)
         (self._own.add if own else self._own.discard)(node.metadata.name)
 
     def delete_node(self, name: str) -> None:

@@ -136,19 +136,18 @@ class SimulatedCluster:
 
     def _make_kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:
         amounts = pod.gpu_units or ((-(-pod.gpu_milli * self.card_units // CARD),) if pod.cards else ())
-        selector = Selector(models=tuple(model.lower() for model in pod.models))
-        request = pod.make_request(amounts, selector)
+        request = pod.make_request(amounts)
         nodes: BoolArray | None = None
         admits: BoolArray | None = None
         if pod.models:
-            nodes = self.mask_admitted(selector)
+            nodes = self.mask_admitted(request.selector)
             admits = np.broadcast_to(nodes[:, None], self.arrays.size.shape)
         policy_request = PolicyRequest(
             amounts=Amounts(1, pod.cpu_milli, pod.memory_mib * MIB, others=pod.others),
             demands=tuple(CardDemand(d.units_on(self._usual), d.cards, d.compute) for d in request.demands),
             admits=admits,
             card_policy=card_policy,
-            selector=selector,
+            selector=request.selector,
             rules=request.rules,
         )
         query = SchedulingRequest(request, policy_request) if amounts else None

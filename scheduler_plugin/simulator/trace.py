@@ -16,7 +16,7 @@ from allocator.exact import fit_together
 from allocator.packing import MAX_COMPUTE_LIMIT
 from allocator.quantity import parse_bytes
 from allocator.request import MAX_UNITS, WHOLE, ContainerPlaces, ContainerRequest, PodRequest
-from allocator.selector import ANY_CARD, Selector
+from allocator.selector import Selector
 from scheduler_plugin.cache.amounts import ResourceAmounts
 from scheduler_plugin.cache.pods import MAX_REQUESTED
 from scheduler_plugin.errors import TraceError
@@ -116,7 +116,11 @@ class TracePod:
         """What it asks for, without what tells it from other pods that ask for the same."""
         return replace(self, name="", times=None, queue="", data=frozenset(), job="")
 
-    def make_request(self, amounts: Sequence[int], selector: Selector = ANY_CARD) -> PodRequest:
+    @property
+    def selector(self) -> Selector:
+        return _select_models(self.models)
+
+    def make_request(self, amounts: Sequence[int]) -> PodRequest:
         """Make its request for cards, where each container asks for an amount of each of its cards."""
         compute = self.compute or (0,) * len(amounts)
         containers = tuple(
@@ -124,7 +128,7 @@ class TracePod:
             for number, (amount, percent) in enumerate(zip(amounts, compute, strict=True))
         )
         places: ContainerPlaces = "apart" if self.apart else ""
-        return PodRequest(containers, self.cards_each, selector, percent=self.percent, places=places)
+        return PodRequest(containers, self.cards_each, self.selector, percent=self.percent, places=places)
 
     @property
     def requested_milli(self) -> int:
@@ -195,7 +199,7 @@ def read_pods(
             continue
         pods.append(pod)
         for model in pod.models:
-            if model not in known:
+            if not any(map(_select_models((model,)).admits_model, known)):
                 what = f"{row.where}: {MODELS_COLUMN} names {_quote_text(model)}"
                 warn(f"{what}, a model that no node has; the pod is kept")
         shape = pod.shape
@@ -230,6 +234,10 @@ def draw_pods(pods: Sequence[TracePod], gpus: int, inflation: float, seed: int) 
         requested += pod.requested_milli
     rng.shuffle(drawn)
     return drawn
+
+
+def _select_models(models: Sequence[str]) -> Selector:
+    return Selector(models=tuple(model.lower() for model in models))
 
 
 class _RowError(Exception):
@@ -402,7 +410,7 @@ def _can_ever_run(pod: TracePod, node: TraceNode) -> bool:
         pod.cpu_milli > node.cpu_milli
         or pod.memory_mib > node.memory_mib
         or pod.cards_each > node.cards
-        or (pod.models and node.model not in pod.models)
+        or not pod.selector.admits_model(node.model)
         or any(amount > dict(node.others).get(name, 0) for name, amount in pod.others)
         or any(percent > node.compute_limit for percent in pod.compute)
     ):

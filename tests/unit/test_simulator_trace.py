@@ -1,6 +1,7 @@
 import pytest
 
 from scheduler_plugin.errors import TraceError
+from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.trace import TraceNode, TracePod, draw_pods, read_nodes, read_pods
 
 NODE_HEAD = "sn,cpu_milli,memory_mib,gpu,model\n"
@@ -81,6 +82,15 @@ def test_equal_pods_are_checked_once(tmp_path):
     row = "p,9000,1,1,10,\n"
     assert len(read_pods(write(tmp_path, POD_HEAD + row + row), NODES, warnings.append)) == 2
     assert len(warnings) == 2
+
+
+@pytest.mark.parametrize(("models", "unknown"), [("t4", []), ("T*", []), ("X9*|*4", ["'X9*'"])])
+def test_a_model_is_known_by_the_rule_by_which_pods_find_it(tmp_path, models, unknown):
+    warnings = []
+    (pod,) = read_pods(write(tmp_path, POD_HEAD + f"p,1,1,1,10,{models}\n"), NODES, warnings.append)
+    cluster = SimulatedCluster(NODES)
+    assert cluster.filter_rows(cluster.get_kind(pod, "best-fit")).size
+    assert [line.partition(" names ")[2].partition(",")[0] for line in warnings] == unknown
 
 
 def test_a_pod_of_an_unknown_model_only_is_told_twice(tmp_path):
