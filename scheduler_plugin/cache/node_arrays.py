@@ -119,10 +119,6 @@ class NodeArrays:
         return self.index.rank
 
     @property
-    def epoch(self) -> int:
-        return self.index.epoch
-
-    @property
     def version(self) -> LongArray:
         return self.changes.version
 

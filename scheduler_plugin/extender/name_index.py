@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_plugin.cache.arrays import BoolArray, RowArray
-from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.cache.node_index import NodeIndex
 
 _QUOTE: Final = 0x22
 _FIRST_PRINTED: Final = 0x20
@@ -59,10 +59,10 @@ class NameIndex:
         self._masks: Words = np.zeros((1, 1), dtype=np.uint64)
         self._table: RowArray = np.full(2, -1, dtype=np.intp)
 
-    def rows(self, nodes: NodeArrays, names: CutNames) -> RowArray:
+    def rows(self, index: NodeIndex, names: CutNames) -> RowArray:
         """Find the rows of names: intp[m], -1 where a name has none."""
-        if nodes.epoch != self._epoch:
-            self._build(nodes)
+        if index.epoch != self._epoch:
+            self._build(index)
         lengths = names.ends - names.starts
         longest = self._masks.shape[1] * _WORD
         if int(lengths.max()) <= longest:
@@ -105,11 +105,11 @@ class NameIndex:
             differ |= mine[rows] != theirs
         return differ
 
-    def _build(self, nodes: NodeArrays) -> None:
-        encoded = {row: name.encode() for name, row in nodes.rows.items()}
+    def _build(self, index: NodeIndex) -> None:
+        encoded = {row: name.encode() for name, row in index.rows.items()}
         encoded = {row: name for row, name in encoded.items() if len(name) <= _LONGEST}
         width = -(-max(map(len, encoded.values()), default=1) // _WORD) * _WORD
-        words = np.zeros((nodes.row_count, width // _WORD), dtype=np.uint64)
+        words = np.zeros((len(index.names), width // _WORD), dtype=np.uint64)
         for row, name in encoded.items():
             words[row] = np.frombuffer(name.ljust(width, b"\0"), dtype=np.uint64)
         masks = np.zeros((width + 1, width), dtype=np.uint8)
@@ -124,7 +124,7 @@ class NameIndex:
                 at = (at + 1) & (len(table) - 1)
             table[at] = row
         self._table = np.array(table, dtype=np.intp)
-        self._epoch = nodes.epoch
+        self._epoch = index.epoch
 
 
 def cut_names(names: bytes) -> CutNames | None:

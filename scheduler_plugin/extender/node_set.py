@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.cache.node_index import NodeIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,13 @@ class NodeSet:
     epoch: int = -1
 
     @classmethod
-    def from_rows(cls, nodes: NodeArrays, rows: RowArray) -> Self:
-        member = np.zeros(nodes.row_count, dtype=np.bool_)
+    def from_rows(cls, index: NodeIndex, rows: RowArray) -> Self:
+        member = np.zeros(len(index.names), dtype=np.bool_)
         member[rows] = True
-        return cls(np.packbits(member).tobytes(), nodes.epoch)
+        return cls(np.packbits(member).tobytes(), index.epoch)
 
-    def rows(self, nodes: NodeArrays) -> RowArray:
+    def rows(self, index: NodeIndex) -> RowArray:
         """Rows of the nodes: intp[m]."""
-        if self.epoch != nodes.epoch:
-            return np.fromiter(nodes.rows.values(), np.intp, len(nodes.rows))
+        if self.epoch != index.epoch:
+            return np.fromiter(index.rows.values(), np.intp, len(index.rows))
         return np.flatnonzero(np.unpackbits(np.frombuffer(self.bits, dtype=np.uint8)))

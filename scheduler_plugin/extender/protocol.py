@@ -14,7 +14,7 @@ import numpy as np
 from allocator.errors import shown
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import IntArray, RowArray
-from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.cache.node_index import NodeIndex
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender.name_index import CutNames, NameIndex, cut_names
 
@@ -136,37 +136,37 @@ class Candidates:
         """The names if they are few enough to look up one by one, else empty."""
         return self._names
 
-    def rows(self, nodes: NodeArrays) -> RowArray:
+    def rows(self, index: NodeIndex) -> RowArray:
         """Rows of the nodes: intp[m], -1 for nodes without one."""
-        if self._rows is None or self._epoch != nodes.epoch:
+        if self._rows is None or self._epoch != index.epoch:
             if self._cut is not None and self._index is not None:
-                self._rows = self._index.rows(nodes, self._cut)
+                self._rows = self._index.rows(index, self._cut)
             else:
-                known = map(nodes.rows.get, self._names, repeat(-1))
+                known = map(index.rows.get, self._names, repeat(-1))
                 self._rows = np.fromiter(known, np.intp, len(self._names))
             self._quoted = None
-            self._epoch = nodes.epoch
+            self._epoch = index.epoch
         return self._rows
 
-    def find_known_rows(self, nodes: NodeArrays) -> tuple[RowArray, RowArray]:
+    def find_known_rows(self, index: NodeIndex) -> tuple[RowArray, RowArray]:
         """Find the rows of those that have one, and their positions among all."""
-        rows = self.rows(nodes)
+        rows = self.rows(index)
         at = np.flatnonzero(rows >= 0)
         return (rows, at) if len(at) == len(rows) else (rows[at], at)
 
-    def quoted(self, nodes: NodeArrays) -> list[bytes]:
-        rows = self.rows(nodes)
+    def quoted(self, index: NodeIndex) -> list[bytes]:
+        rows = self.rows(index)
         if self._quoted is None:
-            known = nodes.index.quoted
+            known = index.quoted
             self._quoted = [known[row] for row in rows.tolist()]
             for position in np.flatnonzero(rows < 0).tolist():
                 self._quoted[position] = self._quote_unknown(position)
         return self._quoted
 
-    def quote_chosen(self, nodes: NodeArrays, chosen: Sequence[int]) -> list[bytes]:
-        rows = self.rows(nodes)[np.fromiter(chosen, np.intp, len(chosen))].tolist()
+    def quote_chosen(self, index: NodeIndex, chosen: Sequence[int]) -> list[bytes]:
+        rows = self.rows(index)[np.fromiter(chosen, np.intp, len(chosen))].tolist()
         return [
-            nodes.index.quoted[row] if row >= 0 else self._quote_unknown(position)
+            index.quoted[row] if row >= 0 else self._quote_unknown(position)
             for row, position in zip(rows, chosen, strict=True)
         ]
 
@@ -314,7 +314,7 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
         ) from error
 
 
-def encode_passed(candidates: Candidates, nodes: NodeArrays, chosen: Sequence[int]) -> bytes:
+def encode_passed(candidates: Candidates, index: NodeIndex, chosen: Sequence[int]) -> bytes:
     """Write filter's answer when the nodes at these positions pass, best first; failure maps stay empty."""
     if candidates.items is not None:
         items = b",".join([candidates.items[i] for i in chosen])
@@ -322,21 +322,21 @@ def encode_passed(candidates: Candidates, nodes: NodeArrays, chosen: Sequence[in
             b'{"Nodes":{"metadata":{},"items":[%b]},"NodeNames":null,"FailedNodes":{},'
             b'"FailedAndUnresolvableNodes":{},"Error":""}' % items
         )
-    names = b",".join(candidates.quote_chosen(nodes, chosen))
+    names = b",".join(candidates.quote_chosen(index, chosen))
     return (
         b'{"Nodes":null,"NodeNames":[%b],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}' % names
     )
 
 
 def encode_refused(
-    candidates: Candidates, nodes: NodeArrays, groups: Sequence[tuple[str, bool, Sequence[int]]]
+    candidates: Candidates, index: NodeIndex, groups: Sequence[tuple[str, bool, Sequence[int]]]
 ) -> bytes:
     """Write filter's answer when no node passes.
 
     Args:
         groups: Reason, whether evicting pods could help, positions among the candidates.
     """
-    quoted = candidates.quoted(nodes)
+    quoted = candidates.quoted(index)
     maps: dict[bool, list[bytes]] = {True: [], False: []}
     for text, evictable, positions in groups:
         if len(positions):
@@ -361,9 +361,9 @@ def encode_filter_error(message: str) -> bytes:
     )
 
 
-def encode_scores(candidates: Candidates, nodes: NodeArrays, scores: IntArray) -> bytes:
+def encode_scores(candidates: Candidates, index: NodeIndex, scores: IntArray) -> bytes:
     """Write prioritize's answer, nodes with a score above 0 first; the order says nothing."""
-    rest = candidates.quoted(nodes).copy()
+    rest = candidates.quoted(index).copy()
     entries = [
         b'{"Host":%b,"Score":%d}' % (rest.pop(i), scores[i]) for i in np.flatnonzero(scores)[::-1].tolist()
     ]

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from allocator.exact import fit_together
-from allocator.place import Placement, place
+from allocator.place import place
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
@@ -359,13 +359,6 @@ def _place_many(
             compute_free[count, best] -= demand.compute
         near |= bits[count, best]
     return ok
-
-
-def place_by_card_policy(nodes: NodeArrays, row: int, query: SchedulingRequest) -> Placement | None:
-    """Choose a pod's cards on one node, with the scalar code; None if it does not fit."""
-    if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
-        return None
-    return place(build_cards(nodes, row), query.request, query.policy_request.card_policy)
 
 
 def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> CodeArray:

@@ -20,7 +20,6 @@ from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.filtering import place_by_card_policy
 from scheduler_plugin.scheduling.policies.registry import (
     CardChooser,
     CardDemand,
@@ -38,6 +37,13 @@ from scheduler_plugin.scheduling.request import (
 
 POLICY_FAULTS: Final = (PolicyError, CardPolicyError)
 """Errors of a plugin's policy that returns something else than scores, cards or costs."""
+
+
+def place_by_card_policy(nodes: NodeArrays, row: int, query: SchedulingRequest) -> Placement | None:
+    """Choose a pod's cards on one node, with the scalar code; None if it does not fit."""
+    if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
+        return None
+    return place(build_cards(nodes, row), query.request, query.policy_request.card_policy)
 
 
 def place_by_policy(

@@ -21,8 +21,9 @@ from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.extender.name_index import NameIndex, cut_names
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
-from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes, place_by_card_policy
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.node_fit import list_shortages
+from scheduler_plugin.scheduling.placing import place_by_card_policy
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.other_policies import offered
 
@@ -237,7 +238,7 @@ def test_names_are_found_whatever_their_order(known: list[str], others: list[str
         assert cut is None
         return
     assert cut is not None
-    assert NameIndex().rows(nodes, cut).tolist() == [nodes.rows.get(name, -1) for name in asked]
+    assert NameIndex().rows(nodes.index, cut).tolist() == [nodes.rows.get(name, -1) for name in asked]
     assert [json.loads(cut.quoted(position)) for position in range(len(asked))] == asked
 
 

@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.cache.node_index import NodeIndex
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender import protocol
 from scheduler_plugin.extender.protocol import CallDecoder, encode_refused
@@ -37,7 +37,7 @@ def test_lists_of_a_cluster_are_kept_and_longer_ones_are_not() -> None:
     _, kept = decoder.decode(cluster)
     for first in "abcd":
         _, candidates = decoder.decode(call(*(f"{first}{number}" for number in range(400_000))))
-        assert len(candidates.rows(NodeArrays())) == 400_000
+        assert len(candidates.rows(NodeIndex(64))) == 400_000
     assert decoder.decode(cluster)[1] is kept
     assert len(decoder.kept) == 1
 
@@ -48,7 +48,7 @@ def test_what_is_kept_of_any_lists_is_bounded(
     length: int, lists: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "_KEPT_BYTES", 4 * MIB)
-    decoder, nodes = CallDecoder(), NodeArrays()
+    decoder, nodes = CallDecoder(), NodeIndex(64)
     bodies = [call(*(f"{first}{number}" for number in range(length))) for first in range(lists)]
     tracemalloc.start()
     try:

@@ -19,8 +19,8 @@ from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import (
     explain_rejections,
     filter_nodes,
-    place_by_card_policy,
 )
+from scheduler_plugin.scheduling.placing import place_by_card_policy
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.other_policies import offered
 
@@ -225,7 +225,7 @@ def test_names_longer_than_any_known_one() -> None:
     for text, expected in ((b'["much-longer-name"]', [-1]), (b'["much-longer-name","short"]', [-1, 0])):
         cut = cut_names(text)
         assert cut is not None
-        assert index.rows(nodes, cut).tolist() == expected
+        assert index.rows(nodes.index, cut).tolist() == expected
 
 
 def test_a_name_too_long_for_the_index_is_not_found() -> None:
@@ -234,4 +234,4 @@ def test_a_name_too_long_for_the_index_is_not_found() -> None:
     nodes.add_node("y")
     cut = cut_names(b'["' + b"x" * 300 + b'","y"]')
     assert cut is not None
-    assert NameIndex().rows(nodes, cut).tolist() == [-1, 1]
+    assert NameIndex().rows(nodes.index, cut).tolist() == [-1, 1]

@@ -177,11 +177,11 @@ def test_removing_needs_a_row() -> None:
 
 def test_the_epoch_follows_names_only(nodes: NodeArrays) -> None:
     row = nodes.add_node("n1")
-    epoch = nodes.epoch
+    epoch = nodes.index.epoch
     nodes.set_cards(row, (8,), (0,))
-    assert nodes.epoch == epoch
+    assert nodes.index.epoch == epoch
     nodes.remove_node("n1")
-    assert nodes.epoch == epoch + 1
+    assert nodes.index.epoch == epoch + 1
 
 
 def test_changed_rows_are_listed_until_they_are_too_many() -> None:

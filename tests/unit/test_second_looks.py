@@ -229,7 +229,7 @@ async def test_names_of_nodes_are_not_kept(setup: Setup) -> None:
     assert found.asked_nodes is not None
     assert len(found.asked_nodes.bits) <= 2 * len(names) / 8
     assert {
-        setup.world.state.nodes.names[row] for row in found.asked_nodes.rows(setup.world.state.nodes)
+        setup.world.state.nodes.names[row] for row in found.asked_nodes.rows(setup.world.state.nodes.index)
     } == {
         "n",
         *names,

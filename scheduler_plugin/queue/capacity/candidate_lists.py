@@ -123,7 +123,7 @@ class CandidateListPlacer:
         made[~fits] = -1
         last = (offered[-1].score, offered[-1].node) if len(offered) == LISTED else None
         found = self._lists[requirements] = _CandidateList(
-            offered, last, made, epoch, frozenset(rows[first].tolist()), nodes.epoch
+            offered, last, made, epoch, frozenset(rows[first].tolist()), nodes.index.epoch
         )
         self.lists += 1
         return found
@@ -134,7 +134,7 @@ class CandidateListPlacer:
         """Run the second tier: commit a pod from a list; None once the list is used up."""
         nodes, capacity = self._capacity.state.nodes, self._capacity
         epoch = capacity.get_policy_epoch(requirements)
-        if known.names != nodes.epoch or epoch != known.epoch:
+        if known.names != nodes.index.epoch or epoch != known.epoch:
             return None
         changed = np.flatnonzero((nodes.version != known.made) & fits)
         if changed.size > CHANGED:

@@ -405,7 +405,7 @@ class FreeCapacity:
     def mask_allowed(self, requirements: PodRequirements) -> BoolArray:
         """Find the rows whose labels and taints admit a pod: bool[R], cached until a node changes."""
         nodes = self.state.nodes
-        key = (self.facts_version, nodes.epoch, nodes.row_count)
+        key = (self.facts_version, nodes.index.epoch, nodes.row_count)
         if key != self._allowed_key:
             self._allowed_key = key
             self._allowed.clear()

@@ -306,7 +306,7 @@ class AdmissionScheduler:
     def mask_idle_slots(self, kind: SlotType | None = None) -> BoolArray:
         """Rows with an idle slot of a type, or of any: bool[R]; valid until anything changes."""
         nodes, slots = self.capacity.state.nodes, self.slots
-        key = (slots, nodes.epoch, nodes.row_count)
+        key = (slots, nodes.index.epoch, nodes.row_count)
         if key != self._idle_key:
             self._idle_key = key
             self._idle = {each: np.zeros(nodes.row_count, dtype=np.bool_) for each in SlotType}

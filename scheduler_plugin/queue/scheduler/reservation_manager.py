@@ -151,7 +151,7 @@ class ReservationManager:
         capacity = self._admission.capacity
         nodes = capacity.state.nodes
         amounts = (nodes.usable, nodes.percent, nodes.evictable, nodes.compute_limit, *nodes.amounts.capacity)
-        key = (capacity.facts_version, nodes.epoch, *(int(array.sum()) for array in amounts))
+        key = (capacity.facts_version, nodes.index.epoch, *(int(array.sum()) for array in amounts))
         if key != self._vain_key or now - self._vain_since >= VAIN_S:
             self._vain.clear()
             self._vain_key, self._vain_since = key, now
