@@ -44,7 +44,7 @@ class CardHealth:
         self.changes: Counter[tuple[str, bool]] = Counter()
 
     def is_healthy(self, uuid: str) -> bool:
-        return self._tracker.get_health(uuid).healthy
+        return self._tracker.find_trouble(uuid) is None
 
     @property
     def problem(self) -> str | None:
@@ -70,7 +70,7 @@ class CardHealth:
         mended = [
             HealthEvent(sample.uuid, healthy=True, reason="measured again")
             for sample in samples
-            if self._tracker.get_health(sample.uuid).reason == self._unmeasured.get(sample.uuid, "")
+            if self._tracker.find_trouble(sample.uuid) == self._unmeasured.get(sample.uuid, "")
         ]
         self._unmeasured.clear()
         self.apply_events(mended)
@@ -112,12 +112,11 @@ class CardHealth:
         self._account.notify_subscribers()
 
     def _log_health(self, uuid: str, pods: Sequence[Pod]) -> None:
-        state = self._tracker.get_health(uuid)
-        note = log.info if state.healthy else log.error
-        what = "card is healthy" if state.healthy else "card is unhealthy"
-        note(what, card=uuid, reason=state.reason, pods=len(pods))
-        if state.healthy:
+        trouble = self._tracker.find_trouble(uuid)
+        if trouble is None:
+            log.info("card is healthy", card=uuid, pods=len(pods))
             self._notices.record_recovered(uuid, pods)
         else:
-            self._notices.record_unhealthy(uuid, state.reason or "no reason given", pods)
-        self.changes[uuid, state.healthy] += 1
+            log.error("card is unhealthy", card=uuid, reason=trouble, pods=len(pods))
+            self._notices.record_unhealthy(uuid, trouble or "no reason given", pods)
+        self.changes[uuid, trouble is None] += 1

@@ -251,11 +251,11 @@ def test_an_xid_makes_its_card_unhealthy_and_it_heals(start: Callable[..., Child
     assert "uncorrectable ECC errors" in sick[3]["error"]
     assert [sample["error"] for sample in sick[:3]] == [None] * 3
     tracker.on_sample(GpuSample(uuid, 0, None, sick[3]["error"]), 100)
-    assert not tracker.get_health(uuid).healthy
+    assert tracker.find_trouble(uuid) is not None
     child.override({})
     child.until("sample", lambda samples: samples[3]["error"] is None)
     tracker.on_sample(GpuSample(uuid, 0, None, child.ask("sample")[3]["error"]), 160)
-    assert tracker.get_health(uuid).healthy
+    assert tracker.find_trouble(uuid) is None
     assert child.ask("events") == []
 
 

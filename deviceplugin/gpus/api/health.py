@@ -6,24 +6,11 @@ itself says that it is mended, the next good sample is enough. So a card that fa
 unhealthy, and none stays so for ever.
 """
 
-from dataclasses import dataclass
-
 from deviceplugin.gpus.api.source import GpuSample, HealthEvent
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.option_values import DEFAULT_QUIET_S
 
 _NEVER = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class CardHealth:
-    """Whether a card may be given to pods, and why not."""
-
-    healthy: bool
-    reason: str | None = None
-
-
-_HEALTHY = CardHealth(healthy=True)
 
 
 def describe_fault(code: int, vendor: Vendor) -> str:
@@ -52,26 +39,26 @@ class HealthTracker:
         self._quiet_s = quiet_s
         self._troubles: dict[str, tuple[str, float]] = {}
 
-    def get_health(self, uuid: str) -> CardHealth:
-        """Return the card's health."""
+    def find_trouble(self, uuid: str) -> str | None:
+        """Say why a card may not be given to pods; None while it is healthy."""
         trouble = self._troubles.get(uuid)
-        return _HEALTHY if trouble is None else CardHealth(healthy=False, reason=trouble[0])
+        return None if trouble is None else trouble[0]
 
     def on_event(self, event: HealthEvent, now_s: float) -> bool:
         """Take in a health event; return True if the card's state or reason changed."""
-        before = self.get_health(event.uuid)
+        before = self.find_trouble(event.uuid)
         if event.healthy is False:
             self._troubles[event.uuid] = (event.reason, now_s)
         elif event.healthy and event.uuid in self._troubles:
             self._troubles[event.uuid] = (self._troubles[event.uuid][0], _NEVER)
-        return self.get_health(event.uuid) != before
+        return self.find_trouble(event.uuid) != before
 
     def on_sample(self, sample: GpuSample, now_s: float) -> bool:
         """Take in a measurement as a probe of the card; return True if the card's state or reason changed."""
-        before = self.get_health(sample.uuid)
+        before = self.find_trouble(sample.uuid)
         trouble = self._troubles.get(sample.uuid)
         if sample.error is not None:
             self._troubles[sample.uuid] = (sample.error, now_s)
         elif trouble is not None and now_s - trouble[1] >= self._quiet_s:
             del self._troubles[sample.uuid]
-        return self.get_health(sample.uuid) != before
+        return self.find_trouble(sample.uuid) != before
