@@ -150,7 +150,7 @@ def test_a_placeholder_is_in_no_queue(label: str) -> None:
     spec = {"schedulerName": PLACEHOLDER_SCHEDULER}
     uid = world.pod("p", 8, queue=label, gates=(), spec=spec)
     assert used(world) == {}
-    assert world.queue.unplaced == set()
+    assert world.queue.charges.unplaced == set()
     world.change(uid, spec={"nodeName": "n1"})
     assert used(world) == {"shared": 8}
 

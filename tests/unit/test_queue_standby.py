@@ -32,7 +32,9 @@ def test_a_standby_forgets_pods_that_are_gone(more: dict[str, Any]) -> None:
     world.node("n1", (PODS,))
     live_through(world, **more)
     queue = world.queue
-    assert (len(queue.queued_pods), len(queue.unplaced), len(queue._requeue_finder._refused)) == (0, 0, 0)
+    assert not queue.queued_pods
+    assert not queue.charges.unplaced
+    assert not queue._requeue_finder._refused
     remembered = len(queue.equivalence_backoff.refused_templates) + len(
         queue.gangs.equivalence_backoff.refused_templates
     )

@@ -37,6 +37,7 @@ from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.scheduler.admission import AdmissionScheduler, AdmittedWorkload
 from scheduler_plugin.queue.scheduler.equivalence_backoff import EquivalenceBackoff, make_pod_template
 from scheduler_plugin.queue.scheduler.gangs import Gangs
+from scheduler_plugin.queue.scheduler.pod_charges import PodCharges
 from scheduler_plugin.queue.scheduler.requeue import RequeueFinder
 from scheduler_plugin.queue.scheduler.reservation_delay import ReservationDelay
 from scheduler_plugin.queue.scheduler.reservation_manager import ReservationManager
@@ -64,8 +65,6 @@ class Queue:
         wall: See `QueueClock`.
 
     Attributes:
-        unplaced: UIDs of admitted pods that are not assumed on any node; they are placed before others are
-            admitted.
         job_stages: The stages of all jobs; whoever watches Jobs writes them here.
         coscheduling_groups: PodGroups of the coscheduling plugin; whoever watches them writes them here, and
             applies their pods again.
@@ -99,13 +98,12 @@ class Queue:
         self.seen_bound = float("-inf")
         self._membership = QueueMembership(config)
         self._outside: dict[str, tuple[Pod, float]] = {}
+        self.charges = PodCharges(self.queued_pods, self.admission, self._membership)
         self.claimed = ClaimedUnits(state, self.queues, self._membership)
-        self.unplaced: set[str] = set()
         self.equivalence_backoff: EquivalenceBackoff[QueuedPod] = EquivalenceBackoff()
         self._requeue_finder = RequeueFinder(
             self.queued_pods, self.queues, self.gangs, self._record_unbindable
         )
-        self._estimated: set[str] = set()
         self._clock = QueueClock(wall)
         self._reservation_manager = ReservationManager(
             self.admission, ReservationDelay(self.queued_pods, self.gangs)
@@ -136,7 +134,7 @@ class Queue:
             self.capacity.set_facts(name, facts)
             self._count_node(name, facts)
             self.claimed.update_node(name)
-            self._place_displaced(name)
+            self.charges.displace_pods(name)
 
     def set_batch_spec(self, uid: str, spec: Mapping[str, Any]) -> None:
         self.batch.set_spec(uid, spec)
@@ -201,7 +199,7 @@ class Queue:
             )
             self.queued_pods[uid] = queued_pod
             if phase is Phase.ADMITTED:
-                self.unplaced.add(uid)
+                self.charges.unplaced.add(uid)
         else:
             phase = self._find_phase(queued_pod, queue_info, phase, now)
         if queue_info.has_gate or not queued_pod.template:
@@ -217,12 +215,12 @@ class Queue:
         if queued_pod.is_unschedulable() and not queued_pod.capacity_freed:
             (self.gangs if queued_pod.gang else self._requeue_finder).record_unschedulable(queued_pod, now)
         if phase is Phase.BOUND:
-            self._place_displaced(record.node)
+            self.charges.displace_pods(record.node)
 
     def _find_phase(self, pod: QueuedPod, queue_info: PodQueueInfo, phase: Phase, now: float) -> Phase:
         if phase is Phase.GATED:
             if pod.waits_again(queue_info):
-                self._end_charges(pod, now)
+                self.charges.end(pod, now)
                 pod.capacity_freed = False
                 return phase
             # Perhaps we admitted it a moment ago, and the API server does not show it; see `find_requeues`.
@@ -233,7 +231,7 @@ class Queue:
             pod.admitted_at = now
             if pod.phase is Phase.GATED:
                 # Another process admitted it, or this one and was told that it had not.
-                self.unplaced.add(pod.uid)
+                self.charges.unplaced.add(pod.uid)
         elif phase is Phase.BOUND and pod.phase is not Phase.BOUND:
             pod.bound_at = self.seen_bound = now
             pod.is_requeued = False
@@ -261,7 +259,7 @@ class Queue:
         """
         pod = self.queued_pods.get(uid)
         if pod is not None and pod.phase is Phase.ADMITTED:
-            self._end_charges(pod, now)
+            self.charges.end(pod, now)
             pod.phase, pod.capacity_freed = Phase.GATED, False
             self._membership.update_queue(pod)
             if rejected and pod.requirements is not None:
@@ -310,10 +308,7 @@ class Queue:
         for pod in self.equivalence_backoff.pop_due(now):
             self._place_in_queue(pod)
         self.gangs.retry_due(now)
-        self.unplaced = {uid for uid in sorted(self.unplaced) if not self._place_again(uid, now)}
-        for uid in list(self._estimated):
-            if uid in self.queued_pods:
-                self._charge_pod(self.queued_pods[uid])
+        self.charges.complete(now)
         for admitted in self.admission.admit_workloads(now, first=self.gangs.list_half_admitted()):
             for member in admitted.members:
                 pod = self.queued_pods[member.uid]
@@ -409,10 +404,7 @@ class Queue:
         else:
             self._remove_waiting(pod)
         if pod.phase is not Phase.GATED:
-            self._charge_pod(pod)
-        if pod.phase is Phase.BOUND:
-            pod.capacity_freed = False
-            self.slots.occupy(pod.uid, pod.record.node, pod.kind)
+            self.charges.charge_pod(pod)
 
     def _add_waiting(self, pod: QueuedPod, workload: QueuedWorkload[Needs]) -> None:
         if pod.waiting_queue != pod.queue_info.queue:
@@ -428,83 +420,16 @@ class Queue:
             self.queues.forget_if_unused(pod.waiting_queue)
             pod.waiting_queue = ""
 
-    def _charge_pod(self, pod: QueuedPod) -> None:
-        """Charge a pod to its queue's quota, with its current units."""
-        allowed = pod.charged_queue or self._membership.may_charge(pod.queue_info.queue, pod.record.namespace)
-        if pod.requirements is None or not allowed:
-            return
-        units = self.quota_usage.compute_pod_units(pod.record, pod.requirements)
-        if units is None:
-            self._estimated.add(pod.uid)
-            if pod.charged_queue == pod.queue_info.queue:
-                return
-            units = self.quota_usage.compute_least_units(pod.requirements)
-        else:
-            self._estimated.discard(pod.uid)
-        has = pod.requirements.amounts._replace(units=units)
-        if self.queues[pod.queue_info.queue].get_charge(pod.uid) == has:
-            return
-        self._uncharge_pod(pod)
-        self.queues.charge_pod(pod.queue_info.queue, pod.uid, has)
-        pod.charged_queue = pod.queue_info.queue
-
-    def _uncharge_pod(self, pod: QueuedPod) -> None:
-        if pod.charged_queue:
-            self.queues.uncharge_pod(pod.charged_queue, pod.uid)
-            self.queues.forget_if_unused(pod.charged_queue)
-            pod.charged_queue = ""
-
-    def _free_capacity(self, pod: QueuedPod, now: float) -> None:
-        """Give the capacity of an unbound pod to others.
-
-        Its quota and slot stay charged until it is requeued, because kube-scheduler may bind it at any time.
-        """
-        if (assumed := self.state.get_assumed(pod.uid)) is not None:
-            self.state.forget(assumed, now)
-        pod.capacity_freed = True
-
-    def _end_charges(self, pod: QueuedPod, now: float) -> None:
-        """Give capacity, slot and quota of a pod that was not admitted, or is gone, to others."""
-        self._free_capacity(pod, now)
-        self.slots.vacate(pod.uid)
-        self._uncharge_pod(pod)
-
     def _record_unbindable(self, pod: QueuedPod, now: float) -> None:
         """Give the capacity of an admitted pod to others, and hold back equivalent pods."""
-        self._free_capacity(pod, now)
+        self.charges.free_capacity(pod, now)
         if self.equivalence_backoff.record_refusal(pod, now):
             for other in self.queued_pods.values():
                 if other.phase is Phase.GATED and other.template == pod.template:
                     self._place_in_queue(other)
 
-    def _place_again(self, uid: str, now: float) -> bool:
-        """Assume an admitted pod that is assumed nowhere; return True if it needs no place any more."""
-        pod = self.queued_pods.get(uid)
-        if pod is None or pod.requirements is None or pod.phase is not Phase.ADMITTED:
-            return True
-        if pod.capacity_freed or pod.fault:
-            # It may be bound at any time: its slot stays its own, whoever admitted it.
-            if len(pod.queue_info.pinned_nodes) == 1:
-                self.slots.occupy(uid, pod.queue_info.pinned_nodes[0], pod.kind)
-            return True
-        node = self.admission.place_pod(uid, pod.requirements, now)
-        if node:
-            self.slots.occupy(uid, node, pod.kind)
-            self._charge_pod(pod)
-        return bool(node)
-
-    def _place_displaced(self, node: str) -> None:
-        """Place admitted pods whose cards on a node are full now on other cards."""
-        for uid in _find_displaced(self.state, node):
-            assumed = self.state.get_assumed(uid)
-            if assumed is not None:
-                self.state.forget(assumed, 0.0)
-                self.slots.vacate(uid)
-                self.unplaced.add(uid)
-
     def _forget_pod(self, uid: str, now: float, *, succeeded: bool = False) -> None:
-        self._estimated.discard(uid)
-        self.unplaced.discard(uid)
+        self.charges.forget_pod(uid)
         self.refusals.forget(uid)
         self._requeue_finder.forget_pod(uid)
         pod = self.queued_pods.pop(uid, None)
@@ -513,7 +438,7 @@ class Queue:
         if pod.phase is Phase.BOUND:
             self.ended_pods.record_end(pod.record, now)
         self._remove_waiting(pod)
-        self._end_charges(pod, now)
+        self.charges.end(pod, now)
         self.equivalence_backoff.remove(pod)
         self.gangs.remove_pod(pod, succeeded=succeeded)
         self.queues.forget_if_unused(pod.queue_info.queue)
@@ -522,40 +447,3 @@ class Queue:
         row = self.state.nodes.rows.get(name)
         self.slots.set_node(name, facts, 0 if row is None else int(self.state.nodes.cards[row]))
         self.locality.set_node(name, None if facts is None else facts.labels)
-
-
-def _find_displaced(state: ClusterState, node: str) -> list[str]:
-    """Find assumed pods whose cards no longer have room for them; those assumed last are displaced first.
-
-    Such a pod would be charged on every card of the node, because it is unknown which card will serve it. So
-    it would block room that it cannot use.
-
-    Returns:
-        UIDs, in the order in which the pods were assumed.
-    """
-    record, nodes, rules = state.node_records.get(node), state.nodes, state.rules
-    row = nodes.rows.get(node)
-    if record is None or row is None or not record.assumed or not record.sizes:
-        return []
-    # A quick check rules out most nodes.
-    if not nodes.mask_overcharged(row).any():
-        return []
-    units = [size - used for size, used in zip(record.sizes, record.used, strict=True)]
-    compute = (nodes.compute.limit[row] - nodes.compute.used[row]).tolist()
-    assumed = {charge.uid: charge for charge in rules.charges_of_assumed(record)}
-    displaced = []
-    for charge in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record), *assumed.values()):
-        has = rules.charge_assigned_cards(record, charge)
-        if has is None:
-            continue
-        percent = rules.charge_compute(record, charge)
-        has_room = all(units[card] >= count for card, count in has.items()) and all(
-            compute[card] >= count for card, count in percent.items()
-        )
-        if charge.uid in assumed and not has_room:
-            displaced.append(charge.uid)
-            continue
-        for left, taken in ((units, has), (compute, percent)):
-            for card, count in taken.items():
-                left[card] -= count
-    return displaced

@@ -1,6 +1,6 @@
 """Each precaution of two queues taken out, one at a time: some history must break that passes with it."""
 
-from scheduler_plugin.queue.scheduler import queue
+from scheduler_plugin.queue.scheduler import pod_charges, queue
 from tests.property.kernel.mutant import Mutant
 
 from . import replica
@@ -37,7 +37,7 @@ MUTANTS = (
     ),
     Mutant(
         "releases of another process take no room",
-        queue.Queue._place_again,
+        pod_charges.PodCharges._place_pod,
         "if pod is None or pod.requirements is None or pod.phase is not Phase.ADMITTED:",
         "if True:",
         troubled,

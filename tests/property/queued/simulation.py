@@ -169,7 +169,7 @@ class QueuedSimulation(Simulation):
             before = len(each.writes)
             each.decide()
             if each.open:
-                self.given |= each.queue.unplaced
+                self.given |= each.queue.charges.unplaced
             for write in each.writes[before:]:
                 self._say(f"queue {self.replicas.index(each)} releases {write.uid}")
 

@@ -9,6 +9,7 @@ from scheduler_plugin.queue.scheduler import (
     borrowed,
     equivalence_backoff,
     gangs,
+    pod_charges,
     queue,
     reclaim,
     requeue,
@@ -45,9 +46,9 @@ MUTANTS = (
     ),
     Mutant(
         "slots: a release has its slot until it is taken back",
-        queue.Queue._free_capacity,
-        "            self.state.forget(assumed, now)\n        pod.capacity_freed = True\n",
-        "            self.state.forget(assumed, now)\n        self.slots.vacate(pod.uid)\n"
+        pod_charges.PodCharges.free_capacity,
+        "            self._state.forget(assumed, now)\n        pod.capacity_freed = True\n",
+        "            self._state.forget(assumed, now)\n        self._slots.vacate(pod.uid)\n"
         "        pod.capacity_freed = True\n",
         of("slotted"),
     ),
@@ -336,8 +337,8 @@ MUTANTS = (
     Mutant(
         "who is gone counts no more",
         queue.Queue._forget_pod,
-        "        self._end_charges(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
-        "        self._free_capacity(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
+        "        self.charges.end(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
+        "        self.charges.free_capacity(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         of("mixed"),
     ),
     Mutant(

@@ -192,7 +192,7 @@ class Simulation(History):
             },
             "kept": queue.capacity.reservations.workload_uids,
             "quota kept": dict(queue.queues.reserved_quota),
-            "unplaced": sorted(queue.unplaced),
+            "unplaced": sorted(queue.charges.unplaced),
             "takes": [
                 name for name, node in queue.state.node_records.items() if node.assumed or node.tombstones
             ],
