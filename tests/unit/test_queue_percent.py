@@ -161,6 +161,21 @@ def test_after_a_restart_it_counts_for_the_same() -> None:
     assert (before, used(again)) == (96, 96)
 
 
+def test_a_pod_that_waits_again_before_it_had_cards_counts_for_nothing() -> None:
+    """Counted still, it would stand in its own way: the quota is for one of them."""
+    world = QueueWorld("queues: [{name: a, nominalQuota: 8}]")
+    world.node("n", (16,), (16,))
+    uid = ask(world, "half", 50, gates=())
+    assert world.admitted() == []
+    assert used(world) == 8
+    world.requeue(uid)
+    assert used(world) == 0
+    assert world.admitted() == []
+    assert used(world) == 0
+    world.node("n", (16,))
+    assert world.admitted() == ["half"]
+
+
 def test_what_is_lent_is_taken_back_for_a_share_and_of_a_share() -> None:
     world = QueueWorld(f"{COHORT}\nreclaim: evict", n=(16, 16))
     uids = [ask(world, f"a{number}", 50, created=number) for number in range(4)]

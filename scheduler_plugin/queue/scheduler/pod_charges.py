@@ -29,14 +29,14 @@ class PodCharges:
         self._queues = admission.queues
         self._membership = membership
         self.unplaced: set[str] = set()
+        # Charged pods whose units are not known before they have cards.
         self._estimated: set[str] = set()
 
     def complete(self, now: float) -> None:
         """Place the admitted pods that are assumed nowhere, and charge by their cards what was estimated."""
         self.unplaced = {uid for uid in sorted(self.unplaced) if not self._place_pod(uid, now)}
         for uid in list(self._estimated):
-            if uid in self._queued_pods:
-                self._charge_quota(self._queued_pods[uid])
+            self._charge_quota(self._queued_pods[uid])
 
     def charge_pod(self, pod: QueuedPod) -> None:
         """Charge a pod that was admitted: its current units, and the slot of the node that it is bound to."""
@@ -59,10 +59,7 @@ class PodCharges:
         self.free_capacity(pod, now)
         self._slots.vacate(pod.uid)
         self._uncharge_quota(pod)
-
-    def forget_pod(self, uid: str) -> None:
-        self._estimated.discard(uid)
-        self.unplaced.discard(uid)
+        self._estimated.discard(pod.uid)
 
     def displace_pods(self, node: str) -> None:
         """Give up the places of admitted pods whose cards on a node are full now: they get other cards."""

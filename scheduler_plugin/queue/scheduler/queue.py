@@ -429,7 +429,7 @@ class Queue:
                     self._place_in_queue(other)
 
     def _forget_pod(self, uid: str, now: float, *, succeeded: bool = False) -> None:
-        self.charges.forget_pod(uid)
+        self.charges.unplaced.discard(uid)
         self.refusals.forget(uid)
         self._requeue_finder.forget_pod(uid)
         pod = self.queued_pods.pop(uid, None)
