@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from allocator.names import POD_GANG, POD_GANG_SIZE
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.controller.status import WaitReason, explain_waiting
 from tests.queue_world import UNSCHEDULABLE, QueueWorld, world
@@ -51,6 +52,16 @@ def test_a_gang_is_released_whole_or_not_at_all() -> None:
     ] == []
     world.node("n2", (16,))
     assert sorted(world.admitted()) == ["g0", "g1", "g2"]
+
+
+def test_a_waiting_pod_that_joins_a_gang_later_waits_with_the_gang(world: QueueWorld) -> None:
+    world.node("n1", (16,))
+    uid = world.pod("p0", 4)
+    world.objects[uid]["metadata"]["annotations"] |= {POD_GANG: "g", POD_GANG_SIZE: "2"}
+    world.change(uid)
+    assert world.admitted() == []
+    world.pod("p1", 4, gang="g", size=2)
+    assert world.admitted() == ["p0", "p1"]
 
 
 def test_a_gang_that_is_half_bound_is_taken_back(world: QueueWorld) -> None:

@@ -165,10 +165,12 @@ class QueuedPod:
         if queue_info.requeued:
             self.earlier_unschedulable = queue_info.unschedulable
 
-    def make_workload(self, requirements: Needs) -> QueuedWorkload[Needs]:
-        """Make the workload of a pod that belongs to no gang."""
+    def make_workload(self) -> QueuedWorkload[Needs] | None:
+        """Make the workload of a pod that waits by itself; None: it waits with its gang, or not at all."""
+        if self.gang or self.requirements is None:
+            return None
         return QueuedWorkload(
-            self.uid, self.kind, self.waiting_since, requirements, self.queue_info.data, self.job
+            self.uid, self.kind, self.waiting_since, self.requirements, self.queue_info.data, self.job
         )
 
 

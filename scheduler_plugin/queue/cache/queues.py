@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
+from scheduler_plugin.queue.cache.queued_pods import Gang, QueuedPod
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, WaitingWorkloads
 from scheduler_plugin.queue.capacity.dominant_share import find_dominant
 from scheduler_plugin.queue.capacity.requirements import Needs
@@ -221,6 +222,21 @@ class Queues:
         """End the quota reservation of a workload, if it has one."""
         if self._reserved.get(name, ("", 0))[0] == workload_uid:
             self.reserve_quota({other: each for other, each in self._reserved.items() if other != name})
+
+    def set_waiting(
+        self, waiter: QueuedPod | Gang, name: str, workload: QueuedWorkload[Needs] | None
+    ) -> None:
+        """Let a pod or gang wait in a queue as this workload, and in no other; None: it does not wait."""
+        if waiter.waiting_queue:
+            waiting = self[waiter.waiting_queue].waiting
+            if workload is not None and waiter.waiting_queue == name and waiting.get(waiter.uid) == workload:
+                return
+            waiting.remove(waiter.uid)
+            self.forget_if_unused(waiter.waiting_queue)
+            waiter.waiting_queue = ""
+        if workload is not None:
+            self[name].waiting.add(workload)
+            waiter.waiting_queue = name
 
     def charge_pod(self, name: str, uid: str, has: Amounts) -> None:
         self._add_units(name, self[name].charge_pod(uid, has))

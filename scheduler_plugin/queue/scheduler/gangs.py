@@ -262,21 +262,9 @@ class Gangs:
         goes = goes and (is_complete or self._can_join(gang, pods, admitted))
         goes = goes and not self.count_uncounted(gang)
         workload = self._make_workload(gang, pods) if goes else None
-        if gang.waiting_queue:
-            waiting = self._queues[gang.waiting_queue].waiting
-            if (
-                workload is not None
-                and waiting.get(gang.uid) == workload
-                and gang.waiting_queue == pods[0].queue_info.queue
-            ):
-                return
-            waiting.remove(gang.uid)
-            self._queues.forget_if_unused(gang.waiting_queue)
-            gang.waiting_queue = ""
         if workload is not None:
-            gang.waiting_queue = pods[0].queue_info.queue
             gang.wait_start = min(pod.wait_start for pod in pods if pod.uid in gang.ready_uids)
-            self._queues[gang.waiting_queue].waiting.add(workload)
+        self._queues.set_waiting(gang, pods[0].queue_info.queue if pods else "", workload)
 
     def _read_group(self, gang: Gang, key: GroupKey) -> str:
         """Read the size of a gang from its PodGroup; return why kube-scheduler would try none of its pods.

@@ -29,10 +29,8 @@ from scheduler_plugin.queue.cache.queues import Queues
 from scheduler_plugin.queue.cache.refusals import explain_refusal, has_no_request
 from scheduler_plugin.queue.cache.requirement_pool import RequirementPool
 from scheduler_plugin.queue.cache.slots import ClusterSlots
-from scheduler_plugin.queue.cache.waiting import QueuedWorkload
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.locality import Locality
-from scheduler_plugin.queue.capacity.requirements import Needs
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.scheduler.admission import AdmissionScheduler, AdmittedWorkload
 from scheduler_plugin.queue.scheduler.equivalence_backoff import EquivalenceBackoff, make_pod_template
@@ -397,28 +395,11 @@ class Queue:
             and not self.refusals.is_paused(pod.uid)
             and not self.equivalence_backoff.is_held_back(pod)
         )
+        self.queues.set_waiting(pod, pod.queue_info.queue, pod.make_workload() if ready else None)
         if pod.gang:
             self.gangs.update_pod(pod, ready=ready)
-        elif ready and pod.requirements is not None:
-            self._add_waiting(pod, pod.make_workload(pod.requirements))
-        else:
-            self._remove_waiting(pod)
         if pod.phase is not Phase.GATED:
             self.charges.charge_pod(pod)
-
-    def _add_waiting(self, pod: QueuedPod, workload: QueuedWorkload[Needs]) -> None:
-        if pod.waiting_queue != pod.queue_info.queue:
-            self._remove_waiting(pod)
-        elif self.queues[pod.waiting_queue].waiting.get(pod.uid) == workload:
-            return
-        self.queues[pod.queue_info.queue].waiting.add(workload)
-        pod.waiting_queue = pod.queue_info.queue
-
-    def _remove_waiting(self, pod: QueuedPod) -> None:
-        if pod.waiting_queue:
-            self.queues[pod.waiting_queue].waiting.remove(pod.uid)
-            self.queues.forget_if_unused(pod.waiting_queue)
-            pod.waiting_queue = ""
 
     def _record_unbindable(self, pod: QueuedPod, now: float) -> None:
         """Give the capacity of an admitted pod to others, and hold back equivalent pods."""
@@ -437,7 +418,7 @@ class Queue:
             return
         if pod.phase is Phase.BOUND:
             self.ended_pods.record_end(pod.record, now)
-        self._remove_waiting(pod)
+        self.queues.set_waiting(pod, "", None)
         self.charges.end(pod, now)
         self.equivalence_backoff.remove(pod)
         self.gangs.remove_pod(pod, succeeded=succeeded)
