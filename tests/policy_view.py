@@ -27,7 +27,7 @@ def view(nodes: Mapping[str, tuple[Any, ...]]) -> NodeArrays:
             row, sizes, used, models=["A"] * len(sizes), uuids=[f"{name}-{i}" for i in range(len(sizes))]
         )
         arrays.amounts.set_requested(row, Amounts(cpu_milli=cpu_used, memory_bytes=memory_used))
-        arrays.set_assumed(row, [0] * len(sizes), dict(enumerate(compute[0] if compute else ())))
+        arrays.set_assumed(row, [0] * len(sizes), compute[0] if compute else ())
     return arrays
 
 
@@ -45,7 +45,7 @@ def place(arrays: NodeArrays, row: int, cards: Sequence[Sequence[int]], wanted: 
         for card in chosen:
             assumed[card] += demand.units
             compute[card] += demand.compute
-    arrays.set_assumed(row, assumed, dict(enumerate(compute)))
+    arrays.set_assumed(row, assumed, compute)
     arrays.amounts.add_requested(row, wanted.amounts)
 
 

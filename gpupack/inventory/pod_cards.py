@@ -115,9 +115,9 @@ def join_pods(
             card,
             pods=tuple(sorted(on_card.get(position, ()), key=_order)),
             assumed_units=assumed[position],
-            assumed_compute=assumed_compute.get(position, 0),
+            assumed_compute=assumed_compute[position],
         )
-        if position in on_card or assumed[position] or position in assumed_compute
+        if position in on_card or assumed[position] or assumed_compute[position]
         else card
         for position, card in enumerate(cards)
     )

@@ -294,13 +294,13 @@ class ChargeRules:
             *self.charges_of_vanished(record),
         ]
 
-    def sum_by_card(self, record: NodeRecord, charges: list[Charge]) -> tuple[list[int], dict[int, int]]:
+    def sum_by_card(self, record: NodeRecord, charges: list[Charge]) -> tuple[list[int], list[int]]:
         """Add up charges. The node serves a pod on its assigned cards and on no others.
 
         Returns:
-            Units by card; percent of compute by card position, of the cards that have any.
+            Units, and percent of compute, by card.
         """
-        totals, compute = [0] * len(record.sizes), dict[int, int]()
+        totals, compute = [0] * len(record.sizes), [0] * len(record.sizes)
         for charge in charges:
             assigned = self.charge_assigned_cards(record, charge)
             by_card = self.charge_every_card(record, charge) if assigned is None else assigned
@@ -308,12 +308,11 @@ class ChargeRules:
                 totals[card] += units
             if charge.request.asks_compute:
                 for card, percent in self.charge_compute(record, charge).items():
-                    compute[card] = compute.get(card, 0) + percent
+                    compute[card] += percent
         for claim in self.charges_of_claims(record):
             for card, (units, percent) in record.find_missing(claim).items():
                 totals[card] += units
-                if percent:
-                    compute[card] = compute.get(card, 0) + percent
+                compute[card] += percent
         if len(record.charged_cards) > len(charges):
             counted = {charge.uid for charge in charges}
             record.charged_cards = {

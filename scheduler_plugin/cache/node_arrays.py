@@ -259,10 +259,10 @@ class NodeArrays:
         if before is None or before != self._snapshot_published(row):
             self._update_derived(row)
 
-    def set_assumed(self, row: int, units: Sequence[int], compute: Mapping[int, int] = NO_COMPUTE) -> None:
-        """Set what bound pods have that the words do not show yet, by card and by card position."""
+    def set_assumed(self, row: int, units: Sequence[int], compute: Sequence[int] = ()) -> None:
+        """Set what bound pods have that the words do not show yet, by card; no compute stands for none."""
         count = int(self.cards[row])
-        percent = [compute.get(card, 0) for card in range(count)] if compute else [0] * count
+        percent = list(compute) or [0] * count
         if (
             self.assumed[row, :count].tolist() != list(units)
             or self.compute.assumed[row, :count].tolist() != percent

@@ -36,8 +36,9 @@ _NUMA_BITS: Final = 62
 
 _EVERY_BYTE: Final = np.uint64(0x0101010101010101)
 
-_SIZE: Final = 1 << 32
-"""Factor of a card's size where size and free units are one number."""
+_UNITS: Final = 1 << 20
+_PERCENT: Final = 1 << 10
+"""More than a card has of units, and gives away of its compute, where one number says all of a card."""
 
 
 def filter_nodes(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
@@ -256,48 +257,31 @@ def _fit_exactly(
     nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
 ) -> BoolArray:
     """Tell where a pod's demands fit together in any way, by one search for each kind of equal nodes."""
-    free = _get_free(nodes, query.policy_request, rows, emptied=emptied)
-    if query.request.rules.same_model or query.request.asks_compute:
-        return _fit_cards_exactly(nodes, query, rows, free, emptied=emptied)
-    # Positions do not matter, nor cards that are of no use, nor sizes to a pod that asks for units.
-    sizes = nodes.size[rows].astype(np.int64) if query.request.percent else np.int64(0)
-    kinds = np.sort(np.where(free > 0, sizes * _SIZE + free, 0), axis=1)
-    demands = [demand.need for demand in query.request.demands]
+    request, free = query.request, _get_free(nodes, query.policy_request, rows, emptied=emptied)
+    # Positions do not matter, nor cards that are of no use, nor what the pod does not ask for.
+    nothing = np.int64(0)
+    models = nodes.model[rows].astype(np.int64) + 1 if request.rules.same_model else nothing
+    sizes = nodes.size[rows].astype(np.int64) if request.percent else nothing
+    compute = nodes.compute.get_free(rows, emptied=emptied) if request.asks_compute else nothing
+    kinds = np.sort(
+        np.where(free > 0, ((models * _UNITS + sizes) * _PERCENT + compute) * _UNITS + free, 0), axis=1
+    )
+    parts = [np.broadcast_to(part, free.shape) for part in (models, sizes, free, compute)]
+    names = ["", *nodes.model_names]
+    demands = [demand.need for demand in request.demands]
     known: dict[bytes, bool | None] = {}
     fits = []
-    for row, kind in zip(rows.tolist(), kinds, strict=True):
-        key = kind.tobytes()
+    for at, row in enumerate(rows.tolist()):
+        key = kinds[at].tobytes()
         if key not in known:
-            cards = [(*divmod(card, _SIZE), 0) for card in kind[kind > 0].tolist()]
-            found = fit_together(cards, demands, rules=query.request.rules)
-            known[key] = found.picks is not None if found.complete else None
-        fit = known[key]
-        # What a search that was cut off did not find the policy may find on this node's own cards.
-        fits.append(_can_place(nodes, query, row, emptied=emptied) if fit is None else fit)
-    return np.array(fits, dtype=np.bool_)
-
-
-def _fit_cards_exactly(
-    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, free: LongArray, *, emptied: bool
-) -> BoolArray:
-    """Do what `_fit_exactly` does if models or compute matter, which its node keys do not contain."""
-    request = query.request
-    names = [*nodes.model_names, ""] if request.rules.same_model else [""] * (len(nodes.model_names) + 1)
-    demands = [demand.need for demand in query.request.demands]
-    known: dict[tuple[object, ...], bool | None] = {}
-    fits = []
-    compute_free = nodes.compute.get_free(rows, emptied=emptied) * request.asks_compute
-    for row, units, compute in zip(rows.tolist(), free.tolist(), compute_free.tolist(), strict=True):
-        sizes = nodes.size[row].tolist() if query.request.percent else [0] * len(units)
-        models = [names[model] for model in nodes.model[row].tolist()]
-        kinds = sorted(each for each in zip(sizes, units, compute, models, strict=True) if each[1] > 0)
-        key = tuple(kinds)
-        if key not in known:
+            cards = zip(*(part[at].tolist() for part in parts), strict=True)
+            of_use = [card for card in cards if card[2] > 0]
             found = fit_together(
-                [kind[:3] for kind in kinds], demands, [model for *_, model in kinds], request.rules
+                [card[1:] for card in of_use], demands, [names[card[0]] for card in of_use], request.rules
             )
             known[key] = found.picks is not None if found.complete else None
         fit = known[key]
+        # What a search that was cut off did not find the policy may find on this node's own cards.
         fits.append(_can_place(nodes, query, row, emptied=emptied) if fit is None else fit)
     return np.array(fits, dtype=np.bool_)
 

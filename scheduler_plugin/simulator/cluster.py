@@ -85,7 +85,6 @@ class SimulatedCluster:
         self.arrays = self._fill_arrays(nodes, others) if arrays is None else arrays
         self._all_rows = np.arange(self.arrays.row_count)
         self._cards: dict[int, list[Card]] = {}
-        self._compute: dict[int, dict[int, int]] = {}
         self._kinds: dict[tuple[TracePod, str], SimulatedPodKind] = {}
         self.gpus = sum(node.cards for node in nodes)
         self.units = int(self.arrays.size.sum())
@@ -243,17 +242,14 @@ class SimulatedCluster:
         arrays = self.arrays
         if chosen.units:
             allocated = arrays.assumed[row, : arrays.cards[row]].tolist()
-            compute = self._compute.get(row, {})
-            if chosen.compute:
-                compute = self._compute.setdefault(row, compute)
-                for card, percent in chosen.compute.items():
-                    compute[card] = compute.get(card, 0) + times * percent
+            compute = arrays.compute.assumed[row, : arrays.cards[row]].tolist()
+            for card, percent in chosen.compute.items():
+                compute[card] += times * percent
             known = self._cards.get(row)
             for card, units in chosen.units.items():
                 allocated[card] += times * units
                 if known is not None:
-                    taken = compute.get(card, 0)
-                    known[card] = replace(known[card], used_units=allocated[card], compute_used=taken)
+                    known[card] = replace(known[card], used_units=allocated[card], compute_used=compute[card])
             arrays.set_assumed(row, allocated, compute)
         arrays.amounts.add_requested(row, kind.request.amounts, times)
 

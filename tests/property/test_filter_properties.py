@@ -140,9 +140,7 @@ def arrays(drawn: Drawn) -> NodeArrays:
                 10 * card[6] if ok else compute_limit(index) for card, ok in zip(node, healthy, strict=True)
             ],
         )
-        nodes.set_assumed(
-            row, [card[2] for card in node], {position: 10 * card[7] for position, card in enumerate(node)}
-        )
+        nodes.set_assumed(row, [card[2] for card in node], [10 * card[7] for card in node])
     return nodes
 
 

@@ -236,7 +236,7 @@ def test_every_policy_scores_and_places_what_filter_lets_through(node_policy, ca
     )
     for row in range(4):
         count = int(made.cards[row])
-        made.set_assumed(row, [0] * count, {at: 0 if at % 2 else 60 for at in range(count)})
+        made.set_assumed(row, [0] * count, [0 if at % 2 else 60 for at in range(count)])
     policies = ClusterPolicies(node_policy=node_policy, card_policy_name=card_policy)
     query = policies.make_request(made, asked, ONE_POD)
     rows = np.arange(4, dtype=np.intp)

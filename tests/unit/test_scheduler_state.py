@@ -307,7 +307,7 @@ def test_a_pod_that_is_seen_bound_as_it_was_assumed_leaves_the_row_as_it_is() ->
     sums: list[str] = []
 
     class Counted(ChargeRules):
-        def sum_by_card(self, record: NodeRecord, charges: list[Charge]) -> tuple[list[int], dict[int, int]]:
+        def sum_by_card(self, record: NodeRecord, charges: list[Charge]) -> tuple[list[int], list[int]]:
             sums.append(record.name)
             return super().sum_by_card(record, charges)
 

@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "extender: the compute of a claim counts from its allocation",
         charges.ChargeRules.sum_by_card,
-        "if percent:",
-        "if False:",
+        "for card, (units, percent) in record.find_missing(claim).items():",
+        "for card, units, percent in [(at, had, 0) for at, (had, _) in record.find_missing(claim).items()]:",
         vanishing,
     ),
     Mutant(

@@ -49,7 +49,7 @@ MUTANTS = tuple(
             "a pod that was just bound counts in top",
             pod_cards.join_pods,
             "_RULES.sum_by_card(node, charges)",
-            "([0] * len(cards), {})",
+            "([0] * len(cards), [0] * len(cards))",
         ),
         (
             "a pod that was just bound counts in the dashboard",
