@@ -62,7 +62,8 @@ def check_simulator(scene: Scene, places: Places) -> None:
                     for demand in request.demands
                 ],
                 "simulator": [
-                    (demand.cards, demand.per_card, pod.percent, demand.compute) for demand in pod.demands
+                    (demand.cards, demand.per_card, pod.percent, demand.compute)
+                    for demand in pod.make_request(pod.gpu_units).demands
                 ],
             },
         )
