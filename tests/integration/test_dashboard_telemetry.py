@@ -25,13 +25,11 @@ from gpupack.inventory.telemetry import MAX_BYTES
 from tests.http_server import serving
 from tests.integration.telemetry_world import (
     BUSY,
-    FOREIGN_PODS,
     IN_PART,
     SYSTEM_PODS,
     Cluster,
     cluster,
     daemon_pod,
-    foreign_pod,
     measure,
 )
 
@@ -114,14 +112,6 @@ async def test_what_is_not_known_is_said(cluster, tmp_path, change, error):
         course = await source.fetch("a")
     assert course.cards == ()
     assert error in course.error
-
-
-@pytest.mark.parametrize("wrong", FOREIGN_PODS)
-async def test_a_pod_of_somebody_else_is_not_asked(cluster, tmp_path, wrong):
-    cluster.pods.append(foreign_pod(wrong))
-    async with source_of(cluster, tmp_path) as (source, _):
-        assert (await source.fetch("a")).error == ""
-    assert asked(cluster, "foreign") == 0
 
 
 async def test_an_installation_elsewhere_has_its_daemons_there(cluster, tmp_path):

@@ -216,25 +216,6 @@ async def test_preempt_over_http(client: Client) -> None:
     assert (status, answer) == (200, {"NodeNameToMetaVictims": {}})
 
 
-async def test_whole_nodes_in_and_out(client: Client) -> None:
-    nodes = [client.api.node(name) for name in ("a", "b")]
-    whole = {"metadata": {}, "items": nodes}
-    status, found = await client.post(
-        "/filter", {"Pod": pod_object("p", 9), "Nodes": whole, "NodeNames": None}
-    )
-    assert (status, found["Nodes"]["items"], found["NodeNames"]) == (200, [nodes[1]], None)
-    status, scores = await client.post(
-        "/prioritize", {"Pod": pod_object("p", 8), "Nodes": whole, "NodeNames": None}
-    )
-    assert status == 200
-    assert {score["Host"]: score["Score"] for score in scores} == {"a": 9, "b": 10}
-    status, none = await client.post(
-        "/filter", {"Pod": pod_object("p", 17), "Nodes": whole, "NodeNames": None}
-    )
-    assert (status, none["Nodes"]["items"], none["NodeNames"]) == (200, [], None)
-    assert set(none["FailedAndUnresolvableNodes"]) == {"a", "b"}
-
-
 async def test_a_body_of_exactly_the_limit_is_answered(client: Client) -> None:
     names = json.dumps([f"{'long-name-' * 24}{index:05d}" for index in range(60_000)] + ["b"])
     pod = pod_object("p", 8, annotations={"padding": ""})

@@ -114,6 +114,8 @@ def test_whole_nodes_in_whole_nodes_out(world: World) -> None:
     answer = check(json.loads(world.extender.filter(body, 0).answer))
     assert answer["NodeNames"] is None
     assert answer["Nodes"]["items"] == [node_object("b")]
+    scores = json.loads(world.extender.prioritize(body, 0))
+    assert {each["Host"]: each["Score"] for each in scores} == {"a": 0, "b": 10, "c": 0}
     body = json.dumps({"Pod": pod_object("p", 17), "Nodes": {"items": items}, "NodeNames": None}).encode()
     answer = check(json.loads(world.extender.filter(body, 0).answer))
     assert answer["Nodes"]["items"] == []
@@ -145,11 +147,6 @@ def test_a_bad_annotation_is_every_node_s_reason(world: World) -> None:
     assert 'gpupack.io/cards is "-1"' in reasons.pop()
     assert world.prioritize(the_pod) == {"a": 0, "b": 0, "c": 0}
     assert world.filter(the_pod, [])["FailedAndUnresolvableNodes"] == {}
-
-
-def test_a_policy_that_is_not_there_is_a_bad_annotation(world: World) -> None:
-    answer = world.filter(pod_object("p", 8, annotations={"gpupack.io/node-policy": "fastest"}))
-    assert '"fastest"' in answer["FailedAndUnresolvableNodes"]["a"]
 
 
 def test_the_answer_does_not_change_while_nothing_changes(world: World) -> None:

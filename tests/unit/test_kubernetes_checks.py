@@ -209,35 +209,6 @@ def test_nominated_pods_of_the_same_priority_or_a_larger_one_count(priority: int
     assert world.rejection("n", UNTRIED_S) == why
 
 
-@pytest.mark.parametrize(
-    ("spec", "why"),
-    [
-        ({"overhead": {"cpu": "1"}}, "insufficient cpu"),
-        ({"overhead": {"cpu": "500m"}}, ""),
-        ({"initContainers": [container("side", 0, cpu="1", restartPolicy="Always")]}, "insufficient cpu"),
-        ({"initContainers": [container("init", 0, cpu="3500m")]}, ""),
-        ({"initContainers": [container("init", 0, cpu="3501m")]}, "insufficient cpu"),
-        ({"resources": {"requests": {"cpu": "3501m"}}}, "insufficient cpu"),
-    ],
-)
-def test_requests_count_by_the_rules_of_kubernetes(spec: dict[str, Any], why: str) -> None:
-    """Sidecars, init containers, overhead and resources of the pod as a whole."""
-    world = World(cpu="3", spec=spec)
-    world.pod("bound", 1, node="n", cpu="500m")
-    assert world.rejection() == why
-
-
-@pytest.mark.parametrize(
-    "held", [{"allocatedResources": {"cpu": "3500m"}}, {"resources": {"requests": {"cpu": "3500m"}}}]
-)
-def test_a_pod_that_is_being_resized_counts_with_the_largest(held: dict[str, Any]) -> None:
-    world = World()
-    world.pod("bound", 1, node="n", cpu="1")
-    assert world.rejection() == ""
-    world.pod("bound", 1, node="n", cpu="1", status={"containerStatuses": [{"name": "main", **held}]})
-    assert world.rejection() == "insufficient cpu"
-
-
 def _anti_affinity(**more: Any) -> dict[str, Any]:
     term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "x"}}, **more}
     return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}

@@ -169,6 +169,20 @@ def test_host_requests_follow_kubernetes() -> None:
     assert sum_host_requests(made)[0] == 3300
 
 
+def test_pods_that_differ_in_little_are_not_taken_for_each_other() -> None:
+    """What is read of a pod's request is remembered for those that ask for the same."""
+    other = {"name": "i", "resources": {"requests": {"cpu": "500m"}}}
+    specs = (
+        {},
+        {"overhead": {"cpu": "1"}},
+        {"resources": {"requests": {"cpu": "3"}}},
+        {"initContainers": [other]},
+        {"initContainers": [other | {"restartPolicy": "Always"}]},
+    )
+    found = [read_pod(pod("a", 4, spec=spec), MEMORY).amounts.cpu_milli for spec in specs]
+    assert found == [1000, 2000, 3000, 1000, 1500]
+
+
 def test_host_requests_default_to_limits_and_take_the_pod_s_own() -> None:
     amounts = {"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "1"}}
     limited = [{"name": "a", "resources": amounts}]
