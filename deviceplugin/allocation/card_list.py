@@ -63,14 +63,14 @@ class CardList:
         driver = DETACHED if self._detached() else ""
         return card_records(self._account.ledger.installed, self._gpus, self._enforcement, driver)
 
-    def apply_gpus(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
-        """Take the source's list; return True if it is another one.
+    def apply_gpus(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> None:
+        """Take the source's list.
 
         Raises:
             DeviceListError: no kubelet could take such a list.
         """
         if tuple(gpus) == self._gpus:
-            return False
+            return
         check_units(gpus, self._unit_mib)
         before = {gpu.uuid for gpu in self._gpus}
         cards = [
@@ -103,7 +103,6 @@ class CardList:
             self._notices.record_too_small(uuid, reason, left[uuid])
         self._on_change()
         self._account.notify_subscribers()
-        return True
 
     def _report_changes(
         self, came: Sequence[str], went: Sequence[str], pods: Mapping[str, Sequence[Pod]]

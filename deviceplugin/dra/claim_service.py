@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import structlog
@@ -22,6 +22,7 @@ from deviceplugin.dra.claims import ClaimShare, PreparedDevice, read_shares, sha
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims, add_compute
 from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
+from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError, NotFound, decode_answer
 from kubeapi.paths import make_pod_path, quote_segment
 
@@ -36,12 +37,6 @@ READ_TIMEOUT_S: Final = 3.0
 
 SHARERS_LOOK_S: Final = 5.0
 """Time between two checks for claims to hand over from ended pods, and for files to be written."""
-
-
-class ClaimApi(Protocol):
-    """Reads objects; `kubeapi.client.KubeClient` implements it."""
-
-    async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
 
 class ClaimService:
@@ -64,7 +59,7 @@ class ClaimService:
         self,
         account: LedgerService,
         pods: OwnPods,
-        api: ClaimApi,
+        api: KubeClient,
         prepared: PreparedClaims,
         cdi: CdiFiles,
         make_grant: MakeGrant,

@@ -1,12 +1,12 @@
 """The services that the kubelet calls: what this plugin is, and claims to prepare and to unprepare."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from allocator.names import DRA_DRIVER
-from deviceplugin.dra.claims import PreparedDevice
+from deviceplugin.dra.claim_service import ClaimService
 from deviceplugin.kubelet.call_runner import CallRunner, Observe, Refusal
 from deviceplugin.kubelet.wire import dra_pb2 as pb
 from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
@@ -17,18 +17,10 @@ PLUGIN_TYPE: Final = "DRAPlugin"
 VERSION: Final = "v1.DRAPlugin"
 
 
-class ClaimPreparer(Protocol):
-    """Prepares claims; refusals are `AllocationRefusedError` or any `AllocatorError`."""
-
-    async def prepare(self, namespace: str, name: str, uid: str) -> Sequence[PreparedDevice]: ...
-
-    async def unprepare(self, uid: str) -> None: ...
-
-
 class DraPlugin(rpc.DRAPluginServicer):
     """The servicer of claims, of which `observe` is called as `CallRunner` says."""
 
-    def __init__(self, claims: ClaimPreparer, pool: str, *, observe: Observe | None = None) -> None:
+    def __init__(self, claims: ClaimService, pool: str, *, observe: Observe | None = None) -> None:
         self._claims = claims
         self._pool = pool
         self._calls = CallRunner(observe)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 from allocator.request import WHOLE
 from deviceplugin.allocation.objects import PodObject
@@ -14,8 +14,8 @@ from deviceplugin.enforcement.limit_plan import Grants
 from deviceplugin.enforcement.limit_state import ContainerLimit
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.gpus.api.memory_limits import Enforcement
-from deviceplugin.gpus.api.source import GpuProcess, GpuSample
-from deviceplugin.host.cgroups import ProcessPlace
+from deviceplugin.gpus.api.source import GpuProcess
+from deviceplugin.monitoring.sampling import CardSampler
 
 TURN: Final = 50
 """Rows that are computed in one go: an Allocate waits for no more than these, some 0.2 ms."""
@@ -63,23 +63,6 @@ class ContainerUse:
         return max(0, (self.used_mib or 0) - self.promised_mib)
 
 
-class Measurements(Protocol):
-    """The newest measurement, as `sampling.CardSampler` has it."""
-
-    @property
-    def samples(self) -> Sequence[GpuSample]: ...
-
-    @property
-    def sampled_s(self) -> float:
-        """Time at which the sample was begun, by the ledger's clock."""
-        ...
-
-    @property
-    def places(self) -> Mapping[int, ProcessPlace | None]:
-        """Place of each process, None for processes of no pod; a process that is left out is unknown."""
-        ...
-
-
 class ContainerUseReader:
     """Joins grants, limits, measured processes and pods' names when it is asked."""
 
@@ -89,7 +72,7 @@ class ContainerUseReader:
         enforcement: MemoryEnforcement,
         enforcer: Enforcer,
         pods: OwnPods,
-        sampler: Measurements,
+        sampler: CardSampler,
         clock: Callable[[], float],
     ) -> None:
         self._granted_memory = granted_memory

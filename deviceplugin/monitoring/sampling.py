@@ -35,6 +35,9 @@ UNMEASURED_S: Final = 75.0
 
 CLOSE_S: Final = 2.0
 
+CardListHandler = Callable[[Sequence[GpuCard], Callable[[str], bool]], None]
+"""Applies the source's list of cards after each measurement, and asks which of them are healthy."""
+
 
 class ProcessOwnerLookup(Protocol):
     """Finds the pod of a process, as `cgroups.ProcessOwners` does. Blocking."""
@@ -44,13 +47,6 @@ class ProcessOwnerLookup(Protocol):
 
     def place(self, pid: int) -> ProcessPlace | None:
         """Return pod and container of one of the processes that were asked about last."""
-
-
-class CardListHandler(Protocol):
-    """Hears of the list of cards after each measurement."""
-
-    def __call__(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
-        """Apply the source's list; return whether it is another one."""
 
 
 class CardSampler:
@@ -77,7 +73,7 @@ class CardSampler:
         health: CardHealth,
         *,
         unit_mib: int,
-        on_cards: CardListHandler = lambda _gpus, _healthy: False,
+        on_cards: CardListHandler = lambda _gpus, _healthy: None,
         list_helper_pids: Callable[[], Collection[int]] = lambda: (),
         notices: NodeEvents | None = None,
         every_s: float = SAMPLE_S,
