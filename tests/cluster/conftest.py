@@ -12,7 +12,7 @@ from tests.cluster.harness import Cluster, binaries, shipped, workload
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import QueueController
 
-StartQueue = Callable[[Cluster, str], QueueController]
+StartQueue = Callable[..., QueueController]
 LIVE: list[Cluster] = []
 BUILT = "gpupack_built"
 # Files that take longest begin first, so that no worker is left with one of them in the end.
@@ -143,12 +143,16 @@ def cluster(two_cards: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def start_queue() -> Iterator[StartQueue]:
-    """Start `gpupack queue` with a configuration and the rights of its own manifests."""
+    """Start `gpupack queue` with the rights of its own manifests, or as an administrator."""
     started: list[QueueController] = []
 
-    def start(cluster: Cluster, config: str) -> QueueController:
-        kubeconfig = cluster.use_identity("gpupack-queue", cluster.token("gpupack-system", "gpupack-queue"))
+    def start(cluster: Cluster, config: str, *flags: str, is_admin: bool = False) -> QueueController:
+        kubeconfig = cluster.control.admin_config
+        if not is_admin:
+            token = cluster.token("gpupack-system", "gpupack-queue")
+            kubeconfig = cluster.use_identity("gpupack-queue", token)
         queue = QueueController(kubeconfig, cluster.home, cluster.control.log_dir, *free_ports(1))
+        queue.flags = [*flags]
         started.append(queue)
         queue.config.write_text(config)
         queue.start()

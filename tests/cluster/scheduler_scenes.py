@@ -62,7 +62,6 @@ def random_scene(random: Random, *, pod_level_status: bool = True) -> Scene:
     """Make a scene.
 
     Args:
-        random: Where chance comes from.
         pod_level_status: Kubernetes reports the resources of a pod as a whole: from 1.36 on.
     """
     nodes = [_node(random, f"n{index}") for index in range(NODES)]

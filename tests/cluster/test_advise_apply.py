@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ from allocator.names import NODE_CORDON
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import wait_allowed
-from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.daemons import REPOSITORY, run_gpupack
 from tests.cluster.harness.manifests import apply_all
 from tests.yaml_text import read_yaml_documents
 
 REPLICA_SETS = "/apis/apps/v1/namespaces/default/replicasets"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
-PODS = "/api/v1/namespaces/default/pods"
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +76,8 @@ def kubeconfig(cluster: Cluster) -> Path:
 
 
 def advise(kubeconfig: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpupack", "advise", "--for", "12", "--apply", *arguments]
-    return subprocess.run(
-        [*command, "--kubeconfig", str(kubeconfig), "--timeout", "120"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = ("advise", "--for", "12", "--apply", *arguments, "--timeout", "120")
+    return run_gpupack(kubeconfig, *command, timeout_s=240)
 
 
 def cordoned(cluster: Cluster) -> str:

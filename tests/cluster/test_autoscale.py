@@ -11,7 +11,7 @@ from allocator.names import NODE_HOST, NODE_KEPT, PLACEHOLDER_FOR, PLACEHOLDER_L
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import scheduler_of
-from tests.cluster.harness.cluster import NODES, PODS
+from tests.cluster.harness.cluster import NODES, PODS, publish_node
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import Autoscale
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build_for
@@ -52,16 +52,10 @@ def autoscale(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
     daemon.stop()
 
 
-def add_node(api: Any, name: str, used: tuple[int, int] = (60, 60), **meta: Any) -> None:
-    made: Any = node_object(name, (80, 80), used, allocatable_units=160)
-    labels = {"kubernetes.io/hostname": name} | meta.pop("labels", {})
-    created = api.post(
-        NODES, {"metadata": {"name": name, "labels": labels, "annotations": made["metadata"]["annotations"]}}
-    )
-    assert created["metadata"]["name"] == name
-    ready = {"type": "Ready", "status": "True", "reason": "x", "message": "x"}
-    api.merge(f"{NODES}/{name}/status", {"status": {**made["status"], "conditions": [ready]}})
-    api.merge(f"{NODES}/{name}", {"spec": {"taints": meta.pop("taints", None)}})
+def add_node(api: Any, name: str, used: tuple[int, int] = (60, 60), taints: Any = None) -> None:
+    made = node_object(name, (80, 80), used, allocatable_units=160)
+    publish_node(api, made, labels={"kubernetes.io/hostname": name})
+    api.merge(f"{NODES}/{name}", {"spec": {"taints": taints}})
 
 
 def refuse(api: Any, name: str) -> None:

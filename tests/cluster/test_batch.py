@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +11,10 @@ from allocator.names import BATCH_POOL, BATCH_SCHEDULER, QUEUE_GATE, QUEUE_NAME
 from benchmarks.throughput import CARD_GIB, fake_node, in_parallel, watch
 from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
 from tests.cluster.batch_builders import RESTARTS_ALL, UNITS, bound, check_cards, create_all, of_batch, queued
+from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import NODES, PODS
-from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import QueueController
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build
 
@@ -188,14 +188,9 @@ def fleet(make_cluster: Any) -> Cluster:
 
 
 @pytest.fixture(scope="module")
-def queue(fleet: Cluster) -> Iterator[QueueController]:
-    (port,) = free_ports(1)
-    queue = QueueController(fleet.control.admin_config, fleet.home, fleet.control.log_dir, port)
-    queue.config.write_text("mode: batch\nqueues: [{name: a}]\n")
-    queue.flags = ["--committer", fleet.extender.url]
-    queue.start()
-    yield queue
-    queue.kill()
+def queue(fleet: Cluster, start_queue: StartQueue) -> QueueController:
+    config = "mode: batch\nqueues: [{name: a}]\n"
+    return start_queue(fleet, config, "--committer", fleet.extender.url, is_admin=True)
 
 
 def requests(fleet: Cluster, verb: str, subresource: str) -> int:
@@ -225,7 +220,7 @@ def writes(fleet: Cluster, since: str, names: set[str]) -> Counter[str]:
 def test_a_burst_of_a_hundred_pods_is_bound_by_one_write_a_pod(
     fleet: Cluster, queue: QueueController
 ) -> None:
-    """The burst of the two-tier method: the scheduler's account, the queue's, and the pods' cards agree."""
+    """As a burst of the two-tier method, without a kube-scheduler: three accounts agree."""
     queue.kill()
     create_all(fleet, "burst", BURST)
     names = {pod["metadata"]["name"] for pod in fleet.api.get(PODS)["items"]}
@@ -247,43 +242,33 @@ def test_a_burst_of_a_hundred_pods_is_bound_by_one_write_a_pod(
     until(lambda: fleet.extender.metric(outcome) == BURST, "the scheduler's count of pods")
 
 
-def test_pods_are_bound_without_a_kube_scheduler(fleet: Cluster, queue: QueueController) -> None:
-    create_all(fleet, "plain", 60)
-    until(lambda: len(bound(fleet, "plain")) == 60, "pods bound")
-    check_cards(fleet)
-
-
-def test_a_committer_that_is_killed_in_a_batch_binds_nothing_twice(
-    fleet: Cluster, queue: QueueController
-) -> None:
+def kill_committer(fleet: Cluster, _queue: QueueController) -> None:
     """The next process waits for what the one before may have sent, and lists the pods."""
-    create_all(fleet, "killed", 120)
-    until(lambda: len(bound(fleet, "killed")) > 5, "some pods bound")
     fleet.extender.kill()
     fleet.extender.start()
-    until(lambda: len(bound(fleet, "killed")) == 120, "all pods bound")
-    check_cards(fleet)
 
 
-def test_a_queue_that_is_killed_in_a_batch_goes_on(fleet: Cluster, queue: QueueController) -> None:
-    create_all(fleet, "queue", 120)
-    until(lambda: len(bound(fleet, "queue")) > 5, "some pods bound")
+def kill_queue(_fleet: Cluster, queue: QueueController) -> None:
     queue.kill()
     queue.start()
-    until(lambda: len(bound(fleet, "queue")) == 120, "all pods bound")
-    check_cards(fleet)
 
 
-def test_an_api_server_that_is_away_in_a_batch_has_every_pod_bound_once(
-    fleet: Cluster, queue: QueueController
-) -> None:
+def take_api_server_away(fleet: Cluster, _queue: QueueController) -> None:
     """Some Bindings get no answer: they may have been done, and are not sent to another node."""
-    create_all(fleet, "away", 120)
-    until(lambda: len(bound(fleet, "away")) > 5, "some pods bound")
     fleet.control.kill("kube-apiserver")
     time.sleep(AWAY_S)
     fleet.control.start_api_server()
-    until(lambda: len(bound(fleet, "away")) == 120, "all pods bound")
+
+
+@pytest.mark.parametrize("fault", [kill_committer, kill_queue, take_api_server_away])
+def test_a_fault_in_a_batch_loses_and_doubles_nothing(
+    fleet: Cluster, queue: QueueController, fault: Callable[[Cluster, QueueController], None]
+) -> None:
+    prefix = fault.__name__.replace("_", "-")
+    create_all(fleet, prefix, 120)
+    until(lambda: len(bound(fleet, prefix)) > 5, "some pods bound")
+    fault(fleet, queue)
+    until(lambda: len(bound(fleet, prefix)) == 120, "all pods bound")
     check_cards(fleet)
 
 
@@ -305,12 +290,8 @@ def test_who_waits_says_why_and_is_bound_when_there_is_room(fleet: Cluster, queu
     fleet.api.post(PODS, of_batch("large", CARD_GIB + 1))
     fleet.api.post(PODS, of_batch("odd", 1, hostNetwork=True))
 
-    def condition(name: str) -> dict[str, Any]:
-        conditions = fleet.api.get(f"{PODS}/{name}")["status"].get("conditions", [])
-        return next((each for each in conditions if each["type"] == "PodScheduled"), {})
-
-    until(lambda: condition("large").get("reason") == "Unschedulable", "the condition")
-    until(lambda: "hostNetwork" in condition("odd").get("message", ""), "the field named")
+    until(lambda: fleet.scheduled("large").get("reason") == "Unschedulable", "the condition")
+    until(lambda: "hostNetwork" in fleet.scheduled("odd").get("message", ""), "the field named")
     assert not bound(fleet, "odd")
 
 
@@ -324,12 +305,8 @@ def test_a_pod_waits_while_its_nodes_take_no_more_pods(fleet: Cluster, queue: Qu
         fleet.api.post(NODES, node)
     fleet.api.post(PODS, of_batch("beyond", 1, nodeSelector={"group": "full"}))
 
-    def condition() -> dict[str, Any]:
-        conditions = fleet.api.get(f"{PODS}/beyond")["status"].get("conditions", [])
-        return next((each for each in conditions if each["type"] == "PodScheduled"), {})
-
-    until(lambda: "number of pods" in condition().get("message", ""), "the reason")
-    until(lambda: condition().get("reason") == "Unschedulable", "what autoscalers look for")
+    until(lambda: "number of pods" in fleet.scheduled("beyond").get("message", ""), "the reason")
+    until(lambda: fleet.scheduled("beyond").get("reason") == "Unschedulable", "what autoscalers look for")
     last = fake_node(999)
     last["metadata"]["labels"] |= {"group": "full"}
     fleet.api.post(NODES, last)
@@ -339,7 +316,5 @@ def test_a_pod_waits_while_its_nodes_take_no_more_pods(fleet: Cluster, queue: Qu
 def test_the_api_server_refuses_a_gated_pod(fleet: Cluster) -> None:
     """Why the way is chosen when a pod is created."""
     fleet.api.post(PODS, queued("gated", 1, schedulingGates=[{"name": "example.com/g"}]))
-    target = {"apiVersion": "v1", "kind": "Node", "name": "node-00000"}
-    binding = {"metadata": {"name": "gated"}, "target": target}
     with pytest.raises(ApiError, match="schedulingGates"):
-        fleet.api.post(f"{PODS}/gated/binding", binding)
+        fleet.bind("gated")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED, QUEUE_NAME
+from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, NodeDaemon, binaries, cgroups, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import NODES, PODS
@@ -78,7 +79,7 @@ def nodes(make_cluster: Any) -> Iterator[tuple[Cluster, list[Node]]]:
             node.side.start()
             node.daemon.start(ready=False)
         until(lambda: all(units(cluster, name) == CARDS * CARD_GIB for name in names), "nodes ready")
-        until(lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"), "account")
+        cluster.wait_account()
         yield cluster, made
     finally:
         for node in made:
@@ -86,15 +87,10 @@ def nodes(make_cluster: Any) -> Iterator[tuple[Cluster, list[Node]]]:
 
 
 @pytest.fixture(scope="module")
-def queue(nodes: tuple[Cluster, list[Node]]) -> Iterator[QueueController]:
+def queue(nodes: tuple[Cluster, list[Node]], start_queue: StartQueue) -> QueueController:
     cluster, _ = nodes
-    (port,) = free_ports(1)
-    queue = QueueController(cluster.control.admin_config, cluster.home, cluster.control.log_dir, port)
-    queue.config.write_text("mode: batch\nbatchHeadroom: 10\nqueues: [{name: a}]\n")
-    queue.flags = ["--committer", cluster.extender.url]
-    queue.start()
-    yield queue
-    queue.kill()
+    config = "mode: batch\nbatchHeadroom: 10\nqueues: [{name: a}]\n"
+    return start_queue(cluster, config, "--committer", cluster.extender.url, is_admin=True)
 
 
 def units(cluster: Cluster, name: str) -> int:

@@ -201,8 +201,7 @@ def test_a_killed_daemon_and_a_restarted_kubelet_lose_nothing_under_load(cluster
         cluster.host.restart_kubelet()
         cluster.wait_registered(since)
         assert all(program.fill(1024) == 1024 for program in programs.values())
-        cluster.create(w.pod("after", w.container(gib=1)))
-        cluster.wait_running("after")
+        cluster.run(w.pod("after", w.container(gib=1)))
     for name, gib in shares.items():
         uses(cluster, name, 3 * 1024)
         assert grants(cluster, name) == {card.uuid: gib}

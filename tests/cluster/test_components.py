@@ -31,17 +31,12 @@ Admission = dict[str, Any]
 """What the API server makes of the spec of each probe, or what it says to it."""
 
 
-def queued(name: str, **spec: Any) -> Json:
-    pod = w.pod(name, w.container(gib=8), **spec)
-    return pod | {"metadata": pod["metadata"] | {"labels": {"gpupack.io/queue-name": "default"}}}
-
-
 PROBES: tuple[Json, ...] = (
     w.pod("plain", w.container(gib=8)),
     w.pod("visible", w.container() | {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}),
-    queued("queued"),
+    w.queued("queued", queue="default"),
     # Batch mode leaves it to kube-scheduler.
-    queued("spread", topologySpreadConstraints=[SPREAD]),
+    w.queued("spread", queue="default", topologySpreadConstraints=[SPREAD]),
 )
 
 # With the policies of scheduler-name, which do nothing there. An API server, up to 1.37 at least, may read no
@@ -124,11 +119,8 @@ def test_every_component_and_overlay_has_its_case() -> None:
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
     def begin(cluster: Cluster) -> None:
-        cluster.control.start_etcd()
-        cluster.control.start_api_server()
-        cluster.control.start_controllers()
-        account = "/api/v1/namespaces/default/serviceaccounts/default"
-        until(lambda: cluster.api.get(account), "default service account")
+        cluster.control.start_without_scheduler()
+        cluster.wait_account()
 
     made: Cluster = make_cluster(with_node=False, start=begin)
     return made

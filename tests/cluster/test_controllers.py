@@ -165,8 +165,7 @@ def test_pods_of_a_controller_wait_together_and_run_together(
 ) -> None:
     require(*CONTROLLERS[kind])
     for number in range(2):
-        cluster.create(w.pod(f"other{number}", w.container(gib=80)))
-        cluster.wait_running(f"other{number}")
+        cluster.run(w.pod(f"other{number}", w.container(gib=80)))
     documents = documents_of(kind)
     gangs = gangs_of(documents)
     with running(cluster, *CONTROLLERS[kind]), applied(cluster, documents):

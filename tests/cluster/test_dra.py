@@ -14,6 +14,7 @@ from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.preemption.preemptor import REFUSAL_REST_S
 from tests.cluster.harness import Cluster, workload
 from tests.cluster.harness.admission import add_priority_class
+from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import COMPUTE, RESOURCE
 from tests.cluster.harness.dra import (
     API,
@@ -31,7 +32,6 @@ from tests.cluster.harness.dra import (
 )
 from tests.cluster.harness.polling import holds_for, until
 
-PODS = "/api/v1/namespaces/default/pods"
 SMALL, LARGE = (f"GPU-00000000-0000-4000-8000-{index:012d}" for index in range(2))
 
 
@@ -64,8 +64,7 @@ def cluster(started: Cluster) -> Iterator[Cluster]:
 
 def test_a_pod_with_a_claim_gets_its_share_of_a_card(cluster: Cluster) -> None:
     cluster.api.post(CLAIMS, claim("c8", 8))
-    cluster.create(claim_pod("p8", "c8"))
-    cluster.wait_running("p8")
+    cluster.run(claim_pod("p8", "c8"))
 
     assert shares(cluster, "c8") == [(SMALL.lower(), "8Gi")]
     found = cluster.environment("p8")
@@ -82,8 +81,7 @@ def test_a_pod_with_a_claim_gets_its_share_of_a_card(cluster: Cluster) -> None:
 
 def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Cluster) -> None:
     cluster.api.post(CLAIMS, claim("c20", 20))
-    cluster.create(claim_pod("p20", "c20"))
-    cluster.wait_running("p20")
+    cluster.run(claim_pod("p20", "c20"))
     cluster.wait_used([0, 20])
     file = cdi_files(cluster)
 
@@ -100,8 +98,7 @@ def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Clus
     assert cluster.pod("p20")["status"]["phase"] == "Running"
     # The claim that the kubelet prepares now is another one, on what is left of the same card.
     cluster.api.post(CLAIMS, claim("c12", 12, f'device.attributes["{DRIVER}"].uuid == "{LARGE}"'))
-    cluster.create(claim_pod("p12", "c12"))
-    cluster.wait_running("p12")
+    cluster.run(claim_pod("p12", "c12"))
     cluster.wait_used([0, 32])
 
     cluster.delete("p20")
@@ -135,16 +132,13 @@ def test_a_slice_that_somebody_deletes_or_changes_is_published_again(cluster: Cl
 
 def test_a_claim_that_was_allocated_by_hand_waits_for_room_and_then_runs(cluster: Cluster) -> None:
     cluster.api.post(CLAIMS, claim("c10", 10, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
-    cluster.create(claim_pod("p10", "c10"))
-    cluster.wait_running("p10")
+    cluster.run(claim_pod("p10", "c10"))
 
     cluster.api.post(CLAIMS, claim("by-hand", 10))
-    pod = cluster.api.post(PODS, claim_pod("late", "by-hand", schedulerName="nobody"))
-    reserved = [{"resource": "pods", "name": "late", "uid": pod["metadata"]["uid"]}]
+    uid = cluster.create(claim_pod("late", "by-hand", schedulerName="nobody"))
+    reserved = [{"resource": "pods", "name": "late", "uid": uid}]
     allocate(cluster, "by-hand", SMALL.lower(), 10, reservedFor=reserved)
-    target = {"apiVersion": "v1", "kind": "Node", "name": cluster.node_name}
-    binding = {"metadata": {"name": "late", "uid": pod["metadata"]["uid"]}, "target": target}
-    cluster.api.post(f"{PODS}/late/binding", {"apiVersion": "v1", "kind": "Binding", **binding})
+    cluster.bind("late")
     event = cluster.wait_event("late", "has 16 units, of which other pods have 10")
     assert "10 more are not there" in event
     assert cluster.pod("late")["status"]["phase"] == "Pending"
@@ -166,8 +160,7 @@ def test_cordoned_cards_take_no_claims(cluster: Cluster) -> None:
     try:
         until(lambda: taints() == ["gpupack.io/cordoned"], "the cordoned card's taint")
         cluster.api.post(CLAIMS, claim("c4", 4))
-        cluster.create(claim_pod("p4", "c4"))
-        cluster.wait_running("p4")
+        cluster.run(claim_pod("p4", "c4"))
         assert shares(cluster, "c4") == [(LARGE.lower(), "4Gi")]
     finally:
         uncordon = {"metadata": {"annotations": {"gpupack.io/cordon": None}}}
@@ -179,8 +172,7 @@ def test_a_claim_that_names_no_amount_has_a_whole_card(cluster: Cluster) -> None
     whole = claim("whole", 1)
     del whole["spec"]["devices"]["requests"][0]["exactly"]["capacity"]
     cluster.api.post(CLAIMS, whole)
-    cluster.create(claim_pod("pw", "whole"))
-    cluster.wait_running("pw")
+    cluster.run(claim_pod("pw", "whole"))
     assert shares(cluster, "whole") == [(SMALL.lower(), "16Gi")]
     cluster.wait_used([16, 0])
 
@@ -193,16 +185,14 @@ def assigned(cluster: Cluster, name: str) -> dict[str, list[list[Any]]]:
 
 
 def test_an_unchanged_pod_runs_with_the_card_that_the_extender_chose(cluster: Cluster) -> None:
-    cluster.create(workload.pod("ordinary", workload.container(gib=20)))
-    cluster.wait_running("ordinary")
+    cluster.run(workload.pod("ordinary", workload.container(gib=20)))
     assert assigned(cluster, "ordinary") == {"main": [[LARGE, 20]]}
     found = cluster.environment("ordinary")
     assert (found["GPUPACK_CARDS"], found["GPUPACK_MEMORY_MIB"]) == (f"{LARGE}:20", "20480")
     cluster.wait_used([0, 20])
     # kube-scheduler counts the share when it allocates a claim.
     cluster.api.post(CLAIMS, claim("c14", 14))
-    cluster.create(claim_pod("p14", "c14"))
-    cluster.wait_running("p14")
+    cluster.run(claim_pod("p14", "c14"))
     assert shares(cluster, "c14") == [(SMALL.lower(), "14Gi")]
     cluster.wait_used([14, 20])
 
@@ -239,17 +229,12 @@ def test_percent_init_containers_sidecars_and_two_cards_by_claims(cluster: Clust
 
 
 def test_a_pod_whose_claim_did_not_land_is_refused_and_never_runs_bare(cluster: Cluster) -> None:
-    pod = cluster.api.post(PODS, workload.pod("bare", workload.container(gib=1), schedulerName="nobody"))
-    target = {"apiVersion": "v1", "kind": "Node", "name": cluster.node_name}
-    binding = {"metadata": {"name": "bare", "uid": pod["metadata"]["uid"]}, "target": target}
-    cluster.api.post(f"{PODS}/bare/binding", {"apiVersion": "v1", "kind": "Binding", **binding})
-    status = until(lambda: cluster.pod("bare")["status"] if failed(cluster, "bare") else None, "refused")
+    cluster.create(workload.pod("bare", workload.container(gib=1), schedulerName="nobody"))
+    cluster.bind("bare")
+    cluster.wait_phase("bare", "Failed")
+    status = cluster.pod("bare")["status"]
     assert status["reason"] == "OutOfgpupack.io/gpu-memory-gib", status
     assert not status.get("containerStatuses")
-
-
-def failed(cluster: Cluster, name: str) -> bool:
-    return bool(cluster.pod(name)["status"].get("phase") == "Failed")
 
 
 def leave_behind(cluster: Cluster, name: str, writes: int) -> str:
@@ -294,8 +279,7 @@ def test_a_new_extender_takes_back_what_was_allocated_to_a_pod_that_is_not_bound
     until(lambda: not cluster.api.get(f"{CLAIMS}/{name}").get("status", {}).get("allocation"), "deallocated")
     # kube-scheduler gives the card to a claim.
     cluster.api.post(CLAIMS, claim("c16", 16, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
-    cluster.create(claim_pod("p16", "c16"))
-    cluster.wait_running("p16")
+    cluster.run(claim_pod("p16", "c16"))
 
 
 @pytest.mark.parametrize("has_slices", [True, pytest.param(False, marks=pytest.mark.nightly)])
@@ -346,8 +330,7 @@ def test_claims_from_a_template_and_a_claim_that_containers_share(cluster: Clust
 def test_a_claim_that_pods_share_counts_once_until_the_last_one_has_ended(cluster: Cluster) -> None:
     cluster.api.post(CLAIMS, claim("shared", 10))
     for name in ("first", "second"):
-        cluster.create(claim_pod(name, "shared"))
-        cluster.wait_running(name)
+        cluster.run(claim_pod(name, "shared"))
     cluster.wait_used([10, 0])
     cluster.delete("first")
     assert cluster.environment("second")["GPUPACK_CARDS"] == f"{SMALL}:10"
@@ -370,8 +353,7 @@ def test_of_a_prioritized_list_the_first_that_there_is(cluster: Cluster) -> None
         for name, amount in (("more", "40Gi"), ("less", "20Gi"))
     ]
     cluster.api.post(CLAIMS, listed)
-    cluster.create(claim_pod("picks", "listed"))
-    cluster.wait_running("picks")
+    cluster.run(claim_pod("picks", "listed"))
     assert shares(cluster, "listed") == [(LARGE.lower(), "20Gi")]
     assert cluster.environment("picks")["GPUPACK_CARDS"] == f"{LARGE}:20"
     cluster.wait_used([0, 20])
@@ -452,8 +434,7 @@ def test_shares_of_compute_by_claims_and_by_limits_fill_one_card_and_no_more(clu
     cluster.wait_event("second", "cannot allocate all claims")
     cluster.create(asks("too-much", 50))
     cluster.wait_event("too-much", "no card with 2 GiB and 50 percent of compute free: compute is short")
-    cluster.create(asks("beside", 30))
-    cluster.wait_running("beside")
+    cluster.run(asks("beside", 30))
     until(lambda: cluster.state().compute == [90, 0], "the compute of the limits besides")
     # And what pods have by limits counts for a claim.
     cluster.api.post(CLAIMS, claim("small", 2, on_small, compute=20))
@@ -474,13 +455,10 @@ def test_pods_that_ask_by_limits_are_evicted_for_a_more_important_one_and_pods_w
         add_priority_class(cluster, name, priority)
     on_large = f'device.attributes["{DRIVER}"].uuid == "{LARGE}"'
     cluster.api.post(CLAIMS, claim("kept", 20, on_large))
-    cluster.create(claim_pod("kept", "kept", priorityClassName="low"))
-    cluster.wait_running("kept")
-    cluster.create(workload.pod("goes", workload.container(gib=14), priorityClassName="middle"))
-    cluster.wait_running("goes")
+    cluster.run(claim_pod("kept", "kept", priorityClassName="low"))
+    cluster.run(workload.pod("goes", workload.container(gib=14), priorityClassName="middle"))
     assert assigned(cluster, "goes") == {"main": [[SMALL, 14]]}
-    cluster.create(workload.pod("urgent", workload.container(gib=16), priorityClassName="high"))
-    cluster.wait_running("urgent")
+    cluster.run(workload.pod("urgent", workload.container(gib=16), priorityClassName="high"))
     assert assigned(cluster, "urgent") == {"main": [[SMALL, 16]]}
     assert not cluster.exists("goes")
     cluster.create(workload.pod("in-vain", workload.container(gib=20), priorityClassName="high"))
@@ -496,11 +474,9 @@ def test_a_container_may_ask_by_limits_and_use_a_claim(cluster: Cluster) -> None
     both = workload.container(gib=20)
     both["resources"]["claims"] = [{"name": "card"}]
     claims = [{"name": "card", "resourceClaimName": "c8"}]
-    cluster.create(workload.pod("both", both, resourceClaims=claims))
-    cluster.wait_running("both")
+    cluster.run(workload.pod("both", both, resourceClaims=claims))
     cluster.wait_used([8, 20])
-    cluster.create(workload.pod("fits", workload.container(gib=12)))
-    cluster.wait_running("fits")
+    cluster.run(workload.pod("fits", workload.container(gib=12)))
     assert assigned(cluster, "fits") == {"main": [[LARGE, 12]]}
     cluster.wait_used([8, 32])
 
@@ -508,8 +484,7 @@ def test_a_container_may_ask_by_limits_and_use_a_claim(cluster: Cluster) -> None
 def test_a_claim_allocated_by_hand_counts_for_the_extender_though_no_pod_has_it(cluster: Cluster) -> None:
     cluster.api.post(CLAIMS, claim("by-hand", 20))
     allocate(cluster, "by-hand", LARGE.lower(), 20)
-    cluster.create(workload.pod("fits", workload.container(gib=12)))
-    cluster.wait_running("fits")
+    cluster.run(workload.pod("fits", workload.container(gib=12)))
     cluster.create(workload.pod("does-not-fit", workload.container(gib=17)))
     cluster.wait_event("does-not-fit", "FailedScheduling")
     cluster.wait_used([12, 0] if assigned(cluster, "fits") == {"main": [[SMALL, 12]]} else [0, 12])

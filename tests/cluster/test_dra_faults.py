@@ -94,8 +94,7 @@ def test_the_api_server_is_away_while_claims_are_prepared(cluster: Cluster) -> N
 def test_a_claim_that_is_deleted_by_force_counts_on_while_its_pod_runs(cluster: Cluster) -> None:
     """kube-scheduler gives its share to others; the node knows better, and says so."""
     cluster.api.post(CLAIMS, claim("forced", 12, ON_SMALL))
-    cluster.create(claim_pod("runs", "forced"))
-    cluster.wait_running("runs")
+    cluster.run(claim_pod("runs", "forced"))
     cluster.api.merge(f"{CLAIMS}/forced", {"metadata": {"finalizers": None}})
     cluster.api.delete(f"{CLAIMS}/forced", grace_s=0)
     until(lambda: not cluster.api.get(CLAIMS)["items"], "the claim gone")
@@ -103,8 +102,7 @@ def test_a_claim_that_is_deleted_by_force_counts_on_while_its_pod_runs(cluster: 
     cluster.create(claim_pod("waits", "late"))
     told = cluster.wait_event("waits", "has 16 units, of which other pods have 12")
     assert "12 more are not there" in told
-    cluster.create(workload.pod("beside", workload.container(gib=20)))
-    cluster.wait_running("beside")
+    cluster.run(workload.pod("beside", workload.container(gib=20)))
     cluster.wait_used([12, 20])
     assert cluster.environment("runs")["GPUPACK_CARDS"] == f"{SMALL}:12"
 
@@ -119,21 +117,13 @@ def test_a_claim_that_is_deleted_by_force_counts_on_while_its_pod_runs(cluster: 
 
 def test_a_full_card_is_refused_to_a_claim_allocated_by_hand_and_to_no_other(cluster: Cluster) -> None:
     """While one claim waits for room, claims of other cards are prepared."""
-    cluster.create(workload.pod("full", workload.container(gib=32)))
-    cluster.wait_running("full")
+    cluster.run(workload.pod("full", workload.container(gib=32)))
     cluster.api.post(CLAIMS, claim("by-hand", 1))
-    pod = cluster.api.post(
-        "/api/v1/namespaces/default/pods", claim_pod("late", "by-hand", schedulerName="nobody")
-    )
-    reserved = [{"resource": "pods", "name": "late", "uid": pod["metadata"]["uid"]}]
+    uid = cluster.create(claim_pod("late", "by-hand", schedulerName="nobody"))
+    reserved = [{"resource": "pods", "name": "late", "uid": uid}]
     allocate(cluster, "by-hand", LARGE.lower(), 1, reservedFor=reserved)
-    target = {"apiVersion": "v1", "kind": "Node", "name": cluster.node_name}
-    binding = {"metadata": {"name": "late", "uid": pod["metadata"]["uid"]}, "target": target}
-    cluster.api.post(
-        "/api/v1/namespaces/default/pods/late/binding", {"apiVersion": "v1", "kind": "Binding", **binding}
-    )
-    cluster.create(workload.pod("other", workload.container(gib=4)))
-    cluster.wait_running("other")
+    cluster.bind("late")
+    cluster.run(workload.pod("other", workload.container(gib=4)))
     cluster.wait_event("late", "has 32 units, of which other pods have 32")
     cluster.wait_used([4, 32])
     assert cluster.pod("late")["status"]["phase"] == "Pending"

@@ -1,8 +1,6 @@
 """Claims as docs/dra.md installs them: the rights suffice, no more is given, and nothing is left."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -12,8 +10,8 @@ import pytest
 from tests.cluster.harness import Cluster, dra, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import RESOURCE
-from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.installed import NAMESPACE, SCHEDULER, shipped_scheduler_config
+from tests.cluster.harness.daemons import run_gpupack
+from tests.cluster.harness.installed import NAMESPACE, SCHEDULER, start_with
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build, path_of
 from tests.cluster.harness.rest import ApiError, Json
 from tests.cluster.test_chart import CHART, helm
@@ -64,28 +62,9 @@ WAYS: Final = {
 
 
 def start_as_installed(cluster: Cluster, way: Way) -> None:
-    control = cluster.control
-    control.start_etcd()
-    control.start_api_server()
-    control.start_controllers()
-    way.install(cluster)
-    cluster.host.start()
-    until(cluster.node_ready, "node ready")
-    for account in ("gpupack-node", SCHEDULER):
-        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}"
-        until(lambda path=path: cluster.api.get(path), f"service account {account}")
-    cluster.use_identity("gpupack-node", cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
-    scheduler = cluster.use_identity(SCHEDULER, cluster.token(NAMESPACE, SCHEDULER))
-    control.use_scheduler_config(shipped_scheduler_config(cluster, scheduler))
-    control.start_scheduler(scheduler)
-    cluster.extender.start()
     cluster.daemon.flags = claims_flags(cluster)
-    cluster.daemon.start()
+    start_with(cluster, lambda: way.install(cluster))
     until(lambda: dra.slices(cluster), "slices")
-    until(
-        lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
-        "default service account",
-    )
 
 
 def claims_flags(cluster: Cluster) -> list[str]:
@@ -106,14 +85,12 @@ def cluster(way: Way, make_cluster: Any) -> Cluster:
 
 
 def test_the_rights_suffice_for_claims_and_for_unchanged_pods(cluster: Cluster) -> None:
-    cluster.create(w.pod("ordinary", w.container(gib=20)))
-    cluster.wait_running("ordinary")
+    cluster.run(w.pod("ordinary", w.container(gib=20)))
     assert cluster.pod("ordinary")["spec"]["schedulerName"] == SCHEDULER
     # Left free, kube-scheduler takes the first card of a slice, whose order changes when a card is used.
     small = f'device.attributes["{dra.DRIVER}"].uuid == "{cluster.state().cards[0].uuid}"'
     cluster.api.post(dra.CLAIMS, dra.claim("c4", 4, small))
-    cluster.create(dra.claim_pod("p4", "c4", schedulerName=SCHEDULER))
-    cluster.wait_running("p4")
+    cluster.run(dra.claim_pod("p4", "c4", schedulerName=SCHEDULER))
     assert sum(cluster.wait_used([4, 20]).used) == 24
 
 
@@ -194,8 +171,7 @@ def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(clu
     cluster.daemon.flags = []
     cluster.daemon.start()
     until(cluster.allocatable, "the kubelet's count of units")
-    cluster.create(w.pod("of-devices", w.container(gib=20)))
-    cluster.wait_running("of-devices")
+    cluster.run(w.pod("of-devices", w.container(gib=20)))
     assert cluster.api.get(dra.CLAIMS)["items"] == []
     assert dra.cdi_files(cluster) == []
     assert dra.slices(cluster) == []
@@ -209,8 +185,7 @@ def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(clu
     written = cluster.daemon.log.read_text().count(KIND_WRITTEN)
     cluster.daemon.start()
     until(lambda: dra.slices(cluster), "slices")
-    cluster.create(w.pod("of-claims", w.container(gib=20)))
-    cluster.wait_running("of-claims")
+    cluster.run(w.pod("of-claims", w.container(gib=20)))
     assert len(cluster.api.get(dra.CLAIMS)["items"]) == 1
     # Though the kubelet writes the device plugin's capacity for five minutes more.
     status = until(lambda: status_of_capacity(cluster), "the kubelet's capacity of the device plugin")
@@ -239,8 +214,7 @@ def test_nothing_is_left_of_an_installation(cluster: Cluster, way: Way) -> None:
         until(lambda path=path: not ours(cluster, path), f"nothing of gpupack in {path}")
     node = cluster.api.get(f"/api/v1/nodes/{cluster.node_name}")
     assert "gpupack.io/" in json.dumps(node)
-    command = [sys.executable, "-m", "gpupack", "uninstall", f"--kubeconfig={cluster.control.admin_config}"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    done = run_gpupack(cluster.control.admin_config, "uninstall")
     assert done.returncode == 0, done.stdout + done.stderr
     metadata = {
         key: value for key, value in cluster.node_object()["metadata"].items() if key != "managedFields"

@@ -152,10 +152,4 @@ def test_words_slices_claims_and_containers_agree_when_all_is_quiet(cluster: Clu
 
 def settled(cluster: Cluster, name: str) -> bool:
     """Whether a pod runs, or a scheduler found no room for it."""
-    pod = cluster.pod(name)
-    if pod["status"]["phase"] == "Running":
-        return True
-    conditions = pod["status"].get("conditions", [])
-    return not pod["spec"].get("nodeName") and any(
-        one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable" for one in conditions
-    )
+    return cluster.phase(name) == "Running" or cluster.scheduled(name).get("reason") == "Unschedulable"

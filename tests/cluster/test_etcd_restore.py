@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
-from tests.cluster.harness.cluster import NODES, PODS
+from tests.cluster.harness.cluster import NODES, PODS, publish_node
 from tests.cluster_builders import node_object
 
 NODE = "restored"
@@ -17,9 +17,7 @@ BEATS = 300
 @pytest.fixture
 def cluster(make_cluster) -> Cluster:
     cluster = make_cluster(with_node=False, start=lambda cluster: cluster.control.start_without_controllers())
-    made = node_object(NODE, (16, 16), seen=1)
-    cluster.api.post(NODES, {"metadata": {"name": NODE, "annotations": made["metadata"]["annotations"]}})
-    cluster.api.merge(f"{NODES}/{NODE}/status", {"status": made["status"]})
+    publish_node(cluster.api, node_object(NODE, (16, 16), seen=1))
     return cluster
 
 

@@ -14,40 +14,29 @@ STATEFUL_SETS = "/apis/apps/v1/namespaces/default/statefulsets"
 
 def whole_node_is_usable(cluster: Cluster) -> None:
     """Both cards can be filled to the last unit, so nothing is charged any more."""
-    for name in ("left", "right"):
-        cluster.create(w.pod(name, w.container(gib=8)))
-    for name in ("left", "right"):
-        cluster.wait_running(name)
+    cluster.run(*(w.pod(name, w.container(gib=8)) for name in ("left", "right")))
     assert wait_agree(cluster).used == [8, 8]
 
 
 def test_pod_force_deleted_between_bind_and_admission(cluster):
-    kubelet = cluster.host.running["kubelet"]
-    kubelet.freeze()
-    try:
+    with cluster.host.frozen_kubelet():
         cluster.create(w.pod("brief", w.container(gib=8)))
-        until(lambda: "nodeName" in cluster.pod("brief")["spec"], "bound")
+        cluster.wait_bound("brief")
         cluster.delete("brief", grace_s=0)
         cluster.create(w.pod("next", w.container(gib=8)))
-        until(lambda: "nodeName" in cluster.pod("next")["spec"], "next bound")
-    finally:
-        kubelet.thaw()
+        cluster.wait_bound("next")
     cluster.wait_running("next")
     cluster.delete("next")
     whole_node_is_usable(cluster)
 
 
 def test_pod_re_created_under_its_name_between_bind_and_admission(cluster):
-    kubelet = cluster.host.running["kubelet"]
-    kubelet.freeze()
-    try:
+    with cluster.host.frozen_kubelet():
         first = cluster.create(w.pod("same", w.container(gib=6)))
-        until(lambda: "nodeName" in cluster.pod("same")["spec"], "bound")
+        cluster.wait_bound("same")
         cluster.delete("same", grace_s=0)
         second = cluster.create(w.pod("same", w.container(gib=6)))
-        until(lambda: "nodeName" in cluster.pod("same")["spec"], "bound again")
-    finally:
-        kubelet.thaw()
+        cluster.wait_bound("same")
     cluster.wait_running("same")
     # The kubelet may have run the first one for a moment: it counts until its containers are gone.
     until(lambda: cluster.state().holds == {second}, "the second pod alone is held")

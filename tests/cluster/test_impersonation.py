@@ -1,8 +1,6 @@
 """A kubeconfig with `as`: the real API server counts the rights of the user acted as, and records both."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +8,8 @@ import pytest
 from tests.cluster.harness import Cluster
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import wait_allowed
-from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.daemons import run_gpupack
 
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 GROUP = "rbac.authorization.k8s.io"
 
 
@@ -20,21 +17,13 @@ GROUP = "rbac.authorization.k8s.io"
 def cluster(make_cluster) -> Cluster:
     cluster = make_cluster(w.cards(8192))
     # The real user may act as anybody, and nothing else. Whoever is in the group may cordon.
-    rules = {
-        "actor": [{"apiGroups": [""], "resources": ["users", "groups"], "verbs": ["impersonate"]}],
-        "cordoner": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]}],
-    }
-    subjects = {
-        "actor": {"kind": "ServiceAccount", "name": "actor", "namespace": "default"},
-        "cordoner": {"kind": "Group", "apiGroup": GROUP, "name": "gpu-admins"},
-    }
-    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "actor"}})
-    for name, allowed in rules.items():
-        metadata = {"metadata": {"name": name}}
-        role = {"apiGroup": GROUP, "kind": "ClusterRole", "name": name}
-        cluster.api.post(f"{RBAC}/clusterroles", {**metadata, "rules": allowed})
-        binding = {**metadata, "roleRef": role, "subjects": [subjects[name]]}
-        cluster.api.post(f"{RBAC}/clusterrolebindings", binding)
+    cluster.make_account(
+        "actor", [{"apiGroups": [""], "resources": ["users", "groups"], "verbs": ["impersonate"]}]
+    )
+    cluster.bind_role(
+        {"kind": "Group", "apiGroup": GROUP, "name": "gpu-admins"},
+        [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]}],
+    )
     actor = {"user": "system:serviceaccount:default:actor"}
     wait_allowed(cluster, actor, "impersonate", "users")
     wait_allowed(cluster, {"groups": ["gpu-admins"]}, "patch", "nodes")
@@ -50,8 +39,7 @@ def acting(cluster: Cluster, tmp_path: Path, **user: object) -> Path:
 
 
 def gpupack(kubeconfig: Path, *arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "gpupack", *arguments, f"--kubeconfig={kubeconfig}"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    done = run_gpupack(kubeconfig, *arguments)
     return done.returncode, done.stdout + done.stderr
 
 

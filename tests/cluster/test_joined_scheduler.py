@@ -48,9 +48,7 @@ def join(cluster: Cluster, replica: Replica) -> None:
     configure_joined(cluster, replica.url, replica.certificate)
     if cluster.serves_claims:
         dra.leave_to_extender(cluster)
-    if "kube-scheduler" in cluster.control.running:
-        cluster.control.kill("kube-scheduler")
-    cluster.control.start_scheduler()
+    cluster.control.restart_scheduler()
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +72,7 @@ def test_beside_an_own_kube_scheduler_that_is_still_there_the_extender_chooses_n
     """As after `kubectl apply -k`, which deletes nothing: with the configuration that is shipped for it."""
     shipped = read_yaml((MANIFESTS / "scheduler" / "scheduler.yaml").read_text())
     cluster.control.configure_scheduler(None, leaderElection=shipped["leaderElection"])
-    cluster.control.kill("kube-scheduler")
-    cluster.control.start_scheduler()
+    cluster.control.restart_scheduler()
     machine = socket.gethostname()
 
     def holder() -> str:
@@ -107,8 +104,7 @@ def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):
     until(lambda: second.http("/healthz"), "second replica alive")
     assert not second.is_ready()
     join(cluster, first)
-    cluster.create(w.pod("one", w.container(gib=5)))
-    cluster.wait_running("one")
+    cluster.run(w.pod("one", w.container(gib=5)))
     cluster.wait_event("one", "CardsAssigned: Assigned on node")
     with pytest.raises(urllib.error.HTTPError, match="403"):
         first.http("/bind")  # without a client certificate
@@ -117,8 +113,7 @@ def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):
     second.wait_ready()
     assert cluster.api.get(LEASE)["spec"]["holderIdentity"] != holder
     join(cluster, second)
-    cluster.create(w.pod("two", w.container(gib=5)))
-    cluster.wait_running("two")
+    cluster.run(w.pod("two", w.container(gib=5)))
     assert wait_agree(cluster).used == [5, 5]
 
 
@@ -134,8 +129,7 @@ def test_with_dra_an_unchanged_pod_has_its_claim_from_the_joined_extender(make_c
     try:
         replica.start()
         join(cluster, replica)
-        cluster.create(w.pod("ordinary", w.container(gib=12)))
-        cluster.wait_running("ordinary")
+        cluster.run(w.pod("ordinary", w.container(gib=12)))
         (claim,) = cluster.api.get(dra.CLAIMS)["items"]
         assert claim["metadata"]["ownerReferences"][0]["name"] == "ordinary"
         cluster.wait_used([0, 12])

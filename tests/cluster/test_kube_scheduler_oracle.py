@@ -19,6 +19,10 @@ from typing import Any, Final
 
 import pytest
 
+from allocator.names import BATCH_SCHEDULER
+from benchmarks.throughput import fake_node
+from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
+from tests.cluster.batch_builders import RESTARTS_ALL
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import NODES as NODES_PATH
@@ -171,9 +175,7 @@ def scheduler(make_cluster: Any) -> Iterator[RealScheduler]:
             "schedulerName": "default-scheduler",
             "plugins": {"postFilter": {"disabled": [{"name": "*"}]}},
         }
-        cluster.control.configure_scheduler(None, profiles=[profile])
-        config = json.loads(cluster.control.scheduler_config.read_text())
-        cluster.control.use_scheduler_config(config | {"extenders": [extender.entry]})
+        cluster.control.configure_scheduler(None, profiles=[profile], extenders=[extender.entry])
         cluster.control.start_without_controllers()
         cluster.control.start_scheduler()
 
@@ -214,3 +216,15 @@ def test_what_we_say_is_what_kube_scheduler_says(scheduler: RealScheduler) -> No
             )
         seed += 1
     log.warning("seeds %s to %s: %s", SEED, seed - 1, dict(counts))
+
+
+def test_batch_mode_leaves_a_pod_to_kube_scheduler_that_needs_a_feature_of_its_node(
+    scheduler: RealScheduler,
+) -> None:
+    """Nodes here declare none."""
+    if scheduler.minor < 36:
+        pytest.skip("before Kubernetes 1.36 kube-scheduler asks for no features")
+    pod = w.pod("restarts-all", w.container(), **RESTARTS_ALL)
+    verdicts, _, (*_, asked) = scheduler.ask(Scene([fake_node(0)], [], [pod]))
+    assert "didn't match Pod's required features" in verdicts["restarts-all"].message
+    assert list_unsupported_fields({**asked["spec"], "schedulerName": BATCH_SCHEDULER})

@@ -124,8 +124,7 @@ def test_an_entry_is_dropped_while_containers_run(cluster):
     # Asked to end first, with its whole grace, and then deleted by force: the grace goes on.
     cluster.delete("stubborn", grace_s=GRACE_S, wait=False)
     cluster.delete("stubborn", grace_s=0)
-    cluster.create(w.pod("next", w.container(gib=1)))
-    cluster.wait_running("next")
+    cluster.run(w.pod("next", w.container(gib=1)))
     until(lambda: not entries(cluster, uid), "the entry is dropped")
     assert cluster.host.pids(container), "its processes run"
     assert cluster.state().used_by_uuid[card] == 8
@@ -186,8 +185,7 @@ def test_a_refused_pod_may_stand_in_the_checkpoint(cluster):
             cluster.delete(name)
             until(lambda only=running: sum(cluster.state().used) == only, "the cards have room again")
         assert seen == units, reason
-        cluster.create(w.pod(f"after-{name}", w.container(gib=1)))
-        cluster.wait_running(f"after-{name}")
+        cluster.run(w.pod(f"after-{name}", w.container(gib=1)))
         assert not entries(cluster, uid), reason
     until(lambda: sum(cluster.state().used) == len(REFUSED), "only what runs is charged")
 
@@ -231,8 +229,7 @@ def test_a_spoilt_checkpoint_forgets_running_pods(cluster, spoil):
 
 def test_a_torn_checkpoint_keeps_no_daemon_from_starting(cluster):
     """The kubelet, also one that starts with it, writes its checkpoint when it gets our list, not before."""
-    cluster.create(w.pod("running", w.container(gib=5)))
-    cluster.wait_running("running")
+    cluster.run(w.pod("running", w.container(gib=5)))
     cluster.wait_used([0, 5])
     floor = cluster.state().used
     with words_never_below(cluster, floor):
@@ -247,17 +244,13 @@ def test_a_torn_checkpoint_keeps_no_daemon_from_starting(cluster):
                 cluster.host.start_kubelet()
             cluster.wait_registered(since)
             until(cluster.node_ready, "node ready")
-            cluster.create(w.pod(f"new-{round_}", w.container(gib=3)))
-            cluster.wait_running(f"new-{round_}")
+            cluster.run(w.pod(f"new-{round_}", w.container(gib=3)))
         cluster.wait_used([3, 8])
 
 
 def test_a_pod_bound_while_the_kubelet_is_away_finds_its_room(cluster):
     """The kubelet admits its first batch against the checkpoint as it was: nothing of it may be promised."""
-    for name in ("a", "b"):
-        cluster.create(w.pod(name, w.container(gib=8)))
-    for name in ("a", "b"):
-        cluster.wait_running(name)
+    cluster.run(*(w.pod(name, w.container(gib=8)) for name in ("a", "b")))
     cluster.wait_used([8, 8])
     cluster.delete("a")
     cluster.wait_used([0, 8])

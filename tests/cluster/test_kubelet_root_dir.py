@@ -20,8 +20,7 @@ def cluster(make_cluster, request) -> Cluster:
 
 def test_pods_share_a_card(cluster: Cluster) -> None:
     for name in ("one", "two"):
-        cluster.create(w.pod(name, w.container(gib=3)))
-        cluster.wait_running(name)
+        cluster.run(w.pod(name, w.container(gib=3)))
     until(lambda: [card.used for card in cluster.state().cards] == [6], "both pods in the words")
     folder = cluster.host.kubelet_dir
     assert (folder / ELSEWHERE / "pod-resources" / "kubelet.sock").is_socket()

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from allocator.names import NODE_HOLDS, POD_ASSIGNED
+from allocator.names import POD_ASSIGNED
 from scheduler_plugin.extender.verbs import BINDING_REFUSED
 from tests.cluster.harness import ApiError, Cluster, binaries, until, versions, workload
 from tests.cluster.harness.admission import add_priority_class
+from tests.cluster.harness.cluster import PODS, publish_node
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import Extender
 from tests.cluster.harness.extender_proxy import ExtenderProxy
@@ -19,7 +20,6 @@ from tests.cluster_builders import node_object
 
 API = "/apis/scheduling.k8s.io/v1beta1"
 GROUPS = f"{API}/namespaces/default/podgroups"
-PODS = "/api/v1/namespaces/default/pods"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 POLICY_BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
@@ -98,22 +98,15 @@ class World:
         The units of a vanished pod count on a node of the same name for a while.
         """
         name = f"n{next(self._numbers)}"
-        made: Any = node_object(name, sizes, used or [0] * len(sizes))
-        del made["metadata"]["resourceVersion"]
-        made["metadata"]["labels"] = {ZONE: zone}
-        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake"}
-        made["status"]["conditions"] = [ready]
-        self.api.post("/api/v1/nodes", made)
+        made = node_object(name, sizes, used or [0] * len(sizes))
+        publish_node(self.api, made, labels={ZONE: zone})
         self._nodes.append(name)
         return name
 
     def set_used(self, name: str, sizes: Sequence[int], used: Sequence[int], *, seen: bool = False) -> None:
         """Publish other words of a node, whose daemon may have seen all pods that are gone."""
         newest = int(self.api.get(PODS)["metadata"]["resourceVersion"]) if seen else 1
-        made: Any = node_object(name, sizes, used, revision=2, seen=newest)
-        annotations = {NODE_HOLDS: made["metadata"]["annotations"][NODE_HOLDS]}
-        body = {"metadata": {"annotations": annotations}, "status": made["status"]}
-        self.api.merge(f"/api/v1/nodes/{name}/status", body)
+        publish_node(self.api, node_object(name, sizes, used, revision=2, seen=newest))
 
     def group(
         self, name: str, gib: Sequence[int], min_count: int = 0, topology: str = "", **spec: Any
@@ -156,11 +149,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def running(make_cluster: Any) -> Iterator[World]:
-    minor = versions.minor_of(binaries.programs())
-    if [int(part) for part in minor.split(".")] < [
-        int(part) for part in versions.POD_GROUPS_SINCE.split(".")
-    ]:
-        pytest.skip(f"Kubernetes {minor} has no PodGroups in one cycle; {versions.POD_GROUPS_SINCE} has")
+    binaries.skip_before(versions.POD_GROUPS_SINCE, "PodGroups in one cycle")
 
     def start(cluster: Cluster) -> None:
         cluster.control.with_pod_groups = True
@@ -259,11 +248,12 @@ def test_a_node_that_is_nominated_before_the_binding_is_no_reason_to_refuse_it(w
         world.api.merge(f"{PODS}/{name}/status", {"status": {"nominatedNodeName": node}})
 
     world.proxy.before_bind = nominate
-    world.group("g", (5, 5))
-    world.wait_bound("g-0", "g-1")
-    # A pod is seen bound before kube-scheduler has the answer.
-    until(lambda: len(world.proxy.list_calls("bind")) >= 2, "both calls are answered")
-    assert [call.why for call in world.proxy.list_calls("bind")] == ["", ""]
+    # A pod is seen bound before kube-scheduler has the answer: also the last one of the test before.
+    pods = ("nominated-0", "nominated-1")
+    world.group("nominated", (5, 5))
+    world.wait_bound(*pods)
+    until(lambda: len(world.proxy.list_calls("bind", *pods)) >= 2, "both calls are answered")
+    assert [call.why for call in world.proxy.list_calls("bind", *pods)] == ["", ""]
 
 
 @pytest.mark.nightly
@@ -334,8 +324,7 @@ def test_kube_scheduler_killed_between_filter_and_bind_places_the_group_again(wo
     world.proxy.binds_may_pass.clear()
     world.group("g", (5, 5, 5))
     until(lambda: len(world.proxy.waiting_binds) == 3, "the Bindings of the group wait")
-    world.control.kill("kube-scheduler")
-    world.control.start_scheduler()
+    world.control.restart_scheduler()
     asked = len(world.proxy.list_calls("filter"))
     until(lambda: len(world.proxy.list_calls("filter")) >= asked + 3, "the group is asked about again")
     world.proxy.binds_may_pass.set()

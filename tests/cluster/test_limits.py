@@ -43,8 +43,7 @@ def limited(cluster: Cluster, pod: str, container: str, mib: int) -> Json:
 def test_every_container_is_held_to_its_own_share(cluster):
     """Init container, sidecar and main on one card, the daemon killed: each one's limit refuses growth."""
     init = [w.container("prepare", 1, ("/bin/true",)), w.container("side", 2, sidecar=True)]
-    cluster.create(w.pod("held", w.container(gib=3), init=init))
-    cluster.wait_running("held")
+    cluster.run(w.pod("held", w.container(gib=3), init=init))
     (card,) = grants(cluster, "held")
     # By claims all containers of a pod with such an init container have its effective units.
     main_units, side_units = (5, 5) if cluster.serves_claims else (3, 2)
@@ -54,8 +53,7 @@ def test_every_container_is_held_to_its_own_share(cluster):
     assert (main["held"], main["promised_mib"], main["problem"]) == ("driver", main_mib, "")
     limited(cluster, "held", "side", side_mib)
     assert ("held", "prepare") not in memory(cluster), "it has ended"
-    cluster.create(w.pod("other", w.container(gib=4)))
-    cluster.wait_running("other")
+    cluster.run(w.pod("other", w.container(gib=4)))
     limited(cluster, "other", "main", 4096)
 
     def grow(container: str, mib: int, pid: int) -> str:
@@ -117,10 +115,7 @@ def become(cluster: Cluster, limits: dict[str, Any], *, has_reserved: bool = Fal
 def test_a_container_is_held_in_every_mood_of_the_driver(cluster, unset, backend, has_reserved):
     """All of an idle card fits, its limit is set and refuses, whatever the driver says of none."""
     become(cluster, {"unset": unset, "backend": backend}, has_reserved=has_reserved)
-    cluster.create(w.pod("whole", w.container(gib=8)))
-    cluster.create(w.pod("part", w.container(gib=3)))
-    cluster.wait_running("whole")
-    cluster.wait_running("part")
+    cluster.run(w.pod("whole", w.container(gib=8)), w.pod("part", w.container(gib=3)))
     for name, mib in (("whole", 8192), ("part", 3072)):
         assert limited(cluster, name, "main", mib)["held"] == "driver"
     (card,) = grants(cluster, "part")
@@ -133,8 +128,7 @@ def test_a_container_is_held_in_every_mood_of_the_driver(cluster, unset, backend
 @pytest.mark.nightly
 def test_a_driver_that_lets_nobody_set_limits_holds_nothing(cluster):
     become(cluster, {"set": "no_permission"})
-    cluster.create(w.pod("loose", w.container(gib=3)))
-    cluster.wait_running("loose")
+    cluster.run(w.pod("loose", w.container(gib=3)))
     until(lambda: memory(cluster).get(("loose", "main"), {}).get("held") == "accounted", "accounted")
     assert memory(cluster)["loose", "main"]["limit_mib"] is None
 
@@ -142,8 +136,7 @@ def test_a_driver_that_lets_nobody_set_limits_holds_nothing(cluster):
 def test_a_cgroup_that_takes_no_limit_is_told(cluster):
     """The kernel's controller is not enabled for containers: no limit, and people hear of it."""
     become(cluster, {"backend": "dmem", "files": True})
-    cluster.create(w.pod("open", w.container(gib=3)))
-    cluster.wait_running("open")
+    cluster.run(w.pod("open", w.container(gib=3)))
     cluster.wait_event("open", "GPUMemoryNotLimited: ")
     said = memory(cluster)["open", "main"]
     assert (said["limit_mib"], said["held"]) == (None, "accounted")
@@ -156,8 +149,7 @@ def test_without_limits_over_use_is_told(cluster):
     cluster.daemon.stop()
     cluster.daemon.flags += ["--memory-limits", "off"]
     cluster.daemon.start()
-    cluster.create(w.pod("greedy", w.container(gib=3)))
-    cluster.wait_running("greedy")
+    cluster.run(w.pod("greedy", w.container(gib=3)))
     (card,) = grants(cluster, "greedy")
     (pid, *_) = cgroups.container_pids(
         cluster.host.cgroup,

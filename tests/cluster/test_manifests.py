@@ -125,8 +125,7 @@ def test_the_right_to_set_limits_is_effective_in_a_container(cluster):
     (rights,) = [one["securityContext"] for one in daemon["spec"]["template"]["spec"]["containers"]]
     for name, given in (("with", rights), ("without", {**rights, "capabilities": {"drop": ["ALL"]}})):
         container = w.container(gib=1, command=("/bin/sh", "-c", "cat /proc/self/status; sleep 1000"))
-        cluster.create(w.pod(name, {**container, "securityContext": given}))
-        cluster.wait_running(name)
+        cluster.run(w.pod(name, {**container, "securityContext": given}))
 
         def told(pod: str = name) -> list[str]:
             return [line for line in cluster.output(pod, "main").splitlines() if "CapEff:" in line]
@@ -156,8 +155,7 @@ def test_policies_have_no_type_warnings(cluster):
 
 
 def test_pod_runs_under_the_shipped_rights_and_configuration(cluster):
-    cluster.create(w.pod("one", w.container(gib=5)))
-    cluster.wait_running("one")
+    cluster.run(w.pod("one", w.container(gib=5)))
     assert cluster.pod("one")["spec"]["schedulerName"] == SCHEDULER
     assert sorted(wait_agree(cluster).used) == [0, 5]
     until(lambda: cluster.allocation("one"), "allocation annotation")
@@ -169,10 +167,7 @@ def test_pod_runs_under_the_shipped_rights_and_configuration(cluster):
 
 def test_pods_that_forget_the_scheduler_wait_instead_of_failing(cluster):
     """The node's sum has room and no card has: the default scheduler would bind one pod after the other."""
-    for number in range(2):
-        cluster.create(w.pod(f"half-{number}", w.container(gib=5)))
-    for number in range(2):
-        cluster.wait_running(f"half-{number}")
+    cluster.run(*(w.pod(f"half-{number}", w.container(gib=5)) for number in range(2)))
     pod = w.pod("x", w.container(gib=6), restartPolicy="Always")
     labels = {"app": "forgetful"}
     template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
@@ -240,9 +235,7 @@ def test_a_pod_that_was_refused_on_old_news_is_tried_again(cluster, tmp_path):
         cluster.extender.kill()
         cluster.extender.flags = []
         cluster.extender.start()
-    (scheduled,) = [
-        one for one in cluster.pod("waits")["status"]["conditions"] if one["type"] == "PodScheduled"
-    ]
+    scheduled = cluster.scheduled("waits")
     assert scheduled["status"] == "True"
     assert scheduled["lastProbeTime"] is None
     for name in ("half-1", "waits"):
@@ -436,8 +429,7 @@ def test_a_second_daemon_waits_and_goes_on_when_the_first_is_killed(cluster):
     # What controllers of the tests before made may still be ending.
     cluster.clear()
     cluster.wait_used([0, 0])
-    cluster.create(w.pod("runs", w.container(gib=5)))
-    cluster.wait_running("runs")
+    cluster.run(w.pod("runs", w.container(gib=5)))
     second = cluster.daemon.beside(*free_ports(1))
     second.start(ready=False)
     try:
@@ -449,8 +441,7 @@ def test_a_second_daemon_waits_and_goes_on_when_the_first_is_killed(cluster):
         cluster.daemon.kill()
         second.wait_ready()
         # Pods come to the second, and its words say what runs.
-        cluster.create(w.pod("comes", w.container(gib=6)))
-        cluster.wait_running("comes")
+        cluster.run(w.pod("comes", w.container(gib=6)))
         assert sorted(wait_agree(cluster).used) == [5, 6]
     finally:
         second.kill()

@@ -11,8 +11,8 @@ from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
-from tests.cluster.harness.daemons import REPOSITORY, Dashboard, QueueController
-from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.daemons import Dashboard, QueueController
+from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_rights
 from tests.cluster.harness.rest import ApiError
 
 (GROUPS,) = list_pod_group_paths(COSCHEDULING, "default")
@@ -62,7 +62,7 @@ def is_served(cluster: Cluster) -> bool:
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
     cluster: Cluster = make_cluster(w.cards(8192, 8192))
-    apply_all(cluster.api, build(REPOSITORY / "manifests" / "namespace"))
+    apply_rights(cluster.api, MANIFESTS / "namespace")
     cluster.api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD)
     until(lambda: is_served(cluster), "PodGroups are served")
     return cluster
@@ -70,15 +70,13 @@ def cluster(make_cluster: Any) -> Cluster:
 
 @pytest.fixture(scope="module")
 def running(cluster: Cluster, start_queue: StartQueue) -> QueueController:
-    objects = build(REPOSITORY / "manifests" / "components" / "queue")
-    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-    apply_all(cluster.api, [each for each in objects if each["kind"] in kinds])
+    apply_rights(cluster.api, COMPONENTS / "queue")
     return start_queue(cluster, "queues: [{name: a}]\n")
 
 
 def create(cluster: Cluster, name: str, group: str) -> None:
-    pod = w.pod(name, w.container(gib=4), schedulingGates=[{"name": "gpupack.io/queue"}])
-    pod["metadata"]["labels"] = {"gpupack.io/queue-name": "a", GROUP_LABELS[0]: group}
+    pod = w.gated(name, 4)
+    pod["metadata"]["labels"][GROUP_LABELS[0]] = group
     cluster.create(pod)
 
 
@@ -107,9 +105,7 @@ def test_pods_of_a_group_go_together_once_it_says_how_many(
 
 
 def test_the_dashboard_knows_groups_by_the_rights_of_its_manifests(cluster: Cluster) -> None:
-    objects = build(REPOSITORY / "manifests" / "components" / "dashboard")
-    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
-    apply_all(cluster.api, [each for each in objects if each["kind"] in kinds])
+    apply_rights(cluster.api, COMPONENTS / "dashboard")
     kubeconfig = cluster.use_identity("dashboard", cluster.token("gpupack-system", "gpupack-dashboard"))
     pod = w.pod("wide-0", w.container(gib=4), schedulingGates=[{"name": "example.com/held"}])
     pod["metadata"]["labels"] = {GROUP_LABELS[0]: "wide"}

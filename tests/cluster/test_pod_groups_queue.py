@@ -1,7 +1,5 @@
 """PodGroups of Kubernetes in the queue, on the real kube-scheduler: all gates of a group go together."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,9 +9,9 @@ from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, binaries, until, versions
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import add_priority_class
-from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.daemons import REPOSITORY, QueueController
-from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.cluster import PODS, publish_node
+from tests.cluster.harness.daemons import QueueController, run_gpupack
+from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_rights
 from tests.cluster_builders import node_object
 
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
@@ -23,9 +21,7 @@ CONFIG = "queues: [{name: a, nominalQuota: 15}]\n"
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
     """One node with cards for all pods of these tests, without a kubelet."""
-    minor, first = versions.minor_of(binaries.programs()), versions.POD_GROUPS_SINCE
-    if [int(part) for part in minor.split(".")] < [int(part) for part in first.split(".")]:
-        pytest.skip(f"Kubernetes {minor} has no PodGroups in one cycle; {first} has")
+    binaries.skip_before(versions.POD_GROUPS_SINCE, "PodGroups in one cycle")
 
     def start(cluster: Cluster) -> None:
         control = cluster.control
@@ -37,21 +33,13 @@ def cluster(make_cluster: Any) -> Cluster:
         cluster.extender.start()
 
     cluster: Cluster = make_cluster(with_node=False, start=start)
-    made: Any = node_object("n1", (8,) * 8)
-    del made["metadata"]["resourceVersion"]
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake"}
-    cluster.api.post("/api/v1/nodes", {**made, "status": {**made["status"], "conditions": [ready]}})
+    publish_node(cluster.api, node_object("n1", (8,) * 8))
     return cluster
 
 
 @pytest.fixture(scope="module")
 def running(cluster: Cluster, start_queue: StartQueue) -> QueueController:
-    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-    objects = [*build(REPOSITORY / "manifests" / "namespace")]
-    objects += [
-        each for each in build(REPOSITORY / "manifests" / "components" / "queue") if each["kind"] in kinds
-    ]
-    apply_all(cluster.api, objects)
+    apply_rights(cluster.api, MANIFESTS / "namespace", COMPONENTS / "queue")
     return start_queue(cluster, CONFIG)
 
 
@@ -75,9 +63,7 @@ def list_bound(cluster: Cluster) -> set[str]:
 
 
 def why(cluster: Cluster, pod: str) -> str:
-    command = [sys.executable, "-m", "gpupack", "why", pod, "--kubeconfig", str(cluster.control.admin_config)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout
+    return run_gpupack(cluster.control.admin_config, "why", pod).stdout
 
 
 def test_groups_go_whole_as_their_quota_allows(cluster: Cluster, running: QueueController) -> None:

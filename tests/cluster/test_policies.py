@@ -20,8 +20,8 @@ from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.scheduling.policies.registry import CardDemand, Learner, PolicyRequest
 from tests.cluster.harness import Cluster, Extender, until, workload
-from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.controlplane import RESOURCE, extender_entry
+from tests.cluster.harness.cluster import PODS, publish_node
+from tests.cluster.harness.controlplane import extender_entry
 from tests.cluster_builders import GIB, node_object
 from tests.yaml_text import read_yaml
 
@@ -128,7 +128,7 @@ def cluster(make_cluster: Any) -> Cluster:
         with_node=False, start=lambda cluster: cluster.control.start_without_controllers()
     )
     for name, (cpu, memory, used) in NODES.items():
-        publish(cluster, name, used)
+        publish_node(cluster.api, node_object(name, (CARD,) * CARDS, used, models=(MODEL,) * CARDS))
         limits = {"cpu": cpu, "memory": f"{memory}Gi"}
         filler = workload.pod(f"filler-{name}", workload.container(limits=limits), nodeName=name)
         filler["metadata"]["labels"] = {"part": "filler"}
@@ -136,19 +136,6 @@ def cluster(make_cluster: Any) -> Cluster:
     cluster.control.configure_scheduler(cluster.extender.url)
     cluster.control.start_scheduler()
     return cluster
-
-
-def publish(cluster: Cluster, name: str, used: Sequence[int]) -> None:
-    """What the node's daemon would publish."""
-    made: Any = node_object(name, (CARD,) * CARDS, used, models=(MODEL,) * CARDS)
-    del made["metadata"]["resourceVersion"]
-    amounts = {**made["status"]["allocatable"], RESOURCE: str(CARD * CARDS)}
-    status = {
-        "capacity": amounts,
-        "allocatable": amounts,
-        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake"}],
-    }
-    cluster.api.post("/api/v1/nodes", {"metadata": made["metadata"], "status": status})
 
 
 @pytest.fixture
@@ -201,16 +188,12 @@ def create(cluster: Cluster, name: str, request: Request, policy: str | None = N
 
 def place(cluster: Cluster, name: str, request: Request, policy: str | None = None) -> str:
     create(cluster, name, request, policy)
-    return str(until(lambda: cluster.pod(name)["spec"].get("nodeName"), f"{name} bound"))
+    cluster.wait_bound(name)
+    return cluster.node_of(name)
 
 
 def place_all(cluster: Cluster, policy: str | None = None) -> str:
     return "".join(place(cluster, f"p{at}", each, policy) for at, each in enumerate(PODS_IN_ORDER))
-
-
-def unschedulable(cluster: Cluster, name: str) -> bool:
-    conditions = cluster.pod(name)["status"].get("conditions", [])
-    return any(one["type"] == "PodScheduled" and one["reason"] == "Unschedulable" for one in conditions)
 
 
 def test_the_places_are_those_of_the_formulas() -> None:
@@ -246,8 +229,7 @@ def asks_about_all_pods(cluster: Cluster) -> Iterator[None]:
         url = cluster.extender.url
         extenders = [extender_entry(url), *({**each, "urlPrefix": url} for each in more)]
         cluster.control.configure_scheduler(None, extenders=extenders)
-        cluster.control.kill("kube-scheduler")
-        cluster.control.start_scheduler()
+        cluster.control.restart_scheduler()
 
     (shown,) = re.findall(r"```yaml\n(extenders:.*?)```", BALANCED.read_text(), re.DOTALL)
     restart(read_yaml(shown)["extenders"])
@@ -333,7 +315,7 @@ def test_weighted_balance_counts_pods_that_could_not_be_placed(cluster: Cluster,
     assert aware != unaware
     model.take(beside, aware)
     create(cluster, "waits", TOO_BIG)
-    until(lambda: unschedulable(cluster, "waits"), "the pod refused")
+    until(lambda: cluster.scheduled("waits").get("reason") == "Unschedulable", "the pod refused")
     assert place(cluster, "beside", beside) == aware
 
     still_counted = model.place(after)

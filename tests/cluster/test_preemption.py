@@ -1,31 +1,21 @@
 """Preemption on the real kube-scheduler: a sum that becomes free is no card that becomes free."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from allocator.names import NODE_HOLDS, POD_ASSIGNED
-from tests.cluster.harness import Api, ApiError, Cluster, until, workload
+from allocator.names import POD_ASSIGNED
+from tests.cluster.harness import Api, Cluster, until, workload
 from tests.cluster.harness.admission import add_priority_class
-from tests.cluster.harness.controlplane import RESOURCE
-from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.cluster import PODS, publish_node
+from tests.cluster.harness.controlplane import extender_entry
+from tests.cluster.harness.manifests import MANIFESTS, apply_rights
+from tests.cluster.harness.recording_extender import RecordingExtender
 from tests.cluster_builders import node_object, uuid
 
-PODS = "/api/v1/namespaces/default/pods"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
-RIGHTS = {
-    "Namespace",
-    "ServiceAccount",
-    "Role",
-    "ClusterRole",
-    "RoleBinding",
-    "ClusterRoleBinding",
-}
 NODE = "fake"
 RUNNING = {"a": (0, 1), "b": (1, 1), "c": (0, 5), "d": (1, 4)}
 """Card and priority of four pods of 4 GiB on two cards of 8 GiB."""
@@ -50,8 +40,7 @@ def cluster(make_cluster: Any) -> Cluster:
 def scheduled(cluster: Cluster) -> Cluster:
     """The cluster with kube-scheduler and the extender, which has the rights that we ship."""
     schedule_with(cluster, cluster.extender.url)
-    shipped = build(REPOSITORY / "manifests" / "base")
-    apply_all(cluster.api, [one for one in shipped if one["kind"] in RIGHTS])
+    apply_rights(cluster.api, MANIFESTS / "base")
     account = ("gpupack-system", "gpupack-scheduler")
     cluster.use_identity("gpupack-scheduler", cluster.token(*account))
     cluster.extender.start()
@@ -60,10 +49,7 @@ def scheduled(cluster: Cluster) -> Cluster:
 
 def schedule_with(cluster: Cluster, extender_url: str) -> None:
     """Start kube-scheduler with an extender that has the verb preempt."""
-    cluster.control.configure_scheduler(extender_url)
-    config = json.loads(cluster.control.scheduler_config.read_text())
-    config["extenders"][0]["preemptVerb"] = "preempt"
-    cluster.control.use_scheduler_config(config)
+    cluster.control.configure_scheduler(None, extenders=[extender_entry(extender_url, preemptVerb="preempt")])
     cluster.control.start_scheduler()
 
 
@@ -85,24 +71,8 @@ def newest(api: Api) -> int:
 
 def publish(api: Api, node: str, used: tuple[int, ...], held: list[str]) -> None:
     """What the node's daemon would publish, of cards of 8 GiB."""
-    made: Any = node_object(node, (8,) * len(used), used, holds=held, seen=newest(api))
-    del made["metadata"]["resourceVersion"]
-    amounts = {**made["status"]["allocatable"], RESOURCE: str(8 * len(used))}
-    status = {
-        "capacity": amounts,
-        "allocatable": amounts,
-        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake"}],
-    }
-    try:
-        made["metadata"]["labels"] = {"node": node}
-        api.post("/api/v1/nodes", {"metadata": made["metadata"], "status": status})
-    except ApiError as error:
-        if error.status != 409:
-            raise
-        annotations = {NODE_HOLDS: made["metadata"]["annotations"][NODE_HOLDS]}
-        api.merge(
-            f"/api/v1/nodes/{node}/status", {"metadata": {"annotations": annotations}, "status": status}
-        )
+    made = node_object(node, (8,) * len(used), used, holds=held, seen=newest(api))
+    publish_node(api, made, labels={"node": node})
 
 
 def wait_known(cluster: Cluster, nodes: int) -> None:
@@ -143,45 +113,17 @@ def refusal(api: Api, name: str) -> str:
     return next((each["message"] for each in conditions if each["type"] == "PodScheduled"), "")
 
 
-class Refuser:
-    """An extender that has no card on any node and says that evicting pods could help."""
-
-    def __init__(self) -> None:
-        self.asked: set[str] = set()
-        refuser = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                refuser.asked.add(self.path)
-                answer = {"NodeNames": [], "FailedNodes": dict.fromkeys(body.get("NodeNames") or (), "full")}
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(json.dumps(answer).encode())
-
-            def log_message(self, *_: Any) -> None:
-                """Say nothing on stderr."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
-        self.thread.start()
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
 @pytest.fixture
-def refuser() -> Iterator[Refuser]:
-    refuser = Refuser()
+def refuser() -> Iterator[RecordingExtender]:
+    refuser = RecordingExtender()
     yield refuser
     refuser.stop()
 
 
 @pytest.mark.telling
-def test_kube_scheduler_itself_sees_no_need_on_a_fragmented_node(cluster: Cluster, refuser: Refuser) -> None:
+def test_kube_scheduler_itself_sees_no_need_on_a_fragmented_node(
+    cluster: Cluster, refuser: RecordingExtender
+) -> None:
     """Why we evict pods ourselves (kubernetes#135486).
 
     Fails with the first kube-scheduler that asks the extender; until then nothing else can be done.
@@ -249,12 +191,7 @@ def test_where_evicting_frees_no_card_nobody_is_evicted(scheduled: Cluster) -> N
     before = names(api)
     # The 16 GiB of both cards would do, 12 GiB of one card are not there.
     api.post(PODS, workload.pod("large", workload.container(gib=12), priorityClassName="p20"))
-
-    def refused() -> str | None:
-        conditions = api.get(f"{PODS}/large")["status"].get("conditions", [])
-        return next((each["message"] for each in conditions if each["type"] == "PodScheduled"), None)
-
-    assert "0/3 nodes are available" in until(refused, "the pod refused")
+    assert "0/3 nodes are available" in until(lambda: refusal(api, "large"), "the pod refused")
     assert names(api) == before | {"large"}
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, dra, kueue, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import wait_quota
 from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.controlplane import ADMIN_TOKEN, free_ports
+from tests.cluster.harness.controlplane import ADMIN_TOKEN
 from tests.cluster.harness.daemons import REPOSITORY, QueueController
-from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, apply_rights, build, path_of
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.rest import MERGE_PATCH, Api, ApiError
 from tests.yaml_text import read_yaml
@@ -41,31 +42,19 @@ TWO = "queues: [{name: a, weight: 3}, {name: b}]\n"
 @pytest.fixture(scope="module", params=dra.NODE_KINDS)
 def shared(make_cluster: Any, request: pytest.FixtureRequest) -> Cluster:
     cluster: Cluster = make_cluster(w.cards(8192, 8192), start=partial(dra.start_as, request.param))
-    apply_all(cluster.api, build(REPOSITORY / "manifests" / "namespace"))
+    apply_rights(cluster.api, MANIFESTS / "namespace")
     return cluster
 
 
 @pytest.fixture(scope="module")
-def running(shared: Cluster) -> Iterator[QueueController]:
+def running(shared: Cluster, start_queue: StartQueue) -> QueueController:
     """The queue with the rights of its own manifests, on a node that serves claims with that to read them."""
-    components = REPOSITORY / "manifests" / "components"
-    rights = [
-        each
-        for each in build(components / "queue")
-        if each["kind"] in {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-    ]
+    apply_rights(shared.api, COMPONENTS / "queue")
     if shared.serves_claims:
-        of_claims = build(components / "dra")
-        rights += [each for each in of_claims if each["metadata"]["name"] == "gpupack-claims-view"]
-    apply_all(shared.api, rights)
-    kubeconfig = shared.use_identity("gpupack-queue", shared.token("gpupack-system", "gpupack-queue"))
-    (port,) = free_ports(1)
-    extra = ("--leader-elect", "--lease-namespace", "gpupack-system")
-    queue = QueueController(kubeconfig, shared.home, shared.control.log_dir, port, *extra)
-    queue.config.write_text(TWO)
-    queue.start()
-    yield queue
-    queue.kill()
+        of_claims = build(COMPONENTS / "dra")
+        view = [each for each in of_claims if each["metadata"]["name"] == "gpupack-claims-view"]
+        apply_all(shared.api, view)
+    return start_queue(shared, TWO, "--leader-elect", "--lease-namespace", "gpupack-system")
 
 
 @pytest.fixture
@@ -83,13 +72,6 @@ def is_two(running: QueueController) -> bool:
     return status["mode"] == "gate" and queues == {("a", 3, None, "None"), ("b", 1, None, "None")}
 
 
-def gated(name: str, gib: int, queue: str = "a", **more: Any) -> dict[str, Any]:
-    """A pod that wears the gate."""
-    pod = w.pod(name, w.container(gib=gib), schedulingGates=[{"name": GATE}], **more)
-    pod["metadata"]["labels"] = {QUEUE_NAME: queue}
-    return pod
-
-
 def used(running: QueueController) -> int:
     return sum(queue["used"] for queue in running.status()["queues"])
 
@@ -102,7 +84,7 @@ def wears_gate(cluster: Cluster, name: str) -> bool:
 def test_from_the_gate_to_a_running_container(cluster: Cluster, running: QueueController) -> None:
     """Four of five fit; the fifth waits with its gate, and runs when one ends."""
     for number in range(5):
-        cluster.create(gated(f"p{number}", 3))
+        cluster.create(w.gated(f"p{number}", 3))
     until(lambda: [p["reason"] for p in running.status()["pods"]] == ["NoRoom"], "one waits for room")
     (waiting,) = [pod["name"] for pod in running.status()["pods"]]
     others = [f"p{number}" for number in range(5) if f"p{number}" != waiting]
@@ -131,7 +113,7 @@ def test_what_a_claim_has_counts_in_the_quota_of_its_pods_queue(
     cluster.create(by_claim)
     cluster.wait_running("by-claim")
     until(lambda: used(running) == 6, "the claim in the quota")
-    cluster.create(gated("waits", 4))
+    cluster.create(w.gated("waits", 4))
     why = "it needs 4 units; queue a uses 6 units, 6 of them by claims, of its quota of 8"
     assert why in cluster.wait_event("waits", "Quota")
     holds_for(lambda: wears_gate(cluster, "waits"), "the gate stays", 1)
@@ -148,10 +130,9 @@ def is_requeued(cluster: Cluster, name: str) -> bool:
 @pytest.mark.telling
 def test_what_kube_scheduler_cannot_place_waits_again(cluster: Cluster, running: QueueController) -> None:
     """Its anti-affinity keeps it from the only node, which the queue does not look at."""
-    cluster.create(gated("neighbour", 1, "b"))
-    cluster.wait_running("neighbour")
+    cluster.run(w.gated("neighbour", 1, "b"))
     term = {"labelSelector": {"matchLabels": {QUEUE_NAME: "b"}}, "topologyKey": "kubernetes.io/hostname"}
-    cluster.create(gated("quiet", 3, affinity={"podAntiAffinity": {REQUIRED: [term]}}))
+    cluster.create(w.gated("quiet", 3, affinity={"podAntiAffinity": {REQUIRED: [term]}}))
     until(lambda: is_requeued(cluster, "quiet") and used(running) == 1, "its quota back")
     until(lambda: [pod["reason"] for pod in running.status()["pods"]] == ["HeldBack"], "it is held back")
     cluster.delete("neighbour")
@@ -169,7 +150,7 @@ def test_batch_mode_fixes_the_node_and_a_restart_loses_nothing(
     running.config.write_text(f"{TWO}mode: batch\n")
     until(lambda: running.status()["mode"] == "batch", "the new mode")
     for number in range(3):
-        cluster.create(gated(f"p{number}", 8, "ab"[number % 2]))
+        cluster.create(w.gated(f"p{number}", 8, "ab"[number % 2]))
     names = [f"p{number}" for number in range(3)]
     until(lambda: sum(wears_gate(cluster, name) for name in names) == 1, "two released")
     assert used(running) == 16
@@ -193,11 +174,11 @@ def test_a_second_stage_waits_for_the_pods_that_a_job_is_still_to_make(
 ) -> None:
     """The Job makes its two pods one after the other; the node that has their data is named for them."""
     notes = {"gpupack.io/job": "j"}
-    cluster.create(gated("reduce", 1, annotations=notes))
+    cluster.create(w.gated("reduce", 1, annotations=notes))
     until(lambda: [p["reason"] for p in running.status()["pods"]] == ["FirstStage"], "no first stage")
     label = {"metadata": {"labels": {"data.gpupack.io/d": ""}}}
     cluster.api.merge("/api/v1/nodes/n1", label)
-    pod = gated("map", 1, annotations={**notes, "gpupack.io/data": "d"})
+    pod = w.gated("map", 1, annotations={**notes, "gpupack.io/data": "d"})
     pod["spec"]["containers"] = [w.container(gib=1, command=["sh", "-c", "sleep 1"])]
     template = {
         "metadata": {key: pod["metadata"][key] for key in ("labels", "annotations")},
@@ -234,11 +215,11 @@ def test_reclaim_by_eviction_for_a_pod_and_for_a_gang(cluster: Cluster, running:
     )
     until(lambda: {q["nominal"] for q in running.status()["queues"]} == {12, 4}, "the new quotas")
     for number in range(3):
-        cluster.create(gated(f"b{number}", 4, "b"))
+        cluster.create(w.gated(f"b{number}", 4, "b"))
     # Pods are dated in whole seconds, and the last one is to be the youngest.
     second = time.time() + 1
     until(lambda: time.time() > second, "the next second")
-    young = gated("b3", 4, "b")
+    young = w.gated("b3", 4, "b")
     young["metadata"]["labels"]["keep"] = "it"
     cluster.create(young)
     for number in range(4):
@@ -248,15 +229,14 @@ def test_reclaim_by_eviction_for_a_pod_and_for_a_gang(cluster: Cluster, running:
         return [number for number in range(4) if cluster.exists(f"b{number}")]
 
     with protected(cluster, {"keep": "it"}):
-        cluster.create(gated("a0", 4))
-        cluster.wait_running("a0")
+        cluster.run(w.gated("a0", 4))
         assert len(left()) == 3
         assert "violate the pod's disruption budget" in cluster.wait_event("b3", "NotRemoved")
         gang = {"gpupack.io/gang": "g", "gpupack.io/gang-size": "2"}
-        cluster.create(gated("g0", 4, annotations=gang))
+        cluster.create(w.gated("g0", 4, annotations=gang))
         until(lambda: [p["reason"] for p in running.status()["pods"]] == ["GangIncomplete"], "half a gang")
         assert len(left()) == 3, "nobody goes for half a gang"
-        cluster.create(gated("g1", 4, annotations=gang))
+        cluster.create(w.gated("g1", 4, annotations=gang))
         cluster.wait_running("g0")
         cluster.wait_running("g1")
         assert left() == [3]
@@ -274,11 +254,11 @@ def test_batch_mode_names_the_node_in_every_form_of_affinity(
         return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
 
     with pytest.raises(ApiError, match="must have at least one node selector term"):
-        cluster.create(gated("none", 2, affinity=required([])))
+        cluster.create(w.gated("none", 2, affinity=required([])))
     anywhere = {"matchExpressions": [{"key": "no-such-label", "operator": "DoesNotExist"}]}
-    cluster.create(gated("empty", 2, affinity={}))
-    cluster.create(gated("nodes", 2, affinity={"nodeAffinity": {}}))
-    cluster.create(gated("terms", 2, "later", affinity=required([{}, anywhere])))
+    cluster.create(w.gated("empty", 2, affinity={}))
+    cluster.create(w.gated("nodes", 2, affinity={"nodeAffinity": {}}))
+    cluster.create(w.gated("terms", 2, "later", affinity=required([{}, anywhere])))
     here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
     path = f"/spec/affinity/nodeAffinity/{REQUIRED}/nodeSelectorTerms"
     every_term = [
@@ -296,16 +276,11 @@ def test_batch_mode_names_the_node_in_every_form_of_affinity(
 @pytest.mark.telling
 def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: QueueController) -> None:
     """And one that waits keeps its gate, for whoever has the role `edit`: else quotas could be escaped."""
-    policies = [
-        each
-        for each in build(REPOSITORY / "manifests" / "components" / "queue")
-        if each["kind"].startswith("ValidatingAdmissionPolicy")
-    ]
-    apply_all(cluster.api, [*policies, *USER])
+    apply_all(cluster.api, [*policies_of("Validating"), *USER])
     user = cluster.api.as_user(cluster.token("default", "user"))
-    cluster.create(gated("waits", 2, "later"))
-    cluster.create(gated("released", 2, "a"))
-    marked = gated("marked", 2, "later") | {"spec": w.pod_spec([w.container(gib=2)])}
+    cluster.create(w.gated("waits", 2, "later"))
+    cluster.create(w.gated("released", 2, "a"))
+    marked = w.gated("marked", 2, "later") | {"spec": w.pod_spec([w.container(gib=2)])}
     marked["metadata"]["annotations"] = {REQUEUED: "true"}
     cluster.create(marked)
     until(lambda: not wears_gate(cluster, "released"), "its release")
@@ -333,23 +308,15 @@ def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: 
         user.call("PATCH", f"{PODS}/waits", ungate, content_type=JSON_PATCH)
     cluster.create(w.pod("unqueued", w.container(gib=2), schedulerName="none"))
     assert "stays absent" in is_denied("unqueued", "b"), "nor can the quota of others be used up"
-    for each in policies:
-        cluster.api.delete(
-            f"/apis/admissionregistration.k8s.io/v1/{_plural(each)}/{each['metadata']['name']}"
-        )
+    delete_policies(cluster, "Validating")
 
 
 @pytest.mark.telling
 def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: QueueController) -> None:
     """By the pod's label, or that of its namespace; other pods are left alone."""
-    policies = [
-        each
-        for each in build(REPOSITORY / "manifests" / "components" / "queue")
-        if each["kind"].startswith("MutatingAdmissionPolicy")
-    ]
     if cluster.api.get("/version")["minor"] in {"34", "35"}:
         pytest.skip("MutatingAdmissionPolicy is not on by default here")
-    apply_all(cluster.api, policies)
+    apply_all(cluster.api, policies_of("Mutating"))
     labelled = w.pod("labelled", w.container(gib=3))
     labelled["metadata"]["labels"] = {QUEUE_NAME: "a"}
 
@@ -374,10 +341,7 @@ def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: 
     pod["metadata"]["namespace"] = "team"
     wanted = ([{"name": GATE}], {QUEUE_NAME: "b"})
     until(lambda: _born(cluster, pod) == wanted, "the namespace's queue")
-    for each in policies:
-        cluster.api.delete(
-            f"/apis/admissionregistration.k8s.io/v1/{_plural(each)}/{each['metadata']['name']}"
-        )
+    delete_policies(cluster, "Mutating")
 
 
 @pytest.mark.telling
@@ -398,11 +362,11 @@ def test_a_gated_pod_counts_against_a_resource_quota_from_its_creation(
     name = quota["metadata"]["name"]
     try:
         until(lambda: cluster.api.get(f"{path}/{name}")["status"].get("hard"), "the quota counts")
-        wait_quota(cluster, gated("large", 7))
-        cluster.create(gated("p0", 3))
-        cluster.create(gated("p1", 3))
+        wait_quota(cluster, w.gated("large", 7))
+        cluster.create(w.gated("p0", 3))
+        cluster.create(w.gated("p1", 3))
         with pytest.raises(ApiError, match="exceeded quota"):
-            cluster.create(gated("p2", 3))
+            cluster.create(w.gated("p2", 3))
         assert wears_gate(cluster, "p0")
         used = cluster.api.get(f"{path}/{name}")["status"]["used"]
         assert used == {"requests.gpupack.io/gpu-memory-gib": "6"}
@@ -412,7 +376,7 @@ def test_a_gated_pod_counts_against_a_resource_quota_from_its_creation(
 
 def test_a_pod_with_kueues_gate_waits_for_both(cluster: Cluster, running: QueueController) -> None:
     """Kueue takes its own gate away when it admits a pod; ours is taken away after that, never Kueue's."""
-    pod = gated("both", 3)
+    pod = w.gated("both", 3)
     pod["spec"]["schedulingGates"].append(kueue.GATE)
     cluster.create(pod)
     assert "it waits for the scheduling gates kueue.x-k8s.io/admission" in cluster.wait_event(
@@ -439,8 +403,8 @@ def test_beside_the_real_kueue(cluster: Cluster, running: QueueController) -> No
         apply_all(cluster.api, kueue.objects("gpupack.io/gpu-memory-gib", 6))
         for number in range(3):
             cluster.create(kueue.gated(w.pod(f"k{number}", w.container(gib=3))))
-        cluster.create(gated("ours", 3))
-        cluster.create(kueue.gated(gated("both", 3)))
+        cluster.create(w.gated("ours", 3))
+        cluster.create(kueue.gated(w.gated("both", 3)))
         cluster.wait_running("ours")
         names = [f"k{number}" for number in range(3)]
         until(lambda: sum(wears_gate(cluster, name) for name in names) == 1, "Kueue admits two of three")
@@ -462,9 +426,14 @@ def _born(cluster: Cluster, pod: dict[str, Any]) -> tuple[Any, Any]:
     return made["spec"].get("schedulingGates"), made["metadata"].get("labels")
 
 
-def _plural(one: dict[str, Any]) -> str:
-    kind: str = one["kind"].lower()
-    return f"{kind}s" if kind.endswith("binding") else f"{kind.removesuffix('y')}ies"
+def policies_of(prefix: str) -> list[dict[str, Any]]:
+    kind = f"{prefix}AdmissionPolicy"
+    return [each for each in build(COMPONENTS / "queue") if each["kind"].startswith(kind)]
+
+
+def delete_policies(cluster: Cluster, prefix: str) -> None:
+    for each in policies_of(prefix):
+        cluster.api.delete(path_of(cluster.api, each))
 
 
 @contextmanager

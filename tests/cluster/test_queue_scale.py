@@ -1,18 +1,18 @@
 """The queue before many nodes: real API server and kube-scheduler, fake nodes, where pods are bound only."""
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from allocator.names import POD_ASSIGNED, QUEUE_GATE, QUEUE_NAME
+from allocator.names import POD_ASSIGNED, QUEUE_NAME
 from allocator.records import load_assigned
 from benchmarks.throughput import CARD_GIB, REQUESTS_GIB, fake_node, in_parallel
+from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import NODES, PODS
-from tests.cluster.harness.controlplane import RESOURCE, free_ports
+from tests.cluster.harness.controlplane import RESOURCE
 from tests.cluster.harness.daemons import QueueController
 
 COUNT = 200
@@ -45,20 +45,9 @@ def fleet(make_cluster: Any) -> Cluster:
 
 
 @pytest.fixture(scope="module")
-def queue(fleet: Cluster) -> Iterator[QueueController]:
+def queue(fleet: Cluster, start_queue: StartQueue) -> QueueController:
     """One for all tests, and their pods stay: no daemon of a fake node would say that they are gone."""
-    (port,) = free_ports(1)
-    queue = QueueController(fleet.control.admin_config, fleet.home, fleet.control.log_dir, port)
-    queue.config.write_text(MANY)
-    queue.start()
-    yield queue
-    queue.kill()
-
-
-def gated(name: str, gib: int, queue: str = "b", **more: Any) -> dict[str, Any]:
-    pod = w.pod(name, w.container(gib=gib), schedulingGates=[{"name": QUEUE_GATE}], **more)
-    pod["metadata"]["labels"] = {QUEUE_NAME: queue}
-    return pod
+    return start_queue(fleet, MANY, is_admin=True)
 
 
 def units(pod: dict[str, Any]) -> int:
@@ -76,17 +65,17 @@ def test_what_kube_scheduler_refuses_gives_its_room_back_and_those_like_it_wait(
     for gang in ("g", "h"):
         notes = {"gpupack.io/gang": gang, "gpupack.io/gang-size": "2"}
         for number in range(2):
-            fleet.create(gated(f"{gang}{number}", 80, annotations=notes, affinity=NO_SUCH_POD))
+            fleet.create(w.gated(f"{gang}{number}", 80, "b", annotations=notes, affinity=NO_SUCH_POD))
         if gang == "g":
-            until(lambda: _is_unschedulable(fleet, "g0"), "kube-scheduler's answer")
+            until(lambda: fleet.scheduled("g0").get("reason") == "Unschedulable", "kube-scheduler's answer")
     like = "gang default/g asks for the same and could not be bound; one at a time is tried again"
     until(lambda: _why(queue, "h0") == _why(queue, "h1") == f"HeldBack {like}", "h is held back")
     assert "it waits in its queue again" in fleet.wait_event("g0", "Requeued")
-    fleet.create(gated("single", 80, affinity=NO_SUCH_POD))
+    fleet.create(w.gated("single", 80, "b", affinity=NO_SUCH_POD))
     assert "kube-scheduler found no node for it" in fleet.wait_event("single", "Requeued")
-    fleet.create(gated("like-it", 80, affinity=NO_SUCH_POD))
+    fleet.create(w.gated("like-it", 80, "b", affinity=NO_SUCH_POD))
     until(lambda: _why(queue, "like-it").startswith("HeldBack"), "it is held back")
-    fleet.create(gated("other", 79))
+    fleet.create(w.gated("other", 79, "b"))
     until(lambda: "nodeName" in fleet.pod("other")["spec"], "another one goes")
 
 
@@ -96,17 +85,12 @@ def _why(queue: QueueController, name: str) -> str:
     return next((f"{pod['reason']} {pod['message']}" for pod in found), "")
 
 
-def _is_unschedulable(cluster: Cluster, name: str) -> bool:
-    conditions = cluster.pod(name)["status"].get("conditions", [])
-    return any(each.get("reason") == "Unschedulable" for each in conditions)
-
-
 def test_hundreds_of_nodes_and_pods_and_a_restart_in_between(fleet: Cluster, queue: QueueController) -> None:
     """What the quota allows is bound, all of it, and no card has more than it can take."""
     born: dict[str, Any] = {}
 
     def create(number: int) -> None:
-        pod = gated(f"p{number:04}", REQUESTS_GIB[number % len(REQUESTS_GIB)], "ab"[number % 2])
+        pod = w.gated(f"p{number:04}", REQUESTS_GIB[number % len(REQUESTS_GIB)], "ab"[number % 2])
         born[pod["metadata"]["name"]] = fleet.api.post(PODS, pod)
 
     in_parallel(400, create)

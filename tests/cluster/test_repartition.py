@@ -51,8 +51,7 @@ def test_instances_change_while_pods_run(cluster):
     assert instances is not None
     stays, goes = (instance.uuid for instance in instances)
     for name, gib, uuid in (("stays", 30, stays), ("goes", 20, goes)):
-        cluster.create(w.pod(name, w.container(gib=gib), annotations=on(uuid)))
-        cluster.wait_running(name)
+        cluster.run(w.pod(name, w.container(gib=gib), annotations=on(uuid)))
     cluster.wait_used([30, 20, 0])
     registrations = cluster.daemon.metric("gpupack_node_registrations_total")
     write(cluster, profile(AFTER))
@@ -67,8 +66,7 @@ def test_instances_change_while_pods_run(cluster):
     holds_for(lambda: list(cluster.state().used) == [30, 0, 0, 0], "the words", 1.0)
     # The new instances and what is left of the old one are filled to the last unit.
     for name, gib, uuid in (("rest", 10, stays), ("new", 20, state.cards[1].uuid), ("small", 10, "")):
-        cluster.create(w.pod(name, w.container(gib=gib), annotations=on(uuid) if uuid else None))
-        cluster.wait_running(name)
+        cluster.run(w.pod(name, w.container(gib=gib), annotations=on(uuid) if uuid else None))
         if uuid:
             assert cluster.environment(name)["NVIDIA_VISIBLE_DEVICES"] == uuid
     cluster.wait_used([40, 20, 10, 0])
@@ -94,8 +92,7 @@ def test_with_dra_instances_change_while_pods_run(make_cluster):
     }
     for name, (gib, selector) in wanted.items():
         cluster.api.post(CLAIMS, claim(name, gib, selector))
-        cluster.create(claim_pod(name, name))
-        cluster.wait_running(name)
+        cluster.run(claim_pod(name, name))
     assert cluster.environment("stays")["NVIDIA_VISIBLE_DEVICES"] == stays
     assert cluster.environment("stays")["GPUPACK_CARDS"] == f"{stays}:30"
     cluster.wait_used([30, 20, 8])
@@ -113,8 +110,7 @@ def test_with_dra_instances_change_while_pods_run(make_cluster):
     until(lambda: len(cdi_files(cluster)) == 2, "the CDI file of what is gone is gone")
     new = state.cards[1].uuid
     cluster.api.post(CLAIMS, claim("new", 20, f'{attributes}.uuid == "{new}"'))
-    cluster.create(claim_pod("new", "new"))
-    cluster.wait_running("new")
+    cluster.run(claim_pod("new", "new"))
     assert cluster.environment("new")["NVIDIA_VISIBLE_DEVICES"] == new
     cluster.wait_used([30, 20, 0, 8])
 
@@ -125,13 +121,11 @@ def test_a_node_goes_on_where_a_card_loses_its_units_with_a_pod_on_it(cluster):
     del before["devices"][0]["mig"]
     cluster.change_cards(before)
     large = cluster.state().cards[0].uuid
-    cluster.create(w.pod("half", w.container(limits={PERCENT_RESOURCE: 50}), annotations=on(large)))
-    cluster.wait_running("half")
+    cluster.run(w.pod("half", w.container(limits={PERCENT_RESOURCE: 50}), annotations=on(large)))
     cluster.wait_used([40, 0])
     write(cluster, after)
     cluster.wait_used([0, 0])
-    cluster.create(w.pod("next", w.container(gib=8)))
-    cluster.wait_running("next")
+    cluster.run(w.pod("next", w.container(gib=8)))
     cluster.wait_used([0, 8])
     write(cluster, before)
     cluster.wait_used([40, 8])
@@ -145,10 +139,7 @@ def test_memory_that_compute_instances_share_is_promised_to_nobody(cluster):
     until(lambda: cluster.allocatable() == 48, "the kubelet has the memory of the whole instance alone")
     write(cluster, profile(BEFORE))
     until(lambda: cluster.allocatable() == 88, "the kubelet has both instances")
-    cluster.create(w.pod("large", w.container(gib=40)))
-    cluster.create(w.pod("other", w.container(gib=40)))
-    cluster.wait_running("large")
-    cluster.wait_running("other")
+    cluster.run(w.pod("large", w.container(gib=40)), w.pod("other", w.container(gib=40)))
     cluster.wait_used([40, 40, 0])
 
 
@@ -168,8 +159,7 @@ def test_mig_mode_changes_while_cordoned_empty_cards_are_let_go(cluster):
     def detached() -> bool:
         return cluster.daemon.metric("gpupack_node_driver_detached") == 1
 
-    cluster.create(w.pod("last", w.container(gib=8), annotations=on(cards[1])))
-    cluster.wait_running("last")
+    cluster.run(w.pod("last", w.container(gib=8), annotations=on(cards[1])))
     cordon(",".join(cards))
     cluster.wait_used([80, 8])
     holds_for(lambda: not detached(), "a card that a pod has is needed", 6.0)
@@ -180,6 +170,5 @@ def test_mig_mode_changes_while_cordoned_empty_cards_are_let_go(cluster):
     state = cluster.wait_used([0, 0, 0])
     assert [card.size for card in state.cards] == [40, 40, 8]
     assert not detached()
-    cluster.create(w.pod("new", w.container(gib=40), annotations=on(state.cards[0].uuid)))
-    cluster.wait_running("new")
+    cluster.run(w.pod("new", w.container(gib=40), annotations=on(state.cards[0].uuid)))
     assert cluster.environment("new")["NVIDIA_VISIBLE_DEVICES"] == state.cards[0].uuid

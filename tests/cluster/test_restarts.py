@@ -13,7 +13,7 @@ from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import CLOCK_TICK_S
 from tests.cluster.harness.controlplane import COMPUTE
-from tests.cluster.harness.gate import Gate
+from tests.cluster.harness.extender_proxy import ExtenderProxy
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.views import grants, wait_agree, words_never_below
 
@@ -21,10 +21,7 @@ from tests.cluster.harness.views import grants, wait_agree, words_never_below
 @pytest.fixture
 def two(cluster) -> dict[str, dict[str, int]]:
     """Two running pods of 5 GiB and 60 % of the compute, one a card; their grants by name."""
-    for name in ("a", "b"):
-        cluster.create(w.pod(name, w.container(gib=5, limits={COMPUTE: 60})))
-    for name in ("a", "b"):
-        cluster.wait_running(name)
+    cluster.run(*(w.pod(name, w.container(gib=5, limits={COMPUTE: 60})) for name in ("a", "b")))
     wait_agree(cluster)
     return {name: grants(cluster, name) for name in ("a", "b")}
 
@@ -44,10 +41,7 @@ def shown(cluster: Cluster) -> list[NodeRow]:
 
 def only_3_gib_fit(cluster: Cluster) -> None:
     """Two more pods of 3 GiB run, a third of 1 GiB finds nothing, the kubelet refused none of them."""
-    for name in ("c", "d"):
-        cluster.create(w.pod(name, w.container(gib=3)))
-    for name in ("c", "d"):
-        cluster.wait_running(name)
+    cluster.run(*(w.pod(name, w.container(gib=3)) for name in ("c", "d")))
     assert wait_agree(cluster).used == [8, 8]
     cluster.create(w.pod("e", w.container(gib=1)))
     cluster.wait_event("e", "Insufficient")
@@ -104,10 +98,7 @@ def test_daemon_killed_and_started_again(cluster, two):
         )
         cluster.create(w.pod("waiting", w.container(gib=3, limits={COMPUTE: 30})))
         cluster.wait_event("waiting", "Insufficient gpupack.io/gpu-memory-gib")
-        assert {name: cluster.pod(name)["status"]["phase"] for name in two} == {
-            "a": "Running",
-            "b": "Running",
-        }
+        assert {cluster.phase(name) for name in two} == {"Running"}
         cluster.daemon.start()
         cluster.wait_running("waiting")
         assert sorted(wait_agree(cluster).used) == [5, 8]
@@ -139,16 +130,10 @@ def test_daemon_and_kubelet_killed_together(cluster, two):
     assert {name: grants(cluster, name) for name in two} == two
 
 
-def test_daemon_ends_on_sigterm(cluster):
-    assert cluster.daemon.stop() == 0
-    registered_again(cluster, cluster.daemon.start)
-
-
 @pytest.mark.telling
 def test_init_container_charge_survives_a_daemon_restart(cluster):
     init = w.container("prepare", 6, ("/bin/true",))
-    cluster.create(w.pod("initial", w.container(gib=2), init=[init]))
-    cluster.wait_running("initial")
+    cluster.run(w.pod("initial", w.container(gib=2), init=[init]))
     cluster.wait_used([6, 0])
     with words_never_below(cluster, cluster.state().used):
         registered_again(cluster, cluster.daemon.kill, cluster.daemon.start)
@@ -158,35 +143,31 @@ def test_init_container_charge_survives_a_daemon_restart(cluster):
 
 
 def test_extender_restart_between_filter_and_bind(cluster):
-    gate = Gate(cluster.extender.url)
+    proxy = ExtenderProxy(cluster.extender.url)
     try:
-        cluster.control.configure_scheduler(gate.url)
-        cluster.control.kill("kube-scheduler")
-        cluster.control.start_scheduler()
-        gate.close("bind")
+        cluster.control.configure_scheduler(proxy.url)
+        cluster.control.restart_scheduler()
+        proxy.binds_may_pass.clear()
         cluster.create(w.pod("caught", w.container(gib=8)))
-        gate.wait_arrived()
+        until(lambda: proxy.waiting_binds == {"caught"}, "the call to bind it waits")
         cluster.extender.kill()
         cluster.extender.start()
-        gate.open()
+        proxy.binds_may_pass.set()
         cluster.wait_running("caught")
-        cluster.create(w.pod("other", w.container(gib=8)))
-        cluster.wait_running("other")
+        cluster.run(w.pod("other", w.container(gib=8)))
         assert wait_agree(cluster).used == [8, 8]
         assert set(grants(cluster, "caught")) != set(grants(cluster, "other"))
-        assert gate.seen.count("filter") >= 2
+        assert len(proxy.list_calls("filter")) >= 2
     finally:
-        gate.stop()
+        proxy.stop()
         cluster.control.configure_scheduler(cluster.extender.url)
-        cluster.control.kill("kube-scheduler")
-        cluster.control.start_scheduler()
+        cluster.control.restart_scheduler()
 
 
 def test_extender_away_stops_only_pods_that_ask(cluster):
     cluster.extender.kill()
     cluster.create(w.pod("asking", w.container(gib=3)))
-    cluster.create(w.pod("plain", w.container()))
-    cluster.wait_running("plain")
+    cluster.run(w.pod("plain", w.container()))
     assert cluster.pod("asking")["status"]["phase"] == "Pending"
     cluster.extender.start()
     cluster.wait_running("asking")
@@ -194,40 +175,33 @@ def test_extender_away_stops_only_pods_that_ask(cluster):
 
 def test_a_pod_that_waits_outlives_the_extender_that_refused_it(cluster):
     # Nothing that kube-scheduler could see changes when the room comes free: the node says nothing.
-    kubelet = cluster.host.running["kubelet"]
-    kubelet.freeze()
-    os.kill(cluster.daemon.pid, signal.SIGSTOP)
-    try:
-        for name in ("a", "b"):
-            cluster.create(w.pod(name, w.container(gib=8)))
-        for name in ("a", "b"):
-            until(lambda name=name: "nodeName" in cluster.pod(name)["spec"], f"{name} bound")
-        cluster.delete("a")
-        cluster.create(w.pod("waits", w.container(gib=8)))
-        cluster.wait_event("waits", "no card with 8 GiB free")
-        holds_for(lambda: "nodeName" not in cluster.pod("waits")["spec"], "kube-scheduler asks no more", 4)
-        cluster.extender.kill()
-        cluster.extender.start()
-        until(lambda: "nodeName" in cluster.pod("waits")["spec"], "bound by the next extender")
-    finally:
-        os.kill(cluster.daemon.pid, signal.SIGCONT)
-        kubelet.thaw()
+    with cluster.host.frozen_kubelet():
+        os.kill(cluster.daemon.pid, signal.SIGSTOP)
+        try:
+            for name in ("a", "b"):
+                cluster.create(w.pod(name, w.container(gib=8)))
+            cluster.wait_bound("a", "b")
+            cluster.delete("a")
+            cluster.create(w.pod("waits", w.container(gib=8)))
+            cluster.wait_event("waits", "no card with 8 GiB free")
+            holds_for(lambda: not cluster.node_of("waits"), "kube-scheduler asks no more", 4)
+            cluster.extender.kill()
+            cluster.extender.start()
+            cluster.wait_bound("waits")
+        finally:
+            os.kill(cluster.daemon.pid, signal.SIGCONT)
     cluster.wait_running("waits")
     wait_agree(cluster)  # the next test may not begin with words from before
 
 
 def test_kubelet_frozen_while_pods_are_bound(cluster):
     # Three pods bound before any is admitted: the extender alone must know what is left.
-    kubelet = cluster.host.running["kubelet"]
-    kubelet.freeze()
-    try:
+    with cluster.host.frozen_kubelet():
         for number in range(3):
             cluster.create(w.pod(f"p{number}", w.container(gib=5)))
-        until(lambda: sum("nodeName" in cluster.pod(f"p{n}")["spec"] for n in range(3)) == 2, "two bound")
-        (left,) = [f"p{n}" for n in range(3) if "nodeName" not in cluster.pod(f"p{n}")["spec"]]
+        until(lambda: sum(bool(cluster.node_of(f"p{n}")) for n in range(3)) == 2, "two bound")
+        (left,) = [f"p{n}" for n in range(3) if not cluster.node_of(f"p{n}")]
         cluster.wait_event(left, "no card with 5 GiB free")
-    finally:
-        kubelet.thaw()
     for number in range(3):
         if f"p{number}" != left:
             cluster.wait_running(f"p{number}")
@@ -239,15 +213,11 @@ def test_kubelet_frozen_while_pods_are_bound(cluster):
 def test_daemon_restarted_while_the_kubelet_is_frozen(cluster, times):
     # It sees the old stream's end and the new registration at once, in either order: nightly three times.
     for _ in range(times):
-        kubelet = cluster.host.running["kubelet"]
-        kubelet.freeze()
-        try:
+        with cluster.host.frozen_kubelet():
             cluster.daemon.kill()
             restarted = time.time()
             cluster.daemon.start(ready=False)
             until(lambda since=restarted: own_sockets_since(cluster, since), "a socket of the new daemon")
-        finally:
-            kubelet.thaw()
         cluster.wait_registered(restarted)
         # It notices the end of this one as well, and takes the next.
         cluster.daemon.kill()
@@ -255,8 +225,7 @@ def test_daemon_restarted_while_the_kubelet_is_frozen(cluster, times):
         restarted = time.time()
         cluster.daemon.start(ready=False)
         cluster.wait_registered(restarted)
-    cluster.create(w.pod("one", w.container(gib=5)))
-    cluster.wait_running("one")
+    cluster.run(w.pod("one", w.container(gib=5)))
 
 
 def own_sockets_since(cluster: Cluster, after: float) -> bool:
@@ -276,8 +245,7 @@ def test_node_object_deleted_and_made_again(cluster, two):
     assert all(have >= 5 for have in after.used)
     if all(cluster.exists(name) for name in two):
         assert after.used_by_uuid == {**two["a"], **two["b"]}
-    cluster.create(w.pod("c", w.container(gib=3)))
-    cluster.wait_running("c")
+    cluster.run(w.pod("c", w.container(gib=3)))
     uuid = cluster.environment("c")["NVIDIA_VISIBLE_DEVICES"]
     until(lambda: cluster.state().used_by_uuid[uuid] >= 3, "words hold the new pod")
     cluster.clear()
@@ -296,5 +264,4 @@ def test_nothing_is_bound_where_the_device_plugin_is_gone(cluster):
     cluster.daemon.start()
     cluster.wait_registered(since)
     until(lambda: not found(), "the extender offers the node again")
-    cluster.create(w.pod("a", w.container(gib=5)))
-    cluster.wait_running("a")
+    cluster.run(w.pod("a", w.container(gib=5)))

@@ -17,7 +17,7 @@ import pytest
 
 from allocator.names import LEADER_LABEL, QUEUE_GATE, QUEUE_NAME
 from benchmarks.throughput import fake_node
-from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import Cluster
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import NODES, PODS
 from tests.cluster.harness.daemons import REPOSITORY
@@ -106,7 +106,6 @@ class Installed:
 
         Args:
             checkout: Where they lie.
-            more: Other objects.
             image: To run in place of the one that the manifests name.
 
         Returns:
@@ -203,11 +202,8 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed(make_cluster) -> Iterator[Installed]:
     def start(cluster: Cluster) -> None:
-        cluster.control.start_etcd()
-        cluster.control.start_api_server()
-        cluster.control.start_controllers()
-        path = "/api/v1/namespaces/default/serviceaccounts/default"
-        until(lambda: cluster.api.get(path), "default service account")
+        cluster.control.start_without_scheduler()
+        cluster.wait_account()
 
     made = Installed(make_cluster(with_node=False, start=start))
     yield made

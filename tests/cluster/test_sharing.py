@@ -5,7 +5,6 @@ The pods are the same on nodes of both kinds.
 
 import json
 import subprocess
-import sys
 import time
 
 import pytest
@@ -17,9 +16,8 @@ from deviceplugin.allocation.allocation_service import NOT_OURS
 from tests.cluster.harness import Cluster, dra, older, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import add_priority_class, told, wait_quota
-from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.controlplane import COMPUTE, PERCENT
-from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.controlplane import COMPUTE, PERCENT, extender_entry
+from tests.cluster.harness.daemons import GPUPACK, REPOSITORY, run_gpupack
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.rest import ApiError
 from tests.cluster.harness.views import granted, grants, wait_agree
@@ -34,9 +32,8 @@ ONLY_DEVICE_PLUGIN = pytest.mark.parametrize("shared", ["device-plugin"], indire
 @pytest.fixture(scope="module", params=dra.NODE_KINDS)
 def shared(make_cluster, request) -> Cluster:
     def start(cluster: Cluster) -> None:
-        config = json.loads(cluster.control.scheduler_config.read_text())
-        config["extenders"][0]["preemptVerb"] = "preempt"
-        cluster.control.use_scheduler_config(config)
+        extender = extender_entry(cluster.extender.url, preemptVerb="preempt")
+        cluster.control.configure_scheduler(None, extenders=[extender])
         dra.start_as(request.param, cluster)
 
     return make_cluster(w.cards(8192, 8192), start=start)
@@ -67,10 +64,7 @@ def test_container_names_exactly_the_card_of_the_words(cluster):
 
 @pytest.mark.telling
 def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(cluster):
-    for number in range(4):
-        cluster.create(w.pod(f"p{number}", w.container(gib=3)))
-    for number in range(4):
-        cluster.wait_running(f"p{number}")
+    cluster.run(*(w.pod(f"p{number}", w.container(gib=3)) for number in range(4)))
     state = wait_agree(cluster)
     assert state.used == [6, 6]
     cluster.create(w.pod("p4", w.container(gib=3)))
@@ -95,10 +89,7 @@ def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(clust
 @ONLY_DEVICE_PLUGIN
 def test_a_pod_that_another_scheduler_bound_is_told_the_way_out(cluster):
     """The sum has room for it, no card has; all of the plugin's sentence reaches the pod and its Event."""
-    for number in range(2):
-        cluster.create(w.pod(f"p{number}", w.container(gib=5)))
-    for number in range(2):
-        cluster.wait_running(f"p{number}")
+    cluster.run(*(w.pod(f"p{number}", w.container(gib=5)) for number in range(2)))
     refused_elsewhere(cluster, 6, f"no card has 6 units free; free units by card: [3, 3]; {NOT_OURS}")
 
 
@@ -110,10 +101,7 @@ def shares(name, percent, **spec):
 @ONLY_DEVICE_PLUGIN
 def test_shares_of_compute_are_kept_apart_also_while_the_daemon_is_of_an_older_version(cluster):
     """kube-scheduler leaves the resource to gpupack, which counts it by card."""
-    for name in ("first", "second"):
-        cluster.create(shares(name, 60))
-    for name in ("first", "second"):
-        cluster.wait_running(name)
+    cluster.run(*(shares(name, 60) for name in ("first", "second")))
     assert grants(cluster, "first").keys() != grants(cluster, "second").keys()
     wait_agree(cluster)
     assert cluster.state().compute == [60, 60]
@@ -137,8 +125,7 @@ def test_shares_of_compute_are_kept_apart_also_while_the_daemon_is_of_an_older_v
         cluster.wait_registered(since)
         cluster.create(shares("fourth", 10))
         cluster.wait_event("fourth", f"0/1 nodes are available: 1 {no_words}")
-        cluster.create(shares("plain", 0))
-        cluster.wait_running("plain")
+        cluster.run(shares("plain", 0))
     finally:
         cluster.daemon.module = module
     since = time.time()
@@ -185,9 +172,8 @@ def test_quota_and_limit_range_count_shares_of_compute(cluster):
 def refused_elsewhere(cluster: Cluster, gib: int, sentence: str) -> None:
     """A pod that another scheduler binds is refused with this sentence, in its status and an Event."""
     cluster.create(w.pod("astray", w.container(gib=gib), schedulerName="other"))
-    binding = {"metadata": {"name": "astray"}, "target": {"kind": "Node", "name": cluster.node_name}}
-    cluster.api.post(f"{PODS}/astray/binding", binding)
-    until(lambda: cluster.pod("astray")["status"]["phase"] == "Failed", "refused by the kubelet")
+    cluster.bind("astray")
+    cluster.wait_phase("astray", "Failed")
     status = cluster.pod("astray")["status"]
     assert status["reason"] == "UnexpectedAdmissionError"
     assert status["message"].endswith(f"desc = {sentence}, which is unexpected")
@@ -208,8 +194,7 @@ def test_who_takes_exactly_what_is_left_has_it_and_not_what_a_share_took(cluster
     (left,) = grants(cluster, "last")
     cluster.delete("last")
     cluster.wait_used([0 if card.uuid == left else 8 for card in state.cards])
-    cluster.create(w.pod("half", w.container(limits={PERCENT: 50})))
-    cluster.wait_running("half")
+    cluster.run(w.pod("half", w.container(limits={PERCENT: 50})))
     free = [4 if card.uuid == left else 0 for card in wait_agree(cluster).cards]
     refused_elsewhere(cluster, 8, f"no card has 8 units free; free units by card: {free}; {NOT_OURS}")
     assert grants(cluster, "half") == {left: 4}
@@ -239,10 +224,7 @@ def test_init_container_and_main_share_one_card_and_cost_the_larger(cluster):
     assert granted(cluster.environment("initial")) == {card: 4 if cluster.serves_claims else 2}
     until(lambda: uid in cluster.state().holds, "held")
     # What the init container held is not given to others: 4 units fit beside it, 5 do not.
-    cluster.create(w.pod("beside", w.container(gib=8)))
-    cluster.create(w.pod("second", w.container(gib=4)))
-    cluster.wait_running("beside")
-    cluster.wait_running("second")
+    cluster.run(w.pod("beside", w.container(gib=8)), w.pod("second", w.container(gib=4)))
     assert grants(cluster, "second") == {card: 4}
     cluster.wait_used([8, 8])
     cluster.delete("initial")
@@ -251,8 +233,7 @@ def test_init_container_and_main_share_one_card_and_cost_the_larger(cluster):
 
 def test_sidecar_keeps_its_own_units(cluster):
     sidecar = w.container("proxy", 3, sidecar=True)
-    cluster.create(w.pod("assisted", w.container(gib=6), init=[sidecar]))
-    cluster.wait_running("assisted")
+    cluster.run(w.pod("assisted", w.container(gib=6), init=[sidecar]))
     proxy, main = (granted(cluster.environment("assisted", name)) for name in ("proxy", "main"))
     assert sum(proxy.values()) == 3
     assert sum(main.values()) == 6
@@ -265,8 +246,7 @@ def test_sidecar_beside_an_init_container(cluster):
     # The init container runs while the sidecar does: 2 + 4 beats the 2 + 3 of later.
     sidecar = w.container("proxy", 2, sidecar=True)
     init = w.container("prepare", 4, w.SHOW_ENVIRONMENT)
-    cluster.create(w.pod("mixed", w.container(gib=3), init=[sidecar, init]))
-    cluster.wait_running("mixed")
+    cluster.run(w.pod("mixed", w.container(gib=3), init=[sidecar, init]))
     state = cluster.wait_used([6, 0])
     (card,) = [card.uuid for card in state.cards if card.used]
     proxy, main = (6, 6) if cluster.serves_claims else (2, 3)
@@ -275,8 +255,7 @@ def test_sidecar_beside_an_init_container(cluster):
 
 
 def test_two_containers_each_get_their_card(cluster):
-    cluster.create(w.pod("pair", w.container("first", 5), w.container("second", 6)))
-    cluster.wait_running("pair")
+    cluster.run(w.pod("pair", w.container("first", 5), w.container("second", 6)))
     first, second = (granted(cluster.environment("pair", name)) for name in ("first", "second"))
     assert list(first.values()) == [5]
     assert list(second.values()) == [6]
@@ -290,22 +269,15 @@ def test_two_containers_each_get_their_card(cluster):
     }
 
 
-def test_two_cards_for_one_pod(cluster):
-    cluster.create(w.pod("wide", w.container(gib=6), annotations={"gpupack.io/cards": "2"}))
-    cluster.wait_running("wide")
-    state = wait_agree(cluster)
-    assert state.used == [3, 3]
-    assert granted(cluster.environment("wide")) == {card.uuid: 3 for card in state.cards}
-
-
-def test_two_cards_wait_until_both_have_room(cluster):
-    cluster.create(w.pod("filler", w.container(gib=6)))
-    cluster.wait_running("filler")
+def test_two_cards_for_one_pod_wait_until_both_have_room(cluster):
+    cluster.run(w.pod("filler", w.container(gib=6)))
     cluster.create(w.pod("wide", w.container(gib=6), annotations={"gpupack.io/cards": "2"}))
     cluster.wait_event("wide", "FailedScheduling")
     cluster.delete("filler")
     cluster.wait_running("wide")
-    assert wait_agree(cluster).used == [3, 3]
+    state = wait_agree(cluster)
+    assert state.used == [3, 3]
+    assert granted(cluster.environment("wide")) == {card.uuid: 3 for card in state.cards}
 
 
 def test_a_pod_of_high_priority_has_the_card_of_one_that_is_evicted(cluster):
@@ -313,8 +285,7 @@ def test_a_pod_of_high_priority_has_the_card_of_one_that_is_evicted(cluster):
     for name, priority in (("cheap", 1), ("dear", 5), ("dearest", 10)):
         add_priority_class(cluster, name, priority)
     for name in ("dear", "cheap"):
-        cluster.create(w.pod(name, w.container(gib=6), priorityClassName=name))
-        cluster.wait_running(name)
+        cluster.run(w.pod(name, w.container(gib=6), priorityClassName=name))
     card = grants(cluster, "cheap")
     cluster.create(w.pod("urgent", w.container(gib=8), priorityClassName="dearest"))
     cluster.wait_running("urgent", 60)
@@ -325,12 +296,8 @@ def test_a_pod_of_high_priority_has_the_card_of_one_that_is_evicted(cluster):
 
 
 def test_a_card_that_is_cordoned_gets_no_pod_until_it_is_given_back(cluster):
-    kubeconfig = f"--kubeconfig={cluster.control.admin_config}"
-
     def command(name):
-        line = [sys.executable, "-m", "gpupack", name, cluster.host.name, "0", kubeconfig]
-        done = subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60)
-        return done.stdout
+        return run_gpupack(cluster.control.admin_config, name, cluster.host.name, "0").stdout
 
     node = cluster.host.name
     first, second = (card.uuid for card in cluster.state().cards)
@@ -364,8 +331,7 @@ def test_a_runtime_that_knows_cdi_is_given_the_cards_of_our_specification(cluste
         for number, strategies in enumerate(("cdi-annotations", "envvar,cdi-annotations,cdi-cri")):
             cluster.daemon.flags = [f"--device-list-strategy={strategies}", f"--cdi-dirs={folder}"]
             cluster.daemon.start()
-            cluster.create(w.pod(f"p{number}", w.container(gib=5)))
-            cluster.wait_running(f"p{number}")
+            cluster.run(w.pod(f"p{number}", w.container(gib=5)))
             environment = cluster.environment(f"p{number}")
             uuid = environment["GPUPACK_CARDS"].partition(":")[0]
             index = [card.uuid for card in cluster.state().cards].index(uuid)
@@ -384,7 +350,7 @@ def test_the_mounts_of_mps_of_the_driver_and_of_cards_names_arrive_on_a_real_run
     (driver / "lib64").mkdir(parents=True)
     root = cluster.home / "mps"
     program = make_program(cluster.home)
-    command = [sys.executable, "-m", "gpupack", "mps", f"--root={root}", f"--control-program={program}"]
+    command = [*GPUPACK, "mps", f"--root={root}", f"--control-program={program}"]
     command += ["--gpus=simulated", f"--profile={cluster.daemon.profile}"]
     flags = cluster.daemon.flags
     cluster.daemon.stop()
@@ -398,8 +364,7 @@ def test_the_mounts_of_mps_of_the_driver_and_of_cards_names_arrive_on_a_real_run
             )
             looks += " /run/gpupack/mps; exec sleep 1000"
             until(lambda: {card.held for card in cards_of(cluster)} == {"mps"}, "MPS on both cards")
-            cluster.create(w.pod("client", w.container(gib=5, command=["sh", "-c", looks])))
-            cluster.wait_running("client")
+            cluster.run(w.pod("client", w.container(gib=5, command=["sh", "-c", looks])))
             assert cluster.environment("client")["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=5G"
             uuid = cluster.environment("client")["GPUPACK_CARDS"].partition(":")[0]
             expected = {"control", "lib64", uuid}
@@ -478,15 +443,13 @@ def test_after_a_reboot_the_kubelet_may_come_long_before_the_daemon(cluster):
     else:
         until(lambda: cluster.pod("early")["status"]["phase"] == "Failed", "refused by the kubelet", 90)
         cluster.daemon.start()
-        cluster.create(w.pod("later", w.container(gib=5)))
-        cluster.wait_running("later")
+        cluster.run(w.pod("later", w.container(gib=5)))
         status = cluster.pod("early")["status"]
         assert (status["phase"], status.get("reason")) == ("Failed", "UnexpectedAdmissionError"), status
 
 
 def test_copied_allocation_and_assigned_annotations_mean_nothing(cluster):
-    cluster.create(w.pod("original", w.container(gib=6)))
-    cluster.wait_running("original")
+    cluster.run(w.pod("original", w.container(gib=6)))
     until(lambda: cluster.allocation("original"), "allocation annotation")
     copied = {
         key: value
@@ -494,8 +457,7 @@ def test_copied_allocation_and_assigned_annotations_mean_nothing(cluster):
         if key in ("gpupack.io/allocation", "gpupack.io/assigned")
     }
     assert len(copied) == 2
-    cluster.create(w.pod("copy", w.container(gib=6), annotations=copied))
-    cluster.wait_running("copy")
+    cluster.run(w.pod("copy", w.container(gib=6), annotations=copied))
     state = wait_agree(cluster)
     assert state.used == [6, 6]
     assert set(grants(cluster, "copy")) != set(grants(cluster, "original"))
@@ -520,8 +482,7 @@ def test_copied_allocation_and_assigned_annotations_mean_nothing(cluster):
 )
 def test_rubbish_annotation_is_told_in_the_event_and_harms_nobody(cluster, annotation, value):
     cluster.create(w.pod("rubbish", w.container(gib=4), annotations={f"gpupack.io/{annotation}": value}))
-    cluster.create(w.pod("neighbour", w.container(gib=4)))
-    cluster.wait_running("neighbour")
+    cluster.run(w.pod("neighbour", w.container(gib=4)))
     event = cluster.wait_event("rubbish", "FailedScheduling")
     assert annotation in event or "divide" in event, event
     assert value in event, event

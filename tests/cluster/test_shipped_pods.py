@@ -4,8 +4,6 @@ import asyncio
 import http.client
 import json
 import ssl
-import subprocess
-import sys
 import tarfile
 import threading
 import urllib.error
@@ -21,8 +19,9 @@ from kubeapi.client import KubeClient
 from scheduler_plugin.settings import Settings
 from tests.cluster.harness import Cluster, shipped, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import account
 from tests.cluster.harness.controlplane import free_ports
-from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.daemons import REPOSITORY, run_gpupack
 from tests.cluster.harness.manifests import apply_all, build
 from tests.cluster.harness.shipped import (
     NAMESPACE,
@@ -145,28 +144,16 @@ def test_the_dashboard_is_read_through_the_api_server_with_few_rights(cluster):
 def test_what_cards_do_is_asked_through_the_api_server_with_the_rights_that_are_named(cluster):
     """`gpupack top -o wide`, and the drawer of a dashboard outside the cluster."""
     wait_ready(cluster, "gpupack-node", 1)
-    rbac = "/apis/rbac.authorization.k8s.io/v1"
-    group = "rbac.authorization.k8s.io"
-    reader = {"kind": "ServiceAccount", "name": "reader", "namespace": "default"}
-    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "reader"}})
-    kubeconfig = cluster.use_identity("reader", cluster.token("default", "reader"))
     # What the dashboard's own account has; docs/top.md and docs/dashboard.md name the rest.
     (role,) = [
         one
         for one in build(REPOSITORY / "manifests" / "base", REPOSITORY / "manifests/components/dashboard")
         if (one["kind"], one["metadata"]["name"]) == ("ClusterRole", DASHBOARD)
     ]
-    name = {"metadata": {"name": "reader"}}
-    cluster.api.post(f"{rbac}/clusterroles", {**name, "rules": role["rules"]})
-    bound = {**name, "subjects": [reader]}
-    whole = {"apiGroup": group, "kind": "ClusterRole", "name": "reader"}
-    cluster.api.post(f"{rbac}/clusterrolebindings", {**bound, "roleRef": whole})
+    kubeconfig = cluster.make_account("reader", role["rules"])
 
     def top(*arguments: str) -> str:
-        command = [sys.executable, "-m", "gpupack", "top", f"--kubeconfig={kubeconfig}", *arguments]
-        done = subprocess.run(
-            command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=60
-        )
+        done = run_gpupack(kubeconfig, "top", *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
@@ -179,10 +166,7 @@ def test_what_cards_do_is_asked_through_the_api_server_with_the_rights_that_are_
     assert 'cannot get resource "pods/proxy"' in asyncio.run(drawer()).error
 
     right = [{"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]}]
-    spaces = f"{rbac}/namespaces/{NAMESPACE}"
-    cluster.api.post(f"{spaces}/roles", {**name, "rules": right})
-    part = {"apiGroup": group, "kind": "Role", "name": "reader"}
-    cluster.api.post(f"{spaces}/rolebindings", {**bound, "roleRef": part})
+    cluster.bind_role(account("reader"), right, NAMESPACE)
     shown = until(
         lambda: (text := top("-o", "wide")) and "is not known" not in text and text, "what cards do"
     )
@@ -205,8 +189,7 @@ def _opened(cluster: Cluster, url: str) -> http.client.HTTPResponse:
 @pytest.mark.telling
 def test_pods_share_cards_and_the_standby_takes_over(cluster):
     pods = wait_ready(cluster, SCHEDULER, len(REPLICAS))
-    cluster.create(w.pod("one", w.container(gib=8), schedulerName=SCHEDULER))
-    cluster.wait_running("one")
+    cluster.run(w.pod("one", w.container(gib=8), schedulerName=SCHEDULER))
     cluster.wait_event("one", "CardsAssigned: Assigned on node")
     cluster.wait_used([0, 8])
     environment = cluster.environment("one")
@@ -226,8 +209,7 @@ def test_pods_share_cards_and_the_standby_takes_over(cluster):
     ended = datetime.now(UTC)
     assert _pids(cluster, leader, "kube-scheduler")
     assert cluster.api.get(LEASE)["spec"]["holderIdentity"] == holder
-    cluster.create(w.pod("two", w.container(gib=8), schedulerName=SCHEDULER))
-    cluster.wait_running("two")
+    cluster.run(w.pod("two", w.container(gib=8), schedulerName=SCHEDULER))
     lease = cluster.api.get(LEASE)["spec"]
     assert lease["holderIdentity"] != holder
     # Longer than the extender that ended would have waited for the answer to a Binding.

@@ -4,8 +4,6 @@ import http.server
 import json
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -19,16 +17,15 @@ from gpupack.teams import AUDIENCE, DENIED, MEMBER, TOKEN_HEADER
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
-from tests.cluster.harness.daemons import REPOSITORY, Dashboard
+from tests.cluster.harness.daemons import Dashboard, run_gpupack
 from tests.cluster.harness.joining import make_certificate
-from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build
 from tests.cluster.harness.rest import ApiError
 
 SYSTEM = "gpupack-system"
 SERVICE = "gpupack-dashboard"
 SERVICES = f"/api/v1/namespaces/{SYSTEM}/services"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-COMPONENTS = REPOSITORY / "manifests" / "components"
 TEAM, OTHER = "team-a", "team-b"
 USER = "alice"
 """A ServiceAccount that stands for a person of the team: it has no right but those of docs/teams.md."""
@@ -56,12 +53,7 @@ def cluster(make_cluster: Any) -> Cluster:
     cluster: Cluster = make_cluster(w.cards(16384, 16384))
     for namespace in (TEAM, OTHER):
         cluster.api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
-        until(
-            lambda namespace=namespace: cluster.api.get(
-                f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
-            ),
-            "default service account",
-        )
+        cluster.wait_account(namespace=namespace)
     for namespace, name, gib in ((TEAM, "mine", 8), (OTHER, "secret-train", 6), (TEAM, "waits", 20)):
         pod = w.pod(name, w.container(gib=gib))
         pod["metadata"] |= {
@@ -86,7 +78,7 @@ def publish_endpoint(cluster: Cluster, address: str, port: int) -> None:
     try:
         cluster.api.get(f"{pods}/{SERVICE}")
     except ApiError:
-        until(lambda: cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/default"), "its account")
+        cluster.wait_account(namespace=SYSTEM)
         pod = w.pod(SERVICE, {"name": "main", "image": "none"}, schedulerName="nobody")
         pod["metadata"]["namespace"] = SYSTEM
         cluster.api.post(pods, pod)
@@ -116,9 +108,7 @@ def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
     address = host_address()
     objects = [
         one
-        for one in build(
-            REPOSITORY / "manifests" / "base", COMPONENTS / "dashboard", COMPONENTS / "dashboard-teams"
-        )
+        for one in build(MANIFESTS / "base", COMPONENTS / "dashboard", COMPONENTS / "dashboard-teams")
         if one["kind"] == "Namespace"
         or (one["metadata"]["name"].startswith((SERVICE, "gpupack-member", "gpupack-ask")))
     ]
@@ -151,8 +141,7 @@ def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
 
 def gpupack(cluster: Cluster, *arguments: str, account: str = USER) -> tuple[int, str, str]:
     kubeconfig = cluster.use_identity(account, cluster.token(TEAM, account))
-    command = [sys.executable, "-m", "gpupack", *arguments, f"--kubeconfig={kubeconfig}"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    done = run_gpupack(kubeconfig, *arguments)
     return done.returncode, done.stdout, done.stderr
 
 

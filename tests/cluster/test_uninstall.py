@@ -1,16 +1,12 @@
 """`gpupack uninstall` beside a real kubelet, with no more rights than its help names."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from allocator.names import PERCENT_RESOURCE
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import COMPUTE, RESOURCE
-from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.daemons import run_gpupack
 
 RIGHTS = [
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]},
@@ -25,18 +21,6 @@ def cluster(make_cluster) -> Cluster:
     return make_cluster(w.cards(8192, 8192))
 
 
-def account(cluster: Cluster) -> Path:
-    """A kubeconfig of an account that has RIGHTS and nothing else."""
-    rbac = "/apis/rbac.authorization.k8s.io/v1"
-    name = {"metadata": {"name": "cleaner"}}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cleaner"}
-    who = {"kind": "ServiceAccount", "name": "cleaner", "namespace": "default"}
-    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", name)
-    cluster.api.post(f"{rbac}/clusterroles", {**name, "rules": RIGHTS})
-    cluster.api.post(f"{rbac}/clusterrolebindings", {**name, "roleRef": role, "subjects": [who]})
-    return cluster.use_identity("cleaner", cluster.token("default", "cleaner"))
-
-
 def ours(cluster: Cluster) -> set[str]:
     node = cluster.node_object()
     found = {*node["status"]["capacity"], *node["status"]["allocatable"], *node["metadata"]["annotations"]}
@@ -44,17 +28,13 @@ def ours(cluster: Cluster) -> set[str]:
 
 
 def test_it_leaves_nothing_and_gpupack_comes_back(cluster: Cluster) -> None:
-    kubeconfig = account(cluster)
+    kubeconfig = cluster.make_account("cleaner", RIGHTS)
 
     def uninstall(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "gpupack", "uninstall", f"--kubeconfig={kubeconfig}", *arguments]
-        done = subprocess.run(
-            command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
-        )
+        done = run_gpupack(kubeconfig, "uninstall", *arguments)
         return done.returncode, done.stdout + done.stderr
 
-    cluster.create(w.pod("holder", w.container(gib=5)))
-    cluster.wait_running("holder")
+    cluster.run(w.pod("holder", w.container(gib=5)))
     # Before its units are seen they cannot be seen to be let go.
     cluster.wait_used([0, 5])
     status, said = uninstall()
@@ -85,6 +65,5 @@ def test_it_leaves_nothing_and_gpupack_comes_back(cluster: Cluster) -> None:
 
     cluster.daemon.start()
     until(lambda: before <= ours(cluster), "installed again")
-    cluster.create(w.pod("next", w.container(gib=5)))
-    cluster.wait_running("next")
+    cluster.run(w.pod("next", w.container(gib=5)))
     until(lambda: sorted(cluster.state().used) == [0, 5], "the words have the pod")

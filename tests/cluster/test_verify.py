@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ from gpupack.verify import verifier as v
 from tests.cluster.harness import Cluster, shipped, until
 from tests.cluster.harness.admission import wait_allowed
 from tests.cluster.harness.card import SimulatedCard
-from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.daemons import GPUPACK, REPOSITORY, run_gpupack
 from tests.cluster.harness.installed import start_as_installed
 from tests.cluster.harness.rest import Json
 from tests.yaml_text import read_yaml
 
 pytestmark = pytest.mark.timeout(1200)
 
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 NAMESPACES = "/api/v1/namespaces"
 OURS = f"{NAMESPACES}/gpupack-verify"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{shipped.NAMESPACE}/deployments"
@@ -46,31 +44,18 @@ def cluster(make_cluster: Any, archive: Path) -> Cluster:
 def account(cluster: Cluster) -> Path:
     """A kubeconfig of an account with the rights that the page names."""
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    role = read_yaml(text)
-    cluster.api.post(f"{RBAC}/clusterroles", role)
-    return make_account(cluster, "verifier", role["metadata"]["name"])
+    return make_account(cluster, "verifier", read_yaml(text)["rules"])
 
 
-def make_account(cluster: Cluster, name: str, role: str) -> Path:
-    who = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
-    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": name}})
-    binding = {"metadata": {"name": name}, "roleRef": reference, "subjects": [who]}
-    cluster.api.post(f"{RBAC}/clusterrolebindings", binding)
+def make_account(cluster: Cluster, name: str, rules: list[Json]) -> Path:
+    kubeconfig = cluster.make_account(name, rules)
     wait_allowed(cluster, {"user": f"system:serviceaccount:default:{name}"}, "list", "nodes")
-    return cluster.use_identity(name, cluster.token("default", name))
-
-
-def command(kubeconfig: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "gpupack", "verify", f"--kubeconfig={kubeconfig}", *arguments]
+    return kubeconfig
 
 
 def verify(kubeconfig: Path, *arguments: str) -> tuple[int, Json, str]:
     """Run the command; returns its exit status, its report, and what it said on the way."""
-    done = subprocess.run(
-        command(kubeconfig, "-o", "json", *arguments),
-        cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
+    done = run_gpupack(kubeconfig, "verify", "-o", "json", *arguments, timeout_s=400)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
@@ -133,8 +118,7 @@ def test_without_a_right_nothing_is_created(cluster: Cluster) -> None:
         {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["*"]},
         {"apiGroups": [""], "resources": ["pods/log", "namespaces"], "verbs": ["get", "create"]},
     ]
-    cluster.api.post(f"{RBAC}/clusterroles", {"metadata": {"name": "weak"}, "rules": rules})
-    status, report, said = verify(make_account(cluster, "weak", "weak"))
+    status, report, said = verify(make_account(cluster, "weak", rules))
     assert (status, report["proofs"]) == (1, []), said
     missing = {each["found"]: each["verdict"] for each in report["findings"] if each["what"] == "rights"}
     assert missing["no right to delete namespaces"] == "bad"
@@ -174,7 +158,7 @@ def test_interrupted_it_undoes_what_it_did(
 ) -> None:
     """Pods that nobody schedules keep it waiting in the step that is interrupted."""
     with subprocess.Popen(
-        command(account, "--output=json", "--timeout=3600"),
+        [*GPUPACK, "verify", f"--kubeconfig={account}", "--output=json", "--timeout=3600"],
         cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as run:  # fmt: skip
         try:

@@ -57,10 +57,7 @@ def wait_allowed(cluster: Cluster, user: Json, verb: str, resource: str) -> None
     """Return once a user has a right: the authorizer has a view of its own of roles and their bindings.
 
     Args:
-        cluster: Whose API server is asked.
         user: `user` or `groups` of a SubjectAccessReview.
-        verb: As in a role.
-        resource: Likewise.
     """
     spec = {**user, "resourceAttributes": {"verb": verb, "resource": resource}}
     review = {"spec": spec}

@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.harness import versions
 
 KUSTOMIZE = versions.SOURCES.with_name("kustomizebin")
@@ -169,6 +171,13 @@ def build() -> None:
     if os.environ.get("GPUPACK_CONTROLLERS") == "1":
         for controller in CONTROLLERS:
             controller.build()
+
+
+def skip_before(first: str, what: str) -> None:
+    """Skip a test where Kubernetes is older than a minor version, from which on it has something."""
+    minor = versions.minor_of(programs())
+    if [int(part) for part in minor.split(".")] < [int(part) for part in first.split(".")]:
+        pytest.skip(f"Kubernetes {minor} has no {what}; {first} has")
 
 
 def programs() -> Path:

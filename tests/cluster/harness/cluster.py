@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +23,26 @@ from tests.cluster.harness.words import NodeState, integer, node_state
 CLOCK_TICK_S = 0.05
 PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
+
+def publish_node(api: Api, made: Json, **metadata: Any) -> None:
+    """Write a Node as its daemon publishes it, Ready and without a kubelet; at first it is created."""
+    metadata = {**made["metadata"], **metadata}
+    del metadata["resourceVersion"]
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake"}
+    body = {"metadata": metadata, "status": {**made["status"], "conditions": [ready]}}
+    try:
+        api.post(NODES, body)
+    except ApiError as error:
+        if error.status != 409:
+            raise
+        api.merge(f"{NODES}/{metadata['name']}/status", body)
+
+
+def account(name: str) -> Json:
+    """A service account of the namespace `default`, as role bindings name it."""
+    return {"kind": "ServiceAccount", "name": name, "namespace": "default"}
 
 
 class Cluster:
@@ -43,8 +64,6 @@ class Cluster:
         Args:
             profile: Simulated GPUs of the node, or the name of the source of real ones; None starts neither
                 `gpupack node` nor the extender.
-            with_node: Whether there is a kubelet at all.
-            name: The node's name.
         """
         programs = binaries.programs()
         cgroups.remove_orphans()
@@ -96,10 +115,7 @@ class Cluster:
             self.extender.wait_ready()
             until(self.cards, "the node's words")
             until(self.allocatable, "the kubelet's count of units")
-        until(
-            lambda: self.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
-            "default service account",
-        )
+        self.wait_account()
 
     def stop(self) -> None:
         """End everything and remove every trace."""
@@ -155,6 +171,28 @@ class Cluster:
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}/token"
         return str(self.api.post(path, {"spec": spec})["status"]["token"])
 
+    def wait_account(self, name: str = "default", namespace: str = "default") -> None:
+        """Return once a service account is there, which pods of its namespace need."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}"
+        until(lambda: self.api.get(path), f"service account {name} of {namespace}")
+
+    def make_account(self, name: str, rules: Sequence[Json] = ()) -> Path:
+        """Make a service account with these rights in the whole cluster, and return its kubeconfig."""
+        self.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": name}})
+        if rules:
+            self.bind_role(account(name), rules)
+        return self.use_identity(name, self.token("default", name))
+
+    def bind_role(self, subject: Json, rules: Sequence[Json], namespace: str = "") -> None:
+        """Give somebody these rights in a namespace, or in the whole cluster."""
+        kind = "Role" if namespace else "ClusterRole"
+        where = f"{RBAC}/namespaces/{namespace}/" if namespace else f"{RBAC}/"
+        metadata = {"metadata": {"name": subject["name"]}}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": subject["name"]}
+        self.api.post(f"{where}{kind.lower()}s", {**metadata, "rules": list(rules)})
+        binding = {**metadata, "roleRef": role, "subjects": [subject]}
+        self.api.post(f"{where}{kind.lower()}bindings", binding)
+
     # ---- the node
 
     def node_object(self) -> Json:
@@ -166,7 +204,6 @@ class Cluster:
         Args:
             after: `time.time()` before the kubelet or the daemon was restarted: what the Node said before
                 means nothing, it goes on saying so for a while.
-            timeout_s: Deadline in seconds.
         """
         until(lambda: self._sockets_since(after), "sockets of kubelet and plugin", timeout_s)
         until(self.daemon.is_ready, "gpupack node registered", timeout_s)
@@ -217,6 +254,36 @@ class Cluster:
     def create(self, pod: Json) -> str:
         """Create a pod; returns its UID."""
         return str(self.api.post(PODS, pod)["metadata"]["uid"])
+
+    def run(self, *pods: Json) -> None:
+        """Create pods; returns when all of them run."""
+        for pod in pods:
+            self.create(pod)
+        for pod in pods:
+            self.wait_running(pod["metadata"]["name"])
+
+    def bind(self, name: str) -> None:
+        """Bind a pod to the node, as a scheduler without our extender does."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": self.node_name}
+        self.api.post(f"{PODS}/{name}/binding", {"metadata": {"name": name}, "target": target})
+
+    def node_of(self, name: str) -> str:
+        """Name of the node that a pod is bound to, empty for none."""
+        return str(self.pod(name)["spec"].get("nodeName", ""))
+
+    def wait_bound(self, *names: str, timeout_s: float = PATIENCE_S) -> None:
+        until(lambda: all(self.node_of(name) for name in names), f"{names} bound", timeout_s)
+
+    def scheduled(self, name: str) -> Json:
+        """The condition in which kube-scheduler, or batch mode, says what it found for a pod; else empty."""
+        conditions = self.pod(name)["status"].get("conditions", [])
+        return next((each for each in conditions if each["type"] == "PodScheduled"), {})
+
+    def phase(self, name: str) -> str:
+        return str(self.pod(name)["status"].get("phase", ""))
+
+    def wait_phase(self, name: str, phase: str) -> None:
+        until(lambda: self.phase(name) == phase, f"pod {name} {phase}")
 
     def pod(self, name: str) -> Json:
         return self.api.get(f"{PODS}/{name}")

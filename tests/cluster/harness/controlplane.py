@@ -72,8 +72,6 @@ class ControlPlane:
         """Prepare folders and configuration; nothing runs yet.
 
         Args:
-            home: An existing folder of this cluster.
-            programs: Folder of the Kubernetes programs.
             node_name: The node that the kubelet's token stands for.
             extender_url: Where kube-scheduler finds the extender; None leaves it out.
         """
@@ -145,10 +143,13 @@ class ControlPlane:
 
     def start(self) -> None:
         """Start everything; returns when the API server is ready."""
+        self.start_without_scheduler()
+        self.start_scheduler()
+
+    def start_without_scheduler(self) -> None:
         self.start_etcd()
         self.start_api_server()
         self.start_controllers()
-        self.start_scheduler()
 
     def start_without_controllers(self) -> None:
         """Start etcd and the API server only: controllers would declare nodes without a kubelet dead."""
@@ -277,6 +278,12 @@ class ControlPlane:
         command = [str(self._programs / "kube-scheduler")]
         self._start("kube-scheduler", command, {**flags, "config": self.scheduler_config, "v": 3})
 
+    def restart_scheduler(self) -> None:
+        """Kill kube-scheduler if it runs, and start it with the configuration as it is now."""
+        if "kube-scheduler" in self.running:
+            self.kill("kube-scheduler")
+        self.start_scheduler()
+
     def start_second_scheduler(self, name: str) -> None:
         """Start another kube-scheduler with the configuration of the first, for pods that name it."""
         config = json.loads(self.scheduler_config.read_text()) | {"profiles": [{"schedulerName": name}]}
@@ -313,7 +320,7 @@ class ControlPlane:
         )
 
 
-def extender_entry(url: str) -> dict[str, Any]:
+def extender_entry(url: str, **more: Any) -> dict[str, Any]:
     """The `extenders` entry of KubeSchedulerConfiguration that joins gpupack's extender."""
     return {
         "urlPrefix": url,
@@ -328,4 +335,5 @@ def extender_entry(url: str) -> dict[str, Any]:
         "managedResources": [
             {"name": name, "ignoredByScheduler": name == COMPUTE} for name in (RESOURCE, PERCENT, COMPUTE)
         ],
+        **more,
     }

@@ -1,6 +1,7 @@
 """`gpupack node` and `gpupack scheduler` as processes, the way a user starts them."""
 
 import json
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -15,6 +16,15 @@ from tests.cluster.harness.polling import PATIENCE_S, until
 from tests.cluster.harness.processes import Process
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+GPUPACK = (sys.executable, "-m", "gpupack")
+
+
+def run_gpupack(kubeconfig: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run a command of gpupack to its end."""
+    command = [*GPUPACK, *arguments, f"--kubeconfig={kubeconfig}"]
+    return subprocess.run(
+        command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=timeout_s
+    )
 
 
 class _Daemon:

@@ -7,11 +7,10 @@ from typing import Any, Final
 import pytest
 
 from tests.cluster.harness import workload
-from tests.cluster.harness.binaries import programs
+from tests.cluster.harness.binaries import skip_before
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Json
-from tests.cluster.harness.versions import minor_of
 
 API: Final = "/apis/resource.k8s.io/v1"
 CLAIMS: Final = f"{API}/namespaces/default/resourceclaims"
@@ -31,8 +30,7 @@ def start_as(kind: str, cluster: Cluster) -> None:
 
 def skip_without_shares() -> None:
     """Skip where the API server knows no shares of devices."""
-    if minor_of(programs()) in {"1.34", "1.35"}:
-        pytest.skip("shares of a device, KEP-5075, are on since 1.36")
+    skip_before("1.36", "shares of a device, KEP-5075,")
 
 
 def start_with_claims(cluster: Cluster) -> None:
@@ -48,10 +46,7 @@ def start_with_claims(cluster: Cluster) -> None:
     cluster.extender.start()
     cluster.api.post(f"{API}/deviceclasses", device_class())
     until(lambda: slices(cluster), "slices")
-    until(
-        lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
-        "default service account",
-    )
+    cluster.wait_account()
 
 
 def leave_to_extender(cluster: Cluster) -> None:

@@ -3,9 +3,10 @@
 import http.client
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
+
+from tests.cluster.harness.post_server import PostServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,11 +30,10 @@ class Call(NamedTuple):
     why: str
 
 
-class ExtenderProxy:
+class ExtenderProxy(PostServer):
     """Forwards every call to the first extender that answers: of two replicas that is the leader.
 
     Attributes:
-        url: Where kube-scheduler finds it.
         calls: All calls that were answered, the newest last.
         before_bind: Called with the pod's name before a bind call is forwarded.
         binds_may_pass: Bind calls wait for this.
@@ -46,29 +46,7 @@ class ExtenderProxy:
         self.binds_may_pass = threading.Event()
         self.reset()
         self._targets = targets
-        answer = self._answer
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                status, body = answer(self.path, self.rfile.read(int(self.headers["Content-Length"])))
-                try:
-                    self.send_response(status)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(body)))
-                    self.end_headers()
-                    self.wfile.write(body)
-                except OSError:
-                    self.close_connection = True  # kube-scheduler was killed meanwhile
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        super().__init__(self._answer)
 
     def reset(self) -> None:
         """Forget the calls, and let Bindings pass."""
@@ -78,8 +56,7 @@ class ExtenderProxy:
 
     def stop(self) -> None:
         self.binds_may_pass.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().stop()
 
     def list_calls(self, verb: str, *pods: str) -> list[Call]:
         return [call for call in [*self.calls] if call.verb == verb and (not pods or call.pod in pods)]

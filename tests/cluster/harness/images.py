@@ -23,7 +23,6 @@ def write_archive(
     """Write one image; without a command it sleeps for ever.
 
     Args:
-        names: Of the image.
         files: What is in it beside busybox, by the path there.
         settings: Of the image's configuration, such as User.
     """

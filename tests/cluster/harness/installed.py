@@ -1,5 +1,6 @@
 """A cluster as docs/install.md leaves it: the base applied, every program under the account that it makes."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster.harness.cluster import Cluster
@@ -16,28 +17,29 @@ OTHER_NODE = "n2"
 
 def start_as_installed(cluster: Cluster, *components: Path) -> None:
     """Apply the base, then run daemon, extender and kube-scheduler as the accounts that it makes."""
+    start_with(
+        cluster, lambda: apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "base", *components))
+    )
+    cluster.api.post("/api/v1/nodes", {"metadata": {"name": OTHER_NODE}, "spec": {"unschedulable": True}})
+    until(cluster.allocatable, "the kubelet's count of units")
+
+
+def start_with(cluster: Cluster, install: Callable[[], object]) -> None:
+    """Let `install` make the objects, then run daemon, extender and kube-scheduler as their accounts."""
     control = cluster.control
-    control.start_etcd()
-    control.start_api_server()
-    control.start_controllers()
-    apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "base", *components))
+    control.start_without_scheduler()
+    install()
     cluster.host.start()
     until(cluster.node_ready, "node ready")
-    cluster.api.post("/api/v1/nodes", {"metadata": {"name": OTHER_NODE}, "spec": {"unschedulable": True}})
     for account in ("gpupack-node", SCHEDULER):
-        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}"
-        until(lambda path=path: cluster.api.get(path), f"service account {account}")
+        cluster.wait_account(account, NAMESPACE)
     cluster.use_identity("gpupack-node", cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
     scheduler = cluster.use_identity(SCHEDULER, cluster.token(NAMESPACE, SCHEDULER))
     control.use_scheduler_config(shipped_scheduler_config(cluster, scheduler))
     control.start_scheduler(scheduler)
     cluster.extender.start()
     cluster.daemon.start()
-    until(cluster.allocatable, "the kubelet's count of units")
-    until(
-        lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
-        "default service account",
-    )
+    cluster.wait_account()
 
 
 def shipped_scheduler_config(cluster: Cluster, kubeconfig: Path) -> Json:

@@ -30,6 +30,7 @@ CLUSTER_WIDE = {
 }
 """Kinds of objects that are in no namespace."""
 
+RIGHTS = {"Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
 OPTIONAL = {"gpupack-node-dra"}
 """What components change where another one has brought it; kustomize passes over a patch without a target."""
 
@@ -52,7 +53,6 @@ def build(folder: Path, *components: Path) -> list[Json]:
     """All objects of a kustomization, in the order to apply them.
 
     Args:
-        folder: Of the kustomization.
         components: Folders of components that an overlay of it would name.
 
     Raises:
@@ -81,6 +81,11 @@ def has_mutating_policies(api: Api) -> bool:
 def apply_all(api: Api, objects: list[Json], *, dry_run: bool = False) -> list[Json]:
     """Server-side apply of every object; returns them as the API server stored them, or would."""
     return [api.apply(path_of(api, one), one, dry_run=dry_run) for one in objects]
+
+
+def apply_rights(api: Api, *folders: Path) -> None:
+    """Apply namespaces, accounts and their roles of some folders, and nothing else."""
+    apply_all(api, [one for folder in folders for one in build(folder) if one["kind"] in RIGHTS])
 
 
 def path_of(api: Api, one: Json) -> str:

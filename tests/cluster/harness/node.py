@@ -10,6 +10,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -109,6 +111,16 @@ class NodeSide:
     def restart_kubelet(self) -> None:
         self.kill_kubelet()
         self.start_kubelet()
+
+    @contextmanager
+    def frozen_kubelet(self) -> Iterator[None]:
+        """SIGSTOP to the kubelet, and SIGCONT in the end."""
+        kubelet = self.running["kubelet"]
+        kubelet.freeze()
+        try:
+            yield
+        finally:
+            kubelet.thaw()
 
     def stop(self) -> None:
         """End everything at once, containers included, and remove the cgroups."""

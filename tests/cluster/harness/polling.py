@@ -15,12 +15,6 @@ def until(probe: Callable[[], T], what: str, timeout_s: float = PATIENCE_S, ever
 
     Exceptions of the probe count as "not yet", except assertions about to be final in the caller's eyes.
 
-    Args:
-        probe: The condition; its first true answer is returned.
-        what: What is waited for, for the message.
-        timeout_s: Deadline in seconds.
-        every_s: Pause between two looks, in seconds.
-
     Raises:
         AssertionError: When the deadline passes; names the last answer or error.
     """

@@ -75,7 +75,6 @@ class ProcessNodes:
     """Nodes and the pods on them; a context manager that leaves nothing behind.
 
     Args:
-        cluster: One without a kubelet.
         names: Nodes to make, for gpupack's own pods.
 
     Attributes:

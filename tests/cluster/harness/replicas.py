@@ -20,13 +20,7 @@ class Replica:
     """
 
     def __init__(self, cluster: Cluster, name: str, queues: str) -> None:
-        """Prepare files; nothing runs yet.
-
-        Args:
-            cluster: Its control plane runs.
-            name: Of the pod.
-            queues: Configuration of the queues.
-        """
+        """Prepare files; nothing runs yet."""
         control = cluster.control
         folder = cluster.home / name
         folder.mkdir()

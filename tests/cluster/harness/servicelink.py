@@ -8,13 +8,7 @@ from tests.cluster.harness.slowlink import SlowLink
 
 
 class ServiceLink(SlowLink):
-    """The address of a Service with one port; it refuses connections while there is no ready endpoint.
-
-    Args:
-        api: The API server.
-        namespace: Of the Service.
-        name: Its name.
-    """
+    """The address of a Service with one port; it refuses connections while there is no ready endpoint."""
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         self._api = api

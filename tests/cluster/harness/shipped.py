@@ -39,7 +39,6 @@ def as_pods_here(cluster: Cluster, workload: Json, ports: Mapping[str, int]) -> 
     """A DaemonSet or Deployment of `manifests/`, changed as far as this machine needs it.
 
     Args:
-        cluster: Where it is to run.
         workload: The object as built.
         ports: A free port for each port that the manifest names.
     """
@@ -68,10 +67,6 @@ def obstacle() -> str | None:
 
 def build_image(target: Path, sources: Path = REPOSITORY) -> None:
     """Write gpupack's image as an archive; the first time takes a minute.
-
-    Args:
-        target: The archive.
-        sources: A checkout.
 
     Raises:
         AssertionError: If it cannot be built; carries why.
@@ -142,10 +137,7 @@ def start_as_pods(cluster: Cluster, archive: Path) -> None:
     cluster.host.start()
     cluster.host.ctr("images", "import", str(archive))
     until(cluster.node_ready, "node ready")
-    until(
-        lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
-        "default service account",
-    )
+    cluster.wait_account()
     objects = build_for(cluster.api, REPOSITORY / OVERLAY)
     others = free_ports(6)
     for one in objects:

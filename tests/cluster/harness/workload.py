@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from allocator.names import QUEUE_GATE, QUEUE_NAME
 from tests.cluster.harness.controlplane import RESOURCE
 from tests.cluster.harness.images import SHELL
 
@@ -65,6 +66,18 @@ def pod(
         "metadata": {"name": name, "namespace": "default", "annotations": dict(annotations or {})},
         "spec": pod_spec(containers, init, **spec),
     }
+
+
+def queued(name: str, gib: int = 8, queue: str = "a", **more: Any) -> dict[str, Any]:
+    """A pod of a queue."""
+    made = pod(name, container(gib=gib), **more)
+    made["metadata"]["labels"] = {QUEUE_NAME: queue}
+    return made
+
+
+def gated(name: str, gib: int, queue: str = "a", **more: Any) -> dict[str, Any]:
+    """A pod of a queue that wears the gate."""
+    return queued(name, gib, queue, schedulingGates=[{"name": QUEUE_GATE}], **more)
 
 
 def cards(*sizes_mib: int, name: str = "Test GPU", reserved_mib: int = 0) -> dict[str, Any]:
