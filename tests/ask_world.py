@@ -112,6 +112,7 @@ class Node:
     ready: bool = True
     cpu: int = 40
     publishes_compute: bool = True
+    compute_limit: int = 100
 
     def used(self, pods) -> list[int]:
         used = list(self.foreign or (0 for _ in self.sizes))
@@ -126,7 +127,8 @@ class Node:
         held = [pod for pod in here if pod.held]
         words = [min(size, units) for size, units in zip(self.sizes, self.used(held), strict=True)]
         compute = [
-            min(100, sum(pod.compute for pod in held if card in pod.cards)) for card in range(len(self.sizes))
+            min(self.compute_limit, sum(pod.compute for pod in held if card in pod.cards))
+            for card in range(len(self.sizes))
         ]
         units = {f"uid-{pod.name}": dict.fromkeys(pod.cards, pod.each) for pod in held}
         made = node_object(
@@ -137,6 +139,7 @@ class Node:
             models=[self.model] * len(self.sizes),
             cpu=str(self.cpu),
             compute=compute if self.publishes_compute else None,
+            compute_limit=self.compute_limit,
             extra={NODE_HOLDS: dump_holds(Holds(100, frozenset(units), units))},
         )
         made["kind"] = "Node"

@@ -17,6 +17,7 @@ from allocator.names import (
 )
 from allocator.packing import MAX_CARDS
 from allocator.quantity import format_memory, parse_bytes, parse_integer, parse_milli
+from allocator.request import WHOLE
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from kubeapi.bounded_yaml import load_yaml
@@ -199,6 +200,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
                     memory,
                     _pods(example),
                     _other_resources(example),
+                    _learn_compute_limit(cluster, members),
                 ),
                 card_set,
                 min(offered, default=total),
@@ -207,6 +209,16 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
             )
         )
     return shapes
+
+
+def _learn_compute_limit(cluster: Cluster, members: Sequence[Node]) -> int:
+    """Find the least percent of its compute that a card of the nodes gives away.
+
+    Daemons of older versions publish none: a new node's daemon does.
+    """
+    nodes = cluster.state.nodes
+    limits = (int(nodes.compute_limit[nodes.rows[node.name]]) for node in members)
+    return min((limit for limit in limits if limit), default=WHOLE)
 
 
 def read_offered_compute(node: Node) -> int:
@@ -286,6 +298,7 @@ def _empty_node(
     memory_bytes: int,
     pods: int | None = None,
     others: Mapping[str, str | int] | None = None,
+    compute_limit: int = WHOLE,
 ) -> Node:
     amounts = {
         **(others or {}),
@@ -295,9 +308,10 @@ def _empty_node(
     }
     cards = [(model, size * unit_mib) for model, size in card_set]
     kept = {key: value for key, value in labels.items() if key != HOSTNAME}
-    # Its daemon publishes compute: what is left of older versions is not what a new node is like.
     labels = {**kept, NODE_LABEL: "true"}
-    return make_empty_node(name, cards, unit_mib, amounts, labels, taints, cards_of="new")
+    return make_empty_node(
+        name, cards, unit_mib, amounts, labels, taints, cards_of="new", compute_limit=compute_limit
+    )
 
 
 # The file of shapes.

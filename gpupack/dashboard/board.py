@@ -73,11 +73,13 @@ class ClusterBoard(LiveCluster):
 
     def find_nodes_with_pod(self, text: str) -> list[str]:
         """List the nodes with a pod on their cards whose namespace/name contains the text."""
-        wanted = text.lower()
-        return sorted(
-            name
-            for name, memories in self.pod_memory.items()
-            if any(wanted in f"{memory.namespace}/{memory.name}".lower() for memory in memories)
+        return find_places(
+            text,
+            (
+                (name, f"{memory.namespace}/{memory.name}")
+                for name, memories in self.pod_memory.items()
+                for memory in memories
+            ),
         )
 
     def sum_cards(self) -> CardSums:
@@ -93,6 +95,12 @@ class ClusterBoard(LiveCluster):
         """Return what the queue says about one pod, at most one answer; None if it has not answered."""
         found = None if self.queued is None else self.queued.get((namespace, name))
         return None if self.queued is None else () if found is None else (found,)
+
+
+def find_places(text: str, places: Iterable[tuple[str, str]]) -> list[str]:
+    """List the nodes with a pod whose namespace/name contains the text, of pairs of node and pod."""
+    wanted = text.lower()
+    return sorted({node for node, pod in places if wanted in pod.lower()})
 
 
 def _drop_wait_times(queued: Mapping[PodKey, QueueWhy] | None) -> object:

@@ -15,7 +15,7 @@ from allocator.errors import shown
 from gpupack import __version__
 from gpupack.dashboard import advice
 from gpupack.dashboard.advice import PendingPod, SizeFit
-from gpupack.dashboard.board import ClusterBoard
+from gpupack.dashboard.board import ClusterBoard, find_places
 from gpupack.dashboard.page_hub import PageHub
 from gpupack.dashboard.queues import explain_no_queues
 from gpupack.dashboard.records import CardSums, NodeDetail, NodeTile, PodDetail, sum_cards
@@ -258,11 +258,9 @@ class MemberDashboard:
         return await self._ask("node", {"name": name})
 
     def find_nodes_with_pod(self, text: str) -> list[str]:
-        wanted = text.lower()
-        return sorted(
-            node
-            for node, pods in self._places.items()
-            if any(wanted in f"{self._namespace}/{pod}".lower() for pod in pods)
+        places = self._places.items()
+        return find_places(
+            text, ((node, f"{self._namespace}/{pod}") for node, pods in places for pod in pods)
         )
 
     async def explain_pod(self, namespace: str, pod: str) -> bytes:

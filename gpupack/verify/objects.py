@@ -6,7 +6,7 @@ import msgspec
 
 from allocator.names import POD_GPU_UUID
 from gpupack.verify.target import Target
-from kubeapi.objects import ConditionedStatus, KubeObject, KubeStruct
+from kubeapi.objects import ConditionedStatus, KubeObject, KubeStruct, PodSpec
 
 RUN_LABEL: Final = "app.kubernetes.io/instance"
 """Label of the namespace; its value tells the run that created it."""
@@ -82,27 +82,15 @@ class _Waiting(KubeStruct):
     message: str = ""
 
 
-class _Running(KubeStruct):
-    pass
-
-
 class _State(KubeStruct):
     waiting: _Waiting | None = None
-    running: _Running | None = None
+    running: dict[str, Any] | None = None
 
 
 class _ContainerStatus(KubeStruct):
     container_id: str = msgspec.field(default="", name="containerID")
     restart_count: int = 0
     state: _State = msgspec.field(default_factory=_State)
-
-
-class _Gate(KubeStruct):
-    name: str = ""
-
-
-class _TriedSpec(KubeStruct):
-    scheduling_gates: list[_Gate] | None = None
 
 
 class _TriedStatus(ConditionedStatus):
@@ -115,13 +103,17 @@ class _TriedStatus(ConditionedStatus):
 class TriedPod(KubeObject):
     """A pod of `gpupack verify`, with what only this command reads."""
 
-    spec: _TriedSpec = msgspec.field(default_factory=_TriedSpec)
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: _TriedStatus = msgspec.field(default_factory=_TriedStatus)
 
     @property
     def runs(self) -> bool:
         parts = self.status.container_statuses or ()
-        return self.status.phase == "Running" and bool(parts) and all(each.state.running for each in parts)
+        return (
+            self.status.phase == "Running"
+            and bool(parts)
+            and all(each.state.running is not None for each in parts)
+        )
 
     @property
     def has_failed(self) -> bool:

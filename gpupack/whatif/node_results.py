@@ -27,6 +27,7 @@ from scheduler_plugin.scheduling.node_fit import (
     SUM,
     TAINT,
     Rejection,
+    Shortage,
 )
 from scheduler_plugin.scheduling.reasons import FilterReason, format_amount, format_demands, format_rules
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
@@ -86,20 +87,19 @@ def collect_node_results(
         if of_cards is None or not (of_cards == _NO_WORDS or rejection.reason == SUM):
             rejections_by_node[name] = rejection
     fits = tuple(nodes.names[row] for row in rows.tolist() if nodes.names[row] not in rejections_by_node)
-    return NodeResults(fits, rejections_by_node, _groups(cluster, query, requirements, rejections_by_node))
+    return NodeResults(fits, rejections_by_node, _groups(cluster, query, rejections_by_node))
 
 
 def _groups(
     cluster: Cluster,
     query: SchedulingRequest,
-    requirements: HostRequirements,
     rejections: dict[str, Rejection],
 ) -> tuple[NodeGroup, ...]:
     names: defaultdict[Rejection, list[str]] = defaultdict(list)
     for name in sorted(rejections):
         names[rejections[name]].append(name)
     groups = [
-        _group(cluster, query, requirements, rejection, members) for rejection, members in names.items()
+        _group(cluster, query, {name: rejections[name] for name in members}) for members in names.values()
     ]
     return tuple(sorted(groups, key=lambda group: (ORDER.index(group.reason), -group.count, group.text)))
 
@@ -107,10 +107,13 @@ def _groups(
 def _group(
     cluster: Cluster,
     query: SchedulingRequest,
-    requirements: HostRequirements,
-    rejection: Rejection,
-    names: list[str],
+    rejections: dict[str, Rejection],
 ) -> NodeGroup:
+    """Describe nodes that are refused for one reason; of a resource the node with most of it left tells."""
+    names = list(rejections)
+    shortages = {name: each.shortage for name, each in rejections.items() if each.shortage is not None}
+    closest = max(shortages, key=lambda name: shortages[name].left, default=names[0])
+    rejection = rejections[closest]
     rows = np.array([cluster.state.nodes.rows[name] for name in names], dtype=np.intp)
     best, asked = None, 0
     if rejection.reason in _WITH_CARDS:
@@ -118,30 +121,37 @@ def _group(
         best, asked = find_closest_node(cluster, query, rows, empty=too_small)
     if rejection.reason == FilterReason.COMPUTE_NOT_FREE.json_name:
         best = find_closest_compute(cluster, query, rows)
-    if rejection.reason in {CPU, MEMORY, SUM}:
-        best = _roomiest(cluster, query, rejection, rows)
+    if rejection.reason in {CPU, MEMORY, RESOURCE}:
+        best = ClosestNode(closest, None, None)
+    if rejection.reason == SUM:
+        left = _find_sum_left(cluster, query, rows)
+        best = ClosestNode(names[int(left.argmax())], None, None)
     if not asked:
         asked = max(
             demand.units_on(0) if not query.request.percent else 0 for demand in query.request.demands
         )
-    text = _Sentences(cluster, query, requirements).explain(rejection, rows, best, asked)
+    text = _Sentences(cluster, query).explain(rejection, rows, best, asked)
     return NodeGroup(rejection.reason, len(names), best, asked, text, tuple(names[:_EXAMPLES]))
 
 
-def _roomiest(
-    cluster: Cluster, query: SchedulingRequest, rejection: Rejection, rows: RowArray
-) -> ClosestNode:
-    """Find the node with the most left of the missing resource, for reasons other than cards."""
-    left = _left(cluster, query, rejection.reason, rows)
-    return ClosestNode(cluster.state.nodes.names[int(rows[int(left.argmax())])], None, None)
+def _find_sum_left(cluster: Cluster, query: SchedulingRequest, rows: RowArray) -> LongArray:
+    """Find the units or percent that kube-scheduler counts as left on nodes."""
+    column = amounts.PERCENT if query.request.percent else amounts.UNITS
+    return cluster.state.nodes.amounts.compute_left(column, rows)
 
 
-def _left(cluster: Cluster, query: SchedulingRequest, reason: str, rows: RowArray) -> LongArray:
-    """Compute the thousandths of a core, bytes, or units or percent of a sum that nodes have left."""
-    nodes = cluster.state.nodes
-    columns = {CPU: amounts.CPU, MEMORY: amounts.MEMORY}
-    column = columns.get(reason, amounts.PERCENT if query.request.percent else amounts.UNITS)
-    return nodes.amounts.compute_left(column, rows)
+def _describe_shortage(shortage: Shortage) -> str:
+    resource = shortage.resource
+    left, asked = (_format_resource(resource, amount) for amount in (shortage.left, shortage.asked))
+    name = "host memory" if resource == "memory" else resource
+    return f"the most {name} that a node has left is {left}, asked {asked}"
+
+
+def _format_resource(resource: str, amount: int) -> str:
+    if resource == "cpu":
+        return _cores(amount)
+    in_bytes = resource in {"memory", "ephemeral-storage"} or resource.startswith("hugepages-")
+    return f"{amount >> 20} MiB" if in_bytes else str(amount)
 
 
 def _cores(milli: int) -> str:
@@ -222,10 +232,9 @@ def find_closest_compute(cluster: Cluster, query: SchedulingRequest, rows: RowAr
 class _Sentences:
     """Says why, with the numbers of a group."""
 
-    def __init__(self, cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements) -> None:
+    def __init__(self, cluster: Cluster, query: SchedulingRequest) -> None:
         self._cluster = cluster
         self._query = query
-        self._requirements = requirements
         self._unit = cluster.unit_mib
 
     def explain(self, rejection: Rejection, rows: RowArray, best: ClosestNode | None, asked: int) -> str:
@@ -236,8 +245,6 @@ class _Sentences:
             FilterReason.TOO_SMALL.json_name: self._too_small,
             FilterReason.NOT_ADMITTED.json_name: self._not_admitted,
             FilterReason.NO_SUCH_CARD.json_name: self._not_admitted,
-            CPU: self._cpu,
-            MEMORY: self._memory,
             SUM: self._sum,
         }.get(rejection.reason)
         if special is not None:
@@ -245,14 +252,16 @@ class _Sentences:
         reason = _FILTER_REASONS.get(rejection.reason)
         if reason is not None:
             return reason.sentence.format(unit=format_memory(1, self._unit))
+        if rejection.reason in {CPU, MEMORY, RESOURCE} and rejection.shortage is not None:
+            return _describe_shortage(rejection.shortage)
+        most_pods = "" if rejection.shortage is None else f", {rejection.shortage.capacity}"
         return {
             NOT_READY: "the node is not Ready",
             CORDONED: "the node is cordoned (SchedulingDisabled)",
             TAINT: f"the node has the taint {rejection.detail}, which the pod does not tolerate",
             SELECTOR: "the pod's nodeSelector or node affinity does not match the node",
-            PODS: "the node has as many pods as it may have",
+            PODS: f"the node has as many pods as it may have{most_pods}",
             PORTS: "another pod has a host port that this one wants",
-            RESOURCE: f"not enough {rejection.detail} is left beside the cards",
             NEIGHBOURS: f"the required pod {rejection.detail or 'affinity'} does not allow the node",
         }[rejection.reason]
 
@@ -346,20 +355,8 @@ class _Sentences:
         said = f"the pod's {selector}, and the cards there are {there or 'of no known model'}"
         return said + explain_widened(widen_patterns(self._cluster.state.nodes, selector, rows))
 
-    def _cpu(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
-        most = max(0, int(_left(self._cluster, self._query, CPU, rows).max()))
-        asked = _cores(self._requirements.amounts.cpu_milli)
-        return f"the most cpu that a node has left is {_cores(most)}, asked {asked}"
-
-    def _memory(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
-        most = int(_left(self._cluster, self._query, MEMORY, rows).max())
-        return (
-            f"the most host memory that a node has left is {max(0, most) >> 20} MiB, "
-            f"asked {self._requirements.amounts.memory_bytes >> 20} MiB"
-        )
-
     def _sum(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
-        most = max(0, int(_left(self._cluster, self._query, SUM, rows).max()))
+        most = max(0, int(_find_sum_left(self._cluster, self._query, rows).max()))
         left = f"{most} percent" if self._query.request.percent else format_memory(most, self._unit)
         return (
             "by kube-scheduler's count of the node's sum too little is left "

@@ -64,6 +64,10 @@ class Shortage(NamedTuple):
     used: int
     capacity: int
 
+    @property
+    def left(self) -> int:
+        return max(0, self.capacity - self.used)
+
 
 @dataclass(frozen=True, slots=True)
 class Rejection:

@@ -27,6 +27,14 @@ GIB = resource_name(1024)
     [
         ("Cpu", "cpu", "50", ("4", "8"), "the most cpu that a node has left is 7 cpu, asked 50 cpu"),
         ("Memory", "memory", "9000Gi", ("7000Gi", "8000Gi"), "left is 8192000 MiB, asked 9216000 MiB"),
+        (
+            "OtherResource",
+            "example.com/nic",
+            "3",
+            ("1", "2"),
+            "the most example.com/nic that a node has left is 2, asked 3",
+        ),
+        ("OtherResource", "ephemeral-storage", "3Gi", ("1Gi", "2Gi"), "left is 2048 MiB, asked 3072 MiB"),
         ("NodeSum", GIB, "8", ("3", "6"), "too little is left (5 GiB)"),
     ],
 )

@@ -104,6 +104,19 @@ def test_pods_of_one_size_with_most_compute_are_packed_first():
     assert asked(plan) == [(160, *(f"default/w{at}" for at in range(4)))]
 
 
+@pytest.mark.parametrize(
+    ("limit", "placeholders", "outcome"),
+    [(50, [], "no_shape"), (100, [2, 2], "asked"), (200, [4], "asked")],
+)
+def test_a_new_node_gives_away_as_much_compute_as_those_of_its_group(limit, placeholders, outcome):
+    """Cards of 80 GiB: two of the four pods fit on one by memory."""
+    nodes, pods = fragments(free=20, compute_limit=limit)
+    four = [waits(f"w{at}", 40, compute=60) for at in range(4)]
+    plan = plan_of(grown(nodes, [*pods, *four]), rules=KARPENTER)
+    assert [len(names) for _, *names in asked(plan)] == placeholders
+    assert set(outcomes(plan).values()) == {outcome}
+
+
 def test_a_pod_that_asks_for_no_cpu_is_not_short_of_it_where_more_is_requested_than_there_is():
     nodes, pods = fragments(cpu=1)
     pods = [replace(pod, cpu=2) for pod in pods]

@@ -62,10 +62,8 @@ def test_every_reason_is_whole(reason: FilterReason) -> None:
     assert format_event_text(reason, ONE, 1024)
     cluster = World((Node("n", (16,)),), (Pod("p", 8),)).cluster
     pod = cluster.find_pod("default", "p")
-    wish = HostRequirements.from_pod(pod)
-    sentences = _Sentences(
-        cluster, cluster.make_query(cluster.state.pods[pod.metadata.uid].request, wish), wish
-    )
+    query = cluster.make_query(cluster.state.pods[pod.metadata.uid].request, HostRequirements.from_pod(pod))
+    sentences = _Sentences(cluster, query)
     assert sentences.explain(Rejection(reason.json_name), cluster.rows, None, 0)
     assert ORDER.count(reason.json_name) == 1
     assert reason.metric_label in _REASONS
