@@ -23,7 +23,6 @@ import contextlib
 import json
 import random
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -45,7 +44,7 @@ from allocator.names import (
 )
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_assigned, dump_cards, dump_holds
-from benchmarks.machine import cpu_s, machine, percentile, resident_mib
+from benchmarks.machine import cpu_s, free_port, machine, percentile, resident_mib
 
 CARDS = 8
 CARD_UNITS = 79
@@ -255,11 +254,10 @@ async def measure(nodes: int, policy: str, calls: int, *, shuffle: bool) -> None
     """Start the server, ask, print."""
     cluster = FakeCluster(nodes)
     runner, api = await cluster.serve()
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
+    with tempfile.TemporaryDirectory() as folder:
         kubeconfig = Path(folder) / "kubeconfig"
         kubeconfig.write_text(kubeconfig_of(api))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        free.close()
+        address = f"127.0.0.1:{free_port()}"
         began = time.perf_counter()
         arguments = {"--kubeconfig": str(kubeconfig), "--http": address, "--node-policy": policy}
         server = await asyncio.create_subprocess_exec(

@@ -24,11 +24,10 @@ The last line is JSON.
 import argparse
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +38,9 @@ from aiohttp import ClientSession
 from allocator.names import POD_ASSIGNED, resource_name
 from allocator.packing import read_node
 from allocator.records import dump_assigned
-from benchmarks.caller import Caller, calling, first_line, process
 from benchmarks.machine import machine, percentile, resident_mib
-from benchmarks.node import (
-    API_SERVER,
-    NODE,
-    PODS_PATH,
-    free_port,
-    handled,
-    spread,
-    until,
-)
+from benchmarks.node import NODE, PODS_PATH, RunningDaemon, handled, run_daemon, spread, until
 from deviceplugin.gpus.simulated.profile import load_profile, parse_profile
-from kubeapi.client import KubeClient
-from standins.kubelet.node import Kubelet
 
 CARDS = 16
 INSTANCES = 7
@@ -100,23 +88,10 @@ class World:
         refused: pods that the kubelet refused.
     """
 
-    def __init__(
-        self,
-        client: KubeClient,
-        kubelet: Kubelet,
-        pid: int,
-        port: int,
-        profile: Path,
-        caller: Caller,
-        cards: Sequence[str],
-    ) -> None:
-        self.kubelet = kubelet
+    def __init__(self, daemon: RunningDaemon, profile: Path, cards: Sequence[str]) -> None:
+        self._client, self.kubelet, self.pid, self.port, self.caller = daemon
         self._cards = cards
-        self.pid = pid
-        self.port = port
-        self.caller = caller
         self.wrong = self.twice = self.refused = 0
-        self._client = client
         self._profile = profile
         self._made = 0
         self._pods: dict[str, tuple[str, str, str]] = {}
@@ -263,43 +238,19 @@ async def churn(world: World, seconds: float) -> tuple[float, int]:
 
 @asynccontextmanager
 async def start() -> AsyncIterator[tuple[World, list[str]]]:
-    """Start the stand-ins and the daemon, and wait until it serves the kubelet."""
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gp-")))
-        kubeconfig, profile, log = str(folder / "kubeconfig"), folder / "node.yaml", folder / "log"
+    """Start everything, and wait until the daemon serves the kubelet."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder) / "node.yaml"
         profile.write_text(profile_text([]))
         instances = [
             instance.uuid
             for each in parse_profile("bench", profile.read_text()).cards
             for instance in each.instances or ()
         ]
-        caller = await stack.enter_async_context(calling(folder))
-        api = await process(stack, [sys.executable, "-c", API_SERVER, kubeconfig], folder / "api.log")
-        kubelet = Kubelet(folder, NODE, await first_line(api), seed=1)
-        await kubelet.start()
-        stack.push_async_callback(kubelet.stop)
-        client = await stack.enter_async_context(await KubeClient.connect(kubeconfig))
-        port = free_port()
-        options: dict[str, Any] = {
-            "node-name": NODE,
-            "gpus": "simulated",
-            "profile": profile,
-            "kubeconfig": kubeconfig,
-            "device-plugin-dir": kubelet.device_plugin_dir,
-            "kubelet-dir": kubelet.device_plugin_dir.parent,
-            "http": f"127.0.0.1:{port}",
-        }
-        command = [sys.executable, "-m", "gpupack", "node"]
-        daemon = await process(
-            stack, [*command, *(f"--{key}={value}" for key, value in options.items())], log
-        )
-        try:
-            units = 9 * len(instances)
-            await until(lambda: kubelet.allocatable().get(RESOURCE, 0) == units, "it registers")
-            yield World(client, kubelet, daemon.pid, port, profile, caller, instances), instances
-        except BaseException:
-            print("the daemon's last words:", *log.read_text().splitlines()[-20:], sep="\n")
-            raise
+        async with run_daemon(profile) as daemon:
+            units, allocatable = 9 * len(instances), daemon.kubelet.allocatable
+            await until(lambda: allocatable().get(RESOURCE, 0) == units, "it registers")
+            yield World(daemon, profile, instances), instances
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 import platform
 import resource
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest value that at least `percent` of all are not above."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * int(percent) // 100) - 1)]
+
+
+def free_port() -> int:
+    """Find a TCP port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def resident_mib(pid: int) -> float:

@@ -22,14 +22,13 @@ The last line is JSON.
 import argparse
 import asyncio
 import json
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
@@ -38,7 +37,7 @@ from allocator.names import POD_ASSIGNED, resource_name
 from allocator.packing import read_node
 from allocator.records import dump_assigned
 from benchmarks.caller import Caller, calling, first_line, process
-from benchmarks.machine import cpu_s, machine, percentile, resident_mib
+from benchmarks.machine import cpu_s, free_port, machine, percentile, resident_mib
 from deviceplugin.gpus.simulated.profile import load_profile
 from kubeapi.client import KubeClient
 from standins.kubelet.node import Kubelet
@@ -89,15 +88,9 @@ class World:
         used: units used on all cards, as the Node said last; -1 before it says anything.
     """
 
-    def __init__(
-        self, client: KubeClient, kubelet: Kubelet, pid: int, http_port: int, caller: Caller
-    ) -> None:
-        self.pid = pid
-        self.http_port = http_port
-        self.caller = caller
+    def __init__(self, daemon: "RunningDaemon") -> None:
+        self._client, self.kubelet, self.pid, self.http_port, self.caller = daemon
         self.used = -1
-        self.kubelet = kubelet
-        self._client = client
         self._cards = [simulated.card.uuid for simulated in load_profile(PROFILE).cards]
         self._made = 0
 
@@ -220,48 +213,58 @@ def times_empty(allocated_ms: Sequence[float], empty_ms: Sequence[float], share:
     return round(percentile(allocated_ms, share) / percentile(empty_ms, share), 2)
 
 
+class RunningDaemon(NamedTuple):
+    """The daemon's process and what it serves; `caller` calls it from a process that does nothing else."""
+
+    client: KubeClient
+    kubelet: Kubelet
+    pid: int
+    port: int
+    caller: Caller
+
+
 @asynccontextmanager
-async def start() -> AsyncIterator[World]:
-    """Start the stand-ins and the daemon, and wait until it serves the kubelet."""
+async def run_daemon(profile: str | Path) -> AsyncIterator[RunningDaemon]:
+    """Run the stand-ins and the daemon with a profile; where anything fails, print its last words."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gp-")))
         kubeconfig = str(folder / "kubeconfig")
         log = folder / "log"
         caller = await stack.enter_async_context(calling(folder))
         api = await process(stack, [sys.executable, "-c", API_SERVER, kubeconfig], folder / "api.log")
-        url = await first_line(api)
-        kubelet = Kubelet(folder, NODE, url, seed=1)
+        kubelet = Kubelet(folder, NODE, await first_line(api), seed=1)
         await kubelet.start()
         stack.push_async_callback(kubelet.stop)
         client = await stack.enter_async_context(await KubeClient.connect(kubeconfig))
         port = free_port()
-        daemon = await process(stack, command(kubeconfig, kubelet, port), log)
-        world = World(client, kubelet, daemon.pid, port, caller)
+        daemon = await process(stack, command(kubeconfig, kubelet, port, profile), log)
+        try:
+            yield RunningDaemon(client, kubelet, daemon.pid, port, caller)
+        except BaseException:
+            print("the daemon's last words:", *log.read_text().splitlines()[-20:], sep="\n")
+            raise
+
+
+@asynccontextmanager
+async def start() -> AsyncIterator[World]:
+    """Start everything, and wait until the daemon serves the kubelet."""
+    async with run_daemon(PROFILE) as daemon:
+        world = World(daemon)
         following = asyncio.create_task(world.follow())
         try:
             await until(lambda: world.has_devices() and world.used == 0, "the daemon registers")
             yield world
-        except BaseException:
-            print("the daemon's last words:", *log.read_text().splitlines()[-20:], sep="\n")
-            raise
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
 
-def free_port() -> int:
-    """Find a TCP port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-def command(kubeconfig: str, kubelet: Kubelet, port: int) -> list[str]:
+def command(kubeconfig: str, kubelet: Kubelet, port: int, profile: str | Path) -> list[str]:
     """Write the command line of the daemon."""
     options: dict[str, Any] = {
         "node-name": NODE,
         "gpus": "simulated",
-        "profile": PROFILE,
+        "profile": profile,
         "kubeconfig": kubeconfig,
         "device-plugin-dir": kubelet.device_plugin_dir,
         "kubelet-dir": kubelet.device_plugin_dir.parent,

@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from allocator.names import NODE_CARDS, NODE_HOLDS
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
 from benchmarks.extender import CARD_UNITS, CARDS, RESOURCE, kubeconfig_of, pod_object
-from benchmarks.machine import machine, percentile, resident_mib
+from benchmarks.machine import free_port, machine, percentile, resident_mib
 
 MIB: Final = 81_559
 START_LIMIT_S: Final = 300
@@ -214,8 +213,7 @@ async def measure(peers: Sequence[Peer], nodes: int, calls: int) -> None:
 
 
 async def _measure_one(peer: Peer, cluster: Nodes, folder: str, calls: int) -> dict[str, float]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     kubeconfig = f"{folder}/kubeconfig"
     server = await asyncio.create_subprocess_exec(
         *(word.format(port=port, kubeconfig=kubeconfig, folder=folder) for word in peer.command),

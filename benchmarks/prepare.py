@@ -24,8 +24,8 @@ from allocator.ids import device_names
 from allocator.names import DRA_API, DRA_DRIVER, DRA_MEMORY
 from allocator.packing import read_node
 from benchmarks.caller import first_line, process
-from benchmarks.machine import machine, percentile, resident_mib
-from benchmarks.node import API_SERVER, NODE, PODS_PATH, PROFILE, free_port, spread, until
+from benchmarks.machine import free_port, machine, percentile, resident_mib
+from benchmarks.node import API_SERVER, NODE, PODS_PATH, PROFILE, spread, until
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.kubelet.wire import dra_pb2 as pb
 from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
