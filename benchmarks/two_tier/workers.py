@@ -8,8 +8,8 @@ import multiprocessing
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from allocator.place import Placement
 from allocator.request import PodRequest
 from benchmarks.two_tier.shared_arrays import SharedRows
 from benchmarks.two_tier.turns import PodTurn, TurnQueue
-from scheduler_plugin.binding.two_tier import Rescore, ScoredNode, commit_list
+from scheduler_plugin.binding.two_tier import ScoredNode, commit_list
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
@@ -52,7 +52,7 @@ class BatchSettings:
         shortlist: Nodes in a list.
         attempts: Turns a pod gets.
         backoff_s: Wait after its first failure, doubled each time.
-        mode: When list 2 is scored anew.
+        mode: `on-epoch` scores nodes anew that were scored with other weights, `on-version` does not.
         prepare_wait_s: Seconds that pre-scheduling a pod waits besides, for measurements.
     """
 
@@ -63,7 +63,7 @@ class BatchSettings:
     shortlist: int = 16
     attempts: int = 5
     backoff_s: float = 0.05
-    mode: Rescore = "on-epoch"
+    mode: Literal["on-epoch", "on-version"] = "on-epoch"
     prepare_wait_s: float = 0.0
 
 
@@ -105,7 +105,7 @@ def schedule(nodes: NodeArrays, jobs: Sequence[Job], settings: BatchSettings, bi
     """
     if settings.workers < 1:
         raise SettingsError(f"{settings.workers} workers; allowed: 1 or more")
-    committer = _Committer(nodes, jobs, settings, bind)
+    committer = Committer(nodes, jobs, settings, bind)
     turns = TurnQueue(len(jobs), settings.attempts, settings.backoff_s)
     shared = SharedRows(nodes)
     committer.shared = shared
@@ -118,7 +118,7 @@ def schedule(nodes: NodeArrays, jobs: Sequence[Job], settings: BatchSettings, bi
         shared.close()
 
 
-def _run(pool: "_Pool", committer: "_Committer", turns: TurnQueue) -> BatchResult:
+def _run(pool: "_Pool", committer: "Committer", turns: TurnQueue) -> BatchResult:
     result = BatchResult()
     start = time.monotonic()
     out: dict[int, PodTurn] = {}
@@ -144,7 +144,7 @@ def _run(pool: "_Pool", committer: "_Committer", turns: TurnQueue) -> BatchResul
     return result
 
 
-class _Committer:
+class Committer:
     """The second tier: re-checks, re-scores and takes cards on the latest records."""
 
     def __init__(self, nodes: NodeArrays, jobs: Sequence[Job], settings: BatchSettings, bind: Bind) -> None:
@@ -182,13 +182,16 @@ class _Committer:
             self._take(nodes.rows[node], job, placement, policy.epoch)
             return True
 
-        decision = commit_list(offered, version, rescore, bind, epoch=policy.epoch, mode=self._settings.mode)
-        if decision.node is None:
+        conflicts = sum(version(candidate.node) != candidate.version for candidate in offered)
+        if self._settings.mode == "on-version":
+            offered = [replace(candidate, epoch=policy.epoch) for candidate in offered]
+        chosen, _ = commit_list(offered, version, rescore, bind, epoch=policy.epoch)
+        if chosen is None:
             self._policies.record_attempt(nodes, query, None)
-        for learner in self._policies.learners if decision.node is not None else ():
-            row = np.array([nodes.rows[decision.node or ""]], dtype=np.intp)
+        for learner in self._policies.learners if chosen is not None else ():
+            row = np.array([nodes.rows[chosen or ""]], dtype=np.intp)
             learner.pod_resolved(str(number), make_learning_request(nodes, query, row))
-        return decision.node, placements.get(decision.node or ""), decision.conflicts
+        return chosen, placements.get(chosen or ""), conflicts
 
     def _take(self, row: int, job: Job, placement: Placement, epoch: int) -> None:
         nodes = self._nodes

@@ -6,9 +6,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
-
-Rescore = Literal["on-epoch", "on-version"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +64,6 @@ def commit_first(order: Sequence[ScoredNode], bind: Callable[[str], bool]) -> tu
     return None, tried
 
 
-@dataclass(frozen=True, slots=True)
-class CommitResult:
-    """The outcome of one list.
-
-    Attributes:
-        left: Nodes that would have been tried next, in order.
-        conflicts: Nodes of the list that had changed since they were scored.
-    """
-
-    node: str | None
-    tried: tuple[str, ...]
-    left: tuple[str, ...]
-    conflicts: int
-
-
 def commit_list(
     offered: Sequence[ScoredNode],
     version: Callable[[str], int | None],
@@ -89,17 +71,12 @@ def commit_list(
     bind: Callable[[str], bool],
     *,
     epoch: int = 0,
-    mode: Rescore = "on-epoch",
-) -> CommitResult:
+) -> tuple[str | None, list[str]]:
     """Commit one list; for the arguments see `merge_candidates` and `commit_first`.
 
-    Args:
-        mode: `on-epoch` rescores candidates that were scored with other weights, `on-version` does not.
+    Returns:
+        The node, None if all failed, and the nodes that would have been tried next, in order.
     """
-    if mode == "on-version":
-        offered = [replace(candidate, epoch=epoch) for candidate in offered]
-    conflicts = sum(version(candidate.node) != candidate.version for candidate in offered)
     merged = merge_candidates(offered, version, rescore, epoch=epoch)
     node, tried = commit_first(merged, bind)
-    left = tuple(candidate.node for candidate in merged[len(tried) :])
-    return CommitResult(node, tuple(tried), left, conflicts)
+    return node, [candidate.node for candidate in merged[len(tried) :]]

@@ -1,8 +1,12 @@
 import pytest
 
+from allocator.request import ContainerRequest, PodRequest
 from benchmarks.burst import commit_times
 from benchmarks.two_tier.turns import PodTurn, TurnQueue
+from benchmarks.two_tier.workers import BatchSettings, Committer, Job
 from scheduler_plugin.binding.two_tier import ScoredNode, commit_list
+from scheduler_plugin.cache.amounts import Amounts
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import SettingsError
 
 
@@ -61,18 +65,38 @@ def test_bad_turns(attempts, backoff_s):
         TurnQueue(1, attempts, backoff_s)
 
 
-@pytest.mark.parametrize(("mode", "rescored"), [("on-epoch", ["a", "b"]), ("on-version", ["b"])])
-def test_what_is_scored_anew(mode, rescored):
-    versions = {"a": 1, "b": 3}
+def test_nodes_scored_with_other_weights_are_scored_anew():
+    versions = {"a": 1, "b": 3, "c": 1}
     seen = []
 
     def score(node):
         seen.append(node)
         return 1.0
 
-    offered = [ScoredNode("a", 5.0, 1, 7), ScoredNode("b", 6.0, 2, 7), ScoredNode("gone", 1.0, 1, 7)]
-    decision = commit_list(offered, versions.get, score, lambda node: node == "b", epoch=8, mode=mode)
-    assert seen == rescored
-    assert decision.node == "b"
-    assert decision.tried == (("a", "b") if mode == "on-epoch" else ("b",))
-    assert decision.conflicts == 2
+    offered = [
+        ScoredNode("a", 5.0, 1, 7),
+        ScoredNode("b", 6.0, 2, 8),
+        ScoredNode("c", 9.0, 1, 8),
+        ScoredNode("gone", 1.0, 1, 7),
+    ]
+    assert commit_list(offered, versions.get, score, lambda node: node == "b", epoch=8) == ("b", ["c"])
+    assert seen == ["a", "b"]
+
+
+@pytest.mark.parametrize(("mode", "chosen"), [("on-epoch", "n0"), ("on-version", "n1")])
+def test_a_batch_may_keep_scores_of_other_weights(mode, chosen):
+    nodes = NodeArrays(rows=2, cards=1)
+    for name in ("n0", "n1"):
+        row = nodes.add_node(name)
+        nodes.amounts.set_capacity(row, Amounts(110, 8000, 64 << 30))
+        nodes.set_cards(row, [16], [0], models=["T4"], uuids=[name])
+    job = Job(PodRequest((ContainerRequest("main", 4, "main"),)))
+    committer = Committer(nodes, [job], BatchSettings(mode=mode), lambda *_: True)
+    now = int(nodes.version[0])
+    offered = [
+        ScoredNode("n1", -9.0, now, -1),
+        ScoredNode("n0", 9.0, now, -1),
+        ScoredNode("gone", 1.0, 1, -1),
+    ]
+    node, _, conflicts = committer.commit(0, offered)
+    assert (node, conflicts) == (chosen, 1)

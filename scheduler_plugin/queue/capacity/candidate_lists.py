@@ -158,10 +158,10 @@ class CandidateListPlacer:
                 return False
             return capacity.assume_pod(uid, requirements, row, now)
 
-        decision = commit_list([*offered, *more], version, rescore, bind, epoch=epoch)
-        if decision.node:
-            self._next_nodes = partial(iter, decision.left)
-        return decision.node or (None if known.last is not None else "")
+        chosen, left = commit_list([*offered, *more], version, rescore, bind, epoch=epoch)
+        if chosen:
+            self._next_nodes = partial(iter, left)
+        return chosen or (None if known.last is not None else "")
 
     def _is_allowed(self, node: str, fits: BoolArray) -> bool:
         row = self._capacity.state.nodes.rows.get(node)
