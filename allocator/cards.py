@@ -15,13 +15,11 @@ def pair_amounts(units: Mapping[CardKey, int], compute: Mapping[CardKey, int]) -
     return {card: (units.get(card, 0), compute.get(card, 0)) for card in {**units, **compute}}
 
 
-def add_amounts(
-    totals: dict[int, CardAmounts], units: Mapping[int, int], compute: Mapping[int, int], times: int = 1
-) -> None:
-    """Add `times` times units and percent of compute to what cards have, all by card position."""
-    for card in units.keys() | compute.keys():
+def add_amounts(totals: dict[int, CardAmounts], amounts: Mapping[int, CardAmounts], times: int = 1) -> None:
+    """Add `times` times what cards have of both, by card position."""
+    for card, (units, compute) in amounts.items():
         has = totals.get(card, (0, 0))
-        totals[card] = has[0] + times * units.get(card, 0), has[1] + times * compute.get(card, 0)
+        totals[card] = has[0] + times * units, has[1] + times * compute
 
 
 @dataclass(frozen=True, slots=True)

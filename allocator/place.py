@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from allocator.card_rules import NO_RULES, CardRules
-from allocator.cards import Card
+from allocator.cards import Card, CardAmounts, pair_amounts
 from allocator.exact import place_exactly
 from allocator.policy import Need, choose, units_asked
 from allocator.request import PodRequest
@@ -28,6 +28,10 @@ class Placement:
     containers: tuple[tuple[str, CardShares], ...]
     charge: dict[int, int]
     compute: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def amounts(self) -> dict[int, CardAmounts]:
+        return pair_amounts(self.charge, self.compute)
 
 
 def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement | None:

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from allocator.cards import CardAmounts, add_amounts
 from allocator.names import NODE_KEPT
 from allocator.place import Placement
 from gpupack.rebalance.movable_pods import MovablePods
@@ -148,9 +147,7 @@ def _move_all(
             if moved is None:
                 return record
             row, placement = moved
-            amounts: dict[int, CardAmounts] = {}
-            add_amounts(amounts, placement.charge, placement.compute)
-            mine.enter_context(cluster.state.nodes.with_charges({row: amounts}))
+            mine.enter_context(cluster.state.nodes.with_charges({row: placement.amounts}))
         charges.push(mine.pop_all())
     return None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from allocator.cards import CardAmounts, add_amounts
+from allocator.cards import CardAmounts, add_amounts, pair_amounts
 from allocator.place import Placement
 from allocator.podcards import ByPosition, published_units
 from allocator.request import PodRequest
@@ -121,7 +121,8 @@ def without_pods(cluster: Cluster, usage: "PodCardUsage", pods: Iterable[PodReco
     charges: dict[int, dict[int, CardAmounts]] = {}
     for pod in pods:
         on_node = charges.setdefault(cluster.state.nodes.rows[pod.node], {})
-        add_amounts(on_node, usage.get_freed_units(pod), usage.get_freed_compute(pod), -1)
+        freed = pair_amounts(usage.get_freed_units(pod), usage.get_freed_compute(pod))
+        add_amounts(on_node, freed, -1)
     with cluster.state.nodes.with_charges(charges):
         yield
 

@@ -7,7 +7,7 @@ respect it is tried.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
@@ -26,29 +26,21 @@ class Reservation:
     Attributes:
         priority: The pod's priority; pods of the same or a smaller priority must respect the
             reservation.
-        units: Units by card position in `uuids`. They count from the first eviction on, while the victims
-            still have their own.
+        amounts: What is kept free by card position in `uuids`. It counts from the first eviction on, while
+            the victims still have their own.
         uuids: The node's cards by position when the reservation was made; empty if it published none.
-        compute: Percent of compute by card position in `uuids`, likewise.
     """
 
     uid: str
     priority: int
     node: str
-    units: Mapping[int, int]
+    amounts: Mapping[int, CardAmounts]
     uuids: tuple[str, ...] = ()
-    compute: Mapping[int, int] = field(default_factory=dict)
 
-    def get_current_units(self, uuids: Sequence[str]) -> dict[int, int]:
-        """Return the units by current card position, without cards that no longer exist."""
-        return self._find_current(self.units, uuids)
-
-    def get_current_compute(self, uuids: Sequence[str]) -> dict[int, int]:
-        return self._find_current(self.compute, uuids)
-
-    def _find_current(self, amounts: Mapping[int, int], uuids: Sequence[str]) -> dict[int, int]:
-        positions = find_current_positions(amounts, self.uuids, uuids)
-        return {now: amounts[then] for then, now in positions.items()}
+    def get_current_amounts(self, uuids: Sequence[str]) -> dict[int, CardAmounts]:
+        """Return what is kept free by current card position, without cards that no longer exist."""
+        positions = find_current_positions(self.amounts, self.uuids, uuids)
+        return {now: self.amounts[then] for then, now in positions.items()}
 
 
 class Reservations:
@@ -94,7 +86,7 @@ class Reservations:
                 continue  # a preemptor has passed filter: the same cards would count twice
             if row is not None and each.uid != uid and each.priority >= priority:
                 uuids, on_node = nodes.uuids[row], charges.setdefault(row, {})
-                add_amounts(on_node, each.get_current_units(uuids), each.get_current_compute(uuids))
+                add_amounts(on_node, each.get_current_amounts(uuids))
         if not charges:
             yield
             return

@@ -313,14 +313,7 @@ class Extender:
         if placement is not None:
             self.state.group_holds.hold(
                 group,
-                Reservation(
-                    uid,
-                    ABOVE_ALL_PRIORITIES,
-                    nodes.names[row],
-                    placement.charge,
-                    nodes.uuids[row],
-                    placement.compute,
-                ),
+                Reservation(uid, ABOVE_ALL_PRIORITIES, nodes.names[row], placement.amounts, nodes.uuids[row]),
             )
 
     def record_bind_failure(self, uid: str, node: str, now: float) -> None:

@@ -120,13 +120,13 @@ class Nominations:
 
     def _withdraw_displaced(self, nomination: Nomination) -> list[Nomination]:
         reservation = nomination.plan.reservation
-        cards = reservation.units.keys()
+        cards = reservation.amounts.keys()
         return [
             other
             for other in self._by_uid.values()
             if other.node == nomination.node
             and other.pod.priority < nomination.pod.priority
-            and not other.plan.reservation.get_current_units(reservation.uuids).keys().isdisjoint(cards)
+            and not other.plan.reservation.get_current_amounts(reservation.uuids).keys().isdisjoint(cards)
         ]
 
     async def withdraw(self, nomination: Nomination) -> None:
@@ -185,7 +185,7 @@ class Nominations:
         row = self._state.nodes.rows.get(nomination.node)
         uuids = () if row is None else self._state.nodes.uuids[row]
         reservation = nomination.plan.reservation
-        return bool(uuids) and len(reservation.get_current_units(uuids)) < len(reservation.units)
+        return bool(uuids) and len(reservation.get_current_amounts(uuids)) < len(reservation.amounts)
 
     def _is_overdue(self, nomination: Nomination) -> bool:
         now = self._clock()

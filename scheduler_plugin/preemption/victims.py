@@ -139,7 +139,7 @@ def plan_on_node(
         return None
     own = {uid for uid in leaving if not placement.charge.keys().isdisjoint(room.freed[uid])}
     uuids = state.nodes.uuids[state.nodes.rows[node]]
-    reservation = Reservation(pod.uid, pod.priority, node, placement.charge, uuids, placement.compute)
+    reservation = Reservation(pod.uid, pod.priority, node, placement.amounts, uuids)
     return PreemptionPlan(reservation, tuple(victims), frozenset(own), tuple(room.list_lost(victims)))
 
 

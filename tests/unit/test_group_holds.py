@@ -316,7 +316,7 @@ def test_cards_that_a_pod_both_holds_and_has_reserved_count_once(world: GroupWor
     world.node("n", (8,))
     world.group("job", 0)
     world.pod("j-0", 4, "job")
-    world.state.reservations.add_reservation(Reservation("uid-j-0", 0, "n", {0: 4}))
+    world.state.reservations.add_reservation(Reservation("uid-j-0", 0, "n", {0: (4, 0)}))
     assert world.ask("j-0") == "n"
     world.pod("s", 4)
     assert world.ask("s") == "n"

@@ -212,7 +212,7 @@ async def test_a_pod_that_kube_scheduler_nominated_waits_for_its_victims(world: 
     )
     await world.settle()
     (kept,) = world.state.reservations
-    assert (kept.uid, kept.node, kept.units) == ("uid-needy", "n2", {1: 8})
+    assert (kept.uid, kept.node, kept.amounts) == ("uid-needy", "n2", {1: (8, 0)})
 
 
 async def test_pods_that_are_leaving_make_room_without_an_eviction(world: PreemptionWorld) -> None:

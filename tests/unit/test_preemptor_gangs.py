@@ -202,7 +202,7 @@ async def test_two_pods_on_one_node_share_what_its_victims_leave(
     world.group(cpu=cpu)
     assert await world.attempt() == evicted, "x and y have a smaller priority than the others"
     assert world.kept == kept
-    assert len({(each.node, *each.units) for each in world.state.reservations}) == 2
+    assert len({(each.node, *each.amounts) for each in world.state.reservations}) == 2
 
 
 async def test_budgets_count_all_victims_of_a_gang_together(world: GangWorld) -> None:

@@ -114,7 +114,7 @@ async def test_what_was_kept_is_found_again_after_a_restart(world: PreemptionWor
     other = world.create("other", 8, spec={"priority": 10})
     await world.settle(0)
     (kept,) = world.state.reservations
-    assert (kept.uid, kept.node, kept.units) == ("uid-needy", "n1", {1: 8})
+    assert (kept.uid, kept.node, kept.amounts) == ("uid-needy", "n1", {1: (8, 0)})
     world.vanish("b")
     assert world.filter(other) == []
     assert world.filter(needy) == ["n1"]
@@ -262,7 +262,7 @@ async def test_another_card_of_the_node_is_not_taken_from_a_lesser_pod(world: Pr
     world.wait("king", 8, priority=11, annotations={"gpupack.io/gpu-uuid": "GPU-n1-0"})
     await world.settle()
     assert world.api.evicted == ["b", "a"]
-    assert {each.uid: set(each.units) for each in world.state.reservations} == {
+    assert {each.uid: set(each.amounts) for each in world.state.reservations} == {
         "uid-needy": {1},
         "uid-king": {0},
     }

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from allocator.cards import pair_amounts
 from allocator.names import COMPUTE_RESOURCE
 from scheduler_plugin.cache.cards import find_current_positions
 from scheduler_plugin.cache.node_arrays import NodeArrays
@@ -20,7 +21,7 @@ def world() -> PreemptionWorld:
     """One card is kept for a pod of priority 10."""
     world = PreemptionWorld()
     world.node("n", (8, 8), a=(0, 2, 1))
-    world.state.reservations.add_reservation(Reservation("uid-needy", 10, "n", {1: 8}))
+    world.state.reservations.add_reservation(Reservation("uid-needy", 10, "n", {1: (8, 0)}))
     return world
 
 
@@ -61,7 +62,7 @@ def arrays(nodes: NodeArrays) -> list[Any]:
 def test_compute_is_kept_too(percent: int, passes: bool) -> None:
     world = PreemptionWorld()
     world.state.apply_node(node_of("n", (8,), compute=(10,)), 0)
-    world.state.reservations.add_reservation(Reservation("uid-needy", 10, "n", {0: 2}, (), {0: 50}))
+    world.state.reservations.add_reservation(Reservation("uid-needy", 10, "n", {0: (2, 50)}))
     asks = [container(units=4, resources={COMPUTE_RESOURCE: str(percent)})]
     before = arrays(world.state.nodes)
     assert world.filter(world.create("p", 4, containers=asks), ["n"]) == (["n"] if passes else [])
@@ -91,7 +92,7 @@ def test_reservations_add_up_and_those_of_unknown_places_do_nothing() -> None:
     nodes.set_cards(row, (8, 8), (1, 0))
     reservations = Reservations()
     for uid, node, units in (("a", "n", {0: 2, 7: 4}), ("b", "n", {0: 3}), ("c", "gone", {0: 3})):
-        reservations.add_reservation(Reservation(uid, 1, node, units))
+        reservations.add_reservation(Reservation(uid, 1, node, pair_amounts(units, {})))
     with reservations.charged_against(nodes, "p", 1):
         assert nodes.free[row, :2].tolist() == [2, 8]
         assert not np.any(nodes.assumed[row, 2:])
@@ -169,7 +170,7 @@ def test_a_card_stays_kept_where_one_before_it_goes() -> None:
     nodes = NodeArrays()
     row = nodes.add_node("n")
     reservations = Reservations()
-    reservations.add_reservation(Reservation("a", 1, "n", {1: 8, 2: 3}, ("A", "B", "C")))
+    reservations.add_reservation(Reservation("a", 1, "n", {1: (8, 0), 2: (3, 0)}, ("A", "B", "C")))
     nodes.set_cards(row, (8, 8), (0, 0), uuids=("B", "C"))
     with reservations.charged_against(nodes, "p", 1):
         assert nodes.free[row, :2].tolist() == [0, 5]

@@ -93,7 +93,7 @@ def test_the_cards_are_those_that_the_victims_leave(world: PreemptionWorld) -> N
     found = plan(world, 16, annotations={"gpupack.io/cards": "2"})
     assert names(found) == {"b", "c"}
     assert found is not None
-    assert (found.reservation.node, found.reservation.units) == ("n", {1: 8, 2: 8})
+    assert (found.reservation.node, found.reservation.amounts) == ("n", {1: (8, 0), 2: (8, 0)})
     assert found.leaving_or_evicted == {"uid-b", "uid-c"}
 
 

@@ -218,7 +218,7 @@ def test_pods_that_nobody_says_anything_of_any_more_are_forgotten(world: World) 
 
 
 def test_cards_that_are_free_and_kept_are_explained(world: World) -> None:
-    world.state.reservations.add_reservation(Reservation("uid-other", 5, "a", {0: 8}))
+    world.state.reservations.add_reservation(Reservation("uid-other", 5, "a", {0: (8, 0)}))
     text = refusal(world, pod_object("p", 8), "a").format_text(world.state)
     assert "Largest free card: 8 GiB on node a" in text
     assert text.endswith("Some are kept for pods that others were evicted for.")

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from allocator.cards import CardAmounts, add_amounts
+from allocator.cards import CardAmounts, add_amounts, pair_amounts
 from scheduler_plugin.cache.charges import NodeRecord
 from scheduler_plugin.cache.pod_cards import find_compute, published_pod_units, read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord
@@ -47,7 +47,7 @@ class EndedPods:
                     left_here = left[pod.node] = self._find_left(record)
                 compute = {card: min(percent, left_here[card]) for card, percent in compute.items()}
                 left_here.subtract(compute)
-            add_amounts(sums.setdefault(pod.node, {}), charge, compute)
+            add_amounts(sums.setdefault(pod.node, {}), pair_amounts(charge, compute))
         return sums
 
     def _find_left(self, record: NodeRecord) -> Counter[int]:
