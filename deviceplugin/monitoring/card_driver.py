@@ -39,7 +39,6 @@ class CardDriver:
         *,
         is_unused: Callable[[], bool] = lambda: False,
         detach_after_s: float = DETACH_AFTER_S,
-        hangs_after_s: float = HANGS_S,
         look_s: float = 1.0,
     ) -> None:
         self._account = account
@@ -48,7 +47,7 @@ class CardDriver:
         self._thread = thread
         self._is_unused = is_unused
         self._detach_after_s = detach_after_s
-        self.hangs_after_s = hangs_after_s
+        self.hangs_after_s = HANGS_S
         self._look_s = look_s
         self._unused_since_s: float | None = None
         self._is_hang_reported = False

@@ -77,7 +77,6 @@ class CardSampler:
         list_helper_pids: Callable[[], Collection[int]] = lambda: (),
         notices: NodeEvents | None = None,
         every_s: float = SAMPLE_S,
-        unmeasured_s: float = UNMEASURED_S,
     ) -> None:
         self._account = account
         self._source = source
@@ -90,7 +89,7 @@ class CardSampler:
         self._list_helper_pids = list_helper_pids
         self._notices = notices or make_silent_events()
         self._every_s = every_s
-        self._unmeasured_s = unmeasured_s
+        self._unmeasured_s = UNMEASURED_S
         self._news = DriverThread("gpu-news")
         self._wake = asyncio.Event()
         self._measured_s = account.now_s()

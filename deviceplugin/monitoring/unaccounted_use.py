@@ -87,7 +87,6 @@ def measure_unaccounted_use(
     owners: Mapping[int, str | None],
     promised_mib: Mapping[str, int],
     previous: UnaccountedUse | None = None,
-    dead_band_mib: int = DEAD_BAND_MIB,
 ) -> UnaccountedUse:
     """Judge one measurement of one card.
 
@@ -130,6 +129,6 @@ def measure_unaccounted_use(
         before_mib = previous.mark_mib if previous else 0
         mark_mib = max(min(max(before_mib, difference_mib), sample.used_mib), foreign_mib + beyond_mib)
         foreign_mib = mark_mib - beyond_mib
-    if not foreign_there and foreign_mib + beyond_mib <= dead_band_mib:
+    if not foreign_there and foreign_mib + beyond_mib <= DEAD_BAND_MIB:
         foreign_mib = beyond_mib = 0
     return UnaccountedUse(sample.uuid, sample.used_mib, foreign_mib, beyond_mib, mark_mib, residue_mib)

@@ -28,10 +28,9 @@ class MpsService:
         wait_s: how long a container waits for its namespace.
     """
 
-    def __init__(self, root: Path, *, proc: Path = Path("/proc"), wait_s: float = WAIT_S) -> None:
+    def __init__(self, root: Path, *, wait_s: float = WAIT_S) -> None:
         self._root = root
         self._wait_s = wait_s
-        self._proc = proc
 
     def read_state(self, uuid: str) -> ControlDaemonState | None:
         """Return the announcement of a card's control daemon; None if none answers.
@@ -58,7 +57,7 @@ class MpsService:
 
     def _list_children(self, pid: int) -> Iterator[int]:
         """List the children of a process; none if it has ended, or the kernel does not tell."""
-        for children in (self._proc / str(pid) / "task").glob("*/children"):
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
             try:
                 yield from map(int, children.read_text("ascii").split())
             except OSError as error:
