@@ -208,7 +208,7 @@ class History(QueueWorld):
                 continue
             if self.slots and not any(self.queue.slots.count_idle(name, kind) for kind in SlotType):
                 continue
-            if near and workload.data and not self.queue.locality.is_near(name, workload.data):
+            if near and workload.data and not self.queue.admission.locality.is_near(name, workload.data):
                 continue
             others = self.queue.capacity.reservations.sum_others(
                 workload.uid, name, self.state.nodes.uuids[row]

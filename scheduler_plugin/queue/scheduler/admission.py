@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kubeapi.selectors import NodeTraits
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.queue.cache.lending import (
     LendingQueue,
@@ -85,7 +86,6 @@ class AdmissionScheduler:
         queues: Queues,
         capacity: FreeCapacity,
         slots: ClusterSlots,
-        locality: Locality,
     ) -> None:
         self.queues = queues
         self.capacity = capacity
@@ -94,7 +94,6 @@ class AdmissionScheduler:
         self.rejected_nodes = RejectedNodes()
         self.pending_pods = PendingPods(capacity.state, capacity.policies)
         self.slots = slots
-        self.locality = locality
         self.unplaced: set[Needs] = set()
         self.crowded: set[tuple[Needs, frozenset[str]]] = set()
         self._near: dict[frozenset[str], BoolArray] = {}
@@ -107,6 +106,17 @@ class AdmissionScheduler:
         if self.capacity.policies.configure(config.node_policy, config.node_policy_parameters):
             self.placer.forget_lists()
         self.config = config
+        self.slots.form = config.slots
+        self.locality = Locality(config.locality)
+        for name, facts in self.capacity.facts.items():
+            self.set_node(name, facts)
+
+    def set_node(self, name: str, facts: NodeTraits | None) -> None:
+        """Set the slots and the data of a node, None once it is deleted."""
+        nodes = self.capacity.state.nodes
+        row = nodes.rows.get(name)
+        self.slots.set_node(name, facts, 0 if row is None else int(nodes.cards[row]))
+        self.locality.set_node(name, None if facts is None else facts.labels)
 
     def admit_workloads(
         self, now: float, first: Iterable[tuple[str, QueuedWorkload[Needs]]] = ()

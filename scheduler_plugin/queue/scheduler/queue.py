@@ -30,7 +30,6 @@ from scheduler_plugin.queue.cache.refusals import explain_refusal, has_no_reques
 from scheduler_plugin.queue.cache.requirement_pool import RequirementPool
 from scheduler_plugin.queue.cache.slots import ClusterSlots
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
-from scheduler_plugin.queue.capacity.locality import Locality
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.scheduler.admission import AdmissionScheduler, AdmittedWorkload
 from scheduler_plugin.queue.scheduler.equivalence_backoff import EquivalenceBackoff, make_pod_template
@@ -86,8 +85,7 @@ class Queue:
         self.queues = Queues(config)
         self.capacity = FreeCapacity(state, policies)
         self.slots = ClusterSlots(config.slots)
-        self.locality = Locality(config.locality)
-        self.admission = AdmissionScheduler(config, self.queues, self.capacity, self.slots, self.locality)
+        self.admission = AdmissionScheduler(config, self.queues, self.capacity, self.slots)
         self.quota_usage = self.admission.quota_usage
         self.queued_pods: dict[str, QueuedPod] = {}
         self.gangs = Gangs(self.queued_pods, self.queues, state.pod_groups)
@@ -118,10 +116,6 @@ class Queue:
         self.config = config
         self.queues.configure(config)
         self._membership.configure(config)
-        self.slots.form = config.slots
-        self.locality = self.admission.locality = Locality(config.locality)
-        for name, facts in self.capacity.facts.items():
-            self._count_node(name, facts)
         self.job_stages.configure()
         self.claimed.update_all()
         self._find_queues_again()
@@ -130,7 +124,7 @@ class Queue:
         """Set the facts of a node, None once it is deleted; call it after the state has the change."""
         if facts is not None or name in self.capacity.facts:
             self.capacity.set_facts(name, facts)
-            self._count_node(name, facts)
+            self.admission.set_node(name, facts)
             self.claimed.update_node(name)
             self.charges.displace_pods(name)
 
@@ -423,8 +417,3 @@ class Queue:
         self.equivalence_backoff.remove(pod)
         self.gangs.remove_pod(pod, succeeded=succeeded)
         self.queues.forget_if_unused(pod.queue_info.queue)
-
-    def _count_node(self, name: str, facts: NodeTraits | None) -> None:
-        row = self.state.nodes.rows.get(name)
-        self.slots.set_node(name, facts, 0 if row is None else int(self.state.nodes.cards[row]))
-        self.locality.set_node(name, None if facts is None else facts.labels)
