@@ -146,7 +146,8 @@ class UnschedulablePods:
         cause = refusal.cause
         known = self._reported.get(uid)
         if known is None:
-            self._remove_unknown()
+            if len(self._reported) > len(self._pods) + _MAX_UNKNOWN:
+                self._remove_unknown()
             name = refusal.metadata.full_name
             self._reported[uid] = ReportedPod(name, cause, refusal.label, now, now)
             return True
@@ -163,7 +164,7 @@ class UnschedulablePods:
 
     def count_by_reason(self) -> Counter[str]:
         """Count the waiting pods by reason, including pods without a node that we have not refused."""
-        self._remove_unknown(spare=0)
+        self._remove_unknown()
         counts = Counter(pod.label for pod in self._reported.values())
         counts[NOT_REFUSED] = sum(
             1
@@ -176,10 +177,8 @@ class UnschedulablePods:
         )
         return counts
 
-    def _remove_unknown(self, spare: int = _MAX_UNKNOWN) -> None:
+    def _remove_unknown(self) -> None:
         """Remove pods that are unknown, bound or requeued: a pod never seen has no deletion event."""
-        if len(self._reported) <= len(self._pods) + spare and spare:
-            return
         known = ((uid, self._pods.get(uid)) for uid in self._reported)
         for uid in [uid for uid, pod in known if pod is None or pod.node or pod.is_gated]:
             del self._reported[uid]

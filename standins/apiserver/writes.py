@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
+from kubeapi.objects import TERMINAL_PHASES
 from standins.apiserver import rules
 from standins.apiserver.patch import apply_patch
 from standins.apiserver.rules import NAMESPACES, NODES, PODS
@@ -29,7 +30,6 @@ from standins.apiserver.store import Key, Store, StoredEntry, key_of
 
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _SYSTEM_FIELDS = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
-TERMINAL = frozenset({"Succeeded", "Failed"})
 
 
 class Writer:
@@ -171,7 +171,7 @@ class Writer:
         if grace_s is None:
             grace_s = spec.get("terminationGracePeriodSeconds", 30)
         grace_s = max(1, grace_s) if grace_s < 0 else grace_s
-        if not spec.get("nodeName") or entry.item["status"].get("phase") in TERMINAL:
+        if not spec.get("nodeName") or entry.item["status"].get("phase") in TERMINAL_PHASES:
             grace_s = 0
         left_s = metadata.get("deletionGracePeriodSeconds")
         if "deletionTimestamp" not in metadata or left_s is None or grace_s < left_s:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from allocator.quantity import parse_integer
+from kubeapi.objects import TERMINAL_PHASES
 
 Kind = Literal["init", "sidecar", "main"]
-TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Pod:
 
     @property
     def terminal(self) -> bool:
-        return self.phase in TERMINAL
+        return self.phase in TERMINAL_PHASES
 
 
 def read_pod(manifest: Mapping[str, Any]) -> Pod:

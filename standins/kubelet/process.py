@@ -17,11 +17,12 @@ import grpc
 
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as plugin_rpc
 from deviceplugin.kubelet.wire import podresources_pb2_grpc as resources_rpc
+from kubeapi.objects import TERMINAL_PHASES
 from standins.kubelet import checkpoint
 from standins.kubelet.devices import AdmissionError, DeviceManager
 from standins.kubelet.plugins import PluginRegistry
 from standins.kubelet.podresources import PodResourcesServer
-from standins.kubelet.pods import TERMINAL, Container, Pod, effective_request
+from standins.kubelet.pods import Container, Pod, effective_request
 from standins.kubelet.runtime import ContainerRecord, Runtime
 
 UNEXPECTED: Final = "UnexpectedAdmissionError"
@@ -230,7 +231,7 @@ class Process:
 
     def _ended(self, pod: Pod) -> bool:
         status = self._statuses.get(pod.uid)
-        if status is not None and (status.gone or status.phase in TERMINAL):
+        if status is not None and (status.gone or status.phase in TERMINAL_PHASES):
             return True
         # A pod in a terminal phase that this kubelet is still stopping counts as active.
         return pod.terminal and not (pod.deleting and pod.uid in self._runtime.running_pods())
@@ -325,7 +326,7 @@ class Process:
         self._stopping.discard(pod.uid)
         self._runtime.stop_pod(pod.uid)
         before = self._statuses.get(pod.uid)
-        phase = before.phase if before is not None and before.phase in TERMINAL else "Succeeded"
+        phase = before.phase if before is not None and before.phase in TERMINAL_PHASES else "Succeeded"
         if self._pods.get(pod.uid) is not None:
             self._say(pod, PodStatus(phase, gone=True))
 
