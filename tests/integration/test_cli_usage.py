@@ -196,7 +196,7 @@ def test_all_faults_at_once(run, folder):
     [
         ({"kubeconfig": "{folder}/rubbish"}, "/rubbish cannot be used: "),
         ({"http": "{taken}"}, "Address already in use"),
-        ({"node-policy": "best"}, f'node policy "best"; allowed: {NODE_POLICIES.allowed}'),
+        ({"shortlist": -1}, "--shortlist -1; allowed: 0 (all) to 100000"),
         ({"tls-cert-file": "{folder}/rubbish", "tls-key-file": "{folder}/rubbish"}, "cannot be used: "),
     ],
 )
