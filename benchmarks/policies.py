@@ -58,7 +58,7 @@ def ours(folder: Path, trace: str, options: argparse.Namespace) -> dict[str, Any
         jobs=options.jobs,
         workloads=(TRACE, LEARNED),
     )
-    means: dict[str, Any] = simulate(run, lambda _: None, lambda *_: None)["mean"]
+    means: dict[str, Any] = simulate(run)["mean"]
     return means
 
 

@@ -235,13 +235,5 @@ def simulate(
         options = SimulationOptions(
             nodes, pods, tuple(policies), card_policy, inflation=inflation, seeds=tuple(seeds)
         )
-        means: dict[str, dict[str, Any]] = run_all(options, _unsaid, _no_bar)["mean"]
+        means: dict[str, dict[str, Any]] = run_all(options)["mean"]
     return means
-
-
-def _unsaid(_line: str) -> None:
-    """Say nothing: the caller has the numbers."""
-
-
-def _no_bar(_done: int, _of: int) -> None:
-    """Draw nothing."""

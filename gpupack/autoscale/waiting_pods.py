@@ -7,7 +7,6 @@ from functools import cached_property
 
 from allocator.names import COMPUTE_RESOURCE
 from allocator.request import PodRequest
-from gpupack.own_pods import is_placeholder
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
 from kubeapi.objects import Pod
@@ -118,14 +117,12 @@ class EquivalentPods:
 
 def list_waiting_pods(cluster: Cluster) -> list[WaitingPod]:
     """List the pods that wait for cards, the most important first; not those that are being deleted."""
-    found = []
-    for uid, record in cluster.state.pods.items():
-        if record.node or record.ended or record.request is None:
-            continue
-        pod = cluster.pods.get(uid)
-        if pod is None or is_placeholder(pod) or pod.metadata.is_terminating:
-            continue
-        found.append(WaitingPod(pod, record, record.request))
+    records = ((pod, cluster.state.pods[pod.metadata.uid]) for pod in cluster.list_waiting_pods())
+    found = [
+        WaitingPod(pod, record, record.request)
+        for pod, record in records
+        if record.request is not None and not pod.metadata.is_terminating
+    ]
     return sorted(found, key=lambda waiting: waiting.order)
 
 

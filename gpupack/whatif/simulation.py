@@ -167,14 +167,7 @@ class _Warnings:
 def _alone(options: SimulationOptions) -> dict[str, tuple[float, float]]:
     """Run the pods that are there, and no others: how many start, of how many, by label."""
     few = replace(options, inflation=_NONE, plot=None, json=None)
-    mean = simulate(few, _unsaid, _no_bar)["mean"]
+    mean = simulate(few)["mean"]  # the run that follows gives the warnings
     return {
         label: (each["pods"] - sum(each["failed"].values()), each["pods"]) for label, each in mean.items()
     }
-
-
-def _unsaid(_line: str) -> None:
-    """Say nothing: the run that follows says it."""
-
-
-def _no_bar(_done: int, _of: int) -> None: ...

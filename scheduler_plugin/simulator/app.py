@@ -84,7 +84,11 @@ def run(
         write_json(options.json, json.dumps(everything, indent=1))
 
 
-def simulate(options: SimulationOptions, warn: Callable[[str], None], progress: Progress) -> dict[str, Any]:
+def simulate(
+    options: SimulationOptions,
+    warn: Callable[[str], None] = lambda _line: None,
+    progress: Progress = lambda _done, _of: None,
+) -> dict[str, Any]:
     """Run everything.
 
     Args:

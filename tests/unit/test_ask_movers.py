@@ -389,7 +389,11 @@ def test_other_resources_ports_and_the_number_of_pods():
 
     b["status"]["allocatable"] |= {"rdma/ib": "5", "pods": "1"}
     answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "w")
-    assert {group.reason for group in answer.nodes} == {"OtherResource", "Pods"}
+    told = {group.reason: group.text for group in answer.nodes}
+    assert told == {
+        "OtherResource": "the most rdma/ib that a node has left is 0, asked 1",
+        "Pods": "the node has as many pods as it may have, 1",
+    }
 
     b["status"]["allocatable"]["pods"] = "2"
     for pod in (everything["items"][3], waiting):
