@@ -164,7 +164,7 @@ class QueuedReplayState(ReplayState):
         self._state.apply_pod(pod, now)
         self.queue.apply_pod(pod, now, live=True)
         queued_pod = self.queue.queued_pods[uid]
-        refusal = self.queue.explain_refusal(queued_pod)
+        refusal = self.queue.refusals.explain(queued_pod)
         if refusal:
             raise SettingsError(f"pod {self.arrivals[number].pod.name!r} of the pod list: {refusal}")
 

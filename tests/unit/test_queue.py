@@ -109,7 +109,7 @@ def test_a_pod_with_something_wrong_waits_and_the_others_go_on(
     uid = world.pod("wrong", **pod)  # type: ignore[arg-type]
     world.pod("right")
     assert world.admitted() == ["right"]
-    assert says in world.queue.explain_refusal(world.queue.queued_pods[uid])
+    assert says in world.queue.refusals.explain(world.queue.queued_pods[uid])
 
 
 def test_a_foreign_gate_is_waited_for(world: QueueWorld) -> None:

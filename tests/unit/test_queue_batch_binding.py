@@ -64,12 +64,12 @@ def test_a_pod_waits_until_its_whole_spec_was_read_and_somebody_binds() -> None:
     world = batch_world()
     uid = batch_pod(world, "p", read=False)
     pod = world.queue.queued_pods[uid]
-    assert world.queue.explain_refusal(pod) == NOT_READ
+    assert world.queue.refusals.explain(pod) == NOT_READ
     assert not list(world.queue.admit_workloads(0))
     world.queue.set_batch_spec(uid, SPEC)
     assert [release.workload.uid for release in world.queue.admit_workloads(0)] == [uid]
     world.queue.batch.enabled = False
-    assert world.queue.explain_refusal(world.queue.queued_pods[batch_pod(world, "q")]) == NO_COMMITTER
+    assert world.queue.refusals.explain(world.queue.queued_pods[batch_pod(world, "q")]) == NO_COMMITTER
 
 
 def test_a_pod_that_the_scheduler_does_not_bind_says_who_refuses() -> None:
@@ -78,7 +78,7 @@ def test_a_pod_that_the_scheduler_does_not_bind_says_who_refuses() -> None:
     world.queue.set_batch_spec(uid, SPEC)
     assert list(world.queue.admit_workloads(0))
     world.queue.record_refused_admission(uid, 0, "node n has no room")
-    refused = world.queue.explain_refusal(world.queue.queued_pods[uid])
+    refused = world.queue.refusals.explain(world.queue.queued_pods[uid])
     assert refused == "the scheduler does not bind it: node n has no room"
 
 
@@ -86,7 +86,7 @@ def test_a_pod_that_slipped_through_is_told_what_to_change() -> None:
     world = batch_world()
     uid = batch_pod(world, "p")
     world.queue.set_batch_spec(uid, SPEC | {"hostNetwork": True, "resourceClaims": [{"name": "c"}]})
-    assert world.queue.explain_refusal(world.queue.queued_pods[uid]) == (
+    assert world.queue.refusals.explain(world.queue.queued_pods[uid]) == (
         "batch mode does not know hostNetwork, resourceClaims: create the pod without it, or with"
         " schedulerName gpupack-scheduler and the scheduling gate gpupack.io/queue"
     )
@@ -248,7 +248,7 @@ async def test_what_is_not_bound_waits_again_in_its_old_place(
     assert run.recorder.events[0].startswith("Admitted" if bound else "Waiting")
     assert run.controller.counts.admitted == ({"a": 1} if bound else {})
     if not bound:
-        assert run.world.queue.refusals.is_paused(run.uid)
+        assert run.world.queue.refusals.pauses.is_paused(run.uid)
 
 
 def hand_over(world: QueueWorld) -> list[str]:

@@ -159,7 +159,7 @@ def test_a_pod_that_waits_and_names_a_wrong_queue_is_told_so() -> None:
     world = world_of(RED)
     uid = world.pod("p", 8, queue="blue", gates=(QUEUE_GATE,))
     assert world.admitted() == []
-    said = world.queue.explain_refusal(world.queue.queued_pods[uid])
+    said = world.queue.refusals.explain(world.queue.queued_pods[uid])
     assert said == 'queue "blue" is not for namespace "default"'
 
 

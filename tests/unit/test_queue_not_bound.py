@@ -110,7 +110,7 @@ def test_a_release_that_the_api_server_refuses_waits_again(world: QueueWorld) ->
         assert world.state.get_assumed(uid) is None
         assert world.queue.queues["a"].units == 0
         assert (
-            world.queue.explain_refusal(world.queue.queued_pods[uid])
+            world.queue.refusals.explain(world.queue.queued_pods[uid])
             == "the API server refuses its admission: no"
         )
         world.now += pause_s - 0.1
@@ -118,7 +118,7 @@ def test_a_release_that_the_api_server_refuses_waits_again(world: QueueWorld) ->
         world.now += 0.1
     (release,) = world.queue.admit_workloads(world.now)
     world.queue.record_refused_admission(uid, world.now)
-    assert not world.queue.explain_refusal(world.queue.queued_pods[uid]), "it had changed: nobody refuses it"
+    assert not world.queue.refusals.explain(world.queue.queued_pods[uid]), "it had changed: nobody refuses it"
     assert not list(world.queue.admit_workloads(world.now))
     world.now += 8
     assert world.admitted() == ["one"]

@@ -200,9 +200,11 @@ def _count_pods(needs: Needs) -> int:
 
 
 def _explain_pod(queue: Queue, pod: QueuedPod) -> tuple[WaitReason, str]:
-    refusal = queue.explain_refusal(pod)
+    refusal = queue.refusals.explain(pod)
     if refusal or pod.requirements is None:
-        return (WaitReason.ROOM if queue.is_rejected_everywhere(pod) else WaitReason.REFUSED), refusal
+        return (
+            WaitReason.ROOM if queue.refusals.is_rejected_everywhere(pod) else WaitReason.REFUSED
+        ), refusal
     if pod.requirements in queue.capacity.faults:
         return WaitReason.REFUSED, queue.capacity.faults[pod.requirements]
     gang = queue.gangs.get(pod.gang)
@@ -363,7 +365,7 @@ def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
             return 4, f"{name} (on node {pod.record.node})"
         case Phase.ADMITTED:
             return 3, f"{name} (admitted, without a node yet)"
-    return (1, f"{name} (refused)") if queue.explain_refusal(pod) else (2, f"{name} (waits)")
+    return (1, f"{name} (refused)") if queue.refusals.explain(pod) else (2, f"{name} (waits)")
 
 
 def _explain_incomplete_gang(queue: Queue, gang: Gang) -> str:

@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any, Final
 
 from allocator.names import PLACEHOLDER_SCHEDULER
-from kubeapi.backoff import KeyedBackoff
 from kubeapi.objects import Pod
 from kubeapi.selectors import NodeTraits
 from scheduler_plugin.cache.charges import AssumedPod, ChargeRules
@@ -26,7 +25,6 @@ from scheduler_plugin.queue.cache.pods import PodQueueInfo, read_queue_info
 from scheduler_plugin.queue.cache.queue_clock import QueueClock
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue, make_gang_uid
 from scheduler_plugin.queue.cache.queues import Queues
-from scheduler_plugin.queue.cache.refusals import explain_refusal, has_no_request
 from scheduler_plugin.queue.cache.requirement_pool import RequirementPool
 from scheduler_plugin.queue.cache.slots import ClusterSlots
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
@@ -35,13 +33,11 @@ from scheduler_plugin.queue.scheduler.admission import AdmissionScheduler, Admit
 from scheduler_plugin.queue.scheduler.equivalence_backoff import EquivalenceBackoff, make_pod_template
 from scheduler_plugin.queue.scheduler.gangs import Gangs
 from scheduler_plugin.queue.scheduler.pod_charges import PodCharges
+from scheduler_plugin.queue.scheduler.refusals import PodRefusals
 from scheduler_plugin.queue.scheduler.requeue import RequeueFinder
 from scheduler_plugin.queue.scheduler.reservation_delay import ReservationDelay
 from scheduler_plugin.queue.scheduler.reservation_manager import ReservationManager
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
-
-REFUSED_S: Final = (1.0, 300.0)
-"""The shortest and the longest pause before an admission that the API server has refused is tried again."""
 
 FORGOTTEN_FROM: Final = 256
 """Sets of requirements that stay cached in any case: pods that ask alike come again."""
@@ -106,7 +102,7 @@ class Queue:
         )
         self._requirement_pool = RequirementPool()
         self.batch = BatchPods()
-        self.refusals: KeyedBackoff[str] = KeyedBackoff(*REFUSED_S)
+        self.refusals = PodRefusals(self._membership, self.batch, self.admission)
 
     # What comes in.
 
@@ -217,7 +213,7 @@ class Queue:
                 return phase
             # Perhaps we admitted it a moment ago, and the API server does not show it; see `find_requeues`.
             return pod.phase if pod.phase is Phase.ADMITTED else phase
-        self.refusals.forget(pod.uid)
+        self.refusals.pauses.forget(pod.uid)
         pod.ungated = True
         if phase is Phase.ADMITTED and pod.queue_info.gated:
             pod.admitted_at = now
@@ -254,15 +250,8 @@ class Queue:
             self.charges.end(pod, now)
             pod.phase, pod.capacity_freed = Phase.GATED, False
             self._membership.update_queue(pod)
-            if rejected and pod.requirements is not None:
-                self.admission.rejected_nodes.add(pod.requirements, rejected, now)
-                if self.has_untried_nodes(pod):
-                    self.refusals.forget(uid)
-            self.refusals.failed(uid, now, why)
+            self.refusals.record(pod, now, why, rejected)
             self._place_in_queue(pod)
-
-    def has_untried_nodes(self, pod: QueuedPod) -> bool:
-        return pod.requirements is not None and self.admission.has_untried_nodes(pod.requirements, pod.uid)
 
     def record_refused_removal(self, uid: str) -> None:
         pod = self.queued_pods.get(uid)
@@ -295,7 +284,7 @@ class Queue:
         gangs.
         """
         self.state.expire_tombstones(now)
-        for uid in self.refusals.pop_due(now):
+        for uid in self.refusals.pauses.pop_due(now):
             self._place_in_queue(self.queued_pods[uid])
         for pod in self.equivalence_backoff.pop_due(now):
             self._place_in_queue(pod)
@@ -335,32 +324,6 @@ class Queue:
             (self.queued_pods[uid], node) for uid, node in self._reservation_manager.update_reservations(now)
         ]
 
-    def explain_refusal(self, pod: QueuedPod) -> str:
-        wrong = self._explain_fault(pod)
-        why = self.refusals.explain_pause(pod.uid)
-        if wrong or not why:
-            return wrong
-        is_batch = pod.queue_info.is_batch
-        said = "the scheduler does not bind it" if is_batch else "the API server refuses its admission"
-        return f"{said}: {why}"
-
-    def _explain_fault(self, pod: QueuedPod) -> str:
-        """Say what is wrong with a gated pod itself, apart from pauses after refusals; empty for nothing."""
-        if pod.requirements is None:
-            return pod.fault or has_no_request(self.state.resource)
-        wrong = explain_refusal(pod, self._membership)
-        return wrong or (self.batch.explain_refusal(pod.uid) if pod.queue_info.is_batch else "")
-
-    def is_rejected_everywhere(self, pod: QueuedPod) -> bool:
-        """Return True if a pod pauses because every node that it fits on has rejected an equivalent pod."""
-        return (
-            pod.queue_info.is_batch
-            and self.refusals.is_paused(pod.uid)
-            and pod.requirements in self.admission.rejected_nodes
-            and not self._explain_fault(pod)
-            and not self.has_untried_nodes(pod)
-        )
-
     def forget_unused(self) -> None:
         """Drop cached data of requirements that no pod has any more, once most of the cache is such."""
         if len(self._requirement_pool) > 2 * len(self.queued_pods) + FORGOTTEN_FROM:
@@ -385,8 +348,7 @@ class Queue:
         self.job_stages.update_pod(pod)
         ready = (
             pod.phase is Phase.GATED
-            and not self.explain_refusal(pod)
-            and not self.refusals.is_paused(pod.uid)
+            and self.refusals.can_be_queued(pod)
             and not self.equivalence_backoff.is_held_back(pod)
         )
         self.queues.set_waiting(pod, pod.queue_info.queue, pod.make_workload() if ready else None)
@@ -405,7 +367,7 @@ class Queue:
 
     def _forget_pod(self, uid: str, now: float, *, succeeded: bool = False) -> None:
         self.charges.unplaced.discard(uid)
-        self.refusals.forget(uid)
+        self.refusals.pauses.forget(uid)
         self._requeue_finder.forget_pod(uid)
         pod = self.queued_pods.pop(uid, None)
         if pod is None:

@@ -227,7 +227,7 @@ class Reclaimer:
 
         For a pod in batch mode the committer answers first, and a single refusal of it may be temporary.
         """
-        gang, refusals = self._queue.gangs.get(uid), self._queue.refusals
+        gang, refusals = self._queue.gangs.get(uid), self._queue.refusals.pauses
         uids = [uid] if gang is None else gang.members
         pods = (pod for uid in uids if (pod := self._queue.queued_pods.get(uid)) is not None)
         return any(

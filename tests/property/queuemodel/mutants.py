@@ -12,6 +12,7 @@ from scheduler_plugin.queue.scheduler import (
     pod_charges,
     queue,
     reclaim,
+    refusals,
     requeue,
     reservation_delay,
     reservation_manager,
@@ -179,8 +180,8 @@ MUTANTS = (
     ),
     Mutant(
         "what the API server refuses is tried after pauses",
-        queue.Queue.record_refused_admission,
-        "            self.refusals.failed(uid, now, why)\n",
+        refusals.PodRefusals.record,
+        "        self.pauses.failed(pod.uid, now, why)\n",
         "",
         of("gangs"),
     ),
