@@ -4,9 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from allocator.cards import Card, CardAmounts
+from allocator.cards import Card, CardAmounts, add_amounts
 from allocator.place import place
-from allocator.podcards import ByPosition
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.cards import build_charged_cards
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
@@ -33,8 +32,7 @@ class NodeUnderPreemption:
             node does not offer but a DeviceClass may serve.
         open_units: Units by card that pods can use at all: 0 if the card is unhealthy or cordoned.
         pods: Pods that can be named as victims, by UID.
-        freed: Units that each of them would certainly free, by card.
-        freed_compute: Percent of compute likewise; only of those that have any.
+        freed: What each of them would certainly free, by card.
         gangs: All running pods by gang: without one of them the others have run in vain.
         pod_groups: PodGroups of Kubernetes, some of which are no gangs.
     """
@@ -44,8 +42,7 @@ class NodeUnderPreemption:
     asked: Amounts
     open_units: tuple[int, ...]
     pods: Mapping[str, PodRecord]
-    freed: Mapping[str, ByPosition]
-    freed_compute: Mapping[str, ByPosition] = field(default_factory=dict)
+    freed: Mapping[str, Mapping[int, CardAmounts]]
     gangs: Mapping[tuple[str, str], Mapping[str, PodRecord]] = field(default_factory=dict)
     pod_groups: PodGroups[PodRecord] = field(default_factory=PodGroups)
 
@@ -75,28 +72,18 @@ class NodeUnderPreemption:
 
     def get_cards_without(self, victims: Iterable[str]) -> tuple[Card, ...]:
         """Return the cards as they are once the victims are gone."""
-        gone, compute_gone = [0] * len(self.cards), [0] * len(self.cards)
+        gone: dict[int, CardAmounts] = {}
         for uid in victims:
-            for card, units in self.freed.get(uid, {}).items():
-                gone[card] += units
-            for card, percent in self.freed_compute.get(uid, {}).items():
-                compute_gone[card] += percent
-        return tuple(
-            replace(
-                card,
-                used_units=max(0, card.used_units - units),
-                compute_used=max(0, card.compute_used - percent),
-            )
-            if can_open
-            else card
-            for card, units, percent, can_open in zip(
-                self.cards, gone, compute_gone, self.open_units, strict=True
-            )
-        )
-
-    def get_freed(self, uid: str, card: int) -> CardAmounts:
-        """Return the units and the percent of compute that a pod would free of a card."""
-        return self.freed.get(uid, {}).get(card, 0), self.freed_compute.get(uid, {}).get(card, 0)
+            add_amounts(gone, self.freed.get(uid, {}))
+        cards = list(self.cards)
+        for at, (units, percent) in gone.items():
+            if self.open_units[at]:
+                cards[at] = replace(
+                    cards[at],
+                    used_units=max(0, cards[at].used_units - units),
+                    compute_used=max(0, cards[at].compute_used - percent),
+                )
+        return tuple(cards)
 
     def fits_without(self, query: SchedulingRequest, victims: Iterable[str]) -> bool:
         """Return True if the pod has its cards once the victims are gone."""
@@ -141,11 +128,15 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
         asked=leave_out_undecided(asked.amounts, record.capacity).without_sums(),
         open_units=open_units,
         pods=record.pods,
-        freed={uid: pod_cards.get_freed_units(uid) for uid in record.pods},
-        freed_compute=pod_cards.compute,
+        freed={uid: _pair_freed(pod_cards, uid) for uid in record.pods},
         gangs=state.gangs,
         pod_groups=state.pod_groups,
     )
+
+
+def _pair_freed(pod_cards: PodCards, uid: str) -> dict[int, CardAmounts]:
+    compute = pod_cards.compute.get(uid, {})
+    return {card: (units, compute.get(card, 0)) for card, units in pod_cards.get_freed_units(uid).items()}
 
 
 def _count_compute(card: Card, pod_cards: PodCards) -> Card:

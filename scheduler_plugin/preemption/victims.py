@@ -213,7 +213,7 @@ def _find_cheapest_by_card(
             compute = demand.compute - card.compute_free if demand.compute else 0
             needs[position] = max(0, units - size + card.used_units), max(0, compute)
     of_card = {
-        card: [(room.get_freed(pod.uid, card), pod) for pod in candidates if card in room.freed[pod.uid]]
+        card: [(room.freed[pod.uid][card], pod) for pod in candidates if card in room.freed[pod.uid]]
         for card in needs
     }
     groups = group_by_model(cards, needs).values() if query.request.rules.same_model else [list(needs)]

@@ -138,7 +138,7 @@ def test_a_pod_is_where_it_is_charged_until_the_words_say_where_it_is():
     query = cluster.policies.make_request(state.nodes, state.pods["uid-w"].request, ONE_POD)
 
     room = read_node(state, "n", query)
-    assert room.freed["uid-p"] == {0: 6}
+    assert room.freed["uid-p"] == {0: (6, 0)}
     assert [card.size_units - card.used_units for card in room.get_cards_without(["uid-p"])] == [8, 1]
     (row,) = cluster.build_inventory()
     assert [card.in_use_units for card in row.cards] == [6, 7]

@@ -149,7 +149,9 @@ def by_why(cluster):
 def by_preemption(cluster):
     query = cluster.policies.make_request(cluster.state.nodes, request(1), ONE_POD)
     room = read_node(cluster.state, "n", query)
-    return {uid: dict(units) for uid, units in room.freed.items() if units}
+    return {
+        uid: {card: units for card, (units, _) in freed.items()} for uid, freed in room.freed.items() if freed
+    }
 
 
 UNITS, PERCENT = container("main", 8), in_percent(50)

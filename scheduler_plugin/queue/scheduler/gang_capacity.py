@@ -296,7 +296,7 @@ def _take_largest(
     of_units, of_compute = (units > 0) / max(1, card.size_units), (compute > 0) / max(1, card.compute_limit)
     freed: list[tuple[float, int, int, VictimGroup]] = []
     for group in candidates:
-        amounts = [view.get_freed(pod.uid, at) for pod in group.pods]
+        amounts = [view.freed.get(pod.uid, {}).get(at, (0, 0)) for pod in group.pods]
         more_units, more_compute = sum(each for each, _ in amounts), sum(each for _, each in amounts)
         gain = (more_units * of_units + more_compute * of_compute) / len(group.pods)
         freed.append((gain, more_units, more_compute, group))

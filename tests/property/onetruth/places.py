@@ -170,9 +170,10 @@ class Places:
         """What the end of a pod frees, as every place says that reckons with it."""
         pod = self.scene.pods[name]
         uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
+        preempted = self.room(node).freed.get(uid, {})
         return {
             "ways out": _on(node, self.held.get_freed_units(self.cluster.state.pods[uid])),
-            "preempt": _on(node, self.room(node).freed.get(uid, {})),
+            "preempt": _on(node, {at: units for at, (units, _) in preempted.items()}),
             "advise": _on(node, self.held.get_freed_units(self.board.get_cluster().state.pods[uid])),
         }
 
