@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allocator.names import POD_ASSIGNED
+from allocator.names import POD_ASSIGNED, POD_CONTAINERS
 from tests.cluster.harness import Api, Cluster, until, workload
 from tests.cluster.harness.admission import add_priority_class
 from tests.cluster.harness.cluster import PODS, publish_node
@@ -219,3 +219,22 @@ def test_a_guarded_pod_is_spared_where_others_will_do(scheduled: Cluster) -> Non
     until(lambda: len(names(api)) == len(before) - 1, "two victims evicted")
     assert names(api) == before - {"x", "w"} | {"wanted"}
     wait_preempted(scheduled, "x", "n4")
+
+
+def test_a_second_card_for_containers_that_want_cards_of_their_own(scheduled: Cluster) -> None:
+    """The sum is there, and on one card too: only the pod's own rule keeps it off the node."""
+    api = scheduled.api
+    publish(api, "n5", (0, 8), [run(api, "n5", "later", 1, 2), run(api, "n5", "first", 1, 1)])
+    wait_known(scheduled, 5)
+    before = names(api)
+    apart = workload.pod(
+        "apart",
+        workload.container("x", gib=4),
+        workload.container("y", gib=4),
+        annotations={POD_CONTAINERS: "apart"},
+        priorityClassName="p10",
+        nodeSelector={"node": "n5"},
+    )
+    api.post(PODS, apart)
+    until(lambda: len(names(api)) == len(before), "a victim evicted")
+    assert names(api) == before - {"first"} | {"apart"}
