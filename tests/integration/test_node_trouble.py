@@ -295,13 +295,23 @@ async def test_a_pod_that_vanishes_before_the_kubelet_saw_it_is_told_by_seen():
         assert f'"seen":"{world.daemon._pods.owed_version}"' in holds
 
 
+async def ask_ready(world, session):
+    async with session.get(f"http://127.0.0.1:{world.daemon.http_port}/readyz") as answer:
+        return answer.status, await answer.text()
+
+
+async def has_no_node(world, session):
+    status, text = await ask_ready(world, session)
+    return status == 503 and f"no Node is named {NODE}" in text.splitlines()
+
+
 async def test_a_node_that_was_created_again_gets_its_words_back():
-    async with node_world(8) as world:
+    async with node_world(8) as world, aiohttp.ClientSession() as session:
         uid = await world.run("a", 3, on=0)
         await world.settled([3], {uid})
         before = world.words()
         world.api.delete_node(NODE)
-        await until(lambda: world.daemon._node_view.node is None)
+        await until(lambda: has_no_node(world, session))
         world.api.add_node(NODE)
         await world.settled([3], {uid})
         after = world.words()
@@ -315,16 +325,11 @@ async def test_a_daemon_whose_node_comes_later_serves_the_kubelet_and_is_ready_t
         await world.stop_daemon()
         world.api.delete_node(NODE)
         await world.start_daemon()
-        await until(lambda: world.daemon._node_view.is_missing)
-        await until(world.daemon._reconciler.can_register.is_set)
+        await until(lambda: has_no_node(world, session))
         assert world.kubelet.allocatable()[GIB] == 8
-        readyz = f"http://127.0.0.1:{world.daemon.http_port}/readyz"
-        async with session.get(readyz) as answer:
-            assert (answer.status, await answer.text()) == (503, f"no Node is named {NODE}\n")
         world.api.add_node(NODE)
         await world.settled([0], set())
-        async with session.get(readyz) as answer:
-            assert (answer.status, await answer.text()) == (200, "ok\n")
+        assert await ask_ready(world, session) == (200, "ok\n")
 
 
 @pytest.mark.parametrize("words", ["none yet", "as they should be"])
