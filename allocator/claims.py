@@ -1,10 +1,11 @@
 """ResourceClaims as node daemon and scheduler read and write them: what of which cards a claim was allocated.
 
-The names of a claim's fields in the API stand here and nowhere else, but for the body of a new claim.
+The names of the fields that are read stand here and nowhere else; who writes a claim has its own.
 """
 
 import uuid
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -17,8 +18,11 @@ CLAIMS_PATH: Final = f"{DRA_API}/resourceclaims"
 
 
 def make_claims_path(namespace: str) -> str:
-    """Make the path of a namespace's claims; a name from outside has to be quoted before."""
-    return f"{DRA_API}/namespaces/{namespace}/resourceclaims"
+    return f"{DRA_API}/namespaces/{quote(namespace, safe='')}/resourceclaims"
+
+
+def make_claim_path(namespace: str, name: str) -> str:
+    return f"{make_claims_path(namespace)}/{quote(name, safe='')}"
 
 
 class ClaimOwner(msgspec.Struct):

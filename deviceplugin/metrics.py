@@ -21,7 +21,7 @@ Counts = Mapping[str, tuple[str, Callable[[], int]]]
 """Counters that others keep, by metric name (without `_total`) with their help."""
 
 Gauges = Mapping[str, tuple[str, Callable[[], float]]]
-"""Numbers that others know, likewise; a truth is 1 or 0."""
+"""Gauges that other parts keep, likewise; a boolean is exported as 1 or 0."""
 
 
 @dataclass(frozen=True, slots=True)

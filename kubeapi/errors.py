@@ -271,7 +271,7 @@ def make_error(status: int, body: bytes, *, what: str = "", retry_after: str | N
             retry_after_s=_read_seconds(retry_after),
         )
     cause = find_conflict_cause(reason, message)
-    # It takes another UID in a patch for an attempt to change that, and says 422.
+    # The API server takes another UID in a patch for an attempt to change that, and says 422.
     if status == 409 or (status == 422 and cause == "uid"):  # noqa: PLR2004
         return Conflict(_join_message(what, message), status=status, reason=reason, cause=cause)
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else Invalid)  # noqa: PLR2004

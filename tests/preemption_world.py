@@ -240,6 +240,7 @@ class PreemptionWorld:
         found = self.extender.filter(json.dumps(body).encode(), self.now)
         asked = found.refused or found.passed or found.gang_refused
         self.preemptor.record_refusal(asked, found.evictable)
+        self.offered = found.evictable
         self.answer = json.loads(found.answer)
         return list(self.answer["NodeNames"])
 

@@ -59,8 +59,8 @@ def charge_cards(accounts: NodeAccounts) -> Units:
 def charge_pod_compute(accounts: NodeAccounts, account: PodAccount) -> Units:
     """Return the percent of compute by card that one pod is charged with, as `charge_pod` does its units.
 
-    Claims say it of their IDs, and a pod's request of the others. Without either it is not known before a
-    list shows the pod: it is charged with all that its cards give.
+    What claims stand for has the compute that they say, and other IDs what the pod requests. Before a list
+    shows the pod that is unknown: they are charged with all that their cards give.
     """
     request, claimed = account.pod.request, account.claimed_compute
     if account.bound and not (claimed or request.asks_compute):

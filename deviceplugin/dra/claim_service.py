@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from allocator.claims import ClaimObject, make_claims_path
+from allocator.claims import ClaimObject, make_claim_path
 from allocator.ids import device_id, device_names, parse_device_id
 from allocator.ledger.charges import charge_cards, charge_compute, charge_pod, charge_pod_compute
 from deviceplugin.allocation.allocation_service import MakeGrant, container_grant
@@ -24,7 +24,7 @@ from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError, NotFound, decode_answer
-from kubeapi.paths import make_pod_path, quote_segment
+from kubeapi.paths import make_pod_path
 
 log = structlog.get_logger(__name__)
 
@@ -315,10 +315,9 @@ class ClaimService:
         return claim, shares, await self._pod(claim)
 
     async def _claim(self, namespace: str, name: str, uid: str) -> ClaimObject:
-        path = f"{make_claims_path(quote_segment(namespace))}/{quote_segment(name)}"
         what = f"claim {namespace}/{name}"
         try:
-            body = await self._api.get(path, timeout_s=READ_TIMEOUT_S)
+            body = await self._api.get(make_claim_path(namespace, name), timeout_s=READ_TIMEOUT_S)
             claim = decode_answer(body, _decode_claim, "a ResourceClaim")
         except KubeApiError as error:
             raise AllocationRefusedError("not-ready", f"{what} cannot be read: {error}") from error

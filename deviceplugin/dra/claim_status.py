@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from allocator.claims import make_claims_path
+from allocator.claims import make_claim_path
 from allocator.ids import parse_device_id
 from allocator.names import DRA_DRIVER
 from deviceplugin.allocation.ledger_service import LedgerService
@@ -27,7 +27,6 @@ from kubeapi.errors import (
     decode_answer,
 )
 from kubeapi.metadata import format_time
-from kubeapi.paths import quote_segment
 from kubeapi.stepper import Stepper
 
 _decode_claim: Final = msgspec.json.Decoder(dict[str, Any]).decode
@@ -130,8 +129,7 @@ class ClaimStatusWriter:
         return self._refused.find_wait_s(self._clock())
 
     async def _write(self, claim: PreparedClaim) -> None:
-        namespace, name = quote_segment(claim.namespace), quote_segment(claim.name)
-        path = f"{make_claims_path(namespace)}/{name}"
+        path = make_claim_path(claim.namespace, claim.name)
         found = decode_answer(
             await self._client.get(path, timeout_s=WRITE_TIMEOUT_S), _decode_claim, "a ResourceClaim"
         )

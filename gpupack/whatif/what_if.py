@@ -118,11 +118,15 @@ class WhatIf:
 @contextmanager
 def without_pods(cluster: Cluster, usage: "PodCardUsage", pods: Iterable[PodRecord]) -> Iterator[None]:
     """Show filter the cards as if some pods had ended, for a while."""
-    charges: dict[int, dict[int, CardAmounts]] = {}
+    by_node: dict[str, list[PodRecord]] = {}
     for pod in pods:
-        on_node = charges.setdefault(cluster.state.nodes.rows[pod.node], {})
-        freed = pair_amounts(usage.get_freed_units(pod), usage.get_freed_compute(pod))
-        add_amounts(on_node, freed, -1)
+        by_node.setdefault(pod.node, []).append(pod)
+    charges: dict[int, dict[int, CardAmounts]] = {}
+    for node, gone in by_node.items():
+        on_node = charges.setdefault(cluster.state.nodes.rows[node], {})
+        add_amounts(on_node, pair_amounts({}, usage.get_freed_compute(*gone)), -1)
+        for pod in gone:
+            add_amounts(on_node, pair_amounts(usage.get_freed_units(pod), {}), -1)
     with cluster.state.nodes.with_charges(charges):
         yield
 
@@ -142,9 +146,9 @@ class PodCardUsage:
         """Get the units that certainly become free when a pod goes, by card position."""
         return self._get_pod_cards(record.node).get_freed_units(record.uid)
 
-    def get_freed_compute(self, record: PodRecord) -> ByPosition:
-        """Get the percent of compute that certainly becomes free when a pod goes, by card position."""
-        return self._get_pod_cards(record.node).get_freed_compute(record.uid)
+    def get_freed_compute(self, *records: PodRecord) -> ByPosition:
+        """Get the percent of compute that certainly becomes free when pods of a node go, by card position."""
+        return self._get_pod_cards(records[0].node).get_freed_compute(*(record.uid for record in records))
 
     def list_pods(self, node: str) -> list[PodRecord]:
         node_record = self._cluster.state.node_records.get(node)

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
-from allocator.claims import CLAIMS_PATH, ClaimObject, make_claims_path
+from allocator.claims import CLAIMS_PATH, ClaimObject, make_claim_path, make_claims_path
 from allocator.names import CLAIM_LABEL
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
 from kubeapi.metadata import format_time
@@ -159,7 +159,7 @@ class ClaimWriter:
 
     async def _put_status(self, found: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
         metadata = found["metadata"]
-        path = f"{make_claims_path(metadata['namespace'])}/{metadata['name']}/status"
+        path = f"{make_claim_path(metadata['namespace'], metadata['name'])}/status"
         answer = await self._api.put(path, {**found, "status": status}, timeout_s=self._timeout_s)
         written: dict[str, Any] = msgspec.json.decode(answer)
         return written

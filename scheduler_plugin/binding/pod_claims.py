@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from allocator.claims import AllocatedDevice, make_claims_path
+from allocator.claims import AllocatedDevice, make_claim_path
 from allocator.ids import device_names
 from allocator.names import (
     CLAIM_LABEL,
@@ -60,7 +60,7 @@ class BoundPodClaim:
 
     @property
     def path(self) -> str:
-        return f"{make_claims_path(self.namespace)}/{self.name}"
+        return make_claim_path(self.namespace, self.name)
 
     @property
     def shares(self) -> frozenset[str]:

@@ -55,12 +55,16 @@ class PodCards:
             return units
         return {card: count for card, count in units.items() if card not in self.closed_cards}
 
-    def get_freed_compute(self, uid: str) -> ByPosition:
-        """Return the percent of compute that certainly becomes free when a pod goes, by card position."""
-        compute = self.compute.get(uid, NO_COMPUTE)
-        if uid not in self.held:
-            return compute
-        return {card: max(0, percent - self.get_over_limit(card)) for card, percent in compute.items()}
+    def get_freed_compute(self, *uids: str) -> ByPosition:
+        """Return the percent of compute that certainly becomes free when pods go, by card position."""
+        freed: Counter[int] = Counter()
+        unpublished: Counter[int] = Counter()
+        for uid in uids:
+            (freed if uid in self.held else unpublished).update(self.compute.get(uid, NO_COMPUTE))
+        for card, percent in freed.items():
+            freed[card] = max(0, percent - self.get_over_limit(card))
+        freed.update(unpublished)
+        return freed
 
     def get_over_limit(self, card: int) -> int:
         """Return the percent that pods and claims in the words have of a card beyond its limit."""

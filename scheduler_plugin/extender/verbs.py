@@ -48,7 +48,12 @@ from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
 from scheduler_plugin.preemption.node_victims import read_node
 from scheduler_plugin.preemption.reprieving import VictimSet, choose_victims
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
-from scheduler_plugin.scheduling.filtering import CodeArray, explain_rejections, filter_nodes
+from scheduler_plugin.scheduling.filtering import (
+    CodeArray,
+    could_fit_emptied,
+    explain_rejections,
+    filter_nodes,
+)
 from scheduler_plugin.scheduling.pending_pods import PendingPods
 from scheduler_plugin.scheduling.placing import (
     POLICY_FAULTS,
@@ -529,7 +534,11 @@ class Extender:
         # A node that is held back has the cards, and takes the pod soon: nobody need be evicted for it.
         if pod.spec.can_preempt and not held.any():
             curable = [reason for reason in counts if Cure.PODS_END in reason.cures]
-            evictable = self._list_evictable(rows[np.isin(known_codes, curable)])
+            helped = rows[np.isin(known_codes, curable)]
+            # Of the curable reasons only this one stands also where the pod cannot run on empty cards.
+            if FilterReason.CARD_RULES in counts:
+                helped = helped[could_fit_emptied(self.state.nodes, query, helped)]
+            evictable = self._list_evictable(helped)
         refusal = UnschedulablePod(pod.metadata, counts, query, rows)
         among = NodeSet.from_rows(self.state.nodes.index, rows)
         return FilterReply(

@@ -302,6 +302,7 @@ class KubernetesChecks:
                 CardDemand(demand.per_card, demand.cards, demand.compute) for demand in record.charged.demands
             ),
             admits=self._selectors.get_mask(nodes.inventory, record.charged.selector),
+            rules=record.charged.rules,
         )
         query = SchedulingRequest(record.charged, request)
         return bool(filter_nodes(nodes, query, np.array([row], dtype=np.intp))[0])

@@ -108,7 +108,7 @@ def test_ends_and_moves_that_free_compute_are_ways_out():
         assert advise_start(world.without("p").cluster, FitQuestion(8, compute=90), wanted).after.pods == 1
 
 
-@pytest.mark.parametrize(("asked", "ends"), [(20, 1), (30, 2)])
+@pytest.mark.parametrize(("asked", "ends"), [(20, 1), (30, 2), (100, 2)])
 def test_the_end_of_a_pod_frees_less_where_pods_have_more_than_the_limit(asked, ends):
     """The limit was lowered while they ran, and the words stop at it: 80 and 80 percent of 100."""
     pods = (

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.names import BATCH_SCHEDULER, COMPUTE_RESOURCE, POD_GPU_MODEL
+from allocator.names import BATCH_SCHEDULER, COMPUTE_RESOURCE, POD_CONTAINERS, POD_GPU_MODEL
 from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.kubernetes_checks import MOST_UNTRIED, UNTRIED_S, KubernetesChecks
@@ -264,6 +264,8 @@ def test_anti_affinity_that_many_pods_share_ends_with_the_last_one_in_the_zone()
 
 FIVE_CARDS = [container(f"c{number}", 16, cpu="1m", memory="1Mi") for number in range(5)]
 
+FIVE_SMALL = [container(f"c{number}", 1, cpu="1m", memory="1Mi") for number in range(5)]
+
 
 @pytest.mark.parametrize(
     ("units", "more", "why"),
@@ -279,6 +281,11 @@ FIVE_CARDS = [container(f"c{number}", 16, cpu="1m", memory="1Mi") for number in 
         # By the rule of filter: each of five has a card, and all have none together; and no card is a T4.
         (1, {"spec": {"priority": 1}, "containers": FIVE_CARDS}, ""),
         (1, {"spec": {"priority": 1}, "annotations": {POD_GPU_MODEL: "T4"}}, ""),
+        (
+            1,
+            {"spec": {"priority": 1}, "annotations": {POD_CONTAINERS: "apart"}, "containers": FIVE_SMALL},
+            "",
+        ),
     ],
 )
 def test_no_pod_of_larger_priority_waits_for_the_room(units: int, more: dict[str, Any], why: str) -> None:

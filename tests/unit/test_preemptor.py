@@ -155,6 +155,14 @@ async def test_a_pod_gets_two_cards_of_one_model() -> None:
     assert world.filter(needy) == ["n1"]
 
 
+def test_of_many_nodes_those_are_looked_at_on_which_an_eviction_can_help() -> None:
+    world = PreemptionWorld()
+    world.node("n1", (8, 8), models=("A100", "L40S"))
+    world.node("n2", (8, 8), models=("A100", "A100"), a=(0, 4, 2))
+    world.wait("needy", 16, annotations={"gpupack.io/cards": "2"})
+    assert world.offered == ("n2",)
+
+
 async def test_of_two_nodes_the_cheaper_one() -> None:
     world = PreemptionWorld()
     world.node("n1", (8,), a=(0, 4, 2))

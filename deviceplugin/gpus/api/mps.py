@@ -42,7 +42,7 @@ class MpsControl(Protocol):
 
         Args:
             state: the newest state of the card's service.
-            mib: memory that it may use; 0 where the driver limits it, for a service with namespaces only.
+            mib: memory that it may use; 0 where the driver limits it, which needs a service with namespaces.
             compute: percent of the card's compute that it may use; 0 if that is not limited.
             ids: the container's device IDs.
 
