@@ -16,14 +16,13 @@ from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from scheduler_plugin.scheduling.policies.registry import (
     AttemptCounter,
     BacklogReader,
-    CardDemand,
     Learner,
     NodePolicy,
     PolicyRequest,
     chooses_cards,
     get_other_resources,
 )
-from scheduler_plugin.scheduling.request import SchedulingRequest
+from scheduler_plugin.scheduling.request import SchedulingRequest, make_policy_request
 
 
 def explain_slow_policy(policy: NodePolicy, name: str) -> str:
@@ -180,11 +179,4 @@ class ClusterPolicies:
 
     def make_policy_request(self, request: PodRequest, amounts: Amounts, pod: str = "") -> PolicyRequest:
         """Make the request as policies see it: with the selector, without the mask of admitted cards."""
-        return PolicyRequest(
-            amounts=amounts,
-            demands=tuple(CardDemand(d.per_card, d.cards, d.compute) for d in request.demands),
-            card_policy=request.card_policy or self.card_policy,
-            selector=request.selector,
-            pod=pod,
-            rules=request.rules,
-        )
+        return make_policy_request(request, amounts, self.card_policy, pod=pod)

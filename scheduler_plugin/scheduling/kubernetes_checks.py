@@ -35,8 +35,7 @@ from scheduler_plugin.scheduling.node_fit import (
     list_shortages,
 )
 from scheduler_plugin.scheduling.pod_affinity import OTHERS_ANTI_AFFINITY, ExistingAntiAffinity
-from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
-from scheduler_plugin.scheduling.request import SchedulingRequest
+from scheduler_plugin.scheduling.request import SchedulingRequest, make_policy_request
 
 UNTRIED_S: Final = 60.0
 """A pod that its scheduler has not tried for so long blocks no room: the scheduler may not be running."""
@@ -69,7 +68,7 @@ class _PodKind(NamedTuple):
 
 @dataclass(slots=True)
 class _Pod:
-    """_Pod is the facts about a pod besides its `PodRecord`.
+    """The facts about a pod besides its `PodRecord`.
 
     Attributes:
         node: Where it is bound, empty before.
@@ -296,15 +295,9 @@ class KubernetesChecks:
             return True
         nodes = self._state.nodes
         row = nodes.rows[name]
-        request = PolicyRequest(
-            record.amounts,
-            tuple(
-                CardDemand(demand.per_card, demand.cards, demand.compute) for demand in record.charged.demands
-            ),
-            admits=self._selectors.get_mask(nodes.inventory, record.charged.selector),
-            rules=record.charged.rules,
-        )
-        query = SchedulingRequest(record.charged, request)
+        admits = self._selectors.get_mask(nodes.inventory, record.charged.selector)
+        ask = make_policy_request(record.charged, record.amounts, admits=admits)
+        query = SchedulingRequest(record.charged, ask)
         return bool(filter_nodes(nodes, query, np.array([row], dtype=np.intp))[0])
 
 

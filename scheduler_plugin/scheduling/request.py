@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from allocator.card_rules import NO_RULES
+from allocator.names import DEFAULT_CARD_POLICY
 from allocator.request import WHOLE, PodRequest
-from scheduler_plugin.cache.arrays import ClusterView, LongArray, RowArray
+from scheduler_plugin.cache.amounts import Amounts
+from scheduler_plugin.cache.arrays import BoolArray, ClusterView, LongArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
@@ -30,6 +32,32 @@ class NodesByCardSize:
 
     uniform: tuple[tuple[int, RowArray], ...]
     mixed: RowArray
+
+
+def make_policy_request(
+    request: PodRequest,
+    amounts: Amounts,
+    card_policy: str = DEFAULT_CARD_POLICY,
+    *,
+    pod: str = "",
+    admits: BoolArray | None = None,
+) -> PolicyRequest:
+    """Make what policies see of a request for units; one for percent is made so by `with_units_for`.
+
+    Args:
+        card_policy: The one of pods that name none.
+        pod: UID, for policies that count attempts.
+        admits: bool[R, K], the cards that the request's selector admits; None: every card.
+    """
+    return PolicyRequest(
+        amounts=amounts,
+        demands=tuple(CardDemand(d.per_card, d.cards, d.compute) for d in request.demands),
+        admits=admits,
+        card_policy=request.card_policy or card_policy,
+        selector=request.selector,
+        pod=pod,
+        rules=request.rules,
+    )
 
 
 def with_units_for(query: SchedulingRequest, size: int) -> SchedulingRequest:

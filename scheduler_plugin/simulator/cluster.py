@@ -17,8 +17,13 @@ from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_by_policy
-from scheduler_plugin.scheduling.policies.registry import CardDemand, NodePolicy, PolicyRequest, chooses_cards
-from scheduler_plugin.scheduling.request import SchedulingRequest, without_compute
+from scheduler_plugin.scheduling.policies.registry import NodePolicy, PolicyRequest, chooses_cards
+from scheduler_plugin.scheduling.request import (
+    SchedulingRequest,
+    make_policy_request,
+    with_units_for,
+    without_compute,
+)
 from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
 
 if TYPE_CHECKING:
@@ -141,16 +146,10 @@ class SimulatedCluster:
         if pod.models:
             nodes = self.mask_admitted(request.selector)
             admits = np.broadcast_to(nodes[:, None], self.arrays.size.shape)
-        policy_request = PolicyRequest(
-            amounts=Amounts(1, pod.cpu_milli, pod.memory_mib * MIB, others=pod.others),
-            demands=tuple(CardDemand(d.units_on(self._usual), d.cards, d.compute) for d in request.demands),
-            admits=admits,
-            card_policy=card_policy,
-            selector=request.selector,
-            rules=request.rules,
-        )
-        query = SchedulingRequest(request, policy_request) if amounts else None
-        return SimulatedPodKind(policy_request, nodes, pod.requested_milli, query)
+        others = Amounts(1, pod.cpu_milli, pod.memory_mib * MIB, others=pod.others)
+        ask = make_policy_request(request, others, card_policy, admits=admits)
+        query = with_units_for(SchedulingRequest(request, ask), self._usual)
+        return SimulatedPodKind(query.policy_request, nodes, pod.requested_milli, query if amounts else None)
 
     def mask_admitted(self, selector: Selector) -> BoolArray:
         """Find the nodes whose model a selector admits; all cards of a node are of one."""
