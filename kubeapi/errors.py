@@ -236,7 +236,7 @@ def shorten_body(body: bytes) -> str:
 
 
 def find_conflict_cause(reason: str, message: str) -> Cause:
-    """Find the cause of a 409, which the API server states only in words."""
+    """Find the cause of a 409, or of a 422 for another UID, which the API server states only in words."""
     text = message.lower()
     if reason == "AlreadyExists":
         return "exists"

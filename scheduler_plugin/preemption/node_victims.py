@@ -135,6 +135,7 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
 
 
 def _pair_freed(pod_cards: PodCards, uid: str) -> dict[int, CardAmounts]:
+    """Pair the units that certainly become free with the compute there; where no units do, none does."""
     compute = pod_cards.compute.get(uid, {})
     return {card: (units, compute.get(card, 0)) for card, units in pod_cards.get_freed_units(uid).items()}
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from allocator.errors import shown
 from allocator.names import QUEUE_NAME
+from allocator.texts import list_some
 from scheduler_plugin.queue.cache.pods import PodQueueInfo
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 from scheduler_plugin.queue.config.queues import QueueConfig
@@ -113,8 +114,7 @@ class QueueMembership:
         return f"queue {shown(name)} is not for namespace {shown(namespace)}"
 
     def _format_names(self) -> str:
-        names = sorted(self._config.queues)
-        return ", ".join(names[:NAMES_SHOWN]) + (" ..." if len(names) > NAMES_SHOWN else "")
+        return list_some(sorted(self._config.queues), NAMES_SHOWN)
 
     def _find_default(self, namespace: str, label: str) -> str:
         """Find the queue of pods that name none; empty if the namespace has no queue of its own."""

@@ -27,6 +27,7 @@ from enum import Enum, StrEnum, auto
 from typing import Final
 
 from allocator.names import POD_GANG_SIZE, POD_JOB, QUEUE_NAME
+from allocator.texts import list_some
 from scheduler_plugin.cache.pod_groups import GroupKey
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.queue.cache.pods import PodQueueInfo
@@ -290,9 +291,8 @@ class Gang:
             (POD_JOB, {pod.queue_info.job for pod in pods}),
         ):
             if len(values) > 1:
-                named = ", ".join(sorted(values)[:VALUES_SHOWN])
-                more = " ..." if len(values) > VALUES_SHOWN else ""
-                return f"its pods disagree on {what}: {named}{more}; allowed: one"
+                named = list_some(sorted(values), VALUES_SHOWN)
+                return f"its pods disagree on {what}: {named}; allowed: one"
         return ""
 
 

@@ -31,7 +31,7 @@ class PodRefusals:
         self.pauses: KeyedBackoff[str] = KeyedBackoff(*REFUSED_S)
 
     def record(self, pod: QueuedPod, now: float, why: str, rejected: Collection[str]) -> None:
-        """Begin a pause, for arguments see `Queue.record_refused_admission`."""
+        """Begin a pause; the arguments are those of `Queue.record_refused_admission`."""
         if rejected and pod.requirements is not None:
             self._admission.rejected_nodes.add(pod.requirements, rejected, now)
             if self._has_untried_nodes(pod):
