@@ -225,6 +225,11 @@ def is_blocked(world: World, pod: Pod) -> bool:
     return not pod.node and bool(pod.spec.owner) and pod.spec.owner in world.blocked
 
 
+def _group_priority(world: World, gang: str) -> int:
+    group = world.groups.get(gang)
+    return (group.spec.priority or 0) if group is not None else 0
+
+
 def jobs(world: World) -> Iterator[Job]:
     """All that is on no node and could start as a whole, admitted or not; pods with claims ask nobody."""
     gangs: dict[str, list[Pod]] = {}
@@ -235,5 +240,8 @@ def jobs(world: World) -> Iterator[Job]:
             yield Job(pod.uid, (pod,))
     for name, pods in gangs.items():
         waits = tuple(pod for pod in pods if not pod.node)
+        if any(pod.spec.grouped and pod.spec.priority != _group_priority(world, name) for pod in pods):
+            # kube-scheduler starts no pod of a PodGroup that has another priority than one of its pods.
+            continue
         if waits and len(pods) == pods[0].spec.size and not any(pod.ending for pod in pods):
             yield Job(f"gang default/{name}", waits, rest=len(waits) < len(pods))
