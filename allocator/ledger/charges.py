@@ -59,8 +59,9 @@ def charge_cards(accounts: NodeAccounts) -> Units:
 def charge_pod_compute(accounts: NodeAccounts, account: PodAccount) -> Units:
     """Return the percent of compute by card that one pod is charged with, as `charge_pod` does its units.
 
-    What claims stand for has the compute that they say, and other IDs what the pod requests. Before a list
-    shows the pod that is unknown: they are charged with all that their cards give.
+    The compute of the device IDs that claims stand for is in the claims, that of the others in the pod's
+    request. Before a list shows the pod its request is unknown: the others count with all that their cards
+    give.
     """
     request, claimed = account.pod.request, account.claimed_compute
     if account.bound and not (claimed or request.asks_compute):

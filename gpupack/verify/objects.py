@@ -6,7 +6,7 @@ import msgspec
 
 from allocator.names import POD_GPU_UUID
 from gpupack.verify.target import Target
-from kubeapi.objects import ConditionedStatus, KubeObject, KubeStruct, PodSpec
+from kubeapi.objects import TERMINAL_PHASES, ConditionedStatus, KubeObject, KubeStruct, PodSpec
 
 RUN_LABEL: Final = "app.kubernetes.io/instance"
 """Label of the namespace; its value tells the run that created it."""
@@ -117,7 +117,7 @@ class TriedPod(KubeObject):
 
     @property
     def has_failed(self) -> bool:
-        return self.status.phase in {"Failed", "Succeeded"}
+        return self.status.phase in TERMINAL_PHASES
 
     @property
     def life(self) -> tuple[object, ...]:

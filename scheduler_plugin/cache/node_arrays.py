@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
+from allocator.cards import CardAmounts
 from allocator.request import WHOLE
 from scheduler_plugin.cache.amount_columns import AmountColumns
 from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOTHING
@@ -16,9 +16,6 @@ from scheduler_plugin.cache.card_inventory import CardInventory
 from scheduler_plugin.cache.compute_columns import ComputeColumns
 from scheduler_plugin.cache.node_index import NodeIndex
 from scheduler_plugin.cache.row_changes import RowChanges
-
-NO_COMPUTE: Final[Mapping[int, int]] = MappingProxyType({})
-"""Percent of compute by card position, of who has none."""
 
 _ROW_ARRAYS: Final = (
     "gpu_capacity",
@@ -272,7 +269,7 @@ class NodeArrays:
             self._update_derived(row)
 
     @contextmanager
-    def with_charges(self, charges: Mapping[int, Mapping[int, tuple[int, int]]]) -> Iterator[None]:
+    def with_charges(self, charges: Mapping[int, Mapping[int, CardAmounts]]) -> Iterator[None]:
         """Charge more while the context is open; the versions of the rows grow before and after.
 
         Args:

@@ -14,7 +14,6 @@ from allocator.podcards import (
 )
 from allocator.request import PodRequest
 from scheduler_plugin.cache.charges import NodeRecord
-from scheduler_plugin.cache.node_arrays import NO_COMPUTE
 from scheduler_plugin.cache.pods import PodRecord
 
 
@@ -60,7 +59,7 @@ class PodCards:
         freed: Counter[int] = Counter()
         unpublished: Counter[int] = Counter()
         for uid in uids:
-            (freed if uid in self.held else unpublished).update(self.compute.get(uid, NO_COMPUTE))
+            (freed if uid in self.held else unpublished).update(self.compute.get(uid, {}))
         for card, percent in freed.items():
             freed[card] = max(0, percent - self.get_over_limit(card))
         freed.update(unpublished)

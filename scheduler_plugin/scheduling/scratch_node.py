@@ -3,14 +3,16 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from allocator.cards import Card
 from allocator.place import Placement, place
 from allocator.podcards import ByPosition
 from allocator.request import PodRequest
 from scheduler_plugin.cache.amounts import Amounts
-from scheduler_plugin.cache.node_arrays import NO_COMPUTE
+
+NO_COMPUTE: Final[ByPosition] = MappingProxyType({})
 
 Undo = Callable[[], object]
 """Takes a change back; changes may be taken back in any order, each once."""

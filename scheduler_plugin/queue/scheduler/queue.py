@@ -146,18 +146,12 @@ class Queue:
         """
         uid = pod.metadata.uid
         queued_pod = self.queued_pods.get(uid)
-        record, queue_info = (
-            self.state.pods.get(uid) or read_pod(pod, self.state.resource),
-            read_queue_info(pod, self.coscheduling_groups),
-        )
+        record = self.state.pods.get(uid) or read_pod(pod, self.state.resource)
+        queue_info = read_queue_info(pod, self.coscheduling_groups)
+        queue = self._membership.find_pod_queue(queued_pod, record.namespace, queue_info)
         # No scheduler binds a placeholder, whatever its label says.
         is_placeholder = pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER and not record.node
-        queue = (
-            ""
-            if is_placeholder
-            else self._membership.find_pod_queue(queued_pod, record.namespace, queue_info)
-        )
-        queue_info = replace(queue_info, queue=queue)
+        queue_info = replace(queue_info, queue="" if is_placeholder else queue)
         self.claimed.set_pod(uid, queue_info.label if pod.spec.resource_claims else "")
         has_cards = record.charged is not None or bool(record.error)
         concerns = queue_info.gated or (queue_info.queue and has_cards)
