@@ -68,6 +68,9 @@ POD_REQUEUED = f"{DOMAIN}/requeued"
 # Label of the pod that leads, written by itself; the value is the Lease's name. Services select it.
 LEADER_LABEL = f"{DOMAIN}/leader"
 
+# Label app.kubernetes.io/name of the node daemons' pods.
+DAEMON_NAMES = ("gpupack-node", "gpupack-node-dra")
+
 # Pods that ask a cluster autoscaler for a node, and never run. gpupack autoscale writes the annotation.
 PLACEHOLDER_LABEL = f"{DOMAIN}/placeholder"
 PLACEHOLDER_SCHEDULER = "gpupack-placeholder"

@@ -14,6 +14,7 @@ import structlog
 from aiohttp import web
 
 from allocator.names import (
+    DAEMON_NAMES,
     DEFAULT_CARD_POLICY,
     DEFAULT_NODE_POLICY,
     MIB_PER_GIB,
@@ -27,7 +28,6 @@ from deviceplugin.host.cgroups import CgroupProbe, ProcessPlace
 from deviceplugin.publishing.shutdown import ShutdownTimeouts
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.errors import GpupackError
-from gpupack.own_pods import DAEMON_NAMES
 from kubeapi.paths import make_collection_path
 from scheduler_plugin.app import run as run_extender
 from scheduler_plugin.settings import Settings as SchedulerSettings

@@ -15,6 +15,7 @@ import msgspec
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.names import (
     COMPUTE_RESOURCE,
+    DAEMON_NAMES,
     DEVICE_CLASS,
     DOMAIN,
     GPU_PREFIX,
@@ -27,11 +28,11 @@ from allocator.texts import count_of, list_some
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import list_all
 from gpupack.node_changes import change_node, read_node
-from gpupack.own_pods import DAEMON_NAMES, is_placeholder
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, Forbidden, NotFound
 from kubeapi.objects import Pod, WritableNode
 from kubeapi.paths import NODES_PATH, PODS_PATH, make_node_path, make_pod_path
+from scheduler_plugin.cache.pods import is_placeholder
 
 _NAMED: Final = 10
 PREFIX: Final = f"{DOMAIN}/"

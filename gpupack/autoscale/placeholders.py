@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
 from gpupack.autoscale.packing import NewNode
-from gpupack.own_pods import is_placeholder
 from kubeapi.objects import Pod
 from kubeapi.selectors import REQUIRED, NodeTerm
 from scheduler_plugin.cache.amounts import Amounts
+from scheduler_plugin.cache.pods import is_placeholder
 
 IMAGE: Final = "gpupack.io/placeholder:never-pulled"
 MESSAGE: Final = "stands for pods that no card of the cluster can take: a cluster autoscaler is to add a node"

@@ -36,13 +36,13 @@ from gpupack.autoscale.waiting_pods import (
     group_by_kind,
     list_waiting_pods,
 )
-from gpupack.own_pods import is_placeholder
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import GangMembers, find_gang_key, place_together
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import HOSTNAME
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.pods import is_placeholder
 from scheduler_plugin.scheduling.node_fit import can_run_on
 
 STARTING_S: Final = 900.0

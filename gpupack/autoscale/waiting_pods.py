@@ -116,13 +116,9 @@ class EquivalentPods:
 
 
 def list_waiting_pods(cluster: Cluster) -> list[WaitingPod]:
-    """List the pods that wait for cards, the most important first; not those that are being deleted."""
+    """List the pods that wait for cards which they can be given, the most important first."""
     records = ((pod, cluster.state.pods[pod.metadata.uid]) for pod in cluster.list_waiting_pods())
-    found = [
-        WaitingPod(pod, record, record.request)
-        for pod, record in records
-        if record.request is not None and not pod.metadata.is_terminating
-    ]
+    found = [WaitingPod(pod, record, record.request) for pod, record in records if record.request is not None]
     return sorted(found, key=lambda waiting: waiting.order)
 
 

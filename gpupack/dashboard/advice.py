@@ -68,10 +68,7 @@ class SizeFit(msgspec.Struct, frozen=True):
 
 def list_waiting_pods(cluster: Cluster) -> list[Pod]:
     """List the pods that wait for cards, longest first."""
-    return sorted(
-        (pod for pod in cluster.list_waiting_pods() if not pod.metadata.is_terminating),
-        key=lambda pod: (pod.metadata.created_at, pod.full_name),
-    )
+    return sorted(cluster.list_waiting_pods(), key=lambda pod: (pod.metadata.created_at, pod.full_name))
 
 
 def explain_pods(

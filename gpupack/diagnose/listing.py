@@ -74,7 +74,7 @@ def list_waiting(
     most: int | None = None,
     budget: WorkBudget | None = None,
 ) -> PodList:
-    """List the pods that ask for GPU memory and have no node.
+    """List the pods that wait for GPU memory.
 
     Args:
         queued: What waits in the queue, as `gpupack queue status` says; None: nobody asked.

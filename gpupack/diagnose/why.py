@@ -20,7 +20,6 @@ from allocator.texts import list_some
 from gpupack.diagnose.running import list_pod_cards
 from gpupack.diagnose.ways_out import find_ways_out
 from gpupack.inventory.objects import CLAIMS_NOT_READ
-from gpupack.own_pods import is_placeholder
 from gpupack.rebalance.verified_moves import explain_skipped_search
 from gpupack.whatif.answers import PodExplanation, State, WayOut
 from gpupack.whatif.cluster import Cluster, read_requested_unit
@@ -37,6 +36,7 @@ from gpupack.whatif.objects import is_of_batch_mode, list_gates, waits_in_queue
 from gpupack.whatif.unknown_requests import describe_unknowns, find_policy_refusal
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.objects import Pod
+from scheduler_plugin.cache.pods import is_placeholder
 from scheduler_plugin.scheduling.fit_counts import can_ever_hold_all
 from scheduler_plugin.scheduling.reasons import format_demands
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from allocator.names import SYSTEM_NAMESPACE
+from allocator.names import DAEMON_NAMES, SYSTEM_NAMESPACE
 from deviceplugin.gpus.api.telemetry import CardTelemetry
 from gpupack.inventory.fetching import list_all
 from gpupack.inventory.records import NodeRow
-from gpupack.own_pods import DAEMON_NAMES
 from kubeapi.objects import KubeObject, Pod
 from kubeapi.paths import make_collection_path, make_pod_path
 

@@ -19,7 +19,6 @@ from allocator.quantity import parse_integer
 from allocator.request import PodRequest
 from gpupack.errors import InputError
 from gpupack.inventory.objects import CLAIMS_NOT_READ
-from gpupack.own_pods import is_placeholder
 from gpupack.whatif.kube_checks import HostRequirements, KubeSchedulerChecks
 from gpupack.whatif.objects import load_objects
 from gpupack.whatif.queue_rules import QueueRules
@@ -362,15 +361,13 @@ class Cluster:
         return self.policies.make_request(self.state.nodes, request, requirements.amounts)
 
     def list_waiting_pods(self) -> list[Pod]:
-        """List the pods that ask for cards, in whatever unit, and have no node, by namespace and name."""
+        """List the pods that wait and ask for cards, in whatever unit, by namespace and name."""
         found = [
             pod
             for uid, record in self.state.pods.items()
-            if not record.node
-            and not record.ended
+            if record.is_waiting
             and (pod := self.pods.get(uid)) is not None
-            and (record.charged is not None or record.error or read_requested_unit(pod))
-            and not is_placeholder(pod)
+            and (record.asks_for_cards or read_requested_unit(pod))
         ]
         return sorted(found, key=lambda pod: pod.full_name)
 

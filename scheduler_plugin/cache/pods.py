@@ -11,6 +11,8 @@ from allocator.errors import QuantityError, RequestError
 from allocator.names import (
     COMPUTE_RESOURCE,
     PERCENT_RESOURCE,
+    PLACEHOLDER_LABEL,
+    PLACEHOLDER_SCHEDULER,
     POD_ALLOCATION,
     POD_ASSIGNED,
     POD_NODE_POLICY,
@@ -54,8 +56,10 @@ class PodRecord:
         allocated: Cards that the node says it got.
         nominated: The node that is being kept for it (status.nominatedNodeName), while it has none.
         grace_ends_at: When the grace period of a pod that is being deleted ends, seconds since the epoch;
-            else None. This and the following fields are read only for pods that ask for cards.
-        start_time: When the kubelet accepted it, as the API writes times; empty before.
+            else None.
+        is_placeholder: See `is_placeholder`.
+        start_time: When the kubelet accepted it, as the API writes times; empty before. This and the
+            following fields are read only for pods that ask for cards.
         gang: Namespace and name of the gang that it starts and ends with; None for none.
         is_mirror: True for a static pod of the kubelet, which no eviction ends.
         is_gated: True if it has scheduling gates, so that kube-scheduler leaves it alone, or is
@@ -80,6 +84,7 @@ class PodRecord:
     allocated: Assignment | None
     nominated: str = ""
     grace_ends_at: float | None = None
+    is_placeholder: bool = False
     start_time: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     gang: tuple[str, str] | None = None
@@ -96,6 +101,25 @@ class PodRecord:
     @property
     def version(self) -> int:
         return parse_resource_version(self.resource_version)
+
+    @property
+    def asks_for_cards(self) -> bool:
+        """Whether it asks for cards at all, be it for what cannot be given."""
+        return self.charged is not None or bool(self.error)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for a node, be it behind a gate.
+
+        It has no node, has not ended, and is neither a placeholder nor being deleted: kube-scheduler leaves
+        out what is being deleted.
+        """
+        return not (self.node or self.ended or self.grace_ends_at is not None or self.is_placeholder)
+
+    @property
+    def can_be_scheduled(self) -> bool:
+        """Whether its scheduler may take it now: it waits, and not behind a gate, see `is_gated`."""
+        return self.is_waiting and not self.is_gated
 
     @property
     def started_at(self) -> float:
@@ -211,7 +235,7 @@ def read_pod(pod: Pod, resource: str) -> PodRecord:
     if parsed.charged is not None:
         assigned, allocated = _read_cards(meta.annotations or {}, meta.uid)
     asked = parsed.charged is not None
-    leaves = meta.deletion_timestamp if asked else None
+    leaves = meta.deletion_timestamp
     requeued = is_requeued(pod)
     amounts = parsed.amounts
     if pod.spec.node_name and is_resized(pod):
@@ -233,6 +257,7 @@ def read_pod(pod: Pod, resource: str) -> PodRecord:
         allocated=allocated,
         nominated=pod.status.nominated_node_name if asked and not pod.spec.node_name else "",
         grace_ends_at=None if leaves is None else parse_time(leaves) or 0.0,
+        is_placeholder=is_placeholder(pod),
         start_time=(pod.status.start_time or "") if asked else "",
         labels=(meta.labels or {}) if asked else {},
         gang=read_gang_key(pod) if asked else None,
@@ -255,6 +280,12 @@ def is_requeued(pod: Pod) -> bool:
     A scheduling gate cannot be added to a pod again. The annotation is the gate that can.
     """
     return not pod.spec.node_name and POD_REQUEUED in (pod.metadata.annotations or ())
+
+
+def is_placeholder(pod: Pod) -> bool:
+    """Return True if a pod of ours asks a cluster autoscaler for a node, and never runs."""
+    named = pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER
+    return named and pod.metadata.get_label(PLACEHOLDER_LABEL) is not None
 
 
 def sum_host_amounts(pod: Pod) -> Amounts:

@@ -136,7 +136,7 @@ class RefusedPodRetrier:
     def _add_waiting_pods(self) -> None:
         """Treat every waiting pod as refused; kube-scheduler's calls correct that within a second."""
         for pod in self._extender.state.pods.values():
-            waits = pod.request is not None and not (pod.node or pod.ended or pod.is_gated)
+            waits = pod.request is not None and pod.can_be_scheduled
             # kube-scheduler tries a gang again by itself, as a whole.
             waits = waits and not self._extender.state.pod_groups.ends_together(pod.scheduling_group)
             if waits and pod.uid not in self._refused:

@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from allocator.names import PLACEHOLDER_LABEL
 from allocator.quantity import format_memory
 from kubeapi.objects import ObjectMeta
 from scheduler_plugin.cache.arrays import RowArray
@@ -167,18 +166,13 @@ class UnschedulablePods:
         self._remove_unknown()
         counts = Counter(pod.label for pod in self._reported.values())
         counts[NOT_REFUSED] = sum(
-            1
+            pod.is_waiting and pod.asks_for_cards and uid not in self._reported
             for uid, pod in self._pods.items()
-            if not pod.node
-            and not pod.ended
-            and (pod.charged or pod.error)
-            and uid not in self._reported
-            and PLACEHOLDER_LABEL not in pod.labels
         )
         return counts
 
     def _remove_unknown(self) -> None:
-        """Remove pods that are unknown, bound or requeued: a pod never seen has no deletion event."""
+        """Remove pods that are unknown or not refused any more: a pod never seen has no deletion event."""
         known = ((uid, self._pods.get(uid)) for uid in self._reported)
-        for uid in [uid for uid, pod in known if pod is None or pod.node or pod.is_gated]:
+        for uid in [uid for uid, pod in known if pod is None or not pod.can_be_scheduled]:
             del self._reported[uid]

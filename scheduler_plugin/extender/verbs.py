@@ -203,7 +203,7 @@ class Extender:
             held: Nodes that the policy holds the pod back from count too.
         """
         self.state.expire_tombstones(now)
-        if pod.request is None or pod.is_gated:
+        if pod.request is None or not pod.can_be_scheduled:
             return False
         query = self.policies.make_request(self.state.nodes, pod.request, pod.amounts, pod.uid)
         try:

@@ -54,14 +54,6 @@ class Nomination:
         return self.plan.reservation.node
 
 
-def is_waiting(pod: PodRecord) -> bool:
-    """Return True if a pod waits for cards.
-
-    A pod that has a node, has ended, is being deleted, or is requeued does not.
-    """
-    return not (pod.node or pod.ended or pod.grace_ends_at is not None or pod.is_gated)
-
-
 class Nominations:
     """Keeps the state's reservations, one for each nomination."""
 
@@ -154,7 +146,7 @@ class Nominations:
         unserved = []
         for uid, nomination in list(self._by_uid.items()):
             pod = self._state.pods.get(uid)
-            if pod is None or not is_waiting(pod):
+            if pod is None or not pod.can_be_scheduled:
                 await self.withdraw_if_waiting(nomination)
             elif why := self._explain_failure(nomination):
                 await self.withdraw(nomination)
@@ -214,7 +206,7 @@ class Nominations:
             if (
                 uid in self._by_uid
                 or now >= seen + FOREIGN_NOMINATION_S
-                or not is_waiting(pod)
+                or not pod.can_be_scheduled
                 or self._state.pod_groups.ends_together(pod.scheduling_group)  # see `GroupHolds`
                 or self._state.get_assumed(uid)
             ):

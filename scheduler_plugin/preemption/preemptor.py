@@ -28,7 +28,7 @@ from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.preemption.gang_members import decode_alike, may_be_kept_off
-from scheduler_plugin.preemption.nominations import Nomination, Nominations, is_waiting
+from scheduler_plugin.preemption.nominations import Nomination, Nominations
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan, plan_on_node
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
@@ -233,7 +233,7 @@ class Preemptor:
         """Return True if others may be evicted for a pod now, as far as itself is concerned."""
         return (
             pod.request is not None
-            and is_waiting(pod)
+            and pod.can_be_scheduled
             and pod.uid not in self._left_until
             and self.nominations.get_nomination(pod.uid) is None
             and not self.nominations.is_foreign(pod)
@@ -354,7 +354,7 @@ class Preemptor:
         if self._get_gang(nominations[0].pod) is None:
             return self._is_waiting(uid)
         pods = [self.state.pods.get(each.pod.uid) for each in nominations]
-        return all(pod is not None and is_waiting(pod) for pod in pods)
+        return all(pod is not None and pod.can_be_scheduled for pod in pods)
 
     def _rest(self, pods: Iterable[PodRecord]) -> None:
         for pod in pods:
@@ -450,7 +450,7 @@ class Preemptor:
     def _is_waiting(self, uid: str) -> bool:
         """Return True if a pod's last attempt was refused and it still waits."""
         pod = self.state.pods.get(uid)
-        return uid in self._refused and pod is not None and is_waiting(pod)
+        return uid in self._refused and pod is not None and pod.can_be_scheduled
 
     async def _evict(self, victim: PodRecord, nomination: Nomination) -> None:
         """Evict a pod, unless it is leaving already."""

@@ -20,7 +20,7 @@ from kubeapi.objects import Node, ObjectMeta, Pod
 from kubeapi.selectors import NodeRules, NodeTraits
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.card_inventory import SelectorMasks
-from scheduler_plugin.cache.pods import PodRecord, is_requeued
+from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.node_fit import (
@@ -123,7 +123,9 @@ class KubernetesChecks:
         if _was_tried(pod) or (pod.spec.node_name and before is not None and not before.node):
             self._schedulers.add(pod.spec.scheduler_name)
         rules, record = pod.spec.node_rules, self._state.pods.get(uid)
-        kind = None if record is None or not _waits_untried(pod) else _get_kind(record, rules)
+        kind = None
+        if record is not None and record.can_be_scheduled and _is_untried(pod):
+            kind = _PodKind(record.priority, rules, record.charged, record.amounts)
         since = before.untried_since if before is not None else None
         known = self._pods[uid] = _Pod(
             node=pod.spec.node_name,
@@ -301,17 +303,9 @@ class KubernetesChecks:
         return bool(filter_nodes(nodes, query, np.array([row], dtype=np.intp))[0])
 
 
-def _get_kind(record: PodRecord, rules: NodeRules) -> _PodKind:
-    return _PodKind(record.priority, rules, record.charged, record.amounts)
-
-
-def _waits_untried(pod: Pod) -> bool:
-    """Return True if a pod waits for another scheduler, which has not reported on it yet."""
-    if pod.spec.node_name or pod.is_gated or is_requeued(pod):
-        return False
-    if pod.spec.scheduler_name == BATCH_SCHEDULER or pod.metadata.is_terminating:
-        return False
-    return pod.status.scheduled is None
+def _is_untried(pod: Pod) -> bool:
+    """Return True if a pod is of another scheduler, which has not reported on it yet."""
+    return pod.spec.scheduler_name != BATCH_SCHEDULER and pod.status.scheduled is None
 
 
 def _was_tried(pod: Pod) -> bool:

@@ -5,7 +5,6 @@ from typing import Final
 import numpy as np
 
 from allocator.errors import RequestError
-from allocator.names import PLACEHOLDER_LABEL
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -36,7 +35,7 @@ class PendingPods:
         # Pods that ask alike were read alike: comparing requests by identity is enough, and fast.
         shapes: dict[tuple[object, ...], list[PodRecord]] = {}
         for pod in self._state.pods.values():
-            if not pod.node and self._is_waiting(pod):
+            if pod.is_waiting and not pod.error and self._state.get_assumed(pod.uid) is None:
                 asked_for = (id(pod.request), pod.amounts)
                 shapes.setdefault(asked_for, []).append(pod)
         most = sorted(shapes.values(), key=len, reverse=True)[:MAX_SHAPES]
@@ -47,11 +46,6 @@ class PendingPods:
                 asked.append((ask, [pod.uid for pod in pods]))
         for reader in readers:
             reader.waiting(self._state.nodes, asked)
-
-    def _is_waiting(self, pod: PodRecord) -> bool:
-        if pod.ended or pod.error or pod.grace_ends_at is not None or PLACEHOLDER_LABEL in pod.labels:
-            return False
-        return self._state.get_assumed(pod.uid) is None
 
     def _make_policy_request(self, pod: PodRecord) -> PolicyRequest | None:
         """Make a pod's request; None if it names a policy that does not exist."""

@@ -6,7 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.names import BATCH_SCHEDULER, COMPUTE_RESOURCE, POD_CONTAINERS, POD_GPU_MODEL
+from allocator.names import (
+    BATCH_SCHEDULER,
+    COMPUTE_RESOURCE,
+    PLACEHOLDER_LABEL,
+    PLACEHOLDER_SCHEDULER,
+    POD_CONTAINERS,
+    POD_GPU_MODEL,
+)
 from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.kubernetes_checks import MOST_UNTRIED, UNTRIED_S, KubernetesChecks
@@ -294,6 +301,25 @@ def test_no_pod_of_larger_priority_waits_for_the_room(units: int, more: dict[str
     world.pod("other", units, **{"scheduler": "default-scheduler"} | more)
     assert world.rejection() == why
     assert world.rejection(now=UNTRIED_S) == ""
+
+
+def test_a_placeholder_holds_up_nobody() -> None:
+    """No scheduler takes one, though autoscale gives it the condition that a scheduler writes."""
+    world = World()
+    placeholder = {"scheduler": PLACEHOLDER_SCHEDULER, "labels": {PLACEHOLDER_LABEL: "true"}}
+    world.pod("marked", **placeholder, status={"conditions": TRIED})
+    world.pod("new", **placeholder, spec={"priority": 1})
+    assert world.rejection() == ""
+
+
+@pytest.mark.parametrize("units", [0, 1])
+def test_a_pod_that_is_being_deleted_holds_up_nobody(units: int) -> None:
+    world = World()
+    more = {"containers": [{"name": "main"}]} if not units else {}
+    world.pod("other", scheduler="other", spec={"priority": 1}, **more)
+    assert world.rejection() == "a pod of larger priority waits for the node"
+    world.pod("other", scheduler="other", spec={"priority": 1}, deleted="2027-01-15T08:00:00Z", **more)
+    assert world.rejection() == ""
 
 
 @pytest.mark.parametrize("kinds", [1, MOST_UNTRIED + 1])

@@ -123,7 +123,7 @@ def test_what_preemption_reads() -> None:
     bound = read_pod(pod("p", 4, node="n", status={"nominatedNodeName": "n"}), MEMORY)
     assert (bound.nominated, bound.grace_ends_at, bound.started_at, bound.is_mirror) == ("", None, 0.0, False)
     plain = read_pod(pod("p", containers=[{"name": "c"}], labels={"app": "web"}, deleted="x"), MEMORY)
-    assert (plain.labels, plain.grace_ends_at) == ({}, None)
+    assert (plain.labels, plain.grace_ends_at) == ({}, 0.0)
 
 
 def test_times_that_cannot_be_read_are_long_ago() -> None:

@@ -201,6 +201,17 @@ async def test_pods_that_a_predecessor_refused_are_looked_at(setup: Setup) -> No
     assert await setup.look() == ["p"]
 
 
+@pytest.mark.parametrize("was_refused", [True, False])
+async def test_a_pod_that_is_being_deleted_is_not_tried_again(setup: Setup, was_refused: bool) -> None:
+    if was_refused:
+        assert setup.ask().refused
+        await setup.look()
+    setup.world.state.apply_pod(pod("p", 8, version=51, deleted="2027-01-15T08:00:00Z"), 0)
+    setup.use(0)
+    for _ in range(3):
+        assert await setup.look() == []
+
+
 async def test_a_predecessor_did_not_refuse_a_pod_that_does_not_say_so(setup: Setup) -> None:
     setup.world.state.apply_pod(pod("p", 8, version=50), 0)
     setup.use(0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allocator.names import COMPUTE_RESOURCE
+from allocator.names import COMPUTE_RESOURCE, PLACEHOLDER_LABEL
 from scheduler_plugin.cache.reservations import Reservation
 from scheduler_plugin.extender.unschedulable_pods import REPEAT_AFTER_S, UnschedulablePod, UnschedulablePods
 from scheduler_plugin.scheduling.reasons import FilterReason
@@ -196,6 +196,24 @@ def test_waiting_pods_are_counted_by_reason_while_they_wait(world: World) -> Non
         assert waiting.record_refusal(refusal(world, pod_object(name, units), "a", "b"), 0)
     world.state.apply_pod(pod("r", 9, node="a", version=9), 0)
     assert dict(waiting.count_by_reason()) == {"not_free": 1, "too_small": 1, "not_refused": 1}
+
+
+@pytest.mark.parametrize("more", [{"deleted": "2027-01-15T08:00:00Z"}, {"phase": "Failed"}])
+def test_a_pod_that_no_scheduler_takes_any_more_does_not_wait(world: World, more: dict[str, str]) -> None:
+    """A finalizer keeps a deleted pod that has no node; kube-scheduler leaves it out."""
+    waiting = UnschedulablePods(world.state.pods)
+    for name in ("refused", "new"):
+        world.state.apply_pod(pod(name, 9), 0)
+    assert waiting.record_refusal(refusal(world, pod_object("refused", 9), "a", "b"), 0)
+    assert dict(waiting.count_by_reason()) == {"not_free": 1, "not_refused": 1}
+    for name in ("refused", "new"):
+        world.state.apply_pod(pod(name, 9, version=9, **more), 0)
+    assert dict(waiting.count_by_reason()) == {"not_refused": 0}
+
+
+def test_a_pod_with_the_label_of_placeholders_and_another_scheduler_waits(world: World) -> None:
+    world.state.apply_pod(pod("p", 9, labels={PLACEHOLDER_LABEL: "true"}), 0)
+    assert dict(UnschedulablePods(world.state.pods).count_by_reason()) == {"not_refused": 1}
 
 
 def test_a_pod_that_the_queue_has_requeued_waits_for_its_turn_and_not_for_a_card(world: World) -> None:

@@ -101,8 +101,12 @@ def test_pods_of_one_template_are_answered_alike_and_others_are_not() -> None:
 def test_a_pod_that_is_deleted_is_told_apart_from_others_of_its_template() -> None:
     waits, deleted = pods_of(Pod("a", 4), Pod("b", 4))
     deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
-    found = list_waiting(cluster_of(waits, deleted), NOW)
+    for each in (waits, deleted):
+        each["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "train", "controller": True}]
+    cluster = cluster_of(waits, deleted)
+    found = list_workload(cluster, "default", parse_workload("job/train"), NOW)
     assert [(line.pod, line.reason) for line in found.pods] == [("a", "Fits"), ("b", "Ending")]
+    assert [line.pod for line in list_waiting(cluster, NOW).pods] == ["a"], "no scheduler takes the other"
 
 
 def test_the_queue_says_why_where_it_holds_a_pod() -> None:

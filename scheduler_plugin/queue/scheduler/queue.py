@@ -153,7 +153,7 @@ class Queue:
         is_placeholder = pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER and not record.node
         queue_info = replace(queue_info, queue="" if is_placeholder else queue)
         self.claimed.set_pod(uid, queue_info.label if pod.spec.resource_claims else "")
-        has_cards = record.charged is not None or bool(record.error)
+        has_cards = record.asks_for_cards
         concerns = queue_info.gated or (queue_info.queue and has_cards)
         self._outside.pop(uid, None)
         if not concerns or record.ended:
