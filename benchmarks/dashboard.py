@@ -37,7 +37,7 @@ from deviceplugin.monitoring.sampling import SAMPLE_S
 from deviceplugin.monitoring.telemetry import HISTORY_S, TelemetryHistory
 from gpupack.dashboard.app import Dashboard, start_listening
 from gpupack.dashboard.board import ClusterBoard
-from gpupack.dashboard.handlers import BoardAnswers, DashboardHandlers
+from gpupack.dashboard.handlers import DashboardHandlers
 from gpupack.dashboard.member import MemberDashboard, MemberPages
 from gpupack.dashboard.records import CardDetail
 from gpupack.dashboard.settings import Settings
@@ -93,12 +93,7 @@ async def shown(
         dashboard.flush_changes()
         with dashboard.hub.open_page():
             await dashboard.refresh_advice()
-        pages = DashboardHandlers(
-            BoardAnswers(dashboard.board, dashboard.questions),
-            dashboard.hub,
-            dashboard.refresh_advice,
-            lambda: True,
-            dashboard.report_usage,
+        pages = dashboard.make_handlers(
             partial(telemetry, dashboard.board)
             if telemetry is not None
             else explain_no_telemetry("the cluster is made up"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ from gpupack.dashboard.handlers import BoardAnswers, DashboardHandlers
 from gpupack.dashboard.member import MemberClient, MemberDashboard, MemberPages
 from gpupack.dashboard.page_hub import PageHub
 from gpupack.dashboard.settings import Settings
-from gpupack.dashboard.telemetry import TelemetrySource, explain_no_telemetry, read_own_namespace
+from gpupack.dashboard.telemetry import NodeCourse, TelemetrySource, explain_no_telemetry, read_own_namespace
 from gpupack.dashboard.trend import EVERY_S, Trend, make_trend_point
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
@@ -61,6 +61,7 @@ class Dashboard:
 
     def __init__(self, source: str, *, live: bool = True, now_s: Callable[[], float] = time.time) -> None:
         self._now_s = now_s
+        self._is_live = live
         self.board = ClusterBoard()
         self.questions = Questions(self.board.prepare_cluster)
         self._periods = SampledPeriods()
@@ -80,6 +81,23 @@ class Dashboard:
         self.hub.opened = self._changed.set
         self._pending = 0
         self.feed: LiveFeed | None = None
+
+    def make_handlers(
+        self, telemetry: Callable[[str], Awaitable[NodeCourse]], allowed_hosts: tuple[str, ...]
+    ) -> DashboardHandlers:
+        """Make what answers browsers; the arguments are those of `DashboardHandlers`."""
+        return DashboardHandlers(
+            BoardAnswers(self.board, self.questions),
+            self.hub,
+            self.refresh_advice,
+            self._is_synced,
+            self.report_usage if self._is_live else None,
+            telemetry,
+            allowed_hosts,
+        )
+
+    def _is_synced(self) -> bool:
+        return self.feed is None or self.feed.is_synced
 
     def wake(self) -> None:
         self._changed.set()
@@ -135,7 +153,7 @@ class Dashboard:
     async def _sample_forever(self) -> None:
         """Record the sums, and what pods have, at regular moments."""
         while True:
-            if self.feed is None or self.feed.is_synced:
+            if self._is_synced():
                 self._take_sample()
                 if self._sampler.is_due(self._now_s()):
                     now_s = self._now_s()
@@ -199,15 +217,7 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
             pods = await stack.enter_async_context(aiohttp.ClientSession())
             namespace = read_own_namespace() or settings.queue_namespace
             telemetry = TelemetrySource(client, pods, settings.daemon_port, namespace)
-        pages = DashboardHandlers(
-            BoardAnswers(dashboard.board, dashboard.questions),
-            dashboard.hub,
-            dashboard.refresh_advice,
-            lambda: following.is_synced,
-            dashboard.report_usage,
-            telemetry.fetch,
-            settings.allowed_hosts,
-        )
+        pages = dashboard.make_handlers(telemetry.fetch, settings.allowed_hosts)
         tls = await _answer_members(client, dashboard, following, settings, stack)
         started(await start_listening(pages, settings, stack))
         show_queues = partial(dashboard.hub.set_part, "queues")
@@ -312,15 +322,7 @@ async def serve_file(
         dashboard.hub.set_part(
             "queues", queues.explain_no_queues("A file does not say what queues there are.")
         )
-        pages = DashboardHandlers(
-            BoardAnswers(dashboard.board, dashboard.questions),
-            dashboard.hub,
-            dashboard.refresh_advice,
-            lambda: True,
-            None,
-            explain_no_telemetry("the page shows a file"),
-            settings.allowed_hosts,
-        )
+        pages = dashboard.make_handlers(explain_no_telemetry("the page shows a file"), settings.allowed_hosts)
         started(await start_listening(pages, settings, stack))
         await stop.wait()
 
