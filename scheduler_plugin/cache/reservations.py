@@ -23,6 +23,9 @@ ABOVE_ALL_PRIORITIES: Final = 1 << 31
 class Reservation:
     """Cards of one node that are kept free for one pod.
 
+    It is for a pod that kube-scheduler is to place, and filter respects it for pods of no larger priority;
+    for a pod that the queue has not admitted yet there is a `QueueReservation`.
+
     Attributes:
         priority: The pod's priority; pods of the same or a smaller priority must respect the
             reservation.

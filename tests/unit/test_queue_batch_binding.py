@@ -248,7 +248,7 @@ async def test_what_is_not_bound_waits_again_in_its_old_place(
     assert run.recorder.events[0].startswith("Admitted" if bound else "Waiting")
     assert run.controller.counts.admitted == ({"a": 1} if bound else {})
     if not bound:
-        assert run.world.queue.refusals.pauses.is_paused(run.uid)
+        assert not run.world.queue.refusals.can_be_queued(run.world.queue.queued_pods[run.uid])
 
 
 def hand_over(world: QueueWorld) -> list[str]:

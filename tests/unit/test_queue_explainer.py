@@ -128,7 +128,6 @@ async def test_the_controller_decides_when_something_changes_and_else_seldom(
     controller.record_change()
     assert await pass_time(TICK_S) >= 1
     await pass_time(CHECK_EVERY_S)
-    world.queue.refusals.pauses.failed("uid-p", world.now)
-    monkeypatch.setitem(world.queue.queued_pods, "uid-p", world.queue.queued_pods[world.pod("p")])
+    world.queue.refusals.record(world.queue.queued_pods[world.pod("p")], world.now, "", ())
     assert await pass_time(2 * TICK_S) >= 1
     task.cancel()

@@ -12,6 +12,9 @@ from scheduler_plugin.cache.cards import find_current_positions
 class QueueReservation:
     """Cards and host resources that are kept free for one pod.
 
+    It is for a pod that the queue has not admitted yet, and only the queue respects it; for a pod that
+    kube-scheduler is to place there is a `Reservation` of the scheduler's cache.
+
     Attributes:
         workload_uid: UID of the workload that waits: the pod's, or its gang's.
         node: Name of the node, not its row, because rows are reused.

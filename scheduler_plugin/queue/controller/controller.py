@@ -118,7 +118,7 @@ class Controller:
 
     @property
     def _is_idle(self) -> bool:
-        return not (self._changed or self._writes) and self._clock() < self.queue.refusals.pauses.next_end_s
+        return not (self._changed or self._writes) and self._clock() < self.queue.refusals.next_end_s
 
     async def run(self) -> None:
         next_tick = next_check = self._clock()

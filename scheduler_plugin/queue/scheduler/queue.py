@@ -207,7 +207,7 @@ class Queue:
                 return phase
             # Perhaps we admitted it a moment ago, and the API server does not show it; see `find_requeues`.
             return pod.phase if pod.phase is Phase.ADMITTED else phase
-        self.refusals.pauses.forget(pod.uid)
+        self.refusals.forget(pod.uid)
         pod.ungated = True
         if phase is Phase.ADMITTED and pod.queue_info.gated:
             pod.admitted_at = now
@@ -278,7 +278,7 @@ class Queue:
         gangs.
         """
         self.state.expire_tombstones(now)
-        for uid in self.refusals.pauses.pop_due(now):
+        for uid in self.refusals.pop_due(now):
             self._place_in_queue(self.queued_pods[uid])
         for pod in self.equivalence_backoff.pop_due(now):
             self._place_in_queue(pod)
@@ -361,7 +361,7 @@ class Queue:
 
     def _forget_pod(self, uid: str, now: float, *, succeeded: bool = False) -> None:
         self.charges.unplaced.discard(uid)
-        self.refusals.pauses.forget(uid)
+        self.refusals.forget(uid)
         self._requeue_finder.forget_pod(uid)
         pod = self.queued_pods.pop(uid, None)
         if pod is None:

@@ -223,17 +223,11 @@ class Reclaimer:
         return self._denied.is_paused(uid)
 
     def _is_denied(self, uid: str) -> bool:
-        """Return True if the API server has refused the admission of a pod of a workload, with a reason.
-
-        For a pod in batch mode the committer answers first, and a single refusal of it may be temporary.
-        """
-        gang, refusals = self._queue.gangs.get(uid), self._queue.refusals.pauses
+        """Return True if the admission of a pod of a workload is denied, see `PodRefusals`."""
+        gang = self._queue.gangs.get(uid)
         uids = [uid] if gang is None else gang.members
         pods = (pod for uid in uids if (pod := self._queue.queued_pods.get(uid)) is not None)
-        return any(
-            refusals.get_last_reason(pod.uid) and refusals.count_failures(pod.uid) > pod.queue_info.is_batch
-            for pod in pods
-        )
+        return any(map(self._queue.refusals.is_denied, pods))
 
     def _get_refused_template(self, uid: str) -> Hashable:
         """Return the template of a workload if a unit of that template was refused, else None."""

@@ -11,7 +11,7 @@ from scheduler_plugin.queue.cache.membership import QueueMembership
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 from scheduler_plugin.queue.scheduler.admission import AdmissionScheduler
 
-REFUSED_S: Final = (1.0, 300.0)
+ADMISSION_RETRY_S: Final = (1.0, 300.0)
 """The shortest and the longest pause before an admission that the API server has refused is tried again."""
 
 GATES_SHOWN: Final = 10
@@ -20,31 +20,50 @@ GATES_SHOWN: Final = 10
 class PodRefusals:
     """Knows which gated pods cannot be in a queue now, and why.
 
-    Attributes:
-        pauses: By UID, pauses of pods whose admission the API server or the committer has refused.
+    A pod pauses after the API server, or in batch mode the committer, has refused its admission.
     """
 
     def __init__(self, membership: QueueMembership, batch: BatchPods, admission: AdmissionScheduler) -> None:
         self._membership = membership
         self._batch = batch
         self._admission = admission
-        self.pauses: KeyedBackoff[str] = KeyedBackoff(*REFUSED_S)
+        self._pauses: KeyedBackoff[str] = KeyedBackoff(*ADMISSION_RETRY_S)
 
     def record(self, pod: QueuedPod, now: float, why: str, rejected: Collection[str]) -> None:
         """Begin a pause; the arguments are those of `Queue.record_refused_admission`."""
         if rejected and pod.requirements is not None:
             self._admission.rejected_nodes.add(pod.requirements, rejected, now)
             if self._has_untried_nodes(pod):
-                self.pauses.forget(pod.uid)
-        self.pauses.failed(pod.uid, now, why)
+                self._pauses.forget(pod.uid)
+        self._pauses.failed(pod.uid, now, why)
+
+    def forget(self, uid: str) -> None:
+        """End the pause of a pod and forget its refusals."""
+        self._pauses.forget(uid)
+
+    @property
+    def next_end_s(self) -> float:
+        return self._pauses.next_end_s
+
+    def pop_due(self, now: float) -> list[str]:
+        """End the pauses that are over, and return the UIDs of their pods."""
+        return self._pauses.pop_due(now)
+
+    def is_denied(self, pod: QueuedPod) -> bool:
+        """Return True if the API server has refused a pod's admission, with a reason.
+
+        In batch mode the committer answers first, and a single refusal of it may be temporary.
+        """
+        failures = self._pauses.count_failures(pod.uid)
+        return bool(self._pauses.get_last_reason(pod.uid)) and failures > pod.queue_info.is_batch
 
     def can_be_queued(self, pod: QueuedPod) -> bool:
-        return not (self.pauses.is_paused(pod.uid) or self._explain_fault(pod))
+        return not (self._pauses.is_paused(pod.uid) or self._explain_fault(pod))
 
     def explain(self, pod: QueuedPod) -> str:
         """Say why a gated pod is in no queue; empty if it can be in one, or pauses without a reason."""
         wrong = self._explain_fault(pod)
-        why = self.pauses.explain_pause(pod.uid)
+        why = self._pauses.explain_pause(pod.uid)
         if wrong or not why:
             return wrong
         is_batch = pod.queue_info.is_batch
@@ -55,7 +74,7 @@ class PodRefusals:
         """Return True if a pod pauses because every node that it fits on has rejected an equivalent pod."""
         return (
             pod.queue_info.is_batch
-            and self.pauses.is_paused(pod.uid)
+            and self._pauses.is_paused(pod.uid)
             and pod.requirements in self._admission.rejected_nodes
             and not self._explain_fault(pod)
             and not self._has_untried_nodes(pod)

@@ -181,7 +181,7 @@ MUTANTS = (
     Mutant(
         "what the API server refuses is tried after pauses",
         refusals.PodRefusals.record,
-        "        self.pauses.failed(pod.uid, now, why)\n",
+        "        self._pauses.failed(pod.uid, now, why)\n",
         "",
         of("gangs"),
     ),
