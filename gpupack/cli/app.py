@@ -4,35 +4,42 @@ import contextlib
 import errno
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Final
 
 import click
 
 from allocator.errors import AllocatorError
-from gpupack.cli.advise import advise
-from gpupack.cli.autoscale import autoscale
 from gpupack.cli.common import FAILED, INTERRUPTED, WRONG_USAGE, exit_with_faults, version_option
-from gpupack.cli.completion import completion, proposals
-from gpupack.cli.cordon import cordon, uncordon
-from gpupack.cli.dashboard import dashboard
-from gpupack.cli.demo import demo
-from gpupack.cli.fit import fit
-from gpupack.cli.migrate import migrate
-from gpupack.cli.mps import mps
-from gpupack.cli.node import node
-from gpupack.cli.queue import queue
-from gpupack.cli.scheduler import scheduler
-from gpupack.cli.simulate import simulate
-from gpupack.cli.snapshot import snapshot
-from gpupack.cli.top import top
-from gpupack.cli.uninstall import uninstall
-from gpupack.cli.usage import usage
-from gpupack.cli.verify import verify
-from gpupack.cli.why import why
+from gpupack.cli.completion import proposals
 
 _NOT_A_NUMBER: Final = re.compile(r"^(Invalid value.*: '.*') is not a valid (?:integer|float)(?: range)?\.$")
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+COMMANDS: Final = (
+    "advise",
+    "autoscale",
+    "completion",
+    "cordon",
+    "dashboard",
+    "demo",
+    "fit",
+    "migrate",
+    "mps",
+    "node",
+    "queue",
+    "scheduler",
+    "simulate",
+    "snapshot",
+    "top",
+    "uncordon",
+    "uninstall",
+    "usage",
+    "verify",
+    "why",
+)
+SHARED_MODULES: Final = {"uncordon": "cordon"}
+"""The others are in the module of their name."""
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -97,7 +104,24 @@ def _describe_error(error: click.ClickException) -> str:
     return f"{found[1]}; allowed: {allowed}"
 
 
-@click.group(context_settings=CONTEXT)
+class _Commands(Mapping[str, click.Command]):
+    """The commands, each imported when it is asked for: all of them take longer than most take to answer."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        module = import_module(f"gpupack.cli.{SHARED_MODULES.get(name, name)}")
+        command: click.Command = getattr(module, name)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+@click.group(commands=_Commands(), context_settings=CONTEXT)
 @version_option
 def cli() -> None:
     """Share GPUs by memory on Kubernetes.
@@ -107,28 +131,3 @@ def cli() -> None:
 
     Try it on this machine, without GPU or cluster: gpupack demo
     """
-
-
-for command in (
-    advise,
-    autoscale,
-    completion,
-    cordon,
-    dashboard,
-    demo,
-    fit,
-    migrate,
-    mps,
-    node,
-    queue,
-    scheduler,
-    simulate,
-    snapshot,
-    top,
-    uncordon,
-    uninstall,
-    usage,
-    verify,
-    why,
-):
-    cli.add_command(command)

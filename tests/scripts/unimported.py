@@ -12,6 +12,7 @@ import grimp
 
 import allocator.policies
 import deviceplugin.gpus.sources
+import gpupack.cli.app
 import scheduler_plugin.scheduling.policies
 
 PACKAGES: Final = ("allocator", "deviceplugin", "gpupack", "kubeapi", "scheduler_plugin", "standins")
@@ -24,6 +25,8 @@ PLUGINS: Final = frozenset(
             f"scheduler_plugin.scheduling.policies.{name}"
             for name in scheduler_plugin.scheduling.policies._MODULES
         ),
+        *(f"gpupack.cli.{name}" for name in gpupack.cli.app.COMMANDS),
+        *(f"gpupack.cli.{name}" for name in gpupack.cli.app.SHARED_MODULES.values()),
     ]
 )
 """Modules that are imported by their names."""
