@@ -24,6 +24,15 @@ ResourceList = dict[str, str | int]
 """Quantities by the name of the resource, as they are written."""
 
 
+def is_extended_resource(name: str) -> bool:
+    """Return True for `domain/name` that is neither Kubernetes' own nor, with `requests.`, of a quota.
+
+    Only such a resource may be of a device plugin, and it is whole.
+    """
+    domain, _, rest = name.partition("/")
+    return bool(domain and rest) and "kubernetes.io/" not in name and not name.startswith("requests.")
+
+
 class KubeStruct(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
     """Base of the objects of the API and of their parts: lower camel case on the wire."""
 

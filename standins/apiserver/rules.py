@@ -6,6 +6,7 @@ from typing import Any
 
 from allocator.errors import QuantityError
 from allocator.quantity import canonical, parse_quantity
+from kubeapi.objects import is_extended_resource
 from standins.apiserver.status import Cause, JsonObject, RefusedError, Resource, bad_request, invalid
 
 PODS = Resource("pods", "Pod")
@@ -119,18 +120,13 @@ def check_amounts(path: str, amounts: JsonObject | None) -> Iterator[Cause]:
     nearly all values above 9 223 372 036 854 775 fail although they are whole.
     """
     for name, value in (amounts or {}).items():
+        whole = is_extended_resource(name)
         field = f"{path}.{name}" if path.startswith("status") else f"{path}[{name}]"
         number = parse_quantity(value)
         if number < 0:
             yield Cause(field, f'Invalid value: "{value}": must be greater than or equal to 0')
-        elif is_extended(name) and (number.denominator != 1 or _wrapped(number.numerator * 1000) % 1000):
+        elif whole and (number.denominator != 1 or _wrapped(number.numerator * 1000) % 1000):
             yield Cause(field, f'Invalid value: "{value}": must be an integer')
-
-
-def is_extended(name: str) -> bool:
-    """Return True if a resource is of an extension, and so whole by definition."""
-    domain, slash, _ = name.partition("/")
-    return bool(slash) and not (domain + "/").endswith("kubernetes.io/")
 
 
 def _wrapped(number: int) -> int:
@@ -203,7 +199,7 @@ def _check_pod(pod: JsonObject) -> list[Cause]:
         causes += check_amounts(f"{path}.resources.limits", limits)
         causes += check_amounts(f"{path}.resources.requests", requests)
         for name, value in requests.items():
-            if is_extended(name) and limits.get(name) != value:
+            if is_extended_resource(name) and limits.get(name) != value:
                 wanted = _NOT_EQUAL.format(name=name, limit=limits.get(name, 0))
                 causes.append(Cause(f"{path}.resources.requests", f'Invalid value: "{value}": {wanted}'))
     return causes

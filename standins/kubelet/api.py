@@ -16,7 +16,8 @@ import aiohttp
 
 from allocator.quantity import parse_integer
 from kubeapi.metadata import format_time
-from standins.kubelet.pods import Pod, is_extended_resource, read_pod
+from kubeapi.objects import is_extended_resource
+from standins.kubelet.pods import Pod, read_pod
 from standins.kubelet.process import PodStatus, Process
 
 _RETRY_S: Final = 0.2

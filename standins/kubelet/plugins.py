@@ -16,8 +16,8 @@ import grpc
 
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
+from kubeapi.objects import is_extended_resource
 from standins.kubelet.devices import AdmissionError, DeviceManager
-from standins.kubelet.pods import is_extended_resource
 
 API_VERSION: Final = "v1beta1"
 _DIAL_S: Final = 10.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from allocator.quantity import parse_integer
-from kubeapi.objects import TERMINAL_PHASES
+from kubeapi.objects import TERMINAL_PHASES, is_extended_resource
 
 Kind = Literal["init", "sidecar", "main"]
 
@@ -89,14 +89,6 @@ def _containers(specs: Iterable[Mapping[str, Any]], *, init: bool) -> Iterable[C
                 if is_extended_resource(resource)
             },
         )
-
-
-def is_extended_resource(name: str) -> bool:
-    """Tell whether a device plugin may register the resource: `domain/name`, not Kubernetes' own."""
-    domain, separator, rest = name.partition("/")
-    return bool(separator and domain and rest) and not (
-        domain.endswith("kubernetes.io") or name.startswith("requests.")
-    )
 
 
 def effective_request(pod: Pod, resource: str) -> int:

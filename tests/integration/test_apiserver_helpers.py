@@ -62,6 +62,11 @@ async def test_helpers_follow_the_rules(api) -> None:
     }
     with pytest.raises(RefusedError, match="must be an integer"):
         api.patch_node("n1", {"status": {"capacity": {"gpupack.io/x": 2**54 + 1}}})
+    of_quota = {"requests.gpupack.io/x": "1500m"}
+    assert api.patch_node("n1", {"status": {"capacity": of_quota}})["status"]["capacity"] == {
+        "gpupack.io/x": "1",
+        **of_quota,
+    }
     with pytest.raises(RefusedError, match="already exists"):
         api.add_node("n1")
     pod = api.add_pod({**POD, "metadata": {"name": "a", "namespace": "new"}, "status": {"phase": "Running"}})
