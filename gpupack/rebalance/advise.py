@@ -83,7 +83,7 @@ def plan_start(
     """
 
     def make_plan() -> MovePlan:
-        plan_state = PlanState(cluster)
+        plan_state = PlanState(cluster, movable_pods.usage)
         goal = StartGoal(plan_state, request, requirements, before)
         planner = MovePlanner(cluster, plan_state, goal, movable_pods, limits)
         return planner.plan_start(pods, sum(before.values()))
@@ -147,7 +147,7 @@ def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None
         there, stuck = _list_pods_on_cards(cluster, usage, movable_pods, cards)
         if stuck or not there:
             return MovePlan([], 0, [])
-        plan_state = PlanState(cluster, cards)
+        plan_state = PlanState(cluster, usage, cards)
         goal = EmptyGoal(plan_state, cards)
         return MovePlanner(cluster, plan_state, goal, movable_pods, limits).plan_empty(there)
 

@@ -37,7 +37,7 @@ class MovablePod:
     Attributes:
         pod: As the API server has it, but for the nodes that its queue named: its successor is bound to none.
         units: On its cards, by position.
-        compute: Percent of their compute that its end frees, by position.
+        compute: Percent that it has of their compute, by position.
     """
 
     pod: Pod
@@ -70,7 +70,7 @@ class MovablePods:
 
     def __init__(self, cluster: Cluster, usage: PodCardUsage, max_priority: int = CRITICAL - 1) -> None:
         self._cluster = cluster
-        self._held = usage
+        self.usage = usage
         self._max_priority = max_priority
         self.refused: dict[str, str] = {}
         """Why pods turned out not to be movable after all, by UID."""
@@ -79,7 +79,7 @@ class MovablePods:
 
     def list_on_node(self, node: str) -> list[MovablePod]:
         """List the pods of a node that may be moved, by namespace and name."""
-        return [movable for record in self._held.list_pods(node) for movable in self._list_movable(record)]
+        return [movable for record in self.usage.list_pods(node) for movable in self._list_movable(record)]
 
     def find(self, uid: str) -> MovablePod | None:
         """Return a pod by UID, wherever it may go; None if it does not exist, or has no controller."""
@@ -98,8 +98,8 @@ class MovablePods:
             yield self._make(pod, record, owner)
 
     def _make(self, pod: Pod, record: PodRecord, owner: OwnerReference) -> MovablePod:
-        held = self._held
-        return MovablePod(_unpin(pod), record, held.get_units(record), held.get_freed_compute(record), owner)
+        cards, uid = self.usage.get_pod_cards(record.node), record.uid
+        return MovablePod(_unpin(pod), record, cards.units.get(uid, {}), cards.compute.get(uid, {}), owner)
 
     def explain_why_fixed(self, pod: Pod, record: PodRecord) -> str:
         """Say why a pod may not be moved, empty: it may."""
@@ -129,10 +129,10 @@ class MovablePods:
 
     def _explain_fixed_place(self, pod: Pod, record: PodRecord) -> str:
         """Say why a pod could not start elsewhere; empty: it could."""
-        units = self._held.get_units(record)
+        units = self.usage.get_units(record)
         if record.request is None:
             return "what it asks for cannot be read"
-        if not units or self._held.get_freed_units(record) != units:
+        if not units or self.usage.get_freed_units(record) != units:
             return "its cards are not known, take no pods, or are filled by others"
         unseen = list_unchecked_rules(pod)
         return f"{unseen[0]} could keep it where it is" if unseen else ""

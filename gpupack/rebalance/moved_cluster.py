@@ -12,34 +12,42 @@ from allocator.records import dump_assigned, dump_holds, load_holds
 from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.rebalance.plan_state import Destination
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.what_if import PodCardUsage
 from kubeapi.objects import Node, Pod
+from scheduler_plugin.cache.pod_cards import PodCards
 
 
 def apply_moves(cluster: Cluster, moves: Sequence[tuple[MovablePod, Destination]]) -> Cluster:
     """Make the cluster after moves: words without the pods, and the pods bound elsewhere as bind would."""
-    nodes, pods = dict(cluster.nodes), dict(cluster.pods)
+    nodes, pods, usage = dict(cluster.nodes), dict(cluster.pods), PodCardUsage(cluster)
+    leaving: dict[str, list[MovablePod]] = {}
     for movable, destination in moves:
-        nodes[movable.node] = remove_from_words(nodes[movable.node], movable)
+        leaving.setdefault(movable.node, []).append(movable)
         pods[movable.uid] = bind_pod(cluster, movable.pod, destination)
+    for name, movable_pods in leaving.items():
+        nodes[name] = remove_from_words(nodes[name], movable_pods, usage.get_pod_cards(name))
     return cluster.with_objects(nodes, pods)
 
 
-def remove_from_words(node: Node, movable: MovablePod) -> Node:
-    """Return a node without a pod in its words; unchanged if they did not contain it."""
-    uid, annotations = movable.uid, node.metadata.annotations or {}
+def remove_from_words(node: Node, movable_pods: Sequence[MovablePod], pod_cards: PodCards) -> Node:
+    """Return a node without pods in its words, which may not contain all of them yet."""
+    annotations = node.metadata.annotations or {}
     try:
         holds = load_holds(annotations[NODE_HOLDS])
         words = read_node(node.status.allocatable or {})
     except (AllocatorError, KeyError):
         return node
-    if uid not in holds.uids or words is None:
+    contained = {movable.uid: movable for movable in movable_pods if movable.uid in holds.uids}
+    if not contained or words is None:
         return node
-    used = _subtract(words.used, movable.units)
-    compute = _subtract(words.compute_used, movable.compute)
+    used = words.used
+    for movable in contained.values():
+        used = _subtract(used, movable.units)
+    compute = _subtract(words.compute_used, pod_cards.get_freed_compute(*contained))
     written = node_resources(replace(words, used=used, compute_used=compute, revision=words.revision + 1))
     amounts: dict[str, str | int] = {**(node.status.allocatable or {}), **written}
-    units_left = {k: v for k, v in holds.units.items() if k != uid}
-    left = replace(holds, uids=holds.uids - {uid}, units=units_left)
+    units_left = {uid: units for uid, units in holds.units.items() if uid not in contained}
+    left = replace(holds, uids=holds.uids - contained.keys(), units=units_left)
     return msgspec.structs.replace(
         node,
         metadata=msgspec.structs.replace(

@@ -16,6 +16,7 @@ from allocator.selector import Selector
 from gpupack.rebalance.card_choices import list_card_choices
 from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.what_if import PodCardUsage
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.cards import build_charged_cards
 from scheduler_plugin.scheduling.request import SchedulingRequest
@@ -72,15 +73,16 @@ class PlanState:
     """The free amounts, changed by pods that go and come.
 
     Args:
-        closed_cards: Cards that no pod may be moved to.
+        closed: Cards that no pod may be moved to.
 
     Attributes:
         stamps: How often something changed on each node that pods went from or to, by name.
         all_choices: Whether pods on several cards may go to any of them.
     """
 
-    def __init__(self, cluster: Cluster, closed: frozenset[Card] = NOTHING) -> None:
+    def __init__(self, cluster: Cluster, usage: PodCardUsage, closed: frozenset[Card] = NOTHING) -> None:
         self.cluster = cluster
+        self._usage = usage
         self.all_choices = True
         self._names: dict[str, tuple[bool, ...]] = {}
         self.closed_cards = closed
@@ -118,12 +120,14 @@ class PlanState:
         return tuple(nodes.free[row, : nodes.cards[row]].tolist())
 
     def get_free_compute(self, node: str) -> tuple[int, ...]:
-        """List the percent of compute that a node's cards have free, by position."""
-        if node in self._nodes:
-            return tuple([card.compute_free for card in self._nodes[node].cards])
+        """List the percent of compute that a node's cards have free, less than 0 where pods have more."""
         nodes = self.cluster.state.nodes
         row = nodes.rows[node]
-        return tuple(nodes.compute_free[row, : nodes.cards[row]].tolist())
+        free = nodes.compute_free[row, : nodes.cards[row]].tolist()
+        # Most nodes of a large cluster stay as they are, and only where nothing is left pods may have more.
+        if node not in self._nodes and (not nodes.compute_limit[row] or min(free, default=1) > 0):
+            return tuple(free)
+        return tuple([card.compute_free for card in self._get_node(node).cards])
 
     def has_cards(self, destination: Destination) -> bool:
         """Tell whether what a pod gets in a place is free there."""
@@ -148,8 +152,9 @@ class PlanState:
         known = self._nodes.get(node)
         if known is None:
             nodes = self.cluster.state.nodes
-            row = nodes.rows[node]
-            known = self._nodes[node] = ScratchNode(build_charged_cards(nodes, row), self.get_left(node))
+            cards = build_charged_cards(nodes, nodes.rows[node])
+            counted = map(self._usage.get_pod_cards(node).count_all_compute, cards)
+            known = self._nodes[node] = ScratchNode(counted, self.get_left(node))
         return known
 
     # Pods that go and come.

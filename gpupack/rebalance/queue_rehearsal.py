@@ -29,6 +29,7 @@ from gpupack.whatif.unknown_requests import drop_unknown_policies
 from kubeapi.metadata import format_time
 from kubeapi.objects import Node, Pod, PodSchedulingGate, PodStatus
 from scheduler_plugin.cache.charges import TOMBSTONE_S
+from scheduler_plugin.cache.pod_cards import read_pod_cards
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.jobs import PodMaker
 from scheduler_plugin.queue.cache.pods import read_queue_info
@@ -158,11 +159,14 @@ class QueueRehearsal:
 
     def _evict(self, movable: MovablePod) -> None:
         """End a pod; whom the queue admits now comes before its successor, which is yet to be made."""
-        pod = movable.pod
+        pod, record = movable.pod, self._state.node_records[movable.node]
+        left = remove_from_words(
+            self._nodes[movable.node], [movable], read_pod_cards(self._state.nodes, record)
+        )
         self._state.delete_pod(pod, pod.metadata.resource_version, _NOW_S)
         self._expire()
         self._queue.delete_pod(movable.uid, _NOW_S)
-        self._set_node(remove_from_words(self._nodes[movable.node], movable))
+        self._set_node(left)
         self._admit()
 
     def _cordon(self, cards: Collection[Card]) -> None:

@@ -140,15 +140,15 @@ class PodCardUsage:
 
     def get_units(self, record: PodRecord) -> ByPosition:
         """Get the units of a pod by card position; empty where its cards are not known."""
-        return self._get_pod_cards(record.node).units.get(record.uid, {})
+        return self.get_pod_cards(record.node).units.get(record.uid, {})
 
     def get_freed_units(self, record: PodRecord) -> ByPosition:
         """Get the units that certainly become free when a pod goes, by card position."""
-        return self._get_pod_cards(record.node).get_freed_units(record.uid)
+        return self.get_pod_cards(record.node).get_freed_units(record.uid)
 
     def get_freed_compute(self, *records: PodRecord) -> ByPosition:
         """Get the percent of compute that certainly becomes free when pods of a node go, by card position."""
-        return self._get_pod_cards(records[0].node).get_freed_compute(*(record.uid for record in records))
+        return self.get_pod_cards(records[0].node).get_freed_compute(*(record.uid for record in records))
 
     def list_pods(self, node: str) -> list[PodRecord]:
         node_record = self._cluster.state.node_records.get(node)
@@ -188,7 +188,7 @@ class PodCardUsage:
         pod = self._cluster.pods.get(uid)
         return pod is not None and pod.spec.node_name == node and not pod.has_ended
 
-    def _get_pod_cards(self, node: str) -> PodCards:
+    def get_pod_cards(self, node: str) -> PodCards:
         known = self._by_node.get(node)
         if known is None:
             known = self._by_node[node] = self._read_pod_cards(node)
@@ -196,11 +196,10 @@ class PodCardUsage:
 
     def _read_pod_cards(self, node: str) -> PodCards:
         state = self._cluster.state
-        node_record, row = state.node_records.get(node), state.nodes.rows.get(node)
-        if node_record is None or row is None or not node_record.sizes:
+        node_record = state.node_records.get(node)
+        if node_record is None or node_record.row < 0 or not node_record.sizes:
             return PodCards({}, frozenset())
-        evictable, limit = state.nodes.evictable[row].tolist(), int(state.nodes.compute_limit[row])
-        return read_pod_cards(node_record, evictable, limit)
+        return read_pod_cards(state.nodes, node_record)
 
 
 def list_card_numbers(cluster: Cluster, node: str, cards: Collection[int]) -> tuple[int, ...]:

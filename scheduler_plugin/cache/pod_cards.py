@@ -1,9 +1,10 @@
 """Units that pods have on the cards of their node, and units that are free once pods go. Pure."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from allocator.cards import Card
 from allocator.podcards import (
     ByPosition,
     assigned_units,
@@ -14,6 +15,7 @@ from allocator.podcards import (
 )
 from allocator.request import PodRequest
 from scheduler_plugin.cache.charges import NodeRecord
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import PodRecord
 
 
@@ -29,9 +31,8 @@ class PodCards:
         compute: Percent of compute by card position of each pod, by UID; pods of which it is not known have
             none.
         compute_limit: Percent of each card's compute that pods may ask for.
-        compute_held: Percent by card position that the pods and claims in the words have. It is beyond the
-            limit where that was lowered while they ran. The words stop at the limit, so the end of such a pod
-            frees so much less.
+        compute_held: Percent by card position that the pods and claims in the words have; beyond the limit
+            where that was lowered while they ran.
         shared: Units of each pod, by UID, of claims that other pods use too: they stay in use when it goes.
         held: UIDs of the pods that the words contain.
     """
@@ -40,7 +41,7 @@ class PodCards:
     closed_cards: frozenset[int]
     compute: Mapping[str, ByPosition] = field(default_factory=dict)
     compute_limit: int = 0
-    compute_held: ByPosition = field(default_factory=dict)
+    compute_held: Counter[int] = field(default_factory=Counter)
     shared: Mapping[str, Counter[int]] = field(default_factory=dict)
     held: Collection[str] = ()
 
@@ -56,22 +57,38 @@ class PodCards:
 
     def get_freed_compute(self, *uids: str) -> ByPosition:
         """Return the percent of compute that certainly becomes free when pods go, by card position."""
-        freed: Counter[int] = Counter()
+        published: Counter[int] = Counter()
         unpublished: Counter[int] = Counter()
         for uid in uids:
-            (freed if uid in self.held else unpublished).update(self.compute.get(uid, {}))
-        for card, percent in freed.items():
-            freed[card] = max(0, percent - self.get_over_limit(card))
-        freed.update(unpublished)
-        return freed
+            (published if uid in self.held else unpublished).update(self.compute.get(uid, {}))
+        return unpublished + count_freed_compute(published, self.compute_held - published, self.compute_limit)
 
-    def get_over_limit(self, card: int) -> int:
-        """Return the percent that pods and claims in the words have of a card beyond its limit."""
-        return max(0, self.compute_held.get(card, 0) - self.compute_limit)
+    def count_all_compute(self, card: Card) -> Card:
+        """Return a card with all that pods and claims have of its compute, also beyond its limit.
+
+        Of such a card each pod frees all that it has, in whatever order pods go.
+        """
+        over = self.compute_held[card.index] - self.compute_limit
+        if over <= 0 or card.compute_free > 0:
+            return card
+        return replace(card, compute_used=card.compute_used + over)
 
 
-def read_pod_cards(record: NodeRecord, evictable: Sequence[int], compute_limit: int) -> PodCards:
+def count_freed_compute(ends: Counter[int], stays: Counter[int], limit: int) -> Counter[int]:
+    """Count the percent of compute that the end of pods in the words frees, by card position.
+
+    The words stop at the limit: what pods have beyond it is not free before they have less.
+
+    Args:
+        ends: What these pods have.
+        stays: What the other pods and the claims in the words have.
+    """
+    return Counter({card: max(0, min(percent, limit - stays[card])) for card, percent in ends.items()})
+
+
+def read_pod_cards(nodes: NodeArrays, record: NodeRecord) -> PodCards:
     """Find the units, and the percent of compute, that the pods of a node have on its cards."""
+    evictable = nodes.evictable[record.row].tolist()
     units: dict[str, ByPosition] = {}
     for uid, pod in record.pods.items():
         if uid in record.holds:
@@ -94,7 +111,7 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int], compute_limit: 
         units,
         frozenset(closed | _filled_by_others(record, units)),
         compute,
-        compute_limit,
+        int(nodes.compute_limit[record.row]),
         compute_held,
         _find_shared(record),
         record.holds.keys(),

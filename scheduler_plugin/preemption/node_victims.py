@@ -120,10 +120,10 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
     if query.request.percent and not nodes.percent[row]:
         return None
     open_units = tuple(nodes.evictable[row, : int(nodes.cards[row])].tolist())
-    pod_cards = read_pod_cards(record, open_units, int(nodes.compute_limit[row]))
+    pod_cards = read_pod_cards(nodes, record)
     return NodeUnderPreemption(
         # More than a card has may be taken; all of it must go before anything is free.
-        cards=tuple(_count_compute(card, pod_cards) for card in build_charged_cards(nodes, row)),
+        cards=tuple(map(pod_cards.count_all_compute, build_charged_cards(nodes, row))),
         left=record.left,
         asked=leave_out_undecided(asked.amounts, record.capacity).without_sums(),
         open_units=open_units,
@@ -138,12 +138,6 @@ def _pair_freed(pod_cards: PodCards, uid: str) -> dict[int, CardAmounts]:
     """Pair the units that certainly become free with the compute there; where no units do, none does."""
     compute = pod_cards.compute.get(uid, {})
     return {card: (units, compute.get(card, 0)) for card, units in pod_cards.get_freed_units(uid).items()}
-
-
-def _count_compute(card: Card, pod_cards: PodCards) -> Card:
-    """Count all compute that the pods of a card have: the words stop at the limit."""
-    over = 0 if card.compute_free > 0 else pod_cards.get_over_limit(card.index)
-    return replace(card, compute_used=card.compute_used + over) if over else card
 
 
 def drop_needless(victims: Sequence[Victim], is_enough: Callable[[Sequence[Victim]], bool]) -> list[Victim]:

@@ -71,7 +71,7 @@ def test_a_place_costs_the_pods_whose_compute_it_takes():
     # One pod of 4 GiB and 50 percent fits on each. After 20 percent more only b has room for it.
     pods = (Pod("x", 8, "a", (0,), compute=40), Pod("y", 4, "b", (0,), compute=30))
     found = World((Node("a", (16,)), Node("b", (16,))), pods).cluster
-    goal = StartGoal(PlanState(found), ASKED, require_of_any_pod(), {"a": 1, "b": 1})
+    goal = StartGoal(PlanState(found, PodCardUsage(found)), ASKED, require_of_any_pod(), {"a": 1, "b": 1})
 
     losses = {node: goal.compute_loss(goes_to(node, 4, 20)) for node in ("a", "b")}
 
@@ -89,13 +89,24 @@ def test_as_many_pods_move_at_least_as_have_the_compute_that_is_short():
     assert not any("fewer" in note for note in advice.notes)
 
 
+@pytest.mark.parametrize(("asked", "moves", "fit"), [(20, 1, 1), (30, 2, 2), (100, 2, 1)])
+def test_pods_that_move_give_what_a_card_gives_beyond_its_limit_once(asked, moves, fit):
+    """The limit was lowered while they ran, and the words stop at it: 80 and 80 percent of 100."""
+    pods = tuple(Pod(name, 1, "a", (0,), compute=80) for name in ("x", "y"))
+    found = World((Node("a", (16,)), Node("b", (4,)), Node("c", (4,))), pods).cluster
+
+    advice = advise_start(found, FitQuestion(8, compute=asked))
+
+    assert (advice.at_least, len(advice.moves), advice.after.pods) == (moves, moves, fit)
+
+
 def test_a_pod_moves_once_the_compute_of_its_place_is_free():
     pods = (Pod("x", 1, "a", (0,), compute=60), Pod("y", 1, "b", (0,), compute=60))
     found = World((Node("a", (16,)), Node("b", (16,)), Node("c", (16,))), pods).cluster
     movable = MovablePods(found, PodCardUsage(found))
     moves = [(movable.find("uid-x"), goes_to("b", 1, 60)), (movable.find("uid-y"), goes_to("c", 1, 60))]
 
-    ordered, singly = order_moves(PlanState(found), moves)
+    ordered, singly = order_moves(PlanState(found, PodCardUsage(found)), moves)
 
     assert [(each.uid, destination.node) for each, destination in ordered] == [("uid-y", "c"), ("uid-x", "b")]
     assert singly

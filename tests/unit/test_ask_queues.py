@@ -224,6 +224,19 @@ def test_the_place_that_the_queue_gives_a_pod_has_its_compute() -> None:
     assert place.placement.compute == {0: 60}
 
 
+def test_what_a_card_gives_beyond_its_limit_is_free_once_all_its_pods_have_moved() -> None:
+    """The limit was lowered while they ran, and the words stop at it: 80 and 80 percent of 100."""
+    here = (("zone", "here"),)
+    nodes = (Node("a", (16,), labels=here), Node("b", (16,), labels=here), Node("c", (4,)), Node("d", (4,)))
+    pods = (
+        *(Pod(name, 1, "a", (0,), compute=80) for name in ("first", "second")),
+        Pod("third", 4, "b", (0,), selector=here, compute=90),
+    )
+    cluster = World(nodes, pods).cluster
+    cluster.queue = read_rules(DecisionSettings("queues: [{name: a}]"))
+    assert {move.pod for move in advise_empty(cluster, "b").moves} == {"first", "second", "third"}
+
+
 def test_a_pod_without_a_label_is_of_the_queue_of_its_namespace() -> None:
     """Its label was taken away, or it is older than that of the namespace."""
     for label, moves in (("a", 0), ("", 1)):

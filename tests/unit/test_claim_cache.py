@@ -274,4 +274,4 @@ def test_what_a_pod_holds_of_a_claim_that_others_share_stays_when_it_goes(
     state.apply_node(node("n", (16, 16), (14, 0), version=9, extra=extra), 0)
     state.apply_pod(pod("p", 4, node="n", version=4), 0)
     state.claims.apply(claim("c", (0, 10), pods=pods), 0)
-    assert read_pod_cards(state.node_records["n"], (16, 16), 100).get_freed_units("uid-p") == freed
+    assert read_pod_cards(state.nodes, state.node_records["n"]).get_freed_units("uid-p") == freed

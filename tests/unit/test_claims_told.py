@@ -34,6 +34,7 @@ from gpupack.whatif.fit import FitQuestion, answer_fit
 from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER, make_snapshot
 from gpupack.whatif.what_if import PodCardUsage
 from kubeapi.objects import Node, OwnerReference, Pod
+from scheduler_plugin.cache.pod_cards import PodCards
 from scheduler_plugin.cache.pods import read_pod
 from tests.cluster_builders import claim, claim_object, container, node_object, pod_object, uuid
 from tests.state_world import compute_free
@@ -188,7 +189,7 @@ def test_words_without_a_pod_still_contain_the_claims() -> None:
     (found,) = Cluster.from_json(node).nodes.values()
     pod = msgspec.convert(pod_object("p", 1, node="n"), Pod)
     movable = MovablePod(pod, read_pod(pod, resource_name(1024)), {}, {}, OwnerReference())
-    left = Cluster({"n": remove_from_words(found, movable)}, {}, 1024)
+    left = Cluster({"n": remove_from_words(found, [movable], PodCards({}, frozenset()))}, {}, 1024)
     assert left.state.node_records["n"].held_claims == {"uid-one": {0: (10, 0)}}
 
 

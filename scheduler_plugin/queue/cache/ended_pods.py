@@ -6,7 +6,12 @@ from typing import Final
 
 from allocator.cards import CardAmounts, add_amounts, pair_amounts
 from scheduler_plugin.cache.charges import NodeRecord
-from scheduler_plugin.cache.pod_cards import find_compute, published_pod_units, read_pod_cards
+from scheduler_plugin.cache.pod_cards import (
+    count_freed_compute,
+    find_compute,
+    published_pod_units,
+    read_pod_cards,
+)
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 
@@ -34,7 +39,7 @@ class EndedPods:
         """
         self._forget_old(now)
         sums: dict[str, dict[int, CardAmounts]] = {}
-        left: dict[str, Counter[int]] = {}
+        published: dict[str, Counter[int]] = {}
         for pod, _ in self._ended.values():
             record = self._state.node_records.get(pod.node)
             charge = {} if record is None else self._find_charge(record, pod)
@@ -42,19 +47,14 @@ class EndedPods:
                 continue
             compute = find_compute(record, pod, pod.charged, charge)
             if compute and pod.uid in record.holds:
-                left_here = left.get(pod.node)
-                if left_here is None:
-                    left_here = left[pod.node] = self._find_left(record)
-                compute = {card: min(percent, left_here[card]) for card, percent in compute.items()}
-                left_here.subtract(compute)
+                published.setdefault(pod.node, Counter()).update(compute)
+                compute = {}
             add_amounts(sums.setdefault(pod.node, {}), pair_amounts(charge, compute))
+        for node, ends in published.items():
+            stays = read_pod_cards(self._state.nodes, self._state.node_records[node])
+            freed = count_freed_compute(ends, stays.compute_held, stays.compute_limit)
+            add_amounts(sums[node], pair_amounts({}, freed))
         return sums
-
-    def _find_left(self, record: NodeRecord) -> Counter[int]:
-        """Find the percent that the limit leaves of cards beside living pods: the words stop at it."""
-        limit = int(self._state.nodes.compute_limit[record.row])
-        held = read_pod_cards(record, (), limit).compute_held
-        return Counter({card: max(0, limit - held.get(card, 0)) for card in range(len(record.sizes))})
 
     def _find_charge(self, record: NodeRecord, pod: PodRecord) -> Mapping[int, int]:
         """Find the units that a pod is still charged with; empty if none, or if its cards are unknown."""

@@ -214,7 +214,7 @@ class Places:
             row = state.nodes.rows[node]
             found[place] = state.nodes.free[row, : int(state.nodes.cards[row])].tolist()
         found["top"] = [card.free_units for card in self.top[node].cards]
-        found["advise"] = list(PlanState(self.cluster).get_free_units(node))
+        found["advise"] = list(PlanState(self.cluster, self.held).get_free_units(node))
         found["preempt"] = [max(0, card.size_units - card.used_units) for card in self.room(node).cards]
         if self.board.tiles[node].open:
             found["dashboard"] = [card.free for card in self.board.tiles[node].cards]
@@ -227,7 +227,7 @@ class Places:
         for place, state in states.items():
             row = state.nodes.rows[node]
             found[place] = state.nodes.compute_free[row, : int(state.nodes.cards[row])].tolist()
-        found["advise"] = list(PlanState(self.cluster).get_free_compute(node))
+        found["advise"] = list(PlanState(self.cluster, self.held).get_free_compute(node))
         found["preempt"] = [card.compute_free for card in self.room(node).cards]
         found["top"] = [
             0 if card.compute_in_use is None else card.compute_limit - card.compute_in_use
