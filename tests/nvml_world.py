@@ -1,11 +1,13 @@
-"""A driver of plain data behind the real pynvml, for tests of the NVML source."""
-# ruff: noqa: N802 (the fake driver's methods are named like NVML's functions)
+"""A driver of plain data behind the real pynvml: what each function of NVML answers, and memory limits."""
+# ruff: noqa: N802 (the driver's methods are named like NVML's functions)
 
+import ctypes
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
+from ctypes import c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -13,22 +15,31 @@ import pytest
 from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.nvidia.source import NvmlGpus
-from tests.nvml_library import install
+from tests.nvml_library import HANDLE, TEXT, At, Many, Symbol, give_handle, install, symbol, write_list
 
 MIB = 1 << 20
 ABSENT = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
 LOST = pynvml.NVML_ERROR_GPU_IS_LOST
 XID_EVENTS = pynvml.nvmlEventTypeXidCriticalError
 MIG_EVENTS = pynvml.nvmlEventMigConfigChange
+UNLIMITED = pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
+LIMIT_CALLS = ("DeviceSetMemoryLimits_v1", "DeviceGetMemoryLimits_v1")
+
+Process = tuple[int, int]
+"""Its PID, and the bytes that it uses."""
+_PROCESSES_V2 = Many(pynvml.c_nvmlProcessInfo_v2_t)
+_PROCESSES_V3 = Many(pynvml.c_nvmlProcessInfo_v3_t)
 
 
-def process(pid: int, used_mib: int | None) -> SimpleNamespace:
-    return SimpleNamespace(pid=pid, usedGpuMemory=None if used_mib is None else used_mib * MIB)
+def process(pid: int, used_mib: int | None) -> Process:
+    return pid, pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value if used_mib is None else used_mib * MIB
 
 
 @dataclass
 class Card:
-    """One card as a driver holds it; `errors` maps NVML functions to the codes that they fail with.
+    """One card as a driver holds it; `errors` maps functions of NVML to the codes that they fail with.
+
+    A function is named without `nvml`: with its version, or without for all versions.
 
     `used_has_reserved`: what the v2 call tells as used has the reserved part in it. `free_mib` is what it
     tells as free, None for what is neither used nor reserved. `links` says
@@ -46,9 +57,9 @@ class Card:
     numa_mask: int = 2
     memory_node: int | None = None
     coherent: bool = False
-    compute: list[SimpleNamespace] = field(default_factory=list)
-    graphics: list[SimpleNamespace] = field(default_factory=list)
-    mps: list[SimpleNamespace] = field(default_factory=list)
+    compute: list[Process] = field(default_factory=list)
+    graphics: list[Process] = field(default_factory=list)
+    mps: list[Process] = field(default_factory=list)
     busy: list[tuple[int, int, int]] = field(default_factory=list)
     ecc: int = 0
     action: int = 0
@@ -66,8 +77,64 @@ class Card:
     errors: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass
+class Limits:
+    """Memory limits of a driver by UUID of a card and path of a cgroup, in bytes.
+
+    `unset` is what a read fails with where nothing is set, None for a read that says so. With the
+    backend dmem soft limits are added to the cgroups above (`reserved`), and stay when their own is deleted.
+    A read of a cgroup without a limit tells that of the nearest one above with `inherits`. Cgroups without a
+    file dmem.max take no limit with `files`. Without `keeps` it takes limits and forgets them.
+    """
+
+    hard: dict[tuple[str, str], int] = field(default_factory=dict)
+    soft: dict[tuple[str, str], int] = field(default_factory=dict)
+    used: dict[tuple[str, str], int] = field(default_factory=dict)
+    reserved: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    unset: int | None = None
+    inherits: bool = False
+    files: bool = False
+    keeps: bool = True
+
+    def standing(self) -> dict[tuple[str, str], int]:
+        """Hard limits of cgroups that are there: one that goes takes its limit along."""
+        return {
+            key: limit for key, limit in self.hard.items() if Path(key[1]).is_dir() and limit != UNLIMITED
+        }
+
+    def set(self, uuid: str, wanted: Any) -> None:
+        path = wanted.nameSpace
+        if self.files and not (Path(path) / "dmem.max").exists():
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        if not self.keeps:
+            return
+        key = uuid, path
+        for above in Path(path).parents:
+            self.reserved[str(above)] += wanted.softLimit - self.soft.get(key, 0)
+        self.hard[key], self.soft[key] = wanted.hardLimit, wanted.softLimit
+
+    def get(self, uuid: str, found: Any) -> None:
+        key = self.told_by(uuid, found.nameSpace)
+        if self.unset is not None and self.hard.get(key, UNLIMITED) == UNLIMITED:
+            raise pynvml.NVMLError(self.unset)
+        found.hardLimit, found.softLimit = self.hard.get(key, UNLIMITED), self.soft.get(key, 0)
+        found.currentUsed = self.used.get(key, 0)
+
+    def told_by(self, uuid: str, path: str) -> tuple[str, str]:
+        """Find the cgroup whose limit a read of this one tells."""
+        places = [path, *map(str, Path(path).parents)] if self.inherits else [path]
+        return next(((uuid, place) for place in places if (uuid, place) in self.standing()), (uuid, path))
+
+
 class Driver:
-    """Answers for pynvml's functions from plain data."""
+    """Answers pynvml from plain data; version 580, which has no memory limits, until `upgrade`.
+
+    Attributes:
+        errors: As those of a card, of the functions that ask of none.
+        calls: The functions that were called, with their versions.
+        registered: Cards whose events were asked for, and of which kinds.
+        refused_kinds: Kinds of events, and the codes with which registering for them fails.
+    """
 
     def __init__(self, mocker: MockerFixture) -> None:
         self.cards = [Card("GPU-a"), Card("GPU-b", minor=4, numa_mask=1)]
@@ -75,28 +142,32 @@ class Driver:
         self.version = "580.65.06"
         self.opened = 0
         self.news: list[Event | int] = []
-        self.registered: list[str] = []
+        self.registered: list[tuple[str, int]] = []
+        self.refused_kinds: dict[int, int] = {}
         self.calls: list[str] = []
         self.mig_places: dict[str, int] = {}
         self.heard = threading.Event()
-        self.missing = {f"nvmlDevice{name}MemoryLimits_v1" for name in ("Set", "Get")}
+        self.limits = Limits()
+        self.missing = {f"nvml{name}" for name in LIMIT_CALLS}
+        self.objects: dict[int, Any] = {}
         install(mocker, self)
 
-    def call(self, name: str, *args: Any) -> Any:
+    def upgrade(self) -> None:
+        """Be a driver that holds memory limits."""
+        self.version = "615.71.09"
+        self.missing.clear()
+
+    def call(self, symbol: Symbol, *args: Any) -> Any:
         """Answer a function of NVML, or fail as `errors` of its card, else of the driver, say."""
-        self.calls.append(name)
-        errors = args[0].errors if args and isinstance(args[0], Card) else self.errors
-        if name in errors:
-            raise pynvml.NVMLError(errors[name])
-        versioned = name.endswith(("RunningProcesses_v2", "RunningProcesses_v3", "Wait_v2"))
-        return getattr(self, name[:-3] if versioned else name)(*args)
-
-    def Init(self) -> None:
-        self.opened += 1
-
-    def Shutdown(self) -> None:
-        assert self.opened > 0
-        self.opened -= 1
+        self.calls.append(symbol.name)
+        card = args[0] if args else None
+        if isinstance(card, tuple):
+            card = card[0]  # of an instance
+        errors = card.errors if isinstance(card, Card) else self.errors
+        code = errors.get(symbol.name, errors.get(symbol.method))
+        if code is not None:
+            raise pynvml.NVMLError(code)
+        return getattr(self, symbol.method)(*args)
 
     def set_mig_mode(self, card: Card, instances: list[Card] | None) -> None:
         """Change it as another process would, which cannot while this one has the driver open."""
@@ -104,18 +175,33 @@ class Driver:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
         card.mig = instances
 
+    @symbol(c_uint, name="nvmlInitWithFlags")
+    def Init(self, flags: int) -> None:
+        assert flags == 0
+        self.opened += 1
+
+    @symbol()
+    def Shutdown(self) -> None:
+        assert self.opened > 0
+        self.opened -= 1
+
+    @symbol(gives=TEXT)
     def SystemGetDriverVersion(self) -> str:
         return self.version
 
+    @symbol(gives=TEXT)
     def SystemGetNVMLVersion(self) -> str:
         return f"13.{self.version}"
 
+    @symbol(HANDLE)
     def EventSetFree(self, events: object) -> None: ...
 
+    @symbol(gives=HANDLE)
     def EventSetCreate(self) -> object:
         return object()
 
-    def EventSetWait(self, events: object, timeout_ms: int) -> "Event":
+    @symbol(HANDLE, At(pynvml.c_nvmlEventData_t), c_uint, name="nvmlEventSetWait_v2")
+    def EventSetWait(self, events: object, event: Any, timeout_ms: int) -> None:
         if not self.news:
             self.heard.set()
             threading.Event().wait(0.005)
@@ -123,17 +209,22 @@ class Driver:
         news = self.news.pop(0)
         if isinstance(news, int):
             raise pynvml.NVMLError(news)
-        return news
+        give_handle(self, news.card, ctypes.addressof(event))
+        event.eventType, event.eventData = news.kind, news.code
+        event.gpuInstanceId, event.computeInstanceId = news.gpu_instance, news.compute_instance
 
+    @symbol(gives=c_uint, name="nvmlDeviceGetCount_v2")
     def DeviceGetCount(self) -> int:
         return len(self.cards)
 
+    @symbol(c_uint, gives=HANDLE, name="nvmlDeviceGetHandleByIndex_v2")
     def DeviceGetHandleByIndex(self, index: int) -> Card:
         card = self.cards[index]
         if "Handle" in card.errors:
             raise pynvml.NVMLError(card.errors["Handle"])
         return card
 
+    @symbol(c_char_p, gives=HANDLE)
     def DeviceGetHandleByUUID(self, uuid: str) -> Card:
         for card in self.cards:
             for each in (card, *(card.mig or ())):
@@ -141,48 +232,60 @@ class Driver:
                     return each
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
+    @symbol(HANDLE, gives=TEXT)
     def DeviceGetUUID(self, card: Card) -> str:
         return card.uuid
 
+    @symbol(HANDLE, gives=TEXT)
     def DeviceGetName(self, card: Card) -> str:
         return "NVIDIA H100 80GB HBM3"
 
+    @symbol(HANDLE, gives=c_uint)
     def DeviceGetMinorNumber(self, card: Card) -> int:
         return card.minor
 
-    def DeviceGetPciInfo(self, card: Card) -> str:
-        return card.bus_id
+    @symbol(HANDLE, At(pynvml.nvmlPciInfo_t), name="nvmlDeviceGetPciInfo_v3")
+    def DeviceGetPciInfo(self, card: Card, info: Any) -> None:
+        info.busId = card.bus_id.encode()
 
-    def DeviceGetMemoryInfo(self, card: Card, *, reserved_counts: bool = True) -> dict[str, int]:
+    @symbol(HANDLE, At(pynvml.c_nvmlMemory_t))
+    @symbol(HANDLE, At(pynvml.c_nvmlMemory_v2_t, version=2), name="nvmlDeviceGetMemoryInfo_v2")
+    def DeviceGetMemoryInfo(self, card: Card, info: Any) -> None:
         # A byte less than whole MiB, as drivers have it too.
         reserved = max(card.reserved_mib * MIB - 1, 0)
-        used = card.used_mib * MIB
-        free = card.total_mib * MIB - used - reserved if card.free_mib is None else card.free_mib * MIB
-        if reserved_counts:
-            used += reserved
-        return {"total": card.total_mib * MIB, "reserved": reserved, "used": used, "free": free}
+        info.total, info.used = card.total_mib * MIB, card.used_mib * MIB
+        left = info.total - info.used - reserved
+        info.free = left if card.free_mib is None else card.free_mib * MIB
+        tells_reserved = isinstance(info, pynvml.c_nvmlMemory_v2_t)
+        if tells_reserved:
+            info.reserved = reserved
+        if card.used_has_reserved or not tells_reserved:
+            info.used += reserved
 
-    def DeviceGetMemoryInfo_v2(self, card: Card) -> dict[str, int]:
-        return self.DeviceGetMemoryInfo(card, reserved_counts=card.used_has_reserved)
+    @symbol(HANDLE, c_uint, c_void_p, c_uint)
+    def DeviceGetMemoryAffinity(self, card: Card, words: int, mask: int, scope: int) -> None:
+        (c_ulonglong * words).from_address(mask)[0] = card.numa_mask
 
-    def DeviceGetMemoryAffinity(self, card: Card, scope: int) -> int:
-        return card.numa_mask
-
+    @symbol(HANDLE, gives=c_int)
     def DeviceGetNumaNodeId(self, card: Card) -> int:
         if card.memory_node is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return card.memory_node
 
-    def DeviceGetAddressingMode(self, card: Card) -> int:
+    @symbol(HANDLE, At(pynvml.c_nvmlDeviceAddressingMode_t, version=1))
+    def DeviceGetAddressingMode(self, card: Card, mode: Any) -> None:
         ats, none = pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS, pynvml.NVML_DEVICE_ADDRESSING_MODE_NONE
-        return int(ats if card.coherent else none)
+        mode.value = ats if card.coherent else none
 
-    def DeviceGetMigMode(self, card: Card) -> list[int]:
-        return [int(card.mig is not None)] * 2
+    @symbol(HANDLE, At(c_uint), At(c_uint))
+    def DeviceGetMigMode(self, card: Card, current: c_uint, pending: c_uint) -> None:
+        current.value = pending.value = int(card.mig is not None)
 
+    @symbol(HANDLE, gives=c_uint)
     def DeviceGetMaxMigDeviceCount(self, card: Card) -> int:
         return 7
 
+    @symbol(HANDLE, c_uint, gives=HANDLE)
     def DeviceGetMigDeviceHandleByIndex(self, card: Card, index: int) -> Card:
         # NVML numbers the places; a place without an instance is not found.
         for instance in card.mig or ():
@@ -192,42 +295,107 @@ class Driver:
                 return instance
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
+    @symbol(HANDLE, gives=c_uint)
     def DeviceGetGpuInstanceId(self, card: Card) -> int:
         return card.instance
 
+    @symbol(HANDLE, gives=c_uint)
     def DeviceGetComputeInstanceId(self, card: Card) -> int:
         return card.compute_instance
 
-    def DeviceRegisterEvents(self, card: Card, kinds: int, events: object) -> None:
-        assert kinds in (XID_EVENTS | MIG_EVENTS, XID_EVENTS)
-        self.registered.append(card.uuid)
+    @symbol(
+        HANDLE,
+        c_uint,
+        At(pynvml.c_nvmlGpuInstanceProfileInfo_v2_t),
+        name="nvmlDeviceGetGpuInstanceProfileInfoV",
+    )
+    def DeviceGetGpuInstanceProfileInfo(self, card: Card, profile: int, info: Any) -> None:
+        assert profile == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE
+        info.id = 19
 
+    @symbol(HANDLE, c_uint, gives=HANDLE)
+    def DeviceCreateGpuInstance(self, card: Card, profile: int) -> tuple[Card, int]:
+        assert profile == 19
+        assert card.mig is not None
+        if len(card.mig) == 7:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+        return card, 8 + len(card.mig)
+
+    @symbol(
+        HANDLE,
+        c_uint,
+        c_uint,
+        At(pynvml.c_nvmlComputeInstanceProfileInfo_v2_t),
+        name="nvmlGpuInstanceGetComputeInstanceProfileInfoV",
+    )
+    def GpuInstanceGetComputeInstanceProfileInfo(
+        self, instance: tuple[Card, int], profile: int, engine: int, info: Any
+    ) -> None:
+        assert (profile, engine) == (0, 0)
+        info.id = 0
+
+    @symbol(HANDLE, c_uint, gives=HANDLE)
+    def GpuInstanceCreateComputeInstance(self, instance: tuple[Card, int], profile: int) -> tuple[Card, int]:
+        card, number = instance
+        assert card.mig is not None
+        card.mig.append(Card(f"MIG-{number}", total_mib=9728, reserved_mib=10, instance=number))
+        self.mig_places[f"MIG-{number}"] = len(card.mig) - 1
+        return instance
+
+    @symbol(HANDLE)
+    def ComputeInstanceDestroy(self, instance: tuple[Card, int]) -> None:
+        card, number = instance
+        card.mig = [each for each in card.mig or () if each.instance != number]
+
+    @symbol(HANDLE)
+    def GpuInstanceDestroy(self, instance: tuple[Card, int]) -> None:
+        card, number = instance
+        self.calls.append(f"destroyed {number}")
+        assert all(each.instance != number for each in card.mig or ())
+
+    @symbol(HANDLE, c_ulonglong, HANDLE)
+    def DeviceRegisterEvents(self, card: Card, kinds: int, events: object) -> None:
+        if kinds in self.refused_kinds:
+            raise pynvml.NVMLError(self.refused_kinds[kinds])
+        self.registered.append((card.uuid, kinds))
+
+    @symbol(HANDLE, c_uint, c_uint, gives=c_ulonglong)
     def DeviceGetTotalEccErrors(self, card: Card, kind: int, counter: int) -> int:
         return card.ecc
 
-    def DeviceGetRemappedRows(self, card: Card) -> tuple[int, int, int, int]:
-        return card.rows
+    @symbol(HANDLE, *[At(c_uint)] * 4)
+    def DeviceGetRemappedRows(self, card: Card, *counts: c_uint) -> None:
+        for count, rows in zip(counts, card.rows, strict=True):
+            count.value = rows
 
-    def DeviceGetRetiredPages(self, card: Card, cause: int) -> list[int]:
-        return list(range(card.pages[cause]))
+    @symbol(HANDLE, c_uint, gives=Many(c_ulonglong))
+    def DeviceGetRetiredPages(self, card: Card, cause: int) -> range:
+        return range(card.pages[cause])
 
+    @symbol(HANDLE, gives=c_uint)
     def DeviceGetRetiredPagesPendingStatus(self, card: Card) -> int:
         return card.pages[2]
 
-    def DeviceGetFieldValues(self, card: Card, field: int) -> int:
-        assert field == pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-        return card.action
+    @symbol(HANDLE, c_int, c_void_p)
+    def DeviceGetFieldValues(self, card: Card, count: int, values: int) -> None:
+        for value in (pynvml.c_nvmlFieldValue_t * count).from_address(values):
+            assert value.fieldId == pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+            value.value.uiVal, value.nvmlReturn = card.action, pynvml.NVML_SUCCESS
 
+    @symbol(HANDLE, gives=c_uint)
     def DeviceGetArchitecture(self, card: Card) -> int:
         return int(pynvml.NVML_DEVICE_ARCH_HOPPER)
 
+    @symbol(HANDLE, c_uint, gives=c_uint)
     def DeviceGetNvLinkState(self, card: Card, link: int) -> int:
         return int(self._end(card, link) is not None)
 
-    def DeviceGetNvLinkRemotePciInfo(self, card: Card, link: int) -> str:
+    @symbol(HANDLE, c_uint, At(pynvml.nvmlPciInfo_t), name="nvmlDeviceGetNvLinkRemotePciInfo_v2")
+    def DeviceGetNvLinkRemotePciInfo(self, card: Card, link: int, info: Any) -> None:
         end = self._end(card, link)
-        return end if end and ":" in end else "FFFFFFFF:FF:FF.0"
+        info.busId = (end if end and ":" in end else "FFFFFFFF:FF:FF.0").encode()
 
+    @symbol(HANDLE, c_uint, gives=c_uint)
     def DeviceGetNvLinkRemoteDeviceType(self, card: Card, link: int) -> int:
         kinds = {
             "switch": pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
@@ -240,47 +408,69 @@ class Driver:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return card.links[link]
 
-    def DeviceGetUtilizationRates(self, card: Card) -> tuple[int, int]:
+    @symbol(HANDLE, At(pynvml.c_nvmlUtilization_t))
+    def DeviceGetUtilizationRates(self, card: Card, rates: Any) -> None:
         if card.mig is not None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return card.utilization
+        rates.gpu, rates.memory = card.utilization
 
+    @symbol(HANDLE, c_uint, gives=c_uint)
     def DeviceGetTemperature(self, card: Card, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
         return card.temperature_c
 
+    @symbol(HANDLE, gives=c_uint)
     def DeviceGetPowerUsage(self, card: Card) -> int:
         return card.power_mw
 
+    @symbol(HANDLE, gives=c_uint)
     def DeviceGetEnforcedPowerLimit(self, card: Card) -> int:
         return 700_000
 
+    @symbol(HANDLE, c_uint, gives=c_uint)
     def DeviceGetClockInfo(self, card: Card, kind: int) -> int:
         return card.clocks_mhz[[pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM].index(kind)]
 
+    @symbol(HANDLE, gives=c_ulonglong)
     def DeviceGetCurrentClocksEventReasons(self, card: Card) -> int:
         return card.clocks_reasons
 
+    @symbol(HANDLE, gives=c_ulonglong)
     def DeviceGetCurrentClocksThrottleReasons(self, card: Card) -> int:
         return card.clocks_reasons
 
-    def DeviceGetComputeRunningProcesses(self, card: Card) -> list[SimpleNamespace]:
+    @symbol(HANDLE, gives=_PROCESSES_V2, name="nvmlDeviceGetComputeRunningProcesses_v2")
+    @symbol(HANDLE, gives=_PROCESSES_V3, name="nvmlDeviceGetComputeRunningProcesses_v3")
+    def DeviceGetComputeRunningProcesses(self, card: Card) -> list[Process]:
         return card.compute
 
-    def DeviceGetGraphicsRunningProcesses(self, card: Card) -> list[SimpleNamespace]:
+    @symbol(HANDLE, gives=_PROCESSES_V2, name="nvmlDeviceGetGraphicsRunningProcesses_v2")
+    @symbol(HANDLE, gives=_PROCESSES_V3, name="nvmlDeviceGetGraphicsRunningProcesses_v3")
+    def DeviceGetGraphicsRunningProcesses(self, card: Card) -> list[Process]:
         return card.graphics
 
-    def DeviceGetProcessUtilization(self, card: Card, since_us: int) -> list[tuple[int, int, int]]:
-        """Pid, time and percent of the driver's samples of processes; there are none of MIG instances."""
+    @symbol(HANDLE, gives=_PROCESSES_V2, name="nvmlDeviceGetMPSComputeRunningProcesses_v2")
+    @symbol(HANDLE, gives=_PROCESSES_V3, name="nvmlDeviceGetMPSComputeRunningProcesses_v3")
+    def DeviceGetMPSComputeRunningProcesses(self, card: Card) -> list[Process]:
+        return card.mps
+
+    @symbol(HANDLE, c_void_p, c_void_p, c_ulonglong)
+    def DeviceGetProcessUtilization(self, card: Card, out: int | None, count: int, since_us: int) -> None:
+        """Tell the driver's samples of processes; there are none of MIG instances."""
         if card.uuid.startswith("MIG-"):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         told = [sample for sample in card.busy if sample[1] > since_us]
         if not told:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return told
+        write_list(pynvml.c_nvmlProcessUtilizationSample_t, told, count, out)
 
-    def DeviceGetMPSComputeRunningProcesses(self, card: Card) -> list[SimpleNamespace]:
-        return card.mps
+    @symbol(HANDLE, At(pynvml.c_nvmlSetMemoryLimits_v1_t))
+    def DeviceSetMemoryLimits_v1(self, card: Card, wanted: Any) -> None:
+        self.limits.set(card.uuid, wanted)
+
+    @symbol(HANDLE, At(pynvml.c_nvmlGetMemoryLimits_v1_t))
+    def DeviceGetMemoryLimits_v1(self, card: Card, found: Any) -> None:
+        self.limits.get(card.uuid, found)
 
 
 @dataclass

@@ -1,13 +1,8 @@
-"""A node whose cards are proven: simulated ones, and NVML on plain data with memory users of our own."""
-# ruff: noqa: N802 (the fake driver's methods are named like NVML's functions)
+"""A node whose cards are proven: simulated ones, and memory users of our own."""
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-
-import pynvml
-from pytest_mock import MockerFixture
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.provable import Provable
@@ -17,8 +12,6 @@ from deviceplugin.gpus.simulated.proving import SimulatedProvable
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.proof.prover import CardProof, ProofOptions, Prover
 from deviceplugin.proof.scratch import ScratchCgroup
-from tests.nvml_limits_world import LimitsDriver
-from tests.nvml_world import Card, Driver, process
 
 PROFILE = """
 version: "1.0"
@@ -107,68 +100,3 @@ class Used(SimulatedProvable):
         if isinstance(self.user, str):
             raise GpuError(self.user)
         return self.user
-
-
-class ProofDriver(Driver):
-    """The driver of `nvml_world` with what is asked of it beyond; the limits are those of `LimitsDriver`."""
-
-    def __init__(self, mocker: MockerFixture) -> None:
-        super().__init__(mocker)
-        self.missing.clear()
-        self.limits = LimitsDriver()
-        self.refused_kinds: dict[int, int] = {}
-
-    def DeviceSetMemoryLimits_v1(self, card: Card, wanted: Any) -> None:
-        self.limits.set(card.uuid, wanted)
-
-    def DeviceGetMemoryLimits_v1(self, card: Card, found: Any) -> None:
-        self.limits.get(card.uuid, found)
-
-    def SystemGetDriverVersion(self) -> str:
-        return "615.71.09"
-
-    def DeviceRegisterEvents(self, card: Card, kinds: int, events: object) -> None:
-        if kinds in self.refused_kinds:
-            raise pynvml.NVMLError(self.refused_kinds[kinds])
-        self.registered.append(card.uuid)
-
-    def DeviceGetGpuInstanceProfileInfo(self, card: Card, profile: int) -> int:
-        assert profile == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE
-        return 19
-
-    def DeviceCreateGpuInstance(self, card: Card, profile: int) -> tuple[Card, int]:
-        assert profile == 19
-        assert card.mig is not None
-        if len(card.mig) == 7:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
-        return card, 8 + len(card.mig)
-
-    def GpuInstanceGetComputeInstanceProfileInfo(
-        self, instance: tuple[Card, int], profile: int, engine: int
-    ) -> int:
-        assert (profile, engine) == (0, 0)
-        return 0
-
-    def GpuInstanceCreateComputeInstance(self, instance: tuple[Card, int], profile: int) -> tuple[Card, int]:
-        card, number = instance
-        assert card.mig is not None
-        if "GpuInstanceCreateComputeInstance" in card.errors:
-            raise pynvml.NVMLError(card.errors["GpuInstanceCreateComputeInstance"])
-        card.mig.append(Card(f"MIG-{number}", total_mib=9728, reserved_mib=10, instance=number))
-        self.mig_places[f"MIG-{number}"] = len(card.mig) - 1
-        return instance
-
-    def ComputeInstanceDestroy(self, instance: tuple[Card, int]) -> None:
-        card, number = instance
-        if "ComputeInstanceDestroy" in card.errors:
-            raise pynvml.NVMLError(card.errors["ComputeInstanceDestroy"])
-        card.mig = [each for each in card.mig or () if each.instance != number]
-
-    def GpuInstanceDestroy(self, instance: tuple[Card, int]) -> None:
-        card, number = instance
-        self.calls.append(f"destroyed {number}")
-        assert all(each.instance != number for each in card.mig or ())
-
-    def process_of(self, pid: int, used_mib: int) -> SimpleNamespace:
-        """Make a line of the list of processes."""
-        return process(pid, used_mib)

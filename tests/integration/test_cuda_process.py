@@ -18,8 +18,8 @@ from deviceplugin.gpus.nvidia.cuda_process import COMMAND, CudaProcess
 from deviceplugin.gpus.nvidia.proving import NvmlProvable
 from deviceplugin.gpus.nvidia.source import NvmlGpus
 from deviceplugin.proof.scratch import NAME, ScratchCgroup
-from tests.nvml_world import Card, process
-from tests.proof_world import ProofDriver, found, prover, results
+from tests.nvml_world import Card, Driver, process
+from tests.proof_world import found, prover, results
 
 MIB = 1 << 20
 ECHO = """
@@ -162,7 +162,7 @@ def test_a_whole_proof_on_the_kernels_cgroups(
 ) -> None:
     """NVML on plain data, a libcuda that asks the kernel where it is, real processes and cgroups."""
 
-    class Kernel(ProofDriver):
+    class Kernel(Driver):
         def DeviceSetMemoryLimits_v1(self, card: Card, wanted: Any) -> None:  # noqa: N802
             super().DeviceSetMemoryLimits_v1(card, wanted)
             if refuses:
@@ -175,6 +175,7 @@ def test_a_whole_proof_on_the_kernels_cgroups(
                 self.cards[0].compute = [process(watched[0], int(used.read_text()))]
 
     driver = Kernel(mocker)
+    driver.upgrade()
     driver.cards = [Card("GPU-a", total_mib=9480)]
     driver.limits.unset = unset
     used = library.with_name("used")

@@ -88,7 +88,7 @@ def test_memory_is_told_as_the_driver_tells_it(driver: Driver, gpus: NvmlGpus) -
     gpus.open()
     info = gpus.memory_info("GPU-a")
     assert (info.total // MIB, info.used, info.counts_reserved) == (81559, info.reserved, True)
-    driver.cards[0].errors = {"DeviceGetMemoryInfo": LOST, "DeviceGetMemoryInfo_v2": LOST}
+    driver.cards[0].errors = {"DeviceGetMemoryInfo": LOST}
     for uuid, says in (("GPU-a", "GPU is lost"), ("GPU-x", "does not show the card")):
         with pytest.raises(GpuError, match=f"memory of card '{uuid}' cannot be read: .*{says}"):
             gpus.memory_info(uuid)
@@ -143,7 +143,7 @@ def test_no_card_and_no_count_are_errors_and_the_library_is_let_go(driver: Drive
     driver.errors["DeviceGetCount"] = pynvml.NVML_ERROR_UNKNOWN
     with pytest.raises(GpuError, match="cannot count the cards: Unknown Error"):
         gpus.open()
-    assert (driver.calls.count("Init"), driver.calls.count("Shutdown")) == (2, 2)
+    assert (driver.calls.count("InitWithFlags"), driver.calls.count("Shutdown")) == (2, 2)
 
 
 def test_a_card_without_a_handle_is_listed_and_the_others_work(driver: Driver, gpus: NvmlGpus) -> None:
@@ -156,7 +156,7 @@ def test_a_card_without_a_handle_is_listed_and_the_others_work(driver: Driver, g
 
 
 def test_a_card_without_memory_at_the_start_takes_its_size_later(driver: Driver, gpus: NvmlGpus) -> None:
-    driver.cards[1].errors = {"DeviceGetMemoryInfo": LOST, "DeviceGetMemoryInfo_v2": LOST}
+    driver.cards[1].errors = {"DeviceGetMemoryInfo": LOST}
     gpus.open()
     assert [(card.uuid, card.total_mib) for card in gpus.cards()] == [("GPU-a", 81559), ("GPU-b", 0)]
     assert gpus.cards()[1].error == "memory cannot be read: GPU is lost"

@@ -10,7 +10,7 @@ from deviceplugin.errors import DriverGoneError, GpuError, LimitError
 from deviceplugin.gpus.api.source import GONE_S
 from deviceplugin.gpus.nvidia.source import AGAIN_S, NvmlGpus
 from tests.nvml_library import SYMBOLS
-from tests.nvml_world import LOST, Card, Driver, driver, xid
+from tests.nvml_world import LIMIT_CALLS, LOST, Card, Driver, driver, xid
 
 __all__ = ["driver"]
 
@@ -114,7 +114,7 @@ def test_the_library_is_started_again_while_a_card_is_lost_and_not_too_often(
     starts = []
     for now_s[0] in range(0, 1000, 5):
         gpus.sample()
-        starts.append(driver.calls.count("Init"))
+        starts.append(driver.calls.count("InitWithFlags"))
     assert starts[-1] == 1 + 5  # again after 30, 60, 120, 240 and 480 s more
     assert starts[: int(AGAIN_S) // 5] == [1] * (int(AGAIN_S) // 5)
     driver.cards[0].errors = {}
@@ -132,7 +132,7 @@ def test_a_card_whose_memory_is_never_told_is_told_once_and_left(
     if tells_zero:
         driver.cards[0].total_mib = driver.cards[0].reserved_mib = 0
     else:
-        driver.cards[0].errors = {"DeviceGetMemoryInfo": none, "DeviceGetMemoryInfo_v2": none}
+        driver.cards[0].errors = {"DeviceGetMemoryInfo": none}
     gpus.open()
     card = gpus.cards()[0]
     assert (card.uuid, card.schedulable_mib) == ("GPU-a", 0)
@@ -140,7 +140,7 @@ def test_a_card_whose_memory_is_never_told_is_told_once_and_left(
     asked = driver.calls.count("DeviceGetMemoryInfo_v2")
     for now_s[0] in range(0, 1000, 5):
         assert [sample.error for sample in gpus.sample()] == [card.error, None]
-    assert driver.calls.count("Init") == 1
+    assert driver.calls.count("InitWithFlags") == 1
     # Once for each sample of the other card.
     assert driver.calls.count("DeviceGetMemoryInfo_v2") - asked == 200
 
@@ -260,14 +260,14 @@ def test_no_handle_outlasts_the_library_that_gave_it(driver: Driver, gpus: NvmlG
 
 
 WHOLE = {"Init", "DeviceGetCount", "EventSetCreate"}
-PER_CARD = {name for name in dir(Driver) if name.startswith("Device")} - {"DeviceGetHandleByIndex"} | {
-    "Handle"
-}
+NOT_SERVING = {*LIMIT_CALLS, "DeviceCreateGpuInstance", "DeviceGetGpuInstanceProfileInfo"}
+PER_CARD = {name for name in dir(Driver) if name.startswith("Device")} - NOT_SERVING
+PER_CARD = PER_CARD - {"DeviceGetHandleByIndex"} | {"DeviceGetMemoryInfo_v2", "Handle"}
 
 
 def fail(driver: Driver, name: str, code: int | None) -> None:
     """Let a call, of whatever version, fail for the whole library or for the first card; None mends it."""
-    broken = {} if code is None else dict.fromkeys([name, f"{name}_v2", f"{name}_v3"], code)
+    broken = {} if code is None else {name: code}
     driver.errors = {key: value for key, value in broken.items() if key in WHOLE}
     for card in (driver.cards[0], *(driver.cards[0].mig or ())):
         card.errors = broken

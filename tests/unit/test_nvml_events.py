@@ -8,7 +8,7 @@ from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.api.source import HealthEvent
 from deviceplugin.gpus.nvidia.source import NvmlGpus
-from tests.nvml_world import LOST, Card, Driver, driver, gpus, xid
+from tests.nvml_world import LOST, MIG_EVENTS, XID_EVENTS, Card, Driver, driver, gpus, xid
 
 __all__ = ["driver", "gpus"]
 
@@ -17,7 +17,7 @@ def test_xids_come_as_events_of_their_card(driver: Driver, gpus: NvmlGpus) -> No
     driver.news = [xid(driver.cards[1], 79)]
     gpus.open()
     assert gpus.events(30) == [HealthEvent("GPU-b", False, "XID 79: the card has fallen off the bus", 79)]
-    assert driver.registered == ["GPU-a", "GPU-b"]
+    assert driver.registered == [(uuid, XID_EVENTS | MIG_EVENTS) for uuid in ("GPU-a", "GPU-b")]
 
 
 def test_xids_of_applications_say_nothing_of_the_card(driver: Driver, gpus: NvmlGpus) -> None:

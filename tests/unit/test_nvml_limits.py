@@ -12,18 +12,22 @@ from deviceplugin.enforcement.limit_setter import LimitJob, apply_limits
 from deviceplugin.errors import LimitError
 from deviceplugin.gpus.api.memory_limits import HELD, Enforcement, LimitReading, MemoryLimits
 from deviceplugin.gpus.nvidia.memory_limits import PROBE, NvmlLimits
-from tests.nvml_library import install
-from tests.nvml_limits_world import LimitsDriver as Driver
+from tests.nvml_world import ABSENT, LIMIT_CALLS, MIB, Driver
 
-MIB = 1 << 20
-ABSENT = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+SET, GET = LIMIT_CALLS
 
 
 @pytest.fixture
 def driver(mocker: MockerFixture) -> Driver:
-    made = Driver()
-    install(mocker, made)
+    made = Driver(mocker)
+    made.upgrade()
     return made
+
+
+def fail(driver: Driver, code: int | None, *calls: str) -> None:
+    """Let calls fail on every card, by default both of limits; None mends them."""
+    for card in driver.cards:
+        card.errors = {} if code is None else dict.fromkeys(calls or LIMIT_CALLS, code)
 
 
 @pytest.fixture
@@ -49,8 +53,8 @@ def test_limits_are_bytes_of_the_cgroups_full_path(driver: Driver, limits: NvmlL
     assert typed.read("GPU-a", cgroup) == LimitReading(None, 0)
     typed.set("GPU-a", cgroup, 8192)
     key = "GPU-a", str(cgroup)
-    assert (driver.hard, driver.soft) == ({key: 8192 * MIB}, {key: 0})
-    driver.used[key] = 5 * MIB + 1
+    assert (driver.limits.hard, driver.limits.soft) == ({key: 8192 * MIB}, {key: 0})
+    driver.limits.used[key] = 5 * MIB + 1
     assert typed.read("GPU-a", cgroup) == LimitReading(8192, 6)
     assert typed.read("GPU-b", cgroup) == LimitReading(None, 0)
     assert typed.container_envs(8192) == {
@@ -63,8 +67,8 @@ def test_support_is_proven_by_a_limit_on_a_cgroup_of_our_own_once(
     driver: Driver, limits: NvmlLimits, root: Path
 ) -> None:
     assert [limits.support("GPU-a") for _ in range(3)] == [HELD] * 3
-    assert driver.paths == [str(root / PROBE)]
-    assert driver.standing() == {}
+    assert (list(driver.limits.hard), driver.calls.count(SET)) == ([("GPU-a", str(root / PROBE))], 1)
+    assert driver.limits.standing() == {}
     assert not (root / PROBE).exists()
     assert Enforcement.DRIVER.text == str(HELD)
 
@@ -73,7 +77,7 @@ def test_it_is_tried_where_the_pods_are(driver: Driver, root: Path) -> None:
     """With the kernel's dmem controller the cgroups above decide, too."""
     limits = NvmlLimits(find_handle, root, probe_parent=lambda: root / "pod")
     assert limits.support("GPU-a") == HELD
-    assert driver.paths == [str(root / "pod" / PROBE)]
+    assert (list(driver.limits.hard), driver.calls.count(SET)) == ([("GPU-a", str(root / "pod" / PROBE))], 1)
 
 
 @pytest.mark.parametrize(
@@ -91,17 +95,18 @@ def test_it_is_tried_where_the_pods_are(driver: Driver, root: Path) -> None:
 def test_cards_are_accounted_where_the_driver_does_not_hold(
     driver: Driver, limits: NvmlLimits, code: int, says: str, lasts: bool
 ) -> None:
-    driver.error = code
+    driver.version = "580.65.06"
+    fail(driver, code)
     support = limits.support("GPU-a")
     assert (support.can_limit, support.is_forbidden) == (False, code == pynvml.NVML_ERROR_NO_PERMISSION)
     assert says in str(support)
-    driver.error = None
+    fail(driver, None)
     assert limits.support("GPU-a").can_limit is not lasts
 
 
 def test_a_right_to_read_limits_is_none_to_set_them(driver: Driver, limits: NvmlLimits) -> None:
     """As in a pod whose capabilities are dropped: every read works, and no container is ever limited."""
-    driver.set_error = pynvml.NVML_ERROR_NO_PERMISSION
+    fail(driver, pynvml.NVML_ERROR_NO_PERMISSION, SET)
     support = limits.support("GPU-a")
     assert (support.can_limit, support.is_forbidden) == (False, True)
     assert "CAP_SYS_ADMIN" in str(support)
@@ -109,7 +114,7 @@ def test_a_right_to_read_limits_is_none_to_set_them(driver: Driver, limits: Nvml
 
 def test_a_right_that_is_missing_after_all_is_told(driver: Driver, limits: NvmlLimits, root: Path) -> None:
     assert limits.support("GPU-a") == HELD
-    driver.set_error = pynvml.NVML_ERROR_NO_PERMISSION
+    fail(driver, pynvml.NVML_ERROR_NO_PERMISSION, SET)
     (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     assert outcome.fault == "forbidden"
     assert limits.support("GPU-a").is_forbidden
@@ -120,17 +125,17 @@ def test_a_right_that_is_missing_after_all_is_told(driver: Driver, limits: NvmlL
 def test_a_limit_that_is_taken_and_not_kept_proves_nothing(
     driver: Driver, limits: NvmlLimits, unset: int | None
 ) -> None:
-    driver.unset, driver.keeps = unset, False
+    driver.limits.unset, driver.limits.keeps = unset, False
     support = limits.support("GPU-a")
     assert (support.can_limit, support.is_forbidden) == (False, False)
     assert support.reason.endswith("and there was none")
-    driver.keeps = True
+    driver.limits.keeps = True
     assert limits.support("GPU-a") == HELD
 
 
 def test_no_driver_holds_limits_on_mig_instances(driver: Driver, limits: NvmlLimits) -> None:
     assert str(limits.support("MIG-a")) == "the driver holds no limits on MIG instances"
-    assert driver.reads == 0
+    assert driver.calls.count(GET) == 0
 
 
 @pytest.mark.parametrize("code", [None, ABSENT, pynvml.NVML_ERROR_NO_PERMISSION])
@@ -139,9 +144,9 @@ def test_cgroup_v1_is_no_place_for_limits(
 ) -> None:
     """A driver without the call is the longer way to limits, so it is named first."""
     (root / "cgroup.controllers").unlink()
-    driver.error = code
+    fail(driver, code)
     support = limits.support("GPU-a")
-    assert (support.can_limit, driver.sets, (root / PROBE).exists()) == (False, 0, False)
+    assert (support.can_limit, driver.calls.count(SET), (root / PROBE).exists()) == (False, 0, False)
     assert ("has no call" if code == ABSENT else "cgroup v1") in support.reason
     assert ("driver 615" if code == ABSENT else "cgroup v2") in support.since
 
@@ -175,19 +180,19 @@ def test_a_card_without_a_handle_is_asked_again(limits: NvmlLimits) -> None:
 def test_errors_name_the_limit_the_card_and_the_cgroup(
     driver: Driver, limits: NvmlLimits, root: Path, code: int, kind: str
 ) -> None:
-    driver.error = code
+    fail(driver, code)
     with pytest.raises(LimitError, match=rf"limit of 5 MiB on card GPU-a for cgroup {root}/pod: ") as error:
         limits.set("GPU-a", root / "pod", 5)
     assert error.value.kind == kind
     assert not limits.support("GPU-a").can_limit
-    driver.error = None
+    fail(driver, None)
     assert limits.support("GPU-a").can_limit is (kind not in {"unsupported", "forbidden"})
 
 
 def test_a_cgroup_that_is_gone_whatever_the_driver_says(
     driver: Driver, limits: NvmlLimits, root: Path
 ) -> None:
-    driver.error = pynvml.NVML_ERROR_INVALID_ARGUMENT
+    fail(driver, pynvml.NVML_ERROR_INVALID_ARGUMENT)
     for call in (lambda: limits.set("GPU-a", root / "x", 5), lambda: limits.read("GPU-a", root / "x")):
         with pytest.raises(LimitError, match="the cgroup is gone") as error:
             call()
@@ -198,7 +203,7 @@ def test_a_cgroup_that_is_gone_whatever_the_driver_says(
 def test_no_limit_is_no_limit_to_set(driver: Driver, limits: NvmlLimits, root: Path, hard_mib: int) -> None:
     with pytest.raises(LimitError, match=f"limit of {hard_mib} MiB .* allowed: 1 MiB or more"):
         limits.set("GPU-a", root / "pod", hard_mib)
-    assert driver.hard == {}
+    assert driver.limits.hard == {}
 
 
 EIGHT = WantedLimit(8192, frozenset({8192}))
@@ -214,11 +219,11 @@ UNSET = pytest.mark.parametrize(
 def test_a_limit_that_was_never_set_is_set(
     driver: Driver, limits: NvmlLimits, root: Path, unset: int | None
 ) -> None:
-    driver.unset = unset
+    driver.limits.unset = unset
     assert limits.support("GPU-a") == HELD
     (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     assert (outcome.fault, outcome.was_mib, outcome.reading) == (None, None, LimitReading(8192, 0))
-    assert driver.hard["GPU-a", str(root / "pod")] == 8192 * MIB
+    assert driver.limits.hard["GPU-a", str(root / "pod")] == 8192 * MIB
     assert limits.support("GPU-a") == HELD
     assert not (root / PROBE).exists()
 
@@ -227,7 +232,7 @@ def test_a_limit_that_was_never_set_is_set(
 def test_a_limit_that_is_not_there_after_it_was_set_does_not_hold(
     driver: Driver, limits: NvmlLimits, root: Path, unset: int | None
 ) -> None:
-    driver.unset, driver.keeps = unset, False
+    driver.limits.unset, driver.limits.keeps = unset, False
     (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     assert outcome.fault == "failed"
     assert f"for cgroup {root}/pod was set, and there is none" in outcome.problem
@@ -238,7 +243,7 @@ def test_where_no_cgroup_can_be_made_nothing_is_proven(
 ) -> None:
     (root / PROBE).write_text("in the way")
     support = limits.support("GPU-a")
-    assert (support.can_limit, driver.sets) == (False, 0)
+    assert (support.can_limit, driver.calls.count(SET)) == (False, 0)
     assert "cannot be tried" in support.reason
     (root / PROBE).unlink()
     assert limits.support("GPU-a") == HELD
@@ -255,31 +260,31 @@ def test_a_soft_limit_of_the_toolkit_is_ended_before_its_cgroup_is(
             nameSpace=str(root / "pod").encode(), softLimit=soft_mib * MIB, hardLimit=8192 * MIB
         )
         pynvml.nvmlDeviceSetMemoryLimits_v1(find_handle("GPU-a"), asked)
-        assert driver.reserved[str(root)] == soft_mib * MIB
+        assert driver.limits.reserved[str(root)] == soft_mib * MIB
         (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
         assert (outcome.fault, outcome.reading) == (None, LimitReading(8192, 0))
-        assert driver.reserved[str(root)] == 0
-    sets = driver.sets
+        assert driver.limits.reserved[str(root)] == 0
+    sets = driver.calls.count(SET)
     apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
-    assert driver.sets == sets
+    assert driver.calls.count(SET) == sets
 
 
 @UNSET
 def test_the_limit_of_a_cgroup_above_is_not_taken_for_its_own(
     driver: Driver, limits: NvmlLimits, root: Path, unset: int | None
 ) -> None:
-    driver.unset, driver.inherits = unset, True
+    driver.limits.unset, driver.limits.inherits = unset, True
     limits.set("GPU-a", root, 8192)
     assert limits.read("GPU-a", root / "pod") == LimitReading(8192, 0)
     (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
-    assert (outcome.fault, ("GPU-a", str(root / "pod")) in driver.hard) == (None, True)
+    assert (outcome.fault, ("GPU-a", str(root / "pod")) in driver.limits.hard) == (None, True)
 
 
 def test_a_cgroup_for_which_the_kernels_controller_is_not_enabled(
     driver: Driver, limits: NvmlLimits, root: Path
 ) -> None:
     """To set a limit there is "Not Found", and a read tells that of a cgroup above."""
-    driver.files = driver.inherits = True
+    driver.limits.files = driver.limits.inherits = True
     (root / "dmem.max").touch()
     limits.set("GPU-a", root, 8192)
     (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
@@ -287,7 +292,7 @@ def test_a_cgroup_for_which_the_kernels_controller_is_not_enabled(
     assert (outcome.fault, outcome.problem.endswith(lacks)) == ("failed", True)
     support = limits.support("GPU-a")
     assert (support.can_limit, lacks in support.reason) == (False, True)
-    driver.files = False
+    driver.limits.files = False
     assert limits.support("GPU-a") == HELD
 
 
@@ -295,10 +300,10 @@ def test_a_cgroup_for_which_the_kernels_controller_is_not_enabled(
 def test_a_limit_that_is_taken_back(
     driver: Driver, limits: NvmlLimits, root: Path, unset: int | None
 ) -> None:
-    driver.unset = unset
+    driver.limits.unset = unset
     limits.set("GPU-a", root / "pod", 8192)
     limits.clear("GPU-a", root / "pod")
-    assert driver.standing() == {}
+    assert driver.limits.standing() == {}
     if unset is None:
         assert limits.read("GPU-a", root / "pod") == LimitReading(None, 0)
     else:

@@ -7,7 +7,7 @@ import pytest
 
 from deviceplugin.gpus.api.source import GpuProcess
 from deviceplugin.gpus.nvidia.source import NvmlGpus
-from tests.nvml_world import Card, Driver, driver, gpus, process, xid
+from tests.nvml_world import MIG_EVENTS, XID_EVENTS, Card, Driver, driver, gpus, process, xid
 
 __all__ = ["driver", "gpus"]
 
@@ -27,7 +27,7 @@ def test_mig_instances_stand_in_for_their_card(driver: Driver, gpus: NvmlGpus) -
     first, second, third = gpus.sample()
     assert (first.used_mib, first.processes) == (9, (GpuProcess(5, 9),))
     assert (second.used_mib, second.processes, third.used_mib) == (0, (), 0)
-    assert driver.registered == ["GPU-a", "GPU-b"]
+    assert driver.registered == [(uuid, XID_EVENTS | MIG_EVENTS) for uuid in ("GPU-a", "GPU-b")]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_compute_instances_that_share_memory_are_no_cards(driver: Driver, gpus: 
     )
     assert [card.error for card in cards] == [reason] * 3 + [None] * 2
     assert [sample.error for sample in gpus.sample()] == [reason] * 3 + [None] * 2
-    assert driver.calls.count("Init") == 1
+    assert driver.calls.count("InitWithFlags") == 1
     driver.cards[0].mig = [parts[0], alone]
     gpus.sample()
     assert [card.schedulable_mib for card in gpus.cards()] == [39968, 9728, 81079]
@@ -173,5 +173,5 @@ def test_what_is_refused_for_want_of_a_right_starts_no_library_again(driver: Dri
     gpus.open()
     for now_s[0] in range(0, 1000, 5):
         assert [sample.error is None for sample in gpus.sample()] == [True, False, True]
-    assert driver.calls.count("Init") == 1
+    assert driver.calls.count("InitWithFlags") == 1
     gpus.close()

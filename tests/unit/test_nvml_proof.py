@@ -14,8 +14,8 @@ from deviceplugin.gpus.nvidia.events import KINDS
 from deviceplugin.gpus.nvidia.proving import NvmlProvable
 from deviceplugin.gpus.nvidia.source import NvmlGpus
 from deviceplugin.proof.prover import LIMIT_MIB, Prover
-from tests.nvml_world import Card
-from tests.proof_world import ProofDriver, User, found, prover, results, root_of
+from tests.nvml_world import Card, Driver, process
+from tests.proof_world import User, found, prover, results, root_of
 
 MIB = 1 << 20
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 class Provable(NvmlProvable):
     """NVML, with memory users that know the limits of the driver by themselves."""
 
-    def __init__(self, source: NvmlGpus, driver: ProofDriver, card: Card, cgroup: Path) -> None:
+    def __init__(self, source: NvmlGpus, driver: Driver, card: Card, cgroup: Path) -> None:
         super().__init__(source)
         self.driver = driver
         self.card = card
@@ -35,7 +35,7 @@ class Provable(NvmlProvable):
         limits = self.driver.limits
         given = mib + 400 <= limits.hard.get(self.key, 1 << 64) // MIB
         if given:
-            self.card.compute = [self.driver.process_of(self.user.pid, mib + 400)]
+            self.card.compute = [process(self.user.pid, mib + 400)]
             limits.used[self.key] = (mib + 400) * MIB
         return given
 
@@ -45,8 +45,9 @@ class Provable(NvmlProvable):
 
 
 @pytest.fixture
-def driver(mocker: MockerFixture) -> ProofDriver:
-    made = ProofDriver(mocker)
+def driver(mocker: MockerFixture) -> Driver:
+    made = Driver(mocker)
+    made.upgrade()
     made.cards = [Card("GPU-a")]
     return made
 
@@ -57,7 +58,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def source(driver: ProofDriver, root: Path) -> Iterator[NvmlGpus]:
+def source(driver: Driver, root: Path) -> Iterator[NvmlGpus]:
     """Make a source that a test opens once its cards are as they should be."""
     del driver
     made = NvmlGpus(pci_devices=root, cgroup_root=root, probe_parent=lambda: root / "kubepods")
@@ -66,7 +67,7 @@ def source(driver: ProofDriver, root: Path) -> Iterator[NvmlGpus]:
 
 
 @pytest.fixture
-def trying(driver: ProofDriver, root: Path, source: NvmlGpus) -> Prover:
+def trying(driver: Driver, root: Path, source: NvmlGpus) -> Prover:
     source.open()
     cgroup = root / "kubepods" / "gpupack-proof"
     return prover(source, root, Provable(source, driver, driver.cards[0], cgroup))
@@ -76,7 +77,7 @@ def trying(driver: ProofDriver, root: Path, source: NvmlGpus) -> Prover:
 @pytest.mark.parametrize("inherits", [False, True])
 @pytest.mark.parametrize("has_reserved", [False, True])
 def test_a_driver_that_does_as_documented_is_proven(
-    driver: ProofDriver, root: Path, trying: Prover, unset: int | None, inherits: bool, has_reserved: bool
+    driver: Driver, root: Path, trying: Prover, unset: int | None, inherits: bool, has_reserved: bool
 ) -> None:
     driver.limits.unset, driver.limits.inherits = unset, inherits
     driver.cards[0].used_has_reserved = has_reserved
@@ -94,8 +95,8 @@ def test_a_driver_that_does_as_documented_is_proven(
     assert sorted(path.name for path in (root / "kubepods").iterdir()) == []
 
 
-def test_limits_without_the_right_to_set_them(driver: ProofDriver, trying: Prover) -> None:
-    driver.limits.set_error = pynvml.NVML_ERROR_NO_PERMISSION
+def test_limits_without_the_right_to_set_them(driver: Driver, trying: Prover) -> None:
+    driver.cards[0].errors["DeviceSetMemoryLimits_v1"] = pynvml.NVML_ERROR_NO_PERMISSION
     trying.run()
     assert results(trying.proofs)["limits"] == "unproven"
     assert "refuses to limit memory: Insufficient Permissions; it takes CAP_SYS_ADMIN" in found(
@@ -103,9 +104,7 @@ def test_limits_without_the_right_to_set_them(driver: ProofDriver, trying: Prove
     )
 
 
-def test_a_kernel_whose_controller_is_not_enabled_there(
-    driver: ProofDriver, root: Path, trying: Prover
-) -> None:
+def test_a_kernel_whose_controller_is_not_enabled_there(driver: Driver, root: Path, trying: Prover) -> None:
     (root / "cgroup.controllers").write_text("cpu dmem\n")
     driver.limits.files = True
     trying.run()
@@ -113,7 +112,7 @@ def test_a_kernel_whose_controller_is_not_enabled_there(
 
 
 @pytest.mark.parametrize("unset", [None, pynvml.NVML_ERROR_NOT_SUPPORTED])
-def test_a_limit_that_is_taken_and_not_kept(driver: ProofDriver, trying: Prover, unset: int | None) -> None:
+def test_a_limit_that_is_taken_and_not_kept(driver: Driver, trying: Prover, unset: int | None) -> None:
     """The driver's answer of success is no proof."""
     driver.limits.unset, driver.limits.keeps = unset, False
     trying.run()
@@ -129,7 +128,7 @@ def test_a_limit_that_is_taken_and_not_kept(driver: ProofDriver, trying: Prover,
     ],
 )
 def test_news_that_a_driver_does_not_tell(
-    driver: ProofDriver, trying: Prover, refused: str, result: str, says: str
+    driver: Driver, trying: Prover, refused: str, result: str, says: str
 ) -> None:
     """Cards without MIG have no news of it."""
     driver.refused_kinds = {KINDS[refused]: pynvml.NVML_ERROR_NOT_SUPPORTED}
@@ -139,12 +138,9 @@ def test_news_that_a_driver_does_not_tell(
     assert driver.calls.count("EventSetCreate") == driver.calls.count("EventSetFree") + 1  # the source's own
 
 
-def test_processes_of_another_pid_namespace(driver: ProofDriver, trying: Prover) -> None:
+def test_processes_of_another_pid_namespace(driver: Driver, trying: Prover) -> None:
     """Nobody knows then whether the card is idle."""
-    driver.cards[0].errors = {
-        f"DeviceGetComputeRunningProcesses_{version}": pynvml.NVML_ERROR_NO_PERMISSION
-        for version in ("v2", "v3")
-    }
+    driver.cards[0].errors["DeviceGetComputeRunningProcesses"] = pynvml.NVML_ERROR_NO_PERMISSION
     trying.run()
     assert "the driver does not tell who uses the card" in found(trying.proofs, "limits")
 
@@ -156,13 +152,13 @@ def test_processes_of_another_pid_namespace(driver: ProofDriver, trying: Prover)
         (pynvml.NVML_ERROR_GPU_IS_LOST, "MIG mode of card GPU-a cannot be read: GPU is lost", "unproven"),
     ],
 )
-def test_cards_without_mig(driver: ProofDriver, trying: Prover, code: int, says: str, result: str) -> None:
+def test_cards_without_mig(driver: Driver, trying: Prover, code: int, says: str, result: str) -> None:
     driver.cards[0].errors = {"DeviceGetMigMode": code}
     trying.run()
     assert (results(trying.proofs)["MIG mode"], says in found(trying.proofs, "MIG mode")) == (result, True)
 
 
-def instances(driver: ProofDriver, root: Path, source: NvmlGpus, mig: list[Card], **errors: int) -> Prover:
+def instances(driver: Driver, root: Path, source: NvmlGpus, mig: list[Card], **errors: int) -> Prover:
     driver.cards[0].mig = mig
     driver.mig_places = {each.uuid: place for place, each in enumerate(mig)}
     driver.cards[0].errors = errors
@@ -172,25 +168,21 @@ def instances(driver: ProofDriver, root: Path, source: NvmlGpus, mig: list[Card]
     return trying
 
 
-def test_an_instance_is_created_listed_and_destroyed(
-    driver: ProofDriver, root: Path, source: NvmlGpus
-) -> None:
+def test_an_instance_is_created_listed_and_destroyed(driver: Driver, root: Path, source: NvmlGpus) -> None:
     trying = instances(driver, root, source, [])
     assert found(trying.proofs, "instance that comes and goes").startswith("MIG-8 of 9728 MiB")
     assert results(trying.proofs)["undone"] == "proven"
     assert (driver.cards[0].mig, "destroyed 8" in driver.calls) == ([], True)
 
 
-def test_of_an_instance_that_is_half_made_nothing_stays(
-    driver: ProofDriver, root: Path, source: NvmlGpus
-) -> None:
+def test_of_an_instance_that_is_half_made_nothing_stays(driver: Driver, root: Path, source: NvmlGpus) -> None:
     refuses = pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
     trying = instances(driver, root, source, [], GpuInstanceCreateComputeInstance=refuses)
     assert any("no compute instance can be created on card GPU-a" in proof.found for proof in trying.proofs)
     assert "destroyed 8" in driver.calls
 
 
-def test_a_card_without_room_for_an_instance(driver: ProofDriver, root: Path, source: NvmlGpus) -> None:
+def test_a_card_without_room_for_an_instance(driver: Driver, root: Path, source: NvmlGpus) -> None:
     full = [Card(f"MIG-{number}", total_mib=9728, reserved_mib=0, instance=number) for number in range(7)]
     trying = instances(driver, root, source, full)
     said = [proof.found for proof in trying.proofs if proof.result == "unproven"]
@@ -198,15 +190,13 @@ def test_a_card_without_room_for_an_instance(driver: ProofDriver, root: Path, so
     assert len(driver.cards[0].mig or ()) == 7
 
 
-def test_an_instance_that_cannot_be_destroyed_is_told(
-    driver: ProofDriver, root: Path, source: NvmlGpus
-) -> None:
+def test_an_instance_that_cannot_be_destroyed_is_told(driver: Driver, root: Path, source: NvmlGpus) -> None:
     trying = instances(driver, root, source, [], ComputeInstanceDestroy=pynvml.NVML_ERROR_IN_USE)
     assert results(trying.proofs)["undone"] == "refuted"
     assert "MIG instance: a MIG instance cannot be destroyed: " in found(trying.proofs, "undone")
 
 
-def test_a_card_that_is_not_there(driver: ProofDriver, root: Path, source: NvmlGpus) -> None:
+def test_a_card_that_is_not_there(driver: Driver, root: Path, source: NvmlGpus) -> None:
     source.open()
     with pytest.raises(GpuError, match="card 'GPU-x' cannot be found: Not Found"):
         NvmlProvable(source).mig_mode("GPU-x")
