@@ -6,7 +6,14 @@ from typing import Final
 import numpy as np
 
 from scheduler_plugin.cache.amounts import FIXED, NOT_COUNTED, Amounts
-from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray, add_rows, copy_columns
+from scheduler_plugin.cache.arrays import (
+    BoolArray,
+    LongArray,
+    RowArray,
+    add_rows,
+    copy_columns,
+    share_columns,
+)
 from scheduler_plugin.cache.row_changes import RowChanges
 
 _FEW_ROWS: Final = 8
@@ -31,6 +38,10 @@ class AmountColumns:
 
     def copy(self, changes: RowChanges | None = None) -> "AmountColumns":
         return copy_columns(self, changes=changes or self.changes.copy())
+
+    def as_emptied(self) -> "AmountColumns":
+        """Make a view as if no pod were there; see `NodeArrays.as_emptied`."""
+        return share_columns(self, requested=np.broadcast_to(np.int64(0), self.requested.shape))
 
     def set_capacity(self, row: int, amounts: Amounts) -> None:
         """Set what a node offers to pods in all; more than `NOT_COUNTED` of a resource counts as that."""
@@ -78,51 +89,35 @@ class AmountColumns:
                 positions.append((FIXED + self.other_resources.index(resource), amount))
         return positions
 
-    def compute_left(self, resource: int, rows: RowArray, *, emptied: bool = False) -> LongArray:
-        """Compute what rows have left of the resource at a position; it may be less than 0.
-
-        Args:
-            emptied: As if no pod were there.
-        """
-        left: LongArray = self.capacity[resource][rows]
-        if not emptied:
-            left -= self.requested[resource][rows]
+    def compute_left(self, resource: int, rows: RowArray) -> LongArray:
+        """Compute what rows have left of the resource at a position; it may be less than 0."""
+        left: LongArray = self.capacity[resource][rows] - self.requested[resource][rows]
         return left
 
-    def mask_fits(self, asked: Amounts, rows: RowArray, *, emptied: bool = False) -> BoolArray:
-        """Tell which rows have enough left, as `Amounts.fits_in` does: bool[m].
-
-        Arguments are those of `compute_left`.
-        """
+    def mask_fits(self, asked: Amounts, rows: RowArray) -> BoolArray:
+        """Tell which rows have enough left, as `Amounts.fits_in` does: bool[m]."""
         positions = self.list_asked(asked)
         if len(rows) <= _FEW_ROWS:
-            fit = [self._fits(positions, row, emptied=emptied) for row in rows.tolist()]
+            fit = [self._fits(positions, row) for row in rows.tolist()]
             return np.array(fit, dtype=np.bool_)
         fits: BoolArray = np.ones(len(rows), dtype=np.bool_)
         for resource, amount in positions:
-            fits &= self.compute_left(resource, rows, emptied=emptied) >= amount
+            fits &= self.compute_left(resource, rows) >= amount
         return fits
 
-    def fits(self, asked: Amounts, row: int, *, emptied: bool = False) -> bool:
-        """Tell whether a row has enough left; `emptied`: as if no pod were there."""
-        return self._fits(self.list_asked(asked), row, emptied=emptied)
+    def fits(self, asked: Amounts, row: int) -> bool:
+        """Tell whether a row has enough left."""
+        return self._fits(self.list_asked(asked), row)
 
-    def _fits(self, positions: Iterable[tuple[int, int]], row: int, *, emptied: bool) -> bool:
-        has = self.capacity[:, row].tolist()
-        used = None if emptied else self.requested[:, row].tolist()
-        return all(
-            amount <= (has[resource] if used is None else has[resource] - used[resource])
-            for resource, amount in positions
-        )
+    def _fits(self, positions: Iterable[tuple[int, int]], row: int) -> bool:
+        has, used = self.capacity[:, row].tolist(), self.requested[:, row].tolist()
+        return all(amount <= has[resource] - used[resource] for resource, amount in positions)
 
-    def count_fits(self, asked: Amounts, rows: RowArray, *, emptied: bool = False) -> LongArray:
-        """Count the equal pods that rows have enough left for, as `Amounts.count_in` does: int64[m].
-
-        Arguments are those of `compute_left`.
-        """
+    def count_fits(self, asked: Amounts, rows: RowArray) -> LongArray:
+        """Count the equal pods that rows have enough left for, as `Amounts.count_in` does: int64[m]."""
         most: LongArray = np.full(len(rows), NOT_COUNTED)
         for resource, amount in self.list_asked(asked):
-            np.minimum(most, self.compute_left(resource, rows, emptied=emptied) // amount, out=most)
+            np.minimum(most, self.compute_left(resource, rows) // amount, out=most)
         return np.maximum(most, 0, out=most)
 
     def add_rows(self, more: int) -> None:

@@ -34,6 +34,13 @@ def copy_columns(columns: _Columns, **parts: object) -> _Columns:
     return other
 
 
+def share_columns(columns: _Columns, **parts: object) -> _Columns:
+    """Make an object that shares all of another one but `parts`; cheaper than `copy`."""
+    other = object.__new__(type(columns))
+    vars(other).update({**vars(columns), **parts})
+    return other
+
+
 class ClusterView(Protocol):
     """The nodes as arrays, one row each, for policies to read.
 

@@ -1,5 +1,7 @@
 """The compute of nodes' cards, in percent of each card's own."""
 
+from typing import Final
+
 import numpy as np
 
 from scheduler_plugin.cache.arrays import (
@@ -10,8 +12,12 @@ from scheduler_plugin.cache.arrays import (
     add_cards,
     add_rows,
     copy_columns,
+    share_columns,
 )
 from scheduler_plugin.cache.row_changes import RowChanges
+
+_NO_MASK: Final[tuple[int, int, BoolArray]] = 0, 0, np.zeros((0, 0), dtype=np.bool_)
+"""No answer of `ComputeColumns.mask_free` so far."""
 
 
 class ComputeColumns:
@@ -34,7 +40,7 @@ class ComputeColumns:
         self.used: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.assumed: IntArray = np.zeros((rows, cards), dtype=np.int32)
         self.free: IntArray = np.zeros((rows, cards), dtype=np.int32)
-        self._mask: tuple[int, int, BoolArray] = 0, 0, np.zeros((0, 0), dtype=np.bool_)
+        self._mask = _NO_MASK
 
     def copy(self, changes: RowChanges) -> "ComputeColumns":
         return copy_columns(self, changes=changes)
@@ -45,24 +51,19 @@ class ComputeColumns:
         np.subtract(self.limit[row], self.used[row], out=free)
         free -= self.assumed[row]
 
-    def get_free(self, rows: RowArray, *, emptied: bool = False) -> LongArray:
-        """Return what is left of cards: int64[m, K], 0 where pods have more.
+    def as_emptied(self) -> "ComputeColumns":
+        """Make a view as if no pod were there; see `NodeArrays.as_emptied`."""
+        return share_columns(self, free=np.broadcast_to(self.limit[:, None], self.free.shape), _mask=_NO_MASK)
 
-        Args:
-            emptied: As if no pod were there.
-        """
-        if emptied:
-            return np.repeat(self.limit[rows].astype(np.int64)[:, None], self.free.shape[1], axis=1)
+    def get_free(self, rows: RowArray) -> LongArray:
+        """Return what is left of cards: int64[m, K], 0 where pods have more."""
         return np.maximum(self.free[rows].astype(np.int64), 0)
 
-    def mask_free(self, percent: int, *, emptied: bool = False) -> BoolArray:
-        """Tell which cards have so much left: bool[R, K], read-only; arguments as of `get_free`.
+    def mask_free(self, percent: int) -> BoolArray:
+        """Tell which cards have so much left: bool[R, K], read-only.
 
         Pods that wait ask for the same again and again, so the last answer is kept, and follows changed rows.
         """
-        if emptied:
-            limits: BoolArray = np.broadcast_to(self.limit[:, None], self.free.shape) >= percent
-            return limits
         count, known, mask = self._mask
         alike = known == percent and mask.shape == self.free.shape
         if alike and count == self.changes.count:

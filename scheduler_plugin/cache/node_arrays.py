@@ -11,7 +11,15 @@ from allocator.cards import CardAmounts
 from allocator.request import WHOLE
 from scheduler_plugin.cache.amount_columns import AmountColumns
 from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOTHING
-from scheduler_plugin.cache.arrays import BoolArray, IntArray, LongArray, add_cards, add_rows, copy_columns
+from scheduler_plugin.cache.arrays import (
+    BoolArray,
+    IntArray,
+    LongArray,
+    add_cards,
+    add_rows,
+    copy_columns,
+    share_columns,
+)
 from scheduler_plugin.cache.card_inventory import CardInventory
 from scheduler_plugin.cache.compute_columns import ComputeColumns
 from scheduler_plugin.cache.node_index import NodeIndex
@@ -98,6 +106,15 @@ class NodeArrays:
         changes = self.changes.copy()
         amounts, compute = self.amounts.copy(changes), self.compute.copy(changes)
         return copy_columns(self, changes=changes, amounts=amounts, compute=compute)
+
+    def as_emptied(self) -> "NodeArrays":
+        """Make a view for filter as if every pod had been evicted; it is good until the next change.
+
+        `free`, `compute` and `amounts` are those of empty nodes. All else is shared, `occupied` too. There is
+        no `free_order`: to sort all cards would take longer than filter takes without.
+        """
+        parts = {"compute": self.compute.as_emptied(), "amounts": self.amounts.as_emptied()}
+        return share_columns(self, free=self.evictable, free_order=self.free_order[:0], **parts)
 
     @property
     def row_count(self) -> int:

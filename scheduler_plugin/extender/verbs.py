@@ -50,7 +50,6 @@ from scheduler_plugin.preemption.reprieving import VictimSet, choose_victims
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import (
     CodeArray,
-    could_fit_emptied,
     explain_rejections,
     filter_nodes,
 )
@@ -537,7 +536,7 @@ class Extender:
             helped = rows[np.isin(known_codes, curable)]
             # Of the curable reasons only this one stands also where the pod cannot run on empty cards.
             if FilterReason.CARD_RULES in counts:
-                helped = helped[could_fit_emptied(self.state.nodes, query, helped)]
+                helped = helped[filter_nodes(self.state.nodes.as_emptied(), query, helped)]
             evictable = self._list_evictable(helped)
         refusal = UnschedulablePod(pod.metadata, counts, query, rows)
         among = NodeSet.from_rows(self.state.nodes.index, rows)

@@ -7,7 +7,6 @@
    nodes that are alike.
 """
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -69,13 +68,12 @@ def _filter_even_rows(nodes: NodeArrays, query: SchedulingRequest, rows: RowArra
 
 
 def _fit_on_one_model(
-    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, fits: BoolArray, *, emptied: bool = False
+    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, fits: BoolArray
 ) -> BoolArray:
     """Check nodes with cards of several models again, for a pod whose containers get one model each.
 
     Args:
         fits: bool[m], nodes that have the cards for each demand by itself; narrowed down in place.
-        emptied: As if every pod had been evicted.
 
     Returns:
         bool[m], nodes whose answer is final.
@@ -87,11 +85,11 @@ def _fit_on_one_model(
     decided |= fits & nodes.inventory.mixed_models[rows]
     left = np.flatnonzero(decided)
     if left.size and len(ask.demands) == 1:
-        free = _get_free(nodes, ask, rows[left], emptied=emptied)
+        free = _get_free(nodes, ask, rows[left])
         demand = ask.demands[0]
         fits[left] = compute_free_on_one_model(nodes, rows[left], free, demand.cards) >= demand.units
     elif left.size:
-        fits[left] = _fit_exactly(nodes, query, rows[left], emptied=emptied)
+        fits[left] = _fit_exactly(nodes, query, rows[left])
     return decided
 
 
@@ -111,19 +109,17 @@ def compute_free_on_one_model(nodes: NodeArrays, rows: RowArray, free: LongArray
     return most
 
 
-def _filter_mixed_rows(
-    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
-) -> BoolArray:
+def _filter_mixed_rows(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """Tell which nodes fit a pod that asks for percent, where the cards of a node differ in size."""
     fits: BoolArray = nodes.usable[rows]
     for demand, units in zip(query.request.demands, compute_units_by_card(nodes, query, rows), strict=True):
-        there = (nodes.evictable if emptied else nodes.free)[rows] >= units
+        there = nodes.free[rows] >= units
         if query.policy_request.admits is not None:
             there &= query.policy_request.admits[rows]
         fits &= np.count_nonzero(there, axis=1) >= demand.cards
     left = np.flatnonzero(fits)
     if left.size and (len(query.request.demands) > 1 or query.request.rules.same_model):
-        fits[left] = _fit_exactly(nodes, query, rows[left], emptied=emptied)
+        fits[left] = _fit_exactly(nodes, query, rows[left])
     return fits
 
 
@@ -131,11 +127,11 @@ def _has_cards(
     nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, demand: CardDemand, cards: int
 ) -> BoolArray:
     """Tell which nodes have `cards` cards that each have what the demand asks of one."""
-    if cards > nodes.free_order.shape[0]:
+    if cards > nodes.free.shape[1]:
         return np.zeros(len(rows), dtype=np.bool_)
     # `with_compute` has left only cards with the least compute that any demand asks for.
     more_compute = demand.compute > ask.least_compute
-    if ask.admits is None and not more_compute:
+    if ask.admits is None and not more_compute and nodes.free_order.size:
         result: BoolArray = nodes.free_order[cards - 1][rows] >= demand.units
         return result
     # To look at all rows takes less time than to gather the cards of a quarter of them.
@@ -173,46 +169,44 @@ def _fit_with_any_cards(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -
     return sure
 
 
-def _fit_apart(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+def _fit_apart(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> BoolArray:
     """Tell which nodes fit where no card serves two demands: the n-th largest gets the n-th emptiest card."""
     asked = sorted((demand.units for demand in ask.demands for _ in range(demand.cards)), reverse=True)
-    if len(asked) > nodes.free_order.shape[0]:
+    if len(asked) > nodes.free.shape[1]:
         return np.zeros(len(rows), dtype=np.bool_)
-    if ask.admits is None and not emptied:
+    if ask.admits is None and nodes.free_order.size:
         free: LongArray = nodes.free_order[: len(asked), rows].T.astype(np.int64)
     else:
-        free = np.sort(_get_free(nodes, ask, rows, emptied=emptied), axis=1)[:, ::-1][:, : len(asked)]
+        free = np.sort(_get_free(nodes, ask, rows), axis=1)[:, ::-1][:, : len(asked)]
     result: BoolArray = np.all(free >= np.array(asked), axis=1)
     return result
 
 
-def _fit_together(
-    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
-) -> BoolArray:
+def _fit_together(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """Tell where all demands fit together, given that each fits alone; `query` is in units."""
     ask = query.policy_request
     if ask.rules.apart:
-        fits = _fit_apart(nodes, ask, rows, emptied=emptied)
+        fits = _fit_apart(nodes, ask, rows)
         left = np.flatnonzero(fits & query.request.asks_compute)
     else:
         costs = get_array_costs(ask.card_policy)
         fits = np.zeros(len(rows), dtype=np.bool_)
         if costs is not None and all(demand.cards == 1 for demand in ask.demands):
-            fits = _place_many(nodes, ask, rows, costs, emptied=emptied)
+            fits = _place_many(nodes, ask, rows, costs)
         left = np.flatnonzero(~fits)
         if left.size:
-            left = left[_could_fit_by_sums(nodes, ask, rows[left], emptied=emptied)]
-            fits[left] = _fit_largest_first(nodes, ask, rows[left], emptied=emptied)
+            left = left[_could_fit_by_sums(nodes, ask, rows[left])]
+            fits[left] = _fit_largest_first(nodes, ask, rows[left])
             left = left[~fits[left]]
     if left.size:
-        fits[left] = _fit_exactly(nodes, query, rows[left], emptied=emptied)
+        fits[left] = _fit_exactly(nodes, query, rows[left])
     return fits
 
 
-def _could_fit_by_sums(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> BoolArray:
+def _could_fit_by_sums(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> BoolArray:
     """Rule out nodes by the sum of free units, and by how many demands of each size their cards can hold."""
-    free = _get_free(nodes, ask, rows, emptied=emptied)
-    compute_free = nodes.compute.get_free(rows, emptied=emptied)
+    free = _get_free(nodes, ask, rows)
+    compute_free = nodes.compute.get_free(rows)
     could: BoolArray = free.sum(axis=1) >= ask.gpu_units
     for units, compute in {(demand.units, demand.compute) for demand in ask.demands}:
         larger = [
@@ -226,13 +220,13 @@ def _could_fit_by_sums(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *,
     return could
 
 
-def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> BoolArray:
+def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> BoolArray:
     """Place the largest demand first, as `allocator.exact` starts: whatever fits here, it finds too.
 
     A demand for one card takes the fullest card that has the units; for several cards, the emptiest.
     """
-    free = _get_free(nodes, ask, rows, emptied=emptied)
-    compute_free = nodes.compute.get_free(rows, emptied=emptied)
+    free = _get_free(nodes, ask, rows)
+    compute_free = nodes.compute.get_free(rows)
     ok: BoolArray = np.ones(len(rows), dtype=np.bool_)
     for units, cards, compute in sorted(ask.demands, reverse=True):
         fits = free >= units
@@ -247,22 +241,20 @@ def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *,
     return ok
 
 
-def _get_free(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> LongArray:
+def _get_free(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> LongArray:
     """Return the free units of the cards that the pod may use: int64[m, K]; 0 for other cards."""
-    free: LongArray = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    free: LongArray = nodes.free[rows].astype(np.int64)
     return free if ask.admits is None else np.where(ask.admits[rows], free, 0)
 
 
-def _fit_exactly(
-    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
-) -> BoolArray:
+def _fit_exactly(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """Tell where a pod's demands fit together in any way, by one search for each kind of equal nodes."""
-    request, free = query.request, _get_free(nodes, query.policy_request, rows, emptied=emptied)
+    request, free = query.request, _get_free(nodes, query.policy_request, rows)
     # Positions do not matter, nor cards that are of no use, nor what the pod does not ask for.
     nothing = np.int64(0)
     models = nodes.model[rows].astype(np.int64) + 1 if request.rules.same_model else nothing
     sizes = nodes.size[rows].astype(np.int64) if request.percent else nothing
-    compute = nodes.compute.get_free(rows, emptied=emptied) if request.asks_compute else nothing
+    compute = nodes.compute.get_free(rows) if request.asks_compute else nothing
     kinds = np.sort(
         np.where(free > 0, ((models * _UNITS + sizes) * _PERCENT + compute) * _UNITS + free, 0), axis=1
     )
@@ -282,24 +274,18 @@ def _fit_exactly(
             known[key] = found.picks is not None if found.complete else None
         fit = known[key]
         # What a search that was cut off did not find the policy may find on this node's own cards.
-        fits.append(_can_place(nodes, query, row, emptied=emptied) if fit is None else fit)
+        fits.append(_can_place(nodes, query, row) if fit is None else fit)
     return np.array(fits, dtype=np.bool_)
 
 
-def _can_place(nodes: NodeArrays, query: SchedulingRequest, row: int, *, emptied: bool) -> bool:
+def _can_place(nodes: NodeArrays, query: SchedulingRequest, row: int) -> bool:
     """Do what `_place_many` does for one node."""
-    left = (nodes.evictable if emptied else nodes.free)[row].tolist()
-    compute = nodes.compute.get_free(np.array([row]), emptied=emptied)[0].tolist()
-    cards = [
-        replace(card.with_free_units(left[card.index]), compute_used=card.compute_limit - compute[card.index])
-        for card in build_cards(nodes, row)
-    ]
+    free = nodes.free[row].tolist()
+    cards = [card.with_free_units(free[card.index]) for card in build_cards(nodes, row)]
     return place(cards, query.request, query.policy_request.card_policy) is not None
 
 
-def _place_many(
-    nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, costs_of: CardCosts, *, emptied: bool
-) -> BoolArray:
+def _place_many(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, costs_of: CardCosts) -> BoolArray:
     """Take one card for each demand in turn, for many nodes at once.
 
     `allocator.place` starts in the same way. If this fails, the demands may still fit together.
@@ -310,13 +296,12 @@ def _place_many(
     Args:
         ask: What the pod asks for, one card a demand.
         rows: intp[m].
-        emptied: Place on cards as if every pod had been evicted.
 
     Returns:
         bool[m], every demand found its cards.
     """
-    free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
-    compute_free = nodes.compute.get_free(rows, emptied=emptied)
+    free = nodes.free[rows].astype(np.int64)
+    compute_free = nodes.compute.get_free(rows)
     size = nodes.size[rows].astype(np.int64)
     admits = None if ask.admits is None else ask.admits[rows]
     numa = nodes.numa[rows].astype(np.int64)
@@ -359,13 +344,14 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
     """
     ask = query.policy_request
     codes: CodeArray = np.full(len(rows), FilterReason.NOT_FREE, dtype=np.int8)
-    could = _could_fit(nodes, query, rows)
+    emptied = nodes.as_emptied()
+    could = filter_nodes(emptied, query, rows)
     if query.request.asks_compute:
         codes[filter_nodes(nodes, without_compute(query), rows)] = FilterReason.COMPUTE_NOT_FREE
     codes[~could] = FilterReason.TOO_SMALL
     if ask.rules.apart or (ask.rules.same_model and nodes.inventory.mixed_models[rows].any()):
         free = without_rules(query)
-        codes[~could & _could_fit(nodes, free, rows)] = FilterReason.CARD_RULES
+        codes[~could & filter_nodes(emptied, free, rows)] = FilterReason.CARD_RULES
         codes[filter_nodes(nodes, free, rows)] = FilterReason.CARD_RULES
     if ask.admits is not None:
         most = max(demand.cards for demand in ask.demands)
@@ -381,40 +367,3 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
     if query.request.percent:
         codes[nodes.usable[rows] & ~nodes.percent[rows]] = FilterReason.NO_PLUGIN
     return codes
-
-
-def could_fit_emptied(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
-    """Tell which nodes could take a pod if every other pod were evicted: bool[m]."""
-    could: BoolArray = _could_fit(nodes, query, rows) & nodes.usable[rows]
-    if query.request.percent:
-        could &= nodes.percent[rows]
-    return could
-
-
-def _could_fit(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
-    """Tell which nodes could take the pod if every other pod were evicted."""
-    query = with_compute(nodes, query, emptied=True)
-    if not query.request.percent:
-        return _could_fit_in_units(nodes, query, rows)
-    enough: BoolArray = np.zeros(len(rows), dtype=np.bool_)
-    sizes = group_by_card_size(nodes, rows)
-    for size, at in sizes.uniform:
-        enough[at] = _could_fit_in_units(nodes, with_units_for(query, size), rows[at])
-    enough[sizes.mixed] = _filter_mixed_rows(nodes, query, rows[sizes.mixed], emptied=True)
-    return enough
-
-
-def _could_fit_in_units(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
-    """Tell where a pod that asks for units could fit if cards were empty."""
-    ask = query.policy_request
-    sizes = nodes.evictable[rows]
-    if ask.admits is not None:
-        sizes = np.where(ask.admits[rows], sizes, 0)
-    enough: BoolArray = np.ones(len(rows), dtype=np.bool_)
-    for demand in ask.demands:
-        enough &= np.count_nonzero(sizes >= demand.units, axis=1) >= demand.cards
-    one_model = _fit_on_one_model(nodes, query, rows, enough, emptied=True)
-    if len(ask.demands) > 1:
-        left = np.flatnonzero(enough & ~one_model)
-        enough[left] = _fit_together(nodes, query, rows[left], emptied=True)
-    return enough

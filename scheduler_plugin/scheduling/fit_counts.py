@@ -10,7 +10,7 @@ from allocator.request import Demand
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.scheduling.filtering import could_fit_emptied, filter_nodes
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 MOST_SEARCHED: Final = 256
@@ -20,16 +20,14 @@ MOST_COUNTED: Final = 4096
 """Highest count of pods for one node."""
 
 
-def count_most_pods(
-    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
-) -> LongArray:
+def count_most_pods(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> LongArray:
     """Count the equal pods that nodes can hold at once, judged by their cards.
 
     Returns:
         int64[m], at most `MOST_COUNTED` each. No node takes more; one may take fewer where a pod has several
         containers, each on cards of its own.
     """
-    free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    free = nodes.free[rows].astype(np.int64)
     if query.policy_request.admits is not None:
         free = np.where(query.policy_request.admits[rows], free, 0)
     has_cards = nodes.size[rows] > 0
@@ -37,7 +35,7 @@ def count_most_pods(
     total = np.zeros(free.shape, dtype=np.int64)
     rules = query.request.rules
     by_demand = compute_units_by_card(nodes, query, rows)
-    compute = nodes.compute.get_free(rows, emptied=emptied)
+    compute = nodes.compute.get_free(rows)
     for demand, units in zip(query.request.demands, by_demand, strict=True):
         fits = np.where(has_cards & (units > 0), free // np.maximum(units, 1), 0)
         if demand.compute:
@@ -61,8 +59,7 @@ def count_most_pods(
     most = np.minimum(most, free.sum(axis=1) // np.maximum(least, 1))
     if percent := query.policy_request.compute:
         most = np.minimum(most, np.where(free > 0, compute, 0).sum(axis=1) // percent)
-    takes = could_fit_emptied(nodes, query, rows) if emptied else filter_nodes(nodes, query, rows)
-    most[~takes] = 0
+    most[~filter_nodes(nodes, query, rows)] = 0
     return most
 
 
@@ -70,8 +67,9 @@ def count_most_on_empty(
     nodes: NodeArrays, query: SchedulingRequest, beside: Amounts, rows: RowArray
 ) -> LongArray:
     """Count the equal pods that nodes hold once all others have ended: int64[m], see `count_most_pods`."""
-    most = count_most_pods(nodes, query, rows, emptied=True)
-    return np.minimum(most, nodes.amounts.count_fits(beside, rows, emptied=True), out=most)
+    emptied = nodes.as_emptied()
+    most = count_most_pods(emptied, query, rows)
+    return np.minimum(most, emptied.amounts.count_fits(beside, rows), out=most)
 
 
 def can_ever_hold_all(nodes: NodeArrays, kinds: Iterable[tuple[SchedulingRequest, int]]) -> bool:

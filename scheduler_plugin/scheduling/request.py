@@ -68,7 +68,7 @@ def with_units_for(query: SchedulingRequest, size: int) -> SchedulingRequest:
     return replace(query, policy_request=replace(query.policy_request, demands=demands))
 
 
-def with_compute(nodes: NodeArrays, query: SchedulingRequest, *, emptied: bool = False) -> SchedulingRequest:
+def with_compute(nodes: NodeArrays, query: SchedulingRequest) -> SchedulingRequest:
     """Return the request with only those cards admitted that have the compute for one of its demands now.
 
     For a pod with one demand that is all there is to its compute. Several demands may share a card.
@@ -76,7 +76,7 @@ def with_compute(nodes: NodeArrays, query: SchedulingRequest, *, emptied: bool =
     ask = query.policy_request
     if not ask.least_compute:
         return query
-    there = nodes.compute.mask_free(ask.least_compute, emptied=emptied)
+    there = nodes.compute.mask_free(ask.least_compute)
     admits = there if ask.admits is None else ask.admits & there
     return SchedulingRequest(query.request, replace(ask, admits=admits))
 

@@ -288,11 +288,12 @@ def test_arrays_say_of_amounts_what_kube_scheduler_s_rule_says(
     counts = [asked.count_in(capacity.subtract(used)) for capacity, used in there]
     assert [count > 0 for count in counts] == expected
     assert nodes.amounts.count_fits(asked, rows).tolist() == counts
-    emptied = [not list(list_shortages(asked, NOTHING, capacity)) for capacity, _ in there]
-    assert nodes.amounts.mask_fits(asked, rows, emptied=True).tolist() == emptied
-    assert [nodes.amounts.fits(asked, row, emptied=True) for row in rows.tolist()] == emptied
+    expected = [not list(list_shortages(asked, NOTHING, capacity)) for capacity, _ in there]
+    emptied = nodes.amounts.as_emptied()
+    assert emptied.mask_fits(asked, rows).tolist() == expected
+    assert [emptied.fits(asked, row) for row in rows.tolist()] == expected
     counts = [asked.count_in(capacity) for capacity, _ in there]
-    assert nodes.amounts.count_fits(asked, rows, emptied=True).tolist() == counts
+    assert emptied.count_fits(asked, rows).tolist() == counts
 
 
 @given(amounts(), amounts(), amounts(), st.integers(1, 4))

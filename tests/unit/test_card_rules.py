@@ -261,7 +261,8 @@ def test_pods_that_fit_at_once_are_counted_by_the_rules():
 
     def count(asked: PodRequest, *, emptied: bool = False) -> int:
         query = ClusterPolicies().make_request(made, asked, ONE_POD)
-        return int(count_most_pods(made, query, np.array([0]), emptied=emptied)[0])
+        there = made.as_emptied() if emptied else made
+        return int(count_most_pods(there, query, np.array([0]))[0])
 
     assert count(request(120, cards=3)) == 1
     assert count(request(80, cards=2)) == 2
@@ -275,5 +276,5 @@ def test_pods_that_fit_at_once_are_counted_by_the_compute_of_all_their_container
     """Each container by itself would fit twice on the two cards; together they ask for 180 of 200 percent."""
     made = nodes((("A100", "A100"), (40, 40)))
     query = ClusterPolicies().make_request(made, computing((4, 90), (4, 90)), ONE_POD)
-    for emptied in (False, True):
-        assert count_most_pods(made, query, np.array([0]), emptied=emptied).tolist() == [1]
+    for there in (made, made.as_emptied()):
+        assert count_most_pods(there, query, np.array([0])).tolist() == [1]

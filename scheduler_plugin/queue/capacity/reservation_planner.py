@@ -144,9 +144,8 @@ class ReservationPlanner:
         """Find rows that could take a pod if they were empty, with a lower bound of the missing units."""
         nodes = self._capacity.state.nodes
         usable = nodes.usable & self._capacity.mask_allowed(requirements)
-        usable &= nodes.amounts.mask_fits(
-            requirements.amounts.without_sums(), np.arange(nodes.row_count), emptied=True
-        )
+        amounts = requirements.amounts.without_sums()
+        usable &= nodes.amounts.as_emptied().mask_fits(amounts, np.arange(nodes.row_count))
         if requirements.percent:
             usable &= nodes.percent
         if among is not None:

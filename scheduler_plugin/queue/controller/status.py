@@ -20,7 +20,7 @@ from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs
 from scheduler_plugin.queue.config.quota import Cohort
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.scheduling.available import explain_widened, widen_patterns
-from scheduler_plugin.scheduling.filtering import could_fit_emptied, explain_rejections, filter_nodes
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.fit_counts import can_ever_hold_all
 from scheduler_plugin.scheduling.reasons import FilterReason, format_demands, format_event_text, format_rules
 from scheduler_plugin.scheduling.request import (
@@ -325,7 +325,7 @@ def _explain_no_node_ever(queue: Queue, requirements: PodRequirements) -> str:
     rows = np.flatnonzero(nodes.usable)
     query = queue.capacity.make_query(requirements)
     what = f"it needs {format_demands(demands, queue.state.unit_mib)}"
-    if could_fit_emptied(nodes, query, rows).any():
+    if filter_nodes(nodes.as_emptied(), query, rows).any():
         others = _describe_other_needs(requirements)
         why = f"{what}, and its rules, {others} allow no node with such cards,"
     else:
