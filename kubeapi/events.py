@@ -127,15 +127,14 @@ class EventRecorder:
             reason: one word in CamelCase that a machine may look for.
             message: for people. Repeating the very same one is cheap; numbers that change make it another.
         """
-        if len(self._queue) >= self._most:
-            self._drop("queue is full")
-            return
         series = self._correlator.add(
             ref, type_, shorten(reason, REASON_LIMIT), shorten(message, MESSAGE_LIMIT)
         )
         if series.queued:
             return
-        if not self._correlator.may_write(ref):
+        if len(self._queue) >= self._most:
+            self._drop("queue is full")
+        elif not self._correlator.may_write(ref):
             self.limited += 1
         else:
             series.queued = True

@@ -221,7 +221,9 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         while self._idle and self._idle[0][0] <= loop.time() - CLOSE_UNUSED_AFTER_S:
             self._idle.pop(0)[1].abort()
-        self._sweeping = loop.call_later(CLOSE_UNUSED_AFTER_S, self._sweep) if self._idle else None
+        self._sweeping = (
+            loop.call_at(self._idle[0][0] + CLOSE_UNUSED_AFTER_S, self._sweep) if self._idle else None
+        )
 
     def _drop_idle(self) -> None:
         while self._idle:

@@ -134,7 +134,10 @@ async def test_a_full_queue_drops_events_and_says_so_once_a_minute(api) -> None:
         async with recording(api) as recorder:
             for number in range(QUEUE + 30):
                 recorder.event(make_pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
+            # What waits already is written with the count of all.
+            recorder.event(make_pod_ref("team", "p7", ""), "Normal", "Waiting", "no card")
             assert await recorder.drain(30)
+    assert api.shown[7] == ("p7", "no card", 2)
     assert (len(api.objects), recorder.written, recorder.dropped) == (QUEUE, QUEUE, 30)
     assert [(line["event"], line["why"]) for line in said] == [("Events are lost", "queue is full")]
 

@@ -134,6 +134,22 @@ async def test_an_unused_connection_is_closed(
     assert server.connections == 2
 
 
+async def test_it_is_closed_that_long_after_its_last_request(
+    server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, ahead_s = asyncio.get_running_loop(), 0.0
+    machine_s = loop.time
+    monkeypatch.setattr(loop, "time", lambda: machine_s() + ahead_s)
+    await client.post("/x", {})
+    ahead_s = 10.0
+    await client.post("/x", {})
+    ahead_s = posting.CLOSE_UNUSED_AFTER_S + 1
+    await asyncio.sleep(0.01)  # the first check runs
+    assert not server.writers[0].is_closing()
+    ahead_s += 10.0
+    await until(server.writers[0].is_closing)
+
+
 async def test_more_requests_than_connections_wait(server: Server, client: KubeClient) -> None:
     server.may_answer.clear()
     waiting = [asyncio.create_task(client.post("/x", {})) for _ in range(20)]
