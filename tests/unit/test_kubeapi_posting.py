@@ -137,16 +137,17 @@ async def test_an_unused_connection_is_closed(
 async def test_it_is_closed_that_long_after_its_last_request(
     server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(posting, "CLOSE_UNUSED_AFTER_S", 1500.0)
     loop, ahead_s = asyncio.get_running_loop(), 0.0
     machine_s = loop.time
     monkeypatch.setattr(loop, "time", lambda: machine_s() + ahead_s)
     await client.post("/x", {})
-    ahead_s = 10.0
+    ahead_s = 1000.0
     await client.post("/x", {})
-    ahead_s = posting.CLOSE_UNUSED_AFTER_S + 1
+    ahead_s = 1501.0
     await asyncio.sleep(0.01)  # the first check runs
     assert not server.writers[0].is_closing()
-    ahead_s += 10.0
+    ahead_s = 2501.0
     await until(server.writers[0].is_closing)
 
 
