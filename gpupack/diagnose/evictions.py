@@ -10,7 +10,7 @@ from gpupack.whatif.gangs import find_gang_key, list_gang
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, without_pods
 from scheduler_plugin.cache.arrays import LongArray
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.scheduling.request import compute_units_by_card
+from scheduler_plugin.scheduling.request import compute_units_by_card, get_usable_units
 
 MOST_NODES: Final = 48
 MOST_SETS: Final = 600
@@ -124,9 +124,7 @@ def _units(usage: PodCardUsage, pods: Sequence[PodRecord]) -> int:
 def _missing(what_if: WhatIf) -> LongArray:
     """Compute the units that must become free at least, by node, for the demand that needs most: int64[m]."""
     nodes, rows, query = what_if.cluster.state.nodes, what_if.cluster.rows, what_if.query
-    size = nodes.evictable[rows].astype(np.int64)
-    if query.policy_request.admits is not None:
-        size = np.where(query.policy_request.admits[rows], size, 0)
+    size = get_usable_units(nodes.as_emptied(), query.policy_request, rows)
     occupied = (nodes.used[rows] + nodes.assumed[rows]).astype(np.int64)
     worst: LongArray = np.zeros(len(rows), dtype=np.int64)
     for demand, units in zip(query.request.demands, compute_units_by_card(nodes, query, rows), strict=True):

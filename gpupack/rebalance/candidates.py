@@ -14,7 +14,12 @@ from allocator.cards import CardAmounts
 from gpupack.rebalance.goals import StartGoal, count_on_distinct_cards
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.whatif.cluster import Cluster
-from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, with_compute
+from scheduler_plugin.scheduling.request import (
+    SchedulingRequest,
+    compute_units_by_card,
+    get_usable_units,
+    with_compute,
+)
 
 _MOST_TOGETHER: Final = 4
 """Pods that leave one node at most, where pods that ask for several cards are to start."""
@@ -217,9 +222,7 @@ def find_fullest_rows(cluster: Cluster, query: SchedulingRequest) -> list[int]:
     if not len(rows):
         return []
     units = compute_units_by_card(nodes, query, rows)[0]
-    free = nodes.free[rows].astype(np.int64)
-    if query.policy_request.admits is not None:
-        free = np.where(query.policy_request.admits[rows], free, -1)
+    free = get_usable_units(nodes, query.policy_request, rows)
     left = np.where((nodes.size[rows] > 0) & (free >= units), free - units, 1 << 40)
     best = left.min(axis=1)
     order = np.lexsort((nodes.name_rank[rows], best))

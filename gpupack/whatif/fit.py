@@ -36,6 +36,7 @@ from scheduler_plugin.scheduling.reasons import format_demands
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     compute_largest_percent,
+    get_usable_units,
     group_by_card_size,
     with_compute,
     with_units_for,
@@ -318,9 +319,7 @@ def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowAr
     rows = rows[[find_largest_sum_left(cluster, request, nodes.names[row]) > 0 for row in rows.tolist()]]
     if not len(rows) or request.cards > nodes.free.shape[1]:
         return 0
-    free = nodes.free[rows].astype(np.int64)
-    if query.policy_request.admits is not None:
-        free = np.where(query.policy_request.admits[rows], free, 0)
+    free = get_usable_units(nodes, query.policy_request, rows)
     if request.percent:
         free = compute_largest_percent(free, nodes.size[rows].astype(np.int64))
     each = (

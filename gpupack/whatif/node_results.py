@@ -11,7 +11,7 @@ from gpupack.whatif.answers import ClosestNode, NodeGroup
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
 from scheduler_plugin.cache import amounts
-from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
+from scheduler_plugin.cache.arrays import LongArray, RowArray
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.node_fit import (
@@ -30,7 +30,7 @@ from scheduler_plugin.scheduling.node_fit import (
     Shortage,
 )
 from scheduler_plugin.scheduling.reasons import FilterReason, format_amount, format_demands, format_rules
-from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, get_usable_units
 
 _FILTER_REASONS: Final = {reason.json_name: reason for reason in FilterReason}
 _BY_CODE: Final = {int(reason): Rejection(name) for name, reason in _FILTER_REASONS.items()}
@@ -160,18 +160,6 @@ def _cores(milli: int) -> str:
     return f"{whole}.{rest:03d}".rstrip("0").rstrip(".") + " cpu"
 
 
-def free_of_admitted_cards(
-    cluster: Cluster, query: SchedulingRequest, rows: RowArray, *, empty: bool = False
-) -> IntArray:
-    """Find the free units, or the size, of the cards that the pod admits: int32[m, K], 0 for others."""
-    nodes = cluster.state.nodes
-    free = (nodes.evictable if empty else nodes.free)[rows]
-    result: IntArray = (
-        free if query.policy_request.admits is None else np.where(query.policy_request.admits[rows], free, 0)
-    )
-    return result
-
-
 def find_closest_node(
     cluster: Cluster, query: SchedulingRequest, rows: RowArray, *, empty: bool = False
 ) -> tuple[ClosestNode | None, int]:
@@ -185,10 +173,9 @@ def find_closest_node(
     demand = demands[at]
     if not len(rows) or demand.cards > nodes.free.shape[1]:
         return None, 0
-    left = (
-        free_of_admitted_cards(cluster, query, rows, empty=empty)
-        - compute_units_by_card(nodes, query, rows)[at]
-    )
+    shown = nodes.as_emptied() if empty else nodes
+    free = get_usable_units(shown, query.policy_request, rows)
+    left = free - compute_units_by_card(nodes, query, rows)[at]
     left[nodes.size[rows] == 0] = -(1 << 40)
     order = np.argsort(-left, axis=1, kind="stable")[:, demand.cards - 1]
     deciding = left[np.arange(len(rows)), order]
@@ -198,8 +185,8 @@ def find_closest_node(
     if not nodes.size[row, card]:
         return None, 0
     indexes = cluster.state.node_records[nodes.names[row]].indexes
-    free = int(free_of_admitted_cards(cluster, query, rows[[first]])[0, card])
-    best = ClosestNode(nodes.names[row], indexes[card] if indexes else card, free)
+    left_units = int(get_usable_units(nodes, query.policy_request, rows[[first]])[0, card])
+    best = ClosestNode(nodes.names[row], indexes[card] if indexes else card, left_units)
     return best, demand.units_on(int(nodes.size[row, card]))
 
 
@@ -211,9 +198,8 @@ def find_closest_compute(cluster: Cluster, query: SchedulingRequest, rows: RowAr
     nodes = cluster.state.nodes
     demands = query.request.demands
     at = max(range(len(demands)), key=lambda i: (demands[i].compute, demands[i].cards))
-    has_memory = (
-        free_of_admitted_cards(cluster, query, rows) >= compute_units_by_card(nodes, query, rows)[at]
-    ) & (nodes.size[rows] > 0)
+    free = get_usable_units(nodes, query.policy_request, rows)
+    has_memory = (free >= compute_units_by_card(nodes, query, rows)[at]) & (nodes.size[rows] > 0)
     left = np.where(has_memory, nodes.compute_free[rows], -(1 << 30))
     order = np.argsort(-left, axis=1, kind="stable")[:, demands[at].cards - 1]
     first = int(left[np.arange(len(rows)), order].argmax())
@@ -284,7 +270,8 @@ class _Sentences:
         if demand.cards == 1:
             return f"the largest free share of a card is {free}, asked {what}: {short} short"
         each = format_amount(demand, self._unit)
-        most = self._count_most_cards(rows, free_of_admitted_cards(self._cluster, self._query, rows))
+        usable = get_usable_units(self._cluster.state.nodes, self._query.policy_request, rows)
+        most = self._count_most_cards(rows, usable)
         if not most:
             with_most = f"the closest node has {demand.cards} with {free}"
             return f"no card of any node has {each} free, asked are {demand.cards}; {with_most}"
@@ -304,7 +291,7 @@ class _Sentences:
         left = f"only {best.compute_free} percent of its compute left, asked {asked}"
         return f"{which} has {free} free, but {left}"
 
-    def _count_most_cards(self, rows: RowArray, units: IntArray) -> int:
+    def _count_most_cards(self, rows: RowArray, units: LongArray) -> int:
         """Count the cards of a node that have what the first demand asks of each, on the node with most."""
         nodes = self._cluster.state.nodes
         there = units >= compute_units_by_card(nodes, self._query, rows)[0]
@@ -315,12 +302,13 @@ class _Sentences:
         return f"there is room, but no {format_rules(request.demands, request.rules, self._unit)}"
 
     def _too_small(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
-        sizes = free_of_admitted_cards(self._cluster, self._query, rows, empty=True)
+        nodes, ask = self._cluster.state.nodes, self._query.policy_request
+        sizes = get_usable_units(nodes.as_emptied(), ask, rows)
         demands = self._query.request.demands
         wanted = format_demands(demands, self._unit)
         compute, limit = (
             max(demand.compute for demand in demands),
-            int(self._cluster.state.nodes.compute_limit[rows].max()),
+            int(nodes.compute_limit[rows].max()),
         )
         if compute > limit:
             return f"a card gives {limit} percent of its compute in all, asked {wanted}"
@@ -338,7 +326,7 @@ class _Sentences:
             return f"at most {cards_of} can hold {format_amount(demands[0], self._unit)}, asked are {most}"
         return f"the largest healthy card has {format_memory(int(sizes.max()), self._unit)}, asked {wanted}"
 
-    def _each_fits(self, rows: RowArray, sizes: IntArray) -> bool:
+    def _each_fits(self, rows: RowArray, sizes: LongArray) -> bool:
         """Return True if some empty node would have the cards for each demand separately."""
         nodes, query = self._cluster.state.nodes, self._query
         there = [

@@ -19,7 +19,12 @@ from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
 from scheduler_plugin.scheduling.reasons import FilterReason, format_amount, format_demands, format_event_text
-from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, with_compute
+from scheduler_plugin.scheduling.request import (
+    SchedulingRequest,
+    compute_units_by_card,
+    get_usable_units,
+    with_compute,
+)
 
 REPEAT_AFTER_S: Final = 1800.0
 """A lasting reason is reported again after so long: Kubernetes keeps an Event for an hour, by default."""
@@ -99,9 +104,7 @@ def _format_free(state: ClusterState, query: SchedulingRequest, rows: RowArray) 
     least = query.policy_request.least_compute
     compute = f"{least} percent of compute"
     rows = rows[nodes.usable[rows]]
-    free = nodes.free[rows]
-    if query.policy_request.admits is not None:
-        free = np.where(query.policy_request.admits[rows], free, 0)
+    free = get_usable_units(nodes, query.policy_request, rows)
     if not free.size or not free.any():
         return f"No card that the pod may use has {f'memory and {compute}' if least else 'anything'} free."
     row, card = np.unravel_index(int(free.argmax()), free.shape)

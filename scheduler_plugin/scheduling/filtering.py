@@ -22,6 +22,7 @@ from scheduler_plugin.scheduling.reasons import FilterReason
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     compute_units_by_card,
+    get_usable_units,
     group_by_card_size,
     with_compute,
     with_units_for,
@@ -85,7 +86,7 @@ def _fit_on_one_model(
     decided |= fits & nodes.inventory.mixed_models[rows]
     left = np.flatnonzero(decided)
     if left.size and len(ask.demands) == 1:
-        free = _get_free(nodes, ask, rows[left])
+        free = get_usable_units(nodes, ask, rows[left])
         demand = ask.demands[0]
         fits[left] = compute_free_on_one_model(nodes, rows[left], free, demand.cards) >= demand.units
     elif left.size:
@@ -177,7 +178,7 @@ def _fit_apart(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> BoolArr
     if ask.admits is None and nodes.free_order.size:
         free: LongArray = nodes.free_order[: len(asked), rows].T.astype(np.int64)
     else:
-        free = np.sort(_get_free(nodes, ask, rows), axis=1)[:, ::-1][:, : len(asked)]
+        free = np.sort(get_usable_units(nodes, ask, rows), axis=1)[:, ::-1][:, : len(asked)]
     result: BoolArray = np.all(free >= np.array(asked), axis=1)
     return result
 
@@ -205,7 +206,7 @@ def _fit_together(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -
 
 def _could_fit_by_sums(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> BoolArray:
     """Rule out nodes by the sum of free units, and by how many demands of each size their cards can hold."""
-    free = _get_free(nodes, ask, rows)
+    free = get_usable_units(nodes, ask, rows)
     compute_free = nodes.compute.get_free(rows)
     could: BoolArray = free.sum(axis=1) >= ask.gpu_units
     for units, compute in {(demand.units, demand.compute) for demand in ask.demands}:
@@ -225,7 +226,7 @@ def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) ->
 
     A demand for one card takes the fullest card that has the units; for several cards, the emptiest.
     """
-    free = _get_free(nodes, ask, rows)
+    free = get_usable_units(nodes, ask, rows)
     compute_free = nodes.compute.get_free(rows)
     ok: BoolArray = np.ones(len(rows), dtype=np.bool_)
     for units, cards, compute in sorted(ask.demands, reverse=True):
@@ -241,15 +242,9 @@ def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) ->
     return ok
 
 
-def _get_free(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> LongArray:
-    """Return the free units of the cards that the pod may use: int64[m, K]; 0 for other cards."""
-    free: LongArray = nodes.free[rows].astype(np.int64)
-    return free if ask.admits is None else np.where(ask.admits[rows], free, 0)
-
-
 def _fit_exactly(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """Tell where a pod's demands fit together in any way, by one search for each kind of equal nodes."""
-    request, free = query.request, _get_free(nodes, query.policy_request, rows)
+    request, free = query.request, get_usable_units(nodes, query.policy_request, rows)
     # Positions do not matter, nor cards that are of no use, nor what the pod does not ask for.
     nothing = np.int64(0)
     models = nodes.model[rows].astype(np.int64) + 1 if request.rules.same_model else nothing

@@ -11,7 +11,7 @@ from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, get_usable_units
 
 MOST_SEARCHED: Final = 256
 """Cards, and demands, up to which all ways are tried; of more only the sums are compared."""
@@ -27,9 +27,7 @@ def count_most_pods(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray)
         int64[m], at most `MOST_COUNTED` each. No node takes more; one may take fewer where a pod has several
         containers, each on cards of its own.
     """
-    free = nodes.free[rows].astype(np.int64)
-    if query.policy_request.admits is not None:
-        free = np.where(query.policy_request.admits[rows], free, 0)
+    free = get_usable_units(nodes, query.policy_request, rows)
     has_cards = nodes.size[rows] > 0
     most: LongArray = np.full(len(rows), MOST_COUNTED, dtype=np.int64)
     total = np.zeros(free.shape, dtype=np.int64)

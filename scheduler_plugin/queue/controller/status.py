@@ -26,6 +26,7 @@ from scheduler_plugin.scheduling.reasons import FilterReason, format_demands, fo
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     compute_largest_percent,
+    get_usable_units,
     without_compute,
 )
 
@@ -466,9 +467,7 @@ def _explain_memory(
     nodes, demands = queue.state.nodes, requirements.request.demands
     cards = max(demand.cards for demand in demands)
     units = max(demand.per_card for demand in demands)
-    free = nodes.free[usable].astype(np.int64)
-    if query.policy_request.admits is not None:
-        free = np.where(query.policy_request.admits[usable], free, 0)
+    free = get_usable_units(nodes, query.policy_request, usable)
     if requirements.percent:
         free = compute_largest_percent(free, nodes.size[usable].astype(np.int64))
     largest = int(free.max(initial=0))
