@@ -70,6 +70,11 @@ class Card:
         """Tell whether so much is free; who asks for no compute does not look at it."""
         return self.free_units >= units and (not compute or self.compute_free >= compute)
 
+    def compute_shortage(self, units: int, compute: int) -> CardAmounts:
+        """Compute what pods must free before so much is free, also what they have beyond size and limit."""
+        percent = compute - self.compute_free if compute else 0
+        return max(0, self.used_units + units - self.size_units), max(0, percent)
+
     def by_tighter_number(self, units: int) -> "Card":
         """Return the card as full as the tighter of its two numbers makes it, for who asks for compute too.
 

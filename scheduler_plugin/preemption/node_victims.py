@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from allocator.cards import Card, CardAmounts, add_amounts
@@ -70,9 +71,11 @@ class NodeUnderPreemption:
         """Cost of a set of victims as for kube-scheduler, gangs with all of their pods; smaller is better."""
         return compute_cost(self.list_lost(victims))
 
-    def get_cards_without(self, victims: Iterable[str]) -> tuple[Card, ...]:
-        """Return the cards as they are once the victims are gone."""
-        gone: dict[int, CardAmounts] = {}
+    def get_cards_without(
+        self, victims: Iterable[str], ended: Mapping[int, CardAmounts] = MappingProxyType({})
+    ) -> tuple[Card, ...]:
+        """Return the cards as they are once the victims are gone, and what ended pods have there is free."""
+        gone = dict(ended)
         for uid in victims:
             add_amounts(gone, self.freed.get(uid, {}))
         cards = list(self.cards)
@@ -100,7 +103,7 @@ class NodeUnderPreemption:
             demand.cards * min((demand.units_on(size) for size in sizes), default=0)
             for demand in query.request.demands
         )
-        return sum(max(0, card.size_units - card.used_units) for card in cards) >= asked
+        return sum(card.free_units for card in cards) >= asked
 
     def has_host_without(self, victims: Collection[str]) -> bool:
         """Return True if cpu, memory and the rest suffice once the victims are gone."""

@@ -210,8 +210,7 @@ def _find_cheapest_by_card(
     for position, card in enumerate(cards):
         size, units = room.open_units[position], demand.units_on(card.size_units)
         if size >= units and card.compute_limit >= demand.compute and query.request.selector.admits(card):
-            compute = demand.compute - card.compute_free if demand.compute else 0
-            needs[position] = max(0, units - size + card.used_units), max(0, compute)
+            needs[position] = card.compute_shortage(units, demand.compute)
     of_card = {
         card: [(room.freed[pod.uid][card], pod) for pod in candidates if card in room.freed[pod.uid]]
         for card in needs

@@ -43,6 +43,17 @@ def test_room_is_memory_and_compute(limit, used, units, compute, room):
 
 
 @pytest.mark.parametrize(
+    ("used", "compute_used", "units", "compute", "shortage"),
+    [(10, 60, 6, 40, (0, 0)), (10, 60, 8, 50, (2, 10)), (18, 120, 8, 0, (10, 0)), (0, 120, 8, 50, (0, 70))],
+)
+def test_the_shortage_counts_what_pods_have_beyond_size_and_limit(
+    used, compute_used, units, compute, shortage
+):
+    card = Card(0, "GPU-0", "", 16, used, compute_used=compute_used)
+    assert card.compute_shortage(units, compute) == shortage
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [
         ("8Gi", '"8Gi"'),

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from types import MappingProxyType
@@ -256,18 +255,11 @@ class GangPlacer:
 
         Cards that are reserved for others are full, and what else is reserved there is not left.
         """
-        reserved, ended = self._sum_reserved(node), self._ended.get(node, {})
-        cards = list(view.get_cards_without(uids))
-        for at, card in enumerate(cards):
-            if at in reserved.cards:
-                cards[at] = card.with_free_units(0)
-            elif at in ended and view.open_units[at]:
-                units, compute = ended[at]
-                cards[at] = replace(
-                    card,
-                    used_units=max(0, card.used_units - units),
-                    compute_used=max(0, card.compute_used - compute),
-                )
+        reserved = self._sum_reserved(node)
+        cards = [
+            card.with_free_units(0) if at in reserved.cards else card
+            for at, card in enumerate(view.get_cards_without(uids, self._ended.get(node, {})))
+        ]
         return ScratchNode(cards, view.get_left_without(uids).subtract(reserved.amounts))
 
     def _put_pods(
@@ -291,8 +283,7 @@ def _take_largest(
     view: NodeUnderPreemption, at: int, card: Card, demand: Demand, candidates: Iterable[VictimGroup]
 ) -> list[VictimGroup] | None:
     """Take those who free most by pod of what a demand lacks on a card, until nothing is short."""
-    units = card.used_units + demand.units_on(card.size_units) - card.size_units
-    compute = demand.compute - card.compute_free if demand.compute else 0
+    units, compute = card.compute_shortage(demand.units_on(card.size_units), demand.compute)
     of_units, of_compute = (units > 0) / max(1, card.size_units), (compute > 0) / max(1, card.compute_limit)
     freed: list[tuple[float, int, int, VictimGroup]] = []
     for group in candidates:
